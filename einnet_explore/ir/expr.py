@@ -1,0 +1,214 @@
+r"""Tensor-algebra expressions (EinNet §3).
+
+A scope is the paper's general single-scope form, with a reduction monoid, a domain and padding:
+
+.. math::  \Big\{ \mathop{L}_{\vec x}^{X} \sum_{\vec y}^{Y} f(T[\tau(\vec x, \vec y)]) \Big\}
+
+* *traversals* are ordered: their order is the layout of the result, whose box is the product of their ranges;
+* *summations* are reduced by the monoid *reduce* (``sum``, ``max``, ``min`` or ``prod``);
+* *domain* restricts where the result is computed: at a point of the box that violates a bound it is *value*;
+* *padding* says how far outside its box the result may be read; there it is *value* too (0 unless said otherwise).
+
+A read further out than the padding is illegal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeAlias
+
+from einnet_explore.ir.index import Index, IndexLike, Iterator, as_index
+from einnet_explore.ir.node import Node, node
+
+Padding: TypeAlias = "tuple[tuple[int, int], ...]"
+Box: TypeAlias = "tuple[tuple[int, int], ...]"
+
+REDUCTIONS: dict[str, float] = {"sum": 0, "prod": 1, "max": float("-inf"), "min": float("inf")}
+"""The monoids and their neutral elements."""
+
+
+class _Source(Node):
+    """What an access may read: a tensor or a scope."""
+
+    __slots__ = ()
+
+    def __getitem__(self, index: tuple[IndexLike, ...]) -> Access:
+        return Access(self, tuple(as_index(i) for i in index))  # type: ignore[arg-type]
+
+
+@node
+class Tensor(_Source):
+    """A named tensor of *shape*; reads up to *padding* outside it give *value*.
+
+    *weight* marks a tensor that is known at compile time.  An empty *padding* means none.  *origin* is the index of
+    the first stored element (empty: all zero); only results of equations whose ranges start elsewhere have one.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    padding: Padding = ()
+    value: float = 0
+    weight: bool = False
+    origin: tuple[int, ...] = ()
+
+    @property
+    def box(self) -> Box:
+        """The half-open range of each dimension that holds stored elements."""
+        if not self.origin:
+            return tuple((0, n) for n in self.shape)
+        return tuple((lo, lo + n) for lo, n in zip(self.origin, self.shape, strict=True))
+
+    @property
+    def reach(self) -> Box:
+        """The half-open range of each dimension that may be read: the box and its padding."""
+        return _reach(self.box, self.padding)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@node
+class Bound(Node):
+    """One condition of a domain: ``lo <= index < hi``."""
+
+    index: Index
+    lo: int
+    hi: int
+
+    def __repr__(self) -> str:
+        return f"{self.lo} <= {self.index} < {self.hi}"
+
+
+@node
+class Access(Node):
+    """source[index]: one element of a tensor, or of a scope's instantiated result."""
+
+    source: Tensor | Scope
+    index: tuple[Index, ...]
+
+    def __repr__(self) -> str:
+        return f"{self.source!r}[{', '.join(map(repr, self.index))}]"
+
+
+@node
+class Const(Node):
+    """A number."""
+
+    value: float
+
+    def __repr__(self) -> str:
+        return f"{self.value:g}"
+
+
+@node
+class Compare(Node):
+    """A comparison of two indices, the condition of ``where``; *op* is one of ``< <= > >= == !=``."""
+
+    op: str
+    left: Index
+    right: Index
+
+    def __repr__(self) -> str:
+        return f"{self.left!r} {self.op} {self.right!r}"
+
+
+@node
+class Apply(Node):
+    """op(args), elementwise.
+
+    *op* is ``+ - * /`` (``+`` and ``*`` take two or more arguments, flattened; ``-`` and ``/`` two), ``neg`` or a
+    function of ``FUNCTIONS``.  ``where`` takes a ``Compare`` first.
+    """
+
+    op: str
+    args: tuple[Scalar, ...]
+
+    def __repr__(self) -> str:
+        return f"{self.op}({', '.join(map(repr, self.args))})"
+
+
+Scalar: TypeAlias = Access | Const | Apply | Compare
+
+FUNCTIONS: dict[str, int] = {
+    "relu": 1, "tanh": 1, "sigmoid": 1, "exp": 1, "log": 1, "sqrt": 1, "rsqrt": 1, "abs": 1, "erf": 1,
+    "pow": 2, "maximum": 2, "minimum": 2, "where": 3,
+}  # fmt: skip
+"""The scalar functions of the text form and how many arguments each takes."""
+
+
+@node
+class Scope(_Source):
+    """{ L_traversals Σ_summations body }: an expression whose result is instantiated."""
+
+    traversals: tuple[Iterator, ...]
+    summations: tuple[Iterator, ...]
+    body: Scalar
+    reduce: str = "sum"
+    domain: tuple[Bound, ...] = ()
+    padding: Padding = ()
+    value: float = 0
+
+    @property
+    def box(self) -> Box:
+        """The half-open range of each traversal."""
+        return tuple((x.lo, x.hi) for x in self.traversals)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The extent of each traversal: the shape of the instantiated array."""
+        return tuple(x.extent for x in self.traversals)
+
+    @property
+    def reach(self) -> Box:
+        """The half-open range of each traversal that may be read: the box and its padding."""
+        return _reach(self.box, self.padding)
+
+    def __repr__(self) -> str:
+        heads = ", ".join(f"{x.name}:{x.lo}..{x.hi}" for x in self.traversals)
+        sums = ", ".join(f"{x.name}:{x.lo}..{x.hi}" for x in self.summations)
+        return f"{{[{heads}] {self.reduce}[{sums}] {self.body!r}}}"
+
+
+def mul(*args: Scalar) -> Scalar:
+    """The product of *args*, flattened; constants are collected in front, 1 is dropped."""
+    return _flat("*", args, 1)
+
+
+def add(*args: Scalar) -> Scalar:
+    """The sum of *args*, flattened; constants are collected in front, 0 is dropped."""
+    return _flat("+", args, 0)
+
+
+def factors(body: Scalar) -> tuple[Scalar, ...]:
+    """The factors of a product; a body that is no product is its own only factor."""
+    return body.args if isinstance(body, Apply) and body.op == "*" else (body,)
+
+
+def terms(body: Scalar) -> tuple[Scalar, ...]:
+    """The terms of a sum; a body that is no sum is its own only term."""
+    return body.args if isinstance(body, Apply) and body.op == "+" else (body,)
+
+
+def padded(source: Tensor | Scope, padding: Padding) -> Tensor | Scope:
+    """*source* with *padding*; an all-zero padding is held as the empty one."""
+    return replace(source, padding=padding if any(any(p) for p in padding) else ())
+
+
+def _flat(op: str, args: tuple[Scalar, ...], neutral: float) -> Scalar:
+    flat: list[Scalar] = []
+    const = neutral
+    for arg in args:
+        for part in arg.args if isinstance(arg, Apply) and arg.op == op else (arg,):
+            if isinstance(part, Const):
+                const = const + part.value if op == "+" else const * part.value
+            else:
+                flat.append(part)
+    if const != neutral or not flat:
+        flat.insert(0, Const(const))
+    return flat[0] if len(flat) == 1 else Apply(op, tuple(flat))
+
+
+def _reach(box: Box, padding: Padding) -> Box:
+    if not padding:
+        return box
+    return tuple((lo - before, hi + after) for (lo, hi), (before, after) in zip(box, padding, strict=True))

@@ -1,0 +1,92 @@
+"""Programs: several equations over named tensors (EinNet §3, §6.3)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeAlias
+
+from einnet_explore.ir.expr import Scope, Tensor
+from einnet_explore.ir.node import Node, node
+from einnet_explore.ir.path import Path, replace_at, scope_at, tensors
+
+Attribute: TypeAlias = "int | str | tuple[int, ...]"
+
+EOPERATOR = "eOperator"
+VIEW = "View"
+
+
+@node
+class Instance(Node):
+    """How an equation is run: a library operator with solved attributes, a generated eOperator, or a view.
+
+    A ``View`` is an equation whose elements are its source's own, in an order that strides express: it costs nothing.
+    """
+
+    operator: str
+    attributes: tuple[tuple[str, Attribute], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"{self.operator}({', '.join(f'{k}={v}' for k, v in self.attributes)})"
+
+
+@node
+class Equation(Node):
+    """``name = scope``; *via* is how it is run once it has been instantiated.
+
+    The scope is always what the equation means, also for an operator call: then it is the operator's canonical
+    expression with its attributes put in, so that evaluation and proofs need no table of operators.
+    """
+
+    name: str
+    scope: Scope
+    via: Instance | None = None
+
+    @property
+    def tensor(self) -> Tensor:
+        """What a later equation reads: the scope's result, with its box and padding, under this name."""
+        origin = tuple(x.lo for x in self.scope.traversals)
+        return Tensor(
+            self.name, self.scope.shape, self.scope.padding, self.scope.value, origin=origin if any(origin) else ()
+        )
+
+    def __repr__(self) -> str:
+        return f"{self.name} = {self.scope!r}" + (f" via {self.via!r}" if self.via else "")
+
+
+@node
+class Program(Node):
+    """Equations in order: each reads inputs and earlier results. *outputs* are the names that a caller sees."""
+
+    inputs: tuple[Tensor, ...]
+    equations: tuple[Equation, ...]
+    outputs: tuple[str, ...]
+
+    def scope_at(self, path: Path) -> Scope:
+        """The scope at *path* (equation number first)."""
+        if not path or not 0 <= path[0] < len(self.equations):
+            raise LookupError(f"path {path}: expected an equation number below {len(self.equations)} first")
+        return scope_at(self.equations[path[0]].scope, path[1:])
+
+    def replace_at(self, path: Path, new: Scope | Tensor, before: tuple[Equation, ...] = ()) -> Program:
+        """This program with the scope at *path* read from *new*, and the equations *before* put in front of it."""
+        n = path[0]
+        old = self.equations[n]
+        changed = replace(old, scope=replace_at(old.scope, path[1:], new))
+        return replace(self, equations=(*self.equations[:n], *before, changed, *self.equations[n + 1 :]))
+
+    def __repr__(self) -> str:
+        return "; ".join(map(repr, self.equations)) + f"; output {', '.join(self.outputs)}"
+
+    def names(self) -> frozenset[str]:
+        """Every name in use: inputs and equations."""
+        return frozenset((*(t.name for t in self.inputs), *(e.name for e in self.equations)))
+
+    def fresh(self, stem: str) -> str:
+        """*stem* with the smallest number that makes it a new name."""
+        used = self.names()
+        return next(name for n in range(1, len(used) + 2) if (name := f"{stem}{n}") not in used)
+
+
+def program(scope: Scope, name: str = "Y") -> Program:
+    """The program of one equation; its inputs are the tensors that *scope* reads."""
+    return Program(tuple(dict.fromkeys(tensors(scope))), (Equation(name, scope),), (name,))

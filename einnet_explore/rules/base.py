@@ -1,0 +1,119 @@
+"""Rules, and the values they leave behind: Match, Step, Derivation.
+
+A rule is a law with parameters.  It acts on the scope at a path of a program; what it yields is again a program, since
+an instantiation takes a scope out into an equation of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from einnet_explore.ir import Path, Program, Scope, scopes, show_path
+
+P = TypeVar("P")
+
+
+class Refused(ValueError):
+    """The rule does not apply here; the message says which side condition failed, with the numbers that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[P]):
+    """An equation that may be read left to right.
+
+    ``rewrite`` is the law and its only guard: it refuses with the numbers that failed.  ``propose`` enumerates
+    parameters worth trying, inferred from the extents and coefficients at hand; all that it yields is accepted.
+    ``encode`` and ``decode`` give parameters their JSON form, in which users write them too.
+    """
+
+    name: str
+    law: str
+    propose: Callable[[Program, Path], Iterable[P]]
+    rewrite: Callable[[Program, Path, P], Program]
+    encode: Callable[[P], dict[str, Any]]
+    decode: Callable[[Program, Path, Mapping[str, Any]], P]
+
+    def matches(self, program: Program, at: Path) -> Iterable[Match[P]]:
+        """The legal matches at one path."""
+        for params in self.propose(program, at):
+            yield Match(self, at, params)
+
+    def match(self, program: Program, at: Path, **params: Any) -> Match[P]:
+        """The match that a user asks for by writing parameters in their JSON form."""
+        return Match(self, at, self.decode(program, at, params))
+
+
+@dataclass(frozen=True, slots=True)
+class Match(Generic[P]):
+    """A rule, a place and parameters: a rewrite that has not happened yet."""
+
+    rule: Rule[P]
+    at: Path
+    params: P
+
+    def apply(self, program: Program) -> Step:
+        """Do it; raises Refused where a side condition fails."""
+        return Step(program, self, self.rule.rewrite(program, self.at, self.params))
+
+    def to_json(self) -> dict[str, Any]:
+        """``{"rule", "at", "params"}`` as in records and in the JSON of ``derive``."""
+        return {"rule": self.rule.name, "at": show_path(self.at), "params": self.rule.encode(self.params)}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One rewrite that has happened."""
+
+    before: Program
+    match: Match[Any]
+    after: Program
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """E0 → E1 → … → En.  A value: extending it makes a new one, so undo is free."""
+
+    start: Program
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def end(self) -> Program:
+        """The last program."""
+        return self.steps[-1].after if self.steps else self.start
+
+    def then(self, match: Match[Any]) -> Derivation:
+        """This derivation and one more step."""
+        return Derivation(self.start, (*self.steps, match.apply(self.end)))
+
+
+def places(program: Program) -> Iterable[tuple[Path, Scope]]:
+    """Every scope that rules may act on, with its path: those of equations not instantiated yet, outermost first."""
+    for n, equation in enumerate(program.equations):
+        if equation.via is None:
+            for path, scope in scopes(equation.scope):
+                yield (n, *path), scope
+
+
+def scope_rule(  # noqa: PLR0913 - a rule has these six parts
+    name: str,
+    law: str,
+    propose: Callable[[Scope], Iterable[P]],
+    rewrite: Callable[[Scope, P], Scope],
+    encode: Callable[[P], dict[str, Any]],
+    decode: Callable[[Scope, Mapping[str, Any]], P],
+) -> Rule[P]:
+    """A rule that only looks at one scope and puts another in its place (the intra-expression rules of Table 1)."""
+
+    def guarded(program: Program, at: Path, params: P) -> Program:
+        return program.replace_at(at, rewrite(program.scope_at(at), params))
+
+    return Rule(
+        name,
+        law,
+        lambda program, at: propose(program.scope_at(at)),
+        guarded,
+        encode,
+        lambda program, at, params: decode(program.scope_at(at), params),
+    )

@@ -1,0 +1,82 @@
+"""Candidates: programs in which every equation is instantiated, and what to say of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from einnet_explore.algebra.certificate import Certificate, certify
+from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, accesses, scopes
+from einnet_explore.ir.expr import Tensor
+from einnet_explore.rules import Derivation
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A derivation that ends in an executable program, its estimated cost and the state it came from."""
+
+    state: int
+    derivation: Derivation
+    seconds: float
+    how: str
+
+    @property
+    def program(self) -> Program:
+        """The executable program."""
+        return self.derivation.end
+
+    @property
+    def operators(self) -> tuple[Equation, ...]:
+        """The equations that a library operator runs."""
+        return tuple(e for e in self.program.equations if e.via and e.via.operator not in (EOPERATOR, VIEW))
+
+    @property
+    def eoperators(self) -> int:
+        """How many generated kernels run: views and what only depends on weights cost nothing at run time."""
+        folded = weight_only(self.program)
+        return sum(bool(e.via and e.via.operator == EOPERATOR) and e.name not in folded for e in self.program.equations)
+
+    def certificates(self) -> tuple[Certificate, ...]:
+        """A certificate for every step."""
+        return tuple(certify(step.before, step.after) for step in self.derivation.steps)
+
+    def to_json(self, certificate: str) -> dict[str, Any]:
+        """One entry of ``candidates`` in the JSON of ``derive``."""
+        return {
+            "operators": [
+                {"name": e.via.operator, "attributes": dict(e.via.attributes)} for e in self.operators if e.via
+            ],
+            "eoperators": self.eoperators,
+            "depth": len(self.derivation.steps),
+            "estimated_seconds": self.seconds,
+            "certificate": certificate,
+            "steps": [step.match.to_json() for step in self.derivation.steps],
+        }
+
+
+def weight_only(program: Program) -> frozenset[str]:
+    """The names of equations that depend on weights alone: they are evaluated at compile time."""
+    known = {t.name for t in program.inputs if t.weight}
+    folded: set[str] = set()
+    for equation in program.equations:
+        if {t.name for t in _reads(equation)} <= known | folded:
+            folded.add(equation.name)
+    return frozenset(folded)
+
+
+def _reads(equation: Equation) -> tuple[Tensor, ...]:
+    return tuple(
+        access.source
+        for _, scope in scopes(equation.scope)
+        for access in accesses(scope.body)
+        if isinstance(access.source, Tensor)
+    )
+
+
+def verdict(certificates: tuple[Certificate, ...]) -> str:
+    """``proved`` if every step is, ``exact`` if some were evaluated, ``false`` if one is wrong, ``none`` without steps."""
+    kinds = {c.kind for c in certificates}
+    for kind in ("false", "exact", "proved"):
+        if kind in kinds:
+            return kind
+    return "none"

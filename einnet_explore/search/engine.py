@@ -1,0 +1,193 @@
+r"""Distance-guided search (EinNet §6.1, Fig. 10): explorative derivation, and converging derivation at every state.
+
+*Explorative* derivation applies rules to a depth; at each new state *converging* derivation takes every scope towards
+every target operator by moves that lower the expression distance, down to an instantiated operator, and generates eOperators for
+what is left.  Two strategies share the engine:
+
+* ``paper``: every rule at every legal place is one move (§6.1 as published);
+* ``best_first``: a move is one choice (a split, a substitution, a padding) and the clean-ups that follow it; a level's states are
+  expanded nearest first; it ends after *patience* levels in which no candidate got cheaper, since it is anytime.
+
+States are one only if their canonical keys are equal.  The visited set remembers the depth: a state that is reached again by a shorter
+way is expanded again, so what is reachable at depth d is reachable at d + 1.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from einnet_explore.algebra.keys import program_key
+from einnet_explore.ir import Program
+from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.rules import EOPERATOR_GENERATION, RULES, Derivation, Match, Rule
+from einnet_explore.rules import Refused as RuleRefused
+from einnet_explore.rules.base import places
+from einnet_explore.search.cleanup import Moves, clean
+from einnet_explore.search.events import Found, Level, Pruned, Reached, Refused, SearchEvent, State
+from einnet_explore.search.instantiation import matching_rule, nearest
+
+Cost = Callable[[Program], "tuple[float, str]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a search may do.  *fingerprint* and *converging* are switched off for the paper's ablations only."""
+
+    strategy: str = "best_first"
+    max_depth: int = 7
+    fingerprint: bool = True
+    converging: bool = True
+    patience: int = 2
+    rules: tuple[Rule[Any], ...] = RULES
+    targets: tuple[Operator, ...] = OPERATORS
+
+    def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES:
+            raise ValueError(f"strategy {self.strategy!r}: expected one of {', '.join(STRATEGIES)}")
+        if self.max_depth < 0:
+            raise ValueError(f"max depth {self.max_depth}: expected 0 or more")
+
+
+@dataclass(slots=True)
+class Search:
+    """The states found so far; ``run`` yields events and may be left and taken up again at any event."""
+
+    start: Program
+    cost: Cost
+    options: Options = field(default_factory=Options)
+    states: list[State] = field(default_factory=list)
+    pruned: int = 0
+    complete: bool = False
+    best: float = float("inf")
+    _seen: dict[Hashable, State] = field(default_factory=dict)
+    _finished: dict[Hashable, int] = field(default_factory=dict)
+
+    def run(self) -> Iterable[SearchEvent]:
+        """Search until every state within the depth is expanded, or nothing got better for *patience* levels."""
+        first = State(0, 0, (), self.start, 0, "start", nearest(self.start, self.options.targets))
+        self.states.append(first)
+        self._seen[program_key(self.start)] = first
+        yield Reached(first)
+        level, idle = [first], 0
+        for depth in range(self.options.max_depth + 1):
+            best, after = self.best, list[State]()
+            queue = [(s.distance if s.distance is not None else 1 << 30, s.id, s) for s in level]
+            heapq.heapify(queue)
+            while queue:
+                state = heapq.heappop(queue)[2]
+                yield from self._converge(state)
+                if depth < self.options.max_depth:
+                    yield from self._explore(state, after)
+            yield Level(depth)
+            if not after:
+                self.complete = True
+                return
+            level = after
+            idle = 0 if self.best < best else idle + 1
+            if self.options.strategy == "best_first" and self.best < float("inf") and idle >= self.options.patience:
+                return
+
+    def derivation(self, state: int) -> Derivation:
+        """The derivation that ends in *state*."""
+        chain: list[State] = []
+        while state:
+            chain.append(self.states[state])
+            state = chain[-1].parent
+        derivation = Derivation(self.start)
+        for link in reversed(chain):
+            for match in link.matches:
+                derivation = derivation.then(match)
+        return derivation
+
+    def _explore(self, state: State, after: list[State]) -> Iterable[SearchEvent]:
+        for matches, program in STRATEGIES[self.options.strategy](state.program, self.options.rules):
+            yield from self._reach(state, matches, program, "explorative", after)
+
+    def _reach(
+        self, parent: State, matches: tuple[Match[Any], ...], program: Program, phase: str, after: list[State]
+    ) -> Iterable[SearchEvent]:
+        key = program_key(program)
+        twin = self._seen.get(key)
+        if twin is not None:
+            self.pruned += 1
+            if twin.depth <= parent.depth + 1 and self.options.fingerprint:
+                yield Pruned(parent.id, matches, f"the same program as state {twin.id}", twin.id)
+                return
+        distance = nearest(program, self.options.targets)
+        state = State(len(self.states), parent.id, matches, program, parent.depth + 1, phase, distance)
+        self.states.append(state)
+        self._seen[key] = state
+        after.append(state)
+        yield Reached(state)
+
+    def _converge(self, state: State) -> Iterable[SearchEvent]:
+        yield from self._finish(state, (), state.program)
+        if not self.options.converging and state.distance != 0:
+            return
+        rule = matching_rule(self.options.targets)
+        for at, _ in places(state.program):
+            for match in rule.matches(state.program, at):
+                program = match.apply(state.program).after
+                yield from self._finish(state, (match,), program)
+
+    def _finish(self, state: State, matches: tuple[Match[Any], ...], program: Program) -> Iterable[SearchEvent]:
+        """Generate eOperators for all that is left of *program*; a candidate if that succeeds."""
+        tidy, program = clean(program)
+        done = [*matches, *tidy]
+        for n, equation in enumerate(program.equations):
+            if equation.via is None:
+                refusal = None
+                for match in EOPERATOR_GENERATION.matches(program, (n,)):
+                    program = match.apply(program).after
+                    done.append(match)
+                    break
+                else:
+                    refusal = why_no_eoperator(program, n)
+                if refusal is not None:
+                    yield Refused(state.id, (n,), "eOperator", refusal)
+                    return
+        key = program_key(program)
+        if key in self._finished:
+            self.pruned += 1
+            yield Pruned(state.id, tuple(done), "the same candidate", self._finished[key])
+            return
+        seconds, how = self.cost(program)
+        found = State(len(self.states), state.id, tuple(done), program, state.depth, "converging", 0)
+        self.states.append(found)
+        self._finished[key] = found.id
+        improved = seconds < self.best
+        self.best = min(self.best, seconds)
+        yield Found(found, seconds, how, improved)
+
+
+def why_no_eoperator(program: Program, equation: int) -> str:
+    """The refusal of eOperator generation at one equation, in its own words."""
+    try:
+        EOPERATOR_GENERATION.rewrite(program, (equation,), EOPERATOR_GENERATION.decode(program, (equation,), {}))
+    except RuleRefused as refusal:
+        return str(refusal)
+    return "eOperator generation proposed nothing"
+
+
+def every_rule(program: Program, rules: Sequence[Rule[Any]]) -> Iterable[Moves]:
+    """Each legal match of each rule at each place, by itself."""
+    for at, _ in places(program):
+        for rule in rules:
+            for match in rule.matches(program, at):
+                yield (match,), match.apply(program).after
+
+
+def choices(program: Program, rules: Sequence[Rule[Any]]) -> Iterable[Moves]:
+    """Each legal match, followed by the clean-ups; a match that the clean-ups take back is no choice."""
+    for match_, program_ in every_rule(program, rules):
+        tidy, tidied = clean(program_)
+        yield (*match_, *tidy), tidied
+
+
+STRATEGIES: dict[str, Callable[[Program, Sequence[Rule[Any]]], Iterable[Moves]]] = {
+    "best_first": choices,
+    "paper": every_rule,
+}
