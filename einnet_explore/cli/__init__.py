@@ -1,1 +1,36 @@
-"""einnet_explore.cli."""
+"""The commands ``einnet-explore …`` (also ``python -m einnet_explore``)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from einnet_explore.cli.arguments import parser
+from einnet_explore.cli.errors import BAD_INPUT, INTERRUPTED, one_line
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code: 0 done, 1 the answer is no, 2 bad input, 130 interrupted.
+
+    Bad input gives one line on standard error, without a traceback unless ``--debug`` is given.
+    """
+    arguments = parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("interrupted: nothing was written", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, LookupError, OSError) as error:
+        if arguments.debug:
+            raise
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return BAD_INPUT
+
+
+__all__ = ["main"]

@@ -1,0 +1,86 @@
+# Everything works from a fresh clone: each target first makes the virtual environment it needs.
+.POSIX:
+.SUFFIXES:
+.PHONY: help install lab test test-all check bench format lock clean
+unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV
+
+SHELL = /bin/sh
+VENV = .venv
+PY = $(VENV)/bin/python
+STAMP = $(VENV)/.installed
+TOUR = notebooks/00_tour
+LAB_ARGS =
+PYTEST_ARGS =
+PYTEST = $(PY) -m pytest -n 2 --timeout 300 $(PYTEST_ARGS)
+
+help:
+	@echo 'make lab       open the tour in JupyterLab (LAB_ARGS=... are passed on)'
+	@echo 'make test      linters, types, floors and the tests (PYTEST_ARGS=... are passed on)'
+	@echo 'make test-all  the same with the slow tests'
+	@echo 'make check     linters, types and floors only'
+	@echo 'make bench     counts and timings of the engine'
+	@echo 'make format    format the sources'
+	@echo 'make lock      resolve the dependencies anew into requirements.lock'
+	@echo 'make clean     remove everything that was made here, the virtual environment too'
+
+install: $(STAMP)
+
+# PYTHON=... chooses the interpreter; else python3.11 where it runs, else python3.
+$(STAMP): pyproject.toml requirements.lock
+	@python='$(PYTHON)'; \
+	for p in python3.11 python3; do \
+	    [ -n "$$python" ] || ! "$$p" -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || python=$$p; \
+	done; \
+	[ -n "$$python" ] || { echo 'error: no python3 of version 3.11 or newer with the venv module was found' >&2; exit 2; }; \
+	[ -x $(PY) ] && $(PY) -c '' 2>/dev/null || { echo "$$python -m venv --clear $(VENV)"; "$$python" -m venv --clear $(VENV); }
+	$(PY) -m pip install --quiet --quiet --disable-pip-version-check -r requirements.lock
+	$(PY) -m pip install --quiet --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	mkdir -p $(VENV)/share/jupyter/lab/settings
+	printf '%s\n' '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}' \
+	    > $(VENV)/share/jupyter/lab/settings/overrides.json
+	touch $@
+
+# Only made when missing: an open notebook is never overwritten.
+$(TOUR).ipynb: | $(STAMP)
+	$(PY) -m jupytext --to ipynb --set-kernel python3 $(TOUR).py
+
+lab: $(STAMP) $(TOUR).ipynb
+	root=; [ "$$(id -u)" != 0 ] || root=--allow-root; \
+	$(PY) -m jupyterlab $$root --ServerApp.root_dir="$$PWD" $(LAB_ARGS) $(TOUR).ipynb
+
+test: check
+	$(PYTEST) -m 'not slow'
+
+test-all: check
+	$(PYTEST)
+
+check: $(STAMP)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy --strict
+	$(VENV)/bin/lint-imports --no-logo
+
+bench: $(STAMP)
+	$(PY) -m benchmarks
+
+format: $(STAMP)
+	$(PY) -m ruff check --fix-only --quiet .
+	$(PY) -m ruff format .
+
+# Resolved for the first 3.11, as a system's own Python may be that old; hatchling and editables are what installing the
+# project itself needs.
+lock:
+	rm -rf build && mkdir build
+	python3.11 -m venv build/venv
+	build/venv/bin/python -m pip install --quiet --quiet --dry-run --report build/report.json --python-version 3.11.0 \
+	    --target build/target --only-binary :all: '.[all]' hatchling editables
+	build/venv/bin/python -c 'import json; \
+	    found = [each["metadata"] for each in json.load(open("build/report.json"))["install"]]; \
+	    names = {each["name"]: each["version"] for each in found if each["name"] != "einnet-explore"}; \
+	    print(*(f"{name}=={names[name]}" for name in sorted(names, key=str.lower)), sep="\n")' > build/requirements.lock
+	cp build/requirements.lock requirements.lock
+	rm -rf build
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,217 @@
+"""Array arithmetic, exact on integers: int64 where a bound on the magnitude proves no overflow, else Python ints.
+
+A ``Part`` is an array with a bound on its integer entries.  Float arrays follow NumPy; their bound means nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = "npt.NDArray[Any]"
+
+INT64 = 1 << 62
+"""Integer results below this are held as int64."""
+FLOAT64 = 1 << 53
+"""Integers up to this are exact in float64, so that sums below it may go through a float matrix product."""
+
+
+class Part(NamedTuple):
+    """An array and a bound on the magnitude of its entries, used where they are integers."""
+
+    array: Array
+    size: int
+
+
+def integers(name: str, array: Array) -> Part:
+    """An input of an exact evaluation; raises ValueError where an entry is no integer (infinities are allowed)."""
+    array = np.asarray(array)
+    if array.dtype.kind == "O":
+        return Part(array, 0)
+    if array.dtype.kind == "f":
+        odd = array[np.isfinite(array) & (array != np.floor(array)) | np.isnan(array)]
+        if odd.size:
+            raise ValueError(f"exact evaluation needs integers: {name} holds {odd.flat[0]:g}")
+        if not np.isfinite(array).all():
+            return Part(array.astype(np.float64), 0)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"exact evaluation needs integers: {name} has type {array.dtype}")
+    size = max((abs(int(array.min())), abs(int(array.max())))) if array.size else 0
+    return Part(array.astype(np.int64), size) if size < INT64 else Part(_objects(array), 0)
+
+
+def number(value: float, dtype: npt.DTypeLike | None) -> Part:
+    """A constant as a 0-d part; *dtype* is None in exact evaluation."""
+    if dtype is not None:
+        return Part(np.asarray(value, dtype), 0)
+    if isinstance(value, int) or (math.isfinite(value) and value == int(value)):
+        exact = int(value)
+        return Part(np.asarray(exact, np.int64 if abs(exact) < INT64 else object), abs(exact))
+    return Part(np.asarray(value, np.float64), 0)
+
+
+def joined(parts: Sequence[Part]) -> tuple[list[Array], int]:
+    """The parts' arrays in one dtype that holds all their entries exactly, and the larger bound."""
+    size = max(p.size for p in parts)
+    kinds = {p.array.dtype.kind for p in parts}
+    if "i" in kinds and ("O" in kinds or ("f" in kinds and size > FLOAT64)):
+        return [_objects(p.array) for p in parts], size
+    common = np.result_type(*(p.array.dtype for p in parts))
+    return [p.array.astype(common, copy=False) for p in parts], size
+
+
+def choose(mask: Array, a: Part, b: Part) -> Part:
+    """*a* where *mask* holds, *b* elsewhere."""
+    (x, y), size = joined((a, b))
+    return Part(np.where(mask, x, y), size)
+
+
+def add(a: Part, b: Part) -> Part:
+    """a + b."""
+    return _pairwise(np.add, a, b, a.size + b.size)
+
+
+def subtract(a: Part, b: Part) -> Part:
+    """a - b."""
+    return _pairwise(np.subtract, a, b, a.size + b.size)
+
+
+def multiply(a: Part, b: Part) -> Part:
+    """a · b."""
+    return _pairwise(np.multiply, a, b, a.size * b.size)
+
+
+def maximum(a: Part, b: Part) -> Part:
+    """The larger of both."""
+    return _pairwise(np.maximum, a, b, max(a.size, b.size))
+
+
+def minimum(a: Part, b: Part) -> Part:
+    """The smaller of both."""
+    return _pairwise(np.minimum, a, b, max(a.size, b.size))
+
+
+def power(a: Part, b: Part) -> Part:
+    """a to the b; exact for integers with b ≥ 0, else in floating point."""
+    whole = a.array.dtype.kind in "iO" and b.array.dtype.kind == "i" and (not b.array.size or b.array.min() >= 0)
+    if not whole:
+        return Part(np.power(_floats(a), _floats(b)), 0)
+    # 0, 1 and -1 stay small whatever the exponent; anything else is bounded by size to the largest exponent.
+    most = int(b.array.max()) if b.array.size else 0
+    size = max(1, a.size) ** most if a.size <= 1 or most <= INT64.bit_length() else INT64
+    return _pairwise(np.power, a, b, max(size, 1))
+
+
+def total(a: Part, axes: tuple[int, ...]) -> Part:
+    """The sum over *axes*, which are kept with extent 1."""
+    size = a.size * math.prod(a.array.shape[i] for i in axes)
+    return Part(_wide(a.array, size).sum(axis=axes, keepdims=True), size) if axes else a
+
+
+def product(a: Part, axes: tuple[int, ...]) -> Part:
+    """The product over *axes*, which are kept with extent 1."""
+    count = math.prod(a.array.shape[i] for i in axes)
+    size = a.size**count if a.size <= 1 or count <= INT64.bit_length() else INT64
+    size = max(size, 1)
+    return Part(_wide(a.array, size).prod(axis=axes, keepdims=True), size) if axes else a
+
+
+def contract(a: Part, b: Part, axes: frozenset[int]) -> Part:
+    """Σ over *axes* of a · b, both of one rank and broadcastable; the axes are kept with extent 1.
+
+    Axes that both have become the inner dimension of a (batched) matrix product, the others are summed before it.
+    """
+    x, y = a.array.shape, b.array.shape
+    a = total(a, tuple(i for i in sorted(axes) if y[i] == 1))
+    b = total(b, tuple(i for i in sorted(axes) if x[i] == 1))
+    inner = tuple(i for i in sorted(axes) if x[i] != 1 and y[i] != 1)
+    if not inner:
+        return multiply(a, b)
+    rank = range(len(x))
+    batch = tuple(i for i in rank if i not in axes and x[i] != 1 and y[i] != 1)
+    left = tuple(i for i in rank if i not in axes and i not in batch and x[i] != 1)
+    right = tuple(i for i in rank if i not in axes and i not in batch and i not in left)
+    size = a.size * b.size * math.prod(x[i] for i in inner)
+    (p, q), _ = joined((a, b))
+    ints = p.dtype.kind == "i"
+    p, q = (p.astype(np.float64), q.astype(np.float64)) if ints and size < FLOAT64 else (_wide(p, size), _wide(q, size))
+    counts = [math.prod(max(x[i], y[i]) if x[i] and y[i] else 0 for i in g) for g in (batch, left, inner, right)]
+    once = tuple(i for i in rank if i in axes and i not in inner)
+    lhs = p.transpose(*batch, *left, *inner, *right, *once).reshape(counts[0], counts[1], counts[2])
+    rhs = q.transpose(*batch, *inner, *right, *left, *once).reshape(counts[0], counts[2], counts[3])
+    out = np.matmul(lhs, rhs)
+    kept = (*batch, *left, *right)
+    extents = tuple(y[i] if x[i] == 1 else x[i] for i in kept)
+    order = (*kept, *inner, *once)
+    out = out.reshape(*extents, *(1 for _ in range(len(inner) + len(once))))
+    out = out.transpose(np.argsort(order))
+    return Part(out.astype(np.int64) if ints and size < FLOAT64 else out, size)
+
+
+def apply(op: str, parts: Sequence[Part]) -> Part:
+    """The elementwise operator *op*; raises ValueError where it is unknown."""
+    match op, parts:
+        case (("+" | "*"), _):
+            return reduce(add if op == "+" else multiply, parts)
+        case "-", (a, b):
+            return subtract(a, b)
+        case "neg", (a,):
+            return Part(-a.array, a.size)
+        case "relu", (a,):
+            return Part(np.maximum(a.array, 0), a.size)
+        case "abs", (a,):
+            return Part(np.abs(a.array), a.size)
+        case "maximum", (a, b):
+            return maximum(a, b)
+        case "minimum", (a, b):
+            return minimum(a, b)
+        case "pow", (a, b):
+            return power(a, b)
+        case "/", (a, b):
+            return Part(np.divide(_floats(a), _floats(b)), 0)
+        case _, (a,) if op in _REAL:
+            return Part(np.asarray(_REAL[op](_floats(a))), 0)
+    raise ValueError(f"operator {op} of {len(parts)} arguments: not one of the text form's functions")
+
+
+def _sigmoid(x: Array) -> Array:
+    # exp of a non-positive number only: no overflow on either side
+    small = np.exp(-np.abs(x))
+    return np.asarray(np.where(x >= 0, 1 / (1 + small), small / (1 + small)))
+
+
+def _erf(x: Array) -> Array:
+    return np.asarray(np.frompyfunc(math.erf, 1, 1)(x)).astype(x.dtype)
+
+
+_REAL: dict[str, Callable[[Array], Array]] = {
+    "tanh": np.tanh,
+    "sigmoid": _sigmoid,
+    "exp": np.exp,
+    "log": np.log,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "erf": _erf,
+}
+
+
+def _objects(array: Array) -> Array:
+    return array if array.dtype.kind == "O" else array.astype(object)
+
+
+def _floats(a: Part) -> Array:
+    return a.array if a.array.dtype.kind == "f" else a.array.astype(np.float64)
+
+
+def _wide(array: Array, size: int) -> Array:
+    return _objects(array) if array.dtype.kind == "i" and size >= INT64 else array
+
+
+def _pairwise(op: Callable[[Array, Array], Any], a: Part, b: Part, size: int) -> Part:
+    (x, y), _ = joined((a, b))
+    return Part(np.asarray(op(_wide(x, size), _wide(y, size))), size)

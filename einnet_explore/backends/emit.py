@@ -1,0 +1,162 @@
+"""Scopes as TVM tensor expressions: one stage a scope that ``prepare`` leaves, guards as ``if_then_else``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import Any
+
+from tvm import te, tirx
+
+from einnet_explore.backends import elementary
+from einnet_explore.backends.prepare import guard
+from einnet_explore.ir import (
+    REDUCTIONS,
+    Access,
+    Apply,
+    Compare,
+    Const,
+    Index,
+    Iterator,
+    Quotient,
+    Remainder,
+    Scalar,
+    Scope,
+    Tensor,
+    tensors,
+)
+
+Expr = Any
+"""A TVM expression; TVM has no types to import."""
+
+At = Mapping[Iterator, Expr]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """Placeholders in the order of *inputs*, and the tensor that the last stage computes."""
+
+    inputs: tuple[str, ...]
+    placeholders: tuple[Expr, ...]
+    output: Expr
+
+
+def lower(scope: Scope, dtype: str) -> Lowered:
+    """The stages of a prepared *scope* over elements of *dtype*; inputs are named once, in order of appearance."""
+    places: dict[str, Expr] = {}
+    for tensor in tensors(scope):
+        if tensor.name not in places:
+            places[tensor.name] = te.placeholder(tensor.shape, dtype, name=f"T{len(places)}")
+    output = _Stages(places, dtype, {}).stage(scope, "Y")
+    return Lowered(tuple(places), tuple(places.values()), output)
+
+
+@dataclass(frozen=True)
+class _Stages:
+    places: Mapping[str, Expr]
+    dtype: str
+    done: dict[Scope, Expr]
+
+    def stage(self, scope: Scope, name: str) -> Expr:
+        """The tensor of *scope* over its box, shifted to start at 0."""
+        if scope not in self.done:
+            self.done[scope] = te.compute(scope.shape, partial(self._element, scope), name=name)
+        return self.done[scope]
+
+    def _element(self, scope: Scope, *at: Expr) -> Expr:
+        env: dict[Iterator, Expr] = {
+            x: v + x.lo if x.lo else v for x, v in zip(scope.traversals, at, strict=True)
+        }
+        if not scope.summations:
+            return self.scalar(scope.body, env)
+        sums = [te.reduce_axis((0, s.extent), s.name) for s in scope.summations]
+        env |= {s: v + s.lo if s.lo else v.var for s, v in zip(scope.summations, sums, strict=True)}
+        return _reducer(scope.reduce, self.dtype)(self.scalar(scope.body, env), axis=sums)
+
+    def scalar(self, body: Scalar, env: At) -> Expr:
+        """The expression of *body* where iterators stand for *env*."""
+        match body:
+            case Const(value):
+                return constant(value, self.dtype)
+            case Access(source, index):
+                inside = guard(index, source.box, Const(1), 0)
+                if inside == Const(0):
+                    return constant(source.value, self.dtype)
+                read = self._read(source)(*(_index(i - lo, env) for i, (lo, _) in zip(index, source.box, strict=True)))
+                conditions = list(_conditions(inside, env))
+                if not conditions:
+                    return read
+                return tirx.if_then_else(tirx.all(*conditions), read, constant(source.value, self.dtype))
+            case Compare():
+                return _compare(body, env)
+            case Apply(op, args):
+                return elementary.apply(op, tuple(self.scalar(a, env) for a in args), self.dtype)
+
+    def _read(self, source: Tensor | Scope) -> Callable[..., Expr]:
+        match source:
+            case Tensor(name):
+                return self.places[name]  # type: ignore[no-any-return]
+            case Scope():
+                return self.stage(source, f"S{len(self.done)}")  # type: ignore[no-any-return]
+
+
+def constant(value: float, dtype: str) -> Expr:
+    """*value* as an immediate of *dtype*; infinities become the extreme integers."""
+    if dtype.startswith("int"):
+        if abs(value) == inf:
+            return tirx.max_value(dtype) if value > 0 else tirx.min_value(dtype)
+        return tirx.const(int(value), dtype)
+    return tirx.const(float(value), dtype)
+
+
+def _conditions(inside: Scalar, env: At) -> list[Expr]:
+    match inside:
+        case Apply("where", (Compare() as condition, rest, _)):
+            return [_compare(condition, env), *_conditions(rest, env)]
+    return []
+
+
+def _compare(condition: Compare, env: At) -> Expr:
+    left, right = _index(condition.left, env), _index(condition.right, env)
+    match condition.op:
+        case "<":
+            return left < right
+        case "<=":
+            return left <= right
+        case ">":
+            return left > right
+        case ">=":
+            return left >= right
+        case "==":
+            return left == right
+        case _:
+            return left != right
+
+
+def _index(index: Index, env: At) -> Expr:
+    total: Expr = None
+    for atom, k in index.terms:
+        match atom:
+            case Iterator():
+                part = env[atom]
+            case Quotient(numerator, d):
+                part = tirx.floordiv(_index(numerator, env), d)
+            case Remainder(numerator, d):
+                part = tirx.floormod(_index(numerator, env), d)
+        part = part if k == 1 else part * k
+        total = part if total is None else total + part
+    if total is None:
+        return tirx.const(index.const, "int32")
+    return total + index.const if index.const else total
+
+
+def _reducer(name: str, dtype: str) -> Callable[..., Expr]:
+    combine: Callable[[Expr, Expr], Expr] = {
+        "sum": lambda a, b: a + b,
+        "prod": lambda a, b: a * b,
+        "max": tirx.max,
+        "min": tirx.min,
+    }[name]
+    return te.comm_reducer(combine, lambda kind: constant(REDUCTIONS[name], dtype), name=name)  # type: ignore[no-any-return]

@@ -1,0 +1,130 @@
+"""The command line: what can be said, and which function answers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import NoReturn
+
+from einnet_explore.cli.errors import BAD_INPUT
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, as everywhere else."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"error: {message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(BAD_INPUT)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands; ``arguments.run`` is the function that answers."""
+    top = _Parser(prog="einnet-explore", description="Explore and optimise tensor programs by derivation.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, says: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=says, description=says)
+        made.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        made.set_defaults(run=_later(f"einnet_explore.cli.{name}"))
+        return made
+
+    lab = command("lab", "open JupyterLab on the tour")
+    lab.add_argument("notebook", nargs="?", help="another notebook than the tour")
+
+    show = command("show", "print or draw an expression, program or derivation")
+    show.add_argument("case", metavar="CASE.ein|RECORD.json")
+    form = show.add_mutually_exclusive_group()
+    form.add_argument("--latex", action="store_true")
+    form.add_argument("--text", action="store_true", help="the text form (the default)")
+    form.add_argument("--svg", metavar="FILE", help="the computation graph as SVG")
+    form.add_argument("--html", metavar="FILE", help="expressions, steps and graphs as one page")
+
+    rules = command("rules", "the legal rule matches, and why the others are refused")
+    rules.add_argument("case", metavar="CASE.ein")
+    rules.add_argument("--at", metavar="PATH", help="one scope, such as 0.1 (default: all)")
+    _json(rules)
+
+    derive = command("derive", "search for programs of library operators and eOperators")
+    derive.add_argument("case", metavar="CASE.ein")
+    derive.add_argument("--target", action="append", default=[], metavar="NAME", help="a library operator; repeatable")
+    derive.add_argument("--max-depth", type=_depth, default=7, metavar="N")
+    derive.add_argument("--strategy", default="best_first", metavar="NAME")
+    derive.add_argument("--no-fingerprint", action="store_true")
+    derive.add_argument("--no-converging", action="store_true")
+    derive.add_argument("--limit-seconds", type=_positive, metavar="S")
+    derive.add_argument("--save", metavar="RECORD.json", help="write the best derivation with its certificates")
+    _json(derive)
+
+    check = command("check", "replay a derivation's certificates without the optimiser")
+    check.add_argument("record", metavar="RECORD.json")
+    _json(check)
+
+    optimize = command("optimize", "optimise an ONNX model")
+    optimize.add_argument("model", metavar="MODEL.onnx")
+    optimize.add_argument("-o", "--output", metavar="OUT.onnx")
+    optimize.add_argument("--html", metavar="FILE", help="the report as one page")
+    optimize.add_argument("--max-depth", type=_depth, default=7, metavar="N")
+    optimize.add_argument("--budget", type=_positive, metavar="SECONDS", help="stop searching and measuring after this")
+    _model(optimize)
+    _json(optimize)
+
+    bench = command("bench", "measure against other engines, interleaved")
+    bench.add_argument("cases", nargs="+", metavar="MODEL.onnx|CASE.ein")
+    bench.add_argument("--against", default="onnxruntime", metavar="NAMES", help="onnxruntime,torch")
+    bench.add_argument("--rounds", type=int, default=20, metavar="N")
+    _model(bench)
+    _json(bench)
+
+    models = command("models", "the evaluation models")
+    actions = models.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=_Parser)
+    actions.add_parser("list", help="their names")
+    write = actions.add_parser("write", help="write one as ONNX")
+    write.add_argument("name")
+    write.add_argument("--batch", type=_count, default=1, metavar="N")
+    write.add_argument("-o", "--output", required=True, metavar="FILE.onnx")
+    return top
+
+
+def _later(module: str) -> Callable[[argparse.Namespace], int]:
+    # A command's module is imported when it runs: ``--help`` and ``show`` need not wait for compilers to load.
+    def run(arguments: argparse.Namespace) -> int:
+        code: int = import_module(module).run(arguments)
+        return code
+
+    return run
+
+
+def _json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", metavar="-", help="one JSON document to standard output (-) or a file")
+
+
+def _model(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--shape", action="append", default=[], metavar="NAME=1,3,224,224", help="a dynamic input's shape")
+    command.add_argument("--device", default="cpu", metavar="cpu|cuda")
+    command.add_argument("--threads", type=_count, metavar="N")
+
+
+def _depth(text: str) -> int:
+    return _number(text, 0)
+
+
+def _count(text: str) -> int:
+    return _number(text, 1)
+
+
+def _number(text: str, least: int) -> int:
+    if not text.lstrip("-").isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from {least}")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text.removesuffix("s"))
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a positive number of seconds")
+    return value

@@ -1,0 +1,29 @@
+"""``einnet-explore rules``: what may be done here, and why the rest may not."""
+
+from __future__ import annotations
+
+import argparse
+
+from einnet_explore.cli.errors import OK
+from einnet_explore.cli.output import table, write_json
+from einnet_explore.explore.session import Session
+from einnet_explore.ir import read_path, show_path
+from einnet_explore.rules.base import places
+from einnet_explore.text import load_text
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the legal matches at a path (or everywhere) and the refusals."""
+    session = Session(load_text(arguments.case))
+    paths = [read_path(arguments.at)] if arguments.at else [path for path, _ in places(session.program)]
+    matches = [m.to_json() for path in paths for m in session.rules(path)]
+    refusals = [r for path in paths for r in session.refusals(path)]
+    refused = [{"rule": r.rule, "at": show_path(r.at), "why": r.why} for r in refusals]
+    if arguments.json:
+        write_json(arguments.json, {"case": arguments.case, "matches": matches, "refused": refused})
+    if arguments.json != "-":
+        print(table([["at", "rule", "parameters"], *([m["at"], m["rule"], m["params"]] for m in matches)]))
+        if refused:
+            print()
+            print(table([["at", "rule", "refused because"], *([r["at"], r["rule"], r["why"]] for r in refused)]))
+    return OK

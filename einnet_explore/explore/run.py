@@ -1,0 +1,184 @@
+"""A search with its results: in the foreground (``for event in run``), or in a thread of its own (``start``, ``stop``, ``wait``)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path as FilePath
+from typing import Any, TypeAlias
+
+from einnet_explore.algebra.certificate import Certificate, certify
+from einnet_explore.explore import records
+from einnet_explore.ir import Program
+from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.rules import Derivation
+from einnet_explore.search.candidate import Candidate, verdict
+from einnet_explore.search.engine import Cost, Options, Search
+from einnet_explore.search.events import Found, Pruned, Reached, Refused, SearchEvent
+
+Observer: TypeAlias = Callable[[SearchEvent], None]
+
+
+def find_operators(names: Iterable[str], operators: tuple[Operator, ...] = OPERATORS) -> tuple[Operator, ...]:
+    """The operators with these names (case does not matter); raises ValueError that lists the known ones."""
+    known = {o.name.lower(): o for o in operators}
+    wanted = list(names)
+    for name in wanted:
+        if name.lower() not in known:
+            raise ValueError(f"unknown target {name!r}, expected one of {', '.join(o.name for o in operators)}")
+    return tuple(dict.fromkeys(known[name.lower()] for name in wanted)) or operators
+
+
+class Run:
+    """One search and what it has found so far.
+
+    *limit* is in seconds; *target* names operators (all when empty).  Iterating runs it; ``start`` runs it in a thread and returns at once.
+    """
+
+    def __init__(  # noqa: PLR0913 - the options of the command line
+        self,
+        start: Program,
+        cost: Cost,
+        *,
+        target: str | Iterable[str] = (),
+        limit: float | None = None,
+        operators: tuple[Operator, ...] = OPERATORS,
+        options: Options | None = None,
+    ) -> None:
+        names = [target] if isinstance(target, str) else list(target)
+        self.target = tuple(o.name for o in find_operators(names, operators)) if names else ()
+        self.search = Search(start, cost, replace(options or Options(), targets=find_operators(names, operators)))
+        self.limit = limit
+        self.candidates: list[Candidate] = []
+        self.pruned: list[Pruned] = []
+        self.refused: list[Refused] = []
+        self.first_found: tuple[float, int] | None = None
+        self.seconds = 0.0
+        self.error: BaseException | None = None
+        self._proofs: dict[tuple[Program, Program], Certificate] = {}
+        self._observers: list[Observer] = []
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __iter__(self) -> Any:
+        began = time.perf_counter()
+        for event in self.search.run():
+            self.seconds = time.perf_counter() - began
+            self._record(event)
+            yield event
+            if self._stopped.is_set() or (self.limit is not None and self.seconds > self.limit):
+                return
+
+    def _record(self, event: SearchEvent) -> None:
+        match event:
+            case Found(state, seconds, how):
+                derivation = self.search.derivation(state.id)
+                self.candidates.append(Candidate(state.id, derivation, seconds, how))
+                if self.first_found is None and self.candidates[-1].operators:
+                    self.first_found = (self.seconds, len(self.search.states))
+            case Pruned():
+                self.pruned.append(event)
+            case Refused():
+                self.refused.append(event)
+            case _:
+                pass
+        for observer in tuple(self._observers):
+            observer(event)
+
+    def start(self) -> Run:
+        """Run in a thread of its own; returns at once."""
+
+        def work() -> None:
+            try:
+                for _ in self:
+                    pass
+            except BaseException as error:  # kept for the reader: a thread has nobody to raise to
+                self.error = error
+
+        self._thread = threading.Thread(target=work, name="einnet-search", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ask the search to end after its current event; what it found is kept."""
+        self._stopped.set()
+
+    def wait(self, timeout: float | None = None) -> Run:
+        """Wait until a started run ends; raises what stopped it, TimeoutError after *timeout* seconds."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                raise TimeoutError(f"the search still runs after {timeout} s")
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def subscribe(self, observer: Observer) -> Callable[[], None]:
+        """Call *observer* with every event (on the searching thread); returns the function that unsubscribes."""
+        self._observers.append(observer)
+        return lambda: self._observers.remove(observer)
+
+    @property
+    def best(self) -> Candidate | None:
+        """The candidate with the lowest estimated cost; the one with fewer steps among equals."""
+        if not self.candidates:
+            return None
+        return min(self.candidates, key=lambda c: (c.seconds, len(c.derivation.steps)))
+
+    def certificates(self, derivation: Derivation) -> tuple[Certificate, ...]:
+        """A certificate for every step; steps that candidates share are proved once."""
+        return tuple(self._proof(step.before, step.after) for step in derivation.steps)
+
+    def _proof(self, before: Program, after: Program) -> Certificate:
+        pair = (before, after)
+        if pair not in self._proofs:
+            self._proofs[pair] = certify(before, after)
+        return self._proofs[pair]
+
+    def why_pruned(self, state: int) -> tuple[str, ...]:
+        """Why the moves out of *state* that were not followed were not followed."""
+        pruned = [p.why for p in self.pruned if p.parent == state]
+        return tuple([*pruned, *(f"{r.target}: {r.why}" for r in self.refused if r.state == state)])
+
+    def report(self, case: str = "") -> dict[str, Any]:
+        """The JSON of ``derive``."""
+        verdicts = [verdict(self.certificates(c.derivation)) for c in self.candidates]
+        best = self.best
+        return {
+            "case": case,
+            "target": list(self.target),
+            "strategy": self.search.options.strategy,
+            "max_depth": self.search.options.max_depth,
+            "seconds": round(self.seconds, 4),
+            "states": len(self.search.states) + self.search.pruned,
+            "unique": len(self.search.states),
+            "pruned": self.search.pruned,
+            "complete": self.search.complete,
+            "candidates": [c.to_json(v) for c, v in zip(self.candidates, verdicts, strict=True)],
+            "best": None if best is None else self.candidates.index(best),
+            "first_found": None
+            if self.first_found is None
+            else {"seconds": round(self.first_found[0], 4), "states": self.first_found[1]},
+        }
+
+    def save(self, path: str | FilePath, case: str = "") -> None:
+        """Write the best derivation with its certificates as a record; raises ValueError when nothing was found."""
+        best = self.best
+        if best is None:
+            raise ValueError("the search found no candidate, so there is nothing to save")
+        records.save(path, self.record(best, case))
+
+    def record(self, candidate: Candidate, case: str = "") -> dict[str, Any]:
+        """The record of one candidate: start, steps, certificates."""
+        return records.to_record(
+            candidate.derivation,
+            self.certificates(candidate.derivation),
+            case=case,
+            target=list(self.target),
+            strategy=self.search.options.strategy,
+        )
+
+
+__all__ = ["Reached", "Run", "find_operators"]

@@ -1,0 +1,185 @@
+r"""Library operators as values: a name, a canonical expression with free attributes, and how to call it (EinNet §5.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from einnet_explore.ir import (
+    REDUCTIONS,
+    Access,
+    Apply,
+    Attribute,
+    Const,
+    Index,
+    IndexLike,
+    Instance,
+    Iterator,
+    Padding,
+    Scalar,
+    Scope,
+    Tensor,
+    as_index,
+)
+from einnet_explore.operators.pattern import Dimension, Pattern, parse_pattern
+
+Attributes: TypeAlias = Mapping[str, Attribute]
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxNode:
+    """One ONNX node: *shapes* are those that the operands are given (the canonical ones reshaped, which is free)."""
+
+    op_type: str
+    attributes: tuple[tuple[str, int | float | str | tuple[int, ...]], ...]
+    shapes: tuple[tuple[int, ...], ...]
+    permutations: tuple[tuple[int, ...] | None, ...]
+    output: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IteratorTable:
+    """Table 2: the iterators by where they occur, and their coefficients.
+
+    *groups* maps ``"YNY"`` (in input 1, not in input 2, in the output) to the iterators that occur so; *coefficients*
+    holds, for each (iterator, operand), the coefficient in each dimension.
+    """
+
+    groups: tuple[tuple[str, tuple[str, ...]], ...]
+    coefficients: tuple[tuple[tuple[str, str], tuple[str, ...]], ...]
+
+    def group(self, key: str) -> tuple[str, ...]:
+        """The iterators that occur as *key* says."""
+        return dict(self.groups).get(key, ())
+
+    def of(self, iterator: str) -> str:
+        """Where *iterator* occurs."""
+        return next(key for key, names in self.groups if iterator in names)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A library operator.
+
+    *expression* is its canonical expression (see ``pattern``).  With an optional iterator present it goes by the name
+    *batched*.  *strided* operators take operands with leading dimensions: any strides, as long as the last is 1.
+    *onnx* says how ONNX calls it; ``None``: a kernel is generated from the canonical scope.
+    """
+
+    name: str
+    expression: str
+    batched: str = ""
+    strided: bool = False
+    onnx: Callable[[Attributes], OnnxNode] | None = None
+
+    @property
+    def pattern(self) -> Pattern:
+        """The canonical expression, read."""
+        return parse_pattern(self.expression)
+
+    @property
+    def table(self) -> IteratorTable:
+        """The iterator mapping table, derived from the canonical expression."""
+        return iterator_table(self.pattern)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names it goes by."""
+        return tuple(filter(None, (self.name, self.batched)))
+
+    def instance(self, attributes: Attributes) -> Instance:
+        """The call with *attributes*: extents by iterator name, then the attributes of the expression."""
+        present = any(attributes.get(name, 1) != 1 for name in self.pattern.optional)
+        return Instance(self.batched if present and self.batched else self.name, tuple(attributes.items()))
+
+    def instantiate(self, attributes: Attributes, operands: Sequence[Tensor | Scope] | None = None) -> Scope:
+        """The canonical scope with *attributes* put in: what an equation that this operator runs must mean.
+
+        *operands* have the canonical shapes; without them tensors with the operands' names stand in.  Raises
+        ValueError where an attribute lacks or an operand's shape is another.
+        """
+        pattern = self.pattern
+        numbers = self.numbers(attributes)
+        present = [x for x in pattern.iterators if not self.absent(x, attributes)]
+        own = {name: Iterator(name, 0, numbers[f"|{name}|"]) for name in present}
+        reads = list[Scalar]()
+        for p, operand in enumerate(pattern.operands):
+            index, shape, padding = self._read(self.dimensions(p, attributes), numbers, own)
+            neutral = REDUCTIONS[pattern.reduce]
+            source = operands[p] if operands else Tensor(operand.name, shape, padding, neutral)
+            if source.shape != shape or any(lo for lo, _ in source.box):
+                raise ValueError(f"{self.name}: operand {operand.name} has box {source.box}, expected shape {shape}")
+            for d, ((lo, hi), (before, after)) in enumerate(zip(source.reach, padding or ((0, 0),) * len(shape), strict=True)):
+                if lo > -before or hi < shape[d] + after:
+                    raise ValueError(
+                        f"{self.name}: dimension {d} of {operand.name} is read in "
+                        f"[{-before}, {shape[d] + after}), its reach is [{lo}, {hi})"
+                    )
+            if padding and source.value != neutral:
+                raise ValueError(f"{self.name}: {operand.name} is {source.value:g} outside, expected {neutral:g}")
+            reads.append(Access(source, index))
+        body = reads[0] if len(reads) == 1 else Apply(pattern.op, tuple(reads))
+        divisor = pattern.divisor.value(numbers)
+        if divisor != 1:
+            body = Apply("/", (body, Const(divisor)))
+        return Scope(
+            tuple(own[x] for x in pattern.traversals if x in own),
+            tuple(own[x] for x in pattern.summations if x in own),
+            body,
+            pattern.reduce,
+        )
+
+    def numbers(self, attributes: Attributes) -> dict[str, int]:
+        """Attributes and extents (``|m|``) as numbers; raises ValueError where one lacks."""
+        pattern = self.pattern
+        wanted = (*(x for x in pattern.iterators if x not in pattern.optional), *pattern.attributes)
+        missing = [x for x in wanted if x not in attributes]
+        if missing:
+            raise ValueError(f"{self.name}: attributes {', '.join(missing)} are missing, given {dict(attributes)}")
+        known = {name: value for name, value in attributes.items() if isinstance(value, int)}
+        return {**known, **{f"|{x}|": known.get(x, 1) for x in pattern.iterators}}
+
+    def absent(self, iterator: str, attributes: Attributes) -> bool:
+        """Whether *iterator* is an optional one that is not there."""
+        return iterator in self.pattern.optional and attributes.get(iterator, 1) == 1
+
+    def dimensions(self, operand: int, attributes: Attributes) -> tuple[Dimension, ...]:
+        """The operand's dimensions in memory order."""
+        chosen = self.pattern.operands[operand]
+        order = next((dims for flag, dims in chosen.variants if attributes.get(flag)), chosen.dimensions)
+        return tuple(d for d in order if d.single is None or not self.absent(d.single, attributes))
+
+    @staticmethod
+    def _read(
+        dimensions: tuple[Dimension, ...], numbers: Mapping[str, int], own: Mapping[str, Iterator]
+    ) -> tuple[tuple[Index, ...], tuple[int, ...], Padding]:
+        index: list[Index] = []
+        shape: list[int] = []
+        padding: list[tuple[int, int]] = []
+        for d in dimensions:
+            total: IndexLike = d.const.value(numbers)
+            for name, k in d.terms:
+                total = as_index(total) + own[name] * k.value(numbers)
+            at = as_index(total)
+            lo, hi = at.bounds
+            extent = d.extent.value(numbers) if d.extent else own[d.iterators[0]].extent
+            index.append(at)
+            shape.append(extent)
+            padding.append((max(0, -lo), max(0, hi + 1 - extent)))
+        return tuple(index), tuple(shape), tuple(padding) if any(map(any, padding)) else ()
+
+
+def iterator_table(pattern: Pattern) -> IteratorTable:
+    """The iterator mapping table of a canonical expression."""
+    groups: dict[str, list[str]] = {}
+    for x in pattern.iterators:
+        key = "".join("Y" if x in operand.iterators else "N" for operand in pattern.operands)
+        groups.setdefault(key + ("Y" if x in pattern.traversals else "N"), []).append(x)
+    coefficients = tuple(
+        ((x, operand.name), tuple(repr(d.coefficient(x)) for d in operand.dimensions))
+        for x in pattern.iterators
+        for operand in pattern.operands
+        if x in operand.iterators
+    )
+    return IteratorTable(tuple((key, tuple(names)) for key, names in groups.items()), coefficients)

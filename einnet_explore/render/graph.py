@@ -1,0 +1,88 @@
+"""The computation graph of a program: nodes and edges as values, and as DOT (Fig. 3's and Fig. 11's style: eOperators are red)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from einnet_explore.ir import EOPERATOR, VIEW, Program, tensors
+
+COLOURS = {
+    "input": "#eeeeee",
+    "weight": "#e8e0f4",
+    "library": "#cfe3f7",
+    "eOperator": "#f7cfcf",
+    "view": "#ffffff",
+    "expression": "#fdf3cf",
+}
+"""Fill colour of each kind of node; the shape differs too, so that colour is never the only sign."""
+
+SHAPES = {
+    "input": "ellipse",
+    "weight": "ellipse",
+    "library": "box",
+    "eOperator": "box",
+    "view": "note",
+    "expression": "component",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """One tensor or one equation."""
+
+    name: str
+    kind: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Nodes in order and edges (from, to, label)."""
+
+    nodes: tuple[GraphNode, ...]
+    edges: tuple[tuple[str, str, str], ...]
+
+
+def graph(program: Program) -> Graph:
+    """The graph of *program*: an edge for every tensor that an equation reads, labelled with its shape."""
+    nodes = [GraphNode(t.name, "weight" if t.weight else "input", t.name) for t in program.inputs]
+    edges: dict[tuple[str, str, str], None] = {}
+    for equation in program.equations:
+        for tensor in tensors(equation.scope):
+            edges[tensor.name, equation.name, "×".join(map(str, tensor.shape))] = None
+        match equation.via:
+            case None:
+                kind, label = "expression", equation.name
+            case via if via.operator == EOPERATOR:
+                kind, label = "eOperator", f"{equation.name}\neOperator"
+            case via if via.operator == VIEW:
+                kind, label = "view", f"{equation.name}\nview"
+            case via:
+                sizes = " ".join(f"{k}={v}" for k, v in via.attributes)
+                kind, label = "library", f"{equation.name}\n{via.operator}\n{sizes}"
+        nodes.append(GraphNode(equation.name, kind, label))
+    return Graph(tuple(nodes), tuple(edges))
+
+
+def dot(program: Program, title: str = "") -> str:
+    """*program*'s graph in Graphviz's language."""
+    drawn = graph(program)
+    lines = [
+        "digraph program {",
+        '  graph [rankdir=TB, fontname="Helvetica", labelloc=t, label=' + _quote(title) + "];",
+        '  node [fontname="Helvetica", fontsize=11, style=filled];',
+        '  edge [fontname="Helvetica", fontsize=9, color="#666666"];',
+    ]
+    for node in drawn.nodes:
+        bold = ", penwidth=2" if node.kind == "eOperator" else ""
+        lines.append(
+            f"  {_quote(node.name)} [label={_quote(node.label)}, shape={SHAPES[node.kind]}, "
+            f'fillcolor="{COLOURS[node.kind]}"{bold}];'
+        )
+    lines += [f"  {_quote(a)} -> {_quote(b)} [label={_quote(label)}];" for a, b, label in drawn.edges]
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _quote(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

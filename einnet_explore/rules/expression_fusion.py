@@ -1,0 +1,101 @@
+r"""Expression fusion (Table 1; §4.2): an intermediate is substituted into its reader.
+
+.. math::
+   \mathop{L}_{\vec y} g(T'[\pi(\vec y)]) \;\circ\; T' = \mathop{L}_{\vec x} f(T[\tau(\vec x)])
+   \;\mapsto\; \mathop{L}_{\vec y} g\big(\{\mathop{L}_{\vec x} f(T[\tau(\vec x)])\}[\pi(\vec y)]\big)
+
+The intermediate's equation goes away, so the reader must be its only reader and it may not be an output.  The scope that the
+reader then holds can be merged further by traversal merging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from einnet_explore.ir import Access, Equation, Path, Program, Scalar, Scope, Tensor, map_accesses, tensors
+from einnet_explore.rules.base import Refused, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Intermediate:
+    """The name of the equation to substitute."""
+
+    tensor: str
+
+
+def propose(program: Program, at: Path) -> Iterable[Intermediate]:
+    """Every equation that the one at *at* alone reads."""
+    if len(at) == 1:
+        names = {e.name for e in program.equations}
+        for tensor in tensors(program.scope_at(at)):
+            if tensor.name in names and _why_not(program, at[0], tensor.name) is None:
+                yield Intermediate(tensor.name)
+
+
+def rewrite(program: Program, at: Path, params: Intermediate) -> Program:
+    """Substitute; raises Refused where another equation or the caller reads the intermediate."""
+    if len(at) != 1:
+        raise Refused(f"path {at} is a scope inside an equation, expected an equation")
+    if (why := _why_not(program, at[0], params.tensor)) is not None:
+        raise Refused(why)
+    source = _equation(program, params.tensor)
+    reader = program.equations[at[0]]
+    fused = replace(reader, scope=inline(reader.scope, source), via=None)
+    kept = tuple(fused if e is reader else e for e in program.equations if e is not source)
+    return replace(program, equations=kept)
+
+
+def inline(scope: Scope, source: Equation) -> Scope:
+    """*scope* with every read of *source*'s tensor, at any depth, made a read of its scope."""
+
+    def change(access: Access) -> Scalar:
+        match access.source:
+            case Tensor(name=name) if name == source.name:
+                return Access(source.scope, access.index)
+            case Scope() as inner:
+                return Access(inline(inner, source), access.index)
+        return access
+
+    return replace(scope, body=map_accesses(scope.body, change))
+
+
+def _why_not(program: Program, reader: int, name: str) -> str | None:
+    if name not in {e.name for e in program.equations}:
+        return f"{name} is no equation of this program"
+    if name in program.outputs:
+        return f"{name} is an output, its value is needed outside"
+    readers = [e.name for e in program.equations if any(t.name == name for t in tensors(e.scope))]
+    if readers != [program.equations[reader].name]:
+        return f"{name} is read by {', '.join(readers) or 'nobody'}, expected {program.equations[reader].name} alone"
+    return None
+
+
+def _equation(program: Program, name: str) -> Equation:
+    return next(e for e in program.equations if e.name == name)
+
+
+def encode(params: Intermediate) -> dict[str, Any]:
+    """``{"tensor": "T1"}``."""
+    return {"tensor": params.tensor}
+
+
+def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Intermediate:
+    """The JSON form; without a name, the one intermediate that can be fused."""
+    if "tensor" in params:
+        return Intermediate(str(params["tensor"]))
+    legal = list(propose(program, at))
+    if len(legal) != 1:
+        raise Refused(f"{len(legal)} intermediates can be fused here, expected a name in 'tensor'")
+    return legal[0]
+
+
+EXPRESSION_FUSION = Rule(
+    name="expression_fusion",
+    law=r"\mathop{L}_y g(T'[\pi]) \circ T' = \mathop{L}_x f \mapsto \mathop{L}_y g(\{\mathop{L}_x f\}[\pi])",
+    propose=propose,
+    rewrite=rewrite,
+    encode=encode,
+    decode=decode,
+)

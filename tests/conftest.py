@@ -1,0 +1,34 @@
+"""What every test runs under: one thread a process, an empty cache of its own, and a hypothesis profile."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+# pytest-xdist runs one process a core. Libraries read these as they are imported, so they are set before any test is.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TVM_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("dev", max_examples=25, deadline=None)
+settings.register_profile(
+    "ci", max_examples=200, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("ci" if os.environ.get("CI", "").lower() in ("1", "true") else "dev")
+
+_scratch = pytest.StashKey[Path]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Point everything that would write to the home directory at a directory of this session."""
+    scratch = config.stash[_scratch] = Path(tempfile.mkdtemp(prefix="einnet-explore-tests-"))
+    os.environ["EINNET_EXPLORE_CACHE"] = str(scratch / "cache")
+    os.environ["IPYTHONDIR"] = str(scratch / "ipython")
+    for kind in ("CONFIG", "DATA", "RUNTIME"):
+        os.environ[f"JUPYTER_{kind}_DIR"] = str(scratch / "jupyter" / kind.lower())
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    shutil.rmtree(config.stash[_scratch], ignore_errors=True)
