@@ -18,15 +18,13 @@ from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import as_strided
 
 from einnet_explore.algebra import parts
+from einnet_explore.algebra.grid import Grid, IllegalRead, check, compare, holds, name, strided
 from einnet_explore.algebra.parts import Array, Part
-from einnet_explore.ir import Access, Apply, Bound, Compare, Const, Index, Iterator, Program, Scalar, Scope, Tensor
+from einnet_explore.ir import REDUCTIONS, Access, Apply, Compare, Const, Iterator, Program, Scalar, Scope, Tensor
 
-
-class IllegalRead(IndexError):
-    """A read beyond the padding; the message says what was read, where and how far the source reaches."""
+__all__ = ["IllegalRead", "evaluate"]
 
 
 @overload
@@ -102,45 +100,6 @@ class _Run:
         return parts.number(value, self.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class _Grid:
-    """Iterators, one axis each in this order, and the part of their ranges that is evaluated now."""
-
-    ranges: dict[Iterator, tuple[int, int]]
-
-    def extent(self, x: Iterator) -> int:
-        lo, hi = self.ranges[x]
-        return max(0, hi - lo)
-
-    def volume(self, over: Iterable[Iterator]) -> int:
-        return prod(map(self.extent, over))
-
-    def at(self, x: Iterator) -> Any:
-        lo, hi = self.ranges[x]
-        shape = [1] * len(self.ranges)
-        shape[tuple(self.ranges).index(x)] = -1
-        return np.arange(lo, max(lo, hi)).reshape(shape)
-
-    def values(self, index: Index) -> Array:
-        out = np.asarray(index.evaluate(self.at), np.int64)
-        return out if out.ndim else out.reshape((1,) * len(self.ranges))
-
-    def span(self, index: Index) -> tuple[int, int]:
-        """The closed interval that holds the index here; exact where it is affine."""
-        if not index.affine:
-            return index.bounds
-        lo = hi = index.const
-        for x, k in index.terms:
-            first, last = self.ranges[x][0], self.ranges[x][1] - 1  # type: ignore[index]
-            lo, hi = lo + min(k * first, k * last), hi + max(k * first, k * last)
-        return lo, hi
-
-    def halves(self, x: Iterator) -> tuple[_Grid, _Grid]:
-        lo, hi = self.ranges[x]
-        middle = (lo + hi) // 2
-        return _Grid({**self.ranges, x: (lo, middle)}), _Grid({**self.ranges, x: (middle, hi)})
-
-
 def _instantiate(scope: Scope, run: _Run) -> Part:
     if (known := run.results.get(scope)) is not None:
         return known
@@ -149,16 +108,16 @@ def _instantiate(scope: Scope, run: _Run) -> Part:
             raise ValueError(f"domain {bound!r} of a scope names {', '.join(foreign)}: only traversals may occur")
     if clash := {x.name for x in _occurring(scope.body)} - {x.name for x in (*scope.traversals, *scope.summations)}:
         raise ValueError(f"{', '.join(sorted(clash))}: no iterator of the scope that uses it")
-    grid = _Grid({x: (x.lo, x.hi) for x in (*scope.traversals, *scope.summations)})
+    grid = Grid({x: (x.lo, x.hi) for x in (*scope.traversals, *scope.summations)})
     out = _region(scope, grid, run)
     if scope.domain:
-        here = _Grid({x: (x.lo, x.hi) for x in scope.traversals})
-        out = parts.choose(_holds(scope.domain, here), out, run.number(scope.value))
+        here = Grid({x: (x.lo, x.hi) for x in scope.traversals})
+        out = parts.choose(holds(scope.domain, here), out, run.number(scope.value))
     run.results[scope] = out
     return out
 
 
-def _region(scope: Scope, grid: _Grid, run: _Run) -> Part:
+def _region(scope: Scope, grid: Grid, run: _Run) -> Part:
     """The raw reduction over a part of the grid, its domain aside."""
     for over in _materialised(scope):
         if grid.volume(over) > run.limit:
@@ -169,7 +128,7 @@ def _region(scope: Scope, grid: _Grid, run: _Run) -> Part:
                 return _COMBINE[scope.reduce](low, high)
             both, size = parts.joined((low, high))
             return Part(np.concatenate(both, axis=scope.traversals.index(x)), size)
-    active = _holds(scope.domain, grid) if scope.domain else None
+    active = holds(scope.domain, grid) if scope.domain else None
     axes = range(len(scope.traversals), len(grid.ranges))
     if scope.reduce == "sum":
         out = _summed(scope.body, grid, axes, active, run)
@@ -183,7 +142,7 @@ def _region(scope: Scope, grid: _Grid, run: _Run) -> Part:
 _COMBINE = {"sum": parts.add, "prod": parts.multiply, "max": parts.maximum, "min": parts.minimum}
 
 
-def _summed(body: Scalar, grid: _Grid, axes: range, active: Array | None, run: _Run) -> Part:
+def _summed(body: Scalar, grid: Grid, axes: range, active: Array | None, run: _Run) -> Part:
     """Σ over *axes*: distributed over sums, contracted pairwise over products."""
     match body:
         case Apply("+", args):
@@ -209,12 +168,12 @@ def _summed(body: Scalar, grid: _Grid, axes: range, active: Array | None, run: _
     return out if missing == 1 else parts.multiply(out, run.number(missing))
 
 
-def _reduced(monoid: str, part: Part, grid: _Grid, axes: range, run: _Run) -> Part:
+def _reduced(monoid: str, part: Part, grid: Grid, axes: range, run: _Run) -> Part:
     part = _ranked(part, grid)
     extents = [grid.extent(x) for x in grid.ranges]
     if any(extents[i] == 0 for i in axes):
         shape = tuple(1 if i in axes else n for i, n in enumerate(part.array.shape))
-        neutral = run.number({"prod": 1, "max": float("-inf"), "min": float("inf")}[monoid])
+        neutral = run.number(REDUCTIONS[monoid])
         return Part(np.broadcast_to(neutral.array, shape), neutral.size)
     present = tuple(i for i in axes if part.array.shape[i] != 1)
     if monoid == "prod":
@@ -225,7 +184,7 @@ def _reduced(monoid: str, part: Part, grid: _Grid, axes: range, run: _Run) -> Pa
     return Part(best(part.array, axis=present, keepdims=True), part.size) if present else part
 
 
-def _value(body: Scalar, grid: _Grid, active: Array | None, run: _Run) -> Part:
+def _value(body: Scalar, grid: Grid, active: Array | None, run: _Run) -> Part:
     """The body over the grid, broadcastable to it; *active* says where its reads are made."""
     match body:
         case Const(value):
@@ -233,7 +192,7 @@ def _value(body: Scalar, grid: _Grid, active: Array | None, run: _Run) -> Part:
         case Access():
             return _read(body, grid, active, run)
         case Apply("where", (Compare() as condition, yes, no)):
-            taken = _compare(condition, grid)
+            taken = compare(condition, grid)
             then = _value(yes, grid, taken if active is None else active & taken, run)
             other = _value(no, grid, ~taken if active is None else active & ~taken, run)
             return parts.choose(taken, then, other)
@@ -243,21 +202,21 @@ def _value(body: Scalar, grid: _Grid, active: Array | None, run: _Run) -> Part:
             raise ValueError(f"comparison {body!r} outside the condition of where")
 
 
-def _read(access: Access, grid: _Grid, active: Array | None, run: _Run) -> Part:
+def _read(access: Access, grid: Grid, active: Array | None, run: _Run) -> Part:
     source, index = access.source, access.index
     held = _stored(source, run) if isinstance(source, Tensor) else _instantiate(source, run)
     if len(index) != len(source.shape):
-        raise ValueError(f"{_name(source)} has {len(source.shape)} dimensions and is read with {len(index)} indices")
+        raise ValueError(f"{name(source)} has {len(source.shape)} dimensions and is read with {len(index)} indices")
     own = {x for i in index for x in i.iterators}
     if not all(map(grid.extent, own)):
         return Part(held.array[:0].sum(keepdims=True).reshape((1,) * len(grid.ranges)), held.size)
     spans = [grid.span(i) for i in index]
     legal = all(a <= lo and hi < b for (lo, hi), (a, b) in zip(spans, source.reach, strict=True))
     if legal and all(i.affine for i in index):
-        return _strided(access, held, spans, grid, run)
+        return strided(access, held, run.number(source.value), spans, grid)
     at = [grid.values(i) for i in index]
     if not legal:
-        _check(access, at, grid, active)
+        check(access, at, grid, active)
     inside = np.ones((1,) * len(grid.ranges), bool)
     for values, (lo, hi), (first, last) in zip(at, source.box, spans, strict=True):
         if not (lo <= first and last < hi):
@@ -269,46 +228,6 @@ def _read(access: Access, grid: _Grid, active: Array | None, run: _Run) -> Part:
     return found if inside.all() else parts.choose(inside, found, run.number(source.value))
 
 
-def _strided(access: Access, held: Part, spans: list[tuple[int, int]], grid: _Grid, run: _Run) -> Part:
-    """An affine read is a strided view of the source with as much of its padding as is read."""
-    source, array, size = access.source, held.array, held.size
-    pads = [
-        (max(0, lo - first), max(0, last - hi + 1)) for (lo, hi), (first, last) in zip(source.box, spans, strict=True)
-    ]
-    if any(map(any, pads)):
-        (array, value), size = parts.joined((held, run.number(source.value)))
-        array = np.pad(array, pads, constant_values=value.item())
-    start = [0] * len(pads)
-    strides = dict.fromkeys(grid.ranges, 0)
-    for d, (index, (lo, _), (before, _)) in enumerate(zip(access.index, source.box, pads, strict=True)):
-        start[d] = index.const - lo + before
-        for x, k in index.terms:
-            start[d] += k * grid.ranges[x][0]  # type: ignore[index]
-            strides[x] += k * array.strides[d]  # type: ignore[index]
-    own = {x for i in access.index for x in i.iterators}
-    shape = tuple(grid.extent(x) if x in own else 1 for x in grid.ranges)
-    first = array[tuple(slice(n, None) for n in start)]
-    return Part(as_strided(first, shape, tuple(strides.values()), writeable=False), size)
-
-
-def _check(access: Access, at: list[Array], grid: _Grid, active: Array | None) -> None:
-    """Raise IllegalRead where a read that is made leaves the reach."""
-    beyond: Any = False
-    for values, (lo, hi) in zip(at, access.source.reach, strict=True):
-        beyond = beyond | (values < lo) | (values >= hi)
-    if active is not None:
-        beyond = beyond & active
-    if not np.any(beyond):
-        return
-    where = np.unravel_index(int(np.argmax(beyond)), np.shape(beyond))
-    point = {x: grid.ranges[x][0] + int(n) for x, n in zip(grid.ranges, where, strict=True)}
-    reads = [i.evaluate(lambda x: point[x]) for i in access.index]
-    told = ", ".join(f"{x.name}={point[x]}" for x in dict.fromkeys(x for i in access.index for x in i.iterators))
-    reach = " × ".join(f"[{lo}, {hi})" for lo, hi in access.source.reach)
-    indices = ", ".join(map(repr, access.index))
-    raise IllegalRead(f"{_name(access.source)}[{indices}] at {told} reads {reads}, outside its reach {reach}")
-
-
 def _stored(tensor: Tensor, run: _Run) -> Part:
     held = run.tensors.get(tensor.name)
     if held is None:
@@ -316,32 +235,6 @@ def _stored(tensor: Tensor, run: _Run) -> Part:
     if held.array.shape != tensor.shape:
         raise ValueError(f"tensor {tensor.name} has shape {tensor.shape}, its array {held.array.shape}")
     return held
-
-
-def _holds(domain: tuple[Bound, ...], grid: _Grid) -> Array:
-    inside = np.ones((1,) * len(grid.ranges), bool)
-    for bound in domain:
-        values = grid.values(bound.index)
-        inside = inside & (values >= bound.lo) & (values < bound.hi)
-    return inside
-
-
-def _compare(condition: Compare, grid: _Grid) -> Array:
-    left, right = grid.values(condition.left), grid.values(condition.right)
-    match condition.op:
-        case "<":
-            return left < right
-        case "<=":
-            return left <= right
-        case ">":
-            return left > right
-        case ">=":
-            return left >= right
-        case "==":
-            return np.equal(left, right)
-        case "!=":
-            return np.not_equal(left, right)
-    raise ValueError(f"comparison {condition.op!r}: expected one of < <= > >= == !=")
 
 
 def _occurring(body: Scalar) -> frozenset[Iterator]:
@@ -382,14 +275,6 @@ def _materialised(scope: Scope) -> Iterable[frozenset[Iterator]]:
     yield from below(scope.body)
 
 
-def _name(source: Tensor | Scope) -> str:
-    match source:
-        case Tensor(name=name):
-            return name
-        case Scope(traversals=traversals):
-            return "the scope over " + (", ".join(x.name for x in traversals) or "nothing")
-
-
-def _ranked(part: Part, grid: _Grid) -> Part:
+def _ranked(part: Part, grid: Grid) -> Part:
     """Constants get the grid's rank."""
     return part if part.array.ndim else Part(part.array.reshape((1,) * len(grid.ranges)), part.size)

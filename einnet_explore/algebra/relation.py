@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
-from math import inf, isinf, isnan, prod
+from math import gcd, inf, isinf, isnan, prod
 from typing import TypeAlias
 
 from einnet_explore.ir import (
@@ -69,6 +69,7 @@ class Space:
         self._same = same
         self.ranges: dict[str, tuple[int, int]] = {}
         self.quotients: dict[str, tuple[Form, int]] = {}
+        self.aliases: dict[str, Form] = {}
         self._quotient: dict[tuple[tuple[tuple[str, int], ...], int], str] = {}
         self._opaque: list[Scope] = []
         self.point: tuple[Form, ...] = tuple({self.fresh("x", lo, hi - 1): 1, "": 0} for lo, hi in region)
@@ -99,12 +100,34 @@ class Space:
         lo, hi = self.bounds(e)
         if lo // d == hi // d:
             return {"": lo // d}
+        # d = g·d' and e = g·a + b with 0 <= b < g: the quotient is a / d'.
+        for g in sorted({gcd(d, k) for v, k in e.items() if v} - {1}, reverse=True):
+            low = {v: k for v, k in e.items() if k % g or not v}
+            least, most = self.bounds(low)
+            if least // g == most // g:
+                high = {v: k // g for v, k in e.items() if v and k % g == 0} | {"": least // g}
+                if g == d:
+                    return high
+                return self._divide(high, d // g)
         key = (_key(e), d)
         if key not in self._quotient:
             name = self.fresh("q", lo // d, hi // d)
             self._quotient[key] = name
             self.quotients[name] = (e, d)
         return {self._quotient[key]: 1, "": 0}
+
+    def enter(self, at: Iterable[Form], box: Box) -> tuple[Form, ...]:
+        """The coordinates *at* under names whose ranges are those of *box*, to be used only inside it."""
+        out = []
+        for form, (lo, hi) in zip(at, box, strict=True):
+            least, most = self.bounds(form)
+            if lo <= least and most < hi:
+                out.append(form)
+                continue
+            name = self.fresh("t", lo, hi - 1)
+            self.aliases[name] = form
+            out.append({name: 1, "": 0})
+        return tuple(out)
 
     def bounds(self, form: Form) -> tuple[int, int]:
         """A closed interval that holds every value of *form*."""
@@ -159,7 +182,7 @@ def terms_at(space: Space, scope: Scope, at: tuple[Form, ...]) -> list[Term]:
     env, inside = enter(space, scope, at)
     out = _from_cases(_constants(complement(inside), scope.value))
     if inside is not None:
-        env, summed = _summed(space, scope, env)
+        env, summed = point_of(space, scope, env)
         for term in _expand(space, scope.body, env):
             out.append(Term(term.coefficient, term.factors, (*summed, *term.summed), (*inside, *term.where)))
     return _capped(out)
@@ -173,7 +196,7 @@ def choices_at(space: Space, scope: Scope, at: tuple[Form, ...], reduce: str) ->
         out = [_choice(*case) for case in _constants(complement(inside), scope.value)]
     if inside is None:
         return out
-    env, summed = _summed(space, scope, env)
+    env, summed = point_of(space, scope, env)
     inner = _choose(space, scope.body, env, reduce)
     out += (replace(t, summed=(*summed, *t.summed), where=(*inside, *t.where)) for t in inner)
     return _capped(out)
@@ -194,8 +217,8 @@ _BINARY = {"max": "maximum", "min": "minimum", "prod": "*"}
 
 def enter(space: Space, scope: Scope, at: tuple[Form, ...]) -> tuple[dict[Iterator, Form], tuple[Form, ...] | None]:
     """The iterators' forms when *scope* is read at *at*, and the conditions for it to be computed there."""
-    env = dict(zip(scope.traversals, at, strict=True))
     inside = space.within(at, scope.box)
+    env = dict(zip(scope.traversals, at if inside is None else space.enter(at, scope.box), strict=True))
     for bound in scope.domain:
         if not set(bound.index.iterators) <= set(scope.traversals):
             raise Beyond(f"the domain bound {bound!r} depends on more than traversals")
@@ -204,7 +227,8 @@ def enter(space: Space, scope: Scope, at: tuple[Form, ...]) -> tuple[dict[Iterat
     return env, inside
 
 
-def _summed(space: Space, scope: Scope, env: dict[Iterator, Form]) -> tuple[dict[Iterator, Form], tuple[str, ...]]:
+def point_of(space: Space, scope: Scope, env: dict[Iterator, Form]) -> tuple[dict[Iterator, Form], tuple[str, ...]]:
+    """*env* with the summations' forms added, and their names."""
     names = tuple(space.fresh("y", y.lo, y.hi - 1) for y in scope.summations)
     return {**env, **{y: {name: 1, "": 0} for y, name in zip(scope.summations, names, strict=True)}}, names
 
@@ -282,7 +306,7 @@ def _cases(space: Space, scalar: Scalar, env: Env) -> list[Case]:
         case Access(Scope() as source, index):
             return _scope_cases(space, source, tuple(space.form(i, env) for i in index))
         case Apply("where", (Compare() as condition, a, b)):
-            yes, no = _decide(space, condition, env)
+            yes, no = decide(space, condition, env)
             chosen = ((yes, _cases(space, a, env)), (no, _cases(space, b, env)))
             return [((*rows, *where), value) for sides, cases in chosen for rows in sides for where, value in cases]
         case Apply(op, args):
@@ -311,7 +335,7 @@ def _opaque_case(space: Space, scope: Scope, at: tuple[Form, ...]) -> list[Case]
     return [((), ((Fraction(1), ((space.opaque(scope), at),)),))]
 
 
-def _decide(space: Space, condition: Compare, env: Env) -> tuple[list[tuple[Form, ...]], list[tuple[Form, ...]]]:
+def decide(space: Space, condition: Compare, env: Env) -> tuple[list[tuple[Form, ...]], list[tuple[Form, ...]]]:
     """The pieces where *condition* holds, and those where it does not."""
     left, right = space.form(condition.left, env), space.form(condition.right, env)
     less = space.within((_difference(right, left),), ((1, _FAR),))

@@ -34,7 +34,6 @@ from einnet_explore.ir import Box, Scope
 
 Tally: TypeAlias = "dict[Number, Any]"
 
-LAST=[]
 _OPERATIONS = 20_000_000
 _NAMES_OF_TENSORS = frozenset("(+ ")
 
@@ -75,7 +74,6 @@ def difference(before: Scope, after: Scope, region: Box) -> Witness | None:
     try:
         return _Comparison(space, ctx, reduce in ("max", "min")).difference(*sides)
     except isl.Error as error:
-        import os; print(LAST[-1])
         raise Beyond(f"integer sets: {error}") from None
 
 
@@ -85,6 +83,19 @@ def same(before: Scope, after: Scope) -> bool:
         return before == after or (before.reach == after.reach and difference(before, after, before.reach) is None)
     except Beyond:
         return False
+
+
+def sample(space: Space, term: Term) -> tuple[int, ...] | None:
+    """The output coordinates and indices of one point where *term* occurs; None when it occurs nowhere."""
+    ctx = isl.Context()
+    ctx.set_max_operations(_OPERATIONS)
+    _, points = _Comparison(space, ctx, True).piece(term)
+    return None if points.is_empty() else tuple(_coordinates(points))
+
+
+def _coordinates(points: Any) -> list[int]:
+    point = points.lexmin().sample_point()
+    return [point.get_coordinate_val(isl.dim_type.set, n).to_python() for n in range(points.dim(isl.dim_type.set))]
 
 
 def _common(before: str, after: str) -> str:
@@ -129,12 +140,9 @@ class _Comparison:
         return None
 
     def _witness(self, names: tuple[str, ...], missing: Any, left: Tally, right: Tally) -> Any:
-        point = missing.lexmin().sample_point()
-        values = [
-            point.get_coordinate_val(isl.dim_type.set, n).to_python() for n in range(missing.dim(isl.dim_type.set))
-        ]
+        values = _coordinates(missing)
         element, index = tuple(values[: len(self.space.coordinates)]), values[len(self.space.coordinates) :]
-        at = isl.Set.from_point(point)
+        at = isl.Set.from_point(missing.lexmin().sample_point())
         counts = [next((k for k, s in side.items() if at.is_subset(s)), Fraction(0)) for side in (left, right)]
         term = []
         for name, n in zip(names, self._sizes, strict=True):
@@ -147,14 +155,14 @@ class _Comparison:
         total: Tally = {}
         for term in terms:
             self._sizes = tuple(len(at) for _, at in term.factors)
-            coefficient, rest = self._set(term)
+            coefficient, rest = self.piece(term)
             if self.idempotent:
                 total[Fraction(1)] = rest | total[Fraction(1)] if total else rest
             elif coefficient:
                 total = _add(total, coefficient, rest)
         return total
 
-    def _set(self, term: Term) -> tuple[Number, Any]:
+    def piece(self, term: Term) -> tuple[Number, Any]:
         if not self.idempotent and isinf(term.coefficient):
             raise Beyond("an infinite constant is added")
         forms = [form for _, at in term.factors for form in at]
@@ -165,40 +173,47 @@ class _Comparison:
             if y not in used:
                 lo, hi = self.space.ranges[y]
                 count *= max(0, hi - lo + 1)
-        free = [] if self.idempotent else self._undetermined(forms, summed)
-        text, where = self._text(forms, summed, used, term.where)
-        if free:
-            inner = [q for q in used if q in self.space.quotients]
-            exists = f"exists {', '.join(inner)} : " if inner else ""
-            domain = ", ".join((*self.space.coordinates, *summed))
-            image = ", ".join((*self.space.coordinates, *map(show, forms)))
-            relation = isl.Map(f"{{ [{domain}] -> [{image}] : {exists}{where} }}", self.ctx)
-            if not relation.is_injective():
-                raise Beyond(
-                    f"one term stands for several points of {len(free)} summations: their number is not compared"
-                )
-        LAST.append(text)
-        return (term.coefficient if self.idempotent else term.coefficient * count), isl.Set(text, self.ctx)
-
-    def _text(self, forms: list[Form], summed: list[str], used: list[str], where: Iterable[Form]) -> tuple[str, str]:
+        rows = self._rows(used, summed, term.where)
+        if (
+            not self.idempotent
+            and self._undetermined(forms, used, summed)
+            and not self._injective(forms, used, summed, rows)
+        ):
+            raise Beyond("one term stands for several summation points, whose number integer sets do not hold")
         # A coordinate that is just a summed iterator lends it its name: one existential less for isl to eliminate.
         named: list[str] = []
-        for form in forms:
+        for n, form in enumerate(forms):
             v = next((v for v in form if v), "")
             bare = len(form) == 2 and form[v] == 1 and not form[""] and v in summed and v not in named
-            named.append(v if bare else show(form))
-        quotients = [q for q in used if q in self.space.quotients]
-        rows = [
-            f"{lo} <= {v} <= {hi}" for v in (*self.space.coordinates, *summed) for lo, hi in (self.space.ranges[v],)
-        ]
-        for q in quotients:
-            e, d = self.space.quotients[q]
-            rows.append(f"0 <= {show({**e, q: -d})} < {d}")
-        rows += (f"{show(row)} >= 0" for row in where)
-        bound = " and ".join(rows) or "true"
-        hidden = [v for v in (*summed, *quotients) if v not in named]
-        exists = f"exists {', '.join(hidden)} : " if hidden else ""
-        return f"{{ [{', '.join((*self.space.coordinates, *named))}] : {exists}{bound} }}", bound
+            named.append(v if bare else f"i{n}")
+            if not bare:
+                rows.append(f"i{n} = {show(form)}")
+        hidden = [v for v in used if v not in named and v not in self.space.coordinates]
+        text = (
+            f"{{ [{', '.join((*self.space.coordinates, *named))}] : {_exists(hidden)}{' and '.join(rows) or 'true'} }}"
+        )
+        return (term.coefficient if self.idempotent else term.coefficient * count), isl.Set(text, self.ctx)
+
+    def _injective(self, forms: list[Form], used: list[str], summed: list[str], rows: list[str]) -> bool:
+        hidden = [v for v in used if v not in summed and v not in self.space.coordinates]
+        image = [f"i{n}" for n in range(len(forms))]
+        rows = [*rows, *(f"{i} = {show(form)}" for i, form in zip(image, forms, strict=True))]
+        x = self.space.coordinates
+        text = f"[{', '.join((*x, *summed))}] -> [{', '.join((*(f'p{v}' for v in x), *image))}]"
+        rows += (f"p{v} = {v}" for v in x)
+        return bool(isl.Map(f"{{ {text} : {_exists(hidden)}{' and '.join(rows) or 'true'} }}", self.ctx).is_injective())
+
+    def _rows(self, used: list[str], summed: list[str], where: Iterable[Form]) -> list[str]:
+        """All conditions on the integers *used*: ranges, what quotients and aliases mean, and *where*."""
+        ranged = (*self.space.coordinates, *summed, *(v for v in used if v in self.space.aliases))
+        rows = [f"{lo} <= {v} <= {hi}" for v in ranged for lo, hi in (self.space.ranges[v],)]
+        for v in used:
+            if v in self.space.quotients:
+                e, d = self.space.quotients[v]
+                rows.append(f"0 <= {show({**e, v: -d})} < {d}")
+            elif v in self.space.aliases:
+                rows.append(f"{v} = {show(self.space.aliases[v])}")
+        return rows + [f"{show(row)} >= 0" for row in where]
 
     def _used(self, forms: Iterable[Form]) -> list[str]:
         """The integers that *forms* depend on, also through quotients."""
@@ -208,13 +223,19 @@ class _Comparison:
             v = stack.pop()
             if v not in found:
                 found[v] = None
-                if v in self.space.quotients:
-                    stack += (u for u in self.space.quotients[v][0] if u)
+                stack += (u for u in self._meaning(v) if u)
         return list(found)
 
-    def _undetermined(self, forms: list[Form], summed: list[str]) -> list[str]:
+    def _meaning(self, v: str) -> Form:
+        """What *v* is a function of: nothing for output coordinates and summed iterators."""
+        if v in self.space.quotients:
+            return self.space.quotients[v][0]
+        return self.space.aliases.get(v, {})
+
+    def _undetermined(self, forms: list[Form], used: list[str], summed: list[str]) -> list[str]:
         """The summed iterators that an output element and indices may leave open (none: they are determined)."""
         known = {"", *self.space.coordinates}
+        forms = [*forms, *({**form, t: -1} for t, form in self.space.aliases.items() if t in used)]
         again = True
         while again and not known.issuperset(summed):
             again = False
@@ -306,6 +327,10 @@ def _add(total: Tally, coefficient: Number, piece: Any) -> Tally:
 def show(form: Form) -> str:
     """*form* in isl's notation."""
     return " + ".join(f"{k}{v}" if v else str(k) for v, k in form.items() if k or not v)
+
+
+def _exists(names: list[str]) -> str:
+    return f"exists {', '.join(names)} : " if names else ""
 
 
 def _times(count: Number) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from typing import Any
 
@@ -36,11 +35,12 @@ At = Mapping[Iterator, Expr]
 
 @dataclass(frozen=True)
 class Lowered:
-    """Placeholders in the order of *inputs*, and the tensor that the last stage computes."""
+    """Placeholders in the order of *inputs*, the last stage's tensor, and the scope of every stage by its name."""
 
     inputs: tuple[str, ...]
     placeholders: tuple[Expr, ...]
     output: Expr
+    stages: Mapping[str, Scope]
 
 
 def lower(scope: Scope, dtype: str) -> Lowered:
@@ -49,8 +49,9 @@ def lower(scope: Scope, dtype: str) -> Lowered:
     for tensor in tensors(scope):
         if tensor.name not in places:
             places[tensor.name] = te.placeholder(tensor.shape, dtype, name=f"T{len(places)}")
-    output = _Stages(places, dtype, {}).stage(scope, "Y")
-    return Lowered(tuple(places), tuple(places.values()), output)
+    stages = _Stages(places, dtype, {}, {})
+    output = stages.stage(scope)
+    return Lowered(tuple(places), tuple(places.values()), output, {name: s for s, name in stages.names.items()})
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,18 @@ class _Stages:
     places: Mapping[str, Expr]
     dtype: str
     done: dict[Scope, Expr]
+    names: dict[Scope, str]
 
-    def stage(self, scope: Scope, name: str) -> Expr:
+    def stage(self, scope: Scope) -> Expr:
         """The tensor of *scope* over its box, shifted to start at 0."""
         if scope not in self.done:
-            self.done[scope] = te.compute(scope.shape, partial(self._element, scope), name=name)
+            name = self.names[scope] = f"S{len(self.names)}" if self.names else "Y"
+            self.done[scope] = te.compute(
+                scope.shape,
+                lambda *at: self._element(scope, *at),
+                name=name,
+                varargs_names=[x.name for x in scope.traversals],
+            )
         return self.done[scope]
 
     def _element(self, scope: Scope, *at: Expr) -> Expr:
@@ -99,7 +107,7 @@ class _Stages:
             case Tensor(name):
                 return self.places[name]  # type: ignore[no-any-return]
             case Scope():
-                return self.stage(source, f"S{len(self.done)}")  # type: ignore[no-any-return]
+                return self.stage(source)  # type: ignore[no-any-return]
 
 
 def constant(value: float, dtype: str) -> Expr:
@@ -153,10 +161,11 @@ def _index(index: Index, env: At) -> Expr:
 
 
 def _reducer(name: str, dtype: str) -> Callable[..., Expr]:
-    combine: Callable[[Expr, Expr], Expr] = {
+    combine: dict[str, Callable[[Expr, Expr], Expr]] = {
         "sum": lambda a, b: a + b,
         "prod": lambda a, b: a * b,
-        "max": tirx.max,
-        "min": tirx.min,
-    }[name]
-    return te.comm_reducer(combine, lambda kind: constant(REDUCTIONS[name], dtype), name=name)  # type: ignore[no-any-return]
+        "max": lambda a, b: tirx.max(a, b),  # noqa: PLW0108 - te reads the arguments' names
+        "min": lambda a, b: tirx.min(a, b),  # noqa: PLW0108
+    }
+    neutral = constant(REDUCTIONS[name], dtype)
+    return te.comm_reducer(combine[name], lambda _: neutral, name=name)  # type: ignore[no-any-return]

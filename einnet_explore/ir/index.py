@@ -32,7 +32,7 @@ class _Arithmetic(Node):
         return _sum((*a.terms, *b.terms), a.const + b.const)
 
     def __radd__(self, other: IndexLike) -> Index:
-        return as_index(other) + self  # type: ignore[operator]
+        return as_index(other) + self
 
     def __mul__(self, k: int) -> Index:
         a = as_index(self)  # type: ignore[arg-type]
@@ -48,7 +48,7 @@ class _Arithmetic(Node):
         return self + as_index(other) * -1
 
     def __rsub__(self, other: IndexLike) -> Index:
-        return as_index(other) - self  # type: ignore[operator]
+        return as_index(other) - self
 
     def __floordiv__(self, d: int) -> Index:
         return _divide(as_index(self), d)[0]  # type: ignore[arg-type]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from einnet_explore.ir import Access, Index, Iterator, Scope, Tensor
-
-Sum = "tuple[tuple[int, int], ...]"
+from einnet_explore.algebra.flatten import flat_address, row_major
+from einnet_explore.ir import Access, Iterator, Scope, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +43,6 @@ def flatten(access: Access, name: str = "") -> Flattened | None:
     )
 
 
-def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a packed row-major array."""
-    strides = [1]
-    for n in shape[:0:-1]:
-        strides.append(strides[-1] * n)
-    return tuple(reversed(strides[: len(shape)]))
-
-
-def address(access: Access) -> Index:
-    """The address of *access* in its source's packed row-major array."""
-    box, strides = access.source.box, row_major(access.source.shape)
-    total = Index()
-    for i, (lo, _), stride in zip(access.index, box, strides, strict=True):
-        total = total + (i - lo) * stride
-    return total
-
-
 def outside(access: Access) -> str | None:
     """Which dimension of *access* is read outside its source's box, in words; None if none is."""
     for d, (i, (lo, hi)) in enumerate(zip(access.index, access.source.box, strict=True)):
@@ -70,7 +52,7 @@ def outside(access: Access) -> str | None:
     return None
 
 
-def view_strides(scope: Scope) -> tuple[int, ...] | str:
+def strides_of(scope: Scope) -> tuple[int, ...] | str:
     """The strides of *scope* as a view of the tensor that it reads, or why it is none."""
     match scope:
         case Scope(summations=(), body=Access(source=Tensor()) as access, domain=()):
@@ -81,7 +63,7 @@ def view_strides(scope: Scope) -> tuple[int, ...] | str:
             return f"a view has no summations, found {len(scope.summations)}"
     if (why := outside(access)) is not None:
         return f"a view stays inside its source: {why}"
-    at = address(access)
+    at = flat_address(access)
     if not at.affine:
         return f"the flat address {at!r} is not affine"
     return tuple(at.coefficient(x) for x in scope.traversals)
@@ -99,7 +81,5 @@ def leading(strides: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def _show(name: str, parts: tuple[tuple[int, int], ...]) -> str:
-    text = "".join(
-        f" {'-' if k < 0 else '+'} {'' if abs(k) == 1 else f'{abs(k)}*'}l_{name}{d}" for d, k in parts
-    )
-    return text.removeprefix(" + ").strip().replace("- ", "-", 1) if text.startswith(" -") else text.removeprefix(" + ") or "0"
+    text = "".join(f" {'-' if k < 0 else '+'} {'' if abs(k) == 1 else f'{abs(k)}*'}l_{name}{d}" for d, k in parts)
+    return text.removeprefix(" + ").replace(" - ", "-", 1 if text.startswith(" -") else 0) or "0"

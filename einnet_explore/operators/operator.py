@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 from einnet_explore.ir import (
@@ -81,7 +82,7 @@ class Operator:
     @property
     def table(self) -> IteratorTable:
         """The iterator mapping table, derived from the canonical expression."""
-        return iterator_table(self.pattern)
+        return _table(self.expression)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -150,6 +151,12 @@ class Operator:
         order = next((dims for flag, dims in chosen.variants if attributes.get(flag)), chosen.dimensions)
         return tuple(d for d in order if d.single is None or not self.absent(d.single, attributes))
 
+    def padding(self, operand: int, attributes: Attributes) -> Padding:
+        """How far outside its shape the operand is read; empty if nowhere."""
+        numbers = self.numbers(attributes)
+        own = {x: Iterator(x, 0, numbers[f"|{x}|"]) for x in self.pattern.iterators}
+        return self._read(self.dimensions(operand, attributes), numbers, own)[2]
+
     @staticmethod
     def _read(
         dimensions: tuple[Dimension, ...], numbers: Mapping[str, int], own: Mapping[str, Iterator]
@@ -168,6 +175,11 @@ class Operator:
             shape.append(extent)
             padding.append((max(0, -lo), max(0, hi + 1 - extent)))
         return tuple(index), tuple(shape), tuple(padding) if any(map(any, padding)) else ()
+
+
+@lru_cache(maxsize=None)
+def _table(expression: str) -> IteratorTable:
+    return iterator_table(parse_pattern(expression))
 
 
 def iterator_table(pattern: Pattern) -> IteratorTable:

@@ -1,1 +1,5 @@
-"""einnet_explore.render."""
+"""Printers: the text form and LaTeX."""
+
+from einnet_explore.render.text import text
+
+__all__ = ["text"]

@@ -6,7 +6,8 @@ an instantiation takes a scope out into an equation of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +18,19 @@ P = TypeVar("P")
 
 class Refused(ValueError):
     """The rule does not apply here; the message says which side condition failed, with the numbers that failed."""
+
+
+@contextmanager
+def refusing() -> Generator[None, None, None]:
+    """Turn a ValueError of the algebra below, which knows no rules, into a refusal with the same words."""
+    try:
+        yield
+    except Refused:
+        raise
+    except ValueError as why:
+        raise Refused(str(why)) from why
+    except KeyError as why:
+        raise Refused(f"the parameter {why} is missing") from why
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Measurements: counts and ratios, never compared with absolute times of another machine."""

@@ -1,0 +1,15 @@
+"""``python -m benchmarks``: all of them, one after the other (``make bench``)."""
+
+from __future__ import annotations
+
+from benchmarks import eoperators, search
+
+
+def main() -> None:
+    """Print every table."""
+    search.main()
+    eoperators.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Search figures: states, states a second, µs a key, µs a certificate (``python -m benchmarks.search``).
+
+The cases are those of the published engine's table; ours and theirs are beside one another in ``docs/benchmarks.md``.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import einnet_explore as ee
+from einnet_explore.algebra.keys import program_key
+from einnet_explore.cli.output import table
+from einnet_explore.cost import program_seconds
+from einnet_explore.explore.run import Run
+from einnet_explore.ir import Program
+from einnet_explore.search.engine import Options
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One program, the target to reach and the depth to search."""
+
+    name: str
+    program: Program
+    target: str
+
+
+CASES = (
+    Case("Conv3x3 n1 7x7 512-512", ee.ops.conv2d(N=1, H=7, W=7, C=512, F=512, R=3, S=3), "Matmul"),
+    Case("Conv3x3 n1 28x28 128-128", ee.ops.conv2d(N=1, H=28, W=28, C=128, F=128, R=3, S=3), "Matmul"),
+    Case("Conv1x7 n1 7x7 2048-128", ee.ops.conv2d(N=1, H=7, W=7, C=2048, F=128, R=1, S=7), "Matmul"),
+    Case(
+        "ConvTranspose 4x4 s2 n16 2x2 448-256",
+        ee.ops.conv_transpose2d(N=16, H=2, W=2, C=448, F=256, R=4, S=4, stride=2, padding=1),
+        "Matmul",
+    ),
+    Case("G2BMM b8 m10000 w32 k512 d4", ee.ops.g2bmm(b=8, m=10000, w=32, k=512, dilation=4), "G2BMM"),
+)
+
+
+def main() -> None:
+    """Search every case once with a limit of 20 s, and time keys and certificates of its states."""
+    rows: list[list[object]] = [
+        ["case", "target", "s to target", "states to target", "states", "states/s", "µs a key", "µs a certificate", "proved"]
+    ]
+    for case in CASES:
+        run = Run(case.program, program_seconds, target=case.target, limit=20, options=Options())
+        for _ in run:
+            pass
+        first = run.first_found or (float("nan"), 0)
+        states = len(run.search.states) + run.search.pruned
+        keys = [_microseconds(lambda p=s.program: program_key.__wrapped__(p) if hasattr(program_key, "__wrapped__") else program_key(p)) for s in run.search.states[:50]]
+        proofs = [run.certificates(c.derivation) for c in run.candidates[:5]]
+        times = [_microseconds(lambda st=st: ee.certify(st.before, st.after)) for c in run.candidates[:5] for st in c.derivation.steps]
+        kinds = [c.kind for proof in proofs for c in proof]
+        rows.append(
+            [
+                case.name,
+                case.target,
+                f"{first[0]:.3f}",
+                first[1],
+                states,
+                f"{states / run.seconds:.0f}",
+                f"{statistics.median(keys):.0f}",
+                f"{statistics.median(times):.0f}" if times else "",
+                f"{kinds.count('proved')}/{len(kinds)}",
+            ]
+        )
+    print(table(rows))
+
+
+def _microseconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return (time.perf_counter() - began) * 1e6
+
+
+if __name__ == "__main__":
+    main()

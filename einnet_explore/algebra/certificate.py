@@ -1,0 +1,258 @@
+"""Certificates: why a program computes what another did, or where it does not.
+
+Only what changed is compared.  Equations are aligned by name; one that only one program has is substituted into its
+readers; inside an equation the smallest sub-scopes that differ are compared first, their parents where that fails
+(a bound that readers never violate may be dropped, which only the reader shows).  Scopes are compared as multisets of
+terms (``tally``: a proof); where that theory does not reach they are evaluated on random integers (``exact``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from einnet_explore.algebra import sampling
+from einnet_explore.algebra.reads import illegal_read
+from einnet_explore.algebra.relation import Beyond
+from einnet_explore.algebra.tally import Witness, difference
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Box,
+    Path,
+    Program,
+    Scalar,
+    Scope,
+    Tensor,
+    accesses,
+    map_accesses,
+    show_path,
+    tensors,
+)
+
+Kind: TypeAlias = Literal["proved", "exact", "false"]
+
+EXACT_POINTS = 20_000_000
+"""Grid points up to which two programs are evaluated whole; larger ones are evaluated in slices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """That two programs compute the same, or that they do not.
+
+    *kind*: ``proved``, ``exact`` (equal on random integers, over *elements* output elements) or ``false`` (then
+    *counterexample* names an output element and what is wrong with it).  *method*: ``identical``, ``term relation``,
+    ``evaluation``, ``structure`` or ``illegal read``.  *at*: the path of the scope that was compared, in the first
+    program.
+    """
+
+    kind: Kind
+    method: str
+    at: str = ""
+    elements: int = 0
+    counterexample: str | None = None
+    detail: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the programs agree."""
+        return self.kind != "false"
+
+    def to_json(self) -> dict[str, Any]:
+        """The certificate as plain JSON values."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Certificate:
+        """The certificate that ``to_json`` wrote; raises ValueError where *data* is none."""
+        fields: dict[str, type | tuple[type, ...]] = {
+            "kind": str, "method": str, "at": str, "elements": int, "counterexample": (str, type(None)), "detail": str,
+        }  # fmt: skip
+        for name, expected in fields.items():
+            if not isinstance(data.get(name), expected):
+                raise ValueError(f"certificate: {name} is {data.get(name)!r}, expected {_named(expected)}")
+        if data["kind"] not in ("proved", "exact", "false"):
+            raise ValueError(f"certificate: kind is {data['kind']!r}, expected 'proved', 'exact' or 'false'")
+        return Certificate(**{name: data[name] for name in fields})
+
+
+def certify(before: Program, after: Program, *, exact_elements: int = EXACT_POINTS, seed: int = 0) -> Certificate:
+    """Whether *after* computes every output of *before*, and reads nothing beyond its reach.
+
+    *exact_elements* bounds the grid points that an evaluation may cost before it is done in slices; *seed* is that of
+    its random inputs.
+    """
+    if before == after:
+        return Certificate("proved", "identical")
+    if (wrong := _malformed(before, after)) is not None:
+        return wrong
+    known = set(before.equations)
+    for number, equation in enumerate(after.equations):
+        if equation not in known and (found := illegal_read(equation.scope)) is not None:
+            return Certificate("false", "illegal read", str(number), 0, f"{equation.name}: {found}")
+    return _outputs(before, after, exact_elements, seed)
+
+
+def _malformed(before: Program, after: Program) -> Certificate | None:
+    def no(text: str) -> Certificate:
+        return Certificate("false", "structure", counterexample=text)
+
+    if before.outputs != after.outputs:
+        return no(f"outputs are {', '.join(after.outputs)}, expected {', '.join(before.outputs)}")
+    shapes = {t.name: t.shape for t in before.inputs}
+    for t in after.inputs:
+        if shapes.get(t.name) != t.shape:
+            return no(f"input {t.name} has shape {t.shape}, expected {shapes.get(t.name, 'no such input')}")
+    held = {t.name: t for t in after.inputs}
+    defined: set[str] = set()
+    for equation in after.equations:
+        for t in tensors(equation.scope):
+            source = held.get(t.name)
+            if source is None:
+                return no(f"{equation.name} reads {t.name}, which is no input and no earlier equation")
+            if source.box != t.box or (t.name in defined and t.value != source.value):
+                return no(f"{equation.name} reads {t.name} as {_shown(t)}, but it is {_shown(source)}")
+        if equation.name in held:
+            return no(f"{equation.name} is defined twice")
+        held[equation.name] = equation.tensor
+        defined.add(equation.name)
+    boxes = {e.name: e.scope.box for e in before.equations}
+    for name in before.outputs:
+        if name in boxes and (name not in defined or held[name].box != boxes[name]):
+            found = _box(held[name].box) if name in defined else "nothing"
+            return no(f"output {name} has box {found}, expected {_box(boxes[name])}")
+    return None
+
+
+def _outputs(before: Program, after: Program, points: int, seed: int) -> Certificate:
+    """Compare what both programs define, keeping as many shared results opaque as the comparison allows."""
+    boxes = {e.name: e.scope.box for e in after.equations}
+    kept = {e.name for e in before.equations if boxes.get(e.name) == e.scope.box}
+    numbers = {e.name: n for n, e in enumerate(before.equations)}
+    while True:
+        left, right = inlined(before, kept), inlined(after, kept)
+        results: list[Certificate] = []
+        for name in (e.name for e in before.equations if e.name in kept or e.name in before.outputs):
+            if left[name] == right[name]:
+                continue
+            found = _compare(left[name], right[name], left[name].box, (numbers[name],))
+            if isinstance(found, str | Witness):
+                found = _settle(found, left[name], right[name], numbers[name], points, seed)
+            if not found.ok:
+                break
+            results.append(found)
+        else:
+            return _weakest(results)
+        free = {t.name for s in (left[name], right[name]) for t in tensors(s)} & set(numbers)
+        if name in before.outputs and not free:
+            return found
+        # What failed, or what it was compared over, is no longer taken as given: its readers decide.
+        kept = kept - free if name in before.outputs else kept - {name}
+
+
+def _compare(before: Scope, after: Scope, region: Box, at: Path) -> Certificate | Witness | str:
+    """The proof at the smallest scopes that differ; else what the comparison at *at* itself says against it."""
+    if before == after:
+        return Certificate("proved", "identical", show_path(at))
+    if children := _children(before, after):
+        found = [_compare(b, a, _meet(b.reach, a.reach), (*at, n)) for n, b, a in children]
+        proofs = [c for c in found if isinstance(c, Certificate)]
+        if len(proofs) == len(found):
+            return proofs[0] if len(proofs) == 1 else Certificate("proved", "term relation", show_path(at))
+    try:
+        witness = difference(before, after, region)
+    except Beyond as beyond:
+        return str(beyond)
+    return Certificate("proved", "term relation", show_path(at)) if witness is None else witness
+
+
+def _settle(why: str | Witness, before: Scope, after: Scope, number: int, points: int, seed: int) -> Certificate:
+    """What remains where there is no proof: a decisive witness, or evaluation."""
+    if isinstance(why, Witness) and why.decisive:
+        return Certificate("false", "term relation", str(number), 0, str(why))
+    sample = sampling.compare(before, after, points, seed)
+    if sample.error is not None:
+        return Certificate("false", "evaluation", str(number), sample.elements, sample.error, str(why))
+    if sample.differs is not None:
+        element, expected, found = sample.differs
+        told = f"element {list(element)} is {found}, expected {expected}"
+        return Certificate("false", "evaluation", str(number), sample.elements, told, str(why))
+    return Certificate("exact", "evaluation", str(number), sample.elements, None, str(why))
+
+
+def _weakest(results: list[Certificate]) -> Certificate:
+    if not results:
+        return Certificate("proved", "identical", detail="every equation means what it did")
+    exact = [c for c in results if c.kind == "exact"]
+    if exact:
+        return replace(exact[0], elements=sum(c.elements for c in exact))
+    return (
+        results[0] if len(results) == 1 else Certificate("proved", "term relation", detail=f"{len(results)} equations")
+    )
+
+
+def inlined(program: Program, kept: Iterable[str]) -> dict[str, Scope]:
+    """Every equation's scope by name, with the equations that are not *kept* substituted into their readers."""
+    keep = set(kept)
+    out: dict[str, Scope] = {}
+    memo: dict[Scope, Scope] = {}
+
+    def at(access: Access) -> Scalar:
+        match access.source:
+            case Tensor(name) as source if name in out and name not in keep:
+                return Access(replace(out[name], padding=source.padding), access.index)
+            case Scope() as source:
+                return Access(within(source), access.index)
+        return access
+
+    def within(scope: Scope) -> Scope:
+        if scope not in memo:
+            body = map_accesses(scope.body, at)
+            memo[scope] = scope if body == scope.body else replace(scope, body=body)
+        return memo[scope]
+
+    for equation in program.equations:
+        out[equation.name] = within(equation.scope)
+    return out
+
+
+def _children(before: Scope, after: Scope) -> list[tuple[int, Scope, Scope]]:
+    """The numbered sub-scopes in which two scopes differ, if everything around them is the same; else nothing."""
+    if replace(after, body=before.body, padding=before.padding) != before:
+        return []
+    if not _alike(before.body, after.body):
+        return []
+    pairs = zip(accesses(before.body), accesses(after.body), strict=True)
+    return [
+        (n, b.source, a.source)
+        for n, (b, a) in enumerate(pairs)
+        if b.source != a.source and isinstance(b.source, Scope) and isinstance(a.source, Scope)
+    ]
+
+
+def _alike(a: Scalar, b: Scalar) -> bool:
+    """Whether two bodies differ in nothing but the scopes that they read."""
+    match a, b:
+        case Access(Scope(), i), Access(Scope(), j):
+            return i == j
+        case Apply(f, x), Apply(g, y):
+            return f == g and len(x) == len(y) and all(map(_alike, x, y))
+    return a == b
+
+
+def _meet(a: Box, b: Box) -> Box:
+    return tuple((max(p, r), min(q, s)) for (p, q), (r, s) in zip(a, b, strict=True))
+
+
+def _box(box: Box) -> str:
+    return " × ".join(f"[{lo}, {hi})" for lo, hi in box) or "scalar"
+
+
+def _shown(t: Tensor) -> str:
+    return f"{_box(t.box)} with value {t.value:g} outside"
+
+
+def _named(expected: type | tuple[type, ...]) -> str:
+    kinds = expected if isinstance(expected, tuple) else (expected,)
+    return " or ".join("null" if k is type(None) else k.__name__ for k in kinds)

@@ -1,0 +1,160 @@
+r"""What index functions suggest: skews, residues, windows and contiguous runs (EinNet §4.1, §6.1).
+
+Rules infer their candidate parameters from these.  All that is found depends on the extents and coefficients at hand:
+
+* a *skew* is a sum of iterators, :math:`h + r - 1`, that one new iterator may stand for;
+* a *residue* is an iterator that is added to a multiple of another, :math:`2 h + r`, or divided itself;
+* a *window* is a summation that slides over a traversal;
+* a *run* is a chain of iterators that walk through every source they index without a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from einnet_explore.algebra.flatten import flat_address
+from einnet_explore.algebra.substitute import holds
+from einnet_explore.ir import Access, Bound, Index, Iterator, Quotient, Remainder, Scope, Tensor, accesses
+
+Group = tuple[Iterator, ...]
+
+
+def roles(scope: Scope) -> dict[Iterator, frozenset[int]]:
+    """The numbers of the body's accesses in which each iterator of *scope* occurs."""
+    seen: dict[Iterator, set[int]] = {x: set() for x in (*scope.traversals, *scope.summations)}
+    for n, access in enumerate(accesses(scope.body)):
+        for i in access.index:
+            for x in i.iterators:
+                seen[x].add(n)
+    return {x: frozenset(numbers) for x, numbers in seen.items()}
+
+
+def skews(scope: Scope, group: Group) -> tuple[tuple[Index, Group], ...]:
+    """Sums of at least two iterators of *group* in the body's indices, and which of these the sum may stand for.
+
+    An iterator with a unit coefficient may be replaced; those that occur in no other index are preferred, since
+    replacing another one only moves the skew there.
+    """
+    found: dict[Index, Group] = {}
+    indices = tuple(_indices(scope))
+    for index in indices:
+        for part in _parts(index, group):
+            units = tuple(x for x, k in part.terms if isinstance(x, Iterator) and abs(k) == 1)
+            alone = tuple(x for x in units if all(x not in i.iterators for i in indices if i != index))
+            found.setdefault(part, alone or units)
+    return tuple(found.items())
+
+
+def residues(scope: Scope, group: Group) -> tuple[tuple[Iterator, int], ...]:
+    """Iterators of *group* with a divisor that an index suggests, in order of appearance."""
+    found: dict[tuple[Iterator, int], None] = {}
+    for index in _indices(scope):
+        for atom, k in index.terms:
+            match atom:
+                case Iterator() if abs(k) > 1:
+                    for other, c in index.terms:
+                        if isinstance(other, Iterator) and other in group and c % k and 1 < other.extent:
+                            found.setdefault((other, abs(k)))
+                case Quotient(numerator, d) | Remainder(numerator, d):
+                    for other in numerator.iterators:
+                        if other in group and numerator.coefficient(other) % d:
+                            found.setdefault((other, d))
+    return tuple((x, d) for x, d in found if d < x.extent)
+
+
+def windows(scope: Scope) -> Group:
+    """The summations that are added to a traversal in some index with unit coefficients: they slide over it."""
+    found: dict[Iterator, None] = {}
+    for index in _indices(scope):
+        units = [x for x, k in index.terms if isinstance(x, Iterator) and abs(k) == 1]
+        if any(x in scope.traversals for x in units):
+            found.update((x, None) for x in units if x in scope.summations)
+    return tuple(found)
+
+
+def runs(scope: Scope, pairs: Iterable[tuple[Iterator, Iterator]]) -> tuple[Group, ...]:
+    """The longest chains made of *pairs* (a, b) whose flattened stride of a is extent(b) times that of b everywhere."""
+    after: dict[Iterator, Iterator] = {}
+    for a, b in pairs:
+        if a not in after and b not in after.values() and _contiguous(scope, a, b):
+            after[a] = b
+    chains: list[Group] = []
+    for head in after:
+        if head not in after.values():
+            chain = [head]
+            while (following := after.get(chain[-1])) is not None and following not in chain:
+                chain.append(following)
+            chains.append(tuple(chain))
+    return tuple(chains)
+
+
+def ordered_by_role(scope: Scope, last: Iterator) -> Group:
+    """The traversals of *scope* grouped by the accesses in which they occur, so that operators find their dimensions.
+
+    The group shared by all accesses comes first (it is a batch), the group of *last* comes last (the reader's fastest
+    dimension stays contiguous).  Within a group, iterators of an activation keep the order in which it is stored;
+    a weight can be laid out anew at compile time, so its iterators keep their order as traversals.
+    """
+    role = roles(scope)
+    every = frozenset(range(len(tuple(accesses(scope.body)))))
+    first: dict[frozenset[int], int] = {}
+    for n, x in enumerate(scope.traversals):
+        first.setdefault(role[x], n)
+    stored = _stored_order(scope)
+
+    def key(x: Iterator) -> tuple[bool, bool, int, tuple[int, int], int]:
+        group = role[x]
+        at = stored.get(x, (0, 0))
+        return group == role.get(last, every), group != every, first[group], at, scope.traversals.index(x)
+
+    return tuple(sorted(scope.traversals, key=key))
+
+
+def _stored_order(scope: Scope) -> dict[Iterator, tuple[int, int]]:
+    """(access, dimension) of each iterator's first use in a source that is no weight."""
+    at: dict[Iterator, tuple[int, int]] = {}
+    for n, access in enumerate(accesses(scope.body)):
+        if not (isinstance(access.source, Tensor) and access.source.weight):
+            for d, i in enumerate(access.index):
+                for x in i.iterators:
+                    at.setdefault(x, (n, d))
+    return at
+
+
+def _indices(scope: Scope) -> Iterable[Index]:
+    """The distinct indices of the body's accesses."""
+    return dict.fromkeys(i for access in accesses(scope.body) for i in access.index)
+
+
+def _parts(index: Index, group: Group) -> Iterable[Index]:
+    """*index* if it is a sum over *group* with a unit coefficient, and sums within it that share a factor."""
+    if not index.affine or not all(x in group for x in index.iterators):
+        return
+    if len(index.terms) > 1 and any(abs(k) == 1 for _, k in index.terms):
+        yield index
+    for common in sorted({abs(k) for _, k in index.terms} - {1}):
+        shared = [(x, k // common) for x, k in index.terms if k % common == 0]
+        if len(shared) > 1:
+            part = Index()
+            for x, k in shared:
+                part = part + x * k
+            yield part
+
+
+def _contiguous(scope: Scope, a: Iterator, b: Iterator) -> bool:
+    for access in accesses(scope.body):
+        touched = [d for d, i in enumerate(access.index) if a in i.iterators or b in i.iterators]
+        if touched and not _walks(access, touched, a, b):
+            return False
+    return all(a not in bound.index.iterators and b not in bound.index.iterators for bound in scope.domain)
+
+
+def _walks(access: Access, dimensions: list[int], a: Iterator, b: Iterator) -> bool:
+    box = access.source.box
+    if not all(holds(Bound(access.index[d], *box[d])) for d in dimensions):
+        return False
+    flat = flat_address(access)
+    rest = flat - a * flat.coefficient(a) - b * flat.coefficient(b)
+    if a in rest.iterators or b in rest.iterators:
+        return False
+    return flat.coefficient(b) != 0 and flat.coefficient(a) == b.extent * flat.coefficient(b)

@@ -1,0 +1,83 @@
+"""Timing: what is compared is run in turn, so that a slow moment of the machine hits all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from statistics import median, quantiles
+from time import perf_counter
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds a call: the median over *n* samples and the distance between the quartiles."""
+
+    median: float
+    iqr: float
+    n: int
+
+
+def compare(calls: Mapping[str, Callable[[], object]], rounds: int = 15, min_seconds: float = 0.2) -> dict[str, Timing]:
+    """Time *calls* in interleaved rounds whose order rotates; each sample repeats its call for some milliseconds.
+
+    There are at least *rounds* rounds and at least *min_seconds* of them for every call.  Raises ValueError for no
+    rounds.
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds {rounds}: expected at least 1")
+    names = list(calls)
+    repeats = {name: _repeats(calls[name], min_seconds / rounds) for name in names}
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    spent, turn = 0.0, 0
+    while turn < rounds or spent < min_seconds * len(names):
+        for n in range(len(names)):
+            name = names[(turn + n) % len(names)]
+            seconds = _sample(calls[name], repeats[name])
+            samples[name].append(seconds)
+            spent += seconds * repeats[name]
+        turn += 1
+    return {name: _timing(samples[name]) for name in names}
+
+
+def ratios(samples: Mapping[str, Timing], base: str) -> dict[str, float]:
+    """How often each call's median holds the one of *base*."""
+    return {name: timing.median / samples[base].median for name, timing in samples.items()}
+
+
+@cache
+def stream_bandwidth(threads: int = 1, nbytes: int = 1 << 26) -> float:
+    """Bytes a second of the triad a = b + 2·c, reads and writes counted, over arrays of *nbytes* together."""
+    from einnet_explore.backends import tvm_cpu
+    from einnet_explore.ir import Const, Iterator, Scope, Tensor, add, mul
+
+    lane = 1024
+    rows = max(1, nbytes // (3 * 4 * lane))
+    i, j = Iterator("i", 0, rows), Iterator("j", 0, lane)
+    b, c = (Tensor(name, (rows, lane))[i, j] for name in "bc")
+    kernel = tvm_cpu.compile_scope(Scope((i, j), (), add(b, mul(Const(2), c))), threads=threads)
+    arrays = [tvm_cpu.aligned(np.ones((rows, lane), np.float32)) for _ in range(2)]
+    call = kernel.bind(arrays, tvm_cpu.aligned_empty((rows, lane)))
+    return 3 * 4 * rows * lane / compare({"triad": call}, rounds=5, min_seconds=0.05)["triad"].median
+
+
+def _repeats(call: Callable[[], object], seconds: float) -> int:
+    call()  # the first call may allocate and wake threads
+    start = perf_counter()
+    call()
+    once = max(perf_counter() - start, 1e-7)
+    return max(1, int(min(seconds, 0.005) / once))
+
+
+def _sample(call: Callable[[], object], repeats: int) -> float:
+    start = perf_counter()
+    for _ in range(repeats):
+        call()
+    return (perf_counter() - start) / repeats
+
+
+def _timing(samples: list[float]) -> Timing:
+    low, high = (quantiles(samples, n=4)[i] for i in (0, 2)) if len(samples) > 1 else (samples[0], samples[0])
+    return Timing(median(samples), high - low, len(samples))

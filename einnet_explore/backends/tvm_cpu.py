@@ -1,0 +1,249 @@
+"""eOperators on the CPU through TVM and LLVM: scope → Source → Kernel."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tvm
+import tvm_ffi
+from tvm import te
+from tvm.s_tir import Schedule, ScheduleError
+
+from einnet_explore.backends import measure, schedule
+from einnet_explore.backends.emit import lower
+from einnet_explore.backends.errors import BackendError
+from einnet_explore.backends.files import cache_directory, write_aside
+from einnet_explore.backends.identity import identity
+from einnet_explore.backends.prepare import prepare
+from einnet_explore.ir import Scope, tensors
+
+Array = npt.NDArray[Any]
+
+ALIGNMENT = 64
+"""Bytes; compiled kernels assume it of every array (TVM 0.27 does not check raw arrays)."""
+
+DTYPES = ("float32", "int64")
+
+
+@dataclass(frozen=True)
+class Source:
+    """An eOperator ready to compile: *scope* over *dtype* elements, one template a stage from *rank* downwards.
+
+    ``rank`` 0 is the schedule expected to be fastest; the last one leaves the stages as written.
+    """
+
+    scope: Scope
+    dtype: str = "float32"
+    threads: int = 1
+    rank: int = 0
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """The tensors that the kernel takes, in order."""
+        return tuple(dict.fromkeys(t.name for t in tensors(self.scope)))
+
+    @cached_property
+    def function(self) -> Any:
+        """The scheduled PrimFunc."""
+        prepared = prepare(self.scope)
+        lowered = lower(prepared, self.dtype)
+        # ``prepare`` may drop a tensor that is multiplied away or only read outside its box: it stays a parameter.
+        known = dict(zip(lowered.inputs, lowered.placeholders, strict=True))
+        shapes = {t.name: t.shape for t in tensors(self.scope)}
+        parameters = [known[n] if n in known else te.placeholder(shapes[n], self.dtype, name=n) for n in self.inputs]
+        function = te.create_prim_func([*parameters, lowered.output])
+        return _scheduled(function, lowered.stages, self.rank, self.threads)
+
+    @property
+    def text(self) -> str:
+        """TVMScript."""
+        return str(self.function.script())
+
+    @cached_property
+    def key(self) -> str:
+        """What a compiled kernel is remembered by."""
+        parts = (identity(self.scope), self.dtype, self.threads, self.rank, schedule.VERSION, *_platform())
+        return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:40]
+
+
+def emit(scope: Scope, dtype: str = "float32", threads: int = 1, rank: int = 0) -> Source:
+    """The source of the kernel ``Y[x…] = scope``; raises BackendError for a dtype that kernels do not have."""
+    if dtype not in DTYPES:
+        raise BackendError(f"dtype {dtype}: expected one of {', '.join(DTYPES)}")
+    if threads < 1:
+        raise BackendError(f"threads {threads}: expected at least 1")
+    return Source(scope, dtype, threads, rank)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled eOperator."""
+
+    source: Source
+    function: Any = field(repr=False)
+
+    def __call__(self, *arrays: Array, out: Array | None = None) -> Array:
+        """The result for *arrays*, in the order of ``source.inputs``; arrays that are not aligned are copied."""
+        result = aligned_empty(self.source.scope.shape, self.source.dtype)
+        self.bind(tuple(aligned(a, self.source.dtype) for a in arrays), result)()
+        if out is None:
+            return result
+        out[...] = result
+        return out
+
+    def bind(self, inputs: Sequence[Array], out: Array) -> Callable[[], None]:
+        """A call without arguments that reads *inputs* and writes *out*, where they are now.
+
+        Raises BackendError where an array has the wrong shape or dtype, or is not contiguous and aligned.
+        """
+        shapes = {t.name: t.shape for t in tensors(self.source.scope)}
+        names = self.source.inputs
+        if len(inputs) != len(names):
+            raise BackendError(f"{len(inputs)} arrays for the {len(names)} inputs {', '.join(names)}")
+        for name, array in (*zip(names, inputs, strict=True), ("the result", out)):
+            shape = shapes.get(name, self.source.scope.shape)
+            if array.shape != shape or array.dtype != self.source.dtype:
+                raise BackendError(
+                    f"{name} is {array.dtype}{list(array.shape)}, expected {self.source.dtype}{list(shape)}"
+                )
+            if not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
+                raise BackendError(f"{name} is not contiguous and aligned to {ALIGNMENT} bytes: use aligned_empty")
+        if out.size == 0:
+            return lambda: None
+        held = tuple(tvm_ffi.from_dlpack(a) for a in (*inputs, out))
+        function = self.function
+        return lambda: function(*held)
+
+
+def load(source: Source) -> Kernel:
+    """Compile *source*, or take it from the cache directory; raises BackendError where TVM refuses."""
+    _threads(source.threads)
+    suffix = ".so" if _linker() else ".ll"
+    path = cache_directory() / "kernels" / f"{source.key}{suffix}"
+    if (function := _stored(path)) is not None:
+        return Kernel(source, function)
+    try:
+        module = tvm.compile(tvm.IRModule({"main": source.function}), target=_target(source.threads)).mod
+    except Exception as error:
+        raise BackendError(f"TVM refuses {source.scope!r}: {_last_line(error)}") from error
+    if write_aside(path, lambda new: _save(module, new)) and (function := _stored(path)) is not None:
+        return Kernel(source, function)
+    return Kernel(source, module["main"])
+
+
+def compile_scope(scope: Scope, dtype: str = "float32", threads: int = 1, tune: bool = False) -> Kernel:
+    """``load(emit(scope))``; with *tune* the best of the applicable schedules by measurement."""
+    first = load(emit(scope, dtype, threads))
+    if not tune:
+        return first
+    seen = {first.source.text: first}
+    for rank in range(1, 3):
+        source = emit(scope, dtype, threads, rank)
+        if source.text not in seen:
+            seen[source.text] = load(source)
+    if len(seen) == 1:
+        return first
+    arrays = [aligned(np.ones(t.shape), dtype) for t in {t.name: t for t in tensors(scope)}.values()]
+    result = aligned_empty(scope.shape, dtype)
+    calls = {str(k.source.rank): k.bind(arrays, result) for k in seen.values()}
+    times = measure.compare(calls, rounds=5, min_seconds=0.02)
+    return min(seen.values(), key=lambda k: times[str(k.source.rank)].median)
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike = "float32") -> Array:
+    """An uninitialised array whose first element lies at a multiple of ``ALIGNMENT`` bytes."""
+    kind = np.dtype(dtype)
+    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size].view(kind).reshape(shape)
+
+
+def aligned(array: npt.ArrayLike, dtype: npt.DTypeLike = "float32") -> Array:
+    """*array* as it is where a kernel can take it, else an aligned copy."""
+    given = np.asarray(array)
+    fits = given.dtype == np.dtype(dtype) and given.flags.c_contiguous and given.flags.writeable
+    if fits and given.ctypes.data % ALIGNMENT == 0:
+        return given
+    copy = aligned_empty(given.shape, dtype)
+    copy[...] = given
+    return copy
+
+
+def _scheduled(function: Any, stages: Mapping[str, Scope], rank: int, threads: int) -> Any:
+    """Every stage by its template; a template that TVM refuses for a stage gives way to the next one."""
+    current = function
+    for name, scope in stages.items():
+        names = schedule.templates(scope)
+        for template in names[min(rank, len(names) - 1) :]:
+            trial = Schedule(current)
+            try:
+                schedule.apply(template, trial, name, scope, threads)
+            except (ScheduleError, RuntimeError, ValueError):
+                continue
+            current = trial.mod["main"]
+            break
+    return current
+
+
+@cache
+def _target(threads: int) -> Any:
+    return tvm.target.Target({"kind": "llvm", "num-cores": threads, "mcpu": _platform()[1]})
+
+
+@cache
+def _platform() -> tuple[str, str]:
+    """(TVM's version, the host's CPU as LLVM calls it)."""
+    return tvm.__version__, str(tvm.target.codegen.llvm_get_system_cpu())
+
+
+@cache
+def _linker() -> str | None:
+    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
+_pool = 0
+
+
+def _threads(threads: int) -> None:
+    """TVM's pool grows to the largest number of threads that a kernel asks for."""
+    global _pool  # noqa: PLW0603 - the pool is the process's
+    if threads > _pool:
+        tvm.get_global_func("runtime.config_threadpool")(1, threads)
+        _pool = threads
+
+
+def _save(module: Any, path: Path) -> None:
+    if path.suffix == ".ll":
+        module.write_to_file(str(path), "ll")
+        return
+    compiled = path.with_suffix(".o")
+    module.write_to_file(str(compiled), "o")
+    command = [str(_linker()), "-shared", "-o", str(path), str(compiled)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(done.stderr)
+
+
+def _stored(path: Path) -> Any:
+    """The function in *path*; None where there is none, or a damaged one."""
+    if not path.is_file():
+        return None
+    try:
+        return tvm.runtime.load_module(str(path))["main"]
+    except Exception:
+        path.unlink(missing_ok=True)
+        return None
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

@@ -1,0 +1,171 @@
+"""An ONNX model as a value: nodes in order, known shapes, weights, and a name for every value that expressions may use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+Array: TypeAlias = "NDArray[Any]"
+Shape: TypeAlias = "tuple[int, ...]"
+
+
+class ModelError(ValueError):
+    """The model cannot be used; one line: ``FILE: node NAME (OpType): found …, expected …``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One ONNX node; *inputs* and *outputs* are value names, ``""`` where an optional one is left out.
+
+    *captured* are the outer values that its subgraphs read.  *name* is unique in the model.
+    """
+
+    name: str
+    op: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    proto: onnx.NodeProto
+    captured: tuple[str, ...] = ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Every value it needs, once."""
+        return tuple(dict.fromkeys(name for name in (*self.inputs, *self.captured) if name))
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Every value it computes."""
+        return tuple(name for name in self.outputs if name)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Attribute values by name; strings are ``bytes``, as in ONNX."""
+        return {a.name: helper.get_attribute_value(a) for a in self.proto.attribute}
+
+    def __str__(self) -> str:
+        return f"node {self.name} ({self.op})"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of the graph: its shape (None where it is not known before the model runs) and NumPy dtype."""
+
+    name: str
+    shape: Shape | None
+    dtype: np.dtype[Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A checked model with static inputs.
+
+    *proto* is normalised: local functions inlined, ``Constant`` nodes turned into initialisers, shape computations
+    folded, opset 21 where ONNX's converter manages it, nodes in the order of *nodes*.  *original* is what was read,
+    with the shapes that were asked for: the reference to compare with.
+    """
+
+    path: str
+    proto: onnx.ModelProto
+    original: onnx.ModelProto
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    weights: Mapping[str, Array]
+    values: Mapping[str, Value]
+    identifiers: Mapping[str, str]
+
+    @property
+    def opset(self) -> int:
+        """The version of the default operator set that *proto* uses."""
+        return opset(self.proto)
+
+    def known(self, name: str) -> bool:
+        """Whether the shape and the element type of *name* are known before the model runs."""
+        value = self.values.get(name)
+        return value is not None and value.shape is not None and value.dtype is not None
+
+    def shape(self, name: str) -> Shape:
+        """The shape of value *name*; raises ModelError where it is not known before the model runs."""
+        value = self.values.get(name)
+        if value is None or value.shape is None:
+            raise ModelError(f"{self.path}: value {name}: found no static shape, expected one")
+        return value.shape
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """The NumPy dtype of value *name*; raises ModelError where it is not a tensor of numbers."""
+        value = self.values.get(name)
+        if value is None or value.dtype is None:
+            raise ModelError(f"{self.path}: value {name}: found no element type, expected a tensor")
+        return value.dtype
+
+
+def opset(proto: onnx.ModelProto) -> int:
+    """The version of the default operator set; 0 where the model names none."""
+    return max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+
+
+def nodes_of(graph: onnx.GraphProto) -> tuple[Node, ...]:
+    """The nodes of *graph* in its order, with unique names; an unnamed one is called after its operator."""
+    used: set[str] = set()
+    out = []
+    for proto in graph.node:
+        stem = proto.name or proto.op_type
+        name = stem if proto.name and stem not in used else _numbered(stem, used)
+        used.add(name)
+        out.append(
+            Node(
+                name,
+                proto.op_type,
+                "" if proto.domain == "ai.onnx" else proto.domain,
+                tuple(proto.input),
+                tuple(proto.output),
+                proto,
+                tuple(dict.fromkeys(_captured(proto))),
+            )
+        )
+    return tuple(out)
+
+
+def identifiers(names: Iterable[str]) -> Mapping[str, str]:
+    """A distinct identifier of the text form for every value name.
+
+    None holds two underscores in a row or ends in one: ``<identifier>__<word>`` is free for intermediate results.
+    """
+    out: dict[str, str] = {}
+    used = set(_RESERVED)
+    for name in names:
+        stem = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "v"
+        stem = f"v{stem}" if stem[0].isdigit() else stem
+        out[name] = stem if stem not in used else _numbered(f"{stem}_", used)
+        used.add(out[name])
+    return MappingProxyType(out)
+
+
+_RESERVED = frozenset(
+    "tensor pad value weight output sum max min prod inf nan relu tanh sigmoid exp log sqrt rsqrt abs erf pow "
+    "maximum minimum where via".split()
+)
+
+
+def _numbered(stem: str, used: set[str]) -> str:
+    return next(name for n in range(len(used) + 1) if (name := f"{stem}{n}") not in used)
+
+
+def _captured(proto: onnx.NodeProto) -> Iterable[str]:
+    for attribute in proto.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            inner = {v.name for v in graph.input} | {w.name for w in graph.initializer}
+            inner |= {w.values.name for w in graph.sparse_initializer}
+            inner |= {name for node in graph.node for name in node.output}
+            for node in graph.node:
+                yield from (name for name in (*node.input, *_captured(node)) if name and name not in inner)
+            yield from (v.name for v in graph.output if v.name not in inner)

@@ -1,0 +1,177 @@
+"""ONNX in: a file becomes a checked ``Model`` with static shapes, or one line that says what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import helper, inliner, numpy_helper, version_converter
+
+from einnet_explore.graph.checks import check_header, check_names, check_sizes, check_weights, in_order
+from einnet_explore.graph.model import Model, ModelError, Shape, identifiers, nodes_of, opset
+from einnet_explore.graph.shapes import fold, give_shapes, infer, values_of
+
+OPSET = 21
+"""The opset that models are converted to where ONNX's converter can do it."""
+
+_NO_SHAPES: Mapping[str, Shape] = MappingProxyType({})
+
+
+def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Mapping[str, Shape] = _NO_SHAPES) -> Model:
+    """Read *model*, give its dynamic inputs *shapes*, check it and normalise it (see ``Model``).
+
+    Raises ModelError, one line: a file that is missing, truncated or not ONNX; an IR version or opset that is too new;
+    names that are given twice or never; a cycle; shapes left open, misnamed or contradictory; NaN weights; dimensions
+    of size 0.
+    """
+    file, proto = _read(model)
+    check_header(file, proto)
+    if proto.functions:
+        proto = inliner.inline_local_functions(proto)
+    _sort(file, proto)
+    give_shapes(file, proto.graph, shapes)
+    _lift_constants(file, proto)
+    original = onnx.ModelProto()
+    original.CopyFrom(proto)
+    _valid(file, proto)
+    check_weights(file, nodes_of(proto.graph), {w.name: numpy_helper.to_array(w) for w in proto.graph.initializer})
+    proto = fold(file, _converted(file, proto))
+    return _model(file, proto, original)
+
+
+def _model(file: str, proto: onnx.ModelProto, original: onnx.ModelProto) -> Model:
+    _sort(file, proto)
+    graph = proto.graph
+    nodes, values = nodes_of(graph), values_of(graph)
+    weights = {w.name: numpy_helper.to_array(w) for w in graph.initializer}
+    inputs = tuple(values[v.name] for v in graph.input if v.name not in weights)
+    check_sizes(file, inputs, nodes, values)
+    return Model(
+        file,
+        proto,
+        original,
+        inputs,
+        tuple(values[v.name] for v in graph.output),
+        nodes,
+        MappingProxyType(weights),
+        MappingProxyType(values),
+        identifiers(values),
+    )
+
+
+def _read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[str, onnx.ModelProto]:
+    match model:
+        case onnx.ModelProto():
+            proto = onnx.ModelProto()
+            proto.CopyFrom(model)
+            return "<model>", proto
+        case bytes():
+            return "<bytes>", _parsed("<bytes>", model)
+        case _:
+            path = Path(model)
+            try:
+                data = path.read_bytes()
+            except OSError as error:
+                raise ModelError(f"{path}: found {error.strerror}, expected a readable ONNX file") from None
+            proto = _parsed(str(path), data)
+            try:
+                onnx.load_external_data_for_model(proto, str(path.parent))
+            except (OSError, ValueError, onnx.checker.ValidationError) as error:
+                raise ModelError(f"{path}: external data: found {_line(error)}, expected the weights' file") from None
+            return str(path), proto
+
+
+def _parsed(file: str, data: bytes) -> onnx.ModelProto:
+    if not data:
+        raise ModelError(f"{file}: found an empty file, expected an ONNX model")
+    try:
+        return onnx.load_model_from_string(data)
+    except DecodeError:
+        # An ONNX file starts with the tag of its IR version.
+        what = "a truncated or damaged ONNX file" if data[0] == 0x08 else "a file that is not ONNX"
+        raise ModelError(f"{file}: found {what}, expected an ONNX model") from None
+
+
+def _sort(file: str, proto: onnx.ModelProto) -> None:
+    """Check the names in the graph of *proto* and put its nodes in topological order, named uniquely."""
+    nodes = nodes_of(proto.graph)
+    check_names(file, proto.graph, nodes)
+    copies = []
+    for node in in_order(file, nodes):
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node.proto)
+        copy.name = node.name
+        copies.append(copy)
+    del proto.graph.node[:]
+    proto.graph.node.extend(copies)
+
+
+def _lift_constants(file: str, proto: onnx.ModelProto) -> None:
+    graph = proto.graph
+    kept = []
+    for node in nodes_of(graph):
+        attributes = node.attributes
+        if node.op != "Constant" or node.domain or not attributes.keys() <= _CONSTANTS.keys() or not attributes:
+            kept.append(node.proto)
+            continue
+        kind, value = next(iter(attributes.items()))
+        tensor = onnx.TensorProto()
+        if kind == "value":
+            tensor.CopyFrom(value)
+        else:
+            many = kind.endswith("s")
+            tensor.CopyFrom(helper.make_tensor("", _CONSTANTS[kind], [len(value)] if many else [], value if many else [value]))
+        tensor.name = node.outputs[0]
+        graph.initializer.append(tensor)
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
+_CONSTANTS = {
+    "value": onnx.TensorProto.UNDEFINED,
+    "value_float": onnx.TensorProto.FLOAT,
+    "value_floats": onnx.TensorProto.FLOAT,
+    "value_int": onnx.TensorProto.INT64,
+    "value_ints": onnx.TensorProto.INT64,
+}
+
+
+def _valid(file: str, proto: onnx.ModelProto) -> None:
+    """ONNX's own checks: attributes, types, operators that exist."""
+    if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
+        return
+    bare = onnx.ModelProto()
+    bare.CopyFrom(proto)
+    try:
+        onnx.checker.check_model(bare)
+    except onnx.checker.ValidationError as error:
+        message = str(error)
+        blamed = next((n for n in nodes_of(proto.graph) if f"name: {n.name} " in message or f"({n.name})" in message), None)
+        where = f"{file}: {blamed}" if blamed else file
+        raise ModelError(f"{where}: found {_line(error)}, expected a valid ONNX model") from None
+
+
+def _converted(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
+    """*proto* at opset 21, if it is older and the converter can do it; otherwise as it is."""
+    if opset(proto) >= OPSET:
+        return proto
+    try:
+        converted = version_converter.convert_version(infer(file, proto), OPSET)
+        onnx.checker.check_model(converted)
+    except (RuntimeError, onnx.checker.ValidationError, version_converter.ConvertError):
+        return proto
+    converted.ir_version = max(converted.ir_version, _IR_OF_OPSET)
+    _lift_constants(file, converted)
+    return converted
+
+
+_IR_OF_OPSET = 10
+
+
+def _line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")

@@ -1,0 +1,186 @@
+"""Shapes: those that a user gives for dynamic inputs, those that follow, and shape computations folded away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper, shape_inference
+from onnx.reference import ReferenceEvaluator
+
+from einnet_explore.graph.model import Array, ModelError, Node, Shape, Value, nodes_of
+
+
+def give_shapes(file: str, graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> None:
+    """Write *shapes* into the inputs of *graph*; a named dimension that two inputs share is given once.
+
+    Raises ModelError on an unknown name, another rank, a static dimension that differs, a size below 1, and where a
+    dimension stays open.
+    """
+    weights = {w.name for w in graph.initializer}
+    inputs = {v.name: v for v in graph.input if v.name not in weights and v.type.HasField("tensor_type")}
+    symbols: dict[str, tuple[int, str]] = {}
+    for name, given in shapes.items():
+        if name not in inputs:
+            raise ModelError(f"{file}: --shape {name}: found no such input, expected one of {', '.join(inputs)}")
+        _give(file, inputs[name], tuple(given), symbols)
+    unknown = []
+    for name, value in inputs.items():
+        tensor = value.type.tensor_type
+        if not tensor.HasField("shape"):
+            unknown.append(f"all dimensions of {name} (--shape {name}=…)")
+            continue
+        for dim in tensor.shape.dim:
+            if dim.dim_param in symbols:
+                dim.dim_value = symbols[dim.dim_param][0]
+        if open_ := [n for n, d in enumerate(tensor.shape.dim) if _size(d) is None]:
+            names = ", ".join(f"{n} ({tensor.shape.dim[n].dim_param or 'unnamed'})" for n in open_)
+            asked = ",".join("?" if (size := _size(d)) is None else str(size) for d in tensor.shape.dim)
+            unknown.append(f"dimension {names} of {name} (--shape {name}={asked})")
+    if unknown:
+        raise ModelError(f"{file}: found dynamic shapes: {'; '.join(unknown)}; expected a number for each")
+
+
+def _give(file: str, value: onnx.ValueInfoProto, given: Shape, symbols: dict[str, tuple[int, str]]) -> None:
+    tensor = value.type.tensor_type
+    where = f"{file}: --shape {value.name}={','.join(map(str, given))}"
+    if tensor.HasField("shape") and len(tensor.shape.dim) != len(given):
+        raise ModelError(f"{where}: found {len(given)} dimensions, expected {len(tensor.shape.dim)}")
+    if any(size < 1 for size in given):
+        raise ModelError(f"{where}: found a dimension of size {min(given)}, expected at least 1")
+    if not tensor.HasField("shape"):
+        tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension() for _ in given)
+    for n, (dim, size) in enumerate(zip(tensor.shape.dim, given, strict=True)):
+        known = _size(dim)
+        if known is not None and known != size:
+            raise ModelError(f"{where}: found {size} for dimension {n}, expected {known}, which the model fixes")
+        symbol = dim.dim_param
+        if symbol.isidentifier():
+            if symbols.setdefault(symbol, (size, value.name))[0] != size:
+                other, first = symbols[symbol]
+                raise ModelError(f"{where}: found {size} for dimension {n} ({symbol}), expected {other} as in {first}")
+        dim.dim_value = size
+
+
+def _size(dim: onnx.TensorShapeProto.Dimension) -> int | None:
+    """A dimension's size; exporters also write -1 for an open one."""
+    return dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
+
+
+def infer(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
+    """*proto* with every shape that follows from its inputs'; raises ModelError where shapes contradict one another."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(proto)
+    del bare.graph.value_info[:]
+    for value in bare.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    strict = all(node.domain in ("", "ai.onnx") for node in bare.graph.node)
+    try:
+        return shape_inference.infer_shapes(bare, check_type=strict, strict_mode=strict, data_prop=True)
+    except (shape_inference.InferenceError, RuntimeError) as error:
+        raise ModelError(f"{file}: found shapes that do not fit: {_blamed(proto, str(error))}") from None
+
+
+def _blamed(proto: onnx.ModelProto, message: str) -> str:
+    # ONNX writes "(op_type:Conv, node name: c1): [ShapeInferenceError] …", one line a node.
+    line = next((line for line in message.splitlines() if "op_type:" in line or "Error]" in line), message)
+    said = line.split("Error]", 1)[-1].strip(" :.") or line
+    for node in nodes_of(proto.graph):
+        if node.proto.name and f"node name: {node.proto.name})" in line:
+            return f"{node}: {said}"
+    return line.strip()
+
+
+_SMALL = 4096
+"""A shape computation handles lists of dimensions; whatever has more elements is data."""
+
+
+def fold(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
+    """*proto* with shapes inferred and every small integer or boolean result that is known beforehand as an initialiser.
+
+    ``Shape → Gather → Concat → Reshape`` chains go this way.  Real-valued weight expressions are left to the optimiser.
+    """
+    proto = infer(file, proto)
+    while _fold_once(proto):
+        proto = infer(file, proto)
+    return proto
+
+
+def _fold_once(proto: onnx.ModelProto) -> bool:
+    graph = proto.graph
+    values = values_of(graph)
+    known = {w.name: w for w in graph.initializer}
+    kept = []
+    for node in nodes_of(graph):
+        results = _folded(node, values, known, proto)
+        if results is None:
+            kept.append(node.proto)
+            continue
+        for name, array in zip(node.outputs, results, strict=False):
+            known[name] = numpy_helper.from_array(array, name)
+            graph.initializer.append(known[name])
+    changed = len(kept) < len(graph.node)
+    if changed:
+        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
+        del graph.node[:]
+        graph.node.extend(copies)
+    return changed
+
+
+def _folded(
+    node: Node, values: Mapping[str, Value], known: Mapping[str, onnx.TensorProto], proto: onnx.ModelProto
+) -> list[Array] | None:
+    """What *node* computes, if it is a shape computation whose inputs are known."""
+    made = [values.get(name) for name in node.results]
+    if node.domain or node.captured or any(name in {v.name for v in proto.graph.output} for name in node.results):
+        return None
+    if any(v is None or v.shape is None or v.dtype is None or v.dtype.kind not in "iub" for v in made):
+        return None
+    if sum(int(np.prod(v.shape)) for v in made if v is not None and v.shape is not None) > _SMALL:
+        return None
+    if node.op in ("Shape", "Size"):
+        source = values.get(node.inputs[0])
+        if source is None or source.shape is None:
+            return None
+        feed: dict[str, Array] = {node.inputs[0]: np.broadcast_to(np.float32(0), source.shape)}
+    elif node.reads and all(name in known for name in node.reads) and not node.op.startswith(("Random", "Bernoulli")):
+        feed = {name: numpy_helper.to_array(known[name]) for name in node.reads}
+    else:
+        return None
+    types = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feed.items()]
+    wanted = [onnx.ValueInfoProto(name=name) for name in node.results]
+    graph = helper.make_graph([node.proto], "fold", types, wanted)
+    single = helper.make_model(graph, opset_imports=list(proto.opset_import), ir_version=proto.ir_version)
+    try:
+        found: list[Any] = ReferenceEvaluator(single).run(None, feed)
+    except Exception:  # whatever the evaluator cannot do stays a node
+        return None
+    return [np.asarray(a) for a in found]
+
+
+def values_of(graph: onnx.GraphProto) -> dict[str, Value]:
+    """Every value of *graph* with its shape and dtype, as far as they are known."""
+    out = {name: Value(name, None, None) for node in graph.node for name in node.output if name}
+    for info in (*graph.value_info, *graph.output, *graph.input):
+        out[info.name] = _value(info)
+    for weight in graph.initializer:
+        out[weight.name] = Value(weight.name, tuple(weight.dims), _dtype(weight.data_type))
+    return out
+
+
+def _value(info: onnx.ValueInfoProto) -> Value:
+    if not info.type.HasField("tensor_type"):
+        return Value(info.name, None, None)
+    tensor = info.type.tensor_type
+    sizes = [_size(d) for d in tensor.shape.dim] if tensor.HasField("shape") else [None]
+    shape = tuple(s for s in sizes if s is not None)
+    return Value(info.name, shape if len(shape) == len(sizes) else None, _dtype(tensor.elem_type))
+
+
+def _dtype(code: int) -> np.dtype[Any] | None:
+    try:
+        return np.dtype(helper.tensor_dtype_to_np_dtype(code))
+    except KeyError:
+        return None

@@ -1,0 +1,128 @@
+r"""Scopes read as one operation over accesses, and their expression distance to operators (EinNet §6.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import permutations
+
+from einnet_explore.algebra.substitute import substitute
+from einnet_explore.ir import Access, Apply, Const, IndexLike, Iterator, Scope
+from einnet_explore.operators.operator import Operator
+from einnet_explore.operators.pattern import Pattern
+
+
+class Unmatched(ValueError):
+    """The scope is not this operator; the message says where it differs, with numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDistance:
+    """One row of an expression distance: a group of the table, the operator's iterators, the scope's, the mismatch."""
+
+    group: str
+    expected: tuple[str, ...]
+    found: tuple[Iterator, ...]
+    mismatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """Expression distance: the number of mismatched iterators under the best tensor map *operands*."""
+
+    total: int
+    operands: tuple[int, ...]
+    groups: tuple[GroupDistance, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A scope read as ``scale · op(accesses) / divisor``; iterators of extent 1 are replaced by their value."""
+
+    scope: Scope
+    op: str
+    reads: tuple[Access, ...]
+    scale: float
+    divisor: float
+
+    @property
+    def iterators(self) -> tuple[Iterator, ...]:
+        """The iterators of extent other than 1, traversals first."""
+        return tuple(x for x in (*self.scope.traversals, *self.scope.summations) if x.extent != 1)
+
+    def group(self, x: Iterator, operands: tuple[int, ...]) -> str:
+        """Where *x* occurs: the operands in the order given, the output last."""
+        key = "".join("Y" if any(x in i.iterators for i in self.reads[a].index) else "N" for a in operands)
+        return key + ("Y" if x in self.scope.traversals else "N")
+
+    def groups(self, operands: tuple[int, ...]) -> dict[str, list[Iterator]]:
+        """The iterators by where they occur."""
+        out: dict[str, list[Iterator]] = {}
+        for x in self.iterators:
+            out.setdefault(self.group(x, operands), []).append(x)
+        return out
+
+
+@lru_cache(maxsize=4096)
+def read_form(scope: Scope) -> Form | str:
+    """*scope* as a reduction of one operation over accesses, or why it is none."""
+    if scope.domain:
+        return f"the scope is restricted to a domain: {', '.join(map(repr, scope.domain))}"
+    body, scale, divisor = scope.body, 1.0, 1.0
+    match body:
+        case Apply("/", (Access() as read, Const(value))):
+            body, divisor = read, value
+        case Apply("*", (Const(value), *rest)) if scope.reduce == "sum" and rest:
+            body, scale = rest[0] if len(rest) == 1 else Apply("*", tuple(rest)), value
+    one: dict[Iterator, IndexLike] = {x: x.lo for x in (*scope.traversals, *scope.summations) if x.extent == 1}
+    match substitute(body, one):
+        case Access() as read:
+            return Form(scope, "", (read,), scale, divisor)
+        case Apply(op, args) if all(isinstance(a, Access) for a in args):
+            return Form(scope, op, tuple(a for a in args if isinstance(a, Access)), scale, divisor)
+    return f"the body is no single operation over accesses: {body!r}"
+
+
+def comparable(scope: Scope, operator: Operator) -> Form:
+    """The form of *scope* if it differs from *operator* in iterators only; raises Unmatched otherwise."""
+    form, pattern = read_form(scope), operator.pattern
+    if isinstance(form, str):
+        raise Unmatched(form)
+    if len(form.reads) != len(pattern.operands):
+        raise Unmatched(f"{operator.name} has {len(pattern.operands)} operands, the body reads {len(form.reads)}")
+    if form.op != pattern.op:
+        raise Unmatched(f"{operator.name} combines operands by {pattern.op or 'nothing'}, the body by {form.op or 'nothing'}")
+    summed = any(x.extent != 1 for x in form.scope.summations)
+    if (summed or pattern.summations) and form.scope.reduce != pattern.reduce:
+        raise Unmatched(f"{operator.name} reduces by {pattern.reduce}, the scope by {form.scope.reduce}")
+    return form
+
+
+def tensor_maps(form: Form, pattern: Pattern) -> Iterable[tuple[int, ...]]:
+    """Orders of the operands; operands that the pattern reads alike are not exchanged."""
+    n = len(form.reads)
+    if pattern.op not in ("*", "+", "maximum", "minimum"):
+        yield tuple(range(n))
+        return
+    shapes = [operand.dimensions for operand in pattern.operands]
+    for order in permutations(range(n)):
+        if all(order[i] < order[j] for i in range(n) for j in range(i + 1, n) if shapes[i] == shapes[j]):
+            yield order
+
+
+def distance(scope: Scope, operator: Operator) -> Distance:
+    """The expression distance from *scope* to *operator*; raises Unmatched where no rule about iterators can help."""
+    form = comparable(scope, operator)
+    return min((_distance(form, operator, p) for p in tensor_maps(form, operator.pattern)), key=lambda d: d.total)
+
+
+def _distance(form: Form, operator: Operator, operands: tuple[int, ...]) -> Distance:
+    found = form.groups(operands)
+    rows = []
+    for key in dict.fromkeys((*dict(operator.table.groups), *found)):
+        names = operator.table.group(key)
+        needed = sum(name not in operator.pattern.optional for name in names)
+        have = len(found.get(key, ()))
+        rows.append(GroupDistance(key, names, tuple(found.get(key, ())), max(0, have - len(names), needed - have)))
+    return Distance(sum(row.mismatch for row in rows), operands, tuple(rows))

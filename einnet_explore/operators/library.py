@@ -1,0 +1,35 @@
+"""The library's operators, each one value.  Users pass a longer tuple."""
+
+from __future__ import annotations
+
+from einnet_explore.operators.operator import Operator
+
+MATMUL = Operator(
+    "Matmul",
+    "C[b?, m, n] = sum[k] A[b?, m, k] or ta[b?, k, m] * B[b?, k, n] or tb[b?, n, k]",
+    batched="BatchMatmul",
+    strided=True,
+)
+CONV1D = Operator("Conv1d", "Y[n, g?, f, h] = sum[c, r] X[n, g?, c, sh*h + dh*r - ph : H] * K[g?, f, c, r]")
+CONV2D = Operator(
+    "Conv2d",
+    "Y[n, g?, f, h, w] = sum[c, r, s] X[n, g?, c, sh*h + dh*r - ph : H, sw*w + dw*s - pw : W] * K[g?, f, c, r, s]",
+)
+CONV3D = Operator(
+    "Conv3d",
+    "Y[n, g?, f, d, h, w] = sum[c, q, r, s] "
+    "X[n, g?, c, sd*d + dd*q - pd : D, sh*h + dh*r - ph : H, sw*w + dw*s - pw : W] * K[g?, f, c, q, r, s]",
+)
+CONV_TRANSPOSE1D = Operator(
+    "ConvTranspose1d", "Y[n, g?, f, y] = sum[c, h] X[n, g?, c, h] * K[g?, c, f, y - sh*h + ph : R]"
+)
+CONV_TRANSPOSE2D = Operator(
+    "ConvTranspose2d",
+    "Y[n, g?, f, y, x] = sum[c, h, w] X[n, g?, c, h, w] * K[g?, c, f, y - sh*h + ph : R, x - sw*w + pw : S]",
+)
+G2BMM = Operator("G2BMM", "C[b?, m, w] = sum[k] A[b?, m, k] * B[b?, m + d*w - d*W : |m|, k] where |w| == 2*W + 1")
+GBMM = Operator("GBMM", "C[b?, m, n] = sum[w] A[b?, m, w] * B[b?, m + d*w - d*W : |m|, n] where |w| == 2*W + 1")
+
+OPERATORS: tuple[Operator, ...] = (
+    MATMUL, CONV1D, CONV2D, CONV3D, CONV_TRANSPOSE1D, CONV_TRANSPOSE2D, G2BMM, GBMM,
+)  # fmt: skip

@@ -1,0 +1,240 @@
+r"""Operator matching (EinNet §5.1): tensor maps, then iterator maps by group, then attributes on flattened strides.
+
+A scope :math:`L_{\vec x} \sum_{\vec y} A[\tau_A]\,B[\tau_B]` matches an operator when its iterators can be given to the operator's,
+group by group (see ``IteratorTable``).  Several iterators are merged into one, :math:`m = t_1 T_2 + t_2`; composite
+indices (``sh*h + dh*r - ph``) take one dimension of the source as it is, and their coefficients solve the attributes.
+Iterators of extent 1 are constants: they belong to no group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from einnet_explore.ir import REDUCTIONS, Access, Attribute, Index, IndexLike, Iterator, Scope, Tensor, as_index
+from einnet_explore.operators.form import Form, Unmatched, comparable, tensor_maps
+from einnet_explore.operators.layout import leading, packed, strides_of
+from einnet_explore.operators.maps import iterator_maps
+from einnet_explore.operators.operator import Attributes, Operator
+from einnet_explore.operators.solving import Assignment, names, solve
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one operand of the call comes from the scope: *scope* has the operand's canonical box and reads the source.
+
+    *same*: it is the source itself.  *free*: it is the source or a view that the operator takes; otherwise an eOperator
+    has to gather it, and *why* says why.
+    """
+
+    scope: Scope
+    same: bool
+    free: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorMatch:
+    """One way in which a scope is an operator.
+
+    Operand *p* of the operator is the scope's access ``operands[p]``, laid out as ``layouts[p]``.  The scope's value at
+    its traversals is ``scale`` times the call's result at ``index``.
+    """
+
+    operator: Operator
+    operands: tuple[int, ...]
+    iterators: tuple[tuple[str, tuple[Iterator, ...]], ...]
+    attributes: tuple[tuple[str, Attribute], ...]
+    layouts: tuple[Layout, ...]
+    index: tuple[Index, ...]
+    scale: float
+    output_free: bool
+
+    @property
+    def direct(self) -> bool:
+        """Whether no operand needs an eOperator."""
+        return all(layout.free for layout in self.layouts)
+
+    @property
+    def solved(self) -> int:
+        """How many of the iterators stand in composite indices."""
+        return sum(len(xs) for name, xs in self.iterators if name not in self.operator.pattern.merged)
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """The numbers of the accesses (-1 for the result) that need no eOperator."""
+        free = {a for a, layout in zip(self.operands, self.layouts, strict=True) if layout.free}
+        return frozenset((*free, -1) if self.output_free else free)
+
+
+def match(scope: Scope, operator: Operator, limit: int = 16, direct: bool = False) -> tuple[OperatorMatch, ...]:
+    """The ways in which *scope* is *operator*, those that keep more layouts first, at most *limit*.
+
+    A way is left out if another one has more iterators in composite indices (a convolution whose taps are channels is none that
+    anybody means), or keeps the layout of every tensor that it keeps, and of more.  *direct* takes only ways without
+    layout eOperators for operands.  Raises Unmatched with every reason if there is none.
+    """
+    form = comparable(scope, operator)
+    found: dict[tuple[object, ...], OperatorMatch] = {}
+    reasons: dict[str, None] = {}
+    for operands in tensor_maps(form, operator.pattern):
+        try:
+            for iterators in iterator_maps(form, operator, operands):
+                try:
+                    way = fit(scope, operator, operands, iterators)
+                except Unmatched as reason:
+                    reasons.setdefault(str(reason))
+                    continue
+                if direct and not way.direct:
+                    reasons.setdefault("; ".join(layout.why for layout in way.layouts if not layout.free))
+                    continue
+                found.setdefault((way.operands, way.iterators), way)
+        except Unmatched as reason:
+            reasons.setdefault(str(reason))
+    if not found:
+        raise Unmatched(f"no {operator.name}: " + ("; ".join(reasons) or "no dimension can be its composite index"))
+    solved = max(w.solved for w in found.values())
+    best = [w for w in found.values() if w.solved == solved]
+    ways = [w for w in best if not any(w.kept < other.kept for other in best)]
+    return tuple(sorted(ways, key=lambda w: -len(w.kept))[:limit])
+
+
+def fit(
+    scope: Scope,
+    operator: Operator,
+    operands: tuple[int, ...],
+    iterators: Assignment,
+    flags: Attributes | None = None,
+) -> OperatorMatch:
+    """*scope* as *operator* with the tensor map *operands* and the iterator map *iterators*, attributes solved.
+
+    *flags* fixes the operands' orders (``ta``, ``tb``) instead of taking the best ones.  Raises Unmatched where it does not fit.
+    """
+    form, pattern = comparable(scope, operator), operator.pattern
+    if sorted(operands) != list(range(len(form.reads))):
+        raise Unmatched(f"the tensor map {list(operands)} does not number the {len(form.reads)} operands")
+    _assigned(form, operator, operands, iterators)
+    numbers = {f"|{name}|": prod(x.extent for x in iterators.get(name, ())) for name in pattern.iterators}
+    windows = solve(form, operator, operands, iterators, numbers)
+    if (divisor := pattern.divisor.value(numbers)) != form.divisor:
+        raise Unmatched(f"the body is divided by {form.divisor:g}, {operator.name} divides by {divisor}")
+    attributes: dict[str, Attribute] = {name: numbers[f"|{name}|"] for name in pattern.iterators}
+    attributes |= {name: numbers[name] for name in pattern.attributes}
+    layouts = list[Layout]()
+    for p, a in enumerate(operands):
+        layout, chosen = _layout(operator, p, windows.get(p, form.reads[a]), iterators, attributes, flags)
+        layouts.append(layout)
+        attributes |= chosen
+    index, free = _output(form, operator, iterators, attributes)
+    return OperatorMatch(
+        operator,
+        tuple(operands),
+        tuple((name, tuple(iterators.get(name, ()))) for name in pattern.iterators),
+        tuple(attributes.items()),
+        tuple(layouts),
+        index,
+        form.scale,
+        free,
+    )
+
+
+def _assigned(form: Form, operator: Operator, operands: tuple[int, ...], iterators: Assignment) -> None:
+    """Every iterator is given once, to an iterator of its own group."""
+    given = [x for xs in iterators.values() for x in xs]
+    if sorted(given, key=repr) != sorted(form.iterators, key=repr):
+        raise Unmatched(f"the iterator map gives {names(given)}; the scope has {names(form.iterators)}")
+    for name, xs in iterators.items():
+        if name not in operator.pattern.iterators:
+            raise Unmatched(f"{operator.name} has no iterator {name}, only {', '.join(operator.pattern.iterators)}")
+        for x in xs:
+            want, have = operator.table.of(name), form.group(x, operands)
+            if want != have:
+                raise Unmatched(f"{x.name} is {have}, {name} of {operator.name} is {want}")
+        if len(xs) > 1 and name not in operator.pattern.merged:
+            raise Unmatched(f"{name} of {operator.name} takes one iterator, given {names(xs)}")
+
+
+def _layout(
+    operator: Operator,
+    operand: int,
+    read: Access,
+    iterators: Assignment,
+    attributes: dict[str, Attribute],
+    flags: Attributes | None,
+) -> tuple[Layout, dict[str, Attribute]]:
+    """The operand in its best order, or in the one that *flags* ask for, and the attributes that say so."""
+    pattern = operator.pattern.operands[operand]
+    orders = [dict[str, Attribute](), *({flag: 1} for flag, _ in pattern.variants)]
+    if flags is not None:
+        orders = [o for o in orders if all(flags.get(f, 0) == o.get(f, 0) for f, _ in pattern.variants)][:1]
+    tried = [(_gather(operator, operand, read, iterators, attributes | order), order) for order in orders]
+    best, order = max(tried, key=lambda t: (t[0].same, t[0].free))
+    strides = strides_of(best.scope)
+    if best.free and not isinstance(strides, str) and not packed(strides, best.scope.shape):
+        order |= {f"ld{pattern.name.lower()}": strides[-2]}
+    return best, order
+
+
+def _gather(
+    operator: Operator, operand: int, read: Access, iterators: Assignment, attributes: Attributes
+) -> Layout:
+    pattern = operator.pattern.operands[operand]
+    dimensions = operator.dimensions(operand, attributes)
+    numbers = operator.numbers(attributes)
+    windows = {x.name: x for i in read.index for x in i.iterators}
+    own = [
+        Iterator(d.single, 0, numbers[f"|{d.single}|"]) if d.single else windows[f"i{pattern.dimensions.index(d)}"]
+        for d in dimensions
+    ]
+    to: dict[Iterator, IndexLike] = {}
+    for new in own:
+        to |= split(new, iterators.get(new.name, ()))
+    index = tuple(i.substitute(lambda x: to.get(x, x)) for i in read.index)
+    padding = operator.padding(operand, attributes)
+    neutral = REDUCTIONS[operator.pattern.reduce]
+    if padding and read.source.value != neutral:
+        raise Unmatched(
+            f"{operator.name} reads {neutral:g} outside {pattern.name}, the source is {read.source.value:g} there"
+        )
+    gathered = Scope(tuple(own), (), Access(read.source, index), padding=padding, value=neutral if padding else 0)
+    strides = strides_of(gathered)
+    if isinstance(strides, str):
+        return Layout(gathered, False, False, f"{pattern.name}: {strides}")
+    straight = tuple(x.single for x in index) == tuple(own) and read.source.shape == gathered.shape
+    if straight and isinstance(read.source, Tensor) and not any(lo for lo, _ in read.source.box):
+        return Layout(gathered, True, True)
+    if packed(strides, gathered.shape) or (operator.strided and leading(strides, gathered.shape)):
+        return Layout(gathered, False, True)
+    return Layout(gathered, False, False, f"{pattern.name}: strides {list(strides)} of shape {list(gathered.shape)}")
+
+
+def split(merged: Iterator, parts: tuple[Iterator, ...]) -> dict[Iterator, Index]:
+    """The digits of *merged* in the mixed radix of *parts*, each in its own range."""
+    out: dict[Iterator, Index] = {}
+    rest = as_index(merged)
+    for x in reversed(parts):
+        out[x] = rest % x.extent + x.lo
+        rest = rest // x.extent
+    return out
+
+
+def merge(parts: tuple[Iterator, ...]) -> Index:
+    """The number whose digits are *parts*, counted from 0: the inverse of ``split``."""
+    total = Index()
+    for x in parts:
+        total = total * x.extent + (x - x.lo)
+    return total
+
+
+def _output(
+    form: Form, operator: Operator, iterators: Assignment, attributes: Attributes
+) -> tuple[tuple[Index, ...], bool]:
+    """Where the scope's value stands in the call's result, and whether reading it there is free."""
+    present = [x for x in operator.pattern.traversals if not operator.absent(x, attributes)]
+    index = tuple(merge(iterators.get(x, ())) for x in present)
+    numbers = operator.numbers(attributes)
+    result = Tensor("T", tuple(numbers[f"|{x}|"] for x in present))
+    scope = form.scope
+    strides = strides_of(Scope(scope.traversals, (), Access(result, index)))
+    free = form.scale == 1 and not isinstance(strides, str) and packed(strides, scope.shape)
+    return index, free

@@ -1,0 +1,107 @@
+r"""Attributes solved from coefficients, offsets and extents of matched indices (EinNet §5.1, step 3).
+
+A composite index of the operator, ``sh*h + dh*r - ph``, is held against one dimension of the scope's source; the
+coefficients of matched iterators, the constant and the extent are equations for the attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from einnet_explore.ir import Access, Iterator, as_index
+from einnet_explore.operators.form import Form, Unmatched
+from einnet_explore.operators.operator import Operator
+from einnet_explore.operators.pattern import ONE, Polynomial
+
+MINUS = Polynomial((((), -1),))
+Assignment = Mapping[str, tuple[Iterator, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Equality:
+    """*left* has to be *right*; *where* says what asks for it."""
+
+    left: Polynomial
+    right: int
+    where: str
+
+
+def solve(
+    form: Form, operator: Operator, operands: tuple[int, ...], iterators: Assignment, numbers: dict[str, int]
+) -> dict[int, Access]:
+    """Solve the attributes into *numbers*, which holds the extents already; raises Unmatched where they do not agree.
+
+    The accesses of operands with composite indices come back with that dimension read at one iterator ``i0``, ``i1``, …
+    that ranges over the part of the source that the operator is given.
+    """
+    pattern = operator.pattern
+    todo = [Equality(left + MINUS * right, 0, f"{left!r} == {right!r}") for left, right in pattern.conditions]
+    out: dict[int, Access] = {}
+    for p, d in pattern.windows:
+        dimension = pattern.operands[p].dimensions[d]
+        read = out.get(p, form.reads[operands[p]])
+        own = {name: x for name in dimension.iterators for x in iterators.get(name, ())}
+        at = [j for j, i in enumerate(read.index) if set(i.iterators) & set(own.values())]
+        index = read.index[at[0]] if len(at) == 1 else None
+        if index is None or not index.affine or set(index.iterators) - set(own.values()):
+            where = ", ".join(repr(read.index[j]) for j in at) or "no dimension"
+            raise Unmatched(
+                f"{dimension!r} of {operator.name} is one affine dimension of its own, {names(own.values())} stand in {where}"
+            )
+        start, stop = _given(read, at[0], [x for name, x in own.items() if name in pattern.traversals])
+        shown = f"{dimension!r} against {index!r}"
+        todo += [Equality(dimension.coefficient(name), index.coefficient(x), shown) for name, x in own.items()]
+        todo.append(Equality(dimension.const, index.substitute(lambda x: x.lo).const - start, shown))
+        todo.append(Equality(dimension.extent or ONE, stop - start, f"the extent of {dimension!r}"))
+        window = as_index(Iterator(f"i{d}", 0, stop - start)) + start
+        out[p] = Access(read.source, tuple(window if j == at[0] else i for j, i in enumerate(read.index)))
+    _unify(operator, todo, numbers)
+    return out
+
+
+def names(iterators: Iterable[Iterator]) -> str:
+    """The iterators' names with their extents."""
+    return ", ".join(f"{x.name}:{x.extent}" for x in iterators) or "none"
+
+
+def _given(read: Access, at: int, outer: list[Iterator]) -> tuple[int, int]:
+    """The part of the source's dimension that the operator is given: the box without what is never read.
+
+    Less than a stride may stay unread at the end, as library operators allow.
+    """
+    (lo, hi), (first, last) = read.source.box[at], read.index[at].bounds
+    start = max(lo, min(first, hi - 1))
+    slack = max((abs(read.index[at].coefficient(x)) for x in outer), default=1)
+    return start, hi if hi - (last + 1) < slack else max(last, start) + 1
+
+
+def _unify(operator: Operator, todo: list[Equality], known: dict[str, int]) -> None:
+    least = operator.pattern.attributes
+    while todo:
+        left: list[Equality] = []
+        for e in todo:
+            if all(name in known for name in e.left.names):
+                if e.left.value(known) != e.right:
+                    values = ", ".join(f"{name} = {known[name]}" for name in e.left.names)
+                    raise Unmatched(
+                        f"{operator.name}: {e.left!r} = {e.left.value(known)} but {e.right} is needed ({e.where}; {values})"
+                    )
+                continue
+            try:
+                found = e.left.solve(e.right, known)
+            except ValueError as reason:
+                raise Unmatched(f"{operator.name}: {reason} ({e.where})") from None
+            if found is None:
+                left.append(e)
+                continue
+            name, value = found
+            if value < least.get(name, value):
+                raise Unmatched(f"{operator.name}: {name} = {value} is below {least[name]} ({e.where})")
+            known[name] = value
+        if len(left) == len(todo):
+            free = next(name for e in left for name in e.left.names if name not in known)
+            known[free] = least.get(free, 1)
+        todo = left
+    for name, value in least.items():
+        known.setdefault(name, value)

@@ -1,0 +1,136 @@
+r"""Traversal merging (EinNet Table 1; §4.1).
+
+.. math::
+   \mathop{L}_{\vec x}^{X} \sum_{\vec y}^{Y}
+     \Big\{ \mathop{L}_{\vec z}^{Z} f(T[\tau(\vec z)]) \Big\}[\Phi(\vec x, \vec y)]
+   \;\mapsto\;
+   \mathop{L}_{\vec x}^{X} \sum_{\vec y}^{Y} f(T[\tau(\Phi(\vec x, \vec y))]),
+   \qquad \Phi(X \times Y) \subseteq Z .
+
+The inner scope may stand anywhere in the body if it sums nothing.  Its summations join the outer ones where the body is nothing
+but this access and the monoids agree, or by distributivity where the body is a product with it and both are sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from einnet_explore.algebra.regions import always, reach
+from einnet_explore.algebra.substitute import rename, substitute, substitute_domain
+from einnet_explore.ir import Access, Bound, Scalar, Scope, accesses, factors, map_accesses, mul
+from einnet_explore.rules.base import Refused, refusing, scope_rule
+
+
+@dataclass(frozen=True, slots=True)
+class Merging:
+    """*access* is the number of the access, counted over the body from left to right."""
+
+    access: int
+
+
+def propose(scope: Scope) -> Iterable[Merging]:
+    """Every access whose scope may be merged."""
+    for n, access in enumerate(accesses(scope.body)):
+        if isinstance(access.source, Scope):
+            try:
+                rewrite(scope, Merging(n))
+            except Refused:
+                continue
+            yield Merging(n)
+
+
+def rewrite(scope: Scope, params: Merging) -> Scope:
+    """The law; refuses with the values that Φ reaches outside Z, or with the reductions that do not mix."""
+    found = list(accesses(scope.body))
+    if not 0 <= params.access < len(found):
+        raise Refused(f"access {params.access}: the body has {len(found)} accesses")
+    access = found[params.access]
+    inner = access.source
+    if not isinstance(inner, Scope):
+        raise Refused(f"access {params.access} reads tensor {inner.name}, not a scope")
+    for z, i in zip(inner.traversals, access.index, strict=True):
+        if not always(Bound(i, z.lo, z.hi), scope.domain):
+            lo, hi = reach(i, scope.domain)
+            raise Refused(f"Φ reaches [{lo}, {hi}], outside {z.name} ∈ [{z.lo}, {z.hi})")
+    scope = _with_domain(scope, inner, access)
+    reduce = _reduction(scope, inner, params.access)
+    inner = rename(inner, (x.name for x in (*scope.traversals, *scope.summations)))
+    merged = substitute(inner.body, dict(zip(inner.traversals, access.index, strict=True)))
+    body = _put(scope.body, params.access, merged)
+    return replace(scope, summations=(*scope.summations, *inner.summations), body=body, reduce=reduce)
+
+
+def _with_domain(scope: Scope, inner: Scope, access: Access) -> Scope:
+    """The inner domain must hold wherever it is read, or else become the outer scope's, where both yield its value."""
+    bounds = substitute_domain(inner.domain, dict(zip(inner.traversals, access.index, strict=True)))
+    open_bounds = tuple(b for b in bounds if not always(b, scope.domain))
+    if not open_bounds:
+        return scope
+    lo, hi = reach(open_bounds[0].index, scope.domain)
+    why = f"the inner domain {open_bounds[0]} does not hold: it reaches [{lo}, {hi}]"
+    if scope.summations or scope.body is not access:
+        raise Refused(why)
+    if (scope.domain or scope.padding) and scope.value != inner.value:
+        raise Refused(f"{why}, and the values differ: {scope.value:g} outside, {inner.value:g} inside")
+    return replace(scope, domain=(*scope.domain, *open_bounds), value=inner.value)
+
+
+def _reduction(scope: Scope, inner: Scope, number: int) -> str:
+    if not inner.summations:
+        return scope.reduce
+    outer = scope.reduce if scope.summations else inner.reduce
+    if outer != inner.reduce:
+        raise Refused(f"the inner scope reduces by {inner.reduce}, the outer by {outer}")
+    if not isinstance(scope.body, Access):
+        parts = factors(scope.body)
+        alone = [n for n, part in enumerate(_numbered(parts)) if part == (number,)]
+        if outer != "sum" or not alone or not isinstance(parts[alone[0]], Access):
+            raise Refused(f"access {number} sums and is neither the whole body nor a factor of a sum's terms")
+    return outer
+
+
+def _numbered(parts: tuple[Scalar, ...]) -> Iterable[tuple[int, ...]]:
+    """The numbers of the accesses in each part."""
+    first = 0
+    for part in parts:
+        count = sum(1 for _ in accesses(part))
+        yield tuple(range(first, first + count))
+        first += count
+
+
+def _put(body: Scalar, number: int, new: Scalar) -> Scalar:
+    """*body* with access *number* replaced; products stay flat, as everywhere."""
+    count = iter(range(number + 1))
+
+    def swap(access: Access) -> Scalar:
+        return new if next(count, None) == number else access
+
+    parts = factors(body)
+    if len(parts) == 1:
+        return map_accesses(body, swap)
+    return mul(*(map_accesses(part, swap) for part in parts))
+
+
+def encode(params: Merging) -> dict[str, Any]:
+    """``{"access": 0}``."""
+    return {"access": params.access}
+
+
+def decode(_: Scope, params: Mapping[str, Any]) -> Merging:
+    """The inverse of ``encode``."""
+    with refusing():
+        return Merging(int(params["access"]))
+
+
+TRAVERSAL_MERGING = scope_rule(
+    "traversal_merging",
+    r"\mathop{L}_{\vec x}^{X} \sum_{\vec y}^{Y} \Big\{ \mathop{L}_{\vec z}^{Z} f(T[\tau(\vec z)]) \Big\}"
+    r"[\Phi(\vec x, \vec y)] \;\mapsto\; \mathop{L}_{\vec x}^{X} \sum_{\vec y}^{Y} f(T[\tau(\Phi(\vec x, \vec y))]),"
+    r"\qquad \Phi(X \times Y) \subseteq Z",
+    propose,
+    rewrite,
+    encode,
+    decode,
+)

@@ -1,0 +1,215 @@
+r"""Variable substitution (EinNet Table 1; §4.1).
+
+.. math::
+   \mathop{L}_{\vec x}^{X} \sum_{\vec y} f(\vec x, \vec y)
+   \;\mapsto\;
+   \mathop{L}_{\vec x}^{X} \Big\{ \mathop{L}_{\vec z}^{\Phi(X)} \sum_{\vec y} f(\Phi^{-1}(\vec z), \vec y) \Big\}[\Phi(\vec x)]
+   \qquad\text{and}\qquad
+   \sum_{\vec y}^{Y} f(\vec y) \;\mapsto\; \sum_{\vec z}^{\Phi(Y)} f(\Phi^{-1}(\vec z)),
+
+where Φ is a bijection.  Over traversals its image need not be a box: the new scope spans the hull and a domain says which
+points belong, so nothing outside is computed or read.  Over summations it must be a box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from einnet_explore.algebra.bijection import Bijection, bijection, hull
+from einnet_explore.algebra.naming import by_name, index_of, listed
+from einnet_explore.algebra.structure import ordered_by_role, residues, runs, skews, windows
+from einnet_explore.algebra.substitute import fresh, substitute, substitute_domain
+from einnet_explore.ir import Access, Index, Iterator, Scope, as_index
+from einnet_explore.rules.base import Refused, refusing, scope_rule
+
+Replacement = tuple[tuple[Iterator, ...], tuple[tuple[str, Index], ...]]
+"""Some iterators, and the new ones that stand for them (names and indices)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Substitution:
+    """Φ by the names of the new iterators and an index for each; *inverse* by old iterator, inferred where empty."""
+
+    phi: tuple[tuple[str, Index], ...]
+    inverse: tuple[Index, ...] = ()
+
+
+def propose(scope: Scope) -> Iterable[Substitution]:
+    """Skews, residues and runs that the indices of the body suggest, over traversals and over summations."""
+    seen: set[Substitution] = set()
+    for group in (scope.traversals, scope.summations):
+        for params in _candidates(scope, group):
+            if params not in seen:
+                seen.add(params)
+                try:
+                    rewrite(scope, params)
+                except Refused:
+                    continue
+                yield params
+
+
+def rewrite(scope: Scope, params: Substitution) -> Scope:
+    """The law; refuses what is no bijection (with two points that collide) and, over summations, no box."""
+    group = _group(scope, tuple(i for _, i in params.phi))
+    names = tuple(name for name, _ in params.phi)
+    forward = tuple(i for _, i in params.phi)
+    if forward == tuple(map(as_index, group)):
+        raise Refused(f"Φ only renames {listed(group)}")
+    others = scope.summations if group is scope.traversals else scope.traversals
+    if clash := [n for n in dict.fromkeys(names) if names.count(n) > 1 or n in {x.name for x in others}]:
+        raise Refused(f"new iterators need new names: {', '.join(clash)} is taken")
+    with refusing():
+        phi = bijection(group, names, forward, params.inverse)
+    return _traversals(scope, phi) if group is scope.traversals else _summations(scope, phi)
+
+
+def _traversals(scope: Scope, phi: Bijection) -> Scope:
+    """The domain moves inside, where it guards the reads; outside every element is the inner scope's."""
+    inside = substitute_domain(scope.domain, phi.to_target)
+    domain = tuple(dict.fromkeys((*phi.image, *inside)))
+    body = substitute(scope.body, phi.to_target)
+    value = scope.value if inside else 0
+    inner = Scope(phi.target, scope.summations, body, scope.reduce, domain, value=value)
+    return replace(scope, summations=(), body=Access(inner, phi.forward), reduce="sum", domain=())
+
+
+def _summations(scope: Scope, phi: Bijection) -> Scope:
+    if phi.image:
+        image, box = phi.points
+        spans = " x ".join(f"{z.name}:[{z.lo}, {z.hi})" for z in phi.target)
+        raise Refused(f"Φ reaches {image} of the {box} points of {spans}: {', '.join(map(repr, phi.image))} fails")
+    return replace(scope, summations=phi.target, body=substitute(scope.body, phi.to_target))
+
+
+def _group(scope: Scope, forward: tuple[Index, ...]) -> tuple[Iterator, ...]:
+    read = {x for i in forward for x in i.iterators}
+    for group in (scope.traversals, scope.summations):
+        if read and read <= set(group):
+            return group
+    summed = [x for x in scope.summations if x in read]
+    walked = [x for x in scope.traversals if x in read]
+    stray = sorted(read - set(summed) - set(walked), key=lambda x: x.name)
+    if stray:
+        raise Refused(f"{listed(stray)} is no iterator of this scope")
+    if not read:
+        raise Refused("Φ reads no iterator")
+    raise Refused(f"Φ mixes traversals {listed(walked)} with summations {listed(summed)}")
+
+
+def _candidates(scope: Scope, group: tuple[Iterator, ...]) -> Iterable[Substitution]:
+    over_traversals = group is scope.traversals
+    skewed = [
+        (((x,), ((name, part),)) for x in units)
+        for (part, units), name in zip(found := skews(scope, group), _fresh(scope, "t", len(found)), strict=True)
+    ]
+    choices = [list(options) for options in skewed] if over_traversals else []
+    split = [_residue(scope, x, d) for x, d in _divisors(scope, group)]
+    pairs = zip(group, group[1:], strict=False) if over_traversals else ((a, b) for a in group for b in group if a != b)
+    merged = [_run(scope, chain) for chain in runs(scope, pairs)]
+    for kind in (
+        [tuple(options[0] for options in choices), *((one,) for options in choices for one in options)],
+        [tuple({xs: r for xs, r in reversed(split)}.items())[::-1], *((one,) for one in split)],
+        [(one,) for one in merged],
+    ):
+        for replacements in kind:
+            replaced = [x for xs, _ in replacements for x in xs]
+            if replaced and len(set(replaced)) == len(replaced):
+                params = Substitution(_phi(group, replacements))
+                is_skew = bool(choices) and kind[0] and replacements[0] in [o for c in choices for o in c]
+                yield _by_role(scope, params) if is_skew else params
+
+
+def _divisors(scope: Scope, group: tuple[Iterator, ...]) -> tuple[tuple[Iterator, int], ...]:
+    """What indices suggest, and halves of even windows."""
+    halves = tuple((x, x.extent // 2) for x in windows(scope) if x in group and x.extent % 2 == 0 and x.extent > 2)
+    return tuple(dict.fromkeys((*residues(scope, group), *halves)))
+
+
+def _phi(group: tuple[Iterator, ...], replacements: Iterable[Replacement]) -> tuple[tuple[str, Index], ...]:
+    """Φ over *group*: new iterators stand where the first of those that they replace stood."""
+    at = {xs[0]: new for xs, new in replacements}
+    gone = {x for xs, _ in replacements for x in xs}
+    return tuple(
+        entry for x in group for entry in at.get(x, () if x in gone else ((x.name, as_index(x)),))
+    )
+
+
+def _residue(scope: Scope, x: Iterator, d: int) -> Replacement:
+    """x ↦ (x mod d, x / d), counted from the start of its range; the residue is the slower one: it becomes a batch."""
+    low, high = _fresh(scope, x.name, 2)
+    start = as_index(x) if x.lo % d == 0 else x - x.lo
+    return (x,), ((low, start % d), (high, start // d))
+
+
+def _run(scope: Scope, chain: tuple[Iterator, ...]) -> Replacement:
+    """(a, b) ↦ (a - lo)·extent(b) + (b - lo)."""
+    (name,) = _fresh(scope, chain[0].name, 1)
+    total = Index()
+    for x in chain:
+        total = total * x.extent + (x - x.lo)
+    return chain, ((name, total),)
+
+
+def _by_role(scope: Scope, params: Substitution) -> Substitution:
+    """Φ with the new traversals in the order that operators ask for."""
+    try:
+        inner = next(iter(_inner(rewrite(scope, params))))
+    except Refused:
+        return params
+    to = dict(params.phi)
+    last = next((z for z in inner.traversals if scope.traversals[-1] in to[z.name].iterators), inner.traversals[-1])
+    return Substitution(tuple((z.name, to[z.name]) for z in ordered_by_role(inner, last)))
+
+
+def _inner(scope: Scope) -> Iterable[Scope]:
+    match scope.body:
+        case Access(source=Scope() as inner):
+            yield inner
+
+
+def _fresh(scope: Scope, stem: str, count: int) -> tuple[str, ...]:
+    used = {x.name for x in (*scope.traversals, *scope.summations)}
+    out: list[str] = []
+    for _ in range(count):
+        out.append(fresh(stem, (*used, *out)))
+    return tuple(out)
+
+
+def encode(params: Substitution) -> dict[str, Any]:
+    """``{"phi": {"t1": "h+r", …}}``, new iterators in order; ``"inverse"`` (a list in the old order) if given."""
+    out: dict[str, Any] = {"phi": {name: repr(i) for name, i in params.phi}}
+    return out | {"inverse": [repr(i) for i in params.inverse]} if params.inverse else out
+
+
+def decode(scope: Scope, params: Mapping[str, Any]) -> Substitution:
+    """The inverse of ``encode``.  Iterators of the group that Φ does not read stay themselves and are appended.
+
+    ``"inverse"`` may also be an object by old iterator.
+    """
+    iterators = (*scope.traversals, *scope.summations)
+    with refusing():
+        phi = [(name, index_of(text, iterators)) for name, text in params["phi"].items()]
+        group = _group(scope, tuple(i for _, i in phi))
+        read = {x for _, i in phi for x in i.iterators}
+        phi += [(x.name, as_index(x)) for x in group if x not in read]
+        written = params.get("inverse", ())
+        if isinstance(written, Mapping):
+            for name in written:
+                by_name(group, name)
+            written = [written.get(x.name, x.name) for x in group]
+        target = hull(tuple(name for name, _ in phi), tuple(i for _, i in phi))
+        return Substitution(tuple(phi), tuple(index_of(text, target) for text in written))
+
+
+VARIABLE_SUBSTITUTION = scope_rule(
+    "variable_substitution",
+    r"\mathop{L}_{\vec x}^{X} f(\vec x) \;\mapsto\; \mathop{L}_{\vec x}^{X}"
+    r" \Big\{ \mathop{L}_{\vec z}^{\Phi(X)} f(\Phi^{-1}(\vec z)) \Big\}[\Phi(\vec x)], \qquad"
+    r" \sum_{\vec y}^{Y} f(\vec y) \;\mapsto\; \sum_{\vec z}^{\Phi(Y)} f(\Phi^{-1}(\vec z))",
+    propose,
+    rewrite,
+    encode,
+    decode,
+)

@@ -1,0 +1,67 @@
+"""From text to IR: ``parse`` for programs, ``parse_scope`` and ``parse_index`` for parts of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from os import PathLike
+from pathlib import Path
+
+from lark import Lark
+
+from einnet_explore.ir import Index, Iterator, Program, Scope, Tensor
+from einnet_explore.text.errors import TextError, located
+from einnet_explore.text.expressions import Names, index_of, scope_of
+from einnet_explore.text.statements import program_of
+
+
+def parse(text: str, source: str = "<text>") -> Program:
+    """The program that *text* writes down; *source* is its name in errors.
+
+    ``parse(render.text(p)) == p`` for every program *p* in normal form.  Raises TextError, with line and column, on
+    syntax errors, on names that are unknown or defined twice, on ranges and shapes without elements, and on indices
+    that leave what they read.
+    """
+    with located(source, text):
+        return program_of(_grammar().parse(text, start="program"))
+
+
+def load_text(path: str | PathLike[str]) -> Program:
+    """The program in the file at *path*; raises OSError where it cannot be read, TextError where it is wrong."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        column = error.start - error.object.rfind(b"\n", 0, error.start)
+        raise TextError(
+            str(path), line, column, f"found byte {error.object[error.start]:#04x}, expected UTF-8"
+        ) from None
+    return parse(text, str(path))
+
+
+def parse_scope(text: str, tensors: Mapping[str, Tensor]) -> Scope:
+    """The scope ``{[h:7] sum[c:3] A[h, c]}``, with an optional ``pad [...]`` after it; it reads *tensors*.
+
+    Raises TextError as ``parse`` does.
+    """
+    with located("<text>", text):
+        return scope_of(_grammar().parse(text, start="scope"), Names(dict(tensors)))
+
+
+def parse_index(text: str, iterators: Mapping[str, Iterator]) -> Index:
+    """The index that *text* writes down over *iterators*, in normal form.  Raises TextError as ``parse`` does."""
+    with located("<text>", text):
+        return index_of(_grammar().parse(text, start="index"), Names({}, dict(iterators)))
+
+
+@cache
+def _grammar() -> Lark:
+    grammar = files("einnet_explore.text").joinpath("grammar.lark").read_text(encoding="utf-8")
+    return Lark(
+        grammar,
+        parser="lalr",
+        start=["program", "scope", "index"],
+        propagate_positions=True,
+        maybe_placeholders=False,
+    )

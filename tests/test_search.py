@@ -1,0 +1,130 @@
+"""Search finds the paper's derivations, at sizes the paper never used, and proves them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import einnet_explore as ee
+from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.explore.run import Run
+from einnet_explore.search.engine import Options, Search
+from einnet_explore.search.events import Found, Pruned, Reached
+
+
+def search(program, target, **options):
+    run = Run(program, ee.program_seconds, target=target, limit=60, options=Options(**options))
+    for _ in run:
+        pass
+    return run
+
+
+def conv(h, w, c, f, r=3, s=3, n=1):
+    return ee.ops.conv2d(N=n, H=h, W=w, C=c, F=f, R=r, S=s)
+
+
+def attributes(candidate):
+    return [dict(e.via.attributes) for e in candidate.operators]
+
+
+def same_value(program, candidate, seed=0):
+    rng = np.random.default_rng(seed)
+    inputs = {t.name: rng.integers(-4, 5, t.shape) for t in program.inputs}
+    want = evaluate(program, inputs)
+    got = evaluate(candidate.program, inputs)
+    for name in program.outputs:
+        np.testing.assert_array_equal(got[name], want[name])
+
+
+def offset_reduce(run, m, n, k):
+    """The candidates that are one Matmul of these sizes and one eOperator that sums with offsets."""
+    return [
+        c
+        for c in run.candidates
+        if len(c.operators) == 1
+        and c.eoperators == 1
+        and {x: dict(c.operators[0].via.attributes)[x] for x in "mnk"} == {"m": m, "n": n, "k": k}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("h", "w", "c", "f"), [(7, 7, 512, 512), (28, 28, 128, 128), (13, 9, 6, 10), (5, 4, 3, 2)]
+)
+def test_conv3x3_becomes_a_matmul_and_an_offset_reduce(h, w, c, f):
+    run = search(conv(h, w, c, f), "Matmul")
+    found = offset_reduce(run, h * w, 9 * f, c)
+    assert found
+    assert {x.kind for x in run.certificates(found[0].derivation)} == {"proved"}
+    if h * w * c * f < 5000:
+        same_value(conv(h, w, c, f), found[0])
+
+
+@pytest.mark.parametrize(("r", "s"), [(1, 1), (1, 5), (3, 1)])
+def test_flat_convolutions_become_matmuls(r, s):
+    program = conv(6, 5, 4, 3, r, s)
+    run = search(program, "Matmul")
+    sizes = {tuple(a[x] for x in "mnk") for c in run.candidates for a in attributes(c)}
+    assert (30, 3 * r * s, 4) in sizes
+    same_value(program, run.best)
+
+
+def test_im2col_is_found():
+    program = conv(6, 5, 4, 3)
+    run = search(program, "Matmul", max_depth=0)
+    assert any(a["k"] == 36 and a["m"] == 30 for c in run.candidates for a in attributes(c))
+    for candidate in run.candidates:
+        same_value(program, candidate)
+
+
+@pytest.mark.parametrize(("size", "kernel", "stride", "padding"), [(2, 4, 2, 1), (3, 5, 3, 1), (4, 2, 2, 0)])
+def test_strided_transposed_convolution_becomes_a_matmul_and_an_overlap_add(size, kernel, stride, padding):
+    program = ee.ops.conv_transpose2d(N=2, H=size, W=size, C=5, F=3, R=kernel, S=kernel, stride=stride, padding=padding)
+    run = search(program, "Matmul")
+    found = offset_reduce(run, 2 * size * size, 3 * kernel * kernel, 5)
+    assert found
+    assert {x.kind for x in run.certificates(found[0].derivation)} <= {"proved"}
+    same_value(program, found[0])
+
+
+@pytest.mark.parametrize("dilation", [2, 3])
+def test_dilated_band_product_becomes_a_plain_one_with_the_residue_as_batch(dilation):
+    program = ee.ops.g2bmm(b=2, m=4 * dilation, w=1, k=3, dilation=dilation)
+    run = search(program, "G2BMM")
+    found = [c for c in run.candidates if any(a.get("d") == 1 and a["b"] == 2 * dilation for a in attributes(c))]
+    assert found
+    same_value(program, found[0])
+
+
+def test_every_candidate_keeps_the_value():
+    program = conv(4, 3, 2, 3)
+    run = search(program, (), max_depth=2)
+    assert len(run.candidates) > 3
+    for candidate in run.candidates:
+        same_value(program, candidate)
+
+
+def test_a_larger_depth_reaches_no_less():
+    program = conv(4, 3, 2, 3)
+    for strategy in ("paper", "best_first"):
+        reached = []
+        for depth in range(3):
+            engine = Search(program, ee.program_seconds, Options(strategy=strategy, max_depth=depth, patience=9))
+            reached.append({ee.program_key(e.state.program) for e in engine.run() if isinstance(e, Reached | Found)})
+        assert reached[0] <= reached[1] <= reached[2]
+        assert len(reached[2]) > len(reached[1])
+
+
+def test_pruned_states_name_their_twin():
+    engine = Search(conv(4, 3, 2, 3), ee.program_seconds, Options(max_depth=2))
+    events = list(engine.run())
+    pruned = [e for e in events if isinstance(e, Pruned)]
+    assert pruned and all(e.twin is not None and e.twin < len(engine.states) for e in pruned)
+
+
+def test_bad_options_say_what_was_expected():
+    with pytest.raises(ValueError, match="expected one of best_first, paper"):
+        Options(strategy="luck")
+    with pytest.raises(ValueError, match="expected 0 or more"):
+        Options(max_depth=-1)
+    with pytest.raises(ValueError, match="unknown target 'Frobnicate', expected one of"):
+        Run(conv(4, 3, 2, 3), ee.program_seconds, target="Frobnicate")
