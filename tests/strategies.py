@@ -126,8 +126,8 @@ def scopes_(
     """A legal scope with at most *depth* scopes nested in one another.
 
     *polynomial* keeps to ``+ - *``, constants and sum reductions, with padding that reads 0.  *functions* and
-    *reductions* name what may occur otherwise; *quotients*, *domains* and *origins* switch off ``//`` and ``%``, domains,
-    and ranges that start elsewhere than at 0.  Its tensors: ``ir.tensors(scope)``.
+    *reductions* name what may occur otherwise; *quotients*, *domains* and *origins* switch off ``//`` and ``%``,
+    domains, and ranges that start elsewhere than at 0.  Its tensors: ``ir.tensors(scope)``.
     """
     kind = Kind(polynomial, depth, quotients, domains, origins, functions, reductions).pure
     return draw(_scopes(kind, Pool(), kind.depth))

@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
+from typing import TypeAlias
 
 from einnet_explore.algebra.regions import always, collision, violation
 from einnet_explore.algebra.substitute import holds
 from einnet_explore.ir import Atom, Bound, Index, Iterator, Quotient, Remainder, as_index
 
-Terms = tuple[tuple[Atom, int], ...]
+Terms: TypeAlias = "tuple[tuple[Atom, int], ...]"
 
 
 @dataclass(frozen=True, slots=True)

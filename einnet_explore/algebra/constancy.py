@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from einnet_explore.algebra.regions import never
 from einnet_explore.algebra.substitute import holds, substitute_domain
-from einnet_explore.ir import Access, Apply, Bound, Compare, Const, Iterator, Quotient, Scalar, Scope, Tensor, as_index
+from einnet_explore.ir import Access, Apply, Bound, Const, Iterator, Quotient, Scalar, Scope, Tensor, as_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def constancy(body: Scalar) -> Constancy | None:
             return _together([constancy(a) for a in args], _UNARY[op])
         case Apply(op, args) if op in _BINARY:
             return _together([constancy(a) for a in args], _BINARY[op])
-        case Apply() | Compare():
+        case _:
             return None
 
 

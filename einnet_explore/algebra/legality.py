@@ -2,8 +2,8 @@ r"""Reads and padding: every read lies in the box of its source or in its paddin
 
 .. math::  lo_d - before_d \le \tau_d(\vec x, \vec y) < hi_d + after_d
 
-A nested scope's padding costs nothing, so it grows with what is read; a tensor's is part of what it is, so a tensor that is
-read further out is first copied: :math:`\{L_z T[z]\}` with padding.
+A nested scope's padding costs nothing, so it grows with what is read; a tensor's is part of what it is, so a tensor
+that is read further out is first copied: :math:`\{L_z T[z]\}` with padding.
 """
 
 from __future__ import annotations
@@ -82,3 +82,23 @@ def _fit(access: Access, reader: Scope, value: float) -> Access:
 
 def _padding(source: Tensor | Scope) -> Padding:
     return source.padding or ((0, 0),) * len(source.box)
+
+
+def trimmed(scope: Scope) -> Scope:
+    """*scope* with the padding of the scopes that it reads cut back to what is read; 0 where none is left."""
+
+    def trim(access: Access) -> Access:
+        match access.source:
+            case Scope(padding=held) as source if held:
+                spans = [reach(i, scope.domain) for i in access.index]
+                need = tuple(
+                    (min(before, max(lo - first, 0)), min(after, max(last + 1 - hi, 0)))
+                    for (lo, hi), (first, last), (before, after) in zip(source.box, spans, held, strict=True)
+                )
+                less = padded(source, need)
+                if isinstance(less, Scope) and not less.padding and not less.domain:
+                    less = replace(less, value=0)
+                return Access(less, access.index)
+        return access
+
+    return replace(scope, body=map_accesses(scope.body, trim))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
+INF = float("inf")
 INT64 = 1 << 62
 """Integer results below this are held as int64."""
 FLOAT64 = 1 << 53
@@ -31,18 +32,24 @@ class Part(NamedTuple):
 def integers(name: str, array: Array) -> Part:
     """An input of an exact evaluation; raises ValueError where an entry is no integer (infinities are allowed)."""
     array = np.asarray(array)
-    if array.dtype.kind == "O":
-        return Part(array, 0)
     if array.dtype.kind == "f":
         odd = array[np.isfinite(array) & (array != np.floor(array)) | np.isnan(array)]
         if odd.size:
             raise ValueError(f"exact evaluation needs integers: {name} holds {odd.flat[0]:g}")
         if not np.isfinite(array).all():
             return Part(array.astype(np.float64), 0)
-    if array.dtype.kind not in "biuf":
+    elif array.dtype.kind == "O":
+        strange = next((v for v in array.flat if v != v or v not in (INF, -INF) and v != int(v)), None)
+        if strange is not None:
+            raise ValueError(f"exact evaluation needs integers: {name} holds {strange}")
+        if any(v in (INF, -INF) for v in array.flat):
+            return Part(array, INT64)
+    elif array.dtype.kind not in "biu":
         raise ValueError(f"exact evaluation needs integers: {name} has type {array.dtype}")
-    size = max((abs(int(array.min())), abs(int(array.max())))) if array.size else 0
-    return Part(array.astype(np.int64), size) if size < INT64 else Part(_objects(array), 0)
+    size = max(abs(int(array.min())), abs(int(array.max()))) if array.size else 0
+    if size < INT64:
+        return Part(array.astype(np.int64), size)
+    return Part(np.frompyfunc(int, 1, 1)(array.astype(object)[None])[0:1].reshape(array.shape), size)
 
 
 def number(value: float, dtype: npt.DTypeLike | None) -> Part:
@@ -161,11 +168,11 @@ def apply(op: str, parts: Sequence[Part]) -> Part:
         case "-", (a, b):
             return subtract(a, b)
         case "neg", (a,):
-            return Part(-a.array, a.size)
+            return Part(_kept(-a.array, a.array), a.size)
         case "relu", (a,):
-            return Part(np.maximum(a.array, 0), a.size)
+            return Part(_kept(np.maximum(a.array, 0), a.array), a.size)
         case "abs", (a,):
-            return Part(np.abs(a.array), a.size)
+            return Part(_kept(np.abs(a.array), a.array), a.size)
         case "maximum", (a, b):
             return maximum(a, b)
         case "minimum", (a, b):
@@ -214,4 +221,10 @@ def _wide(array: Array, size: int) -> Array:
 
 def _pairwise(op: Callable[[Array, Array], Any], a: Part, b: Part, size: int) -> Part:
     (x, y), _ = joined((a, b))
-    return Part(np.asarray(op(_wide(x, size), _wide(y, size))), size)
+    x, y = _wide(x, size), _wide(y, size)
+    return Part(_kept(op(x, y), x), size)
+
+
+def _kept(value: Any, like: Array) -> Array:
+    """An operator's result as an array: on 0-d arrays NumPy gives a scalar, and big integers must stay objects."""
+    return np.asarray(value, like.dtype)

@@ -1,9 +1,10 @@
 r"""Wider and narrower iteration spaces, where the difference only ever yields the constant (EinNet §4.1).
 
-.. math::  \mathop{L}_{\vec x}^{X} f \iff \mathop{L}_{\vec x}^{X'} f, \qquad X \subset X',\ f = c \text{ on } X' \setminus X
+.. math::
+   \mathop{L}_{\vec x}^{X} f \iff \mathop{L}_{\vec x}^{X'} f, \qquad X \subset X',\ f = c \text{ on } X' \setminus X
 
-For a summation the constant is the neutral element of its monoid; for a traversal of a nested scope it is the scope's value, and what
-leaves the box becomes padding.
+For a summation the constant is the neutral element of its monoid; for a traversal of a nested scope it is the scope's
+value, and what leaves the box becomes padding.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 from einnet_explore.algebra.constancy import constancy, constant_region, narrowed, reduced
 from einnet_explore.algebra.legality import fitted
 from einnet_explore.algebra.regions import never
-from einnet_explore.algebra.substitute import substitute, substitute_domain, with_iterators
+from einnet_explore.algebra.substitute import holds, substitute, substitute_domain, with_iterators
 from einnet_explore.ir import REDUCTIONS, Bound, Iterator, Scope, padded
 
 Ranges = Mapping[Iterator, tuple[int, int]]
@@ -40,20 +41,22 @@ def changed(scope: Scope, ranges: Ranges, wrap: bool = True) -> Scope:
         for a, b in ((x.lo, lo), (hi, x.hi)):
             narrow = _must_be_constant(narrow, narrow, x, a, b, "cuts away")
     back = {x: Iterator(x.name, *span) for x, span in cut.items()}
-    return _with_padding(with_iterators(narrow, back), narrow.box) if back else narrow
+    if not back:
+        return narrow
+    narrow = _with_padding(with_iterators(narrow, back), narrow.box)
+    return replace(narrow, domain=tuple(b for b in narrow.domain if not holds(b)))
 
 
 def tightest(scope: Scope, iterators: Iterable[Iterator]) -> dict[Iterator, tuple[int, int]]:
     """The smallest range of each iterator outside which the body is the constant that may be cut away."""
     known = constancy(scope.body)
-    if known is None or not known.bounds:
-        return {}
     out: dict[Iterator, tuple[int, int]] = {}
     for x in iterators:
-        if _constant(scope, x, known.value) is None:
-            continue
+        bounds = list(scope.domain) if x in scope.traversals else []
+        if known is not None and _may_be_cut(scope, x, known.value):
+            bounds += known.bounds or ()
         lo, hi = x.lo, x.hi
-        for bound in known.bounds:
+        for bound in bounds:
             if (span := narrowed(bound, x)) is not None:
                 lo, hi = max(lo, span[0]), min(hi, span[1])
         if (lo, hi) != (x.lo, x.hi) and lo < hi:
@@ -99,12 +102,11 @@ def _violable(scope: Scope, x: Iterator, region: Iterator) -> tuple[Bound, ...]:
     return substitute_domain(scope.domain, {x: region})
 
 
-def _constant(scope: Scope, x: Iterator, value: float) -> float | None:
-    """What cutting *x* would leave behind, if that is allowed: the neutral element, or the scope's value."""
+def _may_be_cut(scope: Scope, x: Iterator, value: float) -> bool:
+    """Whether *x* may leave points out where the body is *value*: the neutral element, or what the padding will say."""
     if x in scope.summations:
-        return value if value == REDUCTIONS[scope.reduce] else None
-    result = reduced(scope, value)
-    return result if result == scope.value or not (scope.padding or scope.domain) else None
+        return value == REDUCTIONS[scope.reduce]
+    return reduced(scope, value) == scope.value or not (scope.padding or scope.domain)
 
 
 def _with_padding(scope: Scope, before: tuple[tuple[int, int], ...]) -> Scope:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import TypeAlias
 
 import islpy as isl
 
 from einnet_explore.algebra.substitute import holds
 from einnet_explore.ir import Bound, Index, Iterator, Quotient, Remainder
 
-Domain = tuple[Bound, ...]
+Domain: TypeAlias = "tuple[Bound, ...]"
 
 
 def never(bound: Bound) -> bool:
@@ -37,7 +38,7 @@ def always(bound: Bound, domain: Domain = ()) -> bool:
 
 
 def reach(index: Index, domain: Domain = ()) -> tuple[int, int]:
-    """The smallest closed interval that holds every value of *index* where *domain* holds; (0, -1) if that is nowhere."""
+    """The smallest closed interval of the values of *index* where *domain* holds; (0, -1) if that is nowhere."""
     relevant = _relevant(index, domain)
     if index.affine and not relevant:
         return index.bounds

@@ -160,14 +160,14 @@ class Space:
         return f"scope{len(self._opaque) - 1}"
 
 
-def kind(scope: Scope) -> str:
-    """The reduction that decides how *scope* is compared: that of the first scope below it that really reduces."""
+def kind(scope: Scope) -> str | None:
+    """The reduction that decides how *scope* is compared: that of the first scope below it that reduces, if any."""
     if reduces(scope):
         return scope.reduce
     match scope.body:
         case Access(Scope() as inner):
             return kind(inner)
-    return "sum"
+    return None
 
 
 def reduces(scope: Scope) -> bool:

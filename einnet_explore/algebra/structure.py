@@ -11,12 +11,13 @@ Rules infer their candidate parameters from these.  All that is found depends on
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
 from einnet_explore.algebra.flatten import flat_address
 from einnet_explore.algebra.substitute import holds
 from einnet_explore.ir import Access, Bound, Index, Iterator, Quotient, Remainder, Scope, Tensor, accesses
 
-Group = tuple[Iterator, ...]
+Group: TypeAlias = "tuple[Iterator, ...]"
 
 
 def roles(scope: Scope) -> dict[Iterator, frozenset[int]]:
@@ -53,7 +54,7 @@ def residues(scope: Scope, group: Group) -> tuple[tuple[Iterator, int], ...]:
             match atom:
                 case Iterator() if abs(k) > 1:
                     for other, c in index.terms:
-                        if isinstance(other, Iterator) and other in group and c % k and 1 < other.extent:
+                        if isinstance(other, Iterator) and other in group and c % k and other.extent > 1:
                             found.setdefault((other, abs(k)))
                 case Quotient(numerator, d) | Remainder(numerator, d):
                     for other in numerator.iterators:

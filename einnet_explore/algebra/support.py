@@ -173,20 +173,14 @@ def _product(args: tuple[Scalar, ...], x: Iterator) -> Support:
 
 def _where(condition: Compare, yes: Scalar, no: Scalar, x: Iterator) -> Support:
     then, other = within(yes, x), within(no, x)
-    holds, fails = _where_holds(condition, x), _where_holds(_negated(condition), x)
-    found = []
+    holds = _clip(*_where_holds(condition, x), 0, x)
+    fails = _clip(*_where_holds(_negated(condition), x), 0, x)
     # Where the condition cannot hold the value is the other branch's, and the other way round.
-    if other.empty or other.constant == then.constant:
-        then_part = _clip(max(then.lo, holds[0]), min(then.hi, holds[1]), other.constant, x)
-        if then.constant != other.constant:
-            then_part = _clip(*holds, other.constant, x)
-        found.append(_hull([then_part, other], other.constant, x))
-    if then.empty or other.constant == then.constant:
-        other_part = _clip(max(other.lo, fails[0]), min(other.hi, fails[1]), then.constant, x)
-        if then.constant != other.constant:
-            other_part = _clip(*fails, then.constant, x)
-        found.append(_hull([other_part, then], then.constant, x))
-    return min(found, key=lambda s: s.hi - s.lo, default=Support(x.lo, x.hi, 0))
+    found = [_hull([holds, other], other.constant, x), _hull([fails, then], then.constant, x)]
+    if then.constant == other.constant:
+        both = [_both(then, holds, x), _both(other, fails, x)]
+        found.append(_hull(both, then.constant, x))
+    return min(found, key=lambda s: s.hi - s.lo)
 
 
 def _where_holds(condition: Compare, x: Iterator) -> tuple[int, int]:
@@ -225,6 +219,10 @@ def _clip(lo: int, hi: int, constant: float, x: Iterator) -> Support:
     return Support(lo, hi, constant) if lo < hi else Support(x.lo, x.lo, constant)
 
 
+def _both(a: Support, b: Support, x: Iterator) -> Support:
+    return _clip(max(a.lo, b.lo), min(a.hi, b.hi), a.constant, x)
+
+
 def _hull(each: list[Support], constant: float, x: Iterator) -> Support:
     if isnan(constant):
         return Support(x.lo, x.hi, 0)
@@ -237,7 +235,7 @@ def _hull(each: list[Support], constant: float, x: Iterator) -> Support:
 def _apply(op: str, *constants: float) -> float:
     with np.errstate(all="ignore"):
         value = parts.apply(op, [parts.number(c, None) for c in constants]).array.item()
-    return value  # type: ignore[no-any-return]
+    return value if isinstance(value, int) else float(value)
 
 
 def _finite(body: Scalar) -> bool:
@@ -245,12 +243,18 @@ def _finite(body: Scalar) -> bool:
     match body:
         case Const(value):
             return isfinite(value)
-        case Access(Tensor(value=value)):
-            return isfinite(value)
-        case Access(Scope() as source):
-            empty = any(y.extent <= 0 for y in source.summations) and not isfinite(REDUCTIONS[source.reduce])
-            return isfinite(source.value) and not empty and _finite(source.body)
+        case Access():
+            return _finite_source(body.source)
         case Apply(op, args):
             return op not in PARTIAL and all(map(_finite, args))
         case Compare():
             return True
+
+
+def _finite_source(source: Tensor | Scope) -> bool:
+    match source:
+        case Tensor(value=value):
+            return isfinite(value)
+        case Scope():
+            empty = any(y.extent <= 0 for y in source.summations) and not isfinite(REDUCTIONS[source.reduce])
+            return isfinite(source.value) and not empty and _finite(source.body)

@@ -98,13 +98,11 @@ def _coordinates(points: Any) -> list[int]:
     return [point.get_coordinate_val(isl.dim_type.set, n).to_python() for n in range(points.dim(isl.dim_type.set))]
 
 
-def _common(before: str, after: str) -> str:
-    kinds = {before, after}
-    if len(kinds) == 1:
-        return before
-    if len(kinds - {"sum"}) == 1:
-        return next(iter(kinds - {"sum"}))
-    raise Beyond(f"reductions {before} and {after} have no common form")
+def _common(before: str | None, after: str | None) -> str:
+    """The reduction under which both are written; what does not reduce goes with either."""
+    if before and after and before != after:
+        raise Beyond(f"reductions {before} and {after} have no common form")
+    return before or after or "sum"
 
 
 class _Comparison:

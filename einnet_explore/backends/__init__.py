@@ -1,1 +1,24 @@
-"""einnet_explore.backends."""
+"""Kernels that run on this device, whole programs, measurement, and the store of measured times."""
+
+from einnet_explore.backends.errors import BackendError
+from einnet_explore.backends.files import cache_directory
+from einnet_explore.backends.measure import Timing, compare, stream_bandwidth
+from einnet_explore.backends.program import CompiledProgram, compile_program
+from einnet_explore.backends.tvm_cpu import Kernel, Source, aligned, aligned_empty, compile_scope, emit, load
+
+__all__ = [
+    "BackendError",
+    "CompiledProgram",
+    "Kernel",
+    "Source",
+    "Timing",
+    "aligned",
+    "aligned_empty",
+    "cache_directory",
+    "compare",
+    "compile_program",
+    "compile_scope",
+    "emit",
+    "load",
+    "stream_bandwidth",
+]

@@ -75,7 +75,7 @@ def _exp_of(x: Expr) -> Expr:
 
     # Beyond the range of single precision, and for NaN, the limits are put in.
     far = tirx.Select(x > _f32(88.72), _f32(inf), tirx.Select(x < _f32(-87.33), _f32(0), _let(scaled, power)))
-    return tirx.Select(x != x, x, far)  # noqa: PLR0124 - NaN
+    return tirx.Select(tirx.isnan(x), x, far)
 
 
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)

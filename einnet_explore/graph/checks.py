@@ -39,7 +39,9 @@ def check_names(file: str, graph: onnx.GraphProto, nodes: Iterable[Node]) -> Non
     for node in nodes:
         for name in node.results:
             if name in given:
-                raise ModelError(f"{file}: {node}: found output {name} which is also {given[name]}, expected a new name")
+                raise ModelError(
+                    f"{file}: {node}: found output {name} which is also {given[name]}, expected a new name"
+                )
             given[name] = f"an output of {node}"
     for node in nodes:
         for name in node.reads:

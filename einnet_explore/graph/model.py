@@ -151,8 +151,33 @@ def identifiers(names: Iterable[str]) -> Mapping[str, str]:
 
 
 _RESERVED = frozenset(
-    "tensor pad value weight output sum max min prod inf nan relu tanh sigmoid exp log sqrt rsqrt abs erf pow "
-    "maximum minimum where via".split()
+    [
+        "tensor",
+        "pad",
+        "value",
+        "weight",
+        "output",
+        "sum",
+        "max",
+        "min",
+        "prod",
+        "inf",
+        "nan",
+        "relu",
+        "tanh",
+        "sigmoid",
+        "exp",
+        "log",
+        "sqrt",
+        "rsqrt",
+        "abs",
+        "erf",
+        "pow",
+        "maximum",
+        "minimum",
+        "where",
+        "via",
+    ]
 )
 
 

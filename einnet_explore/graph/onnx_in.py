@@ -124,7 +124,9 @@ def _lift_constants(file: str, proto: onnx.ModelProto) -> None:
             tensor.CopyFrom(value)
         else:
             many = kind.endswith("s")
-            tensor.CopyFrom(helper.make_tensor("", _CONSTANTS[kind], [len(value)] if many else [], value if many else [value]))
+            tensor.CopyFrom(
+                helper.make_tensor("", _CONSTANTS[kind], [len(value)] if many else [], value if many else [value])
+            )
         tensor.name = node.outputs[0]
         graph.initializer.append(tensor)
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
@@ -151,7 +153,9 @@ def _valid(file: str, proto: onnx.ModelProto) -> None:
         onnx.checker.check_model(bare)
     except onnx.checker.ValidationError as error:
         message = str(error)
-        blamed = next((n for n in nodes_of(proto.graph) if f"name: {n.name} " in message or f"({n.name})" in message), None)
+        blamed = next(
+            (n for n in nodes_of(proto.graph) if f"name: {n.name} " in message or f"({n.name})" in message), None
+        )
         where = f"{file}: {blamed}" if blamed else file
         raise ModelError(f"{where}: found {_line(error)}, expected a valid ONNX model") from None
 

@@ -149,7 +149,9 @@ def _folded(
         feed = {name: numpy_helper.to_array(known[name]) for name in node.reads}
     else:
         return None
-    types = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feed.items()]
+    types = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feed.items()
+    ]
     wanted = [onnx.ValueInfoProto(name=name) for name in node.results]
     graph = helper.make_graph([node.proto], "fold", types, wanted)
     single = helper.make_model(graph, opset_imports=list(proto.opset_import), ir_version=proto.ir_version)

@@ -1,6 +1,9 @@
 """Library operators as values, their iterator mapping tables, and matching (EinNet §5.1)."""
 
-from einnet_explore.operators.form import Distance, GroupDistance, Unmatched, distance
+from einnet_explore.operators.canonical import canonical_matches
+from einnet_explore.operators.display import stride_equations
+from einnet_explore.operators.form import Distance, GroupDistance, Unmatched, distance, own_iterators
+from einnet_explore.operators.layout import flatten, strides_of
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.matching import Layout, OperatorMatch, fit, match
 from einnet_explore.operators.operator import Attributes, IteratorTable, OnnxNode, Operator
@@ -16,7 +19,12 @@ __all__ = [
     "Operator",
     "OperatorMatch",
     "Unmatched",
+    "canonical_matches",
     "distance",
     "fit",
+    "flatten",
     "match",
+    "own_iterators",
+    "stride_equations",
+    "strides_of",
 ]

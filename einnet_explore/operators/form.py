@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import permutations
 
 from einnet_explore.algebra.substitute import substitute
-from einnet_explore.ir import Access, Apply, Const, IndexLike, Iterator, Scope
+from einnet_explore.ir import Access, Apply, Const, Index, IndexLike, Iterator, Quotient, Remainder, Scope, as_index
 from einnet_explore.operators.operator import Operator
 from einnet_explore.operators.pattern import Pattern
 
@@ -38,23 +38,30 @@ class Distance:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A scope read as ``scale · op(accesses) / divisor``; iterators of extent 1 are replaced by their value."""
+    """A scope read as ``scale · op(accesses) / divisor``.
+
+    Iterators of extent 1 are replaced by their value.  One that is divided somewhere (``f // 4``) is two iterators,
+    ``f/4`` and ``f%4``: *back* gives them by the scope's own.
+    """
 
     scope: Scope
     op: str
     reads: tuple[Access, ...]
     scale: float
     divisor: float
+    traversals: tuple[Iterator, ...]
+    summations: tuple[Iterator, ...]
+    back: tuple[tuple[Iterator, Index], ...]
 
     @property
     def iterators(self) -> tuple[Iterator, ...]:
-        """The iterators of extent other than 1, traversals first."""
-        return tuple(x for x in (*self.scope.traversals, *self.scope.summations) if x.extent != 1)
+        """Traversals, then summations."""
+        return (*self.traversals, *self.summations)
 
     def group(self, x: Iterator, operands: tuple[int, ...]) -> str:
         """Where *x* occurs: the operands in the order given, the output last."""
         key = "".join("Y" if any(x in i.iterators for i in self.reads[a].index) else "N" for a in operands)
-        return key + ("Y" if x in self.scope.traversals else "N")
+        return key + ("Y" if x in self.traversals else "N")
 
     def groups(self, operands: tuple[int, ...]) -> dict[str, list[Iterator]]:
         """The iterators by where they occur."""
@@ -78,10 +85,49 @@ def read_form(scope: Scope) -> Form | str:
     one: dict[Iterator, IndexLike] = {x: x.lo for x in (*scope.traversals, *scope.summations) if x.extent == 1}
     match substitute(body, one):
         case Access() as read:
-            return Form(scope, "", (read,), scale, divisor)
+            op, reads = "", list[Access]([read])
         case Apply(op, args) if all(isinstance(a, Access) for a in args):
-            return Form(scope, op, tuple(a for a in args if isinstance(a, Access)), scale, divisor)
-    return f"the body is no single operation over accesses: {body!r}"
+            reads = [a for a in args if isinstance(a, Access)]
+        case _:
+            return f"the body is no single operation over accesses: {body!r}"
+    traversals, back = _keep(scope.traversals), dict[Iterator, Index]()
+    summations = _keep(scope.summations)
+    while (found := _divided(reads, (*traversals, *summations))) is not None:
+        x, d = found
+        high, low = Iterator(f"{x.name}/{d}", 0, x.extent // d), Iterator(f"{x.name}%{d}", 0, d)
+        reads = [_halved(read, x, high * d + low) for read in reads]
+        was = back.pop(x, as_index(x))
+        back |= {high: was // d, low: was % d}
+        traversals = tuple(y for x_ in traversals for y in ((high, low) if x_ == x else (x_,)))
+        summations = tuple(y for x_ in summations for y in ((high, low) if x_ == x else (x_,)))
+    return Form(scope, op, tuple(reads), scale, divisor, traversals, summations, tuple(back.items()))
+
+
+def _keep(iterators: tuple[Iterator, ...]) -> tuple[Iterator, ...]:
+    return tuple(x for x in iterators if x.extent != 1)
+
+
+def _halved(read: Access, x: Iterator, halves: Index) -> Access:
+    return Access(read.source, tuple(i.substitute(lambda y: halves if y == x else y) for i in read.index))
+
+
+def _divided(reads: list[Access], own: tuple[Iterator, ...]) -> tuple[Iterator, int] | None:
+    """An iterator that occurs divided by a divisor of its extent: it is two iterators in one."""
+    for read in reads:
+        for index in read.index:
+            for atom, _ in index.terms:
+                match atom:
+                    case Quotient(numerator, d) | Remainder(numerator, d):
+                        x = numerator.single
+                        if x is not None and x.lo == 0 and x.extent % d == 0 and x in own:
+                            return x, d
+    return None
+
+
+def own_iterators(scope: Scope) -> tuple[Iterator, ...]:
+    """What an iterator map of *scope* is about: its iterators of extent other than 1, divided ones as two."""
+    form = read_form(scope)
+    return _keep((*scope.traversals, *scope.summations)) if isinstance(form, str) else form.iterators
 
 
 def comparable(scope: Scope, operator: Operator) -> Form:
@@ -92,9 +138,12 @@ def comparable(scope: Scope, operator: Operator) -> Form:
     if len(form.reads) != len(pattern.operands):
         raise Unmatched(f"{operator.name} has {len(pattern.operands)} operands, the body reads {len(form.reads)}")
     if form.op != pattern.op:
-        raise Unmatched(f"{operator.name} combines operands by {pattern.op or 'nothing'}, the body by {form.op or 'nothing'}")
-    summed = any(x.extent != 1 for x in form.scope.summations)
-    if (summed or pattern.summations) and form.scope.reduce != pattern.reduce:
+        raise Unmatched(
+            f"{operator.name} combines operands by {pattern.op or 'nothing'}, the body by {form.op or 'nothing'}"
+        )
+    if pattern.summations and not form.summations:
+        raise Unmatched(f"{operator.name} reduces over {', '.join(pattern.summations)}, the scope over nothing")
+    if pattern.summations and form.scope.reduce != pattern.reduce:
         raise Unmatched(f"{operator.name} reduces by {pattern.reduce}, the scope by {form.scope.reduce}")
     return form
 

@@ -1,4 +1,4 @@
-r"""Flattened tensors: an access as one affine address, :math:`\sum_x s_x\,x + o` (EinNet §5.1, Fig. 8 c–d; PlaidML's flattening)."""
+r"""Flattened tensors: an access as one affine address, :math:`\sum_x s_x\,x + o` (EinNet §5.1, Fig. 8 c–d)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def packed(strides: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def leading(strides: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether the rows are packed: what an operator with leading dimensions takes (no stride below the row's length)."""
+    """Whether each row is packed and rows do not overlap: what an operator with leading dimensions takes."""
     rows = [s for n, s in zip(shape[:-1], strides[:-1], strict=True) if n > 1]
     return (shape[-1] == 1 or strides[-1] == 1) and all(s >= shape[-1] for s in rows[-1:]) and all(s >= 0 for s in rows)
 

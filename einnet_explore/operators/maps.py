@@ -23,6 +23,7 @@ def iterator_maps(form: Form, operator: Operator, operands: tuple[int, ...]) -> 
     for key, found in groups.items():
         if not table.group(key):
             raise Unmatched(f"{operator.name} has no iterator in group {key}, where {names(found)} stand")
+    why = "" if pattern.windows else "nothing"
     for fixed in _windows(form, operator, operands, pattern.windows, {}):
         taken = {x for x in fixed.values() if x is not None}
         choices: list[list[dict[str, tuple[Iterator, ...]]]] = []
@@ -30,13 +31,19 @@ def iterator_maps(form: Form, operator: Operator, operands: tuple[int, ...]) -> 
             rest = [x for x in groups.get(key, ()) if x not in taken]
             merged = [name for name in own if name in pattern.merged]
             if rest and not merged:
-                raise Unmatched(f"{operator.name} takes {len(own)} iterators in group {key}, left over: {names(rest)}")
+                why = why or f"{operator.name} takes {len(own)} iterators in group {key}, left over: {names(rest)}"
+                break
             choices.append([cut for order in _orders(form, rest) for cut in _cuts(order, merged)])
-        for choice in product(*choices):
-            out = {name: (x,) for name, x in fixed.items() if x is not None}
-            for part in choice:
-                out |= part
-            yield out
+        else:
+            why = "nothing"
+            for choice in product(*choices):
+                out: dict[str, tuple[Iterator, ...]] = {name: (x,) for name, x in fixed.items() if x is not None}
+                for part in choice:
+                    out |= part
+                yield out
+    if why != "nothing":
+        shown = ", ".join(repr(pattern.operands[p].dimensions[d]) for p, d in pattern.windows)
+        raise Unmatched(why or f"no dimension of the operands can be {shown} of {operator.name}")
 
 
 def _windows(
@@ -70,7 +77,7 @@ def _windows(
 
 def _orders(form: Form, group: list[Iterator]) -> list[tuple[Iterator, ...]]:
     """The orders of *group* by falling stride in each tensor where it occurs."""
-    orders = [tuple(x for x in form.scope.traversals if x in group)]
+    orders = [tuple(x for x in form.traversals if x in group)]
     for read in form.reads:
         rank: dict[Iterator, tuple[int, int]] = {}
         for d, index in enumerate(read.index):

@@ -1,8 +1,9 @@
 r"""Operator matching (EinNet §5.1): tensor maps, then iterator maps by group, then attributes on flattened strides.
 
-A scope :math:`L_{\vec x} \sum_{\vec y} A[\tau_A]\,B[\tau_B]` matches an operator when its iterators can be given to the operator's,
-group by group (see ``IteratorTable``).  Several iterators are merged into one, :math:`m = t_1 T_2 + t_2`; composite
-indices (``sh*h + dh*r - ph``) take one dimension of the source as it is, and their coefficients solve the attributes.
+A scope :math:`L_{\vec x} \sum_{\vec y} A[\tau_A]\,B[\tau_B]` matches an operator when its iterators can be given to the
+operator's, group by group (``IteratorTable``).  Several iterators are merged into one, :math:`m = t_1 T_2 + t_2`;
+composite indices (``sh*h + dh*r - ph``) take one dimension of the source as it is, and their coefficients solve the
+attributes.
 Iterators of extent 1 are constants: they belong to no group.
 """
 
@@ -56,6 +57,18 @@ class OperatorMatch:
         return all(layout.free for layout in self.layouts)
 
     @property
+    def composite(self) -> bool:
+        """Whether a composite index of the operator is one here, too, or it has none; else this is a contraction."""
+        pattern, given = self.operator.pattern, dict(self.iterators)
+        dimensions = [pattern.operands[p].dimensions[d] for p, d in pattern.windows]
+        numbers = self.operator.numbers(dict(self.attributes))
+        return not dimensions or any(
+            sum(len(given[name]) for name in dimension.iterators) > 1
+            or any(given[name] and k.value(numbers) != 1 for name, k in dimension.terms)
+            for dimension in dimensions
+        )
+
+    @property
     def solved(self) -> int:
         """How many of the iterators stand in composite indices."""
         return sum(len(xs) for name, xs in self.iterators if name not in self.operator.pattern.merged)
@@ -70,9 +83,9 @@ class OperatorMatch:
 def match(scope: Scope, operator: Operator, limit: int = 16, direct: bool = False) -> tuple[OperatorMatch, ...]:
     """The ways in which *scope* is *operator*, those that keep more layouts first, at most *limit*.
 
-    A way is left out if another one has more iterators in composite indices (a convolution whose taps are channels is none that
-    anybody means), or keeps the layout of every tensor that it keeps, and of more.  *direct* takes only ways without
-    layout eOperators for operands.  Raises Unmatched with every reason if there is none.
+    A way is left out if another one has more iterators in composite indices (nobody means a convolution whose taps are
+    channels), or keeps the layout of every tensor that it keeps, and of more.  *direct* takes only ways without layout
+    eOperators for operands.  Raises Unmatched with every reason if there is none.
     """
     form = comparable(scope, operator)
     found: dict[tuple[object, ...], OperatorMatch] = {}
@@ -87,6 +100,9 @@ def match(scope: Scope, operator: Operator, limit: int = 16, direct: bool = Fals
                     continue
                 if direct and not way.direct:
                     reasons.setdefault("; ".join(layout.why for layout in way.layouts if not layout.free))
+                    continue
+                if not way.composite and len(way.kept) <= len(operands):
+                    reasons.setdefault(f"no index is composite, and {operator.name} would need other layouts")
                     continue
                 found.setdefault((way.operands, way.iterators), way)
         except Unmatched as reason:
@@ -108,7 +124,8 @@ def fit(
 ) -> OperatorMatch:
     """*scope* as *operator* with the tensor map *operands* and the iterator map *iterators*, attributes solved.
 
-    *flags* fixes the operands' orders (``ta``, ``tb``) instead of taking the best ones.  Raises Unmatched where it does not fit.
+    *flags* fixes the operands' orders (``ta``, ``tb``) instead of taking the best ones.  Raises Unmatched where it does
+    not fit.
     """
     form, pattern = comparable(scope, operator), operator.pattern
     if sorted(operands) != list(range(len(form.reads))):
@@ -164,20 +181,18 @@ def _layout(
 ) -> tuple[Layout, dict[str, Attribute]]:
     """The operand in its best order, or in the one that *flags* ask for, and the attributes that say so."""
     pattern = operator.pattern.operands[operand]
-    orders = [dict[str, Attribute](), *({flag: 1} for flag, _ in pattern.variants)]
+    orders: list[dict[str, Attribute]] = [{}, *(dict[str, Attribute]([(flag, 1)]) for flag, _ in pattern.variants)]
     if flags is not None:
         orders = [o for o in orders if all(flags.get(f, 0) == o.get(f, 0) for f, _ in pattern.variants)][:1]
-    tried = [(_gather(operator, operand, read, iterators, attributes | order), order) for order in orders]
-    best, order = max(tried, key=lambda t: (t[0].same, t[0].free))
+    tried = [(_gather(operator, operand, read, iterators, {**attributes, **order}), order) for order in orders]
+    best, chosen = max(tried, key=lambda t: (t[0].same, t[0].free))
     strides = strides_of(best.scope)
     if best.free and not isinstance(strides, str) and not packed(strides, best.scope.shape):
-        order |= {f"ld{pattern.name.lower()}": strides[-2]}
-    return best, order
+        return best, {**chosen, f"ld{pattern.name.lower()}": strides[-2]}
+    return best, chosen
 
 
-def _gather(
-    operator: Operator, operand: int, read: Access, iterators: Assignment, attributes: Attributes
-) -> Layout:
+def _gather(operator: Operator, operand: int, read: Access, iterators: Assignment, attributes: Attributes) -> Layout:
     pattern = operator.pattern.operands[operand]
     dimensions = operator.dimensions(operand, attributes)
     numbers = operator.numbers(attributes)
@@ -231,7 +246,8 @@ def _output(
 ) -> tuple[tuple[Index, ...], bool]:
     """Where the scope's value stands in the call's result, and whether reading it there is free."""
     present = [x for x in operator.pattern.traversals if not operator.absent(x, attributes)]
-    index = tuple(merge(iterators.get(x, ())) for x in present)
+    back = dict(form.back)
+    index = tuple(merge(iterators.get(x, ())).substitute(lambda x: back.get(x, x)) for x in present)
     numbers = operator.numbers(attributes)
     result = Tensor("T", tuple(numbers[f"|{x}|"] for x in present))
     scope = form.scope

@@ -1,10 +1,10 @@
-r"""Library operators as values: a name, a canonical expression with free attributes, and how to call it (EinNet §5.1)."""
+r"""Library operators as values: name, canonical expression with free attributes, how to call it (EinNet §5.1)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import TypeAlias
 
 from einnet_explore.ir import (
@@ -23,7 +23,8 @@ from einnet_explore.ir import (
     Tensor,
     as_index,
 )
-from einnet_explore.operators.pattern import Dimension, Pattern, parse_pattern
+from einnet_explore.operators.pattern import Dimension, Pattern
+from einnet_explore.operators.reader import parse_pattern
 
 Attributes: TypeAlias = Mapping[str, Attribute]
 
@@ -72,7 +73,7 @@ class Operator:
     expression: str
     batched: str = ""
     strided: bool = False
-    onnx: Callable[[Attributes], OnnxNode] | None = None
+    onnx: Callable[[Attributes], OnnxNode | None] | None = None
 
     @property
     def pattern(self) -> Pattern:
@@ -111,7 +112,9 @@ class Operator:
             source = operands[p] if operands else Tensor(operand.name, shape, padding, neutral)
             if source.shape != shape or any(lo for lo, _ in source.box):
                 raise ValueError(f"{self.name}: operand {operand.name} has box {source.box}, expected shape {shape}")
-            for d, ((lo, hi), (before, after)) in enumerate(zip(source.reach, padding or ((0, 0),) * len(shape), strict=True)):
+            for d, ((lo, hi), (before, after)) in enumerate(
+                zip(source.reach, padding or ((0, 0),) * len(shape), strict=True)
+            ):
                 if lo > -before or hi < shape[d] + after:
                     raise ValueError(
                         f"{self.name}: dimension {d} of {operand.name} is read in "
@@ -177,7 +180,7 @@ class Operator:
         return tuple(index), tuple(shape), tuple(padding) if any(map(any, padding)) else ()
 
 
-@lru_cache(maxsize=None)
+@cache
 def _table(expression: str) -> IteratorTable:
     return iterator_table(parse_pattern(expression))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from einnet_explore.ir import Access, Iterator, as_index
+from einnet_explore.ir import Access, Index, Iterator, as_index
 from einnet_explore.operators.form import Form, Unmatched
 from einnet_explore.operators.operator import Operator
 from einnet_explore.operators.pattern import ONE, Polynomial
@@ -47,7 +47,8 @@ def solve(
         if index is None or not index.affine or set(index.iterators) - set(own.values()):
             where = ", ".join(repr(read.index[j]) for j in at) or "no dimension"
             raise Unmatched(
-                f"{dimension!r} of {operator.name} is one affine dimension of its own, {names(own.values())} stand in {where}"
+                f"{dimension!r} of {operator.name} is one affine dimension of its own, "
+                f"{names(own.values())} stand in {where}"
             )
         start, stop = _given(read, at[0], [x for name, x in own.items() if name in pattern.traversals])
         shown = f"{dimension!r} against {index!r}"
@@ -56,6 +57,11 @@ def solve(
         todo.append(Equality(dimension.extent or ONE, stop - start, f"the extent of {dimension!r}"))
         window = as_index(Iterator(f"i{d}", 0, stop - start)) + start
         out[p] = Access(read.source, tuple(window if j == at[0] else i for j, i in enumerate(read.index)))
+    for p, read in out.items():
+        if (mixed := next((i for i in read.index if _overlaps(i)), None)) is not None:
+            raise Unmatched(
+                f"{mixed!r} is one more composite index than {pattern.operands[p].name} of {operator.name} has"
+            )
     _unify(operator, todo, numbers)
     return out
 
@@ -76,6 +82,17 @@ def _given(read: Access, at: int, outer: list[Iterator]) -> tuple[int, int]:
     return start, hi if hi - (last + 1) < slack else max(last, start) + 1
 
 
+def _overlaps(index: Index) -> bool:
+    """Whether two points of the iterators may give one value: such an index is more than a layout."""
+    reach = 0
+    for atom, k in sorted(index.terms, key=lambda t: abs(t[1])):
+        if isinstance(atom, Iterator):
+            if abs(k) <= reach:
+                return True
+            reach += abs(k) * (atom.extent - 1)
+    return False
+
+
 def _unify(operator: Operator, todo: list[Equality], known: dict[str, int]) -> None:
     least = operator.pattern.attributes
     while todo:
@@ -85,7 +102,8 @@ def _unify(operator: Operator, todo: list[Equality], known: dict[str, int]) -> N
                 if e.left.value(known) != e.right:
                     values = ", ".join(f"{name} = {known[name]}" for name in e.left.names)
                     raise Unmatched(
-                        f"{operator.name}: {e.left!r} = {e.left.value(known)} but {e.right} is needed ({e.where}; {values})"
+                        f"{operator.name}: {e.left!r} = {e.left.value(known)}, needed is {e.right} "
+                        f"({e.where}; {values})"
                     )
                 continue
             try:

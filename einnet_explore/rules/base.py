@@ -110,7 +110,7 @@ def places(program: Program) -> Iterable[tuple[Path, Scope]]:
                 yield (n, *path), scope
 
 
-def scope_rule(  # noqa: PLR0913 - a rule has these six parts
+def scope_rule(
     name: str,
     law: str,
     propose: Callable[[Scope], Iterable[P]],

@@ -6,8 +6,8 @@ r"""Summation splitting (EinNet Table 1; §4.1).
    \mathop{L}_{\vec x} \sum_{\vec s_1}
      \Big\{ \mathop{L}_{\vec s_1 \vec x} \sum_{\vec s_2} f \Big\}[\vec s_1, \vec x]
 
-for any monoid, the same for both.  The scope's domain, padding and value stay outside: there no element of the inner scope is
-read.  The inner scope repeats the domain only where its reads would be illegal without it.
+for any monoid, the same for both.  The scope's domain, padding and value stay outside: there no element of the inner
+scope is read.  The inner scope repeats the domain only where its reads would be illegal without it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Splitting:
 
 def propose(scope: Scope) -> Iterable[Splitting]:
     """Every proper subset of the summations; where these are many, of their groups by role."""
-    units = [(s,) for s in scope.summations]
+    units: list[tuple[Iterator, ...]] = [(s,) for s in scope.summations]
     if len(units) > ENUMERATED:
         role = roles(scope)
         groups = dict.fromkeys(role[s] for s in scope.summations)

@@ -3,19 +3,21 @@ r"""Variable substitution (EinNet Table 1; §4.1).
 .. math::
    \mathop{L}_{\vec x}^{X} \sum_{\vec y} f(\vec x, \vec y)
    \;\mapsto\;
-   \mathop{L}_{\vec x}^{X} \Big\{ \mathop{L}_{\vec z}^{\Phi(X)} \sum_{\vec y} f(\Phi^{-1}(\vec z), \vec y) \Big\}[\Phi(\vec x)]
+   \mathop{L}_{\vec x}^{X}
+     \Big\{ \mathop{L}_{\vec z}^{\Phi(X)} \sum_{\vec y} f(\Phi^{-1}(\vec z), \vec y) \Big\}[\Phi(\vec x)]
    \qquad\text{and}\qquad
    \sum_{\vec y}^{Y} f(\vec y) \;\mapsto\; \sum_{\vec z}^{\Phi(Y)} f(\Phi^{-1}(\vec z)),
 
-where Φ is a bijection.  Over traversals its image need not be a box: the new scope spans the hull and a domain says which
-points belong, so nothing outside is computed or read.  Over summations it must be a box.
+where Φ is a bijection.  Over traversals its image need not be a box: the new scope spans the hull and a domain says
+which points belong, so nothing outside is computed or read.  Over summations it must be a box.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 from einnet_explore.algebra.bijection import Bijection, bijection, hull
 from einnet_explore.algebra.naming import by_name, index_of, listed
@@ -24,7 +26,7 @@ from einnet_explore.algebra.substitute import fresh, substitute, substitute_doma
 from einnet_explore.ir import Access, Index, Iterator, Scope, as_index
 from einnet_explore.rules.base import Refused, refusing, scope_rule
 
-Replacement = tuple[tuple[Iterator, ...], tuple[tuple[str, Index], ...]]
+Replacement: TypeAlias = "tuple[tuple[Iterator, ...], tuple[tuple[str, Index], ...]]"
 """Some iterators, and the new ones that stand for them (names and indices)."""
 
 
@@ -99,26 +101,33 @@ def _group(scope: Scope, forward: tuple[Index, ...]) -> tuple[Iterator, ...]:
 
 
 def _candidates(scope: Scope, group: tuple[Iterator, ...]) -> Iterable[Substitution]:
-    over_traversals = group is scope.traversals
-    skewed = [
-        (((x,), ((name, part),)) for x in units)
-        for (part, units), name in zip(found := skews(scope, group), _fresh(scope, "t", len(found)), strict=True)
-    ]
-    choices = [list(options) for options in skewed] if over_traversals else []
-    split = [_residue(scope, x, d) for x, d in _divisors(scope, group)]
-    pairs = zip(group, group[1:], strict=False) if over_traversals else ((a, b) for a in group for b in group if a != b)
-    merged = [_run(scope, chain) for chain in runs(scope, pairs)]
-    for kind in (
-        [tuple(options[0] for options in choices), *((one,) for options in choices for one in options)],
-        [tuple({xs: r for xs, r in reversed(split)}.items())[::-1], *((one,) for one in split)],
-        [(one,) for one in merged],
-    ):
-        for replacements in kind:
-            replaced = [x for xs, _ in replacements for x in xs]
-            if replaced and len(set(replaced)) == len(replaced):
-                params = Substitution(_phi(group, replacements))
-                is_skew = bool(choices) and kind[0] and replacements[0] in [o for c in choices for o in c]
-                yield _by_role(scope, params) if is_skew else params
+    """Everything of a kind at once, then each alone."""
+    if group is scope.traversals:
+        for replacements in _together(_skews(scope)):
+            yield _by_role(scope, Substitution(_phi(group, replacements)))
+        pairs = tuple(pairwise(group))
+    else:
+        pairs = tuple((a, b) for a in group for b in group if a != b)
+    split = tuple(_residue(scope, x, d) for x, d in _divisors(scope, group))
+    for replacements in (*_together(split), *((_run(scope, chain),) for chain in runs(scope, pairs))):
+        yield Substitution(_phi(group, replacements))
+
+
+def _skews(scope: Scope) -> tuple[Replacement, ...]:
+    found = skews(scope, scope.traversals)
+    names = _fresh(scope, "t", len(found))
+    return tuple(((x,), ((name, part),)) for (part, units), name in zip(found, names, strict=True) for x in units)
+
+
+def _together(options: tuple[Replacement, ...]) -> Iterable[tuple[Replacement, ...]]:
+    """The first option for each iterator and for each new name at once, then every option alone."""
+    joint: list[Replacement] = []
+    for old, new in options:
+        if all(old != o and new != n for o, n in joint):
+            joint.append((old, new))
+    if len(joint) > 1:
+        yield tuple(joint)
+    yield from ((one,) for one in options)
 
 
 def _divisors(scope: Scope, group: tuple[Iterator, ...]) -> tuple[tuple[Iterator, int], ...]:
@@ -131,9 +140,7 @@ def _phi(group: tuple[Iterator, ...], replacements: Iterable[Replacement]) -> tu
     """Φ over *group*: new iterators stand where the first of those that they replace stood."""
     at = {xs[0]: new for xs, new in replacements}
     gone = {x for xs, _ in replacements for x in xs}
-    return tuple(
-        entry for x in group for entry in at.get(x, () if x in gone else ((x.name, as_index(x)),))
-    )
+    return tuple(entry for x in group for entry in at.get(x, () if x in gone else ((x.name, as_index(x)),)))
 
 
 def _residue(scope: Scope, x: Iterator, d: int) -> Replacement:

@@ -29,7 +29,7 @@ from einnet_explore.ir import (
     Tensor,
     mul,
 )
-from einnet_explore.operators import Layout, Operator, OperatorMatch, Unmatched, distance, fit, match
+from einnet_explore.operators import Layout, Operator, OperatorMatch, Unmatched, distance, fit, match, own_iterators
 from einnet_explore.rules.base import Refused, Rule, places
 
 LAW = r"L_{\vec x} \textstyle\sum_{\vec y} f(T[\tau(\vec x, \vec y)]) \mapsto \{L_{\vec x}\, op(T')[\Phi(\vec x)]\}"
@@ -37,7 +37,7 @@ LAW = r"L_{\vec x} \textstyle\sum_{\vec y} f(T[\tau(\vec x, \vec y)]) \mapsto \{
 
 @dataclass(frozen=True, slots=True)
 class MatchParams:
-    """The operator, which access each operand is, which iterators each of the operator's is, and the solved attributes."""
+    """The operator, the access that each operand is, the iterators that each of its own is, the solved attributes."""
 
     operator: str
     operands: tuple[int, ...]
@@ -68,7 +68,9 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
             raise Refused(f"unknown operator {params.operator!r}, expected one of {', '.join(named)}")
         scope = program.scope_at(at)
         try:
-            way = fit(scope, named[params.operator], params.operands, _assignment(scope, params), dict(params.attributes))
+            way = fit(
+                scope, named[params.operator], params.operands, _assignment(scope, params), dict(params.attributes)
+            )
         except Unmatched as reason:
             raise Refused(str(reason)) from None
         wrong = {k: v for k, v in params.attributes if dict(way.attributes).get(k, v) != v}
@@ -82,7 +84,9 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
                 str(params["operator"]),
                 tuple(int(a) for a in params["operands"]),
                 tuple((str(k), tuple(map(str, v))) for k, v in params["iterators"].items()),
-                tuple((str(k), tuple(v) if isinstance(v, list) else v) for k, v in params.get("attributes", {}).items()),
+                tuple(
+                    (str(k), tuple(v) if isinstance(v, list) else v) for k, v in params.get("attributes", {}).items()
+                ),
             )
         except KeyError as missing:
             raise ValueError(f"operator_matching needs {missing}: operator, operands, iterators, attributes") from None
@@ -92,12 +96,14 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
 
 def nearest(program: Program, operators: tuple[Operator, ...]) -> int | None:
     """The smallest expression distance from a scope of *program* to an operator; None if none is comparable."""
-    found = [d for _, scope in places(program) for operator in operators if (d := _distance(scope, operator)) is not None]
+    found = [
+        d for _, scope in places(program) for operator in operators if (d := _distance(scope, operator)) is not None
+    ]
     return min(found, default=None)
 
 
 def instantiated(program: Program, at: Path, way: OperatorMatch) -> Program:
-    """*program* with the scope at *at* computed by *way*: equations for operands, the call, and a read of its result."""
+    """*program* with the scope at *at* run by *way*: equations for operands, the call, and a read of its result."""
     used = set(program.names())
     before = list[Equation]()
     operands = [_operand(layout, before, used) for layout in way.layouts]
@@ -182,7 +188,7 @@ def _params(way: OperatorMatch) -> MatchParams:
 
 
 def _assignment(scope: Scope, params: MatchParams) -> dict[str, tuple[Iterator, ...]]:
-    own = {x.name: x for x in (*scope.traversals, *scope.summations)}
+    own = {x.name: x for x in own_iterators(scope)}
     unknown = [x for _, xs in params.iterators for x in xs if x not in own]
     if unknown:
         raise Refused(f"the scope has no iterator {', '.join(unknown)}, only {', '.join(own)}")

@@ -1,0 +1,157 @@
+r"""Sums of products of two strided tensors as one (batched) matrix product.
+
+.. math::  Y[\vec b, \vec m, \vec n] = \sum_{\vec k} A[\vec b, \vec m, \vec k]\, B[\vec b, \vec k, \vec n]
+
+The form is read from the scope itself by flattened strides (EinNet §5.1), so that transposes, leading dimensions and
+diagonals need no attributes: they are strides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
+
+from einnet_explore.ir import Access, Apply, Iterator, Scope, Tensor
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """The iterators of *scope* by where they occur; ``left`` and ``right`` are the two accesses."""
+
+    left: Access
+    right: Access
+    batch: tuple[Iterator, ...]
+    m: tuple[Iterator, ...]
+    n: tuple[Iterator, ...]
+    k: tuple[Iterator, ...]
+    scope: Scope
+
+
+def contraction(scope: Scope) -> Contraction | None:
+    """*scope* as a matrix product; None if it reads padding, has a domain, or is no product of two affine reads."""
+    match scope:
+        case Scope(traversals, summations, Apply("*", (Access(Tensor()) as a, Access(Tensor()) as b)), "sum", ()):
+            pass
+        case _:
+            return None
+    if not all(_inside(access) for access in (a, b)):
+        return None
+    in_a, in_b = ({x for i in access.index for x in i.iterators} for access in (a, b))
+    if not all(x in in_a and x in in_b for x in summations) or not all(x in in_a | in_b for x in traversals):
+        return None
+    return Contraction(
+        a,
+        b,
+        tuple(x for x in traversals if x in in_a and x in in_b),
+        tuple(x for x in traversals if x not in in_b),
+        tuple(x for x in traversals if x not in in_a),
+        summations,
+        scope,
+    )
+
+
+def bind(product: Contraction, left: Array, right: Array, out: Array) -> Callable[[], object] | None:
+    """A call that writes the product of *left* and *right* to *out*; None where strides do not merge.
+
+    *left* and *right* hold the tensors that the accesses read and may be strided; *out* has the scope's shape.
+    """
+    a, b = _strides(product.left, left), _strides(product.right, right)
+    y = dict(zip(product.scope.traversals, out.strides, strict=True))
+    m_outer, m = _merged(product.m, (a, y))
+    n_outer, n = _merged(product.n, (b, y))
+    k_outer, k = _merged(tuple(sorted(product.k, key=lambda x: -abs(a[x]))), (a, b))
+    if k_outer:
+        return None
+    batch = (*product.batch, *m_outer, *n_outer)
+    views = []
+    for array, access, at, rows, columns in ((left, product.left, a, m, k), (right, product.right, b, k, n)):
+        views.append(_view(_first(array, access), at, batch, rows, columns))
+    result = _view(out, y, batch, m, n)
+    if abs(result.strides[-2]) < abs(result.strides[-1]) and result.shape[-1] > 1:
+        views, result = [v.swapaxes(-1, -2) for v in reversed(views)], result.swapaxes(-1, -2)
+    if result.shape[-1] > 1 and result.strides[-1] != result.itemsize:
+        return None
+    packed = [v if _takes(v) else np.empty(v.shape, v.dtype) for v in views]
+    copies = [(p, v) for p, v in zip(packed, views, strict=True) if p is not v]
+    first, second = packed
+    if not copies:
+        return lambda: np.matmul(first, second, out=result)
+
+    def call() -> None:
+        for target, source in copies:
+            np.copyto(target, source)
+        np.matmul(first, second, out=result)
+
+    return call
+
+
+def _inside(access: Access) -> bool:
+    return all(
+        i.affine and lo <= i.bounds[0] and i.bounds[1] < hi
+        for i, (lo, hi) in zip(access.index, access.source.box, strict=True)
+    )
+
+
+def _strides(access: Access, array: Array) -> dict[Iterator, int]:
+    """Bytes that one step of each iterator moves (0 for those that do not occur)."""
+    out: dict[Iterator, int] = {}
+    for i, stride in zip(access.index, array.strides, strict=True):
+        for x in i.iterators:
+            out[x] = out.get(x, 0) + i.coefficient(x) * stride
+    return out
+
+
+def _first(array: Array, access: Access) -> Array:
+    """*array* from the element on that is read where every iterator is at its start."""
+    start = tuple(
+        i.evaluate(lambda x: x.lo) - lo for i, (lo, _) in zip(access.index, access.source.box, strict=True)
+    )
+    return array[tuple(slice(at, None) for at in start)] if array.size else array
+
+
+def _merged(
+    group: tuple[Iterator, ...], tensors: tuple[dict[Iterator, int], ...]
+) -> tuple[tuple[Iterator, ...], tuple[Iterator, ...]]:
+    """(outer, inner): the longest end of *group* that is one stride in every tensor, and what comes before it."""
+    cut = len(group)
+    while cut > 0 and (
+        cut == len(group) or all(t[group[cut - 1]] == t[group[cut]] * group[cut].extent for t in tensors)
+    ):
+        cut -= 1
+    return group[:cut], group[cut:]
+
+
+def _view(
+    array: Array,
+    strides: dict[Iterator, int],
+    batch: tuple[Iterator, ...],
+    rows: tuple[Iterator, ...],
+    columns: tuple[Iterator, ...],
+) -> Array:
+    shape, steps = [x.extent for x in batch], [strides.get(x, 0) for x in batch]
+    for group in (rows, columns):
+        extent = 1
+        for x in group:
+            extent *= x.extent
+        shape.append(extent)
+        steps.append(strides[group[-1]] if group else 0)
+    # A dimension of one element may claim any stride: the packed one is what BLAS accepts.
+    for d in (-1, -2):
+        if shape[d] == 1:
+            steps[d] = array.itemsize if d == -1 else max(array.itemsize * shape[-1], abs(steps[-1]) * shape[-1])
+    return as_strided(array, tuple(shape), tuple(steps))
+
+
+def _takes(view: Array) -> bool:
+    """Whether BLAS takes the matrices of *view* as they are: one dimension packed, the other no shorter."""
+    (rows, columns), (by_row, by_column) = view.shape[-2:], view.strides[-2:]
+    return (by_column == view.itemsize and by_row >= view.itemsize * columns) or (
+        by_row == view.itemsize and by_column >= view.itemsize * rows
+    )

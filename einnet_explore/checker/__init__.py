@@ -1,0 +1,19 @@
+"""Replays the certificates of a record; knows neither rules nor search."""
+
+from einnet_explore.checker.check import check_file, check_record
+from einnet_explore.checker.instances import wrong_instance
+from einnet_explore.checker.record import FORMAT, VERSION, RecordError, load_json, read_record
+from einnet_explore.checker.report import Report, StepReport
+
+__all__ = [
+    "FORMAT",
+    "VERSION",
+    "RecordError",
+    "Report",
+    "StepReport",
+    "check_file",
+    "check_record",
+    "load_json",
+    "read_record",
+    "wrong_instance",
+]

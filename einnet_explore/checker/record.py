@@ -1,0 +1,125 @@
+"""The form of records: what a derivation's JSON must hold, read without knowing rules or search."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from einnet_explore.algebra.certificate import Certificate
+from einnet_explore.ir import Program, read_path
+from einnet_explore.text import TextError, parse
+
+FORMAT = "einnet-explore record"
+VERSION = 1
+
+
+class RecordError(ValueError):
+    """A file is no record: ``FILE: JSON path: what was found, what was expected``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """One step as it was written down: the rule's name, its place and parameters, the result, the certificate."""
+
+    rule: str
+    at: str
+    params: Mapping[str, Any]
+    after: Program
+    certificate: Certificate | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A record that has the right form; nothing of it has been proved."""
+
+    start: Program
+    steps: tuple[RecordedStep, ...]
+
+
+def read_record(record: object, source: str = "<record>") -> Recorded:
+    """The programs and steps of *record*; raises RecordError where it has another form."""
+    data = _object(record, source, "$")
+    found = _get(data, "format", str, source, "$")
+    if found != FORMAT:
+        raise _wrong(source, "$.format", repr(found), repr(FORMAT))
+    version = _get(data, "version", int, source, "$")
+    if version != VERSION:
+        raise _wrong(source, "$.version", str(version), str(VERSION))
+    start = _program(_get(data, "start", str, source, "$"), source, "$.start")
+    steps = _get(data, "steps", list, source, "$")
+    return Recorded(start, tuple(_step(step, source, f"$.steps[{n}]") for n, step in enumerate(steps)))
+
+
+def load_json(path: str | PathLike[str]) -> object:
+    """The JSON in the file at *path*; raises OSError where it cannot be read, RecordError where it is no JSON."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise _wrong(str(path), "$", f"byte {error.object[error.start]:#04x} at {error.start}", "UTF-8") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno}"
+        raise _wrong(str(path), "$", f"{error.msg} at {where}", "JSON") from None
+    except RecursionError:
+        raise _wrong(str(path), "$", "JSON that nests too deeply", "a record") from None
+
+
+def _step(step: object, source: str, at: str) -> RecordedStep:
+    data = _object(step, source, at)
+    path = _get(data, "at", str, source, at)
+    try:
+        read_path(path)
+    except ValueError as error:
+        raise RecordError(f"{source}: {at}.at: {error}") from None
+    certificate = data.get("certificate")
+    try:
+        held = None if certificate is None else Certificate.from_json(_object(certificate, source, f"{at}.certificate"))
+    except ValueError as error:
+        if isinstance(error, RecordError):
+            raise
+        raise RecordError(f"{source}: {at}.certificate: {error}") from None
+    return RecordedStep(
+        _get(data, "rule", str, source, at),
+        path,
+        _object(_get(data, "params", dict, source, at), source, f"{at}.params"),
+        _program(_get(data, "after", str, source, at), source, f"{at}.after"),
+        held,
+    )
+
+
+def _program(text: str, source: str, at: str) -> Program:
+    try:
+        return parse(text, f"{source}: {at}")
+    except TextError as error:
+        raise RecordError(str(error)) from None
+
+
+def _object(value: object, source: str, at: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _wrong(source, at, _kind(value), "an object")
+    return value
+
+
+def _get(data: Mapping[str, Any], key: str, expected: type, source: str, at: str) -> Any:
+    if key not in data:
+        raise _wrong(source, f"{at}.{key}", "nothing", _KINDS[expected])
+    value = data[key]
+    if not isinstance(value, expected) or isinstance(value, bool):
+        raise _wrong(source, f"{at}.{key}", _kind(value), _KINDS[expected])
+    return value
+
+
+_KINDS = {str: "a string", int: "a number", list: "a list", dict: "an object"}
+
+
+def _kind(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return next((name for kind, name in _KINDS.items() if isinstance(value, kind)), f"{value!r}")
+
+
+def _wrong(source: str, at: str, found: str, expected: str) -> RecordError:
+    return RecordError(f"{source}: {at}: found {found}, expected {expected}")

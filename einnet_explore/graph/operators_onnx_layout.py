@@ -1,0 +1,182 @@
+r"""ONNX operators that only move elements: :math:`Y[\vec i] = A[\tau(\vec i)]`.
+
+Reshaping goes through the row-major address: its digits in the one shape are found from the other's with ``//`` and ``%``.
+Source: the ONNX operator reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+
+from einnet_explore.graph.call import (
+    Call,
+    Express,
+    OnnxOperator,
+    Unclear,
+    broadcast,
+    digits,
+    flat,
+    indices,
+    iterators,
+    read,
+)
+from einnet_explore.graph.model import Shape
+from einnet_explore.ir import Equation, Index, Scope, add, as_index
+
+Moved = Callable[[Call, tuple[Index, ...]], Iterable[Index]]
+
+
+def _moving(index: Moved) -> Express:
+    """The expression of an operator whose element at i is its first input's at ``index(call, i)``."""
+
+    def express(call: Call) -> Iterable[Equation]:
+        xs = iterators(call.out.shape)
+        yield call.equation(Scope(xs, (), read(call.tensor(0), *index(call, indices(xs)))))
+
+    return express
+
+
+def _transpose(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
+    order = call.get("perm", tuple(reversed(range(len(at)))))
+    place = {axis: i for i, axis in zip(at, order, strict=True)}
+    return (place[axis] for axis in range(len(at)))
+
+
+def _reshape(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
+    """Runs of dimensions that hold the same elements on both sides are re-indexed separately."""
+    here, there = call.out.shape, call.shape(0)
+    out: list[Index] = []
+    for (i, j), (k, m) in pairwise([(0, 0), *_borders(here, there)]):
+        out += digits(flat(at[i:k], here[i:k]), there[j:m])
+    return out
+
+
+def _borders(here: Shape, there: Shape) -> Iterable[tuple[int, int]]:
+    """Where the leading extents of the two shapes have equal products, and the end."""
+    i = j = 0
+    left = right = 1
+    while i < len(here) and j < len(there):
+        if left == right:
+            left, right, i, j = left * here[i], right * there[j], i + 1, j + 1
+        elif left < right:
+            left, i = left * here[i], i + 1
+        else:
+            right, j = right * there[j], j + 1
+        if left == right and i < len(here) and j < len(there):
+            yield i, j
+    yield len(here), len(there)
+
+
+def _slice(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
+    shape = call.shape(0)
+    starts = call.integers(1, "starts") or ()
+    axes = call.integers(3, "axes") or tuple(range(len(starts)))
+    steps = call.integers(4, "steps") or (1,) * len(starts)
+    out = list(at)
+    for axis, start, step in zip(axes, starts, steps, strict=True):
+        d = call.axis(axis, len(shape))
+        size = shape[d]
+        first = start + size if start < 0 else start
+        first = min(max(first, 0), size) if step > 0 else min(max(first, 0), size - 1)
+        out[d] = at[d] * step + first
+    return out
+
+
+def _split(call: Call) -> Iterable[Equation]:
+    axis = call.axis(call.get("axis", 0), len(call.shape(0)))
+    start = 0
+    for n, name in enumerate(call.node.outputs):
+        if not name:
+            raise Unclear("an output is left out")
+        out = call.output(n)
+        xs = iterators(out.shape)
+        at = [as_index(x) + start if d == axis else as_index(x) for d, x in enumerate(xs)]
+        yield Equation(out.name, Scope(xs, (), read(call.tensor(0), *at)))
+        start += out.shape[axis]
+
+
+def _concat(call: Call) -> Iterable[Equation]:
+    """The sum of the operands, each moved to its place and read as 0 elsewhere: linear, as rules like it."""
+    axis = call.axis(call.get("axis", 0), len(call.out.shape))
+    xs = iterators(call.out.shape)
+    start, parts = 0, []
+    for n in range(len(call.node.inputs)):
+        source = call.tensor(n)
+        at = [as_index(x) - start if d == axis else as_index(x) for d, x in enumerate(xs)]
+        parts.append(read(source, *at))
+        start += source.shape[axis]
+    yield call.equation(Scope(xs, (), add(*parts)))
+
+
+def _pad(call: Call) -> Iterable[Equation]:
+    rank = len(call.out.shape)
+    mode = call.get("mode", "constant")
+    if mode != "constant":
+        raise Unclear(f"mode is {mode}, not constant")
+    pads = call.integers(1, "pads") or ()
+    axes = tuple(call.axis(int(a), rank) for a in call.constant(3, "axes").reshape(-1)) if call.has(3) else range(rank)
+    value = float(call.constant(2, "value").reshape(())) if call.has(2) else call.get("value", 0.0)
+    before = dict(zip(axes, pads[: len(axes)], strict=True))
+    xs = iterators(call.out.shape)
+    at = [as_index(x) - before.get(d, 0) for d, x in enumerate(xs)]
+    yield call.equation(Scope(xs, (), read(call.tensor(0), *at, value=value)))
+
+
+def _expand(call: Call) -> Iterable[Equation]:
+    xs = iterators(call.out.shape)
+    yield call.equation(Scope(xs, (), broadcast(call.tensor(0), indices(xs))))
+
+
+def _tile(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
+    return (i % size for i, size in zip(at, call.shape(0), strict=True))
+
+
+def _gather(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
+    shape = call.shape(0)
+    axis = call.axis(call.get("axis", 0), len(shape))
+    wanted = call.constant(1, "indices")
+    places = at[axis : axis + wanted.ndim]
+    found = (wanted.reshape(-1) + shape[axis] * (wanted.reshape(-1) < 0)).tolist()
+    step = found[1] - found[0] if len(found) > 1 else 0
+    if not found or any(v != found[0] + step * n for n, v in enumerate(found)):
+        raise Unclear("its indices are no arithmetic progression")
+    return (*at[:axis], flat(places, wanted.shape) * step + found[0], *at[axis + wanted.ndim :])
+
+
+def _depth_to_space(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
+    b, depth = call.get("blocksize", 1), call.out.shape[1]
+    n, c, h, w = at
+    row, column = h % b, w % b
+    column_first = call.get("mode", "DCR") == "CRD"
+    channel = flat((c, row, column), (depth, b, b)) if column_first else flat((row, column, c), (b, b, depth))
+    return n, channel, h // b, w // b
+
+
+def _space_to_depth(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
+    b = call.get("blocksize", 1)
+    n, c, h, w = at
+    if call.get("mode", "DCR") == "CRD":
+        channel, row, column = digits(c, (call.shape(0)[1], b, b))
+    else:
+        row, column, channel = digits(c, (b, b, call.shape(0)[1]))
+    return n, channel, h * b + row, w * b + column
+
+
+LAYOUT: tuple[OnnxOperator, ...] = (
+    OnnxOperator("Transpose", "layout", _moving(_transpose), integers=True),
+    OnnxOperator("Reshape", "layout", _moving(_reshape), integers=True),
+    OnnxOperator("Flatten", "layout", _moving(_reshape), integers=True),
+    OnnxOperator("Squeeze", "layout", _moving(_reshape), integers=True),
+    OnnxOperator("Unsqueeze", "layout", _moving(_reshape), integers=True),
+    OnnxOperator("Slice", "layout", _moving(_slice), integers=True),
+    OnnxOperator("Split", "layout", _split, integers=True),
+    OnnxOperator("Concat", "layout", _concat, integers=True),
+    OnnxOperator("Pad", "layout", _pad, integers=True),
+    OnnxOperator("Expand", "layout", _expand, integers=True),
+    OnnxOperator("Tile", "layout", _moving(_tile), integers=True),
+    OnnxOperator("Gather", "layout", _moving(_gather), integers=True),
+    OnnxOperator("DepthToSpace", "layout", _moving(_depth_to_space), integers=True),
+    OnnxOperator("SpaceToDepth", "layout", _moving(_space_to_depth), integers=True),
+)
+"""The shape that a reshaping node gives its result is the model's, so its other operand need not be looked at."""

@@ -1,0 +1,178 @@
+r"""ONNX's softmax and normalisations, as several equations.
+
+.. math::  M = \max_r X, \quad E = e^{X - M}, \quad S = \sum_r E, \quad Y = E / S
+
+.. math::  \mu = \tfrac1n \sum_r X, \quad \sigma^2 = \tfrac1n \sum_r (X - \mu)^2, \quad
+           Y = (X - \mu)\,(\sigma^2 + \epsilon)^{-1/2}\, \gamma + \beta
+
+Source: the ONNX operator reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from dataclasses import replace
+from math import prod
+
+from einnet_explore.graph.call import Call, OnnxOperator, Unclear, broadcast, indices, iterators, read
+from einnet_explore.graph.operators_onnx_elementwise import fn
+from einnet_explore.graph.operators_onnx_reduction import reduced
+from einnet_explore.ir import Const, Equation, Index, Iterator, Scalar, Scope, Tensor, add, mul
+
+
+def _softmax_axes(call: Call) -> tuple[int, ...]:
+    rank = len(call.out.shape)
+    coerced = call.opset < 13  # up to opset 12 all dimensions from the axis on are one
+    axis = call.axis(call.get("axis", 1 if coerced else -1), rank)
+    return tuple(range(axis, rank)) if coerced else (axis,)
+
+
+def _softmax(call: Call) -> Iterable[Equation]:
+    power, total, xs = yield from _powers(call)
+    at = indices(xs)
+    yield call.equation(Scope(xs, (), fn("/", broadcast(power, at), broadcast(total, at))))
+
+
+def _log_softmax(call: Call) -> Iterable[Equation]:
+    _, total, xs = yield from _powers(call)
+    at = indices(xs)
+    largest = replace(total, name=call.inner("max"))
+    shifted = fn("-", call.read(0, at), broadcast(largest, at))
+    yield call.equation(Scope(xs, (), fn("-", shifted, fn("log", broadcast(total, at)))))
+
+
+def _powers(call: Call) -> Generator[Equation, None, tuple[Tensor, Tensor, tuple[Iterator, ...]]]:
+    axes = _softmax_axes(call)
+    xs = iterators(call.out.shape)
+    at = indices(xs)
+    yield (largest := call.equation(reduced(call.tensor(0), axes, "max"), "max"))
+    body = fn("exp", fn("-", call.read(0, at), broadcast(largest.tensor, at)))
+    yield (power := call.equation(Scope(xs, (), body), "exp"))
+    yield (total := call.equation(reduced(power.tensor, axes), "total"))
+    return power.tensor, total.tensor, xs
+
+
+def _batch_normalization(call: Call) -> Iterable[Equation]:
+    """Inference only: an affine function whose two coefficients are weight-only equations."""
+    call.only_output()
+    if call.get("training_mode", 0):
+        raise Unclear("it is in training mode")
+    if not call.get("spatial", 1):
+        raise Unclear("it normalises every element on its own")
+    c = Iterator("c", 0, call.shape(1)[0])
+    epsilon = Const(call.get("epsilon", 1e-5))
+    scale, bias, mean, variance = (read(call.tensor(n), c) for n in (1, 2, 3, 4))
+    yield (a := call.equation(Scope((c,), (), mul(scale, fn("rsqrt", add(variance, epsilon)))), "scale"))
+    yield (b := call.equation(Scope((c,), (), fn("-", bias, mul(mean, read(a.tensor, c)))), "shift"))
+    xs = iterators(call.out.shape)
+    at = xs[1] if len(xs) > 1 else Index()
+    yield call.equation(Scope(xs, (), add(mul(call.read(0, indices(xs)), read(a.tensor, at)), read(b.tensor, at))))
+
+
+def _moments(call: Call, axes: tuple[int, ...], epsilon: float) -> Iterable[Equation]:
+    """X - μ as ``centred`` and (σ² + ε)^(-1/2) as ``scale``."""
+    source = call.tensor(0)
+    part = Const(1 / prod(source.shape[d] for d in axes))
+    xs = iterators(source.shape)
+    at = indices(xs)
+    yield (mean := call.equation(reduced(source, axes, f=lambda x: mul(part, x)), "mean"))
+    yield (centred := call.equation(Scope(xs, (), fn("-", call.read(0, at), broadcast(mean.tensor, at))), "centred"))
+    yield from _scale(call, centred.tensor, axes, epsilon)
+
+
+def _scale(call: Call, centred: Tensor, axes: tuple[int, ...], epsilon: float) -> Iterable[Equation]:
+    part = Const(1 / prod(centred.shape[d] for d in axes))
+    yield (variance := call.equation(reduced(centred, axes, f=lambda x: mul(part, x, x)), "variance"))
+    ys = variance.scope.traversals
+    yield call.equation(Scope(ys, (), fn("rsqrt", add(read(variance.tensor, *ys), Const(epsilon)))), "scale")
+
+
+def _scaled(call: Call, centred: Tensor, scale: Tensor, gamma: Scalar, beta: Scalar) -> Equation:
+    xs = iterators(call.out.shape)
+    at = indices(xs)
+    return call.equation(Scope(xs, (), add(mul(broadcast(centred, at), broadcast(scale, at), gamma), beta)))
+
+
+def _layer_normalization(call: Call) -> Iterable[Equation]:
+    call.only_output()
+    rank = len(call.out.shape)
+    axes = tuple(range(call.axis(call.get("axis", -1), rank), rank))
+    *before, scale = _moments(call, axes, call.get("epsilon", 1e-5))
+    yield from (*before, scale)
+    at = indices(iterators(call.out.shape))
+    beta = call.read(2, at) if call.has(2) else Const(0)
+    yield _scaled(call, before[1].tensor, scale.tensor, call.read(1, at), beta)
+
+
+def _rms_normalization(call: Call) -> Iterable[Equation]:
+    rank = len(call.out.shape)
+    axes = tuple(range(call.axis(call.get("axis", -1), rank), rank))
+    *before, scale = _scale(call, call.tensor(0), axes, call.get("epsilon", 1e-5))
+    yield from (*before, scale)
+    at = indices(iterators(call.out.shape))
+    yield _scaled(call, call.tensor(0), scale.tensor, call.read(1, at), Const(0))
+
+
+def _instance_normalization(call: Call) -> Iterable[Equation]:
+    axes = tuple(range(2, len(call.out.shape)))
+    *before, scale = _moments(call, axes, call.get("epsilon", 1e-5))
+    yield from (*before, scale)
+    c = indices(iterators(call.out.shape))[1]
+    yield _scaled(call, before[1].tensor, scale.tensor, read(call.tensor(1), c), read(call.tensor(2), c))
+
+
+def _mean_variance(call: Call) -> Iterable[Equation]:
+    rank = len(call.out.shape)
+    axes = tuple(call.axis(a, rank) for a in call.get("axes", (0, 2, 3)))
+    *before, scale = _moments(call, axes, 0.0)
+    yield from (*before, scale)
+    yield _scaled(call, before[1].tensor, scale.tensor, Const(1), Const(0))
+
+
+def _lp_normalization(call: Call) -> Iterable[Equation]:
+    axis = call.axis(call.get("axis", -1), len(call.out.shape))
+    match call.get("p", 2):
+        case 1:
+            inner = reduced(call.tensor(0), (axis,), f=lambda x: fn("abs", x))
+        case 2:
+            inner = reduced(call.tensor(0), (axis,), f=lambda x: mul(x, x))
+        case other:
+            raise Unclear(f"p is {other}, neither 1 nor 2")
+    # Where the norm is 0 so is every element; the smallest divisor keeps 0/0 at 0, as ONNX says.
+    yield (total := call.equation(inner, "total"))
+    xs = iterators(call.out.shape)
+    at = indices(xs)
+    norm = broadcast(total.tensor, at)
+    divisor = fn("maximum", fn("sqrt", norm) if call.get("p", 2) == 2 else norm, Const(_TINY))
+    yield call.equation(Scope(xs, (), fn("/", call.read(0, at), divisor)))
+
+
+_TINY = 2.0**-126
+"""The smallest normal float32."""
+
+
+def _lrn(call: Call) -> Iterable[Equation]:
+    """Y = X / (k + α/size · Σ X²)^β over a window of channels."""
+    size = call.get("size", 1)
+    xs = iterators(call.out.shape)
+    r = Iterator("r", 0, size)
+    n, c, *rest = indices(xs)
+    near = read(call.tensor(0), n, c + r - (size - 1) // 2, *rest)
+    yield (square := call.equation(Scope(xs, (r,), mul(near, near)), "squares"))
+    base = add(Const(call.get("bias", 1.0)), mul(Const(call.get("alpha", 1e-4) / size), read(square.tensor, *xs)))
+    divisor = fn("pow", base, Const(call.get("beta", 0.75)))
+    yield call.equation(Scope(xs, (), fn("/", call.read(0, indices(xs)), divisor)))
+
+
+NORMALIZATION: tuple[OnnxOperator, ...] = (
+    OnnxOperator("Softmax", "reduction", _softmax),
+    OnnxOperator("LogSoftmax", "reduction", _log_softmax),
+    OnnxOperator("BatchNormalization", "elementwise", _batch_normalization),
+    OnnxOperator("LayerNormalization", "reduction", _layer_normalization),
+    OnnxOperator("RMSNormalization", "reduction", _rms_normalization),
+    OnnxOperator("InstanceNormalization", "reduction", _instance_normalization),
+    OnnxOperator("MeanVarianceNormalization", "reduction", _mean_variance),
+    OnnxOperator("LpNormalization", "reduction", _lp_normalization),
+    OnnxOperator("LRN", "reduction", _lrn),
+)
+"""GroupNormalization changed its meaning between operator sets and stays as it is."""

@@ -1,0 +1,67 @@
+"""The small parts of LaTeX that the dialects share: names, numbers, indices."""
+
+from __future__ import annotations
+
+import re
+
+from einnet_explore.ir import Atom, Index, Iterator, Quotient, Remainder
+
+_SPECIAL = {
+    "\\": r"\backslash ",
+    "^": r"\wedge ",
+    "~": r"\sim ",
+    "<": r"{<}",
+    ">": r"{>}",
+    "$": r"\$",
+    "\n": " ",
+    "\t": " ",
+} | {c: f"\\{c}" for c in "#%&_{}"}
+
+
+def escaped(text: str) -> str:
+    """*text* with the characters that mean something to TeX escaped."""
+    return "".join(_SPECIAL.get(c, c) for c in text)
+
+
+def name(text: str) -> str:
+    """``T1`` as ``T_{1}``; names of several letters as one italic word."""
+    if text.isidentifier() and (found := re.fullmatch(r"(.*?[^\d_])_?(\d+)", text)):
+        return f"{name(found[1])}_{{{found[2]}}}"
+    return text if len(text) == 1 and text.isalpha() else rf"\mathit{{{escaped(text)}}}"
+
+
+def number(value: float) -> str:
+    """Whole numbers without a point, powers of ten as such."""
+    if value in (float("inf"), float("-inf")):
+        return r"\infty" if value > 0 else r"-\infty"
+    if float(value).is_integer() and abs(value) < 1e16:
+        return str(int(value))
+    digits, _, power = repr(float(value)).partition("e")
+    return rf"{digits} \times 10^{{{int(power)}}}" if power else digits
+
+
+def index(it: Index, dialect: str) -> str:
+    """An index, its positive terms first: ``y + 1 - 2h`` reads better than ``-2h + y + 1``."""
+    parts = [(k, _times(abs(k), atom, dialect)) for atom, k in it.terms]
+    parts += [(it.const, str(abs(it.const)))] if it.const or not parts else []
+    if parts[0][0] < 0:
+        parts.sort(key=lambda part: part[0] < 0)
+    first, *rest = parts
+    return ("-" if first[0] < 0 else "") + first[1] + "".join(f"{'-' if k < 0 else '+'}{shown}" for k, shown in rest)
+
+
+def _times(k: int, atom: Atom, dialect: str) -> str:
+    factor = "" if k == 1 else str(k)
+    match atom:
+        case Iterator(text):
+            return factor + name(text)
+        case Quotient(numerator, d):
+            return rf"{factor}\lfloor {_operand(numerator, dialect)} / {d} \rfloor"
+        case Remainder(numerator, d):
+            mod = r"\ \mathrm{mod}\ " if dialect == "mathtext" else r" \bmod "
+            return f"{factor}({_operand(numerator, dialect)}{mod}{d})"
+
+
+def _operand(numerator: Index, dialect: str) -> str:
+    shown = index(numerator, dialect)
+    return shown if len(numerator.terms) == 1 and not numerator.const and numerator.terms[0][1] > 0 else f"({shown})"

@@ -1,0 +1,186 @@
+r"""Boundary relaxing (EinNet Table 1; §4.1).
+
+.. math::
+   \mathop{L}_{\vec x}^{X} f(T[\tau(\vec x)]) \;\mapsto\; \mathop{L}_{\vec x}^{X'} f(T[\tau(\vec x)]),
+   \qquad X \subset X',\ T \text{ constant on } X' \setminus X
+
+Three forms: at a reader, bounds of a nested scope's domain are dropped that no read violates, or at whose violation
+the scope is its constant anyway; a summation spans more where the body is the neutral element; a traversal of a nested
+scope spans part of its padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from einnet_explore.algebra.constancy import constancy, reduced
+from einnet_explore.algebra.legality import excess, fitted
+from einnet_explore.algebra.naming import ranges_of
+from einnet_explore.algebra.ranges import changed
+from einnet_explore.algebra.regions import always, reach
+from einnet_explore.algebra.structure import residues, windows
+from einnet_explore.algebra.substitute import substitute_domain
+from einnet_explore.ir import REDUCTIONS, Access, Bound, Iterator, Path, Program, Scope, Tensor, accesses, map_accesses
+from einnet_explore.rules.base import Refused, Rule, refusing
+
+
+@dataclass(frozen=True, slots=True)
+class Unbound:
+    """Drop the bounds numbered *bounds* from the domain of the scope that access *access* reads.
+
+    *wrap* allows tensors that are then read beyond their padding to be copied with more of it.
+    """
+
+    access: int
+    bounds: tuple[int, ...]
+    wrap: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wider:
+    """Iterators of the scope with the larger half-open ranges that they get."""
+
+    ranges: tuple[tuple[Iterator, int, int], ...]
+
+
+Relaxing: TypeAlias = Unbound | Wider
+
+
+def propose(program: Program, at: Path) -> Iterable[Relaxing]:
+    """All droppable bounds of each nested scope; summations up to the next multiple that an index or window asks for."""
+    scope = program.scope_at(at)
+    for n, access in enumerate(accesses(scope.body)):
+        if isinstance(access.source, Scope) and access.source.domain:
+            yield from _droppable(scope, n, access, access.source)
+    wider = {x: (x.lo, x.hi + -x.extent % d) for x, d in reversed(_multiples(scope)) if x.extent % d}
+    each = [((x, *span),) for x, span in wider.items()]
+    for ranges in dict.fromkeys((tuple(r for (r,) in each), *each)):
+        params = Wider(ranges)
+        if ranges and _accepted(program, at, params):
+            yield params
+
+
+def rewrite(program: Program, at: Path, params: Relaxing) -> Program:
+    """The law; refuses with the values that violate a bound, or with the added region that is not constant."""
+    scope = program.scope_at(at)
+    match params:
+        case Unbound():
+            return program.replace_at(at, _unbound(scope, params))
+        case Wider(ranges):
+            return program.replace_at(at, _wider(scope, at, ranges))
+
+
+def _unbound(scope: Scope, params: Unbound) -> Scope:
+    found = list(accesses(scope.body))
+    if not 0 <= params.access < len(found):
+        raise Refused(f"access {params.access}: the body has {len(found)} accesses")
+    access = found[params.access]
+    inner = access.source
+    if not isinstance(inner, Scope):
+        raise Refused(f"access {params.access} reads tensor {inner.name}, which has no domain")
+    if not params.bounds:
+        raise Refused("no bound is named")
+    if stray := [n for n in params.bounds if not 0 <= n < len(inner.domain)]:
+        raise Refused(f"bound {stray[0]}: the domain has {len(inner.domain)} bounds")
+    with refusing():
+        freed = _freed(inner, params.bounds, params.wrap)
+    for n in params.bounds:
+        if (why := _needed(scope, access, freed, inner.domain[n], inner.value)) is not None:
+            raise Refused(why)
+    count = iter(range(len(found)))
+    return replace(
+        scope, body=map_accesses(scope.body, lambda a: Access(freed, a.index) if next(count) == params.access else a)
+    )
+
+
+def _freed(inner: Scope, bounds: tuple[int, ...], wrap: bool) -> Scope:
+    """*inner* without the bounds of these numbers, its reads made legal."""
+    kept = tuple(b for n, b in enumerate(inner.domain) if n not in bounds)
+    freed = replace(inner, domain=kept, value=inner.value if kept or inner.padding else 0)
+    return fitted(freed, REDUCTIONS[freed.reduce], wrap)
+
+
+def _needed(scope: Scope, access: Access, inner: Scope, bound: Bound, value: float) -> str | None:
+    """Why *bound* may not be dropped: a read violates it, and there *inner*, freed of it, is not *value*."""
+    to = dict(zip(inner.traversals, access.index, strict=True))
+    read = substitute_domain((bound,), to)
+    # A read in the padding yields the value whatever the domain says: only reads inside the box matter.
+    inside = tuple(Bound(i, x.lo, x.hi) for x, i in to.items())
+    if not read or always(read[0], (*scope.domain, *inside)):
+        return None
+    known = constancy(inner.body)
+    constant = known is not None and reduced(inner, known.value) == value
+    if known is not None and constant and (known.bounds is None or any(always(bound, (b,)) for b in known.bounds)):
+        return None
+    lo, hi = reach(read[0].index, (*scope.domain, *inside))
+    return f"reads reach [{lo}, {hi}], outside {bound}"
+
+
+def _wider(scope: Scope, at: Path, ranges: tuple[tuple[Iterator, int, int], ...]) -> Scope:
+    if not ranges:
+        raise Refused("no range is given")
+    for x, lo, hi in ranges:
+        if x not in (*scope.traversals, *scope.summations):
+            raise Refused(f"{x.name} ∈ [{x.lo}, {x.hi}) is no iterator of this scope")
+        if len(at) == 1 and x in scope.traversals:
+            raise Refused(f"{x.name} is a traversal of the whole equation: its result keeps [{x.lo}, {x.hi})")
+        if lo > x.lo or hi < x.hi or (lo, hi) == (x.lo, x.hi):
+            raise Refused(f"[{lo}, {hi}) is not wider than {x.name} ∈ [{x.lo}, {x.hi})")
+    with refusing():
+        return changed(scope, {x: (lo, hi) for x, lo, hi in ranges})
+
+
+def _droppable(scope: Scope, number: int, access: Access, inner: Scope) -> Iterable[Unbound]:
+    everything = _freed(inner, tuple(range(len(inner.domain))), wrap=True)
+    free = tuple(n for n, b in enumerate(inner.domain) if _needed(scope, access, everything, b, inner.value) is None)
+    if free:
+        kept = tuple(b for n, b in enumerate(inner.domain) if n not in free)
+        sources = [a.source for a in accesses(inner.body)]
+        beyond = excess(replace(inner, domain=kept))
+        yield Unbound(number, free, wrap=any(isinstance(sources[e.access], Tensor) for e in beyond))
+
+
+def _multiples(scope: Scope) -> tuple[tuple[Iterator, int], ...]:
+    """Summations and what should divide their extents: divisors that indices suggest, and 2 for windows (halves)."""
+    halves = ((x, 2) for x in windows(scope) if x.extent > 2)
+    return (*residues(scope, scope.summations), *halves)
+
+
+def _accepted(program: Program, at: Path, params: Relaxing) -> bool:
+    try:
+        rewrite(program, at, params)
+    except Refused:
+        return False
+    return True
+
+
+def encode(params: Relaxing) -> dict[str, Any]:
+    """``{"access": 0, "bounds": [0, 1]}`` (and ``"wrap": true``), or ``{"ranges": {"r": [-1, 6]}}``."""
+    match params:
+        case Unbound(access, bounds, wrap):
+            out: dict[str, Any] = {"access": access, "bounds": list(bounds)}
+            return out | {"wrap": True} if wrap else out
+        case Wider(ranges):
+            return {"ranges": {x.name: [lo, hi] for x, lo, hi in ranges}}
+
+
+def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Relaxing:
+    """The inverse of ``encode``."""
+    scope = program.scope_at(at)
+    with refusing():
+        if "ranges" in params:
+            return Wider(ranges_of(params["ranges"], (*scope.traversals, *scope.summations)))
+        return Unbound(int(params["access"]), tuple(map(int, params["bounds"])), bool(params.get("wrap", False)))
+
+
+BOUNDARY_RELAXING = Rule(
+    "boundary_relaxing",
+    r"\mathop{L}_{\vec x}^{X} f(T[\tau(\vec x)]) \;\mapsto\; \mathop{L}_{\vec x}^{X'} f(T[\tau(\vec x)]),"
+    r"\qquad X \subset X',\ f \text{ constant on } X' \setminus X",
+    propose,
+    rewrite,
+    encode,
+    decode,
+)

@@ -1,0 +1,107 @@
+r"""Boundary tightening (EinNet Table 1; §4.1).
+
+.. math::
+   \mathop{L}_{\vec x}^{X'} f(T[\tau(\vec x)]) \;\mapsto\; \mathop{L}_{\vec x}^{X} f(T[\tau(\vec x)]),
+   \qquad X \subset X',\ f \text{ constant on } X' \setminus X
+
+Constants come from padding; what leaves the box of a nested scope becomes its padding, so every read stays legal.  The
+tightest plan wins.  A summation may also shrink to a *window that moves* with other iterators: where the body is neutral unless
+:math:`0 \le base(\vec x) - h < n`,
+
+.. math::  \sum_{h} f(\vec x, h) \;\mapsto\; \sum_{j \in [0, n)} f(\vec x, base(\vec x) - j)
+
+which makes the sum of an overlap-add as long as the taps that meet in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from einnet_explore.algebra.naming import by_name, index_of, ranges_of
+from einnet_explore.algebra.ranges import changed, tightest
+from einnet_explore.algebra.sliding import moved, sliding
+from einnet_explore.ir import Index, Iterator, Path, Program
+from einnet_explore.rules.base import Refused, Rule, refusing
+
+
+@dataclass(frozen=True, slots=True)
+class Tightening:
+    """*ranges*: iterators with their smaller ranges.  *window*: (h, base, n) where h = base - j for j in [0, n)."""
+
+    ranges: tuple[tuple[Iterator, int, int], ...] = ()
+    window: tuple[tuple[Iterator, Index, int], ...] = ()
+
+
+def propose(program: Program, at: Path) -> Iterable[Tightening]:
+    """The tightest ranges together, then the shortest moving windows that need no copy of a tensor."""
+    scope = program.scope_at(at)
+    iterators = scope.summations if len(at) == 1 else (*scope.traversals, *scope.summations)
+    if ranges := tightest(scope, iterators):
+        yield Tightening(ranges=tuple((x, lo, hi) for x, (lo, hi) in ranges.items()))
+    legal = []
+    for window in sliding(scope):
+        try:
+            moved(scope, (window,), wrap=False)
+        except ValueError:
+            continue
+        legal.append(window)
+    if legal:
+        yield Tightening(window=tuple(legal))
+
+
+def rewrite(program: Program, at: Path, params: Tightening) -> Program:
+    """The law; refuses with the region that is not constant, or with a term that a window misses."""
+    scope = program.scope_at(at)
+    if not params.ranges and not params.window:
+        raise Refused("neither a range nor a window is given")
+    for x, lo, hi in params.ranges:
+        if x not in (*scope.traversals, *scope.summations):
+            raise Refused(f"{x.name} ∈ [{x.lo}, {x.hi}) is no iterator of this scope")
+        if len(at) == 1 and x in scope.traversals:
+            raise Refused(f"{x.name} is a traversal of the whole equation: its result keeps [{x.lo}, {x.hi})")
+        if lo < x.lo or hi > x.hi or (lo, hi) == (x.lo, x.hi):
+            raise Refused(f"[{lo}, {hi}) is not narrower than {x.name} ∈ [{x.lo}, {x.hi})")
+    with refusing():
+        scope = changed(scope, {x: (lo, hi) for x, lo, hi in params.ranges})
+        if params.window:
+            scope = moved(scope, params.window)
+    return program.replace_at(at, scope)
+
+
+def encode(params: Tightening) -> dict[str, Any]:
+    """``{"ranges": {"t1": [0, 7]}}`` or ``{"window": {"h": ["(y+1) // 2", 2]}}``."""
+    out: dict[str, Any] = {}
+    if params.ranges:
+        out["ranges"] = {x.name: [lo, hi] for x, lo, hi in params.ranges}
+    if params.window:
+        out["window"] = {h.name: [repr(base), n] for h, base, n in params.window}
+    return out
+
+
+def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Tightening:
+    """The inverse of ``encode``."""
+    scope = program.scope_at(at)
+    iterators = (*scope.traversals, *scope.summations)
+    with refusing():
+        ranges = ranges_of(params.get("ranges", {}), iterators)
+        window: list[tuple[Iterator, Index, int]] = []
+        for name, written in params.get("window", {}).items():
+            match written:
+                case [base, int(n)]:
+                    window.append((by_name(scope.summations, name), index_of(base, iterators), n))
+                case _:
+                    raise Refused(f"window of {name}: found {written!r}, expected [base, extent]")
+        return Tightening(ranges, tuple(window))
+
+
+BOUNDARY_TIGHTENING = Rule(
+    "boundary_tightening",
+    r"\mathop{L}_{\vec x}^{X'} f(T[\tau(\vec x)]) \;\mapsto\; \mathop{L}_{\vec x}^{X} f(T[\tau(\vec x)]),"
+    r"\qquad X \subset X',\ f \text{ constant on } X' \setminus X",
+    propose,
+    rewrite,
+    encode,
+    decode,
+)

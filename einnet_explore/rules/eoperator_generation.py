@@ -1,0 +1,106 @@
+r"""eOperator generation (EinNet §5.2).
+
+.. math::
+   \frac{\mathrm{FLOPs}}{\text{tensor elements}} < 4 \;\Rightarrow\; \text{the scope becomes a generated kernel.}
+
+A whole equation is instantiated where it stands; a nested scope is taken out into an equation of its own first.  Scopes
+inside it must be plain re-indexings, which the kernel computes in place: a summation inside would be done once for
+every read.  Where a scope is only its tensor's elements in an order that strides express, no kernel is needed: it is a
+``View``.  An output is no view unless its strides are row-major, since a caller sees an array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from einnet_explore.algebra.flatten import row_major, view_strides
+from einnet_explore.algebra.measure import intensity
+from einnet_explore.ir import EOPERATOR, VIEW, Access, Equation, Instance, Path, Program, Scope, scopes, show_path
+from einnet_explore.rules.base import Refused, Rule
+
+COMPUTE_BOUND = 4
+"""FLOPs an element from which the paper calls an expression compute-bound (§5.2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """eOperator generation has no parameters: the place says everything."""
+
+
+def propose(program: Program, at: Path) -> Iterable[Generation]:
+    """The scope at *at*, if it may be generated."""
+    try:
+        rewrite(program, at, Generation())
+    except Refused:
+        return
+    yield Generation()
+
+
+def rewrite(program: Program, at: Path, _: Generation) -> Program:
+    """The law; refuses what is compute-bound, what sums inside, and what is instantiated already."""
+    scope = program.scope_at(at)
+    n = at[0]
+    equation = program.equations[n]
+    if equation.via is not None:
+        raise Refused(f"{equation.name} is instantiated already, by {equation.via.operator}")
+    for path, inner in scopes(scope):
+        if path and inner.summations:
+            sums = ", ".join(y.name for y in inner.summations)
+            raise Refused(f"the scope at {show_path((*at, *path))} sums over {sums}: instantiate it first")
+    if (view := _view(scope, output=len(at) == 1 and equation.name in program.outputs)) is not None:
+        return _put(program, at, scope, view)
+    measured = intensity(scope)
+    if measured >= COMPUTE_BOUND:
+        raise Refused(f"intensity {measured:.1f} FLOP/element is not below {COMPUTE_BOUND}: this is compute-bound")
+    return _put(program, at, scope, Instance(EOPERATOR, (("kind", _kind(scope)),)))
+
+
+def _put(program: Program, at: Path, scope: Scope, via: Instance) -> Program:
+    n = at[0]
+    equations = program.equations
+    if len(at) == 1:
+        return replace(program, equations=(*equations[:n], replace(equations[n], via=via), *equations[n + 1 :]))
+    new = Equation(program.fresh("T"), scope, via)
+    return program.replace_at(at, new.tensor, before=(new,))
+
+
+def _view(scope: Scope, output: bool) -> Instance | None:
+    found = view_strides(scope)
+    if found is None or (output and found[1] != row_major(scope.shape)):
+        return None
+    offset, strides = found
+    return Instance(VIEW, (("offset", offset), ("strides", strides)))
+
+
+def _kind(scope: Scope) -> str:
+    """``reduction``, ``layout`` (elements only move) or ``elementwise``."""
+    match scope:
+        case Scope(summations=(_, *_)):
+            return "reduction"
+        case Scope(body=Access()):
+            return "layout"
+    return "elementwise"
+
+
+def encode(_: Generation) -> dict[str, Any]:
+    """``{}``."""
+    return {}
+
+
+def decode(_: Program, __: Path, params: Mapping[str, Any]) -> Generation:
+    """The inverse of ``encode``; refuses parameters, since there are none."""
+    if params:
+        raise Refused(f"eOperator generation takes no parameters, found {', '.join(params)}")
+    return Generation()
+
+
+EOPERATOR_GENERATION = Rule(
+    "eoperator_generation",
+    r"\frac{\mathrm{FLOPs}}{\text{tensor elements}} < 4 \;\Rightarrow\; \text{eOperator}",
+    propose,
+    rewrite,
+    encode,
+    decode,
+)

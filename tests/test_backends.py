@@ -1,0 +1,190 @@
+"""Kernels and compiled programs: equal in value to ``algebra.evaluate`` on random legal programs and on real shapes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.backends import BackendError, aligned_empty, compile_program, compile_scope, emit, load
+from einnet_explore.backends import schedule, tvm_cpu
+from einnet_explore.backends.prepare import prepare
+from einnet_explore.ir import Program, Scope, program, tensors
+from einnet_explore.text import parse
+from tests.strategies import inputs_for, programs, scopes_
+
+
+def scope_of(text: str) -> Scope:
+    return parse(text).equations[-1].scope
+
+
+def arrays_of(scope: Scope, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in tensors(scope)}
+
+
+def check(scope: Scope, rank: int = 0, threads: int = 1) -> None:
+    arrays = arrays_of(scope)
+    kernel = load(emit(scope, threads=threads, rank=rank))
+    result = kernel(*(arrays[name] for name in kernel.source.inputs))
+    expected = evaluate(scope, arrays, np.float64)
+    np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-5 * max(1.0, np.abs(expected).max()))
+
+
+CASES = {
+    "offset-reduce NHWC": """
+        tensor T[3, 3, 9, 10, 16] pad [0, 0, 1, 1, 0]
+        Y[h:9, w:10, f:16] = sum[r:3, s:3] T[r, s, h+r-1, w+s-1, f]""",
+    "offset-reduce NCHW": """
+        tensor T[16, 3, 3, 9, 10] pad [0, 0, 0, 1, 1]
+        Y[f:16, h:9, w:10] = sum[r:3, s:3] T[f, r, s, h+r-1, w+s-1]""",
+    "overlap-add NHWC": """
+        tensor T[2, 6, 5, 4, 4, 8] pad [0, 0, 0, 12, 12, 0]
+        Y[n:2, y:12, x:10, c:8] = sum[h:6, w:5] T[n, h, w, y+1-2*h, x+1-2*w, c]""",
+    "overlap-add NCHW": """
+        tensor T[2, 3, 4, 4, 6, 16] pad [0, 0, 12, 36, 0, 0]
+        Y[n:2, c:3, y:12, x:32] = sum[h:6, w:16] T[n, c, y+1-2*h, x+1-2*w, h, w]""",
+    "transpose": "tensor A[16, 12, 48]\nY[h:12, w:48, c:16] = A[c, h, w]",
+    "band": """
+        tensor A[2, 20, 32]
+        tensor B[2, 20, 32] pad [0, 12, 0]
+        Y[b:2, m:20, w:7] = sum[k:32] A[b, m, k] * B[b, m+4*w-12, k]""",
+    "chain": """
+        tensor A[4, 6, 20]
+        tensor b[4]
+        Y[c:4, h:6, w:20] = relu(A[c, h, w] + b[c]) * sigmoid(A[c, h, w])""",
+    "max over channels": "tensor A[20, 6, 32]\nY[h:6, w:32] = max[c:20] A[c, h, w]",
+    "mean of rows": "tensor A[24, 7, 32]\nY[c:24] = sum[h:7, w:32] A[c, h, w] / 224",
+    "epilogue": """
+        tensor A[70, 24]
+        tensor B[24, 40]
+        Y[m:70, n:40] = relu({[m:70, n:40] sum[k:24] A[m, k] * B[k, n]}[m, n] - 1)""",
+    "softmax rows": """
+        tensor A[5, 96]
+        Y[m:5, n:96] = exp(A[m, n]) / {[m:5] sum[k:96] exp(A[m, k])}[m]""",
+    "max pool with -inf": """
+        tensor A[4, 9, 9] pad [0, 1, 1] value -inf
+        Y[c:4, h:5, w:5] = max[r:3, s:3] A[c, 2*h+r-1, 2*w+s-1]""",
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_kernels_of_every_template(name: str, rank: int) -> None:
+    check(scope_of(CASES[name]), rank)
+
+
+def test_every_template_occurs() -> None:
+    used = {t for text in CASES.values() for t in schedule.templates(prepare(scope_of(text)))}
+    assert used == {"rows", "tile", "outer", "inner", "plain"}
+
+
+def test_two_threads_compute_the_same() -> None:
+    check(scope_of("tensor A[40, 30, 64]\nY[h:30, w:64, c:40] = A[c, h, w] * 2 + 1"), threads=2)
+    check(scope_of("tensor A[300, 128]\nY[m:300] = sum[k:128] A[m, k]"), threads=2)
+
+
+@given(scopes_(), st.integers(0, 2))
+@settings(max_examples=15)
+def test_integer_kernels_are_exact(scope: Scope, rank: int) -> None:
+    inputs = inputs_for(scope)
+    kernel = load(emit(scope, "int64", rank=rank))
+    expected = evaluate(scope, inputs, np.float64)
+    result = kernel(*(inputs[name] for name in kernel.source.inputs))
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(result[finite], expected[finite])
+
+
+@given(programs())
+@settings(max_examples=15)
+def test_programs_agree_with_evaluation(drawn: Program) -> None:
+    inputs = inputs_for(drawn)
+    weights = {t.name: inputs[t.name] for t in drawn.inputs if t.weight}
+    compiled = compile_program(drawn, constants=weights)
+    found = compiled.run({name: a for name, a in inputs.items() if name not in weights})
+    expected = evaluate(drawn, inputs, np.float64)
+    for name in drawn.outputs:
+        np.testing.assert_allclose(found[name], expected[name].astype(np.float64), rtol=1e-5)
+
+
+@given(scopes_())
+def test_preparing_keeps_every_value(scope: Scope) -> None:
+    inputs = inputs_for(scope)
+    np.testing.assert_array_equal(evaluate(prepare(scope), inputs, np.float64), evaluate(scope, inputs, np.float64))
+
+
+def test_functions_are_accurate_to_single_precision() -> None:
+    x = np.concatenate([np.linspace(-100, 100, 4001), [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30]]).astype(np.float32)
+    with np.errstate(all="ignore"):
+        wide = x.astype(np.float64)
+        known = {"exp": np.exp(wide), "tanh": np.tanh(wide), "sigmoid": 1 / (1 + np.exp(-wide)), "relu": np.maximum(wide, 0)}
+        for function, expected in known.items():
+            scope = scope_of(f"tensor A[{x.size}]\nY[i:{x.size}] = {function}(A[i])")
+            usual = ~np.isnan(expected) & ((np.abs(expected) > 1e-37) | (expected == 0))
+            found = load(emit(scope))(x)
+            np.testing.assert_allclose(found[usual], expected.astype(np.float32)[usual], rtol=4e-7, atol=1e-37)
+    assert np.isnan(load(emit(scope_of("tensor A[1]\nY[i:1] = exp(A[i])")))(np.array([np.nan], np.float32)))[0]
+
+
+def test_windows_leave_no_long_sum() -> None:
+    prepared = prepare(scope_of(CASES["overlap-add NHWC"]))
+    assert prepared.summations == ()
+    assert "where" in repr(prepared.body)
+
+
+def test_misaligned_and_strided_arrays_are_taken() -> None:
+    scope = scope_of("tensor A[33]\nY[i:33] = A[i] * 2")
+    raw = np.arange(100, dtype=np.float32)
+    kernel = load(emit(scope))
+    for given_array in (raw[1:34], raw[:66:2], raw[:33].astype(np.float64)):
+        np.testing.assert_array_equal(kernel(given_array), given_array * 2)
+    with pytest.raises(BackendError, match="aligned"):
+        out = aligned_empty((34,))
+        kernel.bind([out[1:]], aligned_empty((33,)))
+
+
+def test_binding_refuses_other_shapes() -> None:
+    kernel = load(emit(scope_of("tensor A[4]\nY[i:4] = A[i]")))
+    with pytest.raises(BackendError, match=r"float32\[5\], expected float32\[4\]"):
+        kernel.bind([aligned_empty((5,))], aligned_empty((4,)))
+    with pytest.raises(BackendError, match="0 arrays for the 1 inputs A"):
+        kernel.bind([], aligned_empty((4,)))
+
+
+def test_bad_requests_are_refused() -> None:
+    scope = scope_of("tensor A[4]\nY[i:4] = A[i]")
+    with pytest.raises(BackendError, match="dtype float16"):
+        emit(scope, "float16")
+    with pytest.raises(BackendError, match="threads 0"):
+        emit(scope, threads=0)
+    with pytest.raises(BackendError, match="dtype float64"):
+        compile_program(program(scope), dtype=np.float64)
+    with pytest.raises(BackendError, match=r"constant A has shape \[5\], expected \[4\]"):
+        compile_program(program(scope), constants={"A": np.ones(5)})
+    compiled = compile_program(program(scope))
+    with pytest.raises(BackendError, match="input A is missing"):
+        compiled.run({})
+    with pytest.raises(BackendError, match=r"input A has shape \[3\], expected \[4\]"):
+        compiled.run({"A": np.ones(3)})
+    drawn = program(scope)
+    with pytest.raises(BackendError, match="equation Y reads A"):
+        compile_program(replace(drawn, inputs=()))
+
+
+def test_a_refusal_names_the_equation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no such intrinsic")
+
+    monkeypatch.setattr(tvm_cpu.tvm, "compile", refuse)
+    drawn = parse("tensor A[4, 61]\nZ[i:4, j:61] = exp(A[i, j]) + 17")
+    with pytest.raises(BackendError, match="equation Z: .*no such intrinsic"):
+        compile_program(drawn)
+
+
+def test_tuning_keeps_the_values() -> None:
+    scope = scope_of(CASES["transpose"])
+    arrays = arrays_of(scope)
+    kernel = compile_scope(scope, tune=True)
+    np.testing.assert_array_equal(kernel(arrays["A"]), arrays["A"].transpose(1, 2, 0))
