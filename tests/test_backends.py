@@ -8,8 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.backends import BackendError, aligned_empty, compile_program, compile_scope, emit, load
-from einnet_explore.backends import schedule, tvm_cpu
+from einnet_explore.backends import (
+    BackendError,
+    aligned_empty,
+    compile_program,
+    compile_scope,
+    emit,
+    load,
+    schedule,
+    tvm_cpu,
+)
 from einnet_explore.backends.prepare import prepare
 from einnet_explore.ir import Program, Scope, program, tensors
 from einnet_explore.text import parse
@@ -119,7 +127,12 @@ def test_functions_are_accurate_to_single_precision() -> None:
     x = np.concatenate([np.linspace(-100, 100, 4001), [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30]]).astype(np.float32)
     with np.errstate(all="ignore"):
         wide = x.astype(np.float64)
-        known = {"exp": np.exp(wide), "tanh": np.tanh(wide), "sigmoid": 1 / (1 + np.exp(-wide)), "relu": np.maximum(wide, 0)}
+        known = {
+            "exp": np.exp(wide),
+            "tanh": np.tanh(wide),
+            "sigmoid": 1 / (1 + np.exp(-wide)),
+            "relu": np.maximum(wide, 0),
+        }
         for function, expected in known.items():
             scope = scope_of(f"tensor A[{x.size}]\nY[i:{x.size}] = {function}(A[i])")
             usual = ~np.isnan(expected) & ((np.abs(expected) > 1e-37) | (expected == 0))

@@ -44,7 +44,7 @@ class Certificate:
     *kind*: ``proved``, ``exact`` (equal on random integers, over *elements* output elements) or ``false`` (then
     *counterexample* names an output element and what is wrong with it).  *method*: ``identical``, ``term relation``,
     ``evaluation``, ``structure`` or ``illegal read``.  *at*: the path of the scope that was compared, in the first
-    program.
+    program (for an illegal read: the equation of the second).
     """
 
     kind: Kind

@@ -66,7 +66,7 @@ def strided(access: Access, held: Part, value: Part, spans: list[tuple[int, int]
     ]
     if any(map(any, pads)):
         (array, outside), size = parts.joined((held, value))
-        array = np.pad(array, pads, constant_values=outside.item())
+        array = _extended(array, pads, outside.item())
     start = [0] * len(pads)
     strides = dict.fromkeys(grid.ranges, 0)
     for d, (index, (lo, _), (before, _)) in enumerate(zip(access.index, source.box, pads, strict=True)):
@@ -78,6 +78,13 @@ def strided(access: Access, held: Part, value: Part, spans: list[tuple[int, int]
     shape = tuple(grid.extent(x) if x in own else 1 for x in grid.ranges)
     first = array[tuple(slice(n, None) for n in start)]
     return Part(as_strided(first, shape, tuple(strides.values()), writeable=False), size)
+
+
+def _extended(array: Array, pads: list[tuple[int, int]], value: float) -> Array:
+    # np.pad would put NumPy integers, which overflow, among Python ones
+    out = np.full([n + a + b for n, (a, b) in zip(array.shape, pads, strict=True)], value, array.dtype)
+    out[tuple(slice(a, a + n) for n, (a, _) in zip(array.shape, pads, strict=True))] = array
+    return out
 
 
 def check(access: Access, at: list[Array], grid: Grid, active: Array | None) -> None:

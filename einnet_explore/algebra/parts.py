@@ -39,7 +39,7 @@ def integers(name: str, array: Array) -> Part:
         if not np.isfinite(array).all():
             return Part(array.astype(np.float64), 0)
     elif array.dtype.kind == "O":
-        strange = next((v for v in array.flat if v != v or v not in (INF, -INF) and v != int(v)), None)
+        strange = next((v for v in array.flat if v not in (INF, -INF) and (math.isnan(v) or v != int(v))), None)
         if strange is not None:
             raise ValueError(f"exact evaluation needs integers: {name} holds {strange}")
         if any(v in (INF, -INF) for v in array.flat):
@@ -49,7 +49,8 @@ def integers(name: str, array: Array) -> Part:
     size = max(abs(int(array.min())), abs(int(array.max()))) if array.size else 0
     if size < INT64:
         return Part(array.astype(np.int64), size)
-    return Part(np.frompyfunc(int, 1, 1)(array.astype(object)[None])[0:1].reshape(array.shape), size)
+    # Python ints throughout: NumPy ones among objects overflow
+    return Part(np.asarray([int(v) for v in array.flat], object).reshape(array.shape), size)
 
 
 def number(value: float, dtype: npt.DTypeLike | None) -> Part:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import product
+from itertools import islice, permutations, product
 from math import gcd, inf, isinf, isnan, prod
 from typing import TypeAlias
 
@@ -46,6 +46,8 @@ Monomial: TypeAlias = "tuple[Number, tuple[Factor, ...]]"
 Case: TypeAlias = "tuple[tuple[Form, ...], tuple[Monomial, ...]]"
 
 _MOST = 512
+_ORDERS = 24
+_SIMPLE = 1 << 20
 
 
 class Beyond(Exception):
@@ -151,13 +153,30 @@ class Space:
                 rows.append({**{v: -k for v, k in form.items()}, "": hi - 1 - form[""]})
         return tuple(rows)
 
-    def opaque(self, scope: Scope) -> str:
-        """A name for a scope that is read inside a function; scopes that are equal as functions share one."""
+    def opaque(self, scope: Scope, at: tuple[Form, ...]) -> Factor:
+        """``scope[at]``, read inside a function, as a factor; scopes that are one function share a name.
+
+        A scope that only lists its traversals in another order is the same function of permuted coordinates.
+        """
         for n, known in enumerate(self._opaque):
-            if known == scope or self._same(known, scope):
-                return f"scope{n}"
+            for order in islice(_orders(known, scope), _ORDERS):
+                if known == (turned := _permuted(scope, order)) or self._same(known, turned):
+                    return f"scope{n}", tuple(at[d] for d in order)
         self._opaque.append(scope)
-        return f"scope{len(self._opaque) - 1}"
+        return f"scope{len(self._opaque) - 1}", at
+
+
+def _orders(known: Scope, scope: Scope) -> Iterable[tuple[int, ...]]:
+    """The orders of *scope*'s traversals that give it *known*'s reach; its own order first."""
+    if len(known.traversals) == len(scope.traversals):
+        for order in permutations(range(len(scope.traversals))):
+            if all(known.reach[n] == scope.reach[d] for n, d in enumerate(order)):
+                yield order
+
+
+def _permuted(scope: Scope, order: tuple[int, ...]) -> Scope:
+    padding = tuple(scope.padding[d] for d in order) if scope.padding else ()
+    return replace(scope, traversals=tuple(scope.traversals[d] for d in order), padding=padding)
 
 
 def kind(scope: Scope) -> str | None:
@@ -332,7 +351,7 @@ def _scope_cases(space: Space, scope: Scope, at: tuple[Form, ...]) -> list[Case]
 
 
 def _opaque_case(space: Space, scope: Scope, at: tuple[Form, ...]) -> list[Case]:
-    return [((), ((Fraction(1), ((space.opaque(scope), at),)),))]
+    return [((), ((Fraction(1), (space.opaque(scope, at),)),))]
 
 
 def decide(space: Space, condition: Compare, env: Env) -> tuple[list[tuple[Form, ...]], list[tuple[Form, ...]]]:
@@ -416,7 +435,7 @@ def _key(form: Form) -> tuple[tuple[str, int], ...]:
 
 def _skeleton(value: tuple[Monomial, ...]) -> tuple[str, tuple[Form, ...]]:
     """A polynomial as the name of a function of tensor elements, and where these elements lie."""
-    names = " + ".join("*".join((str(k), *(name for name, _ in factors))) for k, factors in value)
+    names = " + ".join("*".join((str(rounded(k)), *(name for name, _ in factors))) for k, factors in value)
     return names or "0", tuple(form for _, factors in value for _, at in factors for form in at)
 
 
@@ -438,6 +457,15 @@ def _number(value: float) -> Number:
     if isnan(value):
         raise Beyond("a constant is not a number")
     return value if isinf(value) else Fraction(value)
+
+
+def rounded(k: Number) -> Number:
+    """*k*, or the simple fraction within 1e-14 of it: constants that were folded in floating point are one value."""
+    if isinf(k) or Fraction(k).denominator <= _SIMPLE:
+        return k
+    exact = Fraction(k)
+    near = exact.limit_denominator(_SIMPLE)
+    return near if abs(near - exact) <= abs(exact) / 10**14 else Fraction(f"{float(k):.11e}")
 
 
 def _plus(a: Number, b: Number) -> Number:

@@ -3,8 +3,8 @@ r"""Summations whose terms are neutral outside a window that moves with other it
 .. math::  \sum_{h} f(\vec x, h) = \sum_{j \in [0, n)} f(\vec x, base(\vec x) - j)
 
 if every h at which f is not neutral is :math:`base(\vec x) - j` for one j, and f is neutral where base - j leaves the
-range of h.  For :math:`lo \le e - k h < hi`, as in a transposed convolution, :math:`base = \lfloor (e - lo)/k \rfloor` and
-:math:`n = \lceil (hi - lo)/k \rceil`: the overlap-add of EinNet §7.3 (Fig. 11).
+range of h.  For :math:`lo \le e - k h < hi`, as in a transposed convolution, :math:`base = \lfloor (e - lo)/k \rfloor`
+and :math:`n = \lceil (hi - lo)/k \rceil`: the overlap-add of EinNet §7.3 (Fig. 11).
 """
 
 from __future__ import annotations

@@ -46,6 +46,18 @@ def skews(scope: Scope, group: Group) -> tuple[tuple[Index, Group], ...]:
     return tuple(found.items())
 
 
+def digits(scope: Scope, group: Group) -> tuple[Index, ...]:
+    """Sums over *group* whose iterators occur nowhere else: one new iterator may stand for all of them, x + 2 y."""
+    indices = tuple(_indices(scope))
+    return tuple(
+        part
+        for index in indices
+        for part in _parts(index, group)
+        if all(x not in i.iterators for x in part.iterators for i in indices if i != index)
+        and all(x not in b.index.iterators for x in part.iterators for b in scope.domain)
+    )
+
+
 def residues(scope: Scope, group: Group) -> tuple[tuple[Iterator, int], ...]:
     """Iterators of *group* with a divisor that an index suggests, in order of appearance."""
     found: dict[tuple[Iterator, int], None] = {}
@@ -128,18 +140,25 @@ def _indices(scope: Scope) -> Iterable[Index]:
 
 
 def _parts(index: Index, group: Group) -> Iterable[Index]:
-    """*index* if it is a sum over *group* with a unit coefficient, and sums within it that share a factor."""
-    if not index.affine or not all(x in group for x in index.iterators):
-        return
-    if len(index.terms) > 1 and any(abs(k) == 1 for _, k in index.terms):
-        yield index
-    for common in sorted({abs(k) for _, k in index.terms} - {1}):
-        shared = [(x, k // common) for x, k in index.terms if k % common == 0]
+    """The sum over *group* within *index*, if it has a unit coefficient, and sums within that which share a factor.
+
+    The constant goes along if nothing else is left: t = h + r - 1, but h + 3 p of h + 3 p + r - 2 with r summed.
+    """
+    terms = [(x, k) for x, k in index.terms if isinstance(x, Iterator) and x in group]
+    whole = len(terms) == len(index.terms)
+    if len(terms) > 1 and any(abs(k) == 1 for _, k in terms):
+        yield _total(terms) + (index.const if whole else 0)
+    for common in sorted({abs(k) for _, k in terms} - {1}):
+        shared = [(x, k // common) for x, k in terms if k % common == 0]
         if len(shared) > 1:
-            part = Index()
-            for x, k in shared:
-                part = part + x * k
-            yield part
+            yield _total(shared)
+
+
+def _total(terms: Iterable[tuple[Iterator, int]]) -> Index:
+    total = Index()
+    for x, k in terms:
+        total = total + x * k
+    return total
 
 
 def _contiguous(scope: Scope, a: Iterator, b: Iterator) -> bool:

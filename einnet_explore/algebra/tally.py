@@ -28,6 +28,7 @@ from einnet_explore.algebra.relation import (
     Term,
     choices_at,
     kind,
+    rounded,
     terms_at,
 )
 from einnet_explore.ir import Box, Scope
@@ -72,7 +73,7 @@ def difference(before: Scope, after: Scope, region: Box) -> Witness | None:
     ctx = isl.Context()
     ctx.set_max_operations(_OPERATIONS)
     try:
-        return _Comparison(space, ctx, reduce in ("max", "min")).difference(*sides)
+        return _Comparison(space, ctx, reduce in ("max", "min")).difference(sides[0], sides[1], decisive=reduce == "sum")
     except isl.Error as error:
         raise Beyond(f"integer sets: {error}") from None
 
@@ -111,9 +112,9 @@ class _Comparison:
     def __init__(self, space: Space, ctx: Any, idempotent: bool) -> None:
         self.space, self.ctx, self.idempotent = space, ctx, idempotent
 
-    def difference(self, before: list[Term], after: list[Term]) -> Witness | None:
+    def difference(self, before: list[Term], after: list[Term], decisive: bool) -> Witness | None:
         left, right = _by_signature(before), _by_signature(after)
-        decisive = not self.idempotent and all(
+        decisive = decisive and all(
             _NAMES_OF_TENSORS.isdisjoint(name) and not name.startswith("scope")
             for names in (*left, *right)
             for name in names
@@ -308,6 +309,7 @@ def _add(total: Tally, coefficient: Number, piece: Any) -> Tally:
 
     def put(k: Number, s: Any) -> None:
         if k and not s.is_empty():
+            k = rounded(k)
             out[k] = out[k] | s if k in out else s
 
     for k, s in total.items():

@@ -110,9 +110,7 @@ def _strides(access: Access, array: Array) -> dict[Iterator, int]:
 
 def _first(array: Array, access: Access) -> Array:
     """*array* from the element on that is read where every iterator is at its start."""
-    start = tuple(
-        i.evaluate(lambda x: x.lo) - lo for i, (lo, _) in zip(access.index, access.source.box, strict=True)
-    )
+    start = tuple(i.evaluate(lambda x: x.lo) - lo for i, (lo, _) in zip(access.index, access.source.box, strict=True))
     return array[tuple(slice(at, None) for at in start)] if array.size else array
 
 

@@ -74,9 +74,7 @@ class _Stages:
         return self.done[scope]
 
     def _element(self, scope: Scope, *at: Expr) -> Expr:
-        env: dict[Iterator, Expr] = {
-            x: v + x.lo if x.lo else v for x, v in zip(scope.traversals, at, strict=True)
-        }
+        env: dict[Iterator, Expr] = {x: v + x.lo if x.lo else v for x, v in zip(scope.traversals, at, strict=True)}
         if not scope.summations:
             return self.scalar(scope.body, env)
         sums = [te.reduce_axis((0, s.extent), s.name) for s in scope.summations]

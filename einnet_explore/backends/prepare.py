@@ -218,4 +218,3 @@ def _cheap(body: Scalar) -> bool:
             return op in CHEAP and all(_cheap(a) for a in args)
         case Access() | Const() | Compare():
             return True
-

@@ -131,5 +131,3 @@ def _first_run(equation: Equation, call: Callable[[], object]) -> None:
         call()
     except Exception as error:
         raise BackendError(f"equation {equation.name}: {type(error).__name__}: {error}") from error
-
-

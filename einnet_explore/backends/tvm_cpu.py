@@ -206,6 +206,11 @@ def _platform() -> tuple[str, str]:
     return tvm.__version__, str(tvm.target.codegen.llvm_get_system_cpu())
 
 
+def cpu_name() -> str:
+    """The host's CPU as LLVM calls it."""
+    return _platform()[1]
+
+
 @cache
 def _linker() -> str | None:
     return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -225,23 +230,33 @@ def _threads(threads: int) -> None:
 def _save(module: Any, path: Path) -> None:
     if path.suffix == ".ll":
         module.write_to_file(str(path), "ll")
-        return
-    compiled = path.with_suffix(".o")
-    module.write_to_file(str(compiled), "o")
-    command = [str(_linker()), "-shared", "-o", str(path), str(compiled)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise OSError(done.stderr)
+    else:
+        compiled = path.with_suffix(".o")
+        module.write_to_file(str(compiled), "o")
+        command = [str(_linker()), "-shared", "-o", str(path), str(compiled)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise OSError(done.stderr)
+    # A comment to LLVM, and beyond the end to the loader: half a library must not be loaded, it would crash.
+    path.write_bytes((content := path.read_bytes()) + _seal(content))
+
+
+def _seal(content: bytes) -> bytes:
+    return b"\n; sha256 " + hashlib.sha256(content).hexdigest().encode()
 
 
 def _stored(path: Path) -> Any:
     """The function in *path*; None where there is none, or a damaged one."""
-    if not path.is_file():
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    length = len(_seal(b""))
+    if content[-length:] != _seal(content[:-length]):
         return None
     try:
         return tvm.runtime.load_module(str(path))["main"]
     except Exception:
-        path.unlink(missing_ok=True)
         return None
 
 

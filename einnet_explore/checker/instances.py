@@ -15,13 +15,12 @@ def wrong_instance(equation: Equation, operators: tuple[Operator, ...] = OPERATO
     An operator's equation must be its canonical expression, with its attributes, of the tensors that the equation
     reads; a view must read one tensor, inside its box, at an address that is affine in the traversals.
     """
-    match equation.via:
-        case None | Instance(operator=str(name)) if name == EOPERATOR:
-            return None
-        case Instance(operator=str(name)) if name == VIEW:
-            return _no_view(equation.scope)
-        case via:
-            return _no_call(equation.scope, via, operators)
+    via = equation.via
+    if via is None or via.operator == EOPERATOR:
+        return None
+    if via.operator == VIEW:
+        return _no_view(equation.scope)
+    return _no_call(equation.scope, via, operators)
 
 
 def _no_view(scope: Scope) -> str | None:
@@ -30,7 +29,8 @@ def _no_view(scope: Scope) -> str | None:
             for d, (index, (lo, hi)) in enumerate(zip(access.index, source.box, strict=True)):
                 least, most = index.bounds
                 if least < lo or most >= hi:
-                    return f"a view reads dimension {d} of {source.name} in [{least}, {most}], its elements lie in [{lo}, {hi})"
+                    read = f"dimension {d} of {source.name} in [{least}, {most}]"
+                    return f"a view reads {read}, its elements lie in [{lo}, {hi})"
             address = flat_address(access)
             return None if address.affine else f"the flat address {address!r} of a view is not affine"
     return "a view reads one tensor, at every point of its box, and nothing else"
@@ -55,7 +55,7 @@ def _no_call(scope: Scope, via: Instance, operators: tuple[Operator, ...]) -> st
     if canonical.box != scope.box:
         return f"{via!r} has shape {canonical.shape}, the equation {scope.shape}"
     try:
-        witness = difference(canonical, scope, scope.reach)
+        witness = difference(canonical, scope, scope.box)
     except Beyond as beyond:
         return f"{via!r} could not be compared with the equation: {beyond}"
     return None if witness is None else f"{via!r} is another expression: {witness}"

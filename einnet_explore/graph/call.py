@@ -140,7 +140,8 @@ def broadcast(source: Tensor, index: tuple[Index, ...]) -> Access:
     if len(source.shape) > len(index):
         raise Unclear(f"{source.name} has {len(source.shape)} dimensions, the result has {len(index)}")
     last = index[len(index) - len(source.shape) :]
-    return read(source, *(Index() if size == 1 else i for size, i in zip(source.shape, last, strict=True)))
+    at = (Index() if size == 1 and i.bounds[1] > 0 else i for size, i in zip(source.shape, last, strict=True))
+    return read(source, *at)
 
 
 def read(source: Tensor, *index: IndexLike, value: float = 0) -> Access:
@@ -175,16 +176,15 @@ def digits(address: Index, shape: Shape) -> tuple[Index, ...]:
 
 def progression(values: Array, x: Iterator) -> Index | None:
     """The index a·x + b, or (x + b)//k, that gives *values* as *x* counts from 0; None where neither does."""
-    found = values.tolist()
+    found: list[int] = values.tolist()
     step = found[1] - found[0] if len(found) > 1 else 0
     if all(v == found[0] + step * n for n, v in enumerate(found)):
         return x * step + found[0]
-    runs = np.flatnonzero(np.diff(values)) + 1
-    k = int(runs[1] - runs[0]) if len(runs) > 1 else int(runs[0])
-    for first in range(k):
-        index = (x + first) // k + found[0]
-        if [index.evaluate(lambda _, n=n: n) for n in range(len(found))] == found:  # type: ignore[misc]
-            return index
+    changes = np.flatnonzero(np.diff(values)) + 1
+    k = int(changes[1] - changes[0]) if len(changes) > 1 else int(max(changes[0], len(found) - changes[0]))
+    first = k - int(changes[0])
+    if all((n + first) // k + found[0] == v for n, v in enumerate(found)):
+        return (x + first) // k + found[0]
     return None
 
 

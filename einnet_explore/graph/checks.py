@@ -78,7 +78,9 @@ def in_order(file: str, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     return tuple(nodes[n] for n in order)
 
 
-_BEAR_INFINITY = frozenset(("Add", "Clip", "Max", "Min", "Pad", "Sub", "Where"))
+_MULTIPLY = frozenset(
+    "BatchNormalization Conv ConvTranspose Div Einsum Gemm InstanceNormalization LayerNormalization MatMul Mul".split()
+)
 _MAY_BE_EMPTY = frozenset(("Resize", "Upsample"))
 
 
@@ -101,7 +103,7 @@ def check_weights(file: str, nodes: Iterable[Node], weights: Mapping[str, Array]
         if n := int(np.isnan(array).sum()):
             raise ModelError(f"{where}: found NaN in {n} of {array.size} elements, expected finite numbers")
         if n := int(np.isinf(array).sum()):
-            bad = next((node for node in using if node.op not in _BEAR_INFINITY), None)
+            bad = next((node for node in using if node.op in _MULTIPLY), None)
             if bad is not None:
                 raise ModelError(
                     f"{file}: {bad}: weight {name}: found an infinity in {n} of {array.size} elements, "

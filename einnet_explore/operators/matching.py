@@ -52,11 +52,6 @@ class OperatorMatch:
     output_free: bool
 
     @property
-    def direct(self) -> bool:
-        """Whether no operand needs an eOperator."""
-        return all(layout.free for layout in self.layouts)
-
-    @property
     def composite(self) -> bool:
         """Whether a composite index of the operator is one here, too, or it has none; else this is a contraction."""
         pattern, given = self.operator.pattern, dict(self.iterators)
@@ -84,8 +79,9 @@ def match(scope: Scope, operator: Operator, limit: int = 16, direct: bool = Fals
     """The ways in which *scope* is *operator*, those that keep more layouts first, at most *limit*.
 
     A way is left out if another one has more iterators in composite indices (nobody means a convolution whose taps are
-    channels), or keeps the layout of every tensor that it keeps, and of more.  *direct* takes only ways without layout
-    eOperators for operands.  Raises Unmatched with every reason if there is none.
+    channels), or keeps the layout of every tensor that it keeps, and of more.  *direct* takes only ways in which the operator
+    is called on the scope's own tensors, or views of them, dimension by dimension: no layout eOperator, no ``A[m, m + k]``
+    (which strides express, but no table of iterators).  Raises Unmatched with every reason if there is none.
     """
     form = comparable(scope, operator)
     found: dict[tuple[object, ...], OperatorMatch] = {}
@@ -98,8 +94,8 @@ def match(scope: Scope, operator: Operator, limit: int = 16, direct: bool = Fals
                 except Unmatched as reason:
                     reasons.setdefault(str(reason))
                     continue
-                if direct and not way.direct:
-                    reasons.setdefault("; ".join(layout.why for layout in way.layouts if not layout.free))
+                if direct and (why := _indirect(form, way)):
+                    reasons.setdefault(why)
                     continue
                 if not way.composite and len(way.kept) <= len(operands):
                     reasons.setdefault(f"no index is composite, and {operator.name} would need other layouts")
@@ -153,6 +149,25 @@ def fit(
         form.scale,
         free,
     )
+
+
+def _indirect(form: Form, way: OperatorMatch) -> str:
+    """Why *way* is more than a call on the scope's own tensors; empty if it is that."""
+    whose = {x: name for name, xs in way.iterators for x in xs}
+    merged = way.operator.pattern.merged
+    for a, layout in zip(way.operands, way.layouts, strict=True):
+        if not layout.free:
+            return layout.why
+        read = form.reads[a]
+        for d, index in enumerate(read.index):
+            mixed = sorted({whose[x] for x in index.iterators} & merged)
+            if len(mixed) > 1:
+                return f"dimension {d} of {read!r} mixes {' and '.join(mixed)}"
+        for x in form.summations:
+            at = [d for d, index in enumerate(read.index) if x in index.iterators]
+            if len(at) > 1:
+                return f"{whose[x]} stands in dimensions {' and '.join(map(str, at))} of {read!r}"
+    return ""
 
 
 def _assigned(form: Form, operator: Operator, operands: tuple[int, ...], iterators: Assignment) -> None:

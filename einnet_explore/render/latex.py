@@ -1,4 +1,4 @@
-r"""The paper's notation in LaTeX (EinNet §3): :math:`\mathop{\mathbf L}_{\vec x} \sum_{\vec y} f(T[\tau(\vec x, \vec y)])`.
+r"""The notation of EinNet §3 in LaTeX: :math:`\mathop{\mathbf L}_{\vec x} \sum_{\vec y} f(T[\tau(\vec x, \vec y)])`.
 
 Three dialects, one ``match``:
 

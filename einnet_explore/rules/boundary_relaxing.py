@@ -49,7 +49,7 @@ Relaxing: TypeAlias = Unbound | Wider
 
 
 def propose(program: Program, at: Path) -> Iterable[Relaxing]:
-    """All droppable bounds of each nested scope; summations up to the next multiple that an index or window asks for."""
+    """All droppable bounds of each nested scope; summations up to the multiple that an index or window asks for."""
     scope = program.scope_at(at)
     for n, access in enumerate(accesses(scope.body)):
         if isinstance(access.source, Scope) and access.source.domain:

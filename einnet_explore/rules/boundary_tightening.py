@@ -5,8 +5,8 @@ r"""Boundary tightening (EinNet Table 1; §4.1).
    \qquad X \subset X',\ f \text{ constant on } X' \setminus X
 
 Constants come from padding; what leaves the box of a nested scope becomes its padding, so every read stays legal.  The
-tightest plan wins.  A summation may also shrink to a *window that moves* with other iterators: where the body is neutral unless
-:math:`0 \le base(\vec x) - h < n`,
+tightest plan wins.  A summation may also shrink to a *window that moves* with other iterators: where the body is
+neutral unless :math:`0 \le base(\vec x) - h < n`,
 
 .. math::  \sum_{h} f(\vec x, h) \;\mapsto\; \sum_{j \in [0, n)} f(\vec x, base(\vec x) - j)
 

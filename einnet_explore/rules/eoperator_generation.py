@@ -30,7 +30,9 @@ class Generation:
 
 
 def propose(program: Program, at: Path) -> Iterable[Generation]:
-    """The scope at *at*, if it may be generated."""
+    """The whole equation at *at*, if it may be generated; a nested scope is taken out only by hand."""
+    if len(at) > 1:
+        return
     try:
         rewrite(program, at, Generation())
     except Refused:

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Any, TypeAlias
 
 from einnet_explore.algebra.bijection import Bijection, bijection, hull
 from einnet_explore.algebra.naming import by_name, index_of, listed
-from einnet_explore.algebra.structure import ordered_by_role, residues, runs, skews, windows
+from einnet_explore.algebra.structure import digits, ordered_by_role, residues, runs, skews, windows
 from einnet_explore.algebra.substitute import fresh, substitute, substitute_domain
 from einnet_explore.ir import Access, Index, Iterator, Scope, as_index
 from einnet_explore.rules.base import Refused, refusing, scope_rule
@@ -40,11 +40,12 @@ class Substitution:
 
 def propose(scope: Scope) -> Iterable[Substitution]:
     """Skews, residues and runs that the indices of the body suggest, over traversals and over summations."""
-    seen: set[Substitution] = set()
+    seen: set[tuple[Index, ...]] = set()
     for group in (scope.traversals, scope.summations):
         for params in _candidates(scope, group):
-            if params not in seen:
-                seen.add(params)
+            forward = tuple(i for _, i in params.phi)
+            if forward not in seen:
+                seen.add(forward)
                 try:
                     rewrite(scope, params)
                 except Refused:
@@ -101,16 +102,19 @@ def _group(scope: Scope, forward: tuple[Index, ...]) -> tuple[Iterator, ...]:
 
 
 def _candidates(scope: Scope, group: tuple[Iterator, ...]) -> Iterable[Substitution]:
-    """Everything of a kind at once, then each alone."""
-    if group is scope.traversals:
+    """Everything of a kind at once, then each alone; a scope that only moves elements gains by digits alone."""
+    traversed = group is scope.traversals
+    moves = not scope.summations and isinstance(scope.body, Access)
+    if traversed and not moves:
         for replacements in _together(_skews(scope)):
             yield _by_role(scope, Substitution(_phi(group, replacements)))
-        pairs = tuple(pairwise(group))
-    else:
-        pairs = tuple((a, b) for a in group for b in group if a != b)
-    split = tuple(_residue(scope, x, d) for x, d in _divisors(scope, group))
-    for replacements in (*_together(split), *((_run(scope, chain),) for chain in runs(scope, pairs))):
-        yield Substitution(_phi(group, replacements))
+    if not moves:
+        split = tuple(_residue(scope, x, d) for x, d in _divisors(scope, group))
+        pairs = pairwise(group) if traversed else permutations(group, 2)
+        for replacements in (*_together(split), *((_run(scope, chain),) for chain in runs(scope, pairs))):
+            yield Substitution(_phi(group, replacements))
+    for part, name in zip(found := digits(scope, group), _fresh(scope, "z", len(found)), strict=True):
+        yield Substitution(_phi(group, ((tuple(x for x in group if x in part.iterators), ((name, part),)),)))
 
 
 def _skews(scope: Scope) -> tuple[Replacement, ...]:

@@ -15,12 +15,12 @@ way is expanded again, so what is reachable at depth d is reachable at d + 1.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from einnet_explore.algebra.keys import program_key
-from einnet_explore.ir import Program
+from einnet_explore.ir import Path, Program
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.rules import EOPERATOR_GENERATION, RULES, Derivation, Match, Rule
 from einnet_explore.rules import Refused as RuleRefused
@@ -43,6 +43,8 @@ class Options:
     patience: int = 2
     rules: tuple[Rule[Any], ...] = RULES
     targets: tuple[Operator, ...] = OPERATORS
+    fixed: frozenset[str] = frozenset()
+    """Equations that are left as they are until eOperators are generated: no rule and no operator is tried on them."""
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
@@ -103,7 +105,7 @@ class Search:
         return derivation
 
     def _explore(self, state: State, after: list[State]) -> Iterable[SearchEvent]:
-        for matches, program in STRATEGIES[self.options.strategy](state.program, self.options.rules):
+        for matches, program in STRATEGIES[self.options.strategy](state.program, self.options):
             yield from self._reach(state, matches, program, "explorative", after)
 
     def _reach(
@@ -128,7 +130,7 @@ class Search:
         if not self.options.converging and state.distance != 0:
             return
         rule = matching_rule(self.options.targets)
-        for at, _ in places(state.program):
+        for at in _open(state.program, self.options.fixed):
             for match in rule.matches(state.program, at):
                 program = match.apply(state.program).after
                 yield from self._finish(state, (match,), program)
@@ -172,22 +174,26 @@ def why_no_eoperator(program: Program, equation: int) -> str:
     return "eOperator generation proposed nothing"
 
 
-def every_rule(program: Program, rules: Sequence[Rule[Any]]) -> Iterable[Moves]:
+def every_rule(program: Program, options: Options) -> Iterable[Moves]:
     """Each legal match of each rule at each place, by itself."""
-    for at, _ in places(program):
-        for rule in rules:
+    for at in _open(program, options.fixed):
+        for rule in options.rules:
             for match in rule.matches(program, at):
                 yield (match,), match.apply(program).after
 
 
-def choices(program: Program, rules: Sequence[Rule[Any]]) -> Iterable[Moves]:
-    """Each legal match, followed by the clean-ups; a match that the clean-ups take back is no choice."""
-    for match_, program_ in every_rule(program, rules):
-        tidy, tidied = clean(program_)
-        yield (*match_, *tidy), tidied
+def choices(program: Program, options: Options) -> Iterable[Moves]:
+    """Each legal match, followed by the clean-ups."""
+    for matches, changed in every_rule(program, options):
+        tidy, tidied = clean(changed)
+        yield (*matches, *tidy), tidied
 
 
-STRATEGIES: dict[str, Callable[[Program, Sequence[Rule[Any]]], Iterable[Moves]]] = {
+def _open(program: Program, fixed: frozenset[str]) -> Iterable[Path]:
+    return (at for at, _ in places(program) if program.equations[at[0]].name not in fixed)
+
+
+STRATEGIES: dict[str, Callable[[Program, Options], Iterable[Moves]]] = {
     "best_first": choices,
     "paper": every_rule,
 }

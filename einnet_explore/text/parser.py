@@ -12,7 +12,8 @@ from lark import Lark
 
 from einnet_explore.ir import Index, Iterator, Program, Scope, Tensor
 from einnet_explore.text.errors import TextError, located
-from einnet_explore.text.expressions import Names, index_of, scope_of
+from einnet_explore.text.expressions import scope_of
+from einnet_explore.text.indices import Names, index_of
 from einnet_explore.text.statements import program_of
 
 

@@ -8,7 +8,9 @@ from lark import Token, Tree
 
 from einnet_explore.ir import Attribute, Equation, Instance, Program, Tensor, tensors
 from einnet_explore.text.errors import Fault
-from einnet_explore.text.expressions import Names, clauses_of, closed, integer, name_of, signed, string
+from einnet_explore.text.expressions import clauses_of, closed
+from einnet_explore.text.indices import Names
+from einnet_explore.text.literals import integer, name_of, signed, string
 
 
 @dataclass(slots=True)

@@ -1,0 +1,147 @@
+"""One subprogram: its original against derived candidates, by measurement on this device (EinNet §6.3, line 13 of Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from einnet_explore.algebra.measure import intensity
+from einnet_explore.backends.errors import BackendError
+from einnet_explore.backends.measure import compare
+from einnet_explore.backends.program import CompiledProgram, compile_program
+from einnet_explore.graph.fuse import fuse
+from einnet_explore.ir import Program
+from einnet_explore.rules import Derivation
+from einnet_explore.search.engine import Cost, Options, Search
+from einnet_explore.search.events import Found
+
+Array = npt.NDArray[Any]
+Arrays = Mapping[str, Array]
+
+AGREEMENT = 1e-4
+"""The largest error allowed, relative to the largest output."""
+
+MARGIN = 0.95
+"""A candidate replaces the original when it takes less than this part of its time: a smaller gain is within the noise."""
+
+COMPUTE_BOUND = 4.0
+"""The paper's threshold (§5): FLOPs a tensor element below which an expression is memory-bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How much to search and to measure for one subprogram."""
+
+    threads: int = 1
+    max_depth: int = 7
+    seconds: float = 4.0
+    finalists: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a contest: the winner's derivation (None: the original stays) and the times measured."""
+
+    seconds_before: float
+    seconds_after: float
+    winner: Derivation | None
+    search_seconds: float
+    states: int
+    why: str
+
+
+def candidates(program: Program, cost: Cost, settings: Settings) -> tuple[list[tuple[float, Derivation]], Search]:
+    """Derivations to executable programs, cheapest estimate first, adjacent eOperators fused.
+
+    Choices are made on the compute-bound equations; the others are generated as they are and fused.
+    """
+    heavy = {e.name for e in program.equations if intensity(e.scope) >= COMPUTE_BOUND}
+    fixed = frozenset(e.name for e in program.equations if heavy and e.name not in heavy)
+    search = Search(program, cost, Options(max_depth=settings.max_depth, fixed=fixed))
+    until = perf_counter() + settings.seconds
+    found: list[tuple[float, int]] = []
+    for event in search.run():
+        if isinstance(event, Found):
+            found.append((event.seconds, event.state.id))
+        if perf_counter() > until:
+            break
+    return [(seconds, search.derivation(state)) for seconds, state in sorted(found)], search
+
+
+def contest(
+    program: Program,
+    original: Callable[[], Arrays],
+    feeds: Arrays,
+    constants: Arrays,
+    cost: Cost,
+    settings: Settings,
+) -> Outcome:
+    """Search *program*, run the finalists on *feeds* beside *original* and say which is the fastest that agrees.
+
+    *feeds* and *constants* are keyed by *program*'s input names, *original* returns its outputs by name.
+    """
+    began = perf_counter()
+    want = original()
+    before = compare({"original": original}, rounds=5, min_seconds=0.02)["original"].median
+    ranked, search = candidates(program, cost, settings)
+    promising = [(seconds, d) for seconds, d in ranked if seconds < before]
+    if not promising:
+        least = f"{ranked[0][0] * 1e6:.0f} µs" if ranked else "no candidate"
+        why = f"the cheapest of {len(ranked)} candidates is estimated at {least}, the original takes {before * 1e6:.0f} µs"
+        return Outcome(before, before, None, perf_counter() - began, len(search.states), why)
+    runners: dict[str, Callable[[], object]] = {"original": original}
+    entered: dict[str, Derivation] = {}
+    refused: list[str] = []
+    for n, (_, derivation) in enumerate(promising[: settings.finalists]):
+        fused = fuse(derivation)
+        try:
+            compiled = compile_program(fused.end, settings.threads, constants=constants)
+            error = largest_error(want, compiled.run(feeds))
+        except BackendError as problem:
+            refused.append(str(problem))
+            continue
+        if error > AGREEMENT:
+            refused.append(f"a candidate differs by {error:.1e} of the largest output")
+            continue
+        entered[str(n)] = fused
+        runners[str(n)] = runner(compiled, feeds)
+    times = compare(runners, rounds=7, min_seconds=0.05)
+    before = times["original"].median
+    spent = perf_counter() - began
+    best = min(entered, key=lambda name: times[name].median, default=None)
+    if best is None:
+        return Outcome(before, before, None, spent, len(search.states), "; ".join(refused))
+    after = times[best].median
+    if after > MARGIN * before:
+        why = f"the fastest of {len(entered)} measured candidates takes {after / before:.2f} of the original's time"
+        return Outcome(before, after, None, spent, len(search.states), why)
+    return Outcome(before, after, entered[best], spent, len(search.states), f"{before / after:.2f}x in its own right")
+
+
+def runner(compiled: CompiledProgram, feeds: Arrays) -> Callable[[], object]:
+    """A call that runs *compiled* as a plan does: inputs copied in, outputs out."""
+    return lambda: compiled.run(feeds)
+
+
+def largest_error(want: Arrays, got: Arrays) -> float:
+    """The largest difference over all outputs, relative to the largest magnitude of the outputs (0 where both are 0)."""
+    return max((_relative(want[name], got[name]) for name in want), default=0.0)
+
+
+def _relative(want: Array, got: Array) -> float:
+    if want.shape != got.shape:
+        return float("inf")
+    if not want.size:
+        return 0.0
+    difference = float(np.max(np.abs(want.astype(np.float64) - got.astype(np.float64))))
+    largest = float(np.max(np.abs(want)))
+    if np.isnan(difference):
+        return 0.0 if np.array_equal(want, got, equal_nan=True) else float("inf")
+    return difference / largest if largest else difference
+
+

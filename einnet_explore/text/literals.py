@@ -1,0 +1,62 @@
+"""Names, numbers and strings: the leaves of the syntax tree."""
+
+from __future__ import annotations
+
+import json
+from typing import TypeAlias
+
+from lark import Token, Tree
+
+from einnet_explore.text.errors import Fault
+
+Node: TypeAlias = "Tree[Token] | Token"
+
+
+def name_of(tree: Node) -> str:
+    """A name, or any text in double quotes."""
+    match tree:
+        case Tree(children=[Token(type="STRING") as token]):
+            return string(token)
+        case Tree(children=[token]):
+            return str(token)
+    raise Fault(tree, f"found {tree}, expected a name")
+
+
+def string(token: Node) -> str:
+    """The text between double quotes, with JSON's escapes."""
+    try:
+        return str(json.loads(str(token), strict=False))
+    except json.JSONDecodeError as error:
+        raise Fault(token, f"found {token}, expected a string: {error.msg}") from None
+
+
+def integer(token: Node) -> int:
+    """Digits as an integer."""
+    try:
+        return int(str(token))
+    except ValueError:
+        raise Fault(token, f"found {len(str(token))} digits, expected fewer") from None
+
+
+def signed(tree: Node) -> int:
+    """Digits with an optional sign."""
+    match tree:
+        case Tree(children=[digits]):
+            return integer(digits)
+        case Tree(children=[_, digits]):
+            return -integer(digits)
+    raise Fault(tree, f"found {tree}, expected an integer")
+
+
+def number_of(tree: Tree[Token]) -> float:
+    """An integer, a decimal number or ``inf``; integers stay exact."""
+    match tree.children[0]:
+        case Token(type="INT") as token:
+            return integer(token)
+        case token:
+            return float(str(token))
+
+
+def children(tree: Tree[Token]) -> list[Tree[Token]]:
+    """The subtrees of *tree*, without its tokens."""
+    return [child for child in tree.children if isinstance(child, Tree)]

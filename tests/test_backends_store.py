@@ -1,0 +1,198 @@
+"""What is kept between runs: compiled kernels and measured times; damage, other processes, and measurement itself."""
+
+import multiprocessing
+import os
+import signal
+import sqlite3
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from einnet_explore.backends import compare, emit, load, stream_bandwidth
+from einnet_explore.backends.files import write_aside
+from einnet_explore.backends.identity import identity
+from einnet_explore.backends.measure import ratios
+from einnet_explore.backends.profiles import Key, ProfileStore, key_of
+from einnet_explore.ir import EOPERATOR, VIEW, Instance
+from einnet_explore.text import parse
+
+KEY = Key("Matmul", "m=1", "[1, 2]", "float32", 1, "cpu", "numpy 2")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EINNET_EXPLORE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_identity_ignores_names_only() -> None:
+    one = parse("tensor A[6, 7]\nY[i:6, j:7] = A[i, j] + A[5-i, j]").equations[0].scope
+    same = parse("tensor B[6, 7]\nZ[x:6, a:7] = B[x, a] + B[5-x, a]").equations[0].scope
+    others = ("tensor A[6, 7]\nY[i:6, j:7] = A[i, j] + A[i, j]", "tensor A[6, 8]\nY[i:6, j:7] = A[i, j] + A[5-i, j]")
+    assert identity(one) == identity(same)
+    assert identity(one) not in {identity(parse(text).equations[0].scope) for text in others}
+    two = parse("tensor A[6, 7]\ntensor B[6, 7]\nY[i:6, j:7] = A[i, j] + B[5-i, j]").equations[0].scope
+    assert identity(one) != identity(two)
+
+
+def test_kernels_are_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = emit(parse("tensor A[9]\nY[i:9] = A[i] * 3").equations[0].scope)
+    x = np.arange(9, dtype=np.float32)
+    np.testing.assert_array_equal(load(source)(x), 3 * x)
+    assert len(list((own_cache / "kernels").iterdir())) == 1
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr("tvm.compile", fail)
+    np.testing.assert_array_equal(load(source)(x), 3 * x)
+
+
+@pytest.mark.parametrize("keep", [0, 13, 4096, -1])
+def test_damaged_kernels_are_built_again(own_cache: Path, keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = parse("tensor A[9]\nY[i:9] = A[i] * 3").equations[0].scope
+    x = np.arange(9, dtype=np.float32)
+    load(emit(made))
+    (stored,) = (own_cache / "kernels").iterdir()
+    whole = stored.read_bytes()
+    # The loader knows a library by its path: the damaged one lies in another directory.
+    monkeypatch.setenv("EINNET_EXPLORE_CACHE", str(own_cache / "other"))
+    damaged = own_cache / "other" / "kernels" / stored.name
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(whole[:keep])
+    np.testing.assert_array_equal(load(emit(made))(x), 3 * x)
+    assert damaged.stat().st_size == len(whole)
+
+
+def test_kernels_run_where_no_cache_can_be_written(own_cache: Path) -> None:
+    own_cache.write_text("a file where a directory is expected")
+    source = emit(parse("tensor A[9]\nY[i:9] = A[i] * 5").equations[0].scope)
+    np.testing.assert_array_equal(load(source)(np.ones(9, np.float32)), np.full(9, 5))
+
+
+def test_kernels_are_kept_without_a_linker(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("einnet_explore.backends.tvm_cpu._linker", lambda: None)
+    source = emit(parse("tensor A[9]\nY[i:9] = tanh(A[i]) * 3").equations[0].scope)
+    first = load(source)(np.ones(9, np.float32))
+    assert [p.suffix for p in (own_cache / "kernels").iterdir()] == [".ll"]
+    np.testing.assert_array_equal(load(source)(np.ones(9, np.float32)), first)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    def broken(path: Path) -> None:
+        path.write_text("half")
+        raise OSError("disk full")
+
+    assert not write_aside(tmp_path / "x" / "file", broken)
+    assert list((tmp_path / "x").iterdir()) == []
+
+
+def test_profiles_are_kept_by_the_whole_key() -> None:
+    store = ProfileStore()
+    assert store.get(KEY) is None
+    store.put(KEY, 2.0, "measured")
+    store.put(KEY, 1.5, "again")
+    found = ProfileStore().get(KEY)
+    assert found is not None and (found.seconds, found.how) == (1.5, "again")
+    assert store.get(replace(KEY, threads=2)) is None
+    with pytest.raises(ValueError, match=r"-1.0 seconds"):
+        store.put(KEY, -1.0, "wrong")
+
+
+@pytest.mark.parametrize("damage", ["garbage", "another table", "a directory"])
+def test_a_damaged_store_goes_on_in_memory(own_cache: Path, damage: str) -> None:
+    own_cache.mkdir(parents=True)
+    path = own_cache / "profiles.sqlite"
+    match damage:
+        case "garbage":
+            path.write_bytes(b"not a database at all" * 100)
+        case "another table":
+            with sqlite3.connect(path) as connection:
+                connection.execute("CREATE TABLE profile (other INTEGER)")
+        case _:
+            path.mkdir()
+    store = ProfileStore()
+    with pytest.warns(RuntimeWarning, match="in memory only: ") as caught:
+        store.put(KEY, 1.0, "measured")
+    assert len(caught) == 1 and "\n" not in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = store.get(KEY)
+    assert found is not None and found.seconds == 1.0
+
+
+def _writer(path: str, process: int) -> None:
+    store = ProfileStore(Path(path))
+    for n in range(20):
+        store.put(replace(KEY, attributes=f"{process}.{n}"), 1.0 + n, "measured")
+
+
+def _endless(path: str) -> None:
+    store = ProfileStore(Path(path))
+    n = 0
+    while True:
+        store.put(replace(KEY, attributes=f"endless.{n}"), 1.0, "measured")
+        n += 1
+
+
+def test_processes_share_a_store_and_may_be_killed(tmp_path: Path) -> None:
+    path = tmp_path / "shared.sqlite"
+    spawn = multiprocessing.get_context("spawn")
+    victim = spawn.Process(target=_endless, args=(str(path),))
+    writers = [spawn.Process(target=_writer, args=(str(path), 0))]
+    for process in (victim, *writers):
+        process.start()
+    store = ProfileStore(path)
+    for _ in range(600):
+        if path.exists() and store.get(replace(KEY, attributes="endless.3")):
+            break
+        time.sleep(0.05)
+    _writer(str(path), 1)
+    assert victim.pid is not None
+    os.kill(victim.pid, signal.SIGKILL)
+    for process in (victim, *writers):
+        process.join()
+    found = [store.get(replace(KEY, attributes=f"{p}.{n}")) for p in range(2) for n in range(20)]
+    assert [f.seconds for f in found if f] == [1.0 + n for n in range(20)] * 2
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_equations_and_programs_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = parse("tensor A[8, 16]\ntensor B[16, 4] weight\nY[m:8, n:4] = sum[k:16] A[m, k] * B[k, n]")
+    store = ProfileStore()
+    equation = replace(made.equations[0], via=Instance(EOPERATOR))
+    assert store.lookup()(equation) is None
+    first, whole = store.measured(equation), store.measured(made)
+    assert first.how == whole.how == "measured" and first.seconds > 0
+    assert store.lookup()(equation) == first.seconds
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr("einnet_explore.backends.profiles.compare", fail)
+    assert (store.measured(equation), store.measured(made)) == (first, whole)
+    assert key_of(equation) != key_of(made.equations[0]) != key_of(equation, 2)
+    view = parse("tensor A[6]\nY[i:2, j:3] = A[3*i+j]").equations[0]
+    assert store.measured(replace(view, via=Instance(VIEW))).seconds < 1e-6
+
+
+def test_comparing_takes_turns() -> None:
+    order: list[str] = []
+    found = compare({n: lambda n=n: order.append(n) for n in "abc"}, rounds=3, min_seconds=1e-9)
+    assert set(found) == {"a", "b", "c"} and all(t.n == 3 and t.median > 0 and t.iqr >= 0 for t in found.values())
+    assert order[:6] == ["a", "a", "b", "b", "c", "c"]
+    assert [order[6], order[-1]] == ["a", "b"]
+    slow = compare({"fast": lambda: None, "slow": lambda: time.sleep(0.002)}, rounds=3, min_seconds=0.001)
+    assert ratios(slow, "fast")["slow"] > 10
+    with pytest.raises(ValueError, match="rounds 0"):
+        compare({}, rounds=0)
+
+
+def test_bandwidth_is_a_plausible_number() -> None:
+    assert 1e8 < stream_bandwidth(1, 1 << 20) < 1e13
+    assert stream_bandwidth(1, 1 << 20) == stream_bandwidth(1, 1 << 20)
