@@ -34,7 +34,7 @@ CASES = (
     Case("Conv1x7 n1 7x7 2048-128", ee.ops.conv2d(N=1, H=7, W=7, C=2048, F=128, R=1, S=7), "Matmul"),
     Case(
         "ConvTranspose 4x4 s2 n16 2x2 448-256",
-        ee.ops.conv_transpose2d(N=16, H=2, W=2, C=448, F=256, R=4, S=4, stride=2, padding=1),
+        ee.ops.conv_transpose2d(N=16, H=2, W=2, F=448, C=256, R=4, S=4, stride=2, padding=1),
         "Matmul",
     ),
     Case("G2BMM b8 m10000 w32 k512 d4", ee.ops.g2bmm(b=8, m=10000, w=32, k=512, dilation=4), "G2BMM"),
@@ -44,7 +44,17 @@ CASES = (
 def main() -> None:
     """Search every case once with a limit of 20 s, and time keys and certificates of its states."""
     rows: list[list[object]] = [
-        ["case", "target", "s to target", "states to target", "states", "states/s", "µs a key", "µs a certificate", "proved"]
+        [
+            "case",
+            "target",
+            "s to target",
+            "states to target",
+            "states",
+            "states/s",
+            "µs a key",
+            "µs a certificate",
+            "proved",
+        ]
     ]
     for case in CASES:
         run = Run(case.program, program_seconds, target=case.target, limit=20, options=Options())
@@ -52,9 +62,20 @@ def main() -> None:
             pass
         first = run.first_found or (float("nan"), 0)
         states = len(run.search.states) + run.search.pruned
-        keys = [_microseconds(lambda p=s.program: program_key.__wrapped__(p) if hasattr(program_key, "__wrapped__") else program_key(p)) for s in run.search.states[:50]]
+        keys = [
+            _microseconds(
+                lambda p=s.program: (
+                    program_key.__wrapped__(p) if hasattr(program_key, "__wrapped__") else program_key(p)
+                )
+            )
+            for s in run.search.states[:50]
+        ]
         proofs = [run.certificates(c.derivation) for c in run.candidates[:5]]
-        times = [_microseconds(lambda st=st: ee.certify(st.before, st.after)) for c in run.candidates[:5] for st in c.derivation.steps]
+        times = [
+            _microseconds(lambda st=st: ee.certify(st.before, st.after))
+            for c in run.candidates[:5]
+            for st in c.derivation.steps
+        ]
         kinds = [c.kind for proof in proofs for c in proof]
         rows.append(
             [

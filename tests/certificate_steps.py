@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import TypeAlias
 
 from einnet_explore.algebra.substitute import substitute, with_iterators
 from einnet_explore.ir import (
@@ -19,12 +20,15 @@ from einnet_explore.ir import (
     Scalar,
     Scope,
     Tensor,
+    accesses,
     add,
     as_index,
     map_accesses,
     scopes,
 )
 from einnet_explore.text import parse
+
+Change: TypeAlias = Callable[[Access], tuple[Index, ...]]
 
 _CONV = """
 tensor A[2, 4, 3, 2] pad [0, 1, 1, 0]
@@ -95,7 +99,8 @@ STEPS = {
         "tensor A[7, 6] pad [1, 0] value -inf\nY[h:4] = max[r:3] {[t:7] max[w:6] A[t, w]} pad [1] value -inf[2*h+r-1]",
     ),
     "relu of a bias and a product": (
-        "tensor A[4, 3]\ntensor B[3, 5]\ntensor b[5]\nY[m:4, n:5] = relu({[m:4, n:5] sum[k:3] A[m, k]*B[k, n]}[m, n] + b[n])",
+        "tensor A[4, 3]\ntensor B[3, 5]\ntensor b[5]\n"
+        "Y[m:4, n:5] = relu({[m:4, n:5] sum[k:3] A[m, k]*B[k, n]}[m, n] + b[n])",
         "tensor A[4, 3]\ntensor B[3, 5]\ntensor b[5]\nT[m:4, n:5] = sum[k:3] A[m, k]*B[k, n]\n"
         "Y[m:4, n:5] = {[i:20] relu(b[i%5] + T[i//5, i%5])}[5*m+n]",
     ),
@@ -160,32 +165,23 @@ def _bodies(scope: Scope) -> Iterable[tuple[str, Scalar]]:
                 if op != "-" or len(body.args) == 2:
                     yield f"{op} for {body.op}", Apply(op, body.args)
     own = [*scope.traversals, *scope.summations]
-    total = 0
-
-    def count(access: Access) -> Access:
-        nonlocal total
-        total += 1
-        return access
-
-    map_accesses(body, count)
-    for a in range(total):
+    for a, _ in enumerate(accesses(body)):
         for told, change in _changes(own):
-            seen = iter(range(a + 1))
-            found: list[str] = []
-
-            def swap(access: Access) -> Access:
-                if next(seen, None) != a:  # noqa: B023
-                    return access
-                index = change(access)  # noqa: B023
-                found.append(told)  # noqa: B023
-                return Access(access.source, index)
-
-            changed = map_accesses(body, swap)
-            if changed != body:
+            if (changed := _reindexed(body, a, change)) != body:
                 yield f"access {a}: {told}", changed
 
 
-def _changes(own: list[Iterator]) -> Iterable[tuple[str, object]]:
+def _reindexed(body: Scalar, number: int, change: Change) -> Scalar:
+    """*body* with the index of one access changed."""
+    count = iter(range(number + 1))
+
+    def swap(access: Access) -> Access:
+        return Access(access.source, change(access)) if next(count, None) == number else access
+
+    return map_accesses(body, swap)
+
+
+def _changes(own: list[Iterator]) -> Iterable[tuple[str, Change]]:
     for d in range(6):
         for by in (-1, 1):
             yield f"index {d} {by:+d}", lambda a, d=d, by=by: _at(a, d, lambda i: i + by)
@@ -201,9 +197,9 @@ def _changes(own: list[Iterator]) -> Iterable[tuple[str, object]]:
             )
 
 
-def _at(access: Access, d: int, change: object) -> tuple[Index, ...]:
+def _at(access: Access, d: int, change: Callable[[Index], Index]) -> tuple[Index, ...]:
     index = access.index
-    return (*index[:d], change(index[d]), *index[d + 1 :]) if d < len(index) else index  # type: ignore[operator]
+    return (*index[:d], change(index[d]), *index[d + 1 :]) if d < len(index) else index
 
 
 def _swapped(access: Access, d: int) -> tuple[Index, ...]:

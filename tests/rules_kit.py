@@ -66,7 +66,7 @@ def refuses(rule: Rule[Any], program: Program, at: tuple[int, ...], message: str
     """*rule* refuses *params* in exactly these words."""
     with pytest.raises(Refused) as refusal:
         rule.match(program, at, **params).apply(program)
-    assert message in str(refusal.value)
+    assert message in str(refusal.value), str(refusal.value)
 
 
 @st.composite

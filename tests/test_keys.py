@@ -138,7 +138,7 @@ MUTATIONS: list[Callable[[Scope], Scope]] = [_scaled, _negated, _wider, _reverse
 A4 = Tensor("A", (4, 4))
 K4 = Tensor("K", (4, 4))
 r, s, i, j = x("r", 4), x("s", 4), x("i", 4), x("j", 4)
-
+ring = tuple(x(f"y{n}", 4) for n in range(6))
 
 DIFFERENT = {
     "transposed operand": (
@@ -172,12 +172,8 @@ DIFFERENT = {
         Scope((i,), (), Apply("where", (Compare("<=", as_index(i), as_index(2)), A4[i, 0], Const(0)))),
     ),
     "cycles of 6 and of twice 3": (
-        Scope((), tuple(x(f"y{n}", 4) for n in range(6)), mul(*(A4[x(f"y{n}", 4), x(f"y{(n + 1) % 6}", 4)] for n in range(6)))),
-        Scope(
-            (),
-            tuple(x(f"y{n}", 4) for n in range(6)),
-            mul(*(A4[x(f"y{3 * g + n}", 4), x(f"y{3 * g + (n + 1) % 3}", 4)] for g in (0, 1) for n in range(3))),
-        ),
+        Scope((), ring, mul(*(A4[ring[n], ring[(n + 1) % 6]] for n in range(6)))),
+        Scope((), ring, mul(*(A4[ring[3 * g + n], ring[3 * g + (n + 1) % 3]] for g in (0, 1) for n in range(3)))),
     ),
 }  # fmt: skip
 

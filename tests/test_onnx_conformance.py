@@ -1,8 +1,7 @@
-"""Every ONNX node test: the canonical expression gives the test's output, or the node is passed through with a reason."""
+"""Every ONNX node test: its expression gives the test's output, or the node is passed through with a reason."""
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -13,9 +12,9 @@ from onnx import numpy_helper
 
 from einnet_explore.algebra.evaluate import evaluate
 from einnet_explore.graph.assemble import assemble
-from einnet_explore.graph.model import Model, ModelError, Node
+from einnet_explore.graph.model import Model, ModelError
 from einnet_explore.graph.onnx_in import load
-from einnet_explore.graph.operators_onnx import OPERATORS_ONNX, NotUnderstood, express
+from einnet_explore.graph.operators_onnx import NotUnderstood, express
 from einnet_explore.ir import Equation, Program
 
 LARGEST = 4_000_000
@@ -40,12 +39,17 @@ def with_parameters_known(model: onnx.ModelProto, arrays: list[Any]) -> tuple[on
     del known.graph.input[:]
     feed = {}
     for n, (value, array) in enumerate(zip(model.graph.input, arrays, strict=False)):
-        if n and isinstance(array, np.ndarray) and (array.dtype.kind in "ib" or (array.size < 9 and array.ndim == 1)):
+        if n and isinstance(array, np.ndarray) and (array.dtype.kind in "ib" or is_parameter(model, array)):
             known.graph.initializer.append(numpy_helper.from_array(array, value.name))
         else:
             known.graph.input.append(value)
             feed[value.name] = array
     return known, feed
+
+
+def is_parameter(model: onnx.ModelProto, array: Any) -> bool:
+    scalars = {node.op_type for node in model.graph.node} == {"Pad"}
+    return bool(array.size < 9 and array.ndim == 1) or (scalars and array.ndim == 0)
 
 
 def expressed(model: Model) -> tuple[Equation, ...] | NotUnderstood:

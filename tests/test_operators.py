@@ -221,6 +221,8 @@ def test_a_transposed_convolution_from_its_own_definition() -> None:
     made = expressions.conv_transpose2d(1, 2, 2, 3, 2, 4, 4, stride=2, padding=1)
     kernel = np.arange(3 * 4 * 4 * 2).reshape(3, 4, 4, 2).transpose(1, 2, 3, 0)
     found = evaluate(made, {"A": np.arange(12).reshape(1, 2, 2, 3), "K": kernel})["Y"]
-    golden = """190 193 740 755 770 785 592 604 992 1016 2704 2770 2836 2902 1832 1874 1184 1208 3232 3298 3364 3430 2168
-    2210 1114 1135 2660 2711 2762 2813 1624 1654"""
+    golden = """
+    190 193 740 755 770 785 592 604 992 1016 2704 2770 2836 2902 1832 1874 1184 1208 3232 3298 3364 3430 2168
+    2210 1114 1135 2660 2711 2762 2813 1624 1654
+    """
     assert found.ravel().tolist() == [int(word) for word in golden.split()]

@@ -78,7 +78,7 @@ def test_im2col_is_found():
 
 @pytest.mark.parametrize(("size", "kernel", "stride", "padding"), [(2, 4, 2, 1), (3, 5, 3, 1), (4, 2, 2, 0)])
 def test_strided_transposed_convolution_becomes_a_matmul_and_an_overlap_add(size, kernel, stride, padding):
-    program = ee.ops.conv_transpose2d(N=2, H=size, W=size, C=5, F=3, R=kernel, S=kernel, stride=stride, padding=padding)
+    program = ee.ops.conv_transpose2d(N=2, H=size, W=size, F=5, C=3, R=kernel, S=kernel, stride=stride, padding=padding)
     run = search(program, "Matmul")
     found = offset_reduce(run, 2 * size * size, 3 * kernel * kernel, 5)
     assert found

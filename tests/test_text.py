@@ -1,11 +1,11 @@
 """The parser: what the text form means, and what it refuses, with places and numbers."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import programs
 
 from einnet_explore.ir import (
     Access,
@@ -22,6 +22,8 @@ from einnet_explore.ir import (
 )
 from einnet_explore.render import text
 from einnet_explore.text import TextError, load_text, parse, parse_index, parse_scope
+from einnet_explore.text.reads import leaving
+from tests.strategies import programs, scopes_
 
 CONV = """
 # a comment
@@ -179,12 +181,26 @@ def test_everything_is_plain_text_inside() -> None:
         "tensor A[4] Y[h:9 | 0 <= h+1 < 7] = A[(h+1) // 2 - (h+1) // 7]",
         "tensor A[3] Y[i:9 | 0 <= 2*i < 6] = A[i]",
         "tensor A[5] Y[i:9, j:9 | 0 <= i + j < 5, 0 <= i - j < 1] = A[2*j]",
+        "tensor A[9000] Y[i:9000, j:9000 | 0 <= i + j < 9000] = A[i+j] + A[8999-i-j]",
         "tensor A[7] Y[h:9] = where(h < 7, A[h], 0)",
         "tensor A[2] pad [(1, 3)] Y[i:6] = A[i-1]",
     ],
 )
 def test_reads_that_stay_inside(legal: str) -> None:
     assert parse(text(parse(legal))) == parse(legal)
+
+
+@given(scopes_(), st.data())
+def test_reads_are_decided_exactly(scope: Scope, data: st.DataObject) -> None:
+    """Interval halving says the same as looking at every point."""
+    (index, *_) = (*(i for a in accesses(scope.body) for i in a.index), as_index(0))
+    lo = data.draw(st.integers(index.bounds[0] - 1, index.bounds[1]))
+    hi = data.draw(st.integers(lo + 1, index.bounds[1] + 2))
+    over = dict.fromkeys((*scope.traversals, *scope.summations))
+    points = (dict(zip(over, p, strict=True)) for p in product(*(range(x.lo, x.hi) for x in over)))
+    inside = (p for p in points if all(b.lo <= b.index.evaluate(p.__getitem__) < b.hi for b in scope.domain))
+    stays = all(lo <= index.evaluate(p.__getitem__) < hi for p in inside)
+    assert (leaving(index, lo, hi, scope.domain) is None) == stays
 
 
 ERRORS = [
@@ -205,14 +221,14 @@ ERRORS = [
     ("tensor A[3] Y[i:3] = sum[i:2] A[i]", "1:26: found iterator i twice, expected another name"),
     ("tensor A[3] Y[i:0] = A[i]", "1:15: found the empty range [0, 0) of i, expected at least one value"),
     ("tensor A[3] Y[i:2..-1] = A[i]", "1:15: found the empty range [2, -1) of i, expected at least one value"),
-    ("tensor A[3, 0] Y[i:3] = A[i, 0]", "1:8: found shape [3, 0] of A, expected sizes of at least 1"),
+    ("tensor A[3, 0] Y[i:3] = A[i, 0]", "1:10: found shape [3, 0] of A, expected sizes of at least 1"),
     ("tensor A[3] tensor A[4] Y[i:3] = A[i]", "1:20: found a second definition of A, expected another name"),
     ("tensor A[3] A[i:3] = A[i]", "1:13: found a second definition of A, expected another name"),
     ("tensor A[3] Y[i:3] = A[i] Y[i:3] = A[i]", "1:27: found a second definition of Y, expected another name"),
     ("tensor A[3] Y[i:3] = A[i] tensor Y[3]", "1:34: found a second definition of Y, expected another name"),
     ("tensor A[3] Y[i:3] = A[i] output Z", "1:34: found unknown output Z, expected one of A, Y"),
     ("tensor A[3] Y[i:3] = A[i] output Y, Y", "1:37: found output Y twice, expected it once"),
-    ("tensor A[3]", "1:8: found no equation, expected at least one"),
+    ("tensor A[3]", "1:1: found no equation, expected at least one"),
     ("", "1:1: found no equation, expected at least one"),
     ("tensor A[3] pad [1, 1] Y[i:3] = A[i]", "1:13: found padding for 2 dimensions, expected 1: the rank of A"),
     ("tensor A[3] Y[i:3] = A[i] pad []", "1:27: found padding for 0 dimensions, expected 1: the rank of the scope"),
@@ -238,10 +254,10 @@ ERRORS = [
     ("tensor A[3\nY[i:3] = A[i]", "2:1: found 'Y', expected ',' or ']'"),
     ("tensor A[7]\nY[h:7] = sum[r:3] A[h+r", "2:24: found the end of the text, expected"),
     ("tensor A[3] Y[i:3] = A[i] $ 2", "1:27: found '$', expected"),
-    ("tensor A[3] weightpad [1] Y[i:3] = A[i]", "1:23: found '['"),
-    ("tensor max[3] Y[i:3] = A[i]", "1:8: found 'max', expected a name"),
+    ("tensor A[3] weightpad [1] Y[i:3] = A[i]", "1:24: found '1', expected ']', '|' or a name"),
+    ("tensor max[3] Y[i:3] = max[i]", "1:29: found ']', expected ':'"),
     ("tensor A[3] Y[i:3] = where(A[i], 1, 2)", "1:29: found '[', expected"),
-    ("tensor A[3] Y[i:1.5] = A[i]", "1:16: found '1.5'"),
+    ("tensor A[3] Y[i:1.5] = A[i]", "1:18: found '.5', expected ',', '..', ']' or '|'"),
 ]  # fmt: skip
 
 

@@ -76,7 +76,7 @@ def bijection(
         off = back.substitute(lambda z: to_source.get(z, z)) - x
         if off != Index() and not always(Bound(off, 0, 1)):
             _refuse_collision(source, names, forward)
-            point = violation(Bound(off, 0, 1))
+            point = violation(Bound(off, 0, 1)) or {y.name: y.lo for y in source}
             raise ValueError(f"Φ⁻¹ does not lead back to {x.name}: at {show_point(point)}, {back} differs from it")
     return Bijection(source, target, forward, backward, _image(source, target, forward, backward))
 

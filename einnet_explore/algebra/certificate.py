@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from einnet_explore.algebra import sampling
 from einnet_explore.algebra.reads import illegal_read
-from einnet_explore.algebra.relation import Beyond
+from einnet_explore.algebra.space import Beyond
 from einnet_explore.algebra.tally import Witness, difference
 from einnet_explore.ir import (
     Access,
@@ -171,7 +171,8 @@ def _settle(why: str | Witness, before: Scope, after: Scope, number: int, points
     """What remains where there is no proof: a decisive witness, or evaluation."""
     if isinstance(why, Witness) and why.decisive:
         return Certificate("false", "term relation", str(number), 0, str(why))
-    sample = sampling.compare(before, after, points, seed)
+    hints = (why.element, tuple(at for _, at in why.term)) if isinstance(why, Witness) else (None, ())
+    sample = sampling.compare(before, after, points, seed, *hints)
     if sample.error is not None:
         return Certificate("false", "evaluation", str(number), sample.elements, sample.error, str(why))
     if sample.differs is not None:

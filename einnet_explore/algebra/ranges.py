@@ -76,8 +76,9 @@ def _must_be_constant(scope: Scope, original: Scope, x: Iterator, lo: int, hi: i
         return _traversed(scope, original, x, region, where, verb)
     neutral = REDUCTIONS[scope.reduce]
     if not constant_region(replace(scope, body=part), neutral):
-        found = "is not constant" if known is None or known.value == neutral else f"has {known.value:g}"
-        raise ValueError(f"{verb} {where}, where the body {found}, not the neutral {neutral:g} of {scope.reduce}")
+        wrong = known is not None and known.value != neutral and constant_region(replace(scope, body=part), known.value)
+        found = f"is {known.value:g}, not" if known is not None and wrong else "is not known to be"
+        raise ValueError(f"{verb} {where}, where the body {found} the neutral {neutral:g} of {scope.reduce}")
     return scope
 
 

@@ -10,8 +10,10 @@ from collections.abc import Iterable
 
 import islpy as isl
 
-from einnet_explore.algebra.relation import Beyond, Env, Form, Space, Term, complement, decide, enter, point_of
-from einnet_explore.algebra.tally import sample
+from einnet_explore.algebra.cases import decide
+from einnet_explore.algebra.relation import Term
+from einnet_explore.algebra.sets import sample
+from einnet_explore.algebra.space import Beyond, Env, Form, Space, complement, enter, point_of
 from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, Tensor, accesses
 
 

@@ -37,11 +37,10 @@ _REAL = ("tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "erf", "pow", "/")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How many output elements were compared, and the first that differs: where, expected, found."""
+    """How many output elements were compared; the first that differs (where, expected, found), or what went wrong."""
 
     elements: int
-    differs: tuple[tuple[int, ...], float, float] | None
-    whole: bool
+    differs: tuple[tuple[int, ...], float, float] | None = None
     error: str | None = None
 
 
@@ -51,40 +50,79 @@ def cost(scope: Scope) -> int:
     return sum(prod(x.extent for x in (*s.traversals, *s.summations)) for s in distinct)
 
 
-def compare(before: Scope, after: Scope, budget: int, seed: int) -> Sample:
-    """Evaluate both scopes (of one box) on the same random integers; in three slices where they cost over *budget*."""
-    whole = cost(before) + cost(after) <= budget
-    windows = (
-        [before.box]
-        if whole
-        else [_window(before, after, budget, np.random.default_rng((seed, n)), n) for n in range(3)]
-    )
-    elements, real = 0, False
-    for n, window in enumerate(windows):
-        pair = [s if whole else sliced(s, window) for s in (before, after)]
-        given = inputs(pair[0], pair[1], np.random.default_rng((seed, n)))
-        try:
-            left, right = (evaluate(interpreted(s), given) for s in pair)
-            if not np.array_equal(left, right) and any(map(_is_real, pair)):
-                # An identity of a real function may hold where its stand-in differs.
-                scaled = {name: a / (1 + np.abs(a).max(initial=0)) + 1 for name, a in given.items()}
-                left, right = (evaluate(s, scaled, np.float64) for s in pair)
-                real = True
-        except (IllegalRead, ValueError) as error:
-            return Sample(elements, None, whole, str(error))
-        agree = np.isclose(left, right, rtol=1e-9, atol=1e-9, equal_nan=True) if real else left == right
-        elements += left.size
-        if not np.all(agree):
-            at = np.unravel_index(int(np.argmin(agree)), left.shape)
-            element = tuple(int(i) + lo for i, (lo, _) in zip(at, window, strict=True))
-            return Sample(elements, (element, _plain(left[at]), _plain(right[at])), whole)
-    return Sample(elements, None, whole)
+def compare(
+    before: Scope,
+    after: Scope,
+    budget: int,
+    seed: int,
+    element: tuple[int, ...] | None = None,
+    indices: tuple[tuple[int, ...], ...] = (),
+) -> Sample:
+    """Evaluate both scopes (of one box) on the same random integers, up to 16 times within *budget* grid points.
+
+    Where once costs more, slices are evaluated: at both corners, at random, and around *element*.  *element* is an
+    output element and *indices* are coordinates in tensors that a comparison of terms suspects: some inputs have a
+    peak there, so that a maximum shows what it lost.
+    """
+    once = cost(before) + cost(after)
+    rounds = range(max(4, min(16, budget // max(1, once))))
+    seen: set[Box] = set()
+    for n in rounds:
+        random = np.random.default_rng((seed, n))
+        window = before.box if once <= budget else _window(before, after, budget, random, n, element)
+        pair = [s if window == before.box else sliced(s, window) for s in (before, after)]
+        given = inputs(pair[0], pair[1], random, 1000 if n % 2 else 4)
+        if n % 4 != 0:
+            _peak(given, indices, 100_000 if n % 4 < 3 else -100_000)
+        differs = _differs(pair[0], pair[1], window, given)
+        if differs is not None:
+            return Sample(_volume({*seen, window}), *differs)
+        seen.add(window)
+    return Sample(_volume(seen))
 
 
-def inputs(before: Scope, after: Scope, random: np.random.Generator) -> dict[str, Any]:
-    """Small random integers for every tensor that either scope reads."""
+def _differs(
+    before: Scope, after: Scope, window: Box, given: dict[str, Any]
+) -> tuple[tuple[tuple[int, ...], float, float] | None, str | None] | None:
+    """The first element that differs, or what stopped the evaluation; None where all agree."""
+    pair = (before, after)
+    real = False
+    try:
+        left, right = (evaluate(interpreted(s), given) for s in pair)
+        if not np.array_equal(left, right) and any(map(_is_real, pair)):
+            # An identity of a real function may hold where its stand-in differs.
+            scaled = {name: a / (1 + np.abs(a).max(initial=0)) + 1 for name, a in given.items()}
+            left, right = (evaluate(s, scaled, np.float64) for s in pair)
+            real = True
+    except (IllegalRead, ValueError) as error:
+        return None, str(error)
+    agree = np.isclose(left, right, rtol=1e-9, atol=1e-9, equal_nan=True) if real else left == right
+    if np.all(agree):
+        return None
+    at = np.unravel_index(int(np.argmin(agree)), left.shape)
+    element = tuple(int(i) + lo for i, (lo, _) in zip(at, window, strict=True))
+    return (element, _plain(left[at]), _plain(right[at])), None
+
+
+def inputs(before: Scope, after: Scope, random: np.random.Generator, most: int) -> dict[str, Any]:
+    """Random integers in [-most, most] for every tensor that either scope reads."""
     read = dict.fromkeys((*tensors(before), *tensors(after)))
-    return {t.name: random.integers(-4, 5, t.shape) for t in read}
+    return {t.name: random.integers(-most, most + 1, t.shape) for t in read}
+
+
+def _peak(given: dict[str, Any], indices: tuple[tuple[int, ...], ...], value: int) -> None:
+    """Put *value* wherever coordinates of *indices*, or a part of them, lie in a tensor."""
+    for array in given.values():
+        for index in indices:
+            for n in range(len(index) - array.ndim + 1):
+                part = index[n : n + array.ndim]
+                if all(0 <= i < extent for i, extent in zip(part, array.shape, strict=True)):
+                    array[part] = value
+
+
+def _volume(windows: set[Box]) -> int:
+    """How many elements lie in windows, those in several of them counted once where the windows are one."""
+    return sum(prod(hi - lo for lo, hi in window) for window in windows)
 
 
 def sliced(scope: Scope, window: Box) -> Scope:
@@ -145,8 +183,12 @@ def _has_real(body: Scalar) -> bool:
             return False
 
 
-def _window(before: Scope, after: Scope, budget: int, random: np.random.Generator, number: int) -> Box:
-    """A window that both scopes fill within *budget*: the first at the low corner, the second at the high one."""
+def _window(
+    before: Scope, after: Scope, budget: int, random: np.random.Generator, n: int, element: tuple[int, ...] | None
+) -> Box:
+    """A window that both scopes fill within *budget*, in turn: at the low corner, at the high one, around *element*,
+    at random.
+    """
     box = list(before.box)
     while any(hi - lo > 1 for lo, hi in box):
         if cost(sliced(before, tuple(box))) + cost(sliced(after, tuple(box))) <= budget:
@@ -154,7 +196,9 @@ def _window(before: Scope, after: Scope, budget: int, random: np.random.Generato
         d = max(range(len(box)), key=lambda d: box[d][1] - box[d][0])
         lo, hi = box[d]
         size = (hi - lo + 1) // 2
-        start = (lo, hi - size, int(random.integers(lo, hi - size + 1)))[number]
+        at = int(random.integers(lo, hi - size + 1))
+        near = at if element is None else max(lo, min(hi - size, element[d] - size // 2))
+        start = (lo, hi - size, near, at)[n % 4]
         box[d] = (start, start + size)
     return tuple(box)
 

@@ -66,7 +66,8 @@ def _model(node: OnnxNode, fixed: Mapping[int, Array]) -> onnx.ModelProto:
                 nodes.append(helper.make_node("Transpose", [name], [f"t{p}"], perm=list(order)))
                 name = f"t{p}"
         names.append(name)
-    nodes.append(helper.make_node(node.op_type, names, ["y"], **dict(node.attributes)))
+    attributes: dict[str, Any] = dict(node.attributes)
+    nodes.append(helper.make_node(node.op_type, names, ["y"], **attributes))
     output = helper.make_tensor_value_info("y", TensorProto.FLOAT, list(node.output))
     weights = [numpy_helper.from_array(array, f"x{p}") for p, array in fixed.items()]
     graph = helper.make_graph(nodes, node.op_type, inputs, [output], initializer=weights)

@@ -58,8 +58,8 @@ class Profile:
 class ProfileStore:
     """Times by key, in *path* (default: ``profiles.sqlite`` in the cache directory).
 
-    Every put is one transaction, so a killed process leaves the file whole.  A file that is damaged or cannot be written
-    is replaced by a store in memory, with a warning.
+    Every put is one transaction, so a killed process leaves the file whole.  A file that is damaged or cannot be
+    written is replaced by a store in memory, with a warning.
     """
 
     def __init__(self, path: Path | None = None) -> None:

@@ -58,8 +58,8 @@ def compile_program(
 ) -> CompiledProgram:
     """Compile *program* for this CPU.
 
-    Equations that only depend on *constants* (arrays by input name) are evaluated here, once.  An equation whose ``via`` is
-    None is run as a matrix product where it is one and as a generated kernel otherwise.  *tune* measures the
+    Equations that only depend on *constants* (arrays by input name) are evaluated here, once.  An equation whose
+    ``via`` is None is run as a matrix product where it is one and as a generated kernel otherwise.  *tune* measures the
     applicable schedules of every kernel.  Raises BackendError, which names the equation, where an engine refuses.
     """
     if np.dtype(dtype) != np.float32:

@@ -2,8 +2,9 @@
 
 | template | body | schedule |
 |---|---|---|
-| rows | no reduction, innermost iterator runs along memory | phases of ``//`` and ``%`` unrolled, borders cut off, rows vectorised |
+| rows | no reduction, innermost iterator runs along memory | phases unrolled, borders cut off, vectors |
 | tile | no reduction, a read runs along memory in another iterator | tiles, vector reads |
+| turn | the same, where tiles fit | two stages: rows along that iterator, tiles transposed in registers |
 | outer | reduction, innermost iterator runs along memory | summations outside the vectorised row |
 | inner | reduction, a summation runs along memory | partial sums in lanes (rfactor) |
 | plain | anything else | as written |
@@ -14,13 +15,15 @@ Inner loops are left to LLVM's vectoriser where it does as well: it deals with r
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import gcd, lcm, prod
 from typing import Any
 
 from tvm.s_tir import Schedule
 
 from einnet_explore.backends.prepare import points, step
+from einnet_explore.backends.transpose import transposing
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -36,7 +39,7 @@ from einnet_explore.ir import (
     as_index,
 )
 
-VERSION = 1
+VERSION = 3
 """Part of the key of compiled kernels: to be raised when a template changes."""
 
 LANES = 16
@@ -57,7 +60,23 @@ def templates(scope: Scope) -> tuple[str, ...]:
         if reads and _runs_along(reads, last) and last.extent >= 4:
             return ("outer", *(("inner",) if along else ()), "plain")
         return ("inner", "outer", "plain") if along else ("outer", "plain")
+    if turned(scope) is not None:
+        return ("turn", "tile", "rows", "plain")
     return ("tile", "rows", "plain") if _tile_of(scope) else ("rows", "plain")
+
+
+def turned(scope: Scope) -> Scope | None:
+    """*scope* as a transposed view of a scope whose innermost iterator runs along memory; None where no tile fits."""
+    n = _along(scope)
+    if n is None or scope.summations:
+        return None
+    x, last = scope.traversals[n], scope.traversals[-1]
+    inner = (*scope.traversals[:n], *scope.traversals[n + 1 :], x)
+    side = gcd(x.extent, last.extent, LANES)
+    guarded = any(x in i.iterators and (i.bounds[0] < lo or i.bounds[1] >= hi) for i, lo, hi in _guards(scope.body))
+    if side < LANES // 4 or guarded:
+        return None
+    return replace(scope, body=replace(scope, traversals=inner, padding=())[tuple(as_index(y) for y in inner)])
 
 
 def apply(template: str, schedule: Schedule, block: str, scope: Scope, threads: int) -> None:
@@ -72,10 +91,12 @@ def apply(template: str, schedule: Schedule, block: str, scope: Scope, threads: 
             _outer(stage)
         case "inner":
             _inner(stage)
+        case "turn":
+            _turn(stage)
         case "plain":
             stage.parallel(len(scope.traversals))
         case _:
-            raise ValueError(f"template {template!r} is none of rows, tile, outer, inner, plain")
+            raise ValueError(f"template {template!r} is none of rows, tile, turn, outer, inner, plain")
 
 
 @dataclass(frozen=True)
@@ -112,23 +133,27 @@ def _lanes(s: Iterator) -> int:
 
 def _rows(stage: _Stage) -> None:
     schedule, scope = stage.schedule, stage.scope
-    last, row = scope.traversals[-1], stage.loops[-1]
-    period = _period(scope)
+    plans = [(n, _period(scope, x), *_borders(scope, x, _period(scope, x))) for n, x in enumerate(scope.traversals)]
+    # The innermost iterator that something hangs on: guards outside it are tested once a row.
+    n, period, before, after = next((p for p in reversed(plans) if p[1] > 1 or any(p[2:])), plans[-1])
+    loops = stage.loops
+    row = loops[n]
+    if prod(x.extent for x in scope.traversals[n + 1 :]) < LANES:
+        for inner in loops[n + 1 :]:
+            schedule.unroll(inner)
     if period > 1:
         row, phase = schedule.split(row, [None, period])
         schedule.unroll(phase)
-    before, after = _borders(scope, last, period)
-    stage.parallel(len(scope.traversals) - 1)
+    stage.parallel(n)
     if before or after:
         parts = [*([before] if before else []), None, *([after] if after else [])]
         schedule.loop_partition(row, parts, preserve_unit_iters=True)
 
 
-def _period(scope: Scope) -> int:
-    """The number of phases after which every ``//`` and ``%`` of the innermost iterator repeats (1: too many)."""
-    last = scope.traversals[-1]
-    period = lcm(*(d // gcd(d, k) for index in _indices(scope.body) for d, k in _digits(index, last)), 1)
-    return period if period <= PHASES and last.extent % period == 0 and last.extent > period else 1
+def _period(scope: Scope, x: Iterator) -> int:
+    """The number of phases after which every ``//`` and ``%`` of *x* repeats (1: there are none, or too many)."""
+    period = lcm(*(d // gcd(d, k) for index in _indices(scope.body) for d, k in _digits(index, x)), 1)
+    return period if period <= PHASES and x.extent % period == 0 and x.extent > period else 1
 
 
 def _digits(index: Index, x: Iterator) -> Iterable[tuple[int, int]]:
@@ -147,7 +172,8 @@ def _borders(scope: Scope, last: Iterator, period: int) -> tuple[int, int]:
     cuts: set[int] = set()
     for phase in range(period):
         for index, lo, hi in _guards(scope.body):
-            moved = index.substitute(lambda y, p=phase: as_index(x) * period + p + last.lo if y == last else y)
+            at = as_index(x) * period + phase + last.lo
+            moved = index.substitute(partial(_replaced, last, at))
             k = moved.coefficient(x)
             if k and not (moved - as_index(x) * k).terms:
                 edges = ((lo - moved.const), (hi - moved.const))
@@ -156,6 +182,10 @@ def _borders(scope: Scope, last: Iterator, period: int) -> tuple[int, int]:
     before = max((c for c in inside if 2 * c <= rows), default=0)
     after = rows - min((c for c in inside if 2 * c > rows), default=rows)
     return (before, after) if before + after < rows else (0, 0)
+
+
+def _replaced(old: Iterator, new: Index, x: Iterator) -> Index:
+    return new if x == old else as_index(x)
 
 
 def _guards(body: Scalar) -> Iterable[tuple[Index, int, int]]:
@@ -177,16 +207,44 @@ def _indices(body: Scalar) -> Iterable[Index]:
         yield from access.index
 
 
+def _along(scope: Scope) -> int | None:
+    """The position of the traversal along which the largest read runs in memory, where the innermost one does not."""
+    reads = max(accesses(scope.body), key=lambda a: prod(a.source.shape), default=None)
+    if reads is None or not scope.traversals or _runs_along((reads,), scope.traversals[-1]):
+        return None
+    return next((n for n, x in enumerate(scope.traversals[:-1]) if x.extent > 1 and abs(step(reads, x)) == 1), None)
+
+
 def _tile_of(scope: Scope) -> tuple[int, int, int] | None:
     """(position of the iterator along memory, its tile, the tile of the innermost one) of the largest read."""
-    reads = max(accesses(scope.body), key=lambda a: prod(a.source.shape), default=None)
-    if reads is None or _runs_along((reads,), scope.traversals[-1]):
+    n = _along(scope)
+    if n is None:
         return None
-    for n, x in enumerate(scope.traversals[:-1]):
-        if abs(step(reads, x)) == 1 and x.extent > 1:
-            sides = tuple(_divisor(y.extent) for y in (x, scope.traversals[-1]))
-            return (n, *sides) if min(sides) > 1 else None  # type: ignore[return-value]
-    return None
+    along, across = (_divisor(y.extent) for y in (scope.traversals[n], scope.traversals[-1]))
+    return (n, along, across) if min(along, across) > 1 else None
+
+
+def _turn(stage: _Stage) -> None:
+    """Tiles of the stage that the view reads are computed where they are needed, then transposed."""
+    schedule, traversals = stage.schedule, stage.scope.traversals
+    (read,) = accesses(stage.scope.body)
+    n = next(n for n, y in enumerate(traversals) if y == read.index[-1].single)
+    side = gcd(traversals[n].extent, traversals[-1].extent, LANES)
+    (rows,) = schedule.get_producers(stage.block)
+    loops = stage.loops
+    vectors, lane = schedule.split(loops[n], [None, side])
+    tiles, row = schedule.split(loops[-1], [None, side])
+    # The longer of the two goes innermost: its end of memory is walked through page by page.
+    pair = (vectors, tiles) if traversals[-1].extent >= traversals[n].extent else (tiles, vectors)
+    outer = [*loops[:n], *loops[n + 1 : -1], *pair]
+    schedule.reorder(*outer, lane, row)
+    schedule.compute_at(rows, outer[-1])
+    inside = schedule.get_loops(rows)
+    schedule.vectorize(inside[-1])
+    schedule.unroll(inside[-2])
+    schedule.tensorize(lane, transposing(side, len(traversals) - 2 - n))
+    if stage.threads > 1 and len(outer) > 1:
+        schedule.parallel(schedule.fuse(*outer[:-1]))
 
 
 def _divisor(extent: int) -> int:
@@ -232,21 +290,16 @@ def _inner(stage: _Stage) -> None:
     rest = [s for n, s in enumerate(loops[count:]) if n != at]
     schedule.reorder(*loops[:count], *rest, chunks, lane)
     block = stage.block
-    partial = schedule.rfactor(lane, 0)
-    # The lane comes first in the new stage: it goes innermost, and the final sum goes beside it.
-    lane, *others = schedule.get_loops(partial)
-    inner = schedule.get_loops(partial)
-    schedule.reverse_compute_at(block, inner[count - 1])
-    del lane, others
-    lane = schedule.get_loops(partial)[-1]
-    schedule.vectorize(lane)
-    start = schedule.decompose_reduction(partial, schedule.get_loops(partial)[count])
+    lanes = schedule.rfactor(lane, 0)
+    schedule.reverse_compute_at(block, schedule.get_loops(lanes)[count - 1])
+    schedule.vectorize(schedule.get_loops(lanes)[-1])
+    start = schedule.decompose_reduction(lanes, schedule.get_loops(lanes)[count])
     schedule.vectorize(schedule.get_loops(start)[-1])
     last = schedule.get_loops(block)[-1]
     schedule.unroll(last)
     schedule.decompose_reduction(block, last)
     if stage.threads > 1:
-        outermost = schedule.get_loops(partial)[:count]
+        outermost = schedule.get_loops(lanes)[:count]
         extents = [x.extent for x in scope.traversals]
         n = next((n for n in range(1, count + 1) if prod(extents[:n]) >= 4 * stage.threads), count)
         schedule.parallel(schedule.fuse(*outermost[:n]) if n > 1 else outermost[0])

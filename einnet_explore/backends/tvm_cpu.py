@@ -24,6 +24,7 @@ from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.files import cache_directory, write_aside
 from einnet_explore.backends.identity import identity
 from einnet_explore.backends.prepare import prepare
+from einnet_explore.backends.squash import squash
 from einnet_explore.ir import Scope, tensors
 
 Array = npt.NDArray[Any]
@@ -52,16 +53,43 @@ class Source:
         return tuple(dict.fromkeys(t.name for t in tensors(self.scope)))
 
     @cached_property
+    def prepared(self) -> Scope:
+        """What the kernel computes: equal to *scope*, with dimensions merged where nothing looks between them."""
+        return squash(prepare(self.scope))
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of inputs and result as the kernel sees them: the same elements in the same order."""
+        shapes = {t.name: t.shape for t in (*tensors(self.scope), *tensors(self.prepared))}
+        return (*(shapes[name] for name in self.inputs), self.prepared.shape)
+
+    @cached_property
+    def template(self) -> str:
+        """The schedule template of the last stage."""
+        names = schedule.templates(self.prepared)
+        names = tuple(n for n in names if n != "turn") if self.dtype != "float32" else names
+        return names[min(self.rank, len(names) - 1)]
+
+    @cached_property
     def function(self) -> Any:
         """The scheduled PrimFunc."""
-        prepared = prepare(self.scope)
+        if self.template == "turn" and (view := schedule.turned(self.prepared)) is not None:
+            function, _ = self._lowered(view)
+            trial = Schedule(function)
+            schedule.apply("turn", trial, "Y", view, self.threads)
+            return trial.mod["main"]
+        function, stages = self._lowered(self.prepared)
+        return _scheduled(function, stages, self.rank, self.template, self.threads)
+
+    def _lowered(self, prepared: Scope) -> tuple[Any, Mapping[str, Scope]]:
         lowered = lower(prepared, self.dtype)
         # ``prepare`` may drop a tensor that is multiplied away or only read outside its box: it stays a parameter.
         known = dict(zip(lowered.inputs, lowered.placeholders, strict=True))
-        shapes = {t.name: t.shape for t in tensors(self.scope)}
-        parameters = [known[n] if n in known else te.placeholder(shapes[n], self.dtype, name=n) for n in self.inputs]
-        function = te.create_prim_func([*parameters, lowered.output])
-        return _scheduled(function, lowered.stages, self.rank, self.threads)
+        parameters = [
+            known[name] if name in known else te.placeholder(shape, self.dtype, name=f"unused_{n}")
+            for n, (name, shape) in enumerate(zip(self.inputs, self.shapes, strict=False))
+        ]
+        return te.create_prim_func([*parameters, lowered.output]), lowered.stages
 
     @property
     def text(self) -> str:
@@ -119,7 +147,8 @@ class Kernel:
                 raise BackendError(f"{name} is not contiguous and aligned to {ALIGNMENT} bytes: use aligned_empty")
         if out.size == 0:
             return lambda: None
-        held = tuple(tvm_ffi.from_dlpack(a) for a in (*inputs, out))
+        given = zip((*inputs, out), self.source.shapes, strict=True)
+        held = tuple(tvm_ffi.from_dlpack(a.reshape(shape)) for a, shape in given)
         function = self.function
         return lambda: function(*held)
 
@@ -179,15 +208,16 @@ def aligned(array: npt.ArrayLike, dtype: npt.DTypeLike = "float32") -> Array:
     return copy
 
 
-def _scheduled(function: Any, stages: Mapping[str, Scope], rank: int, threads: int) -> Any:
+def _scheduled(function: Any, stages: Mapping[str, Scope], rank: int, template: str, threads: int) -> Any:
     """Every stage by its template; a template that TVM refuses for a stage gives way to the next one."""
     current = function
     for name, scope in stages.items():
-        names = schedule.templates(scope)
-        for template in names[min(rank, len(names) - 1) :]:
+        names = tuple(n for n in schedule.templates(scope) if n != "turn")
+        first = names.index(template) if name == "Y" and template in names else min(rank, len(names) - 1)
+        for trial_name in names[first:]:
             trial = Schedule(current)
             try:
-                schedule.apply(template, trial, name, scope, threads)
+                schedule.apply(trial_name, trial, name, scope, threads)
             except (ScheduleError, RuntimeError, ValueError):
                 continue
             current = trial.mod["main"]

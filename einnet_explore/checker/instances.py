@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from einnet_explore.algebra.flatten import flat_address
-from einnet_explore.algebra.relation import Beyond
+from einnet_explore.algebra.space import Beyond
 from einnet_explore.algebra.tally import difference
 from einnet_explore.ir import EOPERATOR, VIEW, Access, Equation, Instance, Scope, Tensor, accesses
 from einnet_explore.operators import OPERATORS, Operator

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 
-
 def run(arguments: argparse.Namespace) -> int:
     """Open JupyterLab on a notebook; a percent script is paired with an ``.ipynb`` first."""
     if importlib.util.find_spec("jupyterlab") is None:

@@ -1,7 +1,17 @@
 """What a program is expected to cost on a device."""
 
 from einnet_explore.cost.device import CPU_DEFAULT, Device, cpu_default
-from einnet_explore.cost.model import CostModel, Estimate, program_seconds
+from einnet_explore.cost.model import CostModel, Estimate, program_seconds, weight_only
 from einnet_explore.cost.work import Work, work
 
-__all__ = ["CPU_DEFAULT", "CostModel", "Device", "Estimate", "Work", "cpu_default", "program_seconds", "work"]
+__all__ = [
+    "CPU_DEFAULT",
+    "CostModel",
+    "Device",
+    "Estimate",
+    "Work",
+    "cpu_default",
+    "program_seconds",
+    "weight_only",
+    "work",
+]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Device:
     """Rates in FLOP/s and bytes/s of *threads* threads together; ``call_seconds`` is what starting anything costs.
 
-    ``library`` and ``generated`` are the parts of the peak that library operators and generated kernels reach where nothing
-    but arithmetic limits them; ``lanes`` is the width of a vector register in elements.
+    ``library`` and ``generated`` are the parts of the peak that library operators and generated kernels reach where
+    nothing but arithmetic limits them; ``lanes`` is the width of a vector register in elements.
     """
 
     name: str

@@ -37,7 +37,8 @@ class CostModel:
     def estimate(self, equation: Equation) -> Estimate:
         """One run of *equation*: a view is free, and so is what only reads weights, since it is evaluated beforehand.
 
-        Only the tensors' own ``weight`` counts here; ``program_cost`` also knows equations that read weights indirectly.
+        Only the tensors' own ``weight`` counts here; ``program_cost`` also knows equations that read weights through
+        others.
         """
         if equation.via is not None and equation.via.operator == VIEW:
             return Estimate(0.0, "view")
@@ -68,7 +69,8 @@ class CostModel:
         """
         constant = weight_only(program)
         inputs = {t.name for t in program.inputs if not t.weight}
-        done, moved = 0.0, {}
+        done = 0.0
+        moved: dict[str, int] = {}
         for e in program.equations:
             if e.name in constant:
                 continue

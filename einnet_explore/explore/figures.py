@@ -35,10 +35,14 @@ class Figure:
 def graph_figure(program: Program, title: str = "") -> Figure:
     """The computation graph of *program*."""
     try:
-        drawn: str = graphviz.Source(dot(program, title)).pipe(format="svg", encoding="utf-8")
-        return Figure(drawn[drawn.index("<svg") :])
+        return Figure(_graphviz(dot(program, title)))
     except (graphviz.ExecutableNotFound, graphviz.CalledProcessError):
         return Figure(layered(graph(program), title))
+
+
+def _graphviz(source: str) -> str:
+    drawn: str = graphviz.Source(source).pipe(format="svg", encoding="utf-8")
+    return drawn[drawn.index("<svg") :]
 
 
 def layered(drawn: Graph, title: str = "") -> str:

@@ -37,7 +37,7 @@ class Run:
     *limit* is in seconds; *target* names operators (all when empty).  Iterating runs it; ``start`` runs it in a thread and returns at once.
     """
 
-    def __init__(  # noqa: PLR0913 - the options of the command line
+    def __init__(
         self,
         start: Program,
         cost: Cost,

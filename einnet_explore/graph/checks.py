@@ -78,9 +78,8 @@ def in_order(file: str, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     return tuple(nodes[n] for n in order)
 
 
-_MULTIPLY = frozenset(
-    "BatchNormalization Conv ConvTranspose Div Einsum Gemm InstanceNormalization LayerNormalization MatMul Mul".split()
-)
+_PRODUCTS = ("Conv", "ConvTranspose", "Div", "Einsum", "Gemm", "MatMul", "Mul")
+_MULTIPLY = frozenset((*_PRODUCTS, "BatchNormalization", "InstanceNormalization", "LayerNormalization"))
 _MAY_BE_EMPTY = frozenset(("Resize", "Upsample"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from einnet_explore.algebra.measure import intensity
 from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.measure import compare
+from einnet_explore.backends.profiles import Key, ProfileStore, key_of
 from einnet_explore.backends.program import CompiledProgram, compile_program
 from einnet_explore.graph.fuse import fuse
 from einnet_explore.ir import Program
@@ -80,14 +81,17 @@ def contest(
     constants: Arrays,
     cost: Cost,
     settings: Settings,
+    store: ProfileStore,
 ) -> Outcome:
     """Search *program*, run the finalists on *feeds* beside *original* and say which is the fastest that agrees.
 
-    *feeds* and *constants* are keyed by *program*'s input names, *original* returns its outputs by name.
+    *feeds* and *constants* are keyed by *program*'s input names, *original* returns its outputs by name.  Times go to
+    *store*; a contest whose times are all there is not measured again.
     """
     began = perf_counter()
     want = original()
-    before = compare({"original": original}, rounds=5, min_seconds=0.02)["original"].median
+    mine = replace(key_of(program, settings.threads), operator="onnxruntime")
+    before = _time(store, mine, original)
     ranked, search = candidates(program, cost, settings)
     promising = [(seconds, d) for seconds, d in ranked if seconds < before]
     if not promising:
@@ -110,17 +114,34 @@ def contest(
             continue
         entered[str(n)] = fused
         runners[str(n)] = runner(compiled, feeds)
-    times = compare(runners, rounds=7, min_seconds=0.05)
-    before = times["original"].median
+    keys = {"original": mine, **{name: key_of(d.end, settings.threads) for name, d in entered.items()}}
+    times = _times(store, keys, runners)
+    before = times.pop("original")
     spent = perf_counter() - began
-    best = min(entered, key=lambda name: times[name].median, default=None)
+    best = min(times, key=lambda name: times[name], default=None)
     if best is None:
         return Outcome(before, before, None, spent, len(search.states), "; ".join(refused))
-    after = times[best].median
+    after = times[best]
     if after > MARGIN * before:
         why = f"the fastest of {len(entered)} measured candidates takes {after / before:.2f} of the original's time"
         return Outcome(before, after, None, spent, len(search.states), why)
     return Outcome(before, after, entered[best], spent, len(search.states), f"{before / after:.2f}x in its own right")
+
+
+def _time(store: ProfileStore, key: Key, call: Callable[[], object]) -> float:
+    known = store.get(key)
+    return known.seconds if known else compare({"it": call}, rounds=5, min_seconds=0.02)["it"].median
+
+
+def _times(store: ProfileStore, keys: Mapping[str, Key], calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """The median of each call: as stored if all are, else all measured in turns and stored."""
+    known = {name: profile.seconds for name, key in keys.items() if (profile := store.get(key))}
+    if len(known) == len(keys):
+        return known
+    measured = {name: t.median for name, t in compare(calls, rounds=7, min_seconds=0.05).items()}
+    for name, seconds in measured.items():
+        store.put(keys[name], seconds, "measured in turns")
+    return measured
 
 
 def runner(compiled: CompiledProgram, feeds: Arrays) -> Callable[[], object]:

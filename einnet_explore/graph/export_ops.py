@@ -2,9 +2,9 @@ r"""Scopes as standard ONNX operators, structure by structure.
 
 .. math::  \Big\{ \mathop{L}_{\vec x} \sum_{\vec y} f(T[\tau(\vec x, \vec y)]) \Big\}
 
-Values live over the iterators that occur in them only.  Sums are distributed over ``+`` and ``-``, products under a sum are
-contracted pairwise as ``MatMul``; small sums are written out by ``prepare`` and so become chains of slices; whatever is
-left is gathered over its iterators and reduced.  Nested scopes are computed once.
+Values live over the iterators that occur in them only.  Sums are distributed over ``+`` and ``-``, products under a sum
+are contracted pairwise as ``MatMul``; small sums are written out by ``prepare`` and become chains of slices; whatever
+is left is gathered over its iterators and reduced.  Nested scopes are computed once.
 """
 
 from __future__ import annotations
@@ -228,7 +228,10 @@ class _Values:
         name = self.body.emit("MatMul", x, y)
         order = (*batch, *left, *right)
         extents = [x.extent for x in order]
-        shape = [*([prod(x.extent for x in batch)] if batch else []), *(prod(x.extent for x in g) for g in (left, right))]
+        shape = [
+            *([prod(x.extent for x in batch)] if batch else []),
+            *(prod(x.extent for x in g) for g in (left, right)),
+        ]
         kept = tuple(x for x in self.grid if x in order)
         name = self.body.transpose(self.body.reshape(name, shape, extents), [order.index(x) for x in kept])
         full = [x.extent if x in order else 1 for x in self.grid]
@@ -257,13 +260,14 @@ class _Values:
 
     def result(self, held: Held, traversals: tuple[Iterator, ...], shape: tuple[int, ...]) -> str:
         """*held* in full, in the shape of the scope."""
-        own = [x.extent if x in held.over else 1 for x in self.grid]
-        plain = [x.extent if x in held.over else 1 for x in traversals]
-        name = held.name
+        name, own = held.name, [x.extent if x in held.over else 1 for x in self.grid]
+        if not held.over and not traversals:  # a number, of any rank
+            return self.body.emit("Reshape", name, self.body.constant(shape))
         if held.over != traversals:
-            name = self.body.reshape(name, own, plain) if held.over else name
-            name = self.body.emit("Expand", name, self.body.constant([x.extent for x in traversals]))
-            return self.body.reshape(name, [x.extent for x in traversals], shape)
+            kept = [x.extent if x in held.over else 1 for x in traversals]
+            name = self.body.reshape(name, own, kept) if held.over else name
+            own = [x.extent for x in traversals]
+            name = self.body.emit("Expand", name, self.body.constant(own))
         return self.body.reshape(name, own, shape)
 
 

@@ -1,4 +1,4 @@
-"""An ONNX model as a value: nodes in order, known shapes, weights, and a name for every value that expressions may use."""
+"""An ONNX model as a value: nodes in order, known shapes, weights, and an identifier for every value."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import helper
+
+from einnet_explore.ir import FUNCTIONS, REDUCTIONS
 
 Array: TypeAlias = "NDArray[Any]"
 Shape: TypeAlias = "tuple[int, ...]"
@@ -150,35 +152,7 @@ def identifiers(names: Iterable[str]) -> Mapping[str, str]:
     return MappingProxyType(out)
 
 
-_RESERVED = frozenset(
-    [
-        "tensor",
-        "pad",
-        "value",
-        "weight",
-        "output",
-        "sum",
-        "max",
-        "min",
-        "prod",
-        "inf",
-        "nan",
-        "relu",
-        "tanh",
-        "sigmoid",
-        "exp",
-        "log",
-        "sqrt",
-        "rsqrt",
-        "abs",
-        "erf",
-        "pow",
-        "maximum",
-        "minimum",
-        "where",
-        "via",
-    ]
-)
+_RESERVED = frozenset({*FUNCTIONS, *REDUCTIONS, "tensor", "pad", "value", "weight", "output", "inf", "nan", "via"})
 
 
 def _numbered(stem: str, used: set[str]) -> str:

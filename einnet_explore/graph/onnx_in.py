@@ -8,12 +8,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import helper, inliner, numpy_helper, version_converter
 
 from einnet_explore.graph.checks import check_header, check_names, check_sizes, check_weights, in_order
 from einnet_explore.graph.model import Model, ModelError, Shape, identifiers, nodes_of, opset
-from einnet_explore.graph.shapes import fold, give_shapes, infer, values_of
+from einnet_explore.graph.shapes import fold, give_shapes, values_of
 
 OPSET = 21
 """The opset that models are converted to where ONNX's converter can do it."""
@@ -39,8 +39,7 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Mappin
     original.CopyFrom(proto)
     _valid(file, proto)
     check_weights(file, nodes_of(proto.graph), {w.name: numpy_helper.to_array(w) for w in proto.graph.initializer})
-    proto = fold(file, _converted(file, proto))
-    return _model(file, proto, original)
+    return _model(file, _converted(file, fold(file, proto)), original)
 
 
 def _model(file: str, proto: onnx.ModelProto, original: onnx.ModelProto) -> Model:
@@ -147,10 +146,8 @@ def _valid(file: str, proto: onnx.ModelProto) -> None:
     """ONNX's own checks: attributes, types, operators that exist."""
     if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
         return
-    bare = onnx.ModelProto()
-    bare.CopyFrom(proto)
     try:
-        onnx.checker.check_model(bare)
+        _check(proto)
     except onnx.checker.ValidationError as error:
         message = str(error)
         blamed = next(
@@ -160,18 +157,27 @@ def _valid(file: str, proto: onnx.ModelProto) -> None:
         raise ModelError(f"{where}: found {_line(error)}, expected a valid ONNX model") from None
 
 
+def _check(proto: onnx.ModelProto) -> None:
+    shaped = onnx.ModelProto()
+    shaped.CopyFrom(proto)
+    for value in shaped.graph.output:
+        # The checker insists on outputs' shapes, runtimes do not; they are inferred anyway.
+        value.type.tensor_type.shape.SetInParent()
+    onnx.checker.check_model(shaped)
+
+
 def _converted(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
-    """*proto* at opset 21, if it is older and the converter can do it; otherwise as it is."""
+    """*proto* (folded) at opset 21, if it is older and the converter can do it; otherwise as it is."""
     if opset(proto) >= OPSET:
         return proto
     try:
-        converted = version_converter.convert_version(infer(file, proto), OPSET)
-        onnx.checker.check_model(converted)
+        converted = version_converter.convert_version(proto, OPSET)
+        _check(converted)
     except (RuntimeError, onnx.checker.ValidationError, version_converter.ConvertError):
         return proto
     converted.ir_version = max(converted.ir_version, _IR_OF_OPSET)
     _lift_constants(file, converted)
-    return converted
+    return fold(file, converted)
 
 
 _IR_OF_OPSET = 10

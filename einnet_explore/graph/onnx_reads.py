@@ -18,7 +18,19 @@ from math import prod
 import numpy as np
 
 from einnet_explore.graph.onnx_body import Body
-from einnet_explore.ir import Access, Compare, Index, Iterator, Padding, Quotient, Remainder, Scalar, Scope, Tensor, accesses
+from einnet_explore.ir import (
+    Access,
+    Compare,
+    Index,
+    Iterator,
+    Padding,
+    Quotient,
+    Remainder,
+    Scalar,
+    Scope,
+    Tensor,
+    accesses,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +80,7 @@ def pads_needed(bodies: Iterable[Scalar]) -> dict[Tensor | Scope, Padding]:
                 for (a, b), (p, q) in zip(own, allowed, strict=True)
             )
             old = needed.get(access.source, ((0, 0),) * len(own))
-            needed[access.source] = tuple(
-                (max(a, c), max(b, d)) for (a, b), (c, d) in zip(own, old, strict=True)
-            )
+            needed[access.source] = tuple((max(a, c), max(b, d)) for (a, b), (c, d) in zip(own, old, strict=True))
     return needed
 
 
@@ -158,7 +168,7 @@ def _sliced(
         lo, count = (x.lo, x.extent) if x else (0, 1)
         inside = [v for v in range(count) if 0 <= k * (lo + v) + c < n]
         if not inside:  # never taken: any cell will do
-            inside, c, k = [0], -k * lo, k
+            inside, c = [0], -k * lo
         first, last = inside[0], inside[-1]
         runs.append((k * (lo + first) + c, k if last > first else 1, last - first + 1))
         pads.append((first, count - 1 - last))
@@ -248,7 +258,14 @@ def _values(index: Index, over: Sequence[Iterator]) -> np.typing.NDArray[np.int6
     return found if found.ndim else found.reshape((1,) * len(over))
 
 
-_HOLDS = {"<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal, "==": np.equal, "!=": np.not_equal}
+_HOLDS = {
+    "<": np.less,
+    "<=": np.less_equal,
+    ">": np.greater,
+    ">=": np.greater_equal,
+    "==": np.equal,
+    "!=": np.not_equal,
+}
 _ONNX = {"<": "Less", "<=": "LessOrEqual", ">": "Greater", ">=": "GreaterOrEqual", "==": "Equal", "!=": "Equal"}
 
 
@@ -260,4 +277,3 @@ def mask(body: Body, condition: Compare, grid: Sequence[Iterator]) -> Held:
         return Held(body.constant(_HOLDS[condition.op](_values(index, grid), 0), np.bool_), over)
     name = body.emit(_ONNX[condition.op], _terms(body, index, tuple(grid)), body.constant(0))
     return Held(body.emit("Not", name) if condition.op == "!=" else name, over)
-

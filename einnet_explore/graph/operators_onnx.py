@@ -44,9 +44,10 @@ def express(
     if operator is None:
         where = f"{node.domain}.{node.op}" if node.domain else node.op
         return NotUnderstood(f"operator {where} has no canonical expression")
-    kinds = {model.values[name].dtype for name in node.results if name in model.values}
-    if any(kind is None or kind.kind not in ("fiu" if operator.integers else "f") for kind in kinds):
-        return NotUnderstood(f"elements are {', '.join(sorted(str(kind) for kind in kinds))}, not real numbers")
+    value = model.values.get(node.results[0]) if node.results else None
+    dtype = value.dtype if value else None
+    if dtype is None or dtype.kind not in ("fiu" if operator.integers else "f"):
+        return NotUnderstood(f"elements are {dtype}, not real numbers")
     try:
         return tuple(operator.express(Call(node, model)))
     except Unclear as why:

@@ -1,6 +1,6 @@
 r"""ONNX operators that only move elements: :math:`Y[\vec i] = A[\tau(\vec i)]`.
 
-Reshaping goes through the row-major address: its digits in the one shape are found from the other's with ``//`` and ``%``.
+Reshaping goes through the row-major address: ``//`` and ``%`` find its digits in the other shape.
 Source: the ONNX operator reference.
 """
 

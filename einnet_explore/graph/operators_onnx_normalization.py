@@ -94,11 +94,15 @@ def _scaled(call: Call, centred: Tensor, scale: Tensor, gamma: Scalar, beta: Sca
 
 
 def _layer_normalization(call: Call) -> Iterable[Equation]:
-    call.only_output()
+    """Mean and (σ² + ε)^(-1/2) are outputs of their own where they are asked for."""
     rank = len(call.out.shape)
     axes = tuple(range(call.axis(call.get("axis", -1), rank), rank))
     *before, scale = _moments(call, axes, call.get("epsilon", 1e-5))
     yield from (*before, scale)
+    for n, inner in ((1, before[0]), (2, scale)):
+        if n < len(call.node.outputs) and call.node.outputs[n]:
+            xs = inner.scope.traversals
+            yield Equation(call.output(n).name, Scope(xs, (), read(inner.tensor, *xs)))
     at = indices(iterators(call.out.shape))
     beta = call.read(2, at) if call.has(2) else Const(0)
     yield _scaled(call, before[1].tensor, scale.tensor, call.read(1, at), beta)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from math import inf, prod
 
-from einnet_explore.graph.call import Call, Express, OnnxOperator, Unclear, indices, read
+from einnet_explore.graph.call import Call, Express, OnnxOperator, read
 from einnet_explore.graph.operators_onnx_contraction import windows
 from einnet_explore.graph.operators_onnx_elementwise import fn
-from einnet_explore.ir import Access, Apply, Compare, Const, Equation, Index, Iterator, Scalar, Scope, Tensor, mul
+from einnet_explore.ir import Access, Apply, Compare, Const, Equation, Index, Iterator, Scalar, Scope, Tensor, add, mul
 
 Function = Callable[[Scalar], Scalar]
 
@@ -64,7 +64,7 @@ def _global(reduce: str, mean: bool) -> Express:
 
 
 def _window(call: Call, value: float) -> tuple[tuple[Iterator, ...], tuple[Iterator, ...], tuple[Index, ...], Access]:
-    """(traversals, window iterators, spatial indices, the read) of a pooling node; *value* is read outside the input."""
+    """(traversals, window iterators, spatial indices, the read) of a pooling node; *value* is read outside."""
     call.only_output()
     source, out = call.tensor(0), call.out.shape
     kernel = call.get("kernel_shape", ())
@@ -144,19 +144,12 @@ def _root(x: Scalar, p: float) -> Scalar:
 
 def _log_sum_exp(call: Call) -> Iterable[Equation]:
     """m + log Σ exp(x - m) with m the largest x, which does not overflow."""
-    first = tuple(_reduce("max")(call))[0].scope
-    source = call.tensor(0)
-    outs = set(first.traversals)
-    yield (largest := call.equation(first, "max"))
-    if not isinstance(first.body, Access):
-        raise Unclear("the largest element is no plain read")
-    at = first.body.index
-    xs = indices(first.traversals)
-    power = fn("exp", fn("-", read(source, *at), read(largest.tensor, *xs)))
-    sums = tuple(x for x in first.summations if x not in outs)
-    yield (total := call.equation(Scope(first.traversals, sums, power), "total"))
-    body = fn("log", read(total.tensor, *xs))
-    yield call.equation(Scope(first.traversals, (), Apply("+", (read(largest.tensor, *xs), body))))
+    largest = next(iter(_reduce("max")(call)))
+    xs, element = largest.scope.traversals, largest.scope.body
+    yield (largest := call.equation(largest.scope, "max"))
+    power = fn("exp", fn("-", element, read(largest.tensor, *xs)))
+    yield (total := call.equation(Scope(xs, largest.scope.summations, power), "total"))
+    yield call.equation(Scope(xs, (), add(read(largest.tensor, *xs), fn("log", read(total.tensor, *xs)))))
 
 
 REDUCTIONS_ONNX: tuple[OnnxOperator, ...] = (

@@ -57,10 +57,9 @@ def _give(file: str, value: onnx.ValueInfoProto, given: Shape, symbols: dict[str
         if known is not None and known != size:
             raise ModelError(f"{where}: found {size} for dimension {n}, expected {known}, which the model fixes")
         symbol = dim.dim_param
-        if symbol.isidentifier():
-            if symbols.setdefault(symbol, (size, value.name))[0] != size:
-                other, first = symbols[symbol]
-                raise ModelError(f"{where}: found {size} for dimension {n} ({symbol}), expected {other} as in {first}")
+        if symbol.isidentifier() and symbols.setdefault(symbol, (size, value.name))[0] != size:
+            other, first = symbols[symbol]
+            raise ModelError(f"{where}: found {size} for dimension {n} ({symbol}), expected {other} as in {first}")
         dim.dim_value = size
 
 
@@ -77,16 +76,19 @@ def infer(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
     for value in bare.graph.output:
         value.type.tensor_type.ClearField("shape")
     strict = all(node.domain in ("", "ai.onnx") for node in bare.graph.node)
-    try:
-        return shape_inference.infer_shapes(bare, check_type=strict, strict_mode=strict, data_prop=True)
-    except (shape_inference.InferenceError, RuntimeError) as error:
-        raise ModelError(f"{file}: found shapes that do not fit: {_blamed(proto, str(error))}") from None
+    message = ""
+    for data_prop in (True, False):  # propagating values is young: it refuses some shapes that are right
+        try:
+            return shape_inference.infer_shapes(bare, check_type=strict, strict_mode=strict, data_prop=data_prop)
+        except (shape_inference.InferenceError, RuntimeError) as error:
+            message = str(error)
+    raise ModelError(f"{file}: found shapes that do not fit: {_blamed(proto, message)}")
 
 
 def _blamed(proto: onnx.ModelProto, message: str) -> str:
     # ONNX writes "(op_type:Conv, node name: c1): [ShapeInferenceError] …", one line a node.
     line = next((line for line in message.splitlines() if "op_type:" in line or "Error]" in line), message)
-    said = line.split("Error]", 1)[-1].strip(" :.") or line
+    said = line.rsplit("Error]", 1)[-1].strip(" :.") or line
     for node in nodes_of(proto.graph):
         if node.proto.name and f"node name: {node.proto.name})" in line:
             return f"{node}: {said}"
@@ -98,7 +100,7 @@ _SMALL = 4096
 
 
 def fold(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
-    """*proto* with shapes inferred and every small integer or boolean result that is known beforehand as an initialiser.
+    """*proto* with shapes inferred, and every small integer or boolean result that is known beforehand as a weight.
 
     ``Shape → Gather → Concat → Reshape`` chains go this way.  Real-valued weight expressions are left to the optimiser.
     """
@@ -156,7 +158,7 @@ def _folded(
     graph = helper.make_graph([node.proto], "fold", types, wanted)
     single = helper.make_model(graph, opset_imports=list(proto.opset_import), ir_version=proto.ir_version)
     try:
-        found: list[Any] = ReferenceEvaluator(single).run(None, feed)
+        found = list(ReferenceEvaluator(single).run(None, feed))
     except Exception:  # whatever the evaluator cannot do stays a node
         return None
     return [np.asarray(a) for a in found]

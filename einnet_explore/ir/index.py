@@ -315,10 +315,11 @@ def _digits(rest: Index, d: int) -> tuple[Index, Index]:
             q, r = _divide(high + carry, d // n)
             return q, r * n + (low - carry * n)
     # Signs: (e - k·x) mod d and (e + (d-k)·x) mod d are one value; coefficients are kept in [0, d).
-    turned = Index(tuple((a, k % d) for a, k in rest.terms), rest.const)
     borrowed_terms = tuple((a, k // d) for a, k in rest.terms if k // d)
     if borrowed_terms:
-        q, r = _digits(turned, d)
+        # New coefficients may let digits recombine: 2·(e/2) - 2·(e mod 2) is 2·(e/2) + e mod 2, that is e, modulo 3.
+        turned = _sum(((a, k % d) for a, k in rest.terms), rest.const)
+        q, r = _divide(turned, d)
         return q + Index(borrowed_terms), r
     return as_index(Quotient(rest, d)), as_index(Remainder(rest, d))
 

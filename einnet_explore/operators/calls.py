@@ -35,7 +35,7 @@ def matmul(a: Attributes) -> OnnxNode:
 
 
 def conv(*windows: Window) -> Callable[[Attributes], OnnxNode | None]:
-    """``Conv``; a window ``("h", "r", "H")`` is output iterator, tap, input extent; attributes are ``sh``, ``dh``, ``ph``."""
+    """``Conv``; a window is (output iterator ``h``, tap, input extent); its attributes are ``sh``, ``dh``, ``ph``."""
 
     def call(a: Attributes) -> OnnxNode | None:
         n, g, f, c = _ints(a, "n", "g", "f", "c")

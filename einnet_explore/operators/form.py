@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import permutations
 
 from einnet_explore.algebra.substitute import substitute
 from einnet_explore.ir import Access, Apply, Const, Index, IndexLike, Iterator, Quotient, Remainder, Scope, as_index
+from einnet_explore.operators.layout import outside
 from einnet_explore.operators.operator import Operator
 from einnet_explore.operators.pattern import Pattern
 
@@ -36,7 +37,7 @@ class Distance:
     groups: tuple[GroupDistance, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Form:
     """A scope read as ``scale · op(accesses) / divisor``.
 
@@ -53,15 +54,20 @@ class Form:
     summations: tuple[Iterator, ...]
     back: tuple[tuple[Iterator, Index], ...]
 
-    @property
+    @cached_property
     def iterators(self) -> tuple[Iterator, ...]:
         """Traversals, then summations."""
         return (*self.traversals, *self.summations)
 
     def group(self, x: Iterator, operands: tuple[int, ...]) -> str:
         """Where *x* occurs: the operands in the order given, the output last."""
-        key = "".join("Y" if any(x in i.iterators for i in self.reads[a].index) else "N" for a in operands)
+        key = "".join("Y" if x in self.occurring[a] else "N" for a in operands)
         return key + ("Y" if x in self.traversals else "N")
+
+    @cached_property
+    def occurring(self) -> tuple[frozenset[Iterator], ...]:
+        """The iterators that occur in each access."""
+        return tuple(frozenset(x for i in read.index for x in i.iterators) for read in self.reads)
 
     def groups(self, operands: tuple[int, ...]) -> dict[str, list[Iterator]]:
         """The iterators by where they occur."""
@@ -90,6 +96,7 @@ def read_form(scope: Scope) -> Form | str:
             reads = [a for a in args if isinstance(a, Access)]
         case _:
             return f"the body is no single operation over accesses: {body!r}"
+    reads = [_opened(read) for read in reads]
     traversals, back = _keep(scope.traversals), dict[Iterator, Index]()
     summations = _keep(scope.summations)
     while (found := _divided(reads, (*traversals, *summations))) is not None:
@@ -105,6 +112,15 @@ def read_form(scope: Scope) -> Form | str:
 
 def _keep(iterators: tuple[Iterator, ...]) -> tuple[Iterator, ...]:
     return tuple(x for x in iterators if x.extent != 1)
+
+
+def _opened(read: Access) -> Access:
+    """*read* through scopes that only re-index, where it stays inside their boxes."""
+    match read.source:
+        case Scope(traversals, (), Access(source, index), domain=()) if outside(read) is None:
+            at = dict(zip(traversals, read.index, strict=True))
+            return _opened(Access(source, tuple(i.substitute(lambda x: at[x]) for i in index)))
+    return read
 
 
 def _halved(read: Access, x: Iterator, halves: Index) -> Access:

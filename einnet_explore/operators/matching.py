@@ -79,9 +79,10 @@ def match(scope: Scope, operator: Operator, limit: int = 16, direct: bool = Fals
     """The ways in which *scope* is *operator*, those that keep more layouts first, at most *limit*.
 
     A way is left out if another one has more iterators in composite indices (nobody means a convolution whose taps are
-    channels), or keeps the layout of every tensor that it keeps, and of more.  *direct* takes only ways in which the operator
-    is called on the scope's own tensors, or views of them, dimension by dimension: no layout eOperator, no ``A[m, m + k]``
-    (which strides express, but no table of iterators).  Raises Unmatched with every reason if there is none.
+    channels), or keeps the layout of every tensor that it keeps, and of more.  *direct* takes only ways in which the
+    operator is called on the scope's own tensors, or views of them, dimension by dimension: no layout eOperator, no
+    ``A[m, m + k]`` (which strides express, but no table of iterators).  Raises Unmatched with every reason if there is
+    none.
     """
     form = comparable(scope, operator)
     found: dict[tuple[object, ...], OperatorMatch] = {}
@@ -199,10 +200,15 @@ def _layout(
     orders: list[dict[str, Attribute]] = [{}, *(dict[str, Attribute]([(flag, 1)]) for flag, _ in pattern.variants)]
     if flags is not None:
         orders = [o for o in orders if all(flags.get(f, 0) == o.get(f, 0) for f, _ in pattern.variants)][:1]
-    tried = [(_gather(operator, operand, read, iterators, {**attributes, **order}), order) for order in orders]
+    tried = list[tuple[Layout, dict[str, Attribute]]]()
+    for order in orders:
+        tried.append((_gather(operator, operand, read, iterators, {**attributes, **order}), order))
+        if tried[-1][0].same:
+            break
     best, chosen = max(tried, key=lambda t: (t[0].same, t[0].free))
     strides = strides_of(best.scope)
-    if best.free and not isinstance(strides, str) and not packed(strides, best.scope.shape):
+    shape = best.scope.shape
+    if best.free and not isinstance(strides, str) and len(shape) > 1 < shape[-2] and strides[-2] != shape[-1]:
         return best, {**chosen, f"ld{pattern.name.lower()}": strides[-2]}
     return best, chosen
 
@@ -267,5 +273,5 @@ def _output(
     result = Tensor("T", tuple(numbers[f"|{x}|"] for x in present))
     scope = form.scope
     strides = strides_of(Scope(scope.traversals, (), Access(result, index)))
-    free = form.scale == 1 and not isinstance(strides, str) and packed(strides, scope.shape)
+    free = not isinstance(strides, str) and packed(strides, scope.shape)
     return index, free

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class Operand:
         return frozenset(name for d in self.dimensions for name in d.iterators)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pattern:
     """A canonical expression.  *op* combines the operands (empty for one alone); *divisor* divides the result."""
 
@@ -134,12 +135,12 @@ class Pattern:
     optional: frozenset[str]
     conditions: tuple[tuple[Polynomial, Polynomial], ...]
 
-    @property
+    @cached_property
     def iterators(self) -> tuple[str, ...]:
         """Traversals, then summations."""
         return (*self.traversals, *self.summations)
 
-    @property
+    @cached_property
     def windows(self) -> tuple[tuple[int, int], ...]:
         """(operand, dimension) of every composite index."""
         return tuple(
@@ -149,13 +150,13 @@ class Pattern:
             if dimension.single is None
         )
 
-    @property
+    @cached_property
     def merged(self) -> frozenset[str]:
         """The iterators that only have dimensions of their own: several iterators may be merged into one of these."""
         fixed = {name for p, d in self.windows for name in self.operands[p].dimensions[d].iterators}
         return frozenset(self.iterators) - fixed
 
-    @property
+    @cached_property
     def attributes(self) -> dict[str, int]:
         """Every free attribute and its least value: 1 for factors of iterators and extents, 0 for offsets."""
         least: dict[str, int] = {}

@@ -75,13 +75,18 @@ def latex(
     if ranges not in ("short", "full"):
         raise ValueError(f"ranges {ranges!r}, expected short or full")
     place = _Place(dialect, ranges, marks or {})
+    shown = _latex(it, place)
+    return shown.replace(r"\&", "&") if dialect == "mathtext" else shown  # there & is a letter like any other
+
+
+def _latex(it: Program | Scope | Scalar | Index, place: _Place) -> str:
     match it:
         case Program(equations=equations):
-            return _stacked([_equation(e, place.below(n)) for n, e in enumerate(equations)], dialect)
+            return _stacked([_equation(e, place.below(n)) for n, e in enumerate(equations)], place.dialect)
         case Scope():
             return _whole(it, place)
         case Index():
-            return index(it, dialect)
+            return index(it, place.dialect)
         case _:
             return _scalar(it, place)
 
@@ -90,8 +95,10 @@ def align(programs: Sequence[Program], reasons: Sequence[str], dialect: Dialect 
     r"""An ``align*`` block for a derivation :math:`E_0 \Rightarrow E_1 \Rightarrow \dots`, each step with its reason.
 
     After the first program only the equations that a step made or changed are shown. Raises ValueError unless there is
-    one reason a step, and for ``mathtext``, which knows no environments.
+    at least one program and one reason a step, and for ``mathtext``, which knows no environments.
     """
+    if not programs:
+        raise ValueError("no programs to align, expected at least one")
     if len(reasons) != len(programs) - 1:
         raise ValueError(f"{len(programs)} programs have {len(reasons)} reasons, expected one fewer than programs")
     if dialect == "mathtext":

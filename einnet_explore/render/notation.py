@@ -13,9 +13,13 @@ _SPECIAL = {
     "<": r"{<}",
     ">": r"{>}",
     "$": r"\$",
+    "#": r"\# ",
     "\n": " ",
+    "'": r"\prime ",
+    '"': r"\prime\prime ",
+    "`": r"\prime ",
     "\t": " ",
-} | {c: f"\\{c}" for c in "#%&_{}"}
+} | {c: f"\\{c}" for c in "%&_{}"}
 
 
 def escaped(text: str) -> str:
@@ -42,6 +46,9 @@ def number(value: float) -> str:
 
 def index(it: Index, dialect: str) -> str:
     """An index, its positive terms first: ``y + 1 - 2h`` reads better than ``-2h + y + 1``."""
+    match it:
+        case Index(((Remainder(numerator, d), 1),), 0):
+            return _modulo(numerator, d, dialect)
     parts = [(k, _times(abs(k), atom, dialect)) for atom, k in it.terms]
     parts += [(it.const, str(abs(it.const)))] if it.const or not parts else []
     if parts[0][0] < 0:
@@ -58,10 +65,17 @@ def _times(k: int, atom: Atom, dialect: str) -> str:
         case Quotient(numerator, d):
             return rf"{factor}\lfloor {_operand(numerator, dialect)} / {d} \rfloor"
         case Remainder(numerator, d):
-            mod = r"\ \mathrm{mod}\ " if dialect == "mathtext" else r" \bmod "
-            return f"{factor}({_operand(numerator, dialect)}{mod}{d})"
+            return f"{factor}({_modulo(numerator, d, dialect)})"
+
+
+def _modulo(numerator: Index, d: int, dialect: str) -> str:
+    mod = r"\ \mathrm{mod}\ " if dialect == "mathtext" else r" \bmod "
+    return f"{_operand(numerator, dialect)}{mod}{d}"
 
 
 def _operand(numerator: Index, dialect: str) -> str:
     shown = index(numerator, dialect)
-    return shown if len(numerator.terms) == 1 and not numerator.const and numerator.terms[0][1] > 0 else f"({shown})"
+    match numerator:
+        case Index(((Iterator() | Quotient(), k),), 0) if k > 0:
+            return shown
+    return f"({shown})"

@@ -58,11 +58,11 @@ def rewrite(scope: Scope, params: Substitution) -> Scope:
     group = _group(scope, tuple(i for _, i in params.phi))
     names = tuple(name for name, _ in params.phi)
     forward = tuple(i for _, i in params.phi)
-    if forward == tuple(map(as_index, group)):
-        raise Refused(f"Φ only renames {listed(group)}")
     others = scope.summations if group is scope.traversals else scope.traversals
     if clash := [n for n in dict.fromkeys(names) if names.count(n) > 1 or n in {x.name for x in others}]:
         raise Refused(f"new iterators need new names: {', '.join(clash)} is taken")
+    if forward == tuple(map(as_index, group)):
+        raise Refused(f"Φ only renames {listed(group)}")
     with refusing():
         phi = bijection(group, names, forward, params.inverse)
     return _traversals(scope, phi) if group is scope.traversals else _summations(scope, phi)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from einnet_explore.algebra.certificate import Certificate, certify
-from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, accesses, scopes
-from einnet_explore.ir.expr import Tensor
+from einnet_explore.cost import weight_only
+from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program
 from einnet_explore.rules import Derivation
 
 
@@ -52,25 +52,6 @@ class Candidate:
             "certificate": certificate,
             "steps": [step.match.to_json() for step in self.derivation.steps],
         }
-
-
-def weight_only(program: Program) -> frozenset[str]:
-    """The names of equations that depend on weights alone: they are evaluated at compile time."""
-    known = {t.name for t in program.inputs if t.weight}
-    folded: set[str] = set()
-    for equation in program.equations:
-        if {t.name for t in _reads(equation)} <= known | folded:
-            folded.add(equation.name)
-    return frozenset(folded)
-
-
-def _reads(equation: Equation) -> tuple[Tensor, ...]:
-    return tuple(
-        access.source
-        for _, scope in scopes(equation.scope)
-        for access in accesses(scope.body)
-        if isinstance(access.source, Tensor)
-    )
 
 
 def verdict(certificates: tuple[Certificate, ...]) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from einnet_explore.algebra.flatten import row_major, view_strides
 from einnet_explore.algebra.substitute import fresh
 from einnet_explore.ir import (
     EOPERATOR,
@@ -34,6 +35,8 @@ from einnet_explore.rules.base import Refused, Rule, places
 
 LAW = r"L_{\vec x} \textstyle\sum_{\vec y} f(T[\tau(\vec x, \vec y)]) \mapsto \{L_{\vec x}\, op(T')[\Phi(\vec x)]\}"
 
+LAYOUT = Instance(EOPERATOR, (("kind", "layout"),))
+
 
 @dataclass(frozen=True, slots=True)
 class MatchParams:
@@ -50,16 +53,19 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
     """The rule that matches a scope with one of *operators*; it proposes at most *limit* ways for each."""
     named = {name: operator for operator in operators for name in operator.names}
 
-    def ways(scope: Scope) -> Iterable[OperatorMatch]:
+    @lru_cache(maxsize=16_384)
+    def ways(scope: Scope) -> tuple[MatchParams, ...]:
+        found = list[MatchParams]()
         for operator in operators:
             try:
-                yield from match(scope, operator, limit)
+                found += map(_params, match(scope, operator, limit))
             except Unmatched:
                 continue
+        return tuple(found)
 
     def propose(program: Program, at: Path) -> Iterable[MatchParams]:
         if program.equations[at[0]].via is None:
-            yield from map(_params, ways(program.scope_at(at)))
+            yield from ways(program.scope_at(at))
 
     def rewrite(program: Program, at: Path, params: MatchParams) -> Program:
         if (via := program.equations[at[0]].via) is not None:
@@ -123,8 +129,8 @@ def instantiated(program: Program, at: Path, way: OperatorMatch) -> Program:
         padding=scope.padding,
         value=scope.value,
     )
-    if len(at) == 1 and way.output_free:
-        return _with(program, at[0], (*before, Equation(old.name, reader, Instance(VIEW))))
+    if len(at) == 1 and way.output_free and way.scale == 1:
+        return _with(program, at[0], (*before, Equation(old.name, reader, _view(reader))))
     return program.replace_at(at, reader, tuple(before))
 
 
@@ -143,10 +149,20 @@ def _operand(layout: Layout, before: list[Equation], used: set[str]) -> Tensor:
         scope = replace(scope, body=Access(source, access.index))
         if not source.origin and layout.scope.shape == source.shape and _straight(scope):
             return source
-    via = Instance(VIEW) if layout.free else Instance(EOPERATOR)
-    made = Equation(_fresh(source.name, used), scope, via)
+    made = Equation(_fresh(source.name, used), scope, _view(scope) if layout.free else LAYOUT)
     before.append(made)
     return made.tensor
+
+
+def _view(scope: Scope) -> Instance:
+    """How a view is run; a dimension of one element has the stride that a packed array would have."""
+    found = view_strides(scope)
+    if found is None:
+        raise Refused(f"{scope!r} is no view")
+    offset, strides = found
+    own = row_major(scope.shape)
+    steps = tuple(o if n == 1 else s for n, s, o in zip(scope.shape, strides, own, strict=True))
+    return Instance(VIEW, (("offset", offset), ("strides", steps)))
 
 
 def _straight(scope: Scope) -> bool:
@@ -170,7 +186,7 @@ def _fresh(stem: str, used: set[str]) -> str:
     return name
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=65_536)
 def _distance(scope: Scope, operator: Operator) -> int | None:
     try:
         return distance(scope, operator).total

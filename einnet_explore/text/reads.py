@@ -7,7 +7,7 @@ decide, so the answer is exact unless that takes more than ``BUDGET`` halvings; 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, product
 
 from einnet_explore.ir import Bound, Index, Iterator
 
@@ -26,7 +26,8 @@ def leaving(index: Index, lo: int, hi: int, domain: Sequence[Bound]) -> tuple[in
         if not boxes:
             return None
         here, bounds = boxes.pop()
-        if lo <= here.bounds[0] and here.bounds[1] < hi:
+        first, last = _clipped(here, bounds)
+        if last < first or (lo <= first and last < hi):
             continue
         if any(b.index.bounds[1] < b.lo or b.hi <= b.index.bounds[0] for b in bounds):
             continue
@@ -41,12 +42,13 @@ def leaving(index: Index, lo: int, hi: int, domain: Sequence[Bound]) -> tuple[in
 
 
 def _clipped(index: Index, domain: Sequence[Bound]) -> tuple[int, int]:
-    """The interval of *index*, cut by the bounds that speak of it up to an offset."""
+    """The interval of *index*, cut by the bounds that speak of it up to sign and an offset."""
     lo, hi = index.bounds
-    for b in domain:
-        offset = index - b.index
+    for b, sign in product(domain, (1, -1)):
+        offset = index - b.index * sign
         if not offset.terms:
-            lo, hi = max(lo, b.lo + offset.const), min(hi, b.hi - 1 + offset.const)
+            ends = offset.const + b.lo * sign, offset.const + (b.hi - 1) * sign
+            lo, hi = max(lo, min(ends)), min(hi, max(ends))
     return lo, hi
 
 

@@ -63,7 +63,7 @@ def _declared(tree: Tree[Token]) -> Tensor:
     name, sizes, *clauses = (child for child in tree.children if isinstance(child, Tree))
     shape = tuple(integer(size) for size in sizes.children)
     if 0 in shape:
-        raise Fault(tree, f"found shape {list(shape)} of {name_of(name)}, expected sizes of at least 1")
+        raise Fault(sizes, f"found shape {list(shape)} of {name_of(name)}, expected sizes of at least 1")
     padding, value, weight = clauses_of(clauses, len(shape), name_of(name))
     return Tensor(name_of(name), shape, padding, value, weight)
 

@@ -68,7 +68,8 @@ class Builder:
         draw = self.random.uniform
         scale, shift = draw(0.8, 1.2, c), draw(-0.1, 0.1, c)
         mean, variance = draw(-0.1, 0.1, c), draw(0.8, 1.2, c)
-        named = [self.weight(f"bn_{w}", v) for w, v in zip(("scale", "bias", "mean", "var"), (scale, shift, mean, variance))]
+        values = {"scale": scale, "bias": shift, "mean": mean, "var": variance}
+        named = (self.weight(f"bn_{word}", v) for word, v in values.items())
         return self.node("BatchNormalization", x, *named, epsilon=1e-5)
 
     def linear(self, x: str, c: int, f: int) -> str:

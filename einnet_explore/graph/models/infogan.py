@@ -1,4 +1,4 @@
-"""InfoGAN's generator (Chen et al. 2016; EinNet §8, Fig. 11): transposed convolutions from 228 x 1 x 1 to 3 x 32 x 32."""
+"""InfoGAN's generator (Chen et al. 2016; EinNet §8, Fig. 11): 228 numbers to 3 x 32 x 32."""
 
 from __future__ import annotations
 

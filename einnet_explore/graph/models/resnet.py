@@ -1,4 +1,7 @@
-"""ResNet-18 (He et al. 2015) at its published resolution, 1000 classes: Conv + BatchNormalization + Relu as exporters write it."""
+"""ResNet-18 (He et al. 2015) at its published resolution, 1000 classes.
+
+Conv, BatchNormalization and Relu are separate nodes, as exporters write them.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,112 @@
+"""Polynomials whose variables are tensor elements at linear forms, and functions of them as symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from itertools import product
+from math import inf, isinf, isnan, prod
+from typing import TypeAlias
+
+from einnet_explore.algebra.space import Beyond, Factor, Form, Number, key
+
+Monomial: TypeAlias = "tuple[Number, tuple[Factor, ...]]"
+Polynomial: TypeAlias = "tuple[Monomial, ...]"
+
+_SIMPLE = 1 << 20
+
+
+def applied(op: str, args: list[Polynomial]) -> Polynomial:
+    """*op* of polynomials: sums and products are multiplied out, constants folded, anything else becomes a symbol."""
+    match op, args:
+        case "+", _:
+            return _collect(m for arg in args for m in arg)
+        case "-", [a, b]:
+            return _collect((*a, *((times(k, Fraction(-1)), f) for k, f in b)))
+        case "neg", [a]:
+            return tuple((times(k, Fraction(-1)), f) for k, f in a)
+        case "*", _:
+            chosen = product(*args)
+            return _collect((times(*(k for k, _ in c)), tuple(f for _, fs in c for f in fs)) for c in chosen)
+        case "/", [a, ((k, ()),)] if not isinf(k):
+            return tuple((times(c, 1 / Fraction(k)), f) for c, f in a)
+    constants = [constant(arg) for arg in args]
+    if op in _FOLDED and None not in constants:
+        value = _FOLDED[op](*(c for c in constants if c is not None))
+        return ((value, ()),) if value else ()
+    if op in ("maximum", "minimum"):
+        neutral = -inf if op == "maximum" else inf
+        for c, other in zip(constants, reversed(args), strict=True):
+            if c == neutral:
+                return other
+    names, index = zip(*(skeleton(arg) for arg in args), strict=True)
+    return ((Fraction(1), ((f"{op}({', '.join(names)})", tuple(f for forms in index for f in forms)),)),)
+
+
+_FOLDED: dict[str, Callable[..., Number]] = {
+    "relu": lambda a: max(a, Fraction(0)),
+    "abs": abs,
+    "maximum": max,
+    "minimum": min,
+}
+
+
+def constant(value: Polynomial) -> Number | None:
+    """The number that *value* is, if it is one."""
+    match value:
+        case ():
+            return Fraction(0)
+        case ((k, ()),):
+            return k
+    return None
+
+
+def _collect(monomials: Iterable[Monomial]) -> Polynomial:
+    """Like monomials added up, in an order that depends on names first."""
+    total: dict[tuple[object, ...], Monomial] = {}
+    for k, factors in monomials:
+        ordered = tuple(sorted(factors, key=_factor_key))
+        which = tuple(map(_factor_key, ordered))
+        old = total[which][0] if which in total else Fraction(0)
+        total[which] = (_plus(old, k), ordered)
+    kept = [(k, f) for k, f in total.values() if k]
+    return tuple(sorted(kept, key=lambda m: ([n for n, _ in m[1]], m[0], [_factor_key(f) for f in m[1]])))
+
+
+def _factor_key(factor: Factor) -> tuple[str, tuple[tuple[tuple[str, int], ...], ...]]:
+    return factor[0], tuple(map(key, factor[1]))
+
+
+def skeleton(value: Polynomial) -> tuple[str, tuple[Form, ...]]:
+    """A polynomial as the name of a function of tensor elements, and where these elements lie."""
+    names = " + ".join("*".join((str(rounded(k)), *(name for name, _ in factors))) for k, factors in value)
+    return names or "0", tuple(form for _, factors in value for _, at in factors for form in at)
+
+
+def number(value: float) -> Number:
+    """*value* exactly; infinities stay as they are.  Raises Beyond for what is no number."""
+    if isnan(value):
+        raise Beyond("a constant is not a number")
+    return value if isinf(value) else Fraction(value)
+
+
+def rounded(k: Number) -> Number:
+    """*k*, or the simple fraction within 1e-14 of it: constants that were folded in floating point are one value."""
+    if isinf(k) or Fraction(k).denominator <= _SIMPLE:
+        return k
+    exact = Fraction(k)
+    near = exact.limit_denominator(_SIMPLE)
+    return near if abs(near - exact) <= abs(exact) / 10**14 else Fraction(f"{float(k):.11e}")
+
+
+def _plus(a: Number, b: Number) -> Number:
+    if isinf(a) or isinf(b):
+        raise Beyond("an infinite constant is added")
+    return a + b
+
+
+def times(*numbers: Number) -> Number:
+    """The product of *numbers*.  Raises Beyond where one of several is infinite."""
+    if len(numbers) > 1 and any(map(isinf, numbers)):
+        raise Beyond("an infinite constant is multiplied")
+    return prod(numbers, start=Fraction(1)) if len(numbers) > 1 else numbers[0]

@@ -1,0 +1,77 @@
+"""What ``import einnet_explore as ee`` offers besides values: the verbs of the notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from einnet_explore.algebra.certificate import Certificate, certify
+from einnet_explore.cost import program_seconds
+from einnet_explore.explore import records
+from einnet_explore.explore.figures import Figure, graph_figure
+from einnet_explore.explore.run import Run
+from einnet_explore.explore.session import Session
+from einnet_explore.ir import Program
+from einnet_explore.rules import Derivation
+from einnet_explore.search.engine import Options
+from einnet_explore.text import load_text
+
+if TYPE_CHECKING:
+    from einnet_explore.graph.optimise import Optimised
+
+
+def explore(program: Program) -> Session:
+    """A session on *program*: rules by hand, undo, branches, certificates."""
+    return Session(program)
+
+
+def load(path: str | Path) -> Program | Derivation:
+    """A program from an ``.ein`` file, or a derivation from a record's JSON."""
+    if str(path).endswith(".json"):
+        return records.from_record(records.load(path))
+    return load_text(path)
+
+
+def search(program: Program, target: str | Iterable[str] = (), limit: float | None = 60, **options: Any) -> Run:
+    """A search of *program* towards the operators named by *target* (all when empty), at most *limit* seconds.
+
+    Iterate it for its events, or ``start`` it in a thread.  *options* are those of ``search.engine.Options``.
+    """
+    return Run(program, program_seconds, target=target, limit=limit, options=Options(**options))
+
+
+def check(derivation: Derivation) -> tuple[Certificate, ...]:
+    """A certificate for every step of *derivation*."""
+    return tuple(certify(step.before, step.after) for step in derivation.steps)
+
+
+def graph(program: Program, title: str = "") -> Figure:
+    """The computation graph of *program* as a figure."""
+    return graph_figure(program, title)
+
+
+# The three below import the compilers and ONNX Runtime when they are called: ``import einnet_explore`` stays quick.
+
+
+def optimize(model: str | Path, **options: Any) -> Optimised:
+    """Optimise an ONNX model; see ``graph.optimise.optimize`` for the options."""
+    from einnet_explore.graph.optimise import optimize as run
+
+    return run(model, **options)
+
+
+def benchmark(model: str | Path, **options: Any) -> Mapping[str, Any]:
+    """Measure a model or case against other engines, interleaved; see ``graph.bench.benchmark``."""
+    from einnet_explore.graph.bench import benchmark as run
+
+    return run(model, **options)
+
+
+def write_model(name: str, path: str | Path, batch: int = 1) -> Path:
+    """Write one of the evaluation models as ONNX."""
+    from einnet_explore.backends.files import write_atomically
+    from einnet_explore.graph.models import write
+
+    write_atomically(path, write(name, batch).SerializeToString())
+    return Path(path)

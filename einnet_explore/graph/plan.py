@@ -1,0 +1,229 @@
+r"""Mixed execution: ONNX Runtime where a model stays as it is, compiled programs where it was replaced.
+
+The nodes that stay run in as few sessions as the replaced groups allow: with
+
+.. math::  s(n) = \max_{p \to n} \begin{cases} s(p) & p \text{ stays} \\ s(p) + 1 & p \text{ is replaced} \end{cases}
+
+(groups take the largest *s* before them, -1 where nothing stays before them), all nodes of one *s* run in one session.
+The longest alternation along a path forces that many, so fewer are impossible.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import numpy_helper
+
+from einnet_explore.graph.model import Model, Node
+from einnet_explore.graph.regions import Array, PlanError, Regions, random_inputs, start, subgraph_session, told
+
+__all__ = ["Plan", "PlanError", "Replaced", "Runs", "Segment", "build_plan", "random_inputs", "subgraph_session"]
+
+
+class Runs(Protocol):
+    """What computes a program: a ``CompiledProgram``, or anything else that maps arrays to arrays by tensor name."""
+
+    def run(self, inputs: Mapping[str, npt.ArrayLike], /) -> Mapping[str, Array]:
+        """The outputs for *inputs*."""
+
+
+Replaced: TypeAlias = "tuple[Runs, Mapping[str, str]]"
+"""What runs a group, and the value name of each of its inputs and outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One step: the *nodes* it stands for, how it is *run*, what it reads and writes, and what nobody needs then."""
+
+    nodes: tuple[str, ...]
+    replaced: bool
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    run: Callable[[dict[str, Array]], Sequence[Array]] = field(repr=False)
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model as segments in order.  ``run`` may be called from several threads at once."""
+
+    segments: tuple[Segment, ...]
+    inputs: Mapping[str, np.dtype[Any] | None]
+    outputs: tuple[str, ...]
+    constants: Mapping[str, Array] = field(repr=False)
+    threads: int = 1
+
+    @property
+    def sessions(self) -> int:
+        """How many ONNX Runtime sessions there are."""
+        return sum(not segment.replaced for segment in self.segments)
+
+    def run(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
+        """The outputs of the model, by name; raises ValueError where an input is missing.
+
+        An input of another type is converted; an array is let go as soon as no later segment reads it.
+        """
+        held: dict[str, Array] = dict(self.constants)
+        for name, dtype in self.inputs.items():
+            if name not in inputs:
+                raise ValueError(f"input {name} is missing, given {', '.join(inputs) or 'none'}")
+            held[name] = np.asarray(inputs[name], dtype)
+        for segment in self.segments:
+            held.update(zip(segment.outputs, segment.run(held), strict=True))
+            for name in segment.dropped:
+                del held[name]
+        return {name: held[name] for name in self.outputs}
+
+
+def build_plan(model: Model, replacements: Mapping[tuple[str, ...], Replaced] | None = None, threads: int = 1) -> Plan:
+    """The plan of *model* in which each group of nodes (by name) is run by a program, the others by ONNX Runtime.
+
+    A group's program gets those of its inputs that are named and no weights, which it holds itself; it is never run by two
+    threads at once.  Without replacements the plan is one session on the model as it was read.  Raises PlanError, naming
+    nodes, where a group is unknown, shares a node with another or is not convex, where its program lacks one of its
+    values, and where ONNX Runtime refuses a region.
+    """
+    given = {v.name: v.dtype for v in model.inputs}
+    names = tuple(v.name for v in model.outputs)
+    if not replacements:
+        feeds, segment = tuple(given), _whole(model, names, threads)
+        return Plan((segment,), {name: given[name] for name in feeds}, names, {}, threads)
+    regions = Regions(model.proto)
+    groups = tuple((regions.named(group), run) for group, run in replacements.items())
+    _disjoint(groups)
+    parts = _parts(regions, [nodes for nodes, _ in groups])
+    runs = dict(enumerate(run for _, run in groups))
+    segments = []
+    for group, nodes in parts:
+        if group is None:
+            segments.append(_session(regions, nodes, threads))
+        else:
+            segments.append(_group(model, regions, nodes, runs[group]))
+    constants = {name: _array(regions, name) for name in names if regions.constant(name)}
+    return Plan(_freed(segments, names), given, names, constants, threads)
+
+
+def _whole(model: Model, outputs: tuple[str, ...], threads: int) -> Segment:
+    proto = model.original
+    large = proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF
+    session = start(model.path if large else proto, threads)
+    feeds = tuple(v.name for v in session.get_inputs())
+
+    def run(held: dict[str, Array]) -> Sequence[Array]:
+        return session.run(outputs, {name: held[name] for name in feeds})  # type: ignore[no-any-return]
+
+    return Segment(tuple(node.name for node in model.nodes), False, feeds, outputs, run)
+
+
+def _disjoint(groups: Iterable[tuple[Collection[Node], Replaced]]) -> None:
+    seen: set[str] = set()
+    for nodes, _ in groups:
+        if not nodes:
+            raise PlanError("a group holds no node, expected at least one")
+        if twice := seen & {node.name for node in nodes}:
+            raise PlanError(f"node {', '.join(sorted(twice))}: found in two groups, expected one")
+        seen |= {node.name for node in nodes}
+
+
+def _parts(regions: Regions, groups: Sequence[Collection[Node]]) -> list[tuple[int | None, tuple[Node, ...]]]:
+    """The groups (by number) and, between them, the nodes that stay (None), fewest sets first to last."""
+    member = {node.name: n for n, nodes in enumerate(groups) for node in nodes}
+    maker = {name: node.name for node in regions.nodes for name in node.results}
+    unit: dict[str, int | str] = {node.name: member.get(node.name, node.name) for node in regions.nodes}
+    before: dict[int | str, set[int | str]] = {u: set() for u in unit.values()}
+    for node in regions.nodes:
+        found = {unit[maker[name]] for name in node.reads if name in maker}
+        before[unit[node.name]] |= found - {unit[node.name]}
+    try:
+        order = tuple(TopologicalSorter(before).static_order())
+    except CycleError as error:
+        cycle = " <- ".join(_unit(u, groups) for u in error.args[1])
+        raise PlanError(f"found a cycle {cycle}, expected convex groups") from None
+    rank: dict[int | str, int] = {}
+    for u in order:
+        stays = [rank[p] for p in before[u] if isinstance(p, str)]
+        replaced = [rank[p] for p in before[u] if isinstance(p, int)]
+        rank[u] = (
+            max((*stays, *replaced), default=-1) if isinstance(u, int) else max((0, *stays, *(r + 1 for r in replaced)))
+        )
+    live = _live(regions)
+    out: list[tuple[int | None, tuple[Node, ...]]] = []
+    place = {node.name: n for n, node in enumerate(regions.nodes)}
+    for s in range(-1, max(rank.values(), default=-1) + 1):
+        # Where nothing stays before a group, it must not wait for a session.
+        staying = [u for u in order if isinstance(u, str) and rank[u] == s and u in live]
+        nodes = sorted(staying, key=place.__getitem__)
+        if nodes:
+            out.append((None, regions.named(nodes)))
+        out.extend((u, tuple(groups[u])) for u in order if isinstance(u, int) and rank[u] == s)
+    return out
+
+
+def _live(regions: Regions) -> set[str]:
+    """The nodes that some output needs."""
+    needed = set(regions.outputs)
+    live = set()
+    for node in reversed(regions.nodes):
+        if not needed.isdisjoint(node.results):
+            live.add(node.name)
+            needed.update(node.reads)
+    return live
+
+
+def _unit(unit: int | str, groups: Sequence[Collection[Node]]) -> str:
+    return unit if isinstance(unit, str) else "{" + ", ".join(node.name for node in groups[unit]) + "}"
+
+
+def _session(regions: Regions, nodes: tuple[Node, ...], threads: int) -> Segment:
+    part = regions.extract(nodes)
+    session = start(part, threads, spinning=False, nodes=nodes)
+    feeds = tuple(v.name for v in part.graph.input)
+    outputs = tuple(v.name for v in part.graph.output)
+
+    def run(held: dict[str, Array]) -> Sequence[Array]:
+        return session.run(outputs, {name: held[name] for name in feeds})  # type: ignore[no-any-return]
+
+    return Segment(tuple(node.name for node in nodes), False, feeds, outputs, run)
+
+
+def _group(model: Model, regions: Regions, nodes: tuple[Node, ...], replaced: Replaced) -> Segment:
+    inputs, outputs = regions.border(nodes)
+    program, names = replaced
+    called = {value: tensor for tensor, value in names.items()}
+    if lacking := [value for value in outputs if value not in called]:
+        raise PlanError(f"{told(nodes)}: found no result for {', '.join(lacking)}, which others read, expected one")
+    reads = tuple((called[value], value) for value in inputs if value in called)
+    makes = tuple((called[value], model.values[value].dtype if value in model.values else None) for value in outputs)
+    # Compiled programs compute in arrays of their own: one call at a time.
+    alone = threading.Lock()
+
+    def run(held: dict[str, Array]) -> Sequence[Array]:
+        with alone:
+            made = program.run({tensor: held[value] for tensor, value in reads})
+        return [np.asarray(made[tensor], dtype) for tensor, dtype in makes]
+
+    return Segment(tuple(node.name for node in nodes), True, tuple(value for _, value in reads), outputs, run)
+
+
+def _array(regions: Regions, name: str) -> Array:
+    if name in regions.sparse:
+        raise PlanError(f"graph output {name}: found a sparse weight, expected a node's result")
+    return numpy_helper.to_array(regions.weights[name])
+
+
+def _freed(segments: Sequence[Segment], outputs: Collection[str]) -> tuple[Segment, ...]:
+    """*segments* with what is dropped after each: values that it is the last to read or that nobody reads."""
+    needed = set(outputs)
+    out: list[Segment] = []
+    for s in reversed(segments):
+        gone = tuple(n for n in dict.fromkeys((*s.inputs, *s.outputs)) if n not in needed)
+        needed |= set(s.inputs)
+        out.insert(0, Segment(s.nodes, s.replaced, s.inputs, s.outputs, s.run, gone))
+    return tuple(out)

@@ -1,0 +1,378 @@
+"""Certificates: what is proved, what is only evaluated, what is false and with which counterexample."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from certificate_steps import STEPS, mutants, programs, reread
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from einnet_explore.algebra.certificate import Certificate, certify
+from einnet_explore.algebra.evaluate import IllegalRead, evaluate
+from einnet_explore.algebra.reads import illegal_read
+from einnet_explore.algebra.sampling import compare, cost, interpreted, sliced
+from einnet_explore.algebra.space import Beyond
+from einnet_explore.algebra.tally import difference
+from einnet_explore.ir import Apply, Bound, Const, Index, Iterator, Program, Scope, Tensor, add, as_index, mul, program
+from einnet_explore.text import parse
+
+SOME = "tensor A[4, 4]\ntensor B[4, 4]\ntensor v[9]\n"
+TWO = "Y[i:4, j:4] = A[i, j]*B[j, i]"
+
+
+def certificate(before: str, after: str, tensors: str = SOME, **options: int) -> Certificate:
+    return certify(parse(tensors + before), parse(tensors + after), **options)
+
+
+def equal(before: Program, after: Program) -> bool:
+    """The truth, by evaluation of small programs on wide random integers."""
+    for seed in range(4):
+        random = np.random.default_rng(seed)
+        inputs = {t.name: random.integers(-99, 100, t.shape) for t in before.inputs}
+        try:
+            left, right = (evaluate(p, inputs, outputs_only=True) for p in (before, after))
+        except IllegalRead:
+            return False
+        if any(not np.array_equal(left[name], right[name]) for name in left):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_correct_steps_are_proved(name: str) -> None:
+    before, after = programs(name)
+    assert equal(before, after)
+    found = certify(before, after)
+    assert (found.kind, found.method) == ("proved", "term relation"), found
+    assert certify(after, before).kind == "proved"
+
+
+def test_no_wrong_mutant_passes() -> None:
+    wrong = right = 0
+    for name in STEPS:
+        before, after = programs(name)
+        for told, changed in mutants(after):
+            mutant = reread(changed)
+            found = certify(before, mutant)
+            if equal(before, mutant):
+                right += 1
+            else:
+                wrong += 1
+                assert found.kind == "false" and found.counterexample, f"{name}: {told}: {found}"
+    assert wrong >= 300 and right >= 30, (wrong, right)
+
+
+def test_equal_mutants_are_not_called_false_by_proof() -> None:
+    for name in STEPS:
+        before, after = programs(name)
+        for told, changed in mutants(after):
+            mutant = reread(changed)
+            if equal(before, mutant):
+                found = certify(before, mutant)
+                assert found.ok or found.method == "evaluation", f"{name}: {told}: {found}"
+
+
+def conv3x3(n: int, h: int, w: int, c: int, f: int) -> tuple[Program, Program]:
+    tensors = f"tensor A[{n}, {h}, {w}, {c}] pad [0, 1, 1, 0]\ntensor K[3, 3, {c}, {f}] weight\n"
+    head = f"Y[n:{n}, h:{h}, w:{w}, f:{f}] = "
+    return parse(f"{tensors}{head}sum[c:{c}, r:3, s:3] A[n, h+r-1, w+s-1, c] * K[r, s, c, f]"), parse(
+        f"""{tensors}
+        P[i:{n * h * w}, c:{c}] = A[i//{h * w}, i//{w} % {h}, i % {w}, c]
+        Q[c:{c}, j:{9 * f}] = K[j//{3 * f}, j//{f} % 3, c, j % {f}]
+        M[m:{n * h * w}, j:{9 * f}] = sum[c:{c}] P[m, c] * Q[c, j]
+        T[r:3, s:3, n:{n}, t:{h}, u:{w}, f:{f}] = M[{h * w}*n + {w}*t + u, {3 * f}*r + {f}*s + f] pad [0, 0, 0, 1, 1, 0]
+        {head}sum[r:3, s:3] T[r, s, n, h+r-1, w+s-1, f]"""
+    )
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 7, 7, 512, 512), (1, 224, 224, 64, 64), (16, 28, 28, 128, 128), (1, 13, 9, 6, 10)]
+)
+def test_convolution_is_matmul_and_offset_reduce(sizes: tuple[int, ...]) -> None:
+    assert certify(*conv3x3(*sizes)).kind == "proved"
+
+
+def test_convolution_off_by_one_names_the_missing_term() -> None:
+    before, after = conv3x3(1, 224, 224, 64, 64)
+    wrong = after.replace_at((4,), replace(after.equations[4].scope, reduce="max"))
+    assert certify(before, wrong).kind == "false"
+    text = "h+r-1, w+s-1, f]"
+    shifted = parse(
+        "tensor A[1, 5, 5, 2] pad [0, 1, 1, 0]\ntensor K[3, 3, 2, 4] weight\n"
+        "Y[n:1, h:5, w:5, f:4] = sum[r:3, s:3] {[r:3, s:3, n:1, t:5, u:5, f:4] sum[c:2] A[n, t, u, c] * K[r, s, c, f]}"
+        f" pad [0, 0, 0, (0, 2), 1, 0][r, s, n, {text.replace('h+r-1', 'h+r')}"
+    )
+    found = certify(conv3x3(1, 5, 5, 2, 4)[0], shifted)
+    assert found.kind == "false" and found.method == "term relation"
+    assert found.counterexample is not None
+    assert "A[0, 0, 0, 0] · K[1, 1, 0, 0] occurs 1 time before and 0 times after" in found.counterexample
+
+
+CASES = [
+    ("proved", "Y[i:4] = sum[a:3, j:4] A[i, j]", "Y[i:4] = 3*{[i:4] sum[j:4] A[i, j]}[i]"),
+    ("false", "Y[i:4] = sum[a:3, j:4] A[i, j]", "Y[i:4] = 2*{[i:4] sum[j:4] A[i, j]}[i]"),
+    ("proved", "Y[i:4, j:4] = A[i, j] + A[i, j]", "Y[i:4, j:4] = 2*A[i, j]"),
+    ("false", "Y[i:4, j:4] = A[i, j] + A[i, j]", "Y[i:4, j:4] = A[i, j]"),
+    ("proved", "Y[i:4, j:4] = A[i, j]*A[j, i]", "Y[i:4, j:4] = A[j, i]*A[i, j]"),
+    (
+        "proved",
+        "Y[k:1] = sum[i:4, j:4] v[i]*v[j]",
+        "Y[k:1] = {[k:1] sum[i:4] v[i]*v[i]}[0] + 2*{[k:1] sum[i:4, j:4] where(i < j, v[i]*v[j], 0)}[0]",
+    ),
+    (
+        "proved",
+        "Y[i:8, j:4] = where(i < 4, A[i, j], B[i-4, j])",
+        "Y[i:8, j:4] = {[i:4, j:4] A[i, j]} pad [(0, 4), 0][i, j] + {[i:4, j:4] B[i, j]} pad [(4, 0), 0][i-4, j]",
+    ),
+    ("false", "Y[i:8, j:4] = where(i < 4, A[i%4, j], 1)", "Y[i:8, j:4] = where(i != 4, A[i%4, j], 1)"),
+    ("proved", "Y[i:8, j:4] = where(i == 4, v[j], 1)", "Y[i:8, j:4] = where(i != 4, 1, v[j])"),
+    (
+        "proved",
+        "Y[i:4, j:4] = relu({[i:4, j:4] sum[k:4] A[i, k]*B[k, j]}[i, j])",
+        "Y[i:4, j:4] = relu({[j:4, i:4] sum[k:4] A[i, k]*B[k, j]}[j, i])",
+    ),
+    ("proved", "Y[i:6] = relu({[i:4] v[i] - 1} pad [1][i-1])", "Y[i:6] = {[i:4] relu(v[i] - 1)} pad [1][i-1]"),
+    ("false", "Y[i:6] = exp({[i:4] v[i] - 1} pad [1][i-1])", "Y[i:6] = {[i:4] exp(v[i] - 1)} pad [1][i-1]"),
+    ("exact", "Y[i:6] = exp(v[i])*exp(v[i+1])", "Y[i:6] = exp(v[i] + v[i+1])"),
+    ("exact", "Y[i:6] = relu(relu(v[i]))", "Y[i:6] = relu(v[i])"),
+    ("false", "Y[i:6] = relu(v[i])", "Y[i:6] = relu(v[i+1])"),
+    (
+        "proved",
+        "Y[i:4] = max[j:4] A[i, j]",
+        "Y[i:4] = maximum({[i:4] max[j:2] A[i, j]}[i], {[i:4] max[j:2..4] A[i, j]}[i])",
+    ),
+    ("exact", "Y[i:4] = max[j:4] relu(A[i, j])", "Y[i:4] = relu({[i:4] max[j:4] A[i, j]}[i])"),
+    ("false", "Y[i:4] = max[j:4] A[i, j]", "Y[i:4] = max[j:3] A[i, j]"),
+    ("false", "Y[i:4] = max[j:4] A[i, j]", "Y[i:4] = sum[j:4] A[i, j]"),
+    ("proved", "Y[i:4] = prod[j:4] A[i, j]", "Y[i:4] = prod[a:2] {[i:4, a:2] prod[b:2] A[i, 2*a+b]}[i, a]"),
+    ("false", "Y[i:4] = prod[j:4] A[i, j]", "Y[i:4] = prod[a:2] {[i:4, a:2] prod[b:2] A[i, 2*a]}[i, a]"),
+    ("exact", "Y[i:4] = prod[j:4] (2*A[i, j])", "Y[i:4] = 16*{[i:4] prod[j:4] A[i, j]}[i]"),
+    ("proved", "Y[i:4] = sum[j:4] A[i, j]/4", "Y[i:4] = {[i:4] sum[j:4] A[i, j]}[i]/4"),
+    ("proved", "Y[i:4] = 0.1*v[i] + 0.2*v[i]", "Y[i:4] = 0.3*v[i]"),
+    ("proved", "Y[i:4] = v[i]/6", "Y[i:4] = 0.16666666666666666*v[i]"),
+    ("false", "Y[i:4] = v[i]/6", "Y[i:4] = 0.1666667*v[i]"),
+    ("exact", "Y[i:3] = sum[a:3, b:3] v[i+a+b]", "Y[i:3] = sum[a:3] {[i:3, a:3] sum[b:3] v[i+a+b]}[i, a]"),
+    ("false", "Y[i:3] = sum[a:3, b:3] v[i+a+b]", "Y[i:3] = sum[a:3] {[i:3, a:3] sum[b:2] v[i+a+b]}[i, a]"),
+    (
+        "proved",
+        "Y[i:4, j:4] = exp(A[i, j])/{[i:4] sum[j:4] exp(A[i, j])}[i]",
+        "E[i:4, j:4] = exp(A[i, j])\nS[i:4] = sum[j:4] E[i, j]\nY[i:4, j:4] = E[i, j]/S[i]",
+    ),
+    (
+        "proved",
+        "T[i:4, j:4] = A[i, j] + B[i, j]\nY[i:4, j:4] = exp(T[i, j])",
+        "T[j:4, i:4] = A[i, j] + B[i, j]\nY[i:4, j:4] = exp(T[j, i])",
+    ),
+    (
+        "false",
+        "T[i:4, j:4] = A[i, j] + B[i, j]\nY[i:4, j:4] = exp(T[i, j])",
+        "T[i:4, j:4] = A[i, j] - B[i, j]\nY[i:4, j:4] = exp(T[i, j])",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "before", "after"), CASES)
+def test_kinds(kind: str, before: str, after: str) -> None:
+    found = certificate(before, after)
+    assert found.kind == kind, found
+    assert (found.counterexample is None) == found.ok
+
+
+@st.composite
+def _pairs(draw: st.DrawFn) -> tuple[Scope, Scope]:
+    """Two scopes of random reads; often equal."""
+
+    def index(own: tuple[Iterator, ...]) -> Index:
+        out = as_index(draw(st.integers(-1, 2)))
+        for x in own:
+            out = out + x * draw(st.sampled_from([0, 1, 1, 2, 3]))
+        d = draw(st.integers(2, 4))
+        return draw(st.sampled_from([out, out, out // d, out % d]))
+
+    source = Tensor("A", (5, 4), ((4, 30), (4, 30)), draw(st.sampled_from([0, 0, 2])))
+    other = Tensor("B", (3,), ((4, 30),))
+    own = tuple(Iterator(name, 0, draw(st.integers(1, 3))) for name in "xyab")
+    body = mul(source[index(own), index(own)], other[(index(own),)])
+    if draw(st.booleans()):
+        body = add(body, source[index(own[:2]), index(own[2:])])
+    domain = (Bound(index(own[:2]), 0, draw(st.integers(1, 9))),) if draw(st.booleans()) else ()
+    before = Scope(own[:2], own[2:], body, domain=domain)
+    inner = Scope((*own[:2], own[2]), own[3:], body, domain=domain, padding=((0, 0), (0, 0), (1, 1)))
+    shift = draw(st.sampled_from([0, 0, 0, 1]))
+    return before, Scope(own[:2], own[2:3], inner[(*own[:2], own[2] + shift)])
+
+
+@given(_pairs())
+def test_terms_agree_with_evaluation(pair: tuple[Scope, Scope]) -> None:
+    before, after = pair
+    try:
+        witness = difference(before, after, before.box)
+    except Beyond:
+        assume(False)
+        return
+    assert (witness is None) == equal(program(before), replace(program(after), inputs=program(before).inputs))
+
+
+@given(_pairs(), st.integers(0, 2), st.integers(0, 2))
+def test_slices_hold_the_same_values(pair: tuple[Scope, Scope], first: int, second: int) -> None:
+    scope = pair[1]
+    whole = evaluate(scope, inputs := {"A": np.arange(20).reshape(5, 4) + 1, "B": np.arange(3) + 5})
+    starts = [min(n, x.extent - 1) for n, x in zip((first, second), scope.traversals, strict=True)]
+    window = tuple((n, x.hi) for n, x in zip(starts, scope.traversals, strict=True))
+    part = sliced(scope, window)
+    assert cost(part) <= cost(scope)
+    np.testing.assert_array_equal(evaluate(part, inputs), whole[starts[0] :, starts[1] :])
+
+
+def test_large_scopes_are_evaluated_in_slices_at_both_corners() -> None:
+    tensors = "tensor w[300, 200]\n"
+    before = "Y[i:200, j:200] = sum[a:40, b:40] w[i+a+b, j]"
+    after = "Y[i:200, j:200] = sum[a:40] {[i:200, j:200, a:40] sum[b:40] w[i+a+b, j]}[i, j, a]"
+    found = certificate(before, after, tensors, exact_elements=100_000)
+    assert found.kind == "exact" and 0 < found.elements < 40_000
+    assert certificate(before, after, tensors).elements == found.elements or found.elements > 0
+    wrong = certificate(before, after.replace("w[i+a+b, j]", "w[i+a+b+i//199, j]"), tensors, exact_elements=100_000)
+    assert wrong.kind == "false" and wrong.counterexample is not None and "element [199, " in wrong.counterexample
+
+
+def test_stand_ins_tell_functions_apart_where_reals_would_saturate() -> None:
+    scope = parse("tensor v[9]\nY[i:9] = tanh(1000 + v[i]*v[i])").equations[0].scope
+    other = parse("tensor v[9]\nY[i:9] = tanh(1001 + v[i]*v[i])").equations[0].scope
+    left, right = (evaluate(interpreted(s), {"v": np.arange(9)}) for s in (scope, other))
+    assert left.dtype == np.int64 and not np.array_equal(left, right)
+
+
+def test_a_bound_that_no_reader_violates_may_go() -> None:
+    before = "Y[i:4] = {[i:9 | 0 <= i < 4] v[i]}[i]"
+    found = certificate(before, "Y[i:4] = {[i:9] v[i]}[i]")
+    assert (found.kind, found.at) == ("proved", "0")
+    wider = certificate("Y[i:5] = {[i:9 | 0 <= i < 4] v[i]}[i]", "Y[i:5] = {[i:9] v[i]}[i]")
+    assert wider.counterexample == "element [4]: v[4] occurs 0 times before and 1 time after"
+
+
+def test_the_smallest_scope_that_changed_is_named() -> None:
+    before = "Y[i:4] = relu({[i:4] sum[j:4] A[i, j]*{[i:4, j:4] B[j, i]}[i, j]}[i])"
+    after = before.replace("{[i:4, j:4] B[j, i]}", "{[i:4, j:4] sum[u:1] B[j, i+u]}")
+    assert certificate(before, after).at == "0.0.1"
+
+
+def test_identical_programs_need_no_proof() -> None:
+    assert certificate(TWO, TWO) == Certificate("proved", "identical")
+    run = certificate(TWO, f"{TWO} via eOperator")
+    assert (run.kind, run.method) == ("proved", "identical")
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        ("Z[i:4, j:4] = A[i, j]*B[j, i]", "outputs are Z, expected Y"),
+        ("tensor C[2]\nY[i:4, j:4] = A[i, j]*B[j, i] + C[0]", "input C has shape (2,), expected no such input"),
+        ("Y[i:4, j:3] = A[i, j]*B[j, i]", "output Y has box [0, 4) × [0, 3), expected [0, 4) × [0, 4)"),
+    ],
+)
+def test_programs_that_do_not_compare(after: str, message: str) -> None:
+    found = certificate(TWO, after)
+    assert (found.kind, found.method, found.counterexample) == ("false", "structure", message)
+
+
+def test_ill_formed_programs_are_false() -> None:
+    before = parse(SOME + "T[i:4] = v[i] + 1\nY[i:4] = T[i]*v[i]")
+    swapped = replace(before, equations=before.equations[::-1])
+    assert certify(before, swapped).counterexample == "Y reads T, which is no input and no earlier equation"
+    twice = replace(before, equations=(*before.equations, before.equations[1]))
+    assert certify(before, twice).counterexample == "Y is defined twice"
+    stale = before.replace_at((0,), replace(before.equations[0].scope, value=3))
+    assert certify(before, stale).counterexample == (
+        "Y reads T as [0, 4) with value 0 outside, but it is [0, 4) with value 3 outside"
+    )
+    gone = replace(before, equations=before.equations[:1])
+    assert certify(before, gone).counterexample == "output Y has box nothing, expected [0, 4)"
+
+
+def test_illegal_reads_are_false_with_the_point() -> None:
+    i, a = Iterator("i", 0, 4), Iterator("a", 0, 2)
+    v = Tensor("v", (4,))
+    legal = program(Scope((i,), (a,), v[(i,)]))
+    wrong = replace(legal, equations=(replace(legal.equations[0], scope=Scope((i,), (a,), v[(i + a,)])),))
+    found = certify(legal, wrong)
+    assert found.method == "illegal read"
+    assert found.counterexample == "Y: v[a+i] at i=3, a=1 reads [4], outside its reach [0, 4)"
+    assert illegal_read(Scope((i,), (), v[i, i])) == "v has 1 dimensions and is read with 2 indices"
+
+
+def test_reads_are_legal_where_a_domain_or_a_branch_guards_them() -> None:
+    i = Iterator("i", 0, 8)
+    v = Tensor("v", (4,))
+    assert illegal_read(Scope((i,), (), v[(i,)], domain=(Bound(as_index(i), 0, 4),))) is None
+    assert illegal_read(Scope((i,), (), v[(i,)], domain=(Bound(as_index(i), 0, 5),))) is not None
+    assert illegal_read(Scope((i,), (), v[(i,)], domain=(Bound(as_index(i), 9, 12),))) is None
+    guarded = parse("tensor v[4]\nY[i:8] = where(i < 4, v[i], v[7-i])").equations[0].scope
+    assert illegal_read(guarded) is None
+
+
+def test_what_the_theory_does_not_reach_says_why() -> None:
+    i, a = Iterator("i", 0, 4), Iterator("a", 0, 2)
+    v = Tensor("v", (4,))
+
+    def why(scope: Scope, other: Scope | None = None) -> str:
+        with pytest.raises(Beyond) as caught:
+            difference(scope, other or scope, scope.box)
+        return str(caught.value)
+
+    read = v[(as_index(i),)]
+    assert "depends on more than traversals" in why(Scope((i,), (a,), read, domain=(Bound(i + a, 0, 3),)))
+    assert why(Scope((i,), (a,), read), Scope((i,), (a,), read, "max")) == "reductions sum and max have no common form"
+    assert why(Scope((i,), (), Const(float("nan")))) == "a constant is not a number"
+    assert why(Scope((i,), (), add(read, Const(float("inf"))))) == "an infinite constant is added"
+    assert why(Scope((i,), (), mul(read, Const(float("inf"))))) == "an infinite constant is multiplied"
+    w, b = Tensor("w", (9,)), Iterator("b", 0, 2)
+    assert "one term stands for several summation points" in why(Scope((i,), (a, b), w[(i + a + b,)]))
+    ten = add(*(v[(as_index(n % 4),)] for n in range(10)))
+    assert why(Scope((i,), (), mul(ten, ten, ten))) == "the product has more than 512 terms"
+    edge = Tensor("e", (4,), ((1, 1),), 2)
+    many = add(*(edge[(i + n,)] for n in (-1, 1) for _ in range(5)))
+    assert why(Scope((i,), (), Apply("relu", (many,)))) == "+ has more than 512 cases"
+
+
+def test_evaluation_that_fails_is_no_agreement() -> None:
+    v = Tensor("v", (4,))
+    i = Iterator("i", 0, 4)
+    sample = compare(Scope((i,), (), v[(as_index(i),)]), Scope((i,), (), v[(i + 1,)]), 100, 0)
+    assert sample.error is not None and "outside its reach" in sample.error
+
+
+def test_names_of_tensors_are_no_symbols() -> None:
+    tensors = 'tensor "1*A"[4]\ntensor A[4]\ntensor "relu(1*A)"[4]\ntensor scope0[4]\ntensor "a/b:0"[4]\n'
+    assert certificate('Y[i:4] = "relu(1*A)"[i]', "Y[i:4] = relu(A[i])", tensors).kind == "false"
+    assert certificate('Y[i:4] = "1*A"[i]', "Y[i:4] = A[i]", tensors).kind == "false"
+    summed = "relu({[i:4] sum[j:2] A[(i+j)%4]}[i])"
+    assert certificate(f"Y[i:4] = {summed}", "Y[i:4] = relu(scope0[i])", tensors).kind == "false"
+    found = certificate('Y[i:4] = "a/b:0"[i]', 'Y[i:4] = "a/b:0"[3-i]', tensors)
+    assert found.method == "term relation" and found.counterexample is not None
+    assert found.counterexample.startswith('element [0]: "a/b:0"[')
+
+
+def test_large_weights_and_many_equations_stay_local() -> None:
+    """A step in one of many equations compares that equation only."""
+    lines = [f"T{n}[i:4, j:4] = tanh({'A' if n == 0 else f'T{n - 1}'}[j, i])" for n in range(40)]
+    before = "\n".join([*lines, "Y[i:4] = sum[j:4] T39[i, j]"])
+    found = certificate(
+        before, before.replace("sum[j:4] T39[i, j]", "sum[u:2] {[i:4, u:2] sum[v:2] T39[i, 2*u+v]}[i, u]")
+    )
+    assert (found.kind, found.at) == ("proved", "40")
+
+
+def test_json() -> None:
+    for found in (certificate(TWO, TWO), certificate(TWO, "Y[i:4, j:4] = A[i, j]*B[i, j]")):
+        assert Certificate.from_json(json.loads(json.dumps(found.to_json()))) == found
+    good = certificate(TWO, TWO).to_json()
+    with pytest.raises(ValueError, match="kind is 'sure', expected 'proved', 'exact' or 'false'"):
+        Certificate.from_json({**good, "kind": "sure"})
+    with pytest.raises(ValueError, match="elements is '3', expected int"):
+        Certificate.from_json({**good, "elements": "3"})
+    with pytest.raises(ValueError, match="counterexample is 3, expected str or null"):
+        Certificate.from_json({**good, "counterexample": 3})

@@ -1,0 +1,305 @@
+"""Canonical expressions: exactly ONNX Runtime's values on integers, at random attributes; and why others stay."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from onnx_building import build, integers, node, run, whole
+
+from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.graph.assemble import assemble
+from einnet_explore.graph.model import ModelError
+from einnet_explore.graph.onnx_in import load
+from einnet_explore.graph.operators_onnx import NotUnderstood, express
+from einnet_explore.ir import Scope, accesses
+
+small = st.integers(1, 3)
+
+
+def agree(proto: Any, feed: dict[str, Any], exact: bool = True) -> None:
+    """The model's expressions give what ONNX Runtime computes."""
+    model = load(proto)
+    program = whole(model)
+    given_ = {model.identifiers[name]: a for name, a in {**feed, **model.weights}.items()}
+    found = evaluate(program, {t.name: given_[t.name] for t in program.inputs}, "exact" if exact else np.float64)
+    wanted = run(proto, feed)
+    for value in model.outputs:
+        array = found[model.identifiers[value.name]]
+        assert array.shape == wanted[value.name].shape
+        if exact:
+            assert np.array_equal(array, wanted[value.name])
+        else:
+            assert np.allclose(array, wanted[value.name], 1e-4, 1e-5)
+
+
+@st.composite
+def windows(draw: Any, rank: int) -> dict[str, Any]:
+    """Kernel, strides, dilations and pads of a sliding window of *rank* dimensions."""
+    several = st.lists(small, min_size=rank, max_size=rank)
+    return {
+        "kernel_shape": draw(several),
+        "strides": draw(several),
+        "dilations": draw(several),
+        "pads": draw(st.lists(st.integers(0, 2), min_size=2 * rank, max_size=2 * rank)),
+    }
+
+
+@given(st.data(), st.integers(1, 3), small, small, small, st.booleans(), st.integers(0, 2**32))
+def test_convolution(data: Any, rank: int, groups: int, c: int, f: int, bias: bool, seed: int) -> None:
+    window = data.draw(windows(rank))
+    extents = data.draw(st.lists(st.integers(1, 6), min_size=rank, max_size=rank))
+    reach = [(r - 1) * d + 1 for r, d in zip(window["kernel_shape"], window["dilations"], strict=True)]
+    pads = window["pads"]
+    assume(all(n + pads[i] + pads[i + rank] >= reach[i] for i, n in enumerate(extents)))
+    rng = np.random.default_rng(seed)
+    weights = {"k": integers(rng, groups * f, c, *window["kernel_shape"]), "b": integers(rng, groups * f)}
+    conv = node("Conv", ["x", "k", "b"] if bias else ["x", "k"], ["y"], group=groups, **window)
+    x = integers(rng, 2, groups * c, *extents)
+    agree(build([conv], {"x": x.shape}, ["y"], weights if bias else {"k": weights["k"]}), {"x": x})
+
+
+@given(st.data(), st.sampled_from([1, 2]), small, small, small, st.booleans(), st.integers(0, 2**32))
+def test_transposed_convolution(data: Any, rank: int, groups: int, c: int, f: int, bias: bool, seed: int) -> None:
+    window = data.draw(windows(rank))
+    strides, kernel, dilations, pads = (window[k] for k in ("strides", "kernel_shape", "dilations", "pads"))
+    extra = [data.draw(st.integers(0, s - 1)) for s in strides]
+    extents = data.draw(st.lists(st.integers(1, 4), min_size=rank, max_size=rank))
+    for i, n in enumerate(extents):
+        out = strides[i] * (n - 1) + extra[i] + (kernel[i] - 1) * dilations[i] + 1 - pads[i] - pads[i + rank]
+        assume(out >= 1)
+    rng = np.random.default_rng(seed)
+    k = integers(rng, groups * c, f, *kernel)
+    weights = {"k": k, "b": integers(rng, groups * f)} if bias else {"k": k}
+    deconv = node("ConvTranspose", ["x", *weights], ["y"], group=groups, output_padding=extra, **window)
+    x = integers(rng, 1, groups * c, *extents)
+    agree(build([deconv], {"x": x.shape}, ["y"], weights), {"x": x})
+
+
+@given(st.sampled_from(["SAME_UPPER", "SAME_LOWER", "VALID"]), small, st.integers(1, 4), st.integers(4, 7))
+def test_convolution_with_automatic_padding(mode: str, stride: int, kernel: int, size: int) -> None:
+    rng = np.random.default_rng(size)
+    attributes = {"auto_pad": mode, "strides": [stride, 1], "kernel_shape": [kernel, 2]}
+    conv = node("Conv", ["x", "k"], ["y"], **attributes)
+    x, k = integers(rng, 1, 2, size, 5), integers(rng, 3, 2, kernel, 2)
+    agree(build([conv], {"x": x.shape}, ["y"], {"k": k}), {"x": x})
+    if kernel >= stride:  # ONNX Runtime refuses to pool with gaps between windows
+        pool = node("MaxPool", ["x"], ["y"], **attributes)
+        agree(build([pool], {"x": x.shape}, ["y"]), {"x": x})
+
+
+@given(st.data(), st.sampled_from([0, 1]), st.sampled_from([0, 1]), st.sampled_from(["MaxPool", "AveragePool"]))
+def test_pooling(data: Any, count_pads: int, ceil: int, op: str) -> None:
+    window = data.draw(windows(2))
+    kernel = window["kernel_shape"]
+    pads = [min(p, k - 1) for p, k in zip(window["pads"], kernel * 2, strict=True)]
+    x = integers(np.random.default_rng(5), 1, 2, *data.draw(st.lists(st.integers(7, 9), min_size=2, max_size=2)))
+    attributes = {**window, "pads": pads, "ceil_mode": ceil}
+    if op == "AveragePool":
+        attributes["count_include_pad"] = count_pads
+    proto = build([node(op, ["x"], ["y"], **attributes)], {"x": x.shape}, ["y"])
+    # A window that ceil_mode would start beyond the input is dropped by some versions and kept by others.
+    assume(load(proto).shape("y") == run(proto, {"x": x})["y"].shape)
+    agree(proto, {"x": x}, exact=op == "MaxPool")
+
+
+@given(st.lists(small, max_size=2), st.lists(st.booleans(), min_size=2, max_size=2), small, small, small)
+def test_matrix_product_broadcasts(batch: list[int], dropped: list[bool], m: int, n: int, k: int) -> None:
+    rng = np.random.default_rng(m)
+    left = [1 if drop else size for size, drop in zip(batch, dropped, strict=False)]
+    for a, b in (
+        ((*left, m, k), (*batch, k, n)),
+        ((m, k), (*batch, k, n)),
+        ((k,), (*batch, k, n)),
+        ((*batch, m, k), (k,)),
+    ):
+        x, y = integers(rng, *a), integers(rng, *b)
+        proto = build([node("MatMul", ["x", "y"], ["z"])], {"x": a, "y": b}, ["z"])
+        agree(proto, {"x": x, "y": y})
+
+
+@given(st.booleans(), st.booleans(), st.sampled_from([1.0, 2.0]), st.sampled_from([0.0, 1.0, 3.0]), st.integers(0, 3))
+def test_gemm(ta: bool, tb: bool, alpha: float, beta: float, bias: int) -> None:
+    rng = np.random.default_rng(bias)
+    a, b = integers(rng, *((5, 3) if ta else (3, 5))), integers(rng, *((4, 5) if tb else (5, 4)))
+    c = {0: {}, 1: {"c": integers(rng, 4)}, 2: {"c": integers(rng, 3, 1)}, 3: {"c": integers(rng, 3, 4)}}[bias]
+    gemm = node("Gemm", ["a", "b", *c], ["y"], transA=int(ta), transB=int(tb), alpha=alpha, beta=beta)
+    agree(build([gemm], {"a": a.shape, "b": b.shape}, ["y"], c), {"a": a, "b": b})
+
+
+@given(st.permutations(range(4)), st.sampled_from([[6, 4, 5], [2, 60], [120], [3, 2, 20], [5, 2, 2, 2, 3], [4, 30, 1]]))
+def test_layout_chains(order: list[int], shape: list[int]) -> None:
+    x = np.arange(120, dtype=np.float32).reshape(2, 3, 4, 5)
+    nodes = [
+        node("Reshape", ["x", "shape"], ["r"]),
+        node("Reshape", ["r", "back"], ["b"]),
+        node("Transpose", ["b"], ["t"], perm=order),
+        node("Flatten", ["t"], ["y"], axis=2),
+    ]
+    agree(build(nodes, {"x": x.shape}, ["y"], {"shape": shape, "back": [2, 3, 4, 5]}), {"x": x})
+
+
+def test_a_reshape_and_its_inverse_meet_in_one_index() -> None:
+    nodes = [node("Reshape", ["x", "to"], ["r"]), node("Reshape", ["r", "back"], ["y"])]
+    model = load(build(nodes, {"x": (6, 5)}, ["y"], {"to": [2, 3, 5], "back": [6, 5]}))
+    split = whole(model).equations[0].scope
+    (there,) = accesses(split.body)
+    i0, i1, i2 = split.traversals
+    assert there.index == (3 * i0 + i1, 1 * i2)
+
+
+@given(st.integers(-7, 7), st.integers(-7, 7), st.sampled_from([-2, -1, 1, 2, 3]))
+def test_slice(start: int, end: int, step: int) -> None:
+    x = np.arange(12, dtype=np.float32).reshape(2, 6)
+    assume(x[:, start:end:step].size)
+    weights = {"s": [start], "e": [end], "a": [-1], "t": [step]}
+    agree(build([node("Slice", ["x", *weights], ["y"])], {"x": x.shape}, ["y"], weights), {"x": x})
+
+
+@given(st.integers(2, 4), st.sampled_from(["DCR", "CRD"]))
+def test_depth_to_space_and_back(b: int, mode: str) -> None:
+    x = np.arange(2 * b * b * 6, dtype=np.float32).reshape(1, 2 * b * b, 2, 3)
+    nodes = [
+        node("DepthToSpace", ["x"], ["d"], blocksize=b, mode=mode),
+        node("SpaceToDepth", ["d"], ["y"], blocksize=b),
+    ]
+    agree(build(nodes, {"x": x.shape}, ["y"]), {"x": x})
+
+
+@given(
+    st.sampled_from(["half_pixel", "asymmetric", "pytorch_half_pixel", "half_pixel_symmetric"]),
+    st.sampled_from(["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"]),
+    st.integers(1, 4),
+    st.integers(1, 4),
+)
+def test_nearest_resize(place: str, rounding: str, up: int, right: int) -> None:
+    x = np.arange(12, dtype=np.float32).reshape(1, 1, 3, 4)
+    attributes = {"mode": "nearest", "coordinate_transformation_mode": place, "nearest_mode": rounding}
+    resize = node("Resize", ["x", "", "scales"], ["y"], **attributes)
+    proto = build([resize], {"x": x.shape}, ["y"], {"scales": np.array([1, 1, up, right], np.float32)})
+    model = load(proto)
+    assume(not isinstance(express(model.nodes[0], model), NotUnderstood))
+    agree(proto, {"x": x})
+
+
+def test_common_nearest_resizing_is_understood_at_any_factor() -> None:
+    for place, rounding in (("asymmetric", "floor"), ("half_pixel", "round_prefer_floor")):
+        for factor in range(1, 6):
+            attributes = {"mode": "nearest", "coordinate_transformation_mode": place, "nearest_mode": rounding}
+            resize = node("Resize", ["x", "", "scales"], ["y"], **attributes)
+            scales = np.array([1, 1, factor, 1], np.float32)
+            model = load(build([resize], {"x": (1, 1, 4, 4)}, ["y"], {"scales": scales}))
+            assert not isinstance(express(model.nodes[0], model), NotUnderstood), (place, factor)
+
+
+def test_elementwise_operators_broadcast_and_inline_single_numbers() -> None:
+    x = np.linspace(-5, 5, 24, dtype=np.float32).reshape(2, 3, 4)
+    three, six = np.float32(3), np.array([6], np.float32)
+    nodes = [
+        node("Add", ["x", "three"], ["a"]),
+        node("Clip", ["a", "zero", "limit"], ["c"]),
+        node("Mul", ["x", "c"], ["m"]),
+        node("Div", ["m", "six"], ["d"]),
+        node("PRelu", ["d", "slope"], ["y"]),
+    ]
+    weights = {"three": three, "zero": np.float32(0), "limit": np.float32(6), "six": six}
+    weights["slope"] = np.array([[0.5], [0.25], [2]], np.float32)
+    proto = build(nodes, {"x": x.shape}, ["y"], weights)
+    agree(proto, {"x": x}, exact=False)
+    model = load(proto)
+    assert [t.name for t in whole(model).inputs] == ["x", "slope"]
+
+
+def test_batch_normalisation_computes_its_coefficients_from_weights_alone() -> None:
+    rng = np.random.default_rng(3)
+    weights = {n: rng.uniform(0.5, 2, 4).astype(np.float32) for n in "sbmv"}
+    proto = build([node("BatchNormalization", ["x", *"sbmv"], ["y"])], {"x": (2, 4, 3)}, ["y"], weights)
+    agree(proto, {"x": rng.standard_normal((2, 4, 3)).astype(np.float32)}, exact=False)
+    program = whole(load(proto))
+    assert [e.scope.shape for e in program.equations] == [(4,), (4,), (2, 4, 3)]
+    assert [t.name for t in program.inputs if t.weight] == ["s", "v", "b", "m"]
+
+
+def test_a_tensor_is_read_with_one_padding_in_a_program() -> None:
+    """A convolution pads with 0, a maximum with -inf: the maximum reads a copy that has its own padding."""
+    nodes = [
+        node("Relu", ["x"], ["r"]),
+        node("Conv", ["r", "k"], ["c"], pads=[1, 1, 1, 1]),
+        node("Conv", ["r", "wide"], ["d"], pads=[2, 2, 2, 2]),
+        node("MaxPool", ["r"], ["p"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+    ]
+    rng = np.random.default_rng(4)
+    x = integers(rng, 1, 2, 5, 5)
+    weights = {"k": integers(rng, 2, 2, 3, 3), "wide": integers(rng, 2, 2, 5, 5)}
+    proto = build(nodes, {"x": x.shape}, ["c", "d", "p"], weights)
+    agree(proto, {"x": x})
+    relu, *_, pool = whole(load(proto)).equations
+    assert (relu.scope.padding, relu.scope.value) == (((0, 0), (0, 0), (2, 2), (2, 2)), 0)
+    (copied,) = accesses(pool.scope.body)
+    assert isinstance(copied.source, Scope)
+    assert copied.source.value == -np.inf
+
+
+def test_every_equation_reads_what_its_program_holds() -> None:
+    """One name is one tensor, whichever equation reads it."""
+    nodes = [node("Conv", ["x", "k"], ["c"], pads=[1, 0, 0, 1]), node("Add", ["x", "c"], ["y"])]
+    model = load(build(nodes, {"x": (1, 2, 4, 4)}, ["y"], {"k": np.ones((2, 2, 2, 2), np.float32)}))
+    program = whole(model)
+    held = {t.name: t for t in (*program.inputs, *(e.tensor for e in program.equations))}
+    assert all(a.source == held[a.source.name] for e in program.equations for a in accesses(e.scope.body))  # type: ignore[union-attr]
+
+
+PASSED = [
+    (node("TopK", ["x", "k"], ["y", "i"]), "operator TopK has no canonical expression"),
+    (node("Resize", ["x", "", "s"], ["y"], mode="linear"), "mode is linear, not nearest"),
+    (node("Pad", ["x", "p"], ["y"], mode="reflect"), "mode is reflect, not constant"),
+    (node("Cast", ["x"], ["y"], to=7), "elements are int64, not real numbers"),
+    (node("Gather", ["x", "g"], ["y"], axis=1), "its indices are no arithmetic progression"),
+    (node("MaxPool", ["x"], ["y", "i"], kernel_shape=[2, 2]), "further outputs (i) are used"),
+    (node("Einsum", ["x", "x"], ["y"], equation="...ij,...kj->...ik"), "equation ...ij,...kj->...ik has an ellipsis"),
+    (node("Expand", ["x", "x2"], ["y"]), "the shape of y is not known before the model runs"),
+    (node("Resize", ["x", "", "odd"], ["y"], mode="nearest"), "dimension 2: 4 to 6 is no whole factor"),
+    (node("Gelu", ["x"], ["y"], approximate="other"), "approximate is other, neither none nor tanh"),
+]
+
+
+@pytest.mark.parametrize(("item", "why"), PASSED, ids=[item.op_type + str(n) for n, (item, _) in enumerate(PASSED)])
+def test_what_is_not_understood_says_why(item: Any, why: str) -> None:
+    weights = {
+        "k": np.array([2]),
+        "s": np.array([1, 1, 2, 2], np.float32),
+        "odd": np.array([1, 1, 1.5, 1], np.float32),
+        "p": np.array([0, 0, 1, 1] * 2),
+        "g": np.array([0, 1, 3]),
+    }
+    inputs: dict[str, Any] = {"x": (1, 4, 4, 4)}
+    proto = build([item], inputs, list(item.output), {n: a for n, a in weights.items() if n in item.input})
+    for value in proto.graph.output:
+        value.type.tensor_type.elem_type = 7 if value.name == "i" or item.op_type == "Cast" else 1
+    if "x2" in item.input:
+        proto.graph.input.add(name="x2").CopyFrom(proto.graph.input[0])
+        proto.graph.input[1].name = "x2"
+        proto.graph.input[1].type.tensor_type.elem_type = 7
+        del proto.graph.input[1].type.tensor_type.shape.dim[1:]
+        proto.graph.input[1].type.tensor_type.shape.dim[0].dim_value = 4
+    model = load(proto)
+    assert express(model.nodes[0], model) == NotUnderstood(why)
+
+
+def test_a_convolution_of_four_dimensions_stays() -> None:
+    conv = node("Conv", ["x", "k"], ["y"])
+    model = load(build([conv], {"x": (1, 1, 2, 2, 2, 2)}, ["y"], {"k": np.ones((1, 1, 1, 1, 1, 1), np.float32)}))
+    found = express(model.nodes[0], model)
+    assert found == NotUnderstood("it has 4 spatial dimensions, one to three are understood")
+
+
+def test_a_shape_known_only_at_run_time_is_said() -> None:
+    model = load(build([node("NonZero", ["x"], ["n"]), node("Cast", ["n"], ["y"], to=1)], {"x": (3,)}, ["y"]))
+    assert not model.known("n")
+    with pytest.raises(ModelError, match="value n: found no static shape"):
+        model.shape("n")
+
+
+def test_nothing_is_assembled_from_nothing() -> None:
+    assert assemble((), ()).equations == ()

@@ -1,0 +1,191 @@
+"""Splitting: activations between contractions, convex subprograms, right values, and nothing lost."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx_building import build, integers, node, run
+
+from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.graph.model import Model
+from einnet_explore.graph.models import write
+from einnet_explore.graph.onnx_in import load
+from einnet_explore.graph.operators_onnx import OPERATORS_ONNX
+from einnet_explore.graph.split import Split, partition, split
+
+
+def operators(model: Model) -> list[list[str]]:
+    by_name = {n.name: n.op for n in model.nodes}
+    return [[by_name[name] for name in sub.nodes] for sub in split(model)]
+
+
+def check(model: Model) -> Split:
+    """Every node is somewhere once; the units can run one after another; names and weights fit."""
+    found = partition(model)
+    held = [name for sub in found.subprograms for name in sub.nodes]
+    assert sorted([*held, *(s.node for s in found.skipped)]) == sorted(n.name for n in model.nodes)
+    by_name = {n.name: n for n in model.nodes}
+    units: list[tuple[set[str], set[str]]] = [
+        ({i for i in sub.inputs if i not in model.weights}, set(sub.outputs)) for sub in found.subprograms
+    ]
+    units += [
+        ({r for r in by_name[s.node].reads if r not in model.weights}, set(by_name[s.node].results))
+        for s in found.skipped
+    ]
+    have = {v.name for v in model.inputs}
+    while units:
+        ready = [unit for unit in units if unit[0] <= have]
+        assert ready, "units wait for one another"
+        have |= {name for unit in ready for name in unit[1]}
+        units = [unit for unit in units if unit not in ready]
+    assert {v.name for v in model.outputs} <= have
+    for sub in found.subprograms:
+        assert sum(OPERATORS_ONNX[by_name[name].op].kind == "contraction" for name in sub.nodes) <= 1
+        assert [t.name for t in sub.program.inputs] == [model.identifiers[name] for name in sub.inputs]
+        assert [t.weight for t in sub.program.inputs] == [name in model.weights for name in sub.inputs]
+        assert list(sub.program.outputs) == [model.identifiers[name] for name in sub.outputs]
+    return found
+
+
+def computes_what_the_model_does(model: Model, feed: dict[str, Any]) -> None:
+    """Each subprogram, given the values that ONNX Runtime has there, gives the values that it has next."""
+    values = {**run(model.proto, feed, every=True), **feed, **model.weights}
+    for sub in check(model).subprograms:
+        arrays = {t.name: values[name] for t, name in zip(sub.program.inputs, sub.inputs, strict=True)}
+        found = evaluate(sub.program, arrays, np.float64, outputs_only=True)
+        for name, identifier in zip(sub.outputs, sub.program.outputs, strict=True):
+            scale = np.abs(values[name]).max()
+            assert np.allclose(found[identifier], values[name], 1e-4, 1e-6 + 1e-5 * scale), sub.nodes
+
+
+def test_resnet18() -> None:
+    model = load(write("resnet18"))
+    found = operators(model)
+    assert sorted(map(tuple, found)) == sorted(
+        [("Conv", "BatchNormalization", "Relu")] * 9
+        + [("Conv", "BatchNormalization", "Add", "Relu")] * 8
+        + [("Conv", "BatchNormalization")] * 3
+        + [("Flatten", "Gemm")]
+    )
+    assert [(s.node.split("_")[0], s.why) for s in check(model).skipped] == [
+        ("MaxPool", "MaxPool alone is no subprogram"),
+        ("GlobalAveragePool", "GlobalAveragePool alone is no subprogram"),
+    ]
+
+
+def test_infogan() -> None:
+    model = load(write("infogan"))
+    assert operators(model) == [["ConvTranspose", "Relu"]] * 4 + [["ConvTranspose", "Tanh"]]
+    computes_what_the_model_does(model, {"input": np.random.default_rng(1).standard_normal((1, 228, 1, 1), np.float32)})
+
+
+def test_the_pretrained_detector() -> None:
+    package = pytest.importorskip("rapidocr_onnxruntime")
+    path = next((Path(package.__file__).parent / "models").glob("*det*.onnx"))
+    model = load(path, {"x": (1, 3, 64, 64)})
+    found = check(model)
+    assert Counter(s.why for s in found.skipped) == {
+        "GlobalAveragePool alone is no subprogram": 10,
+        "Mul alone is no subprogram": 2,
+    }
+    assert sum(op in ("Conv", "ConvTranspose") for sub in operators(model) for op in sub) == 64
+    assert ["Conv", "Mul", "Add", "Add", "Clip", "Mul", "Div", "Mul", "Add"] in operators(model)
+    computes_what_the_model_does(model, {"x": np.random.default_rng(2).standard_normal((1, 3, 64, 64), np.float32)})
+
+
+def test_a_gate_joins_and_a_second_reader_ends() -> None:
+    weights = {"k": np.ones((2, 2, 1, 1), np.float32)}
+    gate = [node("Conv", ["x", "k"], ["c"]), node("Sigmoid", ["c"], ["s"]), node("Mul", ["c", "s"], ["y"])]
+    image = {"x": (1, 2, 3, 3)}
+    assert operators(load(build(gate, image, ["y"], weights))) == [["Conv", "Sigmoid", "Mul"]]
+    two = [*gate[:2], node("Conv", ["s", "k"], ["d"]), node("Conv", ["c", "k"], ["y"])]
+    assert sorted(operators(load(build(two, image, ["d", "y"], weights)))) == [["Conv"], ["Conv"], ["Conv"]]
+
+
+def test_a_path_through_another_subprogram_keeps_nodes_apart() -> None:
+    """relu(x) + conv(conv(relu(x))): the sum may join the second convolution, not the first."""
+    weights = {"k": np.ones((2, 2, 1, 1), np.float32)}
+    nodes = [
+        node("Conv", ["x", "k"], ["a"]),
+        node("Conv", ["a", "k"], ["b"]),
+        node("Add", ["a", "b"], ["y"]),
+    ]
+    model = load(build(nodes, {"x": (1, 2, 3, 3)}, ["y"], weights))
+    assert operators(model) == [["Conv"], ["Conv", "Add"]]
+    check(model)
+
+
+def test_a_small_product_does_not_take_a_large_tensor() -> None:
+    weights = {"k": np.ones((2, 2, 1, 1), np.float32)}
+    nodes = [
+        node("GlobalAveragePool", ["x"], ["p"]),
+        node("Conv", ["p", "k"], ["c"]),
+        node("Sigmoid", ["c"], ["s"]),
+        node("Mul", ["x", "s"], ["m"]),
+        node("Add", ["m", "x"], ["y"]),
+    ]
+    model = load(build(nodes, {"x": (1, 2, 8, 8)}, ["y"], weights))
+    assert operators(model) == [["Conv", "Sigmoid"], ["Mul", "Add"]]
+
+
+def test_what_is_not_understood_stays() -> None:
+    weights = {"k": np.ones((2, 2, 1, 1), np.float32), "n": np.array([1])}
+    nodes = [
+        node("Conv", ["x", "k"], ["c"]),
+        node("TopK", ["c", "n"], ["t", "i"], "top"),
+        node("Relu", ["t"], ["r"]),
+        node("Cast", ["x"], ["h"], "half", to=10),
+        node("Relu", ["h"], ["z"], "low"),
+    ]
+    proto = build(nodes, {"x": (1, 2, 3, 3)}, ["r", "i", "z"], weights)
+    for value, kind in zip(proto.graph.output, (1, 7, 10), strict=True):
+        value.type.tensor_type.elem_type = kind
+    found = check(load(proto))
+    assert {s.node: s.why for s in found.skipped} == {
+        "top": "operator TopK has no canonical expression",
+        "relu_r": "Relu alone is no subprogram",
+        "half": "it converts float32 to float16",
+        "low": "elements are float16, subprograms compute float32",
+    }
+
+
+OPS = ("Relu", "Sigmoid", "Conv", "Add", "Mul", "Transpose", "TopK", "MaxPool")
+
+
+@st.composite
+def graphs(draw: Any) -> onnx.ModelProto:
+    """Random graphs on one shape: any node may read any earlier value."""
+    nodes, values = [], ["x"]
+    for n in range(draw(st.integers(1, 12))):
+        op, name = draw(st.sampled_from(OPS)), f"v{n}"
+        a, b = (draw(st.sampled_from(values)) for _ in range(2))
+        match op:
+            case "Conv":
+                nodes.append(node(op, [a, "k"], [name], pads=[1, 1, 1, 1]))
+            case "Add" | "Mul":
+                nodes.append(node(op, [a, b], [name]))
+            case "Transpose":
+                nodes.append(node(op, [a], [name], perm=[0, 1, 3, 2]))
+            case "TopK":
+                nodes.append(node(op, [a, "three"], [name, f"{name}_places"]))
+            case "MaxPool":
+                nodes.append(node(op, [a], [name], kernel_shape=[3, 3], pads=[1, 1, 1, 1]))
+            case _:
+                nodes.append(node(op, [a], [name]))
+        values.append(name)
+    read = {name for item in nodes for name in item.input}
+    outputs = [v for v in values[1:] if v not in read]
+    k = integers(np.random.default_rng(0), 2, 2, 3, 3) / 8
+    return build(nodes, {"x": (1, 2, 3, 3)}, outputs, {"k": k, "three": np.array([3])})
+
+
+@given(graphs(), st.integers(0, 2**32))
+def test_any_graph_splits_into_units_that_run_and_agree(proto: onnx.ModelProto, seed: int) -> None:
+    model = load(proto)
+    x = np.random.default_rng(seed).standard_normal((1, 2, 3, 3), np.float32)
+    computes_what_the_model_does(model, {"x": x})

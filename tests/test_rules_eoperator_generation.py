@@ -1,0 +1,90 @@
+"""eOperators: what is memory-bound is generated, what strides express is a view, what is compute-bound is refused."""
+
+import pytest
+from hypothesis import given
+
+from einnet_explore.algebra.flatten import flat_address, row_major, view_strides
+from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program, accesses
+from einnet_explore.rules import EOPERATOR_GENERATION
+from einnet_explore.text import parse
+from tests.rules_kit import assert_equal, check_rule, refuses
+from tests.strategies import programs
+
+
+@given(programs(equations=3))
+def test_it_changes_no_meaning(start: Program) -> None:
+    check_rule(EOPERATOR_GENERATION, start)
+
+
+def via(text: str, equation: int = 0) -> Instance | None:
+    start = parse(text)
+    return EOPERATOR_GENERATION.match(start, (equation,)).apply(start).after.equations[equation].via
+
+
+@pytest.mark.parametrize(
+    ("equation", "kind"),
+    [
+        ("Y[x:4, y:3] = A[y, x]", "layout"),
+        ("Y[x:4, y:3] = A[y, x] * 2", "elementwise"),
+        ("Y[x:4] = max[y:3] A[y, x]", "reduction"),
+        ("Y[x:4, y:3] = {[z:3, w:4] A[z, w]}[y, x]", "layout"),
+    ],
+)
+def test_kinds(equation: str, kind: str) -> None:
+    assert via(f"tensor A[3, 4]\n{equation}") == Instance(EOPERATOR, (("kind", kind),))
+
+
+@pytest.mark.parametrize(
+    ("equation", "offset", "strides"),
+    [
+        ("T[x:4, y:3] = A[y, x]", 0, (1, 4)),
+        ("T[y:2, x:2] = A[y+1, 2*x+1]", 5, (4, 2)),
+        ("T[i:12] = A[i//4, i%4]", 0, (1,)),
+        ("T[y:3, x:4] = A[2-y, x]", 8, (-4, 1)),
+        ("T[y:3, x:4, k:2] = A[y, x]", 0, (4, 1, 0)),
+        ("T[y:1..3, x:4] = A[y, x]", 4, (4, 1)),
+    ],
+)
+def test_views_between_equations(equation: str, offset: int, strides: tuple[int, ...]) -> None:
+    head = equation.split("[", maxsplit=1)[1].split("]", maxsplit=1)[0]
+    names = ", ".join(part.split(":")[0] for part in head.split(","))
+    text = f"tensor A[3, 4]\n{equation}\nY[{head}] = T[{names}] + 1"
+    assert via(text) == Instance(VIEW, (("offset", offset), ("strides", strides)))
+
+
+def test_an_output_is_a_view_only_in_row_major_order() -> None:
+    assert via("tensor A[3, 4]\nY[i:12] = A[i//4, i%4]") == Instance(VIEW, (("offset", 0), ("strides", (1,))))
+    assert via("tensor A[3, 4]\nY[x:4, y:3] = A[y, x]") == Instance(EOPERATOR, (("kind", "layout"),))
+
+
+def test_reads_of_padding_and_broken_addresses_are_no_views() -> None:
+    for text in ("Y[y:5] = A[y-1]", "Y[y:3] = A[y*2 % 3]", "Y[y:3] = A[y] + 0 * A[0]", "Y[y:1] = sum[k:3] A[k]"):
+        assert view_strides(parse(f"tensor A[3] pad [1]\n{text}").scope_at((0,))) is None
+
+
+def test_flat_addresses() -> None:
+    scope = parse("tensor M[16, 16]\nY[i:8] = sum[j:8] M[i, i+j]").scope_at((0,))
+    (access,) = accesses(scope.body)
+    assert repr(flat_address(access)) == "17*i+j"
+    assert row_major((2, 3, 4)) == (12, 4, 1) and row_major(()) == ()
+
+
+def test_a_nested_scope_is_taken_out_by_hand() -> None:
+    start = parse("tensor A[3, 4]\ntensor T1[2]\nY[x:4] = {[z:4] sum[k:3] A[k, z]} pad [1] [x] * T1[0]")
+    assert list(EOPERATOR_GENERATION.matches(start, (0, 0))) == []
+    after = EOPERATOR_GENERATION.match(start, (0, 0)).apply(start).after
+    assert [(e.name, e.via and e.via.operator) for e in after.equations] == [("T2", EOPERATOR), ("Y", None)]
+    assert_equal(start, after)
+
+
+def test_refusals() -> None:
+    product = parse("tensor A[64, 64]\ntensor B[64, 64]\nY[m:64, n:64] = sum[k:64] A[m, k] * B[k, n]")
+    message = "intensity 42.7 FLOP/element is not below 4: this is compute-bound"
+    refuses(EOPERATOR_GENERATION, product, (0,), message)
+    assert list(EOPERATOR_GENERATION.matches(product, (0,))) == []
+    nested = parse("tensor A[4]\nY[x:4] = {[z:4] sum[k:4, q:4] A[k] * A[q]}[x]")
+    refuses(EOPERATOR_GENERATION, nested, (0,), "the scope at 0.0 sums over k, q: instantiate it first")
+    refuses(EOPERATOR_GENERATION, nested, (0,), "eOperator generation takes no parameters, found kind", kind="layout")
+    copy = parse("tensor A[4]\nY[x:4] = A[x] + 1")
+    done = EOPERATOR_GENERATION.match(copy, (0,)).apply(copy).after
+    refuses(EOPERATOR_GENERATION, done, (0,), "Y is instantiated already, by eOperator")

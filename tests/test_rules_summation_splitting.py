@@ -1,0 +1,98 @@
+"""Summation splitting keeps every value under every monoid, and refuses empty groups and strangers."""
+
+import pytest
+from hypothesis import given
+
+from einnet_explore.ir import Bound, Iterator, Program, Scope, Tensor, as_index, program
+from einnet_explore.rules import SUMMATION_SPLITTING, Refused, rule
+from einnet_explore.rules import summation_splitting as module
+from einnet_explore.text import parse
+from tests.rules_kit import assert_equal, check_rule, contractions, refuses
+from tests.strategies import programs
+
+START = parse("""
+    tensor A[4, 3] pad [0, 1]
+    Y[h:4] = sum[r:3, s:2, c:2] A[h, r+s-1] * A[h, c]
+""")
+
+
+@given(programs(equations=2))
+def test_it_keeps_the_value(start: Program) -> None:
+    check_rule(SUMMATION_SPLITTING, start)
+
+
+@given(contractions(reductions=("sum", "max", "min", "prod")))
+def test_it_keeps_the_value_of_contractions_under_every_monoid(start: Program) -> None:
+    count = check_rule(SUMMATION_SPLITTING, start)
+    assert count == (2 if len(start.scope_at((0,)).summations) == 2 else 0)
+
+
+def test_every_proper_subset_is_proposed() -> None:
+    found = [m.to_json()["params"]["outer"] for m in SUMMATION_SPLITTING.matches(START, (0,))]
+    assert found == [["r"], ["s"], ["c"], ["r", "s"], ["r", "c"], ["s", "c"]]
+
+
+def test_many_summations_are_split_by_role() -> None:
+    start = parse("""
+        tensor A[2, 2, 2, 2]
+        tensor B[2, 2, 2]
+        Y[x:1] = sum[a:2, b:2, c:2, d:2, e:2, f:2] A[a, b, c, d] * B[d, e, f]
+    """)
+    found = [m.to_json()["params"]["outer"] for m in SUMMATION_SPLITTING.matches(start, (0,))]
+    assert found == [
+        ["a", "b", "c"],
+        ["d"],
+        ["e", "f"],
+        ["a", "b", "c", "d"],
+        ["a", "b", "c", "e", "f"],
+        ["d", "e", "f"],
+    ]
+
+
+def test_many_roles_are_taken_one_by_one() -> None:
+    names = "abcdefg"
+    reads = " * ".join(f"A[{x}]" for x in names)
+    start = parse(f"tensor A[2]\nY[x:1] = sum[{', '.join(f'{x}:2' for x in names)}] {reads}")
+    assert [m.params.outer[0].name for m in SUMMATION_SPLITTING.matches(start, (0,))] == list(names)
+
+
+def scope_with_domain(pad: int) -> Program:
+    """Rows 1 and 2 are computed, the others are 7; without padding the other rows cannot be read."""
+    h, r, s = Iterator("h", 0, 4), Iterator("r", 0, 3), Iterator("s", 0, 2)
+    source = Tensor("A", (2, 3, 2), ((pad, pad), (0, 0), (0, 0)) if pad else ())
+    return program(Scope((h,), (r, s), source[h - 1, r, s], domain=(Bound(as_index(h), 1, 3),), value=7))
+
+
+def test_the_domain_stays_outside() -> None:
+    start = scope_with_domain(1)
+    after = SUMMATION_SPLITTING.match(start, (0,), outer=["r"]).apply(start).after
+    assert after.scope_at((0,)).domain == start.scope_at((0,)).domain and after.scope_at((0,)).value == 7
+    assert after.scope_at((0, 0)).domain == ()
+    assert_equal(start, after)
+
+
+def test_the_domain_guards_the_inner_reads_where_it_must() -> None:
+    start = scope_with_domain(0)
+    after = SUMMATION_SPLITTING.match(start, (0,), outer=["r"]).apply(start).after
+    assert after.scope_at((0, 0)).domain == after.scope_at((0,)).domain != ()
+    assert_equal(start, after)
+
+
+def test_refusals() -> None:
+    refuses(SUMMATION_SPLITTING, START, (0,), "both groups need an iterator: s1 = {}, s2 = {r, s, c}", outer=[])
+    everything = "both groups need an iterator: s1 = {r, s, c}, s2 = {}"
+    refuses(SUMMATION_SPLITTING, START, (0,), everything, outer=["r", "s", "c"])
+    refuses(SUMMATION_SPLITTING, START, (0,), "s1 = {r, r} names an iterator twice", outer=["r", "r"])
+    refuses(SUMMATION_SPLITTING, START, (0,), "no iterator is called 'h' here: there are {r, s, c}", outer=["h"])
+    refuses(SUMMATION_SPLITTING, START, (0,), "the parameter 'outer' is missing")
+
+
+def test_a_stranger_is_refused() -> None:
+    with pytest.raises(Refused, match=r"\{q\} is not summed here: the summations are \{r, s, c\}"):
+        module.rewrite(START.scope_at((0,)), module.Splitting((Iterator("q", 0, 2),)))
+
+
+def test_rules_are_found_by_name() -> None:
+    assert rule("summation_splitting") is SUMMATION_SPLITTING
+    with pytest.raises(LookupError, match="no rule is called 'summation-splitting': there are summation_splitting, "):
+        rule("summation-splitting")
