@@ -1,6 +1,6 @@
 """eOperators against streaming: how close generated kernels come to moving their bytes.
 
-``python -m benchmarks.eoperators [--threads N] [--tune] [--seconds S]``.  A kernel's ratio is its time over the time of the
+``python -m benchmarks.eoperators [--threads N] [--tune] [--seconds S]``.  A kernel's ratio is its time over that of the
 triad a = b + 2·c on as many bytes, run in turn with it by as many threads.
 """
 

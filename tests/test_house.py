@@ -74,7 +74,9 @@ def test_lock_covers_what_is_declared() -> None:
 
 
 def test_no_shape_is_a_constant() -> None:
-    found = {str(path.relative_to(ROOT)): shape_constants(path.read_text()) for path in sources(*SHAPELESS)}
+    # The writers of the evaluation models say what those models' layers are; nothing else may.
+    paths = [path for path in sources(*SHAPELESS) if ENGINE / "graph" / "models" not in path.parents]
+    found = {str(path.relative_to(ROOT)): shape_constants(path.read_text()) for path in paths}
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 

@@ -97,6 +97,17 @@ def test_a_foreign_operator_is_no_error() -> None:
         model.shape("y")
 
 
+def test_a_value_that_is_no_tensor_has_no_element_type() -> None:
+    nodes = [
+        node("SequenceConstruct", ["x", "x"], ["s"]),
+        node("ConcatFromSequence", ["s"], ["y"], axis=0),
+    ]
+    model = load(build(nodes, {"x": (3,)}, ["y"]))
+    assert not model.known("s")
+    with pytest.raises(ModelError, match="value s: found no element type, expected a tensor"):
+        model.dtype("s")
+
+
 def test_values_that_subgraphs_read_are_reads() -> None:
     value = helper.make_tensor_value_info("t", TensorProto.FLOAT, (3,))
     branch = helper.make_graph([helper.make_node("Neg", ["x"], ["t"])], "branch", [], [value])

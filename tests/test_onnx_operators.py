@@ -261,6 +261,15 @@ PASSED = [
     (node("Expand", ["x", "x2"], ["y"]), "the shape of y is not known before the model runs"),
     (node("Resize", ["x", "", "odd"], ["y"], mode="nearest"), "dimension 2: 4 to 6 is no whole factor"),
     (node("Gelu", ["x"], ["y"], approximate="other"), "approximate is other, neither none nor tanh"),
+    (node("Gather", ["x", "x2"], ["y"], axis=1), "indices (x2) is not known before the model runs"),
+    (node("LpNormalization", ["x"], ["y"], p=3), "p is 3, neither 1 nor 2"),
+    (node("Dropout", ["x", "", "t"], ["y"]), "it is in training mode"),
+    (node("BatchNormalization", ["x", *"ffff"], ["y", "u", "v"], training_mode=1), "it is in training mode"),
+    (node("Resize", ["x", "", "s"], ["y"], nearest_mode="up"), "nearest_mode is up"),
+    (
+        node("Resize", ["x", "roi", "s"], ["y"], coordinate_transformation_mode="tf_crop_and_resize"),
+        "coordinate_transformation_mode is tf_crop_and_resize",
+    ),
 ]
 
 
@@ -272,6 +281,9 @@ def test_what_is_not_understood_says_why(item: Any, why: str) -> None:
         "odd": np.array([1, 1, 1.5, 1], np.float32),
         "p": np.array([0, 0, 1, 1] * 2),
         "g": np.array([0, 1, 3]),
+        "t": np.array(True),
+        "f": np.ones(4, np.float32),
+        "roi": np.array([0, 0, 0, 0, 1, 1, 1, 1], np.float32),
     }
     inputs: dict[str, Any] = {"x": (1, 4, 4, 4)}
     proto = build([item], inputs, list(item.output), {n: a for n, a in weights.items() if n in item.input})

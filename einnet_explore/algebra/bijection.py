@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from math import prod
 from typing import TypeAlias
@@ -53,6 +54,7 @@ def hull(names: tuple[str, ...], forward: tuple[Index, ...]) -> tuple[Iterator, 
     return tuple(Iterator(n, i.bounds[0], i.bounds[1] + 1) for n, i in zip(names, forward, strict=True))
 
 
+@lru_cache(maxsize=1 << 12)
 def bijection(
     source: tuple[Iterator, ...],
     names: tuple[str, ...],
@@ -116,8 +118,9 @@ def _invert(
     source: tuple[Iterator, ...], target: tuple[Iterator, ...], forward: tuple[Index, ...]
 ) -> tuple[Index, ...] | None:
     """Φ⁻¹ in the target iterators, or None where elimination gets stuck."""
-    known: dict[Atom, Index] = {}
-    pending = [(f, as_index(z)) for f, z in zip(forward, target, strict=True)]
+    # Most of Φ leaves iterators as they are: those are known at once.
+    known: dict[Atom, Index] = {x: as_index(z) for z, f in zip(target, forward, strict=True) if (x := f.single)}
+    pending = [(f, as_index(z)) for f, z in zip(forward, target, strict=True) if not f.single]
     joined: set[tuple[Index, int]] = set()
     while any(x not in known for x in source):
         reduced = [_reduced(left, right, known) for left, right in pending]

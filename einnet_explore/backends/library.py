@@ -94,7 +94,8 @@ def _node(
     operator = next((o for o in operators if via is not None and via.operator in o.names), None)
     if via is None or operator is None or operator.onnx is None or out.size == 0:
         return None
-    node = operator.onnx(dict(via.attributes))
+    # Optional iterators that are absent may be left out of the attributes.
+    node = operator.onnx({**dict.fromkeys(operator.pattern.optional, 1), **dict(via.attributes)})
     names = [a.source.name for a in accesses(equation.scope.body) if isinstance(a.source, Tensor)]
     if node is None or len(names) != len(node.shapes):
         return None

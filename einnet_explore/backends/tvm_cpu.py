@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -253,6 +254,9 @@ def _threads(threads: int) -> None:
     """TVM's pool grows to the largest number of threads that a kernel asks for."""
     global _pool  # noqa: PLW0603 - the pool is the process's
     if threads > _pool:
+        # Without the variable TVM takes half of the cores; it reads it once, when the pool is made.
+        if threads > 1:
+            os.environ.setdefault("TVM_NUM_THREADS", str(max(threads, os.cpu_count() or 1)))
         tvm.get_global_func("runtime.config_threadpool")(1, threads)
         _pool = threads
 

@@ -54,9 +54,9 @@ def _powers(call: Call) -> Generator[Equation, None, tuple[Tensor, Tensor, tuple
 
 def _batch_normalization(call: Call) -> Iterable[Equation]:
     """Inference only: an affine function whose two coefficients are weight-only equations."""
-    call.only_output()
     if call.get("training_mode", 0):
         raise Unclear("it is in training mode")
+    call.only_output()
     if not call.get("spatial", 1):
         raise Unclear("it normalises every element on its own")
     c = Iterator("c", 0, call.shape(1)[0])

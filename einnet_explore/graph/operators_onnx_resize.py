@@ -53,15 +53,10 @@ def _ratios(call: Call, axes: tuple[int, ...]) -> dict[int, float]:
     shape = call.shape(0)
     sizes = (call.integers(3, "sizes") or ()) if call.has(3) else ()
     ratios = {d: n / shape[d] for d, n in zip(axes, sizes, strict=True)}
-    match call.get("keep_aspect_ratio_policy", "stretch"):
-        case "stretch":
-            return ratios
-        case "not_larger":
-            return dict.fromkeys(axes, min(ratios.values()))
-        case "not_smaller":
-            return dict.fromkeys(axes, max(ratios.values()))
-        case other:
-            raise Unclear(f"keep_aspect_ratio_policy is {other}")
+    policy = call.get("keep_aspect_ratio_policy", "stretch")
+    if policy == "stretch":
+        return ratios
+    return dict.fromkeys(axes, (min if policy == "not_larger" else max)(ratios.values()))
 
 
 def _positions(i: Array, size: int, out: int, scale: float, mode: str) -> Array:

@@ -8,7 +8,7 @@ checked as a whole.  A kept derivation that does not pay in the whole program is
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
@@ -26,7 +26,8 @@ from einnet_explore.graph.export import Replacement
 from einnet_explore.graph.model import Model
 from einnet_explore.graph.onnx_in import load
 from einnet_explore.graph.optimised import Optimised, Part
-from einnet_explore.graph.plan import Plan, Run, build_plan, random_inputs, subgraph_session
+from einnet_explore.graph.plan import Plan, build_plan
+from einnet_explore.graph.regions import random_inputs, subgraph_session
 from einnet_explore.graph.split import Split, Subprogram, partition
 from einnet_explore.ir import Program
 from einnet_explore.rules import Derivation
@@ -177,7 +178,7 @@ class Optimiser:
         return build_plan(self.model, runs, self.settings.threads)
 
 
-def by_value(compiled: CompiledProgram, names: Mapping[str, str]) -> Run:
+def by_value(compiled: CompiledProgram, names: Mapping[str, str]) -> Callable[[Arrays], Arrays]:
     """*compiled* as a plan calls it: with the model's value names."""
     reads = tuple((name, names[name]) for name in compiled.inputs)
     makes = tuple((name, names[name]) for name in compiled.program.outputs)

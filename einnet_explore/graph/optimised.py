@@ -17,7 +17,8 @@ from einnet_explore.backends.measure import Timing, compare
 from einnet_explore.graph.contest import Outcome
 from einnet_explore.graph.export import Replacement, rewrite_model
 from einnet_explore.graph.model import Model
-from einnet_explore.graph.plan import Plan, random_inputs
+from einnet_explore.graph.plan import Plan
+from einnet_explore.graph.regions import random_inputs
 from einnet_explore.graph.split import Skipped
 from einnet_explore.ir import EOPERATOR, VIEW, Program
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,18 +24,10 @@ from onnx import numpy_helper
 from einnet_explore.graph.model import Model, Node
 from einnet_explore.graph.regions import Array, PlanError, Regions, random_inputs, start, subgraph_session, told
 
-__all__ = ["Plan", "PlanError", "Replaced", "Runs", "Segment", "build_plan", "random_inputs", "subgraph_session"]
+__all__ = ["Plan", "PlanError", "Run", "Segment", "build_plan", "random_inputs", "subgraph_session"]
 
-
-class Runs(Protocol):
-    """What computes a program: a ``CompiledProgram``, or anything else that maps arrays to arrays by tensor name."""
-
-    def run(self, inputs: Mapping[str, npt.ArrayLike], /) -> Mapping[str, Array]:
-        """The outputs for *inputs*."""
-
-
-Replaced: TypeAlias = "tuple[Runs, Mapping[str, str]]"
-"""What runs a group, and the value name of each of its inputs and outputs."""
+Run: TypeAlias = "Callable[[Mapping[str, Array]], Mapping[str, Array]]"
+"""What computes a group: the values that leave it from those that enter it, by value name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +74,13 @@ class Plan:
         return {name: held[name] for name in self.outputs}
 
 
-def build_plan(model: Model, replacements: Mapping[tuple[str, ...], Replaced] | None = None, threads: int = 1) -> Plan:
-    """The plan of *model* in which each group of nodes (by name) is run by a program, the others by ONNX Runtime.
+def build_plan(model: Model, replacements: Mapping[tuple[str, ...], Run] | None = None, threads: int = 1) -> Plan:
+    """The plan of *model* in which each group of nodes (by name) is run by its callable, the others by ONNX Runtime.
 
-    A group's program gets those of its inputs that are named and no weights, which it holds itself; it is never run by two
-    threads at once.  Without replacements the plan is one session on the model as it was read.  Raises PlanError, naming
-    nodes, where a group is unknown, shares a node with another or is not convex, where its program lacks one of its
-    values, and where ONNX Runtime refuses a region.
+    A callable gets the values that cross the group's border and gives those that cross it outwards, by value name;
+    weights it holds itself.  It is never called by two threads at once.  Without replacements the plan is one session
+    on the model as it was read.  Raises PlanError, naming nodes, where a group is unknown, shares a node with another
+    or is not convex, and where ONNX Runtime refuses a region; running raises it where a group's result lacks.
     """
     given = {v.name: v.dtype for v in model.inputs}
     names = tuple(v.name for v in model.outputs)
@@ -122,7 +114,7 @@ def _whole(model: Model, outputs: tuple[str, ...], threads: int) -> Segment:
     return Segment(tuple(node.name for node in model.nodes), False, feeds, outputs, run)
 
 
-def _disjoint(groups: Iterable[tuple[Collection[Node], Replaced]]) -> None:
+def _disjoint(groups: Iterable[tuple[Collection[Node], Run]]) -> None:
     seen: set[str] = set()
     for nodes, _ in groups:
         if not nodes:
@@ -193,23 +185,20 @@ def _session(regions: Regions, nodes: tuple[Node, ...], threads: int) -> Segment
     return Segment(tuple(node.name for node in nodes), False, feeds, outputs, run)
 
 
-def _group(model: Model, regions: Regions, nodes: tuple[Node, ...], replaced: Replaced) -> Segment:
+def _group(model: Model, regions: Regions, nodes: tuple[Node, ...], call: Run) -> Segment:
     inputs, outputs = regions.border(nodes)
-    program, names = replaced
-    called = {value: tensor for tensor, value in names.items()}
-    if lacking := [value for value in outputs if value not in called]:
-        raise PlanError(f"{told(nodes)}: found no result for {', '.join(lacking)}, which others read, expected one")
-    reads = tuple((called[value], value) for value in inputs if value in called)
-    makes = tuple((called[value], model.values[value].dtype if value in model.values else None) for value in outputs)
+    types = tuple(model.values[name].dtype if name in model.values else None for name in outputs)
     # Compiled programs compute in arrays of their own: one call at a time.
     alone = threading.Lock()
 
     def run(held: dict[str, Array]) -> Sequence[Array]:
         with alone:
-            made = program.run({tensor: held[value] for tensor, value in reads})
-        return [np.asarray(made[tensor], dtype) for tensor, dtype in makes]
+            made = call({name: held[name] for name in inputs})
+        if lacking := [name for name in outputs if name not in made]:
+            raise PlanError(f"{told(nodes)}: found no result for {', '.join(lacking)}, which others read, expected one")
+        return [np.asarray(made[name], dtype) for name, dtype in zip(outputs, types, strict=True)]
 
-    return Segment(tuple(node.name for node in nodes), True, tuple(value for _, value in reads), outputs, run)
+    return Segment(tuple(node.name for node in nodes), True, inputs, outputs, run)
 
 
 def _array(regions: Regions, name: str) -> Array:

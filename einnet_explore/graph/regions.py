@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -104,27 +103,9 @@ def start(
         raise PlanError(f"{where}: ONNX Runtime refuses: {str(error).strip()}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class RegionSession:
-    """Some nodes of a model in ONNX Runtime, called by value name."""
-
-    session: onnxruntime.InferenceSession
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs for *feeds*, which holds an array for every input."""
-        found = self.session.run(self.outputs, {name: feeds[name] for name in self.inputs})
-        return dict(zip(self.outputs, found, strict=True))
-
-    def random_inputs(self, seed: int = 0) -> dict[str, Array]:
-        """See ``random_inputs``."""
-        return random_inputs(self.session, seed)
-
-
 def subgraph_session(
     model: Model | onnx.ModelProto, node_names: Iterable[str], threads: int = 1, spinning: bool = False
-) -> RegionSession:
+) -> onnxruntime.InferenceSession:
     """The nodes called *node_names* as they are, in a session of their own: the original of a subprogram.
 
     Its inputs and outputs are the values that cross the group's border; weights are held.  Its threads do not spin, as
@@ -133,9 +114,7 @@ def subgraph_session(
     """
     regions = Regions(_proto(model))
     nodes = regions.named(node_names)
-    part = regions.extract(nodes)
-    session = start(part, threads, spinning, nodes)
-    return RegionSession(session, *(tuple(v.name for v in side) for side in (part.graph.input, part.graph.output)))
+    return start(regions.extract(nodes), threads, spinning, nodes)
 
 
 def random_inputs(of: Model | onnx.ModelProto | onnxruntime.InferenceSession, seed: int = 0) -> dict[str, Array]:

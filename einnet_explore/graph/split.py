@@ -74,13 +74,17 @@ def partition(model: Model) -> Split:
     units = _Units(model, understood)
     _around_contractions(units)
     _chains(units)
+    readers: dict[str, set[int]] = {}
+    for n, node in enumerate(model.nodes):
+        for name in node.reads:
+            readers.setdefault(name, set()).add(n)
     groups = [group for group in units.groups() if _worth(group, model, understood)]
     inside = {n for group in groups for n in group}
     for n in understood:
         if n not in inside:
             skipped[n] = f"{model.nodes[n].op} alone is no subprogram"
     return Split(
-        tuple(_subprogram(group, model, understood) for group in groups),
+        tuple(_subprogram(group, units, readers) for group in groups),
         tuple(Skipped(model.nodes[n].name, why) for n, why in sorted(skipped.items())),
     )
 
@@ -221,15 +225,14 @@ def _worth(group: tuple[int, ...], model: Model, understood: Mapping[int, tuple[
     return len(group) > 1 or kind(model.nodes[group[0]]) == "contraction"
 
 
-def _subprogram(group: tuple[int, ...], model: Model, understood: Mapping[int, tuple[Equation, ...]]) -> Subprogram:
-    inside = set(group)
+def _subprogram(group: tuple[int, ...], units: _Units, readers: Mapping[str, set[int]]) -> Subprogram:
+    model, inside = units.model, set(group)
+    seen = {value.name for value in model.outputs}
     nodes = [model.nodes[n] for n in group]
-    needed = {name for n, node in enumerate(model.nodes) if n not in inside for name in node.reads}
-    needed |= {value.name for value in model.outputs}
-    outputs = tuple(name for node in nodes for name in node.results if name in needed)
-    equations = (equation for n in group for equation in understood[n])
+    made = (name for node in nodes for name in node.results)
+    outputs = tuple(name for name in made if name in seen or not readers.get(name, inside) <= inside)
+    equations = tuple(equation for n in group for equation in units.understood[n])
     program = assemble(equations, tuple(model.identifiers[name] for name in outputs))
-    called = {identifier: name for name, identifier in model.identifiers.items()}
-    return Subprogram(
-        tuple(node.name for node in nodes), program, tuple(called[t.name] for t in program.inputs), outputs
-    )
+    called = {model.identifiers[name]: name for node in nodes for name in node.reads}
+    inputs = tuple(called[t.name] for t in program.inputs)
+    return Subprogram(tuple(node.name for node in nodes), program, inputs, outputs)

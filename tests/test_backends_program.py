@@ -1,0 +1,149 @@
+"""Programs whose equations are run by library operators, views, matrix products and kernels, against evaluation."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.backends import CompiledProgram, blas, compile_program, contraction
+from einnet_explore.ir import EOPERATOR, VIEW, Equation, Instance, Program, tensors
+from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.text import parse
+
+CALLS: Mapping[str, Mapping[str, int]] = {
+    "Matmul": {"m": 7, "n": 9, "k": 5},
+    "BatchMatmul": {"b": 3, "m": 7, "n": 9, "k": 5, "ta": 1, "tb": 1},
+    "Conv1d": {"n": 2, "f": 3, "c": 4, "h": 8, "r": 3, "H": 8, "sh": 1, "dh": 1, "ph": 1},
+    "Conv2d": {
+        "n": 2, "g": 2, "f": 3, "c": 4, "h": 4, "w": 5, "r": 3, "s": 2, "H": 8, "W": 7,
+        "sh": 2, "sw": 1, "dh": 1, "dw": 2, "ph": 1, "pw": 0,
+    },
+    "ConvTranspose2d": {
+        "n": 1, "f": 3, "c": 4, "y": 8, "x": 6, "h": 4, "w": 3, "R": 4, "S": 4, "sh": 2, "sw": 2, "ph": 1, "pw": 1,
+    },
+    "G2BMM": {"b": 2, "m": 12, "w": 5, "k": 8, "W": 2, "d": 3},
+    "GBMM": {"b": 2, "m": 12, "n": 8, "w": 5, "W": 2, "d": 3},
+}  # fmt: skip
+
+
+def called(name: str, attributes: Mapping[str, int], operators: tuple[Operator, ...] = OPERATORS) -> Equation:
+    operator = next(o for o in operators if name in o.names)
+    return Equation("Y", operator.instantiate(attributes), Instance(name, tuple(attributes.items())))
+
+
+def whole(*equations: Equation) -> Program:
+    made = {e.name for e in equations}
+    inputs = {t.name: t for e in equations for t in tensors(e.scope) if t.name not in made}
+    return Program(tuple(inputs.values()), equations, (equations[-1].name,))
+
+
+def check(program: Program, weights: tuple[str, ...] = (), **options: object) -> CompiledProgram:
+    rng = np.random.default_rng(0)
+    arrays = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in program.inputs}
+    constants = {name: arrays[name] for name in weights}
+    compiled = compile_program(program, constants=constants, **options)  # type: ignore[arg-type]
+    expected = evaluate(program, arrays, np.float64)
+    for _ in range(2):
+        found = compiled.run({name: a for name, a in arrays.items() if name not in weights})
+        for name in program.outputs:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-4)
+    return compiled
+
+
+@pytest.mark.parametrize("weights", [(), (1,), (0, 1)])
+@pytest.mark.parametrize("name", CALLS)
+def test_library_operators(name: str, weights: tuple[int, ...]) -> None:
+    equation = called(name, CALLS[name])
+    program = whole(equation)
+    operator = next(o for o in OPERATORS if name in o.names)
+    compiled = check(program, tuple(program.inputs[n].name for n in weights))
+    engine = "onnxruntime" if operator.onnx else "tvm"
+    assert compiled.engines["Y"] == ("constant" if len(weights) == 2 else engine)
+
+
+def test_users_operators_need_no_onnx_form() -> None:
+    mine = Operator("SquaredDistance", "D[m, n] = sum[k] A[m, k] - B[n, k]")
+    attributes = {"m": 6, "n": 7, "k": 5}
+    compiled = check(whole(called("SquaredDistance", attributes, (mine,))), operators=(mine,))
+    assert compiled.engines["Y"] == "tvm"
+
+
+def test_a_mixed_program() -> None:
+    compiled = check(_mixed(), ("K",))
+    assert compiled.engines == {"A": "view", "B": "constant", "T": "onnxruntime", "V": "view", "Y": "tvm"}
+    assert len(compiled.calls) == 2
+
+
+def _mixed() -> Program:
+    made = parse("""
+    tensor X[1, 6, 7, 8]
+    tensor K[3, 3, 4, 8] weight
+    A[m:42, k:8] = X[0, m // 7, m % 7, k]
+    B[j:36, k:8] = K[j // 12, j // 4 % 3, j % 4, k] * 2
+    T[m:42, n:36] = sum[k:8] A[m, k] * B[n, k]
+    V[h:6, w:7, r:3, s:3, f:4] = T[7*h + w, 12*r + 4*s + f]
+    Y[n:1, f:4, h:6, w:7] = sum[r:3, s:3] where(h+r-1 >= 0, V[(h+r-1) % 6, w, r, s, f], 0)
+    """)
+    vias = {
+        "A": Instance(VIEW),
+        "B": Instance(EOPERATOR),
+        "T": Instance("Matmul", (("m", 42), ("n", 36), ("k", 8), ("tb", 1))),
+        "V": Instance(VIEW),
+        "Y": Instance(EOPERATOR),
+    }
+    return replace(made, equations=tuple(replace(e, via=vias[e.name]) for e in made.equations))
+
+
+PRODUCTS = {
+    "plain": "tensor A[6, 5]\ntensor B[5, 7]\nY[m:6, n:7] = sum[k:5] A[m, k] * B[k, n]",
+    "transposed result": "tensor A[6, 5]\ntensor B[5, 7]\nY[n:7, m:6] = sum[k:5] A[m, k] * B[k, n]",
+    "both transposed": "tensor A[5, 6]\ntensor B[7, 5]\nY[m:6, n:7] = sum[k:5] A[k, m] * B[n, k]",
+    "batch": "tensor A[3, 6, 5]\ntensor B[3, 5, 7]\nY[b:3, m:6, n:7] = sum[k:5] A[b, m, k] * B[b, k, n]",
+    "batch inside": "tensor A[6, 3, 5]\ntensor B[5, 3, 7]\nY[b:3, m:6, n:7] = sum[k:5] A[m, b, k] * B[k, b, n]",
+    "merged": "tensor A[4, 6, 5]\ntensor B[5, 7, 2]\nY[i:4, m:6, n:7, j:2] = sum[k:5] A[i, m, k] * B[k, n, j]",
+    "split rows": "tensor A[4, 6, 5]\ntensor B[5, 7]\nY[i:6, m:4, n:7] = sum[k:5] A[m, i, k] * B[k, n]",
+    "two sums": "tensor A[6, 3, 5]\ntensor B[3, 5, 7]\nY[m:6, n:7] = sum[j:5, k:3] A[m, k, j] * B[k, j, n]",
+    "overlapping windows": "tensor A[40]\ntensor B[5, 7]\nY[m:6, n:7] = sum[k:5] A[3*m + k] * B[k, n]",
+    "part of a tensor": "tensor A[9, 9]\ntensor B[5, 7]\nY[m:6, n:7] = sum[k:5] A[m+2, k+3] * B[k, n]",
+    "vector": "tensor A[6, 5]\ntensor B[5]\nY[m:6] = sum[k:5] A[m, k] * B[k]",
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_matrix_products_by_strides(name: str) -> None:
+    assert check(parse(PRODUCTS[name])).engines["Y"] == "matmul"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tensor A[6, 5] pad [1, 0]\ntensor B[5, 7]\nY[m:6, n:7] = sum[k:5] A[m-1, k] * B[k, n]",
+        "tensor A[6, 5]\ntensor B[5, 7]\nY[m:6, n:7] = max[k:5] A[m, k] * B[k, n]",
+        "tensor A[6, 5]\ntensor B[5, 7]\nY[m:6, n:7] = sum[k:5, j:2] A[m, k] * B[k, n]",
+        "tensor A[6, 5]\ntensor B[5, 7]\nY[m:6, n:7, i:2] = sum[k:5] A[m, k] * B[k, n]",
+        "tensor A[6, 9]\ntensor B[5, 7]\nY[m:6, n:7] = sum[k:5] A[m, k*5//3] * B[k, n]",
+    ],
+)
+def test_other_scopes_are_no_matrix_products(text: str) -> None:
+    program = parse(text)
+    assert contraction.contraction(program.equations[0].scope) is None
+    assert check(program).engines["Y"] == "tvm"
+
+
+def test_results_are_the_callers_own() -> None:
+    compiled = compile_program(parse("tensor A[4]\nY[i:4] = A[i] + 1"))
+    first = compiled.run({"A": np.zeros(4)})["Y"]
+    compiled.run({"A": np.ones(4)})
+    np.testing.assert_array_equal(first, np.ones(4))
+
+
+def test_views_of_inputs_may_be_outputs() -> None:
+    made = parse("tensor A[6]\nY[i:2, j:3] = A[5 - 3*i - j]\nZ[j:3, i:2] = Y[i, j] * 2\noutput Y, Z")
+    viewed = replace(made, equations=(replace(made.equations[0], via=Instance(VIEW)), made.equations[1]))
+    assert check(viewed).engines == {"Y": "view", "Z": "tvm"}
+
+
+def test_blas_threads_can_be_set() -> None:
+    assert blas.set_threads(1) in (True, False)

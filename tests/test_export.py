@@ -1,0 +1,371 @@
+"""Programs and models as ONNX: what runs in ONNX Runtime and in the reference evaluator is what the expressions mean."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from strategies import inputs_for, programs, scopes_
+
+from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.graph.export import (
+    DOMAIN,
+    IR_VERSION,
+    LEAST_OPSET,
+    OPSET,
+    Exported,
+    ExportError,
+    Replacement,
+    function_of,
+    rewrite_model,
+    to_onnx,
+)
+from einnet_explore.ir import (
+    EOPERATOR,
+    FUNCTIONS,
+    VIEW,
+    Access,
+    Apply,
+    Compare,
+    Const,
+    Equation,
+    Instance,
+    Iterator,
+    Program,
+    Scope,
+    Tensor,
+    as_index,
+    program,
+    tensors,
+)
+from einnet_explore.operators import OPERATORS
+
+LARGEST_EXACT = 1 << 24
+"""Integers beyond this are not exact in single precision."""
+
+
+def model(of: Program, made: Exported, opset: int = OPSET) -> onnx.ModelProto:
+    shapes = {t.name: t.shape for t in of.inputs} | {e.name: e.scope.shape for e in of.equations}
+    stored = {w.name for w in made.initialisers}
+    graph = helper.make_graph(
+        list(made.nodes),
+        "program",
+        [
+            helper.make_tensor_value_info(t.name, TensorProto.FLOAT, t.shape)
+            for t in of.inputs
+            if f"_{t.name}" not in stored
+        ],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in of.outputs],
+        initializer=list(made.initialisers),
+    )
+    out = helper.make_model(
+        graph,
+        functions=list(made.functions),
+        opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, 1)],
+        ir_version=IR_VERSION,
+    )
+    onnx.checker.check_model(out, full_check=True)
+    return out
+
+
+def exported(of: Program, constants: Mapping[str, Any] | None = None, opset: int = OPSET) -> onnx.ModelProto:
+    names = {name: name for name in of.names() if name not in (constants or {})}
+    return model(of, to_onnx(of, names, constants, "_", opset=opset), opset)
+
+
+def run(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The outputs in ONNX Runtime and in the reference evaluator."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 3, 1
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options)
+    own = {v.name: np.asarray(feeds[v.name], np.float32) for v in session.get_inputs()}
+    names = [v.name for v in proto.graph.output]
+    return [
+        dict(zip(names, session.run(names, own), strict=True)),
+        dict(zip(names, ReferenceEvaluator(proto).run(names, own), strict=True)),
+    ]
+
+
+def agree(of: Program, proto: onnx.ModelProto, arrays: Mapping[str, Any], rtol: float = 0) -> None:
+    want = evaluate(of, arrays, np.float64)
+    assume(all(np.abs(a[np.isfinite(a)]).max(initial=0) < LARGEST_EXACT for a in want.values()))
+    for got in run(proto, arrays):
+        for name in of.outputs:
+            assert got[name].shape == want[name].shape
+            np.testing.assert_allclose(got[name], want[name].astype(np.float32), rtol, rtol)
+
+
+def operators(proto: onnx.FunctionProto) -> Counter[str]:
+    return Counter(node.op_type for node in proto.node if node.op_type != "Constant")
+
+
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@given(programs())
+def test_random_programs_mean_the_same_in_onnx(of: Program) -> None:
+    agree(of, exported(of), inputs_for(of))
+
+
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@given(programs(equations=2), programs(equations=1))
+def test_known_weights_are_evaluated_beforehand(of: Program, other: Program) -> None:
+    for of_ in (of, other):
+        arrays = inputs_for(of_)
+        constants = {t.name: arrays[t.name] for t in of_.inputs if t.weight}
+        proto = exported(of_, constants)
+        assert not {v.name for v in proto.graph.input} & constants.keys()
+        agree(of_, proto, arrays)
+
+
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@given(scopes_())
+def test_the_oldest_operator_set_will_do(scope: Scope) -> None:
+    of = program(scope)
+    agree(of, exported(of, opset=LEAST_OPSET), inputs_for(of))
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "where"])
+def test_every_scalar_function(name: str) -> None:
+    x = Iterator("x", 0, 5)
+    reads = tuple(Tensor(f"T{n}", (5,))[x,] for n in range(FUNCTIONS[name]))
+    of = program(Scope((x,), (), Apply(name, reads)))
+    arrays = {f"T{n}": np.linspace(0.5, 2.0 + n, 5) for n in range(FUNCTIONS[name])}
+    agree(of, exported(of), arrays, 1e-6)
+
+
+@pytest.mark.parametrize("op", ["<", "<=", ">", ">=", "==", "!="])
+def test_where_over_two_iterators(op: str) -> None:
+    x, y = Iterator("x", -2, 3), Iterator("y", 0, 4)
+    scope = Scope((x, y), (), Apply("where", (Compare(op, as_index(x), y - 1), Tensor("T", (4,))[y,], Const(-1))))
+    agree(program(scope), exported(program(scope)), inputs_for(scope))
+
+
+def test_infinite_padding_and_empty_sums() -> None:
+    x, r, none = Iterator("x", 0, 6), Iterator("r", 0, 3), Iterator("e", 0, 0)
+    source = Tensor("T", (6,), ((1, 1),), float("-inf"))
+    pooled = Scope((x,), (r,), source[x + r - 1,], "max")
+    empty = Scope((x,), (none,), Tensor("T", (6,))[x,], "min")
+    of = Program((source,), (Equation("P", pooled), Equation("E", empty)), ("P", "E"))
+    agree(of, exported(of), inputs_for(of))
+
+
+def offset_reduce(h: int, w: int, f: int, r: int) -> Scope:
+    a, b, c = Iterator("h", 0, h), Iterator("w", 0, w), Iterator("f", 0, f)
+    p, q = Iterator("r", 0, r), Iterator("s", 0, r)
+    source = Tensor("T", (r, r, h, w, f), ((0, 0), (0, 0), (r, r), (r, r), (0, 0)))
+    return Scope((a, b, c), (p, q), source[p, q, a + p - r // 2, b + q - r // 2, c])
+
+
+@pytest.mark.parametrize(("h", "w", "f", "r"), [(5, 6, 4, 3), (9, 4, 3, 2), (6, 6, 2, 5)])
+def test_offset_reduce_is_one_pad_and_slices(h: int, w: int, f: int, r: int) -> None:
+    scope = offset_reduce(h, w, f, r)
+    found = operators(function_of(scope))
+    assert found["Pad"] == 1 and found["Slice"] == r * r and found["Add"] == r * r - 1
+    assert not found.keys() & {"Gather", "Where", "ReduceSum"}
+    agree(program(scope), exported(program(scope)), inputs_for(scope))
+
+
+def test_layouts_are_reshapes_and_transposes() -> None:
+    i, c, j = Iterator("i", 0, 12), Iterator("c", 0, 5), Iterator("j", 0, 20)
+    merged = Scope((i, c), (), Tensor("A", (3, 4, 5))[i // 4, i % 4, c])
+    turned = Scope((c, i), (), Tensor("A", (3, 4, 5))[i // 4, i % 4, c])
+    digits = Scope((i, c), (), Tensor("A", (3, 20))[i // 4, i % 4 * 5 + c])
+    split = Scope((Iterator("a", 0, 4), Iterator("b", 0, 5)), (), Tensor("A", (20,))[j,])
+    split = replace(split, body=Tensor("A", (20,))[split.traversals[0] * 5 + split.traversals[1],])
+    for scope, allowed in ((merged, {"Reshape"}), (turned, {"Reshape", "Transpose"}), (split, {"Reshape"})):
+        assert operators(function_of(scope)).keys() <= allowed
+    for scope in (merged, turned, digits, split):
+        agree(program(scope), exported(program(scope)), inputs_for(scope))
+
+
+def test_contractions_are_matrix_products() -> None:
+    b, m, n, k = (Iterator(x, 0, e) for x, e in zip("bmnk", (2, 3, 4, 5), strict=True))
+    nn = Scope((b, m, n), (k,), Apply("*", (Tensor("A", (2, 3, 5))[b, m, k], Tensor("B", (2, 5, 4))[b, k, n])))
+    nt = Scope((m, n), (b, k), Apply("*", (Tensor("A", (2, 3, 5))[b, m, k], Tensor("B", (4, 5, 2))[n, k, b])))
+    assert operators(function_of(nn)) == {"MatMul": 1}
+    assert operators(function_of(nt)).keys() <= {"MatMul", "Transpose", "Reshape"}
+    for scope in (nn, nt):
+        agree(program(scope), exported(program(scope)), inputs_for(scope))
+
+
+def test_no_gather_is_as_large_as_the_iteration_space() -> None:
+    """im2col over (h, r) times a weight over (r, f): neither operand is read over f and h at once."""
+    h, f, r, c = Iterator("h", 0, 30), Iterator("f", 0, 20), Iterator("r", 0, 3), Iterator("c", 0, 16)
+    x, k = Tensor("X", (30, 16), ((1, 1), (0, 0))), Tensor("K", (3, 16, 20))
+    scope = Scope((h, f), (r, c), Apply("*", (x[h + r - 1, c], k[r, c, f])))
+    proto = exported(program(scope))
+    inferred = onnx.shape_inference.infer_shapes(onnx.inliner.inline_local_functions(proto))
+    sizes = [np.prod([d.dim_value for d in v.type.tensor_type.shape.dim]) for v in inferred.graph.value_info]
+    assert sizes and max(sizes) <= 30 * 16 * 3
+    agree(program(scope), proto, inputs_for(scope))
+
+
+def test_equal_functions_are_written_once_and_others_are_not() -> None:
+    first, second = offset_reduce(5, 6, 4, 3), offset_reduce(5, 6, 4, 3)
+    other = offset_reduce(5, 6, 3, 3)
+    renamed = replace(second, body=replace(second.body, source=replace(second.body.source, name="U")))  # type: ignore
+    via = Instance(EOPERATOR)
+    of = Program(
+        (*tensors(first), *tensors(renamed), replace(tensors(other)[0], name="V")),  # type: ignore[index]
+        (
+            Equation("Y", first, via),
+            Equation("Z", renamed, via),
+            Equation("W", replace(other, body=replace(other.body, source=replace(other.body.source, name="V"))), via),  # type: ignore
+        ),
+        ("Y", "Z", "W"),
+    )
+    made = to_onnx(of, {name: name for name in of.names()})
+    assert len(made.functions) == 2 and [n.domain for n in made.nodes] == [DOMAIN] * 3
+    assert all(f.name.startswith(EOPERATOR) for f in made.functions)
+    agree(of, model(of, made), inputs_for(of))
+
+
+@pytest.mark.parametrize("name", ["Matmul", "Conv2d", "ConvTranspose2d", "MaxPool2d", "G2BMM", "GBMM"])
+def test_library_operators(name: str) -> None:
+    operator = next((o for o in OPERATORS if name in o.names), None)
+    if operator is None:
+        pytest.skip(f"no operator {name}")
+    extents = {"n": 1, "g": 1, "b": 2, "m": 6, "k": 4, "f": 3, "c": 2, "r": 3, "s": 3, "w": 5, "h": 5, "d": 1, "W": 2}
+    if name == "Matmul":
+        extents |= {"n": 5, "ta": 1}
+    if name.startswith("Conv2d") or name.startswith("MaxPool"):
+        extents |= {"H": 5, "sh": 1, "dh": 1, "ph": 1, "sw": 1, "dw": 1, "pw": 1}
+        extents["W"] = 5
+    if name == "ConvTranspose2d":
+        extents |= {"y": 10, "x": 10, "R": 4, "S": 4, "sh": 2, "sw": 2, "ph": 1, "pw": 1}
+    scope = operator.instantiate(extents)
+    of = replace(program(scope), equations=(Equation("Y", scope, operator.instance(extents)),))
+    made = to_onnx(of, {n: n for n in of.names()})
+    if operator.onnx is not None and (call := operator.onnx(extents)) is not None:
+        assert not made.functions and call.op_type in {n.op_type for n in made.nodes}
+    else:
+        assert [f.name.rpartition("_")[0] for f in made.functions] == [of.equations[0].via.operator]  # type: ignore
+    agree(of, model(of, made), inputs_for(of))
+
+
+def test_views_are_nodes_of_the_graph() -> None:
+    i, c = Iterator("i", 0, 12), Iterator("c", 0, 5)
+    scope = Scope((c, i), (), Tensor("A", (3, 4, 5))[i // 4, i % 4, c])
+    of = replace(program(scope), equations=(Equation("Y", scope, Instance(VIEW)),))
+    made = to_onnx(of, {n: n for n in of.names()})
+    assert not made.functions and {n.op_type for n in made.nodes} <= {"Constant", "Reshape", "Transpose"}
+    agree(of, model(of, made), inputs_for(of))
+
+
+def test_a_program_of_weights_only_has_outputs() -> None:
+    x = Iterator("x", 0, 4)
+    k = Tensor("K", (4,), weight=True)
+    doubled = Scope((x,), (), Apply("*", (Const(2), k[x,])))
+    of = Program((k,), (Equation("D", doubled), Equation("Y", Scope((x,), (), Apply("relu", (Access(
+        Equation("D", doubled).tensor, (as_index(x),)),)))),), ("D", "Y"))
+    proto = exported(of, {"K": np.array([1.0, -2, 3, -4])})
+    assert not proto.functions
+    agree(of, proto, {"K": np.array([1.0, -2, 3, -4])})
+
+
+def test_what_cannot_be_written_is_said() -> None:
+    x = Iterator("x", 0, 4)
+    of = program(Scope((x,), (), Tensor("K", (4,), weight=True)[x,]))
+    with pytest.raises(ExportError, match="input K: neither a value"):
+        to_onnx(of, {"Y": "Y"})
+    with pytest.raises(ExportError, match=r"constant K has shape \(3,\), expected \(4,\)"):
+        to_onnx(of, {"Y": "Y"}, {"K": np.zeros(3)})
+    with pytest.raises(ExportError, match="output Z: no equation"):
+        to_onnx(replace(of, outputs=("Z",)), {"Y": "Y"})
+    odd = program(Scope((x,), (), Apply("sinh", (Tensor("K", (4,))[x,],))))
+    with pytest.raises(ExportError, match="equation Y: .*sinh.* no scalar function"):
+        to_onnx(odd, {"Y": "Y", "K": "K"})
+
+
+def two_layers(opset: int = OPSET, ir: int = IR_VERSION) -> onnx.ModelProto:
+    """relu(x·A + b)·A, and the sum of it and x; the weight A is shared."""
+    rng = np.random.default_rng(0)
+    weights = [("A", rng.integers(-2, 3, (4, 4))), ("b", rng.integers(-2, 3, (4,)))]
+    nodes = [
+        helper.make_node("MatMul", ["x", "A"], ["m"], name="first"),
+        helper.make_node("Add", ["m", "b"], ["a"], name="bias"),
+        helper.make_node("Relu", ["a"], ["r"], name="relu"),
+        helper.make_node("MatMul", ["r", "A"], ["n"], name="second"),
+        helper.make_node("Add", ["n", "x"], ["y"], name="residual"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "layers",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 4])],
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, [3, 4]) for n in ("y", "r")],
+        initializer=[numpy_helper.from_array(a.astype(np.float32), n) for n, a in weights],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir)
+    return onnx.shape_inference.infer_shapes(made)
+
+
+def biased_relu() -> Program:
+    i, j = Iterator("i", 0, 3), Iterator("j", 0, 4)
+    body = Apply("relu", (Apply("+", (Tensor("m", (3, 4))[i, j], Tensor("b", (4,), weight=True)[j,])),))
+    return program(Scope((i, j), (), body), "r")
+
+
+NAMES = {"m": "m", "b": "b", "r": "r"}
+
+
+@pytest.mark.parametrize("opset", [LEAST_OPSET, OPSET, OPSET + 1])
+def test_a_model_is_rewritten(opset: int) -> None:
+    before = two_layers(opset)
+    after = rewrite_model(before, [Replacement(("bias", "relu"), biased_relu(), NAMES)])
+    assert [n.name for n in after.graph.node][0] == "first" and "relu" not in {n.name for n in after.graph.node}
+    assert {w.name for w in after.graph.initializer} == {"A", "b"}
+    assert next(o.version for o in after.opset_import if not o.domain) == max(opset, OPSET)
+    assert after.ir_version == IR_VERSION
+    feeds = {"x": np.arange(12).reshape(3, 4) - 5}
+    for got, want in zip(run(after, feeds), run(before, feeds), strict=True):
+        assert {n: a.tolist() for n, a in got.items()} == {n: a.tolist() for n, a in want.items()}
+
+
+def test_weights_that_nothing_reads_are_dropped() -> None:
+    constants = {"b": numpy_helper.to_array(two_layers().graph.initializer[1])}
+    names = {"m": "m", "r": "r"}
+    after = rewrite_model(two_layers(), [Replacement(("bias", "relu"), biased_relu(), names, constants)])
+    assert "b" not in {w.name for w in after.graph.initializer} and len(after.graph.initializer) == 2
+    before = len(two_layers().graph.node)
+    assert before == 5
+
+
+def test_an_old_model_without_converter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no adapter")
+
+    monkeypatch.setattr("onnx.version_converter.convert_version", refuse)
+    replacement = Replacement(("bias", "relu"), biased_relu(), NAMES)
+    with pytest.raises(ExportError, match=f"operator set 11: .* expected {LEAST_OPSET} or later"):
+        rewrite_model(two_layers(11, 6), [replacement])
+    kept = rewrite_model(two_layers(LEAST_OPSET), [replacement])
+    assert next(o.version for o in kept.opset_import if not o.domain) == LEAST_OPSET
+
+
+def test_groups_that_do_not_fit_are_refused() -> None:
+    good = Replacement(("bias", "relu"), biased_relu(), NAMES)
+    with pytest.raises(ExportError, match="node nobody: found no such node"):
+        rewrite_model(two_layers(), [replace(good, nodes=("nobody",))])
+    with pytest.raises(ExportError, match="node relu: found in two groups"):
+        rewrite_model(two_layers(), [good, replace(good, nodes=("relu",))])
+    with pytest.raises(ExportError, match=r"found input m that nothing computes"):
+        rewrite_model(two_layers(), [replace(good, nodes=("first", "bias", "relu"))])
+    i, j = Iterator("i", 0, 3), Iterator("j", 0, 4)
+    body = Apply("+", (Tensor("r", (3, 4))[i, j], Tensor("n", (3, 4))[i, j]))
+    both = Program(
+        (Tensor("n", (3, 4)), Tensor("m", (3, 4))),
+        (Equation("r", Scope((i, j), (), Tensor("m", (3, 4))[i, j])), Equation("y", Scope((i, j), (), body))),
+        ("r", "y"),
+    )
+    around = Replacement(("bias", "relu", "residual"), both, {n: n for n in "mnry"})
+    assert rewrite_model(two_layers(), [around]).graph.node  # separate nodes of a program need not be convex together
+    looped = replace(both, equations=(replace(both.equations[0], scope=both.equations[1].scope),), outputs=("r",))
+    looped = replace(looped, equations=(Equation("r", Scope((i, j), (), Tensor("n", (3, 4))[i, j])),))
+    with pytest.raises(ExportError, match="cycle"):
+        rewrite_model(two_layers(), [Replacement(("bias", "relu"), looped, {"n": "n", "r": "r"})])
