@@ -93,9 +93,22 @@ def test_every_template_occurs() -> None:
     assert used == {"rows", "tile", "turn", "outer", "inner"}
 
 
-def test_two_threads_compute_the_same() -> None:
-    check(scope_of("tensor A[40, 30, 64]\nY[h:30, w:64, c:40] = A[c, h, w] * 2 + 1"), threads=2)
-    check(scope_of("tensor A[300, 128]\nY[m:300] = sum[k:128] A[m, k]"), threads=2)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tensor A[40, 64, 64]\nY[h:64, w:64, c:40] = A[c, h, w] * 2 + 1",
+        "tensor A[48, 64, 64]\nY[h:64, w:64, c:48] = A[c, h, w] * 2 + 1",
+        "tensor A[1100, 256]\nY[m:1100] = sum[k:256] A[m, k]",
+        "tensor A[256, 10, 128]\nY[m:10, n:128] = max[k:256] A[k, m, n]",
+        "tensor A[180001]\nY[i:180001] = A[i] * 2",
+        "tensor A[180000]\nY[i:180000] = relu(A[i]) + 1",
+        "tensor A[60, 52, 61] pad [0, 1, 1]\nY[c:60, h:52, w:61] = sum[r:3] A[c, h+r-1, w+r-1]",
+    ],
+)
+def test_two_threads_compute_the_same(text: str) -> None:
+    check(scope_of(text), threads=2)
+    assert "T.parallel(" in emit(scope_of(text), threads=2).text
+    assert "T.parallel(" not in emit(scope_of(text)).text
 
 
 @given(scopes_(), st.integers(0, 2))

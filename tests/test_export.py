@@ -1,4 +1,4 @@
-"""Programs and models as ONNX: what runs in ONNX Runtime and in the reference evaluator is what the expressions mean."""
+"""Programs and models as ONNX: ONNX Runtime and the reference evaluator compute what the expressions mean."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
-from onnx import TensorProto, helper, numpy_helper
+from hypothesis import HealthCheck, given, settings
+from onnx import TensorProto, helper, inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from strategies import inputs_for, programs, scopes_
 
@@ -51,17 +51,12 @@ LARGEST_EXACT = 1 << 24
 """Integers beyond this are not exact in single precision."""
 
 
-def model(of: Program, made: Exported, opset: int = OPSET) -> onnx.ModelProto:
+def model(of: Program, made: Exported, opset: int = OPSET, known: Mapping[str, Any] = {}) -> onnx.ModelProto:
     shapes = {t.name: t.shape for t in of.inputs} | {e.name: e.scope.shape for e in of.equations}
-    stored = {w.name for w in made.initialisers}
     graph = helper.make_graph(
         list(made.nodes),
         "program",
-        [
-            helper.make_tensor_value_info(t.name, TensorProto.FLOAT, t.shape)
-            for t in of.inputs
-            if f"_{t.name}" not in stored
-        ],
+        [helper.make_tensor_value_info(t.name, TensorProto.FLOAT, t.shape) for t in of.inputs if t.name not in known],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in of.outputs],
         initializer=list(made.initialisers),
     )
@@ -76,8 +71,9 @@ def model(of: Program, made: Exported, opset: int = OPSET) -> onnx.ModelProto:
 
 
 def exported(of: Program, constants: Mapping[str, Any] | None = None, opset: int = OPSET) -> onnx.ModelProto:
-    names = {name: name for name in of.names() if name not in (constants or {})}
-    return model(of, to_onnx(of, names, constants, "_", opset=opset), opset)
+    known = constants or {}
+    names = {name: name for name in of.names() if name not in known}
+    return model(of, to_onnx(of, names, known, "_", opset=opset), opset, known)
 
 
 def run(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -95,7 +91,8 @@ def run(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[dict[str, Any]
 
 def agree(of: Program, proto: onnx.ModelProto, arrays: Mapping[str, Any], rtol: float = 0) -> None:
     want = evaluate(of, arrays, np.float64)
-    assume(all(np.abs(a[np.isfinite(a)]).max(initial=0) < LARGEST_EXACT for a in want.values()))
+    if any(np.abs(a[np.isfinite(a)]).max(initial=0) >= LARGEST_EXACT for a in want.values()):
+        return
     for got in run(proto, arrays):
         for name in of.outputs:
             assert got[name].shape == want[name].shape
@@ -185,9 +182,9 @@ def test_layouts_are_reshapes_and_transposes() -> None:
 
 
 def test_contractions_are_matrix_products() -> None:
-    b, m, n, k = (Iterator(x, 0, e) for x, e in zip("bmnk", (2, 3, 4, 5), strict=True))
-    nn = Scope((b, m, n), (k,), Apply("*", (Tensor("A", (2, 3, 5))[b, m, k], Tensor("B", (2, 5, 4))[b, k, n])))
-    nt = Scope((m, n), (b, k), Apply("*", (Tensor("A", (2, 3, 5))[b, m, k], Tensor("B", (4, 5, 2))[n, k, b])))
+    b, m, n, k = (Iterator(x, 0, e) for x, e in zip("bmnk", (2, 3, 4, 40), strict=True))
+    nn = Scope((b, m, n), (k,), Apply("*", (Tensor("A", (2, 3, 40))[b, m, k], Tensor("B", (2, 40, 4))[b, k, n])))
+    nt = Scope((m, n), (b, k), Apply("*", (Tensor("A", (2, 3, 40))[b, m, k], Tensor("B", (4, 40, 2))[n, k, b])))
     assert operators(function_of(nn)) == {"MatMul": 1}
     assert operators(function_of(nt)).keys() <= {"MatMul", "Transpose", "Reshape"}
     for scope in (nn, nt):
@@ -200,7 +197,7 @@ def test_no_gather_is_as_large_as_the_iteration_space() -> None:
     x, k = Tensor("X", (30, 16), ((1, 1), (0, 0))), Tensor("K", (3, 16, 20))
     scope = Scope((h, f), (r, c), Apply("*", (x[h + r - 1, c], k[r, c, f])))
     proto = exported(program(scope))
-    inferred = onnx.shape_inference.infer_shapes(onnx.inliner.inline_local_functions(proto))
+    inferred = onnx.shape_inference.infer_shapes(inliner.inline_local_functions(proto))
     sizes = [np.prod([d.dim_value for d in v.type.tensor_type.shape.dim]) for v in inferred.graph.value_info]
     assert sizes and max(sizes) <= 30 * 16 * 3
     agree(program(scope), proto, inputs_for(scope))
@@ -262,8 +259,14 @@ def test_a_program_of_weights_only_has_outputs() -> None:
     x = Iterator("x", 0, 4)
     k = Tensor("K", (4,), weight=True)
     doubled = Scope((x,), (), Apply("*", (Const(2), k[x,])))
-    of = Program((k,), (Equation("D", doubled), Equation("Y", Scope((x,), (), Apply("relu", (Access(
-        Equation("D", doubled).tensor, (as_index(x),)),)))),), ("D", "Y"))
+    of = Program(
+        (k,),
+        (
+            Equation("D", doubled),
+            Equation("Y", Scope((x,), (), Apply("relu", (Access(Equation("D", doubled).tensor, (as_index(x),)),)))),
+        ),
+        ("D", "Y"),
+    )
     proto = exported(of, {"K": np.array([1.0, -2, 3, -4])})
     assert not proto.functions
     agree(of, proto, {"K": np.array([1.0, -2, 3, -4])})
@@ -279,7 +282,7 @@ def test_what_cannot_be_written_is_said() -> None:
     with pytest.raises(ExportError, match="output Z: no equation"):
         to_onnx(replace(of, outputs=("Z",)), {"Y": "Y"})
     odd = program(Scope((x,), (), Apply("sinh", (Tensor("K", (4,))[x,],))))
-    with pytest.raises(ExportError, match="equation Y: .*sinh.* no scalar function"):
+    with pytest.raises(ExportError, match=r"equation Y: .*sinh.* no scalar function"):
         to_onnx(odd, {"Y": "Y", "K": "K"})
 
 
@@ -318,7 +321,7 @@ NAMES = {"m": "m", "b": "b", "r": "r"}
 def test_a_model_is_rewritten(opset: int) -> None:
     before = two_layers(opset)
     after = rewrite_model(before, [Replacement(("bias", "relu"), biased_relu(), NAMES)])
-    assert [n.name for n in after.graph.node][0] == "first" and "relu" not in {n.name for n in after.graph.node}
+    assert after.graph.node[0].name == "first" and "relu" not in {n.name for n in after.graph.node}
     assert {w.name for w in after.graph.initializer} == {"A", "b"}
     assert next(o.version for o in after.opset_import if not o.domain) == max(opset, OPSET)
     assert after.ir_version == IR_VERSION

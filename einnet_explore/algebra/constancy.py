@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from einnet_explore.algebra.regions import never
 from einnet_explore.algebra.substitute import holds, substitute_domain
-from einnet_explore.ir import Access, Apply, Bound, Const, Iterator, Quotient, Scalar, Scope, Tensor, as_index
+from einnet_explore.ir import Access, Apply, Bound, Const, Iterator, Quotient, Scalar, Scope, Tensor, accesses, as_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,9 @@ def constancy(body: Scalar) -> Constancy | None:
             inside = substitute_domain(source.domain, dict(zip(source.traversals, index, strict=True)))
             return Constancy(tuple(b for b in (*outside, *inside) if not holds(b)), source.value)
         case Apply("*", args):
-            return _product([constancy(a) for a in args])
+            # 0 times a padding of -inf is no number: then nothing is known of the product.
+            finite = all(math.isfinite(a.source.value) for a in accesses(body))
+            return _product([constancy(a) for a in args]) if finite else None
         case Apply("+", args):
             return _together([constancy(a) for a in args], lambda *v: sum(v))
         case Apply("where", (_, a, b)):

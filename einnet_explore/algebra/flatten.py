@@ -31,7 +31,8 @@ def flat_address(access: Access) -> Index:
 def view_strides(scope: Scope) -> tuple[int, tuple[int, ...]] | None:
     """(offset, strides) in elements of the tensor that *scope* reads, if it is that tensor's elements seen otherwise.
 
-    None if it computes anything, reads padding, has a domain, or reads at an address that is not affine.
+    A dimension of one element has the stride that a packed array would have: no other is more true.  None if it
+    computes anything, reads padding, has a domain, or reads at an address that is not affine.
     """
     match scope:
         case Scope(summations=(), body=Access(Tensor() as source, index) as access, domain=()):
@@ -43,5 +44,6 @@ def view_strides(scope: Scope) -> tuple[int, tuple[int, ...]] | None:
     flat = flat_address(access)
     if not flat.affine:
         return None
-    strides = tuple(flat.coefficient(x) for x in scope.traversals)
+    own = row_major(scope.shape)
+    strides = tuple(o if x.extent == 1 else flat.coefficient(x) for x, o in zip(scope.traversals, own, strict=True))
     return flat.evaluate(lambda x: x.lo), strides

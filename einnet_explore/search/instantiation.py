@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from einnet_explore.algebra.flatten import row_major, view_strides
+from einnet_explore.algebra.flatten import view_strides
 from einnet_explore.algebra.substitute import fresh
 from einnet_explore.ir import (
     EOPERATOR,
@@ -155,14 +155,11 @@ def _operand(layout: Layout, before: list[Equation], used: set[str]) -> Tensor:
 
 
 def _view(scope: Scope) -> Instance:
-    """How a view is run; a dimension of one element has the stride that a packed array would have."""
     found = view_strides(scope)
     if found is None:
         raise Refused(f"{scope!r} is no view")
     offset, strides = found
-    own = row_major(scope.shape)
-    steps = tuple(o if n == 1 else s for n, s, o in zip(scope.shape, strides, own, strict=True))
-    return Instance(VIEW, (("offset", offset), ("strides", steps)))
+    return Instance(VIEW, (("offset", offset), ("strides", strides)))
 
 
 def _straight(scope: Scope) -> bool:
