@@ -124,6 +124,9 @@ def test_matrix_products_by_strides(name: str) -> None:
         "tensor A[6, 5]\ntensor B[5, 7]\nY[m:6, n:7] = sum[k:5, j:2] A[m, k] * B[k, n]",
         "tensor A[6, 5]\ntensor B[5, 7]\nY[m:6, n:7, i:2] = sum[k:5] A[m, k] * B[k, n]",
         "tensor A[6, 9]\ntensor B[5, 7]\nY[m:6, n:7] = sum[k:5] A[m, k*5//3] * B[k, n]",
+        "tensor A[6, 7]\ntensor B[6, 7]\nY[m:6, n:7] = A[m, n] * B[m, n]",
+        "tensor A[6, 7]\ntensor B[6, 7]\nY[m:6] = sum[n:7] A[m, n] * B[m, n]",
+        "tensor A[1]\ntensor B[1]\nY[m:1] = A[0] * B[0]",
     ],
 )
 def test_other_scopes_are_no_matrix_products(text: str) -> None:

@@ -75,7 +75,7 @@ def test_kernels_run_where_no_cache_can_be_written(own_cache: Path) -> None:
 
 
 def test_kernels_are_kept_without_a_linker(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("einnet_explore.backends.tvm_cpu._linker", lambda: None)
+    monkeypatch.setattr("einnet_explore.backends.compiled._linker", lambda: None)
     source = emit(parse("tensor A[9]\nY[i:9] = tanh(A[i]) * 3").equations[0].scope)
     first = load(source)(np.ones(9, np.float32))
     assert [p.suffix for p in (own_cache / "kernels").iterdir()] == [".ll"]

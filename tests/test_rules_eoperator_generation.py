@@ -82,9 +82,16 @@ def test_refusals() -> None:
     message = "intensity 42.7 FLOP/element is not below 4: this is compute-bound"
     refuses(EOPERATOR_GENERATION, product, (0,), message)
     assert list(EOPERATOR_GENERATION.matches(product, (0,))) == []
-    nested = parse("tensor A[4]\nY[x:4] = {[z:4] sum[k:4, q:4] A[k] * A[q]}[x]")
-    refuses(EOPERATOR_GENERATION, nested, (0,), "the scope at 0.0 sums over k, q: instantiate it first")
+    nested = parse("tensor A[4]\nY[x:4] = {[z:4] sum[k:4, q:4] A[k] * A[q]}[x // 2]")
+    repeated = "the scope at 0.0 sums over k, q for every read of it: instantiate it first"
+    refuses(EOPERATOR_GENERATION, nested, (0,), repeated)
     refuses(EOPERATOR_GENERATION, nested, (0,), "eOperator generation takes no parameters, found kind", kind="layout")
     copy = parse("tensor A[4]\nY[x:4] = A[x] + 1")
     done = EOPERATOR_GENERATION.match(copy, (0,)).apply(copy).after
     refuses(EOPERATOR_GENERATION, done, (0,), "Y is instantiated already, by eOperator")
+
+
+def test_an_epilogue_of_a_sum_is_one_kernel() -> None:
+    sums = parse("tensor A[3, 4]\nY[x:4, y:1] = relu({[z:4] sum[k:3] A[k, z]}[x])")
+    after = EOPERATOR_GENERATION.match(sums, (0,)).apply(sums).after
+    assert after.equations[0].via is not None and after.equations[0].via.operator == EOPERATOR

@@ -61,3 +61,14 @@ def _operations(body: Scalar) -> int:
             return own + sum(map(_operations, args))
         case Access() | Const() | Compare():
             return 0
+
+
+def reads_once(reader: Scope, access: Access) -> bool:
+    """Whether *reader* reads every element of *access*'s source at most once through this access.
+
+    So it is where nothing is summed and each traversal of more than one value stands alone in an index of its own.
+    """
+    if reader.summations:
+        return False
+    alone = [x for i in access.index if (x := i.single) is not None and x.extent > 1]
+    return sorted(alone, key=repr) == sorted((x for x in reader.traversals if x.extent > 1), key=repr)

@@ -3,6 +3,7 @@
 from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.files import cache_directory
 from einnet_explore.backends.measure import Timing, compare, stream_bandwidth
+from einnet_explore.backends.profiles import Profile, ProfileStore
 from einnet_explore.backends.program import CompiledProgram, compile_program
 from einnet_explore.backends.tvm_cpu import Kernel, Source, aligned, aligned_empty, compile_scope, emit, load
 
@@ -10,6 +11,8 @@ __all__ = [
     "BackendError",
     "CompiledProgram",
     "Kernel",
+    "Profile",
+    "ProfileStore",
     "Source",
     "Timing",
     "aligned",

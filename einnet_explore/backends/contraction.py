@@ -46,15 +46,11 @@ def contraction(scope: Scope) -> Contraction | None:
     in_a, in_b = ({x for i in access.index for x in i.iterators} for access in (a, b))
     if not all(x in in_a and x in in_b for x in summations) or not all(x in in_a | in_b for x in traversals):
         return None
-    return Contraction(
-        a,
-        b,
-        tuple(x for x in traversals if x in in_a and x in in_b),
-        tuple(x for x in traversals if x not in in_b),
-        tuple(x for x in traversals if x not in in_a),
-        summations,
-        scope,
-    )
+    batch = tuple(x for x in traversals if x in in_a and x in in_b)
+    if not summations or len(batch) == len(traversals):
+        return None  # nothing to multiply: a kernel is better at elementwise work
+    m, n = (tuple(x for x in traversals if x not in inside) for inside in (in_b, in_a))
+    return Contraction(a, b, batch, m, n, summations, scope)
 
 
 def bind(product: Contraction, left: Array, right: Array, out: Array) -> Callable[[], object] | None:
@@ -111,7 +107,9 @@ def _strides(access: Access, array: Array) -> dict[Iterator, int]:
 def _first(array: Array, access: Access) -> Array:
     """*array* from the element on that is read where every iterator is at its start."""
     start = tuple(i.evaluate(lambda x: x.lo) - lo for i, (lo, _) in zip(access.index, access.source.box, strict=True))
-    return array[tuple(slice(at, None) for at in start)] if array.size else array
+    # The ellipsis makes it a view also where there are no dimensions.
+    where: Any = (*(slice(at, None) for at in start), ...)
+    return array[where] if array.size else array
 
 
 def _merged(

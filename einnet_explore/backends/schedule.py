@@ -14,30 +14,15 @@ Inner loops are left to LLVM's vectoriser where it does as well: it deals with r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from functools import partial
-from math import gcd, lcm, prod
+from dataclasses import dataclass
+from math import gcd, prod
 from typing import Any
 
 from tvm.s_tir import Schedule
 
-from einnet_explore.backends.prepare import points, step
+from einnet_explore.backends.structure import LANES, borders, lanes_of, moved, period_of, runs_along, tile_of
 from einnet_explore.backends.transpose import transposing
-from einnet_explore.ir import (
-    Access,
-    Apply,
-    Compare,
-    Const,
-    Index,
-    Iterator,
-    Quotient,
-    Remainder,
-    Scalar,
-    Scope,
-    accesses,
-    as_index,
-)
+from einnet_explore.ir import Scope, accesses
 
 VERSION = 5
 """Part of the key of compiled kernels: to be raised when a template changes."""

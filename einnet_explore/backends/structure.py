@@ -55,7 +55,7 @@ def templates(scope: Scope) -> tuple[str, ...]:
 
 def turned(scope: Scope) -> Scope | None:
     """*scope* as a transposed view of a scope whose innermost iterator runs along memory; None where no tile fits."""
-    n = along(scope)
+    n = _along(scope)
     if n is None or scope.summations:
         return None
     x, last = scope.traversals[n], scope.traversals[-1]
@@ -132,7 +132,7 @@ def _indices(body: Scalar) -> Iterable[Index]:
         yield from access.index
 
 
-def along(scope: Scope) -> int | None:
+def _along(scope: Scope) -> int | None:
     """The position of the traversal along which the largest read runs in memory, where the innermost one does not."""
     reads = max(accesses(scope.body), key=lambda a: prod(a.source.shape), default=None)
     if reads is None or not scope.traversals or runs_along((reads,), scope.traversals[-1]):
@@ -142,7 +142,7 @@ def along(scope: Scope) -> int | None:
 
 def tile_of(scope: Scope) -> tuple[int, int, int] | None:
     """(position of the iterator along memory, its tile, the tile of the innermost one) of the largest read."""
-    n = along(scope)
+    n = _along(scope)
     if n is None:
         return None
     along, across = (_divisor(y.extent) for y in (scope.traversals[n], scope.traversals[-1]))

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tvm
 import tvm_ffi
 from tvm import te
 from tvm.s_tir import Schedule, ScheduleError
 
-from einnet_explore.backends import measure, schedule
+from einnet_explore.backends import compiled, measure, schedule, structure
 from einnet_explore.backends.emit import lower
 from einnet_explore.backends.errors import BackendError
-from einnet_explore.backends.files import cache_directory, write_aside
 from einnet_explore.backends.identity import identity
 from einnet_explore.backends.prepare import prepare
 from einnet_explore.backends.squash import squash
@@ -67,14 +61,14 @@ class Source:
     @cached_property
     def template(self) -> str:
         """The schedule template of the last stage."""
-        names = schedule.templates(self.prepared)
+        names = structure.templates(self.prepared)
         names = tuple(n for n in names if n != "turn") if self.dtype != "float32" else names
         return names[min(self.rank, len(names) - 1)]
 
     @cached_property
     def function(self) -> Any:
         """The scheduled PrimFunc."""
-        if self.template == "turn" and (view := schedule.turned(self.prepared)) is not None:
+        if self.template == "turn" and (view := structure.turned(self.prepared)) is not None:
             function, _ = self._lowered(view)
             trial = Schedule(function)
             schedule.apply("turn", trial, "Y", view, self.threads)
@@ -100,7 +94,7 @@ class Source:
     @cached_property
     def key(self) -> str:
         """What a compiled kernel is remembered by."""
-        parts = (identity(self.scope), self.dtype, self.threads, self.rank, schedule.VERSION, *_platform())
+        parts = (identity(self.scope), self.dtype, self.threads, self.rank, schedule.VERSION, *compiled.platform())
         return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:40]
 
 
@@ -156,18 +150,15 @@ class Kernel:
 
 def load(source: Source) -> Kernel:
     """Compile *source*, or take it from the cache directory; raises BackendError where TVM refuses."""
-    _threads(source.threads)
-    suffix = ".so" if _linker() else ".ll"
-    path = cache_directory() / "kernels" / f"{source.key}{suffix}"
-    if (function := _stored(path)) is not None:
-        return Kernel(source, function)
+    compiled.use_threads(source.threads)
+    known = compiled.stored(source.key)
+    if known is not None:
+        return Kernel(source, known)
     try:
-        module = tvm.compile(tvm.IRModule({"main": source.function}), target=_target(source.threads)).mod
+        function = source.function
+        return Kernel(source, compiled.build(function, source.key, source.threads))
     except Exception as error:
         raise BackendError(f"TVM refuses {source.scope!r}: {_last_line(error)}") from error
-    if write_aside(path, lambda new: _save(module, new)) and (function := _stored(path)) is not None:
-        return Kernel(source, function)
-    return Kernel(source, module["main"])
 
 
 def compile_scope(scope: Scope, dtype: str = "float32", threads: int = 1, tune: bool = False) -> Kernel:
@@ -213,7 +204,7 @@ def _scheduled(function: Any, stages: Mapping[str, Scope], rank: int, template: 
     """Every stage by its template; a template that TVM refuses for a stage gives way to the next one."""
     current = function
     for name, scope in stages.items():
-        names = tuple(n for n in schedule.templates(scope) if n != "turn")
+        names = tuple(n for n in structure.templates(scope) if n != "turn")
         first = names.index(template) if name == "Y" and template in names else min(rank, len(names) - 1)
         for trial_name in names[first:]:
             trial = Schedule(current)
@@ -224,74 +215,6 @@ def _scheduled(function: Any, stages: Mapping[str, Scope], rank: int, template: 
             current = trial.mod["main"]
             break
     return current
-
-
-@cache
-def _target(threads: int) -> Any:
-    return tvm.target.Target({"kind": "llvm", "num-cores": threads, "mcpu": _platform()[1]})
-
-
-@cache
-def _platform() -> tuple[str, str]:
-    """(TVM's version, the host's CPU as LLVM calls it)."""
-    return tvm.__version__, str(tvm.target.codegen.llvm_get_system_cpu())
-
-
-def cpu_name() -> str:
-    """The host's CPU as LLVM calls it."""
-    return _platform()[1]
-
-
-@cache
-def _linker() -> str | None:
-    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-
-
-_pool = 0
-
-
-def _threads(threads: int) -> None:
-    """TVM's pool grows to the largest number of threads that a kernel asks for."""
-    global _pool  # noqa: PLW0603 - the pool is the process's
-    if threads > _pool:
-        # Without the variable TVM takes half of the cores; it reads it once, when the pool is made.
-        if threads > 1:
-            os.environ.setdefault("TVM_NUM_THREADS", str(max(threads, os.cpu_count() or 1)))
-        tvm.get_global_func("runtime.config_threadpool")(1, threads)
-        _pool = threads
-
-
-def _save(module: Any, path: Path) -> None:
-    if path.suffix == ".ll":
-        module.write_to_file(str(path), "ll")
-    else:
-        compiled = path.with_suffix(".o")
-        module.write_to_file(str(compiled), "o")
-        command = [str(_linker()), "-shared", "-o", str(path), str(compiled)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise OSError(done.stderr)
-    # A comment to LLVM, and beyond the end to the loader: half a library must not be loaded, it would crash.
-    path.write_bytes((content := path.read_bytes()) + _seal(content))
-
-
-def _seal(content: bytes) -> bytes:
-    return b"\n; sha256 " + hashlib.sha256(content).hexdigest().encode()
-
-
-def _stored(path: Path) -> Any:
-    """The function in *path*; None where there is none, or a damaged one."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    length = len(_seal(b""))
-    if content[-length:] != _seal(content[:-length]):
-        return None
-    try:
-        return tvm.runtime.load_module(str(path))["main"]
-    except Exception:
-        return None
 
 
 def _last_line(error: Exception) -> str:

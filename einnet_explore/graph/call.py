@@ -175,17 +175,13 @@ def digits(address: Index, shape: Shape) -> tuple[Index, ...]:
 
 
 def progression(values: Array, x: Iterator) -> Index | None:
-    """The index a·x + b, or (x + b)//k, that gives *values* as *x* counts from 0; None where neither does."""
+    """The index a·x + b, or x//k + b, that gives *values* as *x* counts from 0; None where neither does."""
     found: list[int] = values.tolist()
     step = found[1] - found[0] if len(found) > 1 else 0
     if all(v == found[0] + step * n for n, v in enumerate(found)):
         return x * step + found[0]
-    changes = np.flatnonzero(np.diff(values)) + 1
-    k = int(changes[1] - changes[0]) if len(changes) > 1 else int(max(changes[0], len(found) - changes[0]))
-    first = k - int(changes[0])
-    if all((n + first) // k + found[0] == v for n, v in enumerate(found)):
-        return (x + first) // k + found[0]
-    return None
+    k = int(np.argmax(np.diff(values) != 0)) + 1
+    return x // k + found[0] if all(v == n // k + found[0] for n, v in enumerate(found)) else None
 
 
 def _tensor(name: str, model: Model) -> Tensor:

@@ -1,4 +1,4 @@
-"""One subprogram: its original against derived candidates, by measurement on this device (EinNet §6.3, line 13 of Algorithm 1)."""
+"""One subprogram: its original against derived candidates, measured on this device (EinNet §6.3, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AGREEMENT = 1e-4
 """The largest error allowed, relative to the largest output."""
 
 MARGIN = 0.95
-"""A candidate replaces the original when it takes less than this part of its time: a smaller gain is within the noise."""
+"""A candidate replaces the original when it takes less than this part of its time: less is within the noise."""
 
 COMPUTE_BOUND = 4.0
 """The paper's threshold (§5): FLOPs a tensor element below which an expression is memory-bound."""
@@ -96,7 +96,7 @@ def contest(
     promising = [(seconds, d) for seconds, d in ranked if seconds < before]
     if not promising:
         least = f"{ranked[0][0] * 1e6:.0f} µs" if ranked else "no candidate"
-        why = f"the cheapest of {len(ranked)} candidates is estimated at {least}, the original takes {before * 1e6:.0f} µs"
+        why = f"the cheapest of {len(ranked)} candidates: estimated {least}, the original takes {before * 1e6:.0f} µs"
         return Outcome(before, before, None, perf_counter() - began, len(search.states), why)
     runners: dict[str, Callable[[], object]] = {"original": original}
     entered: dict[str, Derivation] = {}
@@ -138,7 +138,7 @@ def _times(store: ProfileStore, keys: Mapping[str, Key], calls: Mapping[str, Cal
     known = {name: profile.seconds for name, key in keys.items() if (profile := store.get(key))}
     if len(known) == len(keys):
         return known
-    measured = {name: t.median for name, t in compare(calls, rounds=7, min_seconds=0.05).items()}
+    measured = {name: t.median for name, t in compare(calls, rounds=9, min_seconds=0.05).items()}
     for name, seconds in measured.items():
         store.put(keys[name], seconds, "measured in turns")
     return measured
@@ -150,7 +150,7 @@ def runner(compiled: CompiledProgram, feeds: Arrays) -> Callable[[], object]:
 
 
 def largest_error(want: Arrays, got: Arrays) -> float:
-    """The largest difference over all outputs, relative to the largest magnitude of the outputs (0 where both are 0)."""
+    """The largest difference over all outputs, relative to each output's largest magnitude."""
     return max((_relative(want[name], got[name]) for name in want), default=0.0)
 
 

@@ -1,7 +1,8 @@
 """Post-optimisation: adjacent eOperators become one kernel (EinNet §6.3, Fig. 11).
 
-A chain of memory-bound equations reads and writes memory once for every link.  Substituting an intermediate into its only reader
-(expression fusion) and merging what then only re-indexes leaves one kernel that reads the inputs and writes the result.
+A chain of memory-bound equations reads and writes memory once for every link.  Substituting an intermediate into its
+only reader (expression fusion) and merging what then only re-indexes leaves one kernel that reads the inputs and
+writes the result.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from einnet_explore.ir import EOPERATOR, VIEW, Access, Equation, Program, Scope, accesses, tensors
+from einnet_explore.algebra.measure import reads_once
+from einnet_explore.ir import EOPERATOR, VIEW, Access, Equation, Program, Scope, accesses, scopes
 from einnet_explore.rules import EOPERATOR_GENERATION, EXPRESSION_FUSION, TRAVERSAL_MERGING, Derivation, Match
 from einnet_explore.rules.base import places
 
@@ -44,19 +46,14 @@ def _pairs(program: Program) -> Iterable[Match[Any]]:
 def worth(source: Equation, reader: Equation) -> bool:
     """Whether *reader* may compute *source*'s elements itself without computing any of them twice.
 
-    So it is when the source only re-indexes, or when the reader reads each element in one place and sums nothing itself.
+    So it is when the source only re-indexes, or when the reader reads each element in one place and sums nothing.
     """
     if source.via is None or source.via.operator not in GENERATED:
         return False
     if not source.scope.summations and isinstance(source.scope.body, Access):
         return not isinstance(source.scope.body.source, Scope)
-    reads = [a for a in accesses(reader.scope.body) if a.source == source.tensor]
-    deep = [t for t in tensors(reader.scope) if t.name == source.name]
-    if len(reads) != 1 or reader.scope.summations or len(deep) != 1:
-        return False
-    singles = [i.single for i in reads[0].index]
-    used = [x for x in singles if x is not None]
-    return len(used) == len(set(used)) == sum(x.extent > 1 for x in reader.scope.traversals)
+    reads = [a for _, scope in scopes(reader.scope) for a in accesses(scope.body) if a.source == source.tensor]
+    return len(reads) == 1 and reads[0] in accesses(reader.scope.body) and reads_once(reader.scope, reads[0])
 
 
 def _merge(derivation: Derivation, reader: int) -> Derivation:

@@ -1,8 +1,9 @@
 """The main job: an ONNX model in, a verified program that is at least as fast out (EinNet §6.3, Algorithm 1).
 
-The model is split into subprograms; for each, the original competes with derived candidates by measurement on this device; the
-winners and what stays of the model (in as few ONNX Runtime sessions as possible) make one plan, which is measured and
-checked as a whole.  A kept derivation that does not pay in the whole program is taken back, so nothing gets slower.
+The model is split into subprograms; for each, the original competes with derived candidates by measurement on this
+device; the winners and what stays of the model (in as few ONNX Runtime sessions as possible) make one plan, which is
+measured and checked as a whole.  A kept derivation that does not pay in the whole program is taken back, so nothing
+gets slower.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Progress:
 
 @dataclass
 class Optimiser:
-    """Optimising one model, subprogram by subprogram; ``run`` may be left at any time, ``result`` is what stands then."""
+    """Optimising one model, part by part; ``run`` may be left at any time, ``result`` is what stands then."""
 
     model: Model
     settings: Settings
@@ -195,7 +196,8 @@ def timed(original: Plan, plan: Plan, feeds: Arrays, differs: bool) -> dict[str,
     if not differs:
         once = compare({"before": lambda: original.run(feeds)}, rounds=11)["before"]
         return {"before": once, "after": once}
-    return compare({"before": lambda: original.run(feeds), "after": lambda: plan.run(feeds)}, rounds=21, min_seconds=0.5)
+    calls = {"before": lambda: original.run(feeds), "after": lambda: plan.run(feeds)}
+    return compare(calls, rounds=21, min_seconds=0.5)
 
 
 def certificate(outcome: Outcome) -> str:
@@ -222,8 +224,8 @@ def optimize(
 ) -> Optimised:
     """Optimise an ONNX model for this machine.
 
-    *shapes* fixes dynamic inputs, *budget* ends the search after so many seconds (``60`` or ``"60s"``).  Interrupting keeps
-    what was found so far.  Raises ModelError for a model that cannot be read, ValueError for an unknown device.
+    *shapes* fixes dynamic inputs, *budget* ends the search after so many seconds (``60`` or ``"60s"``).  Interrupting
+    keeps what was found so far.  Raises ModelError for a model that cannot be read, ValueError for an unknown device.
     """
     work = Optimiser(read(model, shapes), settings(device, threads, max_depth), seconds_of(budget))
     try:

@@ -1,4 +1,4 @@
-"""The computation graph of a program: nodes and edges as values, and as DOT (Fig. 3's and Fig. 11's style: eOperators are red)."""
+"""The computation graph of a program: nodes and edges as values, and as DOT (eOperators red, as in Fig. 3 and 11)."""
 
 from __future__ import annotations
 

@@ -4,9 +4,10 @@ r"""eOperator generation (EinNet §5.2).
    \frac{\mathrm{FLOPs}}{\text{tensor elements}} < 4 \;\Rightarrow\; \text{the scope becomes a generated kernel.}
 
 A whole equation is instantiated where it stands; a nested scope is taken out into an equation of its own first.  Scopes
-inside it must be plain re-indexings, which the kernel computes in place: a summation inside would be done once for
-every read.  Where a scope is only its tensor's elements in an order that strides express, no kernel is needed: it is a
-``View``.  An output is no view unless its strides are row-major, since a caller sees an array.
+inside it must be plain re-indexings, which the kernel computes in place, or be read at most once an element: any other
+summation inside would be done again for every read.  Where a scope is only its tensor's elements in an order that
+strides express, no kernel is needed: it is a ``View``.  An output is no view unless its strides are row-major, since a
+caller sees an array.
 """
 
 from __future__ import annotations
@@ -16,8 +17,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from einnet_explore.algebra.flatten import row_major, view_strides
-from einnet_explore.algebra.measure import intensity
-from einnet_explore.ir import EOPERATOR, VIEW, Access, Equation, Instance, Path, Program, Scope, scopes, show_path
+from einnet_explore.algebra.measure import intensity, reads_once
+from einnet_explore.ir import (
+    EOPERATOR,
+    VIEW,
+    Access,
+    Equation,
+    Instance,
+    Path,
+    Program,
+    Scope,
+    accesses,
+    scopes,
+    show_path,
+)
 from einnet_explore.rules.base import Refused, Rule
 
 COMPUTE_BOUND = 4
@@ -47,16 +60,26 @@ def rewrite(program: Program, at: Path, _: Generation) -> Program:
     equation = program.equations[n]
     if equation.via is not None:
         raise Refused(f"{equation.name} is instantiated already, by {equation.via.operator}")
-    for path, inner in scopes(scope):
-        if path and inner.summations:
-            sums = ", ".join(y.name for y in inner.summations)
-            raise Refused(f"the scope at {show_path((*at, *path))} sums over {sums}: instantiate it first")
+    if (repeated := next(iter(_repeated(scope, at)), None)) is not None:
+        path, inner = repeated
+        sums = ", ".join(y.name for y in inner.summations)
+        raise Refused(f"the scope at {show_path(path)} sums over {sums} for every read of it: instantiate it first")
     if (view := _view(scope, output=len(at) == 1 and equation.name in program.outputs)) is not None:
         return _put(program, at, scope, view)
     measured = intensity(scope)
     if measured >= COMPUTE_BOUND:
         raise Refused(f"intensity {measured:.1f} FLOP/element is not below {COMPUTE_BOUND}: this is compute-bound")
     return _put(program, at, scope, Instance(EOPERATOR, (("kind", _kind(scope)),)))
+
+
+def _repeated(scope: Scope, at: Path) -> Iterable[tuple[Path, Scope]]:
+    """The nested scopes that sum something and are read more than once an element."""
+    for n, access in enumerate(accesses(scope.body)):
+        match access.source:
+            case Scope() as inner if reads_once(scope, access):
+                yield from _repeated(inner, (*at, n))
+            case Scope() as inner:
+                yield from (((*at, n, *path), s) for path, s in scopes(inner) if s.summations)
 
 
 def _put(program: Program, at: Path, scope: Scope, via: Instance) -> Program:

@@ -1,0 +1,101 @@
+"""Compiled functions: TVM modules built for this processor and kept in the cache directory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from einnet_explore.backends.files import cache_directory, write_aside
+
+
+def stored(key: str) -> Any:
+    """The function kept under *key*; None where there is none, or a damaged one."""
+    return _read(_path(key))
+
+
+def build(function: Any, key: str, threads: int) -> Any:
+    """Compile a PrimFunc, keep it under *key* where the disk allows it, and give the callable function."""
+    module = tvm.compile(tvm.IRModule({"main": function}), target=_target(threads)).mod
+    path = _path(key)
+    if write_aside(path, lambda new: _save(module, new)) and (kept := _read(path)) is not None:
+        return kept
+    return module["main"]
+
+
+def _path(key: str) -> Path:
+    return cache_directory() / "kernels" / f"{key}{'.so' if _linker() else '.ll'}"
+
+
+@cache
+def _target(threads: int) -> Any:
+    return tvm.target.Target({"kind": "llvm", "num-cores": threads, "mcpu": platform()[1]})
+
+
+@cache
+def platform() -> tuple[str, str]:
+    """(TVM's version, the host's CPU as LLVM calls it)."""
+    return tvm.__version__, str(tvm.target.codegen.llvm_get_system_cpu())
+
+
+def cpu_name() -> str:
+    """The host's CPU as LLVM calls it."""
+    return platform()[1]
+
+
+@cache
+def _linker() -> str | None:
+    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
+_pool = 0
+
+
+def use_threads(threads: int) -> None:
+    """TVM's pool grows to the largest number of threads that a kernel asks for."""
+    global _pool  # noqa: PLW0603 - the pool is the process's
+    if threads > _pool:
+        # Without the variable TVM takes half of the cores; it reads it once, when the pool is made.
+        if threads > 1:
+            os.environ.setdefault("TVM_NUM_THREADS", str(max(threads, os.cpu_count() or 1)))
+        tvm.get_global_func("runtime.config_threadpool")(1, threads)
+        _pool = threads
+
+
+def _save(module: Any, path: Path) -> None:
+    if path.suffix == ".ll":
+        module.write_to_file(str(path), "ll")
+    else:
+        compiled = path.with_suffix(".o")
+        module.write_to_file(str(compiled), "o")
+        command = [str(_linker()), "-shared", "-o", str(path), str(compiled)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise OSError(done.stderr)
+    # A comment to LLVM, and beyond the end to the loader: half a library must not be loaded, it would crash.
+    path.write_bytes((content := path.read_bytes()) + _seal(content))
+
+
+def _seal(content: bytes) -> bytes:
+    return b"\n; sha256 " + hashlib.sha256(content).hexdigest().encode()
+
+
+def _read(path: Path) -> Any:
+    """The function in *path*; None where there is none, or a damaged one."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    length = len(_seal(b""))
+    if content[-length:] != _seal(content[:-length]):
+        return None
+    try:
+        return tvm.runtime.load_module(str(path))["main"]
+    except Exception:
+        return None

@@ -1,0 +1,334 @@
+"""Mixed plans on small models made by hand: branches, shared weights, diamonds, several outputs, shape computations."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from einnet_explore.graph.model import Model
+from einnet_explore.graph.onnx_in import load
+from einnet_explore.graph.plan import PlanError, Run, build_plan, random_inputs, subgraph_session
+
+Arrays = Mapping[str, Any]
+
+
+def model(
+    nodes: Sequence[onnx.NodeProto], inputs: Mapping[str, Any], outputs: Mapping[str, Any], **weights: Any
+) -> Model:
+    def infos(values: Mapping[str, Any]) -> list[onnx.ValueInfoProto]:
+        kinds = {name: v if isinstance(v, tuple) else (TensorProto.FLOAT, v) for name, v in values.items()}
+        return [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in kinds.items()]
+
+    stored = [numpy_helper.from_array(np.asarray(a), name) for name, a in weights.items()]
+    graph = helper.make_graph(list(nodes), "model", infos(inputs), infos(outputs), initializer=stored)
+    return load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+
+
+def node(op: str, name: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(op, inputs.split(), outputs.split(), name=name, **attributes)
+
+
+def whole(of: Model, feeds: Arrays) -> dict[str, Any]:
+    """What ONNX Runtime says about the model as it was read."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(of.original.SerializeToString(), options)
+    names = [v.name for v in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+
+def by_itself(of: Model, *names: str) -> Run:
+    """The nodes *names* run by a session of their own, as any other engine would run them."""
+    session = subgraph_session(of, names)
+    outputs = [v.name for v in session.get_outputs()]
+    return lambda arrays: dict(zip(outputs, session.run(outputs, dict(arrays)), strict=True))
+
+
+def check(of: Model, *groups: tuple[str, ...]) -> Any:
+    plan = build_plan(of, {group: by_itself(of, *group) for group in groups})
+    feeds = random_inputs(of, 1)
+    want, got = whole(of, feeds), plan.run(feeds)
+    assert list(got) == [v.name for v in of.outputs]
+    for name, array in want.items():
+        assert got[name].dtype == array.dtype
+        np.testing.assert_allclose(got[name], array, 1e-6, 1e-6)
+    return plan
+
+
+def chain() -> Model:
+    return model(
+        [
+            node("Relu", "a", "x", "p"),
+            node("MatMul", "b", "p k", "q"),
+            node("Tanh", "c", "q", "r"),
+            node("MatMul", "d", "r k", "s"),
+            node("Softmax", "e", "s", "y", axis=-1),
+        ],
+        {"x": [3, 4]},
+        {"y": [3, 4], "q": [3, 4]},
+        k=np.eye(4, dtype=np.float32)[::-1] * 2,
+    )
+
+
+def diamond() -> Model:
+    """Two branches of different length between one fork and one join."""
+    return model(
+        [
+            node("Relu", "fork", "x", "f"),
+            node("MatMul", "left", "f k", "l"),
+            node("Tanh", "right1", "f", "r1"),
+            node("MatMul", "right2", "r1 k", "r2"),
+            node("Sigmoid", "right3", "r2", "r3"),
+            node("Add", "join", "l r3", "j"),
+            node("Split", "parts", "j", "y z", axis=1, num_outputs=2),
+        ],
+        {"x": [3, 4]},
+        {"y": [3, 2], "z": [3, 2]},
+        k=np.arange(16, dtype=np.float32).reshape(4, 4) / 8,
+    )
+
+
+def test_nothing_replaced_is_one_session() -> None:
+    plan = check(diamond())
+    assert plan.sessions == len(plan.segments) == 1
+
+
+@pytest.mark.parametrize(
+    ("groups", "sessions"),
+    [
+        ([("b",)], 2),
+        ([("b",), ("d",)], 3),
+        ([("a", "b")], 1),
+        ([("a",), ("b",)], 1),
+        ([("a", "b", "c", "d", "e")], 0),
+        ([("e",)], 1),
+        ([("b",), ("c",), ("d",)], 2),
+    ],
+)
+def test_a_chain_is_cut_where_it_is_replaced(groups: list[tuple[str, ...]], sessions: int) -> None:
+    plan = check(chain(), *groups)
+    assert plan.sessions == sessions
+    assert len(plan.segments) == sessions + len(groups)
+
+
+@pytest.mark.parametrize(
+    ("groups", "sessions"),
+    [
+        ([("left",)], 2),
+        ([("right2",)], 2),
+        ([("left",), ("right2",)], 2),
+        ([("left",), ("right2",), ("join",)], 2 + 1),
+        ([("right1",), ("right3",)], 3),
+        ([("fork", "left", "right1", "right2", "right3", "join")], 1),
+        ([("left", "right1")], 2),
+    ],
+)
+def test_branches_share_sessions(groups: list[tuple[str, ...]], sessions: int) -> None:
+    plan = check(diamond(), *groups)
+    assert plan.sessions == sessions
+
+
+def test_the_number_of_sessions_is_the_longest_alternation() -> None:
+    """Two replaced nodes on one path and one beside it: the lone one costs no session of its own."""
+    nodes = [node("Relu", "a0", "x", "a0")]
+    nodes += [node("Neg" if n % 2 else "Tanh", f"a{n}", f"a{n - 1}", f"a{n}") for n in range(1, 5)]
+    nodes += [node("Sigmoid", "b", "a0", "b"), node("Abs", "c", "b", "c"), node("Add", "y", "a4 c", "y")]
+    of = model(nodes, {"x": [4]}, {"y": [4]})
+    assert check(of, ("a1",), ("a3",), ("b",)).sessions == 3
+
+
+def test_arrays_are_let_go_when_the_last_reader_is_done() -> None:
+    plan = check(chain(), ("b",), ("d",))
+    dropped = [set(segment.dropped) for segment in plan.segments]
+    assert dropped == [{"x"}, {"p"}, set(), {"r"}, {"s"}]  # q is an output, though c is its last reader
+
+
+def test_dead_nodes_are_left_out() -> None:
+    nodes = [node("Relu", "a", "x", "p"), node("Tanh", "dead", "p", "q"), node("Neg", "b", "p", "y")]
+    of = model(nodes, {"x": [4]}, {"y": [4]})
+    plan = check(of, ("b",))
+    assert "dead" not in {name for segment in plan.segments for name in segment.nodes}
+
+
+def test_integer_shapes_flow_between_segments() -> None:
+    of = model(
+        [
+            node("NonZero", "where", "x", "n"),
+            node("Transpose", "turn", "n", "t", perm=[1, 0]),
+            node("Shape", "shape", "t", "s"),
+            node("Relu", "relu", "x", "r"),
+            node("GatherND", "picked", "r t", "g"),
+            node("Reshape", "flat", "g minus", "f"),
+            node("Gather", "count", "s zero", "y", axis=0),
+            node("Mul", "mul", "f two", "z"),
+        ],
+        {"x": [3, 4]},
+        {"y": (TensorProto.INT64, []), "z": ["k"]},
+        minus=np.array([-1]),
+        zero=np.array(0),
+        two=np.float32(2),
+    )
+    plan = check(of, ("relu",), ("count",))
+    assert plan.sessions == 2
+    check(of, ("turn",), ("flat",))
+
+
+def test_what_is_not_understood_stays() -> None:
+    """Subgraphs that read outer values and weights: If keeps what it captures."""
+
+    def branch(op: str) -> onnx.GraphProto:
+        out = helper.make_tensor_value_info("o", TensorProto.FLOAT, [4])
+        return helper.make_graph([helper.make_node(op, ["r", "k"], ["o"])], op, [], [out])
+
+    of = model(
+        [
+            node("Relu", "relu", "x", "r"),
+            node("ReduceSum", "sum", "x", "s", keepdims=0),
+            node("Greater", "test", "s zero", "c"),
+            node("If", "choice", "c", "i", then_branch=branch("Add"), else_branch=branch("Mul")),
+            node("Neg", "neg", "i", "y"),
+        ],
+        {"x": [4]},
+        {"y": [4]},
+        zero=np.float32(0),
+        k=np.arange(4, dtype=np.float32),
+    )
+    assert check(of, ("relu",), ("neg",)).sessions == 2
+    assert check(of, ("test",)).sessions == 2
+
+
+def test_outputs_may_be_weights_and_inputs() -> None:
+    nodes = [node("Relu", "a", "x", "p"), node("Neg", "b", "p", "y")]
+    of = model(nodes, {"x": [4]}, {"y": [4], "k": [2], "x": [4]}, k=np.array([1, 2], np.float32))
+    check(of, ("b",))
+    check(of)
+
+
+def test_plans_run_in_several_threads_at_once() -> None:
+    of = chain()
+    inside, most = 0, 0
+    product = by_itself(of, "b")
+
+    def counted(arrays: Arrays) -> Arrays:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        made = product(arrays)
+        inside -= 1
+        return made
+
+    plan = build_plan(of, {("b",): counted})
+    feeds = [random_inputs(of, seed) for seed in range(8)]
+    want = [whole(of, feed) for feed in feeds]
+    got: list[Any] = [None] * len(feeds)
+
+    def work(n: int) -> None:
+        for _ in range(20):
+            got[n] = plan.run(feeds[n])
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(len(feeds))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a["y"], b["y"], 1e-6)
+
+
+def test_threads_and_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, str]] = []
+    real = onnxruntime.InferenceSession
+
+    def session(model: Any, options: Any, **rest: Any) -> Any:
+        try:
+            spinning = options.get_session_config_entry("session.intra_op.allow_spinning")
+        except RuntimeError:
+            spinning = "default"
+        seen.append((options.intra_op_num_threads, spinning))
+        return real(model, options, **rest)
+
+    of = chain()
+    run = by_itself(of, "b")
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    build_plan(of, {("b",): run}, threads=2)
+    build_plan(of, threads=2)
+    assert seen == [(2, "0"), (2, "0"), (2, "default")]
+
+
+def refusing(_: Arrays) -> Arrays:
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([("nobody",)], "node nobody: found no such node"),
+        ([("b",), ("b", "c")], "node b: found in two groups"),
+        ([()], "a group holds no node"),
+        ([("b", "d")], r"found a cycle .*\{b, d\}.*, expected convex groups"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(groups: list[tuple[str, ...]], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        build_plan(chain(), dict.fromkeys(groups, refusing))
+
+
+def test_a_missing_result_or_input_is_said() -> None:
+    plan = build_plan(chain(), {("b",): refusing})
+    with pytest.raises(PlanError, match=r"node b \(MatMul\): found no result for q"):
+        plan.run(random_inputs(chain()))
+    with pytest.raises(ValueError, match="input x is missing, given z"):
+        plan.run({"z": np.zeros(3)})
+
+
+def test_a_region_that_does_not_load_names_its_nodes() -> None:
+    nodes = [helper.make_node("Unknown", ["p"], ["q"], name="odd", domain="elsewhere"), node("Neg", "b", "q", "y")]
+    graph = helper.make_graph(
+        [node("Relu", "a", "x", "p"), *nodes],
+        "model",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("elsewhere", 1)]
+    of = load(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+    with pytest.raises(PlanError, match=r"nodes? .*odd \(Unknown\).*ONNX Runtime refuses"):
+        build_plan(of, {("a",): refusing})
+    with pytest.raises(PlanError, match=r"node b \(Neg\): found no type for q"):
+        subgraph_session(of, ["b"])
+
+
+def test_random_inputs_have_the_right_types() -> None:
+    of = model(
+        [node("Cast", "a", "i", "f", to=TensorProto.FLOAT), node("Where", "b", "t f x", "y")],
+        {"i": (TensorProto.INT64, [50]), "t": (TensorProto.BOOL, [50]), "x": [50]},
+        {"y": [50]},
+    )
+    first, again, other = random_inputs(of, 3), random_inputs(of, 3), random_inputs(of, 4)
+    assert {name: (a.dtype.name, a.shape) for name, a in first.items()} == {
+        "i": ("int64", (50,)),
+        "t": ("bool", (50,)),
+        "x": ("float32", (50,)),
+    }
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    assert any(not np.array_equal(first[name], other[name]) for name in first)
+    assert set(first["i"]) == {0, 1} and 0.5 < first["x"].std() < 2
+    group = random_inputs(subgraph_session(of, ["b"]), 3)
+    assert {name: a.dtype.name for name, a in group.items()} == {"t": "bool", "f": "float32", "x": "float32"}
+    assert random_inputs(of.proto, 3).keys() == first.keys()
+
+
+def test_inputs_that_cannot_be_drawn_are_refused() -> None:
+    info: Callable[..., onnx.ValueInfoProto] = helper.make_tensor_value_info
+    for bad, message in (
+        (info("x", TensorProto.FLOAT, ["n"]), r"input x: found shape \['n'\], expected static dimensions"),
+        (info("x", TensorProto.STRING, [2]), "input x: found type .*, expected a tensor of numbers"),
+    ):
+        graph = helper.make_graph([node("Identity", "a", "x", "y")], "g", [bad], [onnx.ValueInfoProto(name="y")])
+        with pytest.raises(PlanError, match=message):
+            random_inputs(helper.make_model(graph))
