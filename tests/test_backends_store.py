@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from einnet_explore.backends import compare, emit, load, stream_bandwidth
-from einnet_explore.backends.files import write_aside
+from einnet_explore.storage import write_aside
 from einnet_explore.backends.identity import identity
 from einnet_explore.backends.measure import ratios
 from einnet_explore.backends.profiles import Key, ProfileStore, key_of

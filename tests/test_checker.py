@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from einnet_explore.algebra.certificate import certify
-from einnet_explore.backends.files import write_atomically
+from einnet_explore.storage import write_atomically
 from einnet_explore.checker import RecordError, check_file, check_record, wrong_instance
 from einnet_explore.explore import records
 from einnet_explore.ir import Equation, Instance, Iterator, Scope, Tensor, mul

@@ -12,7 +12,7 @@ from typing import Any
 
 import tvm
 
-from einnet_explore.backends.files import cache_directory, write_aside
+from einnet_explore.storage import cache_directory, write_aside
 
 
 def stored(key: str) -> Any:

@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 
 from einnet_explore.backends.compiled import cpu_name
-from einnet_explore.backends.files import cache_directory
+from einnet_explore.storage import cache_directory
 from einnet_explore.backends.identity import identity
 from einnet_explore.backends.measure import compare
 from einnet_explore.backends.program import compile_program

@@ -6,7 +6,7 @@ import argparse
 
 from einnet_explore.cli.errors import OK
 from einnet_explore.cli.output import table
-from einnet_explore.backends.files import write_atomically
+from einnet_explore.storage import write_atomically
 from einnet_explore.graph.models import MODELS, write
 
 

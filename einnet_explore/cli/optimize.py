@@ -6,7 +6,7 @@ import argparse
 import sys
 from html import escape
 
-from einnet_explore.backends.files import write_atomically
+from einnet_explore.storage import write_atomically
 from einnet_explore.cli.errors import INTERRUPTED, NO, OK
 from einnet_explore.cli.output import progress, table, write_json
 from einnet_explore.explore.figures import graph_figure

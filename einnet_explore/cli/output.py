@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from einnet_explore.backends.files import write_atomically
+from einnet_explore.storage import write_atomically
 
 
 def write_json(where: str, document: Mapping[str, Any]) -> None:

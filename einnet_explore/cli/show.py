@@ -8,7 +8,7 @@ from pathlib import Path
 from einnet_explore.cli.errors import OK
 from einnet_explore.explore import records
 from einnet_explore.explore.figures import graph_figure
-from einnet_explore.backends.files import write_atomically
+from einnet_explore.storage import write_atomically
 from einnet_explore.explore.page import derivation_page
 from einnet_explore.ir import Program, show_path
 from einnet_explore.render import latex, text

@@ -12,7 +12,7 @@ from os import PathLike
 from typing import Any
 
 from einnet_explore.algebra.certificate import Certificate
-from einnet_explore.backends.files import write_atomically
+from einnet_explore.storage import write_atomically
 from einnet_explore.checker.record import FORMAT, VERSION, RecordedStep, RecordError, load_json, read_record
 from einnet_explore.ir import Program, read_path
 from einnet_explore.operators import OPERATORS

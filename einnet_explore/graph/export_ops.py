@@ -9,14 +9,14 @@ is left is gathered over its iterators and reduced.  Nested scopes are computed 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import isfinite, prod
 
 import numpy as np
 
-from einnet_explore.algebra.substitute import substitute, substitute_domain
+from einnet_explore.algebra.substitute import fresh, substitute, substitute_domain
 from einnet_explore.backends.prepare import prepare
 from einnet_explore.graph.onnx_body import Body
 from einnet_explore.graph.onnx_reads import Held, mask, pads_needed, read
@@ -27,8 +27,11 @@ from einnet_explore.ir import (
     Bound,
     Compare,
     Const,
+    Index,
     Iterator,
     Padding,
+    Quotient,
+    Remainder,
     Scalar,
     Scope,
     Tensor,
@@ -69,9 +72,8 @@ class _Scopes:
         body, shape = self.body, scope.shape
         if 0 in shape:
             return body.constant(np.zeros(shape), body.dtype)
-        plain = _without_units(scope)
-        grid = (*plain.traversals, *plain.summations)
-        values = _Values(self, grid, plain.summations, pads_needed([plain.body]))
+        plain = in_digits(scope)
+        values = _Values(self, (*plain.traversals, *plain.summations), plain.summations, pads_needed([plain.body]))
         if any(x.extent == 0 for x in plain.summations):
             held = values.constant(REDUCTIONS[plain.reduce])
         elif plain.reduce == "sum":
@@ -93,16 +95,53 @@ class _Scopes:
                 return self.instantiate(source)
 
 
-def _without_units(scope: Scope) -> Scope:
-    """*scope* without iterators that take one value only."""
-    fixed = {x: as_index(x.lo) for x in (*scope.traversals, *scope.summations) if x.extent == 1}
+def in_digits(scope: Scope) -> Scope:
+    """*scope* without iterators of one value, and with iterators that are divided written in digits: x = d·a + b.
+
+    The elements keep their order; the box is another one.  Afterwards indices are affine where they can be.
+    """
+    fixed: dict[Iterator, Index] = {x: as_index(x.lo) for x in _own(scope) if x.extent == 1}
+    to = dict.fromkeys(fixed, ())
+    scope = _exchanged(scope, fixed, to)
+    while (found := next(((x, d) for x in _own(scope) for d in _divisors(scope, x)), None)) is not None:
+        x, d = found
+        used = [y.name for y in _own(scope)]
+        a = Iterator(fresh(x.name, used), 0, x.extent // d)
+        b = Iterator(fresh(x.name, [*used, a.name]), 0, d)
+        scope = _exchanged(scope, {x: a * d + b + x.lo}, {x: (a, b)})
+    return scope
+
+
+def _own(scope: Scope) -> tuple[Iterator, ...]:
+    return (*scope.traversals, *scope.summations)
+
+
+def _exchanged(scope: Scope, to: Mapping[Iterator, Index], by: Mapping[Iterator, tuple[Iterator, ...]]) -> Scope:
     return replace(
         scope,
-        traversals=tuple(x for x in scope.traversals if x not in fixed),
-        summations=tuple(x for x in scope.summations if x not in fixed),
-        body=substitute(scope.body, fixed),
-        domain=substitute_domain(scope.domain, fixed),
+        traversals=tuple(y for x in scope.traversals for y in by.get(x, (x,))),
+        summations=tuple(y for x in scope.summations for y in by.get(x, (x,))),
+        body=substitute(scope.body, to),
+        domain=substitute_domain(scope.domain, to),
     )
+
+
+def _divisors(scope: Scope, x: Iterator) -> list[int]:
+    """The divisors of the extent of *x* by which an index that it occurs in is divided, largest first."""
+    indices = [*_indices(scope.body), *(b.index for b in scope.domain)]
+    found = {d for index in indices for d in _divided(index, x)}
+    return sorted((d for d in found if d < x.extent and x.extent % d == 0), reverse=True)
+
+
+def _divided(index: Index, x: Iterator) -> Iterable[int]:
+    for atom, _ in index.terms:
+        match atom:
+            case Quotient(numerator, d) | Remainder(numerator, d):
+                if x in numerator.iterators:
+                    yield d
+                    yield from _divided(numerator, x)
+            case Iterator():
+                pass
 
 
 @dataclass(frozen=True)
@@ -136,9 +175,9 @@ class _Values:
             case Access(source) if 0 in source.shape:
                 return self.constant(source.value)
             case Access(source):
-                return read(self.body, scalar, self.scopes.source(source), self.grid, self.pads[source])
+                return read(self.body, scalar, self.scopes.source(source), self.pads[source])
             case Compare():
-                return mask(self.body, scalar, self.grid)
+                return mask(self.body, scalar)
             case Apply("rsqrt", (a,)):
                 return self.apply("Reciprocal", self.apply("Sqrt", self.value(a)))
             case Apply("where", args):
@@ -150,9 +189,21 @@ class _Values:
         raise ValueError(f"{scalar!r} is no scalar function that ONNX has")
 
     def apply(self, op: str, *args: Held) -> Held:
-        """The elementwise operator *op*, broadcast."""
-        over = tuple(x for x in self.grid if any(x in a.over for a in args))
-        return Held(self.body.emit(op, *(a.name for a in args)), over)
+        """The elementwise operator *op*, broadcast; in the order of the largest argument, if that has all iterators."""
+        union = {x for a in args for x in a.over}
+        widest = max(args, key=lambda a: prod(x.extent for x in a.over)).over
+        over = widest if union <= set(widest) else tuple(x for x in self.grid if x in union)
+        return Held(self.body.emit(op, *(self._aligned(a, over) for a in args)), over)
+
+    def _aligned(self, held: Held, over: Sequence[Iterator]) -> str:
+        """*held* with its dimensions where those of *over* are, counted from the last."""
+        name = self._turned(held, [x for x in over if x in held.over])
+        first = next((n for n, x in enumerate(over) if x in held.over), len(over))
+        shape = [x.extent if x in held.over else 1 for x in over[first:]]
+        return self.body.reshape(name, [x.extent for x in over if x in held.over], shape)
+
+    def _turned(self, held: Held, over: Sequence[Iterator]) -> str:
+        return self.body.transpose(held.name, [held.over.index(x) for x in over])
 
     def summed(self, scalar: Scalar) -> Held:
         """Σ over the summations: distributed over sums, contracted pairwise over products."""
@@ -167,26 +218,41 @@ class _Values:
                 return self.apply("Div", self.summed(a), self.value(b))
             case Apply("where", (Compare() as test, a, b)) if not self._sums(test):
                 return self.apply("Where", self.value(test), self.summed(a), self.summed(b))
-            case Apply("where", (test, Apply("*", args), Const(0) as zero)) if (n := self._guardable(test, args)) >= 0:
-                guarded = Apply("where", (test, args[n], zero))
-                return self._product([guarded if m == n else a for m, a in enumerate(args)])
+            case Apply("where", (Compare(), _, Const(0))) if factors := self._guarded(scalar):
+                return self._product(factors)
             case Apply("*", args):
                 return self._product(args)
         return self._product([scalar])
 
     def _sums(self, test: Compare) -> bool:
-        return any(x in self.summations for x in (*test.left.iterators, *test.right.iterators))
+        return any(x in self.summations for x in _iterators(test))
 
-    def _guardable(self, test: Scalar, args: Sequence[Scalar]) -> int:
-        """Which factor may take the guard of the whole product: the smallest over the guard's iterators; -1: none.
+    def _guarded(self, scalar: Scalar) -> list[Scalar]:
+        """A product that is 0 unless tests hold as a product: each test guards its smallest factor, or is one itself.
 
-        The others must not be infinite where the guard fails, as padding may be.
+        Empty where that is not the same, since a factor may be infinite where a test fails, as padding may be.
         """
-        own = set(_iterators(test))
-        if not all(isfinite(a.source.value) for arg in args for a in accesses(arg)):
-            return -1
-        wide = [(prod(x.extent for x in xs), n) for n, a in enumerate(args) if own <= (xs := set(_iterators(a)))]
-        return min(wide, default=(0, -1))[1]
+        tests = []
+        while True:
+            match scalar:
+                case Apply("where", (Compare() as test, inner, Const(0))):
+                    tests.append(test)
+                    scalar = inner
+                case _:
+                    break
+        found = list(scalar.args if isinstance(scalar, Apply) and scalar.op == "*" else [scalar])
+        if not all(_finite(factor) for factor in found):
+            return []
+        for test in tests:
+            own = set(_iterators(test))
+            sizes = {n: set(_iterators(a)) for n, a in enumerate(found)}
+            wide = [(prod(x.extent for x in xs), n) for n, xs in sizes.items() if own <= xs]
+            if wide:
+                n = min(wide)[1]
+                found[n] = Apply("where", (test, found[n], Const(0)))
+            else:
+                found.append(Apply("where", (test, Const(1), Const(0))))
+        return found
 
     def _product(self, args: Sequence[Scalar]) -> Held:
         factors = [self.value(a) for a in args]
@@ -204,80 +270,72 @@ class _Values:
         held = self._total(monoid, held)
         return self.apply("Pow", held, self.constant(missing)) if monoid == "prod" and missing != 1 else held
 
-    def _total(self, monoid: str, held: Held) -> Held:
-        axes = [n for n, x in enumerate(self.grid) if x in held.over and x in self.summations]
-        over = tuple(x for x in held.over if x not in self.summations)
-        return Held(self.body.reduce(monoid, held.name, axes), over)
-
-    def _sum_over(self, held: Held, over: Sequence[Iterator]) -> Held:
-        axes = [n for n, x in enumerate(self.grid) if x in held.over and x in over]
-        return Held(self.body.reduce("sum", held.name, axes), tuple(x for x in held.over if x not in over))
+    def _total(self, monoid: str, held: Held, over: Sequence[Iterator] | None = None) -> Held:
+        gone = self.summations if over is None else over
+        axes = [n for n, x in enumerate(held.over) if x in gone]
+        return Held(self.body.reduce(monoid, held.name, axes), tuple(x for x in held.over if x not in gone))
 
     def _contract(self, a: Held, b: Held, done: Sequence[Iterator]) -> Held:
-        """Σ over *done* of a·b: a batched matrix product where both have iterators of their own, else a product."""
-        a = self._sum_over(a, [x for x in done if x not in b.over])
-        b = self._sum_over(b, [x for x in done if x not in a.over])
-        inner = [x for x in done if x in a.over and x in b.over]
+        """Σ over *done* of a·b: a batched matrix product where one has iterators of its own, else a product."""
+        a = self._total("sum", a, [x for x in done if x not in b.over])
+        b = self._total("sum", b, [x for x in done if x not in a.over])
+        inner = [x for x in a.over if x in done]
         batch = [x for x in a.over if x in b.over and x not in inner]
         left = [x for x in a.over if x not in b.over]
         right = [x for x in b.over if x not in a.over]
         if not inner or not (left or right):
-            return self._sum_over(self.apply("Mul", a, b), inner)
-        x = self._matrix(a, batch, left, inner)
-        y = self._matrix(b, batch, inner, right)
-        name = self.body.emit("MatMul", x, y)
-        order = (*batch, *left, *right)
-        extents = [x.extent for x in order]
-        shape = [
-            *([prod(x.extent for x in batch)] if batch else []),
-            *(prod(x.extent for x in g) for g in (left, right)),
-        ]
-        kept = tuple(x for x in self.grid if x in order)
-        name = self.body.transpose(self.body.reshape(name, shape, extents), [order.index(x) for x in kept])
-        full = [x.extent if x in order else 1 for x in self.grid]
-        return Held(self.body.reshape(name, [x.extent for x in kept], full), kept)
+            return self._total("sum", self.apply("Mul", a, b), inner)
+        name = self.body.emit("MatMul", self._matrix(a, batch, left, inner), self._matrix(b, batch, inner, right))
+        over = (*batch, *left, *right)
+        shape = _sizes(*([batch] if batch else []), left, right)
+        return Held(self.body.reshape(name, shape, [x.extent for x in over]), over)
 
     def _matrix(self, held: Held, batch: list[Iterator], rows: list[Iterator], columns: list[Iterator]) -> str:
-        own = [x.extent for x in held.over]
-        full = [x.extent if x in held.over else 1 for x in self.grid]
         order = [*batch, *rows, *columns]
-        turn = [held.over.index(x) for x in order]
-        groups = [*([batch] if batch else []), rows, columns]
-        shape = [prod(x.extent for x in g) for g in groups]
-        if turn == sorted(turn):
-            return self.body.reshape(held.name, full, shape)
-        name = self.body.transpose(self.body.reshape(held.name, full, own), turn)
-        return self.body.reshape(name, [own[n] for n in turn], shape)
+        name = self._turned(held, order)
+        return self.body.reshape(name, [x.extent for x in order], _sizes(*([batch] if batch else []), rows, columns))
 
     def bounded(self, bound: Bound, held: Held, value: float) -> Held:
         """*held* where *bound* holds, *value* elsewhere."""
         lo, hi = bound.index.bounds
         for op, edge, needed in ((">=", bound.lo, lo < bound.lo), ("<", bound.hi, hi >= bound.hi)):
             if needed:
-                test = mask(self.body, Compare(op, bound.index, as_index(edge)), self.grid)
+                test = mask(self.body, Compare(op, bound.index, as_index(edge)))
                 held = self.apply("Where", test, held, self.constant(value))
         return held
 
     def result(self, held: Held, traversals: tuple[Iterator, ...], shape: tuple[int, ...]) -> str:
         """*held* in full, in the shape of the scope."""
-        name, own = held.name, [x.extent if x in held.over else 1 for x in self.grid]
-        if not held.over and not traversals:  # a number, of any rank
-            return self.body.emit("Reshape", name, self.body.constant(shape))
-        if held.over != traversals:
-            kept = [x.extent if x in held.over else 1 for x in traversals]
-            name = self.body.reshape(name, own, kept) if held.over else name
-            own = [x.extent for x in traversals]
-            name = self.body.emit("Expand", name, self.body.constant(own))
-        return self.body.reshape(name, own, shape)
+        own = [x.extent for x in traversals if x in held.over]
+        full = [x.extent for x in traversals]
+        name = self._aligned(held, traversals)
+        if own != full:
+            name = self.body.emit("Expand", name, self.body.constant(full))
+        return self.body.reshape(name, full, shape)
+
+
+def _sizes(*groups: Sequence[Iterator]) -> list[int]:
+    return [prod(x.extent for x in group) for group in groups]
+
+
+def _finite(scalar: Scalar) -> bool:
+    """Whether reads outside what is stored are finite; what is stored is taken to be."""
+    return all(isfinite(access.source.value) for access in accesses(scalar))
+
+
+def _indices(scalar: Scalar) -> Iterable[Index]:
+    match scalar:
+        case Access(_, index):
+            yield from index
+        case Apply(_, args):
+            for arg in args:
+                yield from _indices(arg)
+        case Compare(_, left, right):
+            yield left
+            yield right
+        case Const():
+            pass
 
 
 def _iterators(scalar: Scalar) -> tuple[Iterator, ...]:
-    match scalar:
-        case Access(_, index):
-            return tuple(x for i in index for x in i.iterators)
-        case Apply(_, args):
-            return tuple(x for a in args for x in _iterators(a))
-        case Compare(_, left, right):
-            return (*left.iterators, *right.iterators)
-        case Const():
-            return ()
+    return tuple(x for index in _indices(scalar) for x in index.iterators)

@@ -83,13 +83,13 @@ class Body:
         return self.emit("Slice", name, *map(self.constant, (starts, ends, cut, steps)))
 
     def reduce(self, monoid: str, name: str, axes: Iterable[int]) -> str:
-        """The reduction over *axes*, which stay with extent 1."""
+        """The reduction over *axes*, which go."""
         kept, op = list(axes), REDUCED[monoid]
         if not kept:
             return name
         if self.opset >= AXES_ARE_INPUTS[op]:
-            return self.emit(op, name, self.constant(kept), keepdims=1)
-        return self.emit(op, name, axes=tuple(kept), keepdims=1)
+            return self.emit(op, name, self.constant(kept), keepdims=0)
+        return self.emit(op, name, axes=tuple(kept), keepdims=0)
 
     def finish(self, name: str, output: str, given: Iterable[str]) -> None:
         """Call the value *name* by the name *output*; *given* are the names that were there before."""

@@ -1,4 +1,4 @@
-r"""Reads as ONNX nodes: an access over a grid of iterators, in as few moves of data as its structure allows.
+r"""Reads as ONNX nodes: an access over its iterators, in as few moves of data as its structure allows.
 
 The dimensions of the source are first made independent of one another:
 
@@ -35,7 +35,7 @@ from einnet_explore.ir import (
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A value over the iterators *over*, in grid order; its rank is the grid's (no *over*: a scalar also may be)."""
+    """A value with one dimension for each iterator of *over*, in this order."""
 
     name: str
     over: tuple[Iterator, ...]
@@ -92,8 +92,8 @@ def _need(index: Index, box: tuple[int, int]) -> tuple[int, int]:
     return before, after
 
 
-def read(body: Body, access: Access, source: str, grid: Sequence[Iterator], pads: Padding) -> Held:
-    """*access* over *grid*, from the value *source* of shape ``access.source.shape``, padded by *pads* beforehand."""
+def read(body: Body, access: Access, source: str, pads: Padding) -> Held:
+    """*access* from the value *source* of shape ``access.source.shape``, padded by *pads* beforehand."""
     box, shape = access.source.box, access.source.shape
     name = body.pad(source, pads, access.source.value)
     dims = []
@@ -104,7 +104,7 @@ def read(body: Body, access: Access, source: str, grid: Sequence[Iterator], pads
     name, dims = _independent(body, name, dims)
     shape = tuple(d.extent for d in dims)
     name, shape = _sliced(body, name, shape, dims, access.source.value)
-    return _gathered(body, name, shape, dims, grid)
+    return _gathered(body, name, shape, dims)
 
 
 def _independent(body: Body, name: str, dims: list[_Dim]) -> tuple[str, list[_Dim]]:
@@ -178,8 +178,8 @@ def _sliced(
     )
 
 
-def _gathered(body: Body, name: str, shape: tuple[int, ...], dims: list[_Dim], grid: Sequence[Iterator]) -> Held:
-    """The other dimensions gathered through their tables, and all iterators in the order of *grid*."""
+def _gathered(body: Body, name: str, shape: tuple[int, ...], dims: list[_Dim]) -> Held:
+    """The other dimensions gathered through their tables; those without an iterator, of one element, go."""
     order: list[Iterator | None] = []
     extents: list[int] = []
     for n, dim in reversed(list(enumerate(dims))):
@@ -192,16 +192,8 @@ def _gathered(body: Body, name: str, shape: tuple[int, ...], dims: list[_Dim], g
         name = body.emit("Gather", name, table, axis=n)
         order[:0] = over
         extents[:0] = [x.extent for x in over]
-    # Dimensions without an iterator have one element: they go to the end and then away.
-    place = {x: n for n, x in enumerate(grid)}
-    turn = sorted(range(len(order)), key=lambda n: len(grid) if (x := order[n]) is None else place[x])
-    moved = [n for n in turn if order[n] is not None]
-    if moved == sorted(moved):
-        turn = list(range(len(order)))
-    name = body.transpose(name, turn)
-    own = {x for x in order if x is not None}
-    new = [x.extent if x in own else 1 for x in grid]
-    return Held(body.reshape(name, [extents[n] for n in turn], new), tuple(x for x in grid if x in own))
+    own = tuple(x for x in order if x is not None)
+    return Held(body.reshape(name, extents, [x.extent for x in own]), own)
 
 
 def _table(body: Body, dim: _Dim, over: tuple[Iterator, ...], stride: int) -> str:
@@ -269,11 +261,11 @@ _HOLDS = {
 _ONNX = {"<": "Less", "<=": "LessOrEqual", ">": "Greater", ">=": "GreaterOrEqual", "==": "Equal", "!=": "Equal"}
 
 
-def mask(body: Body, condition: Compare, grid: Sequence[Iterator]) -> Held:
-    """The truth of *condition* over *grid*."""
+def mask(body: Body, condition: Compare) -> Held:
+    """The truth of *condition* over its iterators."""
     index = condition.left - condition.right
-    over = tuple(x for x in grid if x in index.iterators)
+    over = index.iterators
     if len(over) <= 1:
-        return Held(body.constant(_HOLDS[condition.op](_values(index, grid), 0), np.bool_), over)
-    name = body.emit(_ONNX[condition.op], _terms(body, index, tuple(grid)), body.constant(0))
+        return Held(body.constant(_HOLDS[condition.op](_values(index, over), 0), np.bool_), over)
+    name = body.emit(_ONNX[condition.op], _terms(body, index, over), body.constant(0))
     return Held(body.emit("Not", name) if condition.op == "!=" else name, over)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from einnet_explore.backends.files import write_atomically
+from einnet_explore.storage import write_atomically
 from einnet_explore.backends.measure import Timing, compare
 from einnet_explore.graph.contest import Outcome
 from einnet_explore.graph.export import Replacement, rewrite_model
