@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from einnet_explore.algebra.evaluate import evaluate
@@ -111,6 +111,7 @@ def test_two_threads_compute_the_same(text: str) -> None:
 
 
 @given(scopes_(), st.integers(0, 2))
+@settings(max_examples=25)  # each compiles a kernel
 def test_integer_kernels_are_exact(scope: Scope, rank: int) -> None:
     inputs = inputs_for(scope)
     kernel = load(emit(scope, "int64", rank=rank))
@@ -121,6 +122,7 @@ def test_integer_kernels_are_exact(scope: Scope, rank: int) -> None:
 
 
 @given(programs())
+@settings(max_examples=25)  # each compiles up to three kernels
 def test_programs_agree_with_evaluation(drawn: Program) -> None:
     inputs = inputs_for(drawn)
     weights = {t.name: inputs[t.name] for t in drawn.inputs if t.weight}

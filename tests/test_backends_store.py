@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from einnet_explore.backends import compare, emit, load, stream_bandwidth
-from einnet_explore.storage import write_aside
 from einnet_explore.backends.identity import identity
 from einnet_explore.backends.measure import ratios
 from einnet_explore.backends.profiles import Key, ProfileStore, key_of
 from einnet_explore.ir import EOPERATOR, VIEW, Instance
+from einnet_explore.storage import write_aside
 from einnet_explore.text import parse
 
 KEY = Key("Matmul", "m=1", "[1, 2]", "float32", 1, "cpu", "numpy 2")

@@ -203,6 +203,17 @@ def test_no_gather_is_as_large_as_the_iteration_space() -> None:
     agree(program(scope), proto, inputs_for(scope))
 
 
+@pytest.mark.parametrize(("h", "f", "c", "k", "s"), [(6, 40, 3, 4, 2), (5, 33, 2, 3, 3), (4, 36, 5, 6, 2)])
+def test_a_transposed_convolution_is_one_matrix_product(h: int, f: int, c: int, k: int, s: int) -> None:
+    """Its output's phases are digits, its window a small sum: what is gathered is no larger than what that needs."""
+    y, o, i, z = Iterator("y", 0, s * h), Iterator("o", 0, c), Iterator("i", 0, h), Iterator("z", 0, f)
+    weight = Tensor("K", (k, f, c), ((s * h, s * h), (0, 0), (0, 0)))
+    scope = Scope((y, o), (i, z), Apply("*", (Tensor("X", (h, f))[i, z], weight[y + 1 - i * s, z, o])))
+    found = operators(function_of(scope))
+    assert found["MatMul"] == 1 and not found["ReduceSum"]
+    agree(program(scope), exported(program(scope)), inputs_for(scope))
+
+
 def test_equal_functions_are_written_once_and_others_are_not() -> None:
     first, second = offset_reduce(5, 6, 4, 3), offset_reduce(5, 6, 4, 3)
     other = offset_reduce(5, 6, 3, 3)

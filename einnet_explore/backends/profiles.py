@@ -18,12 +18,12 @@ from typing import TypeVar
 import numpy as np
 
 from einnet_explore.backends.compiled import cpu_name
-from einnet_explore.storage import cache_directory
 from einnet_explore.backends.identity import identity
 from einnet_explore.backends.measure import compare
 from einnet_explore.backends.program import compile_program
 from einnet_explore.ir import EOPERATOR, Equation, Program, tensors
 from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.storage import cache_directory
 
 T = TypeVar("T")
 

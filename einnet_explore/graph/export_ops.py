@@ -9,15 +9,15 @@ is left is gathered over its iterators and reduced.  Nested scopes are computed 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import isfinite, prod
 
 import numpy as np
 
-from einnet_explore.algebra.substitute import fresh, substitute, substitute_domain
 from einnet_explore.backends.prepare import prepare
+from einnet_explore.graph.digits import in_digits, indices
 from einnet_explore.graph.onnx_body import Body
 from einnet_explore.graph.onnx_reads import Held, mask, pads_needed, read
 from einnet_explore.ir import (
@@ -27,11 +27,8 @@ from einnet_explore.ir import (
     Bound,
     Compare,
     Const,
-    Index,
     Iterator,
     Padding,
-    Quotient,
-    Remainder,
     Scalar,
     Scope,
     Tensor,
@@ -93,55 +90,6 @@ class _Scopes:
                 return self.places[name]
             case Scope():
                 return self.instantiate(source)
-
-
-def in_digits(scope: Scope) -> Scope:
-    """*scope* without iterators of one value, and with iterators that are divided written in digits: x = d·a + b.
-
-    The elements keep their order; the box is another one.  Afterwards indices are affine where they can be.
-    """
-    fixed: dict[Iterator, Index] = {x: as_index(x.lo) for x in _own(scope) if x.extent == 1}
-    to = dict.fromkeys(fixed, ())
-    scope = _exchanged(scope, fixed, to)
-    while (found := next(((x, d) for x in _own(scope) for d in _divisors(scope, x)), None)) is not None:
-        x, d = found
-        used = [y.name for y in _own(scope)]
-        a = Iterator(fresh(x.name, used), 0, x.extent // d)
-        b = Iterator(fresh(x.name, [*used, a.name]), 0, d)
-        scope = _exchanged(scope, {x: a * d + b + x.lo}, {x: (a, b)})
-    return scope
-
-
-def _own(scope: Scope) -> tuple[Iterator, ...]:
-    return (*scope.traversals, *scope.summations)
-
-
-def _exchanged(scope: Scope, to: Mapping[Iterator, Index], by: Mapping[Iterator, tuple[Iterator, ...]]) -> Scope:
-    return replace(
-        scope,
-        traversals=tuple(y for x in scope.traversals for y in by.get(x, (x,))),
-        summations=tuple(y for x in scope.summations for y in by.get(x, (x,))),
-        body=substitute(scope.body, to),
-        domain=substitute_domain(scope.domain, to),
-    )
-
-
-def _divisors(scope: Scope, x: Iterator) -> list[int]:
-    """The divisors of the extent of *x* by which an index that it occurs in is divided, largest first."""
-    indices = [*_indices(scope.body), *(b.index for b in scope.domain)]
-    found = {d for index in indices for d in _divided(index, x)}
-    return sorted((d for d in found if d < x.extent and x.extent % d == 0), reverse=True)
-
-
-def _divided(index: Index, x: Iterator) -> Iterable[int]:
-    for atom, _ in index.terms:
-        match atom:
-            case Quotient(numerator, d) | Remainder(numerator, d):
-                if x in numerator.iterators:
-                    yield d
-                    yield from _divided(numerator, x)
-            case Iterator():
-                pass
 
 
 @dataclass(frozen=True)
@@ -323,19 +271,5 @@ def _finite(scalar: Scalar) -> bool:
     return all(isfinite(access.source.value) for access in accesses(scalar))
 
 
-def _indices(scalar: Scalar) -> Iterable[Index]:
-    match scalar:
-        case Access(_, index):
-            yield from index
-        case Apply(_, args):
-            for arg in args:
-                yield from _indices(arg)
-        case Compare(_, left, right):
-            yield left
-            yield right
-        case Const():
-            pass
-
-
 def _iterators(scalar: Scalar) -> tuple[Iterator, ...]:
-    return tuple(x for index in _indices(scalar) for x in index.iterators)
+    return tuple(x for index in indices(scalar) for x in index.iterators)

@@ -3,12 +3,13 @@ r"""Scopes read as one operation over accesses, and their expression distance to
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import permutations
 
 from einnet_explore.algebra.substitute import substitute
 from einnet_explore.ir import Access, Apply, Const, Index, IndexLike, Iterator, Quotient, Remainder, Scope, as_index
+from einnet_explore.operators.digits import by_digits
 from einnet_explore.operators.layout import outside
 from einnet_explore.operators.operator import Operator
 from einnet_explore.operators.pattern import Pattern
@@ -96,7 +97,7 @@ def read_form(scope: Scope) -> Form | str:
             reads = [a for a in args if isinstance(a, Access)]
         case _:
             return f"the body is no single operation over accesses: {body!r}"
-    reads = [_opened(read) for read in reads]
+    reads = [opened(read) for read in reads]
     traversals, back = _keep(scope.traversals), dict[Iterator, Index]()
     summations = _keep(scope.summations)
     while (found := _divided(reads, (*traversals, *summations))) is not None:
@@ -110,16 +111,23 @@ def read_form(scope: Scope) -> Form | str:
     return Form(scope, op, tuple(reads), scale, divisor, traversals, summations, tuple(back.items()))
 
 
+@lru_cache(maxsize=4096)
+def windowed_form(scope: Scope) -> Form | str:
+    """``read_form`` with dimensions that are two digits as two dimensions, for operators with composite indices."""
+    form = read_form(scope)
+    return form if isinstance(form, str) else replace(form, reads=tuple(map(by_digits, form.reads)))
+
+
 def _keep(iterators: tuple[Iterator, ...]) -> tuple[Iterator, ...]:
     return tuple(x for x in iterators if x.extent != 1)
 
 
-def _opened(read: Access) -> Access:
+def opened(read: Access) -> Access:
     """*read* through scopes that only re-index, where it stays inside their boxes."""
     match read.source:
         case Scope(traversals, (), Access(source, index), domain=()) if outside(read) is None:
             at = dict(zip(traversals, read.index, strict=True))
-            return _opened(Access(source, tuple(i.substitute(lambda x: at[x]) for i in index)))
+            return opened(Access(source, tuple(i.substitute(lambda x: at[x]) for i in index)))
     return read
 
 
@@ -148,7 +156,8 @@ def own_iterators(scope: Scope) -> tuple[Iterator, ...]:
 
 def comparable(scope: Scope, operator: Operator) -> Form:
     """The form of *scope* if it differs from *operator* in iterators only; raises Unmatched otherwise."""
-    form, pattern = read_form(scope), operator.pattern
+    pattern = operator.pattern
+    form = windowed_form(scope) if pattern.windows else read_form(scope)
     if isinstance(form, str):
         raise Unmatched(form)
     if len(form.reads) != len(pattern.operands):

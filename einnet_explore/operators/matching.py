@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 
 from einnet_explore.ir import REDUCTIONS, Access, Attribute, Index, IndexLike, Iterator, Scope, Tensor, as_index
-from einnet_explore.operators.form import Form, Unmatched, comparable, tensor_maps
+from einnet_explore.operators.form import Form, Unmatched, comparable, opened, tensor_maps
 from einnet_explore.operators.layout import leading, packed, strides_of
 from einnet_explore.operators.maps import iterator_maps
 from einnet_explore.operators.operator import Attributes, Operator
@@ -225,14 +225,15 @@ def _gather(operator: Operator, operand: int, read: Access, iterators: Assignmen
     to: dict[Iterator, IndexLike] = {}
     for new in own:
         to |= split(new, iterators.get(new.name, ()))
-    index = tuple(i.substitute(lambda x: to.get(x, x)) for i in read.index)
+    read = opened(Access(read.source, tuple(i.substitute(lambda x: to.get(x, x)) for i in read.index)))
+    index = read.index
     padding = operator.padding(operand, attributes)
     neutral = REDUCTIONS[operator.pattern.reduce]
     if padding and read.source.value != neutral:
         raise Unmatched(
             f"{operator.name} reads {neutral:g} outside {pattern.name}, the source is {read.source.value:g} there"
         )
-    gathered = Scope(tuple(own), (), Access(read.source, index), padding=padding, value=neutral if padding else 0)
+    gathered = Scope(tuple(own), (), read, padding=padding, value=neutral if padding else 0)
     strides = strides_of(gathered)
     if isinstance(strides, str):
         return Layout(gathered, False, False, f"{pattern.name}: {strides}")

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from einnet_explore.ir import Access, Index, Iterator, as_index
+from einnet_explore.operators.digits import overlaps
 from einnet_explore.operators.form import Form, Unmatched
 from einnet_explore.operators.operator import Operator
 from einnet_explore.operators.pattern import ONE, Polynomial
@@ -58,7 +59,7 @@ def solve(
         window = as_index(Iterator(f"i{d}", 0, stop - start)) + start
         out[p] = Access(read.source, tuple(window if j == at[0] else i for j, i in enumerate(read.index)))
     for p, read in out.items():
-        if (mixed := next((i for i in read.index if _overlaps(i)), None)) is not None:
+        if (mixed := next((i for i in read.index if overlaps(i)), None)) is not None:
             raise Unmatched(
                 f"{mixed!r} is one more composite index than {pattern.operands[p].name} of {operator.name} has"
             )
@@ -80,17 +81,6 @@ def _given(read: Access, at: int, outer: list[Iterator]) -> tuple[int, int]:
     start = max(lo, min(first, hi - 1))
     slack = max((abs(read.index[at].coefficient(x)) for x in outer), default=1)
     return start, hi if hi - (last + 1) < slack else max(last, start) + 1
-
-
-def _overlaps(index: Index) -> bool:
-    """Whether two points of the iterators may give one value: such an index is more than a layout."""
-    reach = 0
-    for atom, k in sorted(index.terms, key=lambda t: abs(t[1])):
-        if isinstance(atom, Iterator):
-            if abs(k) <= reach:
-                return True
-            reach += abs(k) * (atom.extent - 1)
-    return False
 
 
 def _unify(operator: Operator, todo: list[Equality], known: dict[str, int]) -> None:
