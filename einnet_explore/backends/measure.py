@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from statistics import median, quantiles
-from time import perf_counter
+from time import perf_counter, sleep
 
 import numpy as np
 
@@ -20,11 +20,14 @@ class Timing:
     n: int
 
 
-def compare(calls: Mapping[str, Callable[[], object]], rounds: int = 15, min_seconds: float = 0.2) -> dict[str, Timing]:
+def compare(
+    calls: Mapping[str, Callable[[], object]], rounds: int = 15, min_seconds: float = 0.2, settle: float = 0
+) -> dict[str, Timing]:
     """Time *calls* in interleaved rounds whose order rotates; each sample repeats its call for some milliseconds.
 
-    There are at least *rounds* rounds and at least *min_seconds* of them for every call.  Raises ValueError for no
-    rounds.
+    There are at least *rounds* rounds and at least *min_seconds* of them for every call.  Before each sample *settle*
+    seconds pass: an engine's waiting threads spin for a while, and would take the next one's cores.  Raises ValueError
+    for no rounds.
     """
     if rounds < 1:
         raise ValueError(f"rounds {rounds}: expected at least 1")
@@ -35,6 +38,8 @@ def compare(calls: Mapping[str, Callable[[], object]], rounds: int = 15, min_sec
     while turn < rounds or spent < min_seconds * len(names):
         for n in range(len(names)):
             name = names[(turn + n) % len(names)]
+            if settle:
+                sleep(settle)
             seconds = _sample(calls[name], repeats[name])
             samples[name].append(seconds)
             spent += seconds * repeats[name]

@@ -39,7 +39,8 @@ class Rule(Generic[P]):
 
     ``rewrite`` is the law and its only guard: it refuses with the numbers that failed.  ``propose`` enumerates
     parameters worth trying, inferred from the extents and coefficients at hand; all that it yields is accepted.
-    ``encode`` and ``decode`` give parameters their JSON form, in which users write them too.
+    ``encode`` and ``decode`` give parameters their JSON form, in which users write them too.  A *local* rule looks at
+    nothing but the scope at its path and whether that is a whole equation's, and changes nothing else.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Rule(Generic[P]):
     rewrite: Callable[[Program, Path, P], Program]
     encode: Callable[[P], dict[str, Any]]
     decode: Callable[[Program, Path, Mapping[str, Any]], P]
+    local: bool = False
 
     def matches(self, program: Program, at: Path) -> Iterable[Match[P]]:
         """The legal matches at one path."""
@@ -130,4 +132,5 @@ def scope_rule(
         guarded,
         encode,
         lambda program, at, params: decode(program.scope_at(at), params),
+        local=True,
     )

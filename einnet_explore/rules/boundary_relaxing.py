@@ -183,4 +183,5 @@ BOUNDARY_RELAXING = Rule(
     rewrite,
     encode,
     decode,
+    local=True,
 )

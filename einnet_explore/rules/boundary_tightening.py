@@ -104,4 +104,5 @@ BOUNDARY_TIGHTENING = Rule(
     rewrite,
     encode,
     decode,
+    local=True,
 )
