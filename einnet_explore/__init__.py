@@ -4,20 +4,31 @@
 >>> conv = ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3)
 >>> session = ee.explore(conv)              # rules by hand: session.rules(at="0"), session.apply(...), session.undo()
 >>> run = ee.search(conv, target="Matmul")  # events as they happen: for event in run: ...
+
+A name is imported when it is first used, so that commands which need no compiler and no solver start at once.
 """
 
-from einnet_explore.algebra.certificate import Certificate, certify
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.algebra.keys import program_key
-from einnet_explore.cost import program_seconds
-from einnet_explore.explore.api import benchmark, check, explore, graph, load, optimize, search, write_model
-from einnet_explore.explore.session import Session
-from einnet_explore.operators import OPERATORS
-from einnet_explore.operators import expressions as ops
-from einnet_explore.render import latex, text
-from einnet_explore.rules import RULES, Refused
-from einnet_explore.search.cleanup import clean
-from einnet_explore.text import parse
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from einnet_explore.algebra.certificate import Certificate, certify
+    from einnet_explore.algebra.evaluate import evaluate
+    from einnet_explore.algebra.keys import program_key
+    from einnet_explore.cost import program_seconds
+    from einnet_explore.explore.api import benchmark, check, explore, graph, load, optimize, search, write_model
+    from einnet_explore.explore.session import Session
+    from einnet_explore.explore.views import show
+    from einnet_explore.operators import OPERATORS
+    from einnet_explore.operators import expressions as ops
+    from einnet_explore.render import latex, text
+    from einnet_explore.rules import RULES, Refused
+    from einnet_explore.search.cleanup import clean
+    from einnet_explore.text import parse
 
 __all__ = [
     "OPERATORS",
@@ -40,6 +51,49 @@ __all__ = [
     "program_key",
     "program_seconds",
     "search",
+    "show",
     "text",
     "write_model",
 ]
+
+_HOMES = {
+    "algebra.certificate": ("Certificate", "certify"),
+    "algebra.evaluate": ("evaluate",),
+    "algebra.keys": ("program_key",),
+    "cost": ("program_seconds",),
+    "explore.api": ("benchmark", "check", "explore", "graph", "load", "optimize", "search", "write_model"),
+    "explore.session": ("Session",),
+    "explore.views": ("show",),
+    "operators": ("OPERATORS",),
+    "render": ("latex", "text"),
+    "rules": ("RULES", "Refused"),
+    "search.cleanup": ("clean",),
+    "text": ("parse",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name == "ops":
+        value: object = import_module(f"{__name__}.operators.expressions")
+    elif name in _HOME:
+        value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """This package.  Four verbs are called like packages of their floor: importing one must not hide the verb."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

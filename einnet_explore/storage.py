@@ -32,12 +32,15 @@ def write_aside(path: Path, write: Callable[[Path], None]) -> bool:
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
     """Write *content* beside *path*, flush it to the disk, then put it in place at once.
 
-    Whatever interrupts this (a full disk, Ctrl-C), *path* holds what it held before or all of *content*.  Raises
-    OSError, about *path*.
+    Whatever interrupts this (a full disk, Ctrl-C), *path* holds what it held before or all of *content*.  A link stays
+    one; a device or pipe is written to as it is.  Raises OSError, about *path*.
     """
-    where = Path(path)
+    where = Path(os.path.realpath(path))
     data = content.encode() if isinstance(content, str) else content
     try:
+        if where.exists() and not where.is_file():
+            where.write_bytes(data)
+            return
         handle, aside = tempfile.mkstemp(dir=where.parent, prefix=f".{where.name}-")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -52,4 +55,4 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None
             Path(aside).unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise type(error)(error.errno, error.strerror, str(where)) from None
+        raise type(error)(error.errno, error.strerror, str(path)) from None

@@ -58,6 +58,11 @@ CASES = {
     "offset-reduce to NCHW": """
         tensor T[8, 8, 3, 3, 32] pad [1, 1, 0, 0, 0]
         Y[f:32, h:8, w:8] = relu({[f:32, h:8, w:8] sum[r:3, s:3] T[h+r-1, w+s-1, r, s, f]}[f, h, w])""",
+    "remainders of two numbers": "tensor A[2, 2]\nY[h:3] = A[h % 2, (h + 1) % 2]",
+    "negative numerators": "tensor A[3, 4]\nY[h:-5..4, w:4] = A[h % 3, (h - 2*w) // 5 % 4]",
+    "contradicting remainders": """
+        tensor A[1, 1] pad [(1, 0), (0, 1)]
+        Y[h:3] = relu(A[0 - h % 2, (h + 1) % 2] + 1)""",
     "band": """
         tensor A[2, 20, 32]
         tensor B[2, 20, 32] pad [0, 12, 0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from html import escape
 from typing import Any, Literal, TypeAlias
 
 from einnet_explore.algebra import sampling
@@ -58,6 +59,20 @@ class Certificate:
     def ok(self) -> bool:
         """Whether the programs agree."""
         return self.kind != "false"
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "proved":
+                return f"proved ({self.method}): equal for every input, in exact arithmetic"
+            case "exact":
+                return f"exact ({self.method}): equal on random integers at all of {self.elements} elements"
+            case _:
+                return f"false ({self.method}): {self.counterexample}"
+
+    def _repr_html_(self) -> str:
+        sign, colour = {"proved": ("✓", "#1b7a3d"), "exact": ("≈", "#9a6a00"), "false": ("✗", "#b00020")}[self.kind]
+        kind, _, rest = str(self).partition(" ")
+        return f"<b style='color:{colour}'>{sign} {kind}</b> {escape(rest)}"
 
     def to_json(self) -> dict[str, Any]:
         """The certificate as plain JSON values."""

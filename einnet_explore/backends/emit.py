@@ -90,7 +90,7 @@ class _Stages:
                 inside = guard(index, source.box, Const(1), 0)
                 if inside == Const(0):
                     return constant(source.value, self.dtype)
-                read = self._read(source)(*(_index(i - lo, env) for i, (lo, _) in zip(index, source.box, strict=True)))
+                read = self._read(source)(*(_inside(i, b, env) for i, b in zip(index, source.box, strict=True)))
                 conditions = list(_conditions(inside, env))
                 if not conditions:
                     return read
@@ -125,6 +125,21 @@ def _conditions(inside: Scalar, env: At) -> list[Expr]:
 
 
 def _compare(condition: Compare, env: At) -> Expr:
+    test = _comparison(condition, env)
+    if not (_has_remainder(condition.left) or _has_remainder(condition.right)):
+        return test
+    # TVM 0.27 reasons from one remainder test to the next and is wrong where two contradict one another (a division
+    # by zero inside it, or wrong code): it is not to see that this is one.
+    return tirx.bitwise_and(test.astype("int32"), tirx.const(1, "int32")) != 0
+
+
+def _has_remainder(index: Index) -> bool:
+    return any(
+        isinstance(a, Remainder) or (isinstance(a, Quotient) and _has_remainder(a.numerator)) for a, _ in index.terms
+    )
+
+
+def _comparison(condition: Compare, env: At) -> Expr:
     left, right = _index(condition.left, env), _index(condition.right, env)
     match condition.op:
         case "<":
@@ -141,6 +156,21 @@ def _compare(condition: Compare, env: At) -> Expr:
             return left != right
 
 
+def _inside(index: Index, box: tuple[int, int], env: At) -> Expr:
+    """The position of *index* in the stored range *box*, wherever it lies in it.
+
+    Outside it is guarded, but TVM 0.27 fails (a division by zero inside it) on remainders that it finds to leave it.
+    """
+    lo, hi = box
+    if hi - lo == 1:
+        return tirx.const(0, "int32")
+    at = _index(index - lo, env)
+    least, most = index.bounds
+    if (least < lo or most >= hi) and _has_remainder(index):
+        return tirx.max(tirx.min(at, hi - lo - 1), 0)
+    return at
+
+
 def _index(index: Index, env: At) -> Expr:
     total: Expr = None
     for atom, k in index.terms:
@@ -148,14 +178,25 @@ def _index(index: Index, env: At) -> Expr:
             case Iterator():
                 part = env[atom]
             case Quotient(numerator, d):
-                part = tirx.floordiv(_index(numerator, env), d)
+                shifts = _shifts(numerator, d)
+                part = tirx.truncdiv(_index(numerator + shifts * d, env), d)
+                part = part - shifts if shifts else part
             case Remainder(numerator, d):
-                part = tirx.floormod(_index(numerator, env), d)
+                part = tirx.truncmod(_index(numerator + _shifts(numerator, d) * d, env), d)
         part = part if k == 1 else part * k
         total = part if total is None else total + part
     if total is None:
         return tirx.const(index.const, "int32")
     return total + index.const if index.const else total
+
+
+def _shifts(numerator: Index, d: int) -> int:
+    """How many times *d* must be added so that *numerator* is not negative, and truncation rounds down.
+
+    Flooring is not written as such because TVM 0.27 compiles A[i % 2, (i + 1) % 2] wrongly: it takes sums of floored
+    remainders that are not of one number for one number.
+    """
+    return max(0, -(numerator.bounds[0] // d))
 
 
 def _reducer(name: str, dtype: str) -> Callable[..., Expr]:

@@ -13,11 +13,15 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds a call: the median over *n* samples and the distance between the quartiles."""
+    """Seconds a call: the median over *n* samples and the distance between the quartiles, of which *low* is the lower.
+
+    What else runs on the machine only ever adds time, so *low* is the better one to decide by.
+    """
 
     median: float
     iqr: float
     n: int
+    low: float
 
 
 def compare(
@@ -85,4 +89,4 @@ def _sample(call: Callable[[], object], repeats: int) -> float:
 
 def _timing(samples: list[float]) -> Timing:
     low, high = (quantiles(samples, n=4)[i] for i in (0, 2)) if len(samples) > 1 else (samples[0], samples[0])
-    return Timing(median(samples), high - low, len(samples))
+    return Timing(median(samples), high - low, len(samples), low)

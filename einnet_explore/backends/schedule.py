@@ -24,7 +24,7 @@ from einnet_explore.backends.structure import LANES, borders, lanes_of, moved, p
 from einnet_explore.backends.transpose import transposing
 from einnet_explore.ir import Scope, accesses
 
-VERSION = 5
+VERSION = 8
 """Part of the key of compiled kernels: to be raised when a template changes."""
 
 ROW = 4 * LANES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,9 @@ ALIGNMENT = 64
 """Bytes; compiled kernels assume it of every array (TVM 0.27 does not check raw arrays)."""
 
 DTYPES = ("float32", "int64")
+
+LAST_RANK = 3
+"""Of this rank every stage is as written: no structure has more templates before ``plain``."""
 
 
 @dataclass(frozen=True)
@@ -154,11 +157,15 @@ def load(source: Source) -> Kernel:
     known = compiled.stored(source.key)
     if known is not None:
         return Kernel(source, known)
-    try:
-        function = source.function
-        return Kernel(source, compiled.build(function, source.key, source.threads))
-    except Exception as error:
-        raise BackendError(f"TVM refuses {source.scope!r}: {_last_line(error)}") from error
+    # What TVM's own checks reject after scheduling (or in compiling) is tried with simpler schedules.
+    for rank in range(source.rank, LAST_RANK + 1):
+        try:
+            function = replace(source, rank=rank).function
+            return Kernel(source, compiled.build(function, source.key, source.threads))
+        except Exception as error:
+            if rank == LAST_RANK:
+                raise BackendError(f"TVM refuses {source.scope!r}: {_last_line(error)}") from error
+    raise BackendError(f"rank {source.rank}: expected at most {LAST_RANK}")
 
 
 def compile_scope(scope: Scope, dtype: str = "float32", threads: int = 1, tune: bool = False) -> Kernel:

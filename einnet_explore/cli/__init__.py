@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from einnet_explore.cli.arguments import parser
@@ -16,21 +17,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     Bad input gives one line on standard error, without a traceback unless ``--debug`` is given.
     """
     arguments = parser().parse_args(argv)
-    try:
-        code: int = arguments.run(arguments)
-        sys.stdout.flush()
-        return code
-    except KeyboardInterrupt:
-        print("interrupted: nothing was written", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (ValueError, LookupError, OSError) as error:
-        if arguments.debug:
-            raise
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return BAD_INPUT
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        try:
+            code: int = arguments.run(arguments)
+            sys.stdout.flush()
+            return code
+        except KeyboardInterrupt:
+            print("interrupted: nothing more was written", file=sys.stderr)
+            return INTERRUPTED
+        except BrokenPipeError:
+            # Who reads the output has gone away, as ``head`` does: there is nobody to tell.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except Exception as error:
+            if arguments.debug:
+                raise
+            print(f"error: {one_line(error)}", file=sys.stderr)
+            return BAD_INPUT
+
+
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 __all__ = ["main"]

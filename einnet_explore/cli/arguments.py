@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     bench = command("bench", "measure against other engines, interleaved")
     bench.add_argument("cases", nargs="+", metavar="MODEL.onnx|CASE.ein")
     bench.add_argument("--against", default="onnxruntime", metavar="NAMES", help="onnxruntime,torch")
-    bench.add_argument("--rounds", type=int, default=20, metavar="N")
+    bench.add_argument("--rounds", type=_count, default=20, metavar="N")
     _model(bench)
     _json(bench)
 
@@ -101,9 +101,23 @@ def _json(command: argparse.ArgumentParser) -> None:
 
 
 def _model(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--shape", action="append", default=[], metavar="NAME=1,3,224,224", help="a dynamic input's shape")
+    command.add_argument(
+        "--shape", action="append", default=[], metavar="NAME=1,3,224,224", help="a dynamic input's shape"
+    )
     command.add_argument("--device", default="cpu", metavar="cpu|cuda")
     command.add_argument("--threads", type=_count, metavar="N")
+
+
+def shapes(given: list[str]) -> dict[str, tuple[int, ...]]:
+    """``NAME=1,3,224,224`` as names and shapes; raises ValueError on anything else."""
+    out: dict[str, tuple[int, ...]] = {}
+    for text in given:
+        name, equals, sizes = text.rpartition("=")
+        parts = sizes.replace("x", ",").split(",")
+        if not equals or not name or not all(p.strip().isdecimal() for p in parts):
+            raise ValueError(f"--shape {text}: found no list of sizes after a name, expected NAME=1,3,224,224")
+        out[name] = tuple(map(int, parts))
+    return out
 
 
 def _depth(text: str) -> int:
@@ -115,9 +129,13 @@ def _count(text: str) -> int:
 
 
 def _number(text: str, least: int) -> int:
-    if not text.lstrip("-").isdigit() or int(text) < least:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
         raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from {least}")
-    return int(text)
+    return number
 
 
 def _positive(text: str) -> float:
@@ -125,6 +143,6 @@ def _positive(text: str) -> float:
         value = float(text.removesuffix("s"))
     except ValueError:
         value = 0.0
-    if not value > 0:
+    if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"found {text!r}, expected a positive number of seconds")
     return value

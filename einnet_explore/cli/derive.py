@@ -3,44 +3,46 @@
 from __future__ import annotations
 
 import argparse
-import sys
+from typing import Any
 
 from einnet_explore.cli.errors import INTERRUPTED, NO, OK
-from einnet_explore.cli.output import progress, seconds, table, write_json
+from einnet_explore.cli.output import STDOUT, progress, say, seconds, table, writable, write_json
 from einnet_explore.cost import program_seconds
 from einnet_explore.explore.run import Run
 from einnet_explore.render import text
 from einnet_explore.search.engine import Options
 from einnet_explore.text import load_text
 
+ROWS = 10
+"""Kinds of candidates that the table shows."""
+
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit code 0 when a candidate was found (for the targets asked for), 1 when none was."""
+    """Exit code 0 when a candidate was found (for the targets asked for), 1 when none was, 130 when interrupted."""
     options = Options(
         strategy=arguments.strategy,
         max_depth=arguments.max_depth,
         fingerprint=not arguments.no_fingerprint,
         converging=not arguments.no_converging,
     )
-    search = Run(
-        load_text(arguments.case),
-        program_seconds,
-        target=arguments.target,
-        limit=arguments.limit_seconds,
-        options=options,
-    )
+    program = load_text(arguments.case)
+    search = Run(program, program_seconds, target=arguments.target, limit=arguments.limit_seconds, options=options)
+    writable(arguments.save, arguments.json)
     interrupted = _search(search)
-    report = search.report(arguments.case)
     wanted = [c for c in search.candidates if c.operators or not arguments.target]
-    if arguments.json:
-        write_json(arguments.json, report)
-    if arguments.json != "-":
-        print(_summary(search, report["candidates"]))
+    # The record first: it is what a second Ctrl-C must not lose.
     if arguments.save and search.candidates:
         search.save(arguments.save, arguments.case)
-        print(f"saved {arguments.save}", file=sys.stderr)
+        say(f"saved {arguments.save}")
+    elif arguments.save:
+        say(f"{arguments.save}: not written, no candidate was found")
+    report = search.report(arguments.case)
+    if arguments.json:
+        write_json(arguments.json, report)
+    if arguments.json != STDOUT:
+        print(_summary(search, report["candidates"]))
     if interrupted:
-        print(f"interrupted: {len(search.candidates)} candidates found so far are reported", file=sys.stderr)
+        say(f"interrupted: {len(search.candidates)} candidates found so far are reported")
         return INTERRUPTED
     return OK if wanted else NO
 
@@ -56,7 +58,7 @@ def _search(search: Run) -> bool:
     return False
 
 
-def _summary(search: Run, described: list[dict[str, object]]) -> str:
+def _summary(search: Run, described: list[dict[str, Any]]) -> str:
     best = search.best
     stopped = "complete" if search.search.complete else "not exhausted"
     head = (
@@ -66,10 +68,22 @@ def _summary(search: Run, described: list[dict[str, object]]) -> str:
     if best is None:
         whys = list(dict.fromkeys(f"  {r.target}: {r.why}" for r in search.refused))
         return "\n".join([head, "no candidate was found; refusals:", *whys[:8]])
-    rows: list[list[object]] = [["estimate", "steps", "eOperators", "certificate", "library operators"]]
-    order = sorted(range(len(described)), key=lambda n: search.candidates[n].seconds)
-    for n in order[:10]:
+    rows = _rows(search, described)
+    more = [f"and {len(rows) - 1 - ROWS} kinds more (--json lists every candidate)"] if len(rows) - 1 > ROWS else []
+    return "\n".join([head, "", table(rows[: ROWS + 1]), *more, "", "the best:", text(best.program)])
+
+
+def _rows(search: Run, described: list[dict[str, Any]]) -> list[list[object]]:
+    """One row a kind of candidate (the same library operators and as many eOperators), cheapest first."""
+    kinds: dict[tuple[object, ...], list[int]] = {}
+    for n in sorted(range(len(described)), key=lambda n: search.candidates[n].seconds):
         c = search.candidates[n]
         named = "; ".join(repr(e.via) for e in c.operators) or "none"
-        rows.append([seconds(c.seconds), len(c.derivation.steps), c.eoperators, described[n]["certificate"], named])
-    return "\n".join([head, "", table(rows), "", "the best:", text(best.program)])
+        kinds.setdefault((named, c.eoperators), []).append(n)
+    rows: list[list[object]] = [["estimate", "ways", "steps", "eOperators", "certificate", "library operators"]]
+    for (named, kernels), ways in kinds.items():
+        first = min(ways, key=lambda n: (search.candidates[n].seconds, len(search.candidates[n].derivation.steps)))
+        c = search.candidates[first]
+        proof = described[first]["certificate"]
+        rows.append([seconds(c.seconds), len(ways), len(c.derivation.steps), kernels, proof, named])
+    return rows

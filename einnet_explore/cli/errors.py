@@ -4,11 +4,29 @@ from __future__ import annotations
 
 OK, NO, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
+LONGEST = 600
+"""Characters of a message that are shown: some libraries put whole programs into theirs."""
+
+
 def one_line(error: BaseException) -> str:
-    """The message of *error* on one line; a system error names its file and what the system said."""
-    if isinstance(error, OSError) and error.strerror:
-        where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror}"
-    if isinstance(error, KeyError) and error.args:
-        return " ".join(str(error.args[0]).split())
-    return " ".join(str(error).split()) or type(error).__name__
+    """The message of *error* on one line.
+
+    A system error names its file and what the system said.  What is nobody's input (a compiler that fails, a mistake of
+    our own) names its kind and says how to see more.
+    """
+    match error:
+        case OSError(strerror=str(said)) if said:
+            return f"{error.filename}: {said}" if error.filename else said
+        case KeyError() if error.args:
+            message = str(error.args[0])
+        case _:
+            message = str(error)
+    line = " ".join(message.split())
+    shown = line if len(line) <= LONGEST else f"{line[:LONGEST]} …"
+    if isinstance(error, ValueError | LookupError | OSError) and " " in shown:
+        return shown
+    # A bare key or number, or another kind of exception: it was not written for a user.
+    kind = type(error).__name__
+    return (
+        f"{kind}: {shown} (unexpected; --debug shows where)" if shown else f"{kind} (unexpected; --debug shows where)"
+    )

@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _tour() -> Path:
     folder = Path(__file__).parents[2] / "notebooks"
     if not folder.is_dir():
-        raise ValueError("the tour notebook is not installed with the package; name a notebook: einnet-explore lab FILE")
+        raise ValueError(
+            "the tour notebook is not installed with the package; name a notebook: einnet-explore lab FILE"
+        )
     return folder / "00_tour.py"
-
-

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from einnet_explore.cli.errors import OK
-from einnet_explore.cli.output import table
-from einnet_explore.storage import write_atomically
+from einnet_explore.cli.output import save, table, writable
 from einnet_explore.graph.models import MODELS, write
 
 
@@ -15,7 +14,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "list":
         print(table([["name", "what it is"], *([m.name, m.title] for m in MODELS)]))
         return OK
-    model = write(arguments.name, arguments.batch)
-    write_atomically(arguments.output, model.SerializeToString())
-    print(f"wrote {arguments.output}")
+    writable(arguments.output)
+    save(arguments.output, write(arguments.name, arguments.batch).SerializeToString())
     return OK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from einnet_explore.cli.errors import OK
-from einnet_explore.cli.output import table, write_json
+from einnet_explore.cli.output import STDOUT, table, writable, write_json
 from einnet_explore.explore.session import Session
 from einnet_explore.ir import read_path, show_path
 from einnet_explore.rules.base import places
@@ -14,6 +14,7 @@ from einnet_explore.text import load_text
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the legal matches at a path (or everywhere) and the refusals."""
+    writable(arguments.json)
     session = Session(load_text(arguments.case))
     paths = [read_path(arguments.at)] if arguments.at else [path for path, _ in places(session.program)]
     matches = [m.to_json() for path in paths for m in session.rules(path)]
@@ -21,9 +22,14 @@ def run(arguments: argparse.Namespace) -> int:
     refused = [{"rule": r.rule, "at": show_path(r.at), "why": r.why} for r in refusals]
     if arguments.json:
         write_json(arguments.json, {"case": arguments.case, "matches": matches, "refused": refused})
-    if arguments.json != "-":
-        print(table([["at", "rule", "parameters"], *([m["at"], m["rule"], m["params"]] for m in matches)]))
+    if arguments.json != STDOUT:
+        print(table([["at", "rule", "parameters"], *([m["at"], m["rule"], _short(m["params"])] for m in matches)]))
         if refused:
             print()
             print(table([["at", "rule", "refused because"], *([r["at"], r["rule"], r["why"]] for r in refused)]))
     return OK
+
+
+def _short(params: object, most: int = 100) -> str:
+    said = str(params)
+    return said if len(said) <= most else f"{said[:most]} …"

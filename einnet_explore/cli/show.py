@@ -6,24 +6,25 @@ import argparse
 from pathlib import Path
 
 from einnet_explore.cli.errors import OK
-from einnet_explore.explore import records
+from einnet_explore.cli.output import save, writable
+from einnet_explore.explore.api import load
 from einnet_explore.explore.figures import graph_figure
-from einnet_explore.storage import write_atomically
 from einnet_explore.explore.page import derivation_page
 from einnet_explore.ir import Program, show_path
 from einnet_explore.render import latex, text
 from einnet_explore.render.latex import align
 from einnet_explore.rules import Derivation
-from einnet_explore.text import load_text
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print or draw; a record is shown with all its steps."""
-    derivation = load(arguments.case)
+    writable(arguments.svg, arguments.html)
+    derivation = derivation_of(load(arguments.case))
+    title = Path(arguments.case).stem
     if arguments.svg:
-        write_atomically(arguments.svg, graph_figure(derivation.end, Path(arguments.case).stem).svg)
+        save(arguments.svg, graph_figure(derivation.end, title).svg)
     elif arguments.html:
-        write_atomically(arguments.html, derivation_page(derivation, Path(arguments.case).stem))
+        save(arguments.html, derivation_page(derivation, title))
     elif arguments.latex:
         print(align(programs(derivation), reasons(derivation)) if derivation.steps else latex(derivation.end))
     else:
@@ -31,11 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def load(path: str) -> Derivation:
-    """A ``.ein`` case as a derivation without steps, or a record's derivation."""
-    if path.endswith(".json"):
-        return records.from_record(records.load(path))
-    return Derivation(load_text(path))
+def derivation_of(case: Program | Derivation) -> Derivation:
+    """A record's derivation, or a program as a derivation without steps."""
+    return Derivation(case) if isinstance(case, Program) else case
 
 
 def programs(derivation: Derivation) -> list[Program]:

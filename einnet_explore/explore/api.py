@@ -70,8 +70,8 @@ def benchmark(model: str | Path, **options: Any) -> Mapping[str, Any]:
 
 def write_model(name: str, path: str | Path, batch: int = 1) -> Path:
     """Write one of the evaluation models as ONNX."""
-    from einnet_explore.storage import write_atomically
     from einnet_explore.graph.models import write
+    from einnet_explore.storage import write_atomically
 
     write_atomically(path, write(name, batch).SerializeToString())
     return Path(path)

@@ -1,4 +1,4 @@
-"""Figures as SVG: computation graphs and search trees.
+"""Figures as SVG: computation graphs and trees.
 
 Graphs are laid out by Graphviz where its ``dot`` is installed, and by a small layered layout of our own where it is not.
 """
@@ -10,129 +10,158 @@ from dataclasses import dataclass
 from html import escape
 
 import graphviz
-import networkx as nx
 
+from einnet_explore.explore.layered import layered
+from einnet_explore.explore.svg import FONT, Figure, opened, width_of
 from einnet_explore.ir import Program
-from einnet_explore.render.graph import COLOURS, Graph, dot, graph
+from einnet_explore.render.graph import Graph, dot, graph
 from einnet_explore.search.events import State
 
-FONT = "font-family='Helvetica, Arial, sans-serif'"
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """An SVG picture; notebooks show it, ``save`` writes it."""
-
-    svg: str
-
-    def _repr_svg_(self) -> str:
-        return self.svg
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return {"image/svg+xml": self.svg, "text/plain": "(figure)"}
+ON, OFF, FOUND = "#c0392b", "#2e6da4", "#e0a526"
+WIDTH, ROW = 900.0, 74.0
 
 
 def graph_figure(program: Program, title: str = "") -> Figure:
     """The computation graph of *program*."""
+    drawn = graph(program)
     try:
-        return Figure(_graphviz(dot(program, title)))
+        return Figure(_graphviz(dot(program, title)), _says(drawn, title))
     except (graphviz.ExecutableNotFound, graphviz.CalledProcessError):
-        return Figure(layered(graph(program), title))
+        return Figure(layered(drawn, title), _says(drawn, title))
 
 
 def _graphviz(source: str) -> str:
     drawn: str = graphviz.Source(source).pipe(format="svg", encoding="utf-8")
-    return drawn[drawn.index("<svg") :]
+    return drawn[drawn.index("<svg") :].replace("<svg ", "<svg style='max-width:100%;height:auto' ", 1)
 
 
-def layered(drawn: Graph, title: str = "") -> str:
-    """*drawn* in layers by longest path, as SVG; needs nothing but networkx."""
-    net: nx.DiGraph[str] = nx.DiGraph([(a, b) for a, b, _ in drawn.edges])
-    net.add_nodes_from(node.name for node in drawn.nodes)
-    wide, high, gap = 150, 56, 40
-    place: dict[str, tuple[int, int]] = {}
-    layers = [sorted(layer, key=[n.name for n in drawn.nodes].index) for layer in nx.topological_generations(net)]
-    width = max(len(layer) for layer in layers) * (wide + gap) + gap if layers else wide
-    for y, layer in enumerate(layers):
-        left = (width - len(layer) * (wide + gap) + gap) // 2
-        for x, name in enumerate(layer):
-            place[name] = (left + x * (wide + gap), 30 + y * (high + gap))
-    height = 30 + len(layers) * (high + gap)
-    parts = [_open(width, height), f"<text x='{width // 2}' y='18' text-anchor='middle' {FONT}>{escape(title)}</text>"]
-    for a, b, label in drawn.edges:
-        (ax, ay), (bx, by) = place[a], place[b]
-        x1, y1, x2, y2 = ax + wide // 2, ay + high, bx + wide // 2, by
-        parts.append(f"<line x1='{x1}' y1='{y1}' x2='{x2}' y2='{y2}' stroke='#666' marker-end='url(#arrow)'/>")
-        parts.append(
-            f"<text x='{(x1 + x2) // 2 + 4}' y='{(y1 + y2) // 2}' font-size='9' {FONT}>{escape(label)}</text>"
-        )
+def _says(drawn: Graph, title: str) -> str:
+    """The graph in words, for those who do not see the picture."""
+    lines = [title or "computation graph"]
     for node in drawn.nodes:
-        x, y = place[node.name]
-        dash = " stroke-dasharray='4 3'" if node.kind in ("view", "weight") else ""
-        thick = 2 if node.kind == "eOperator" else 1
-        parts.append(
-            f"<rect x='{x}' y='{y}' width='{wide}' height='{high}' rx='{20 if node.kind in ('input', 'weight') else 3}' "
-            f"fill='{COLOURS[node.kind]}' stroke='#333' stroke-width='{thick}'{dash}/>"
-        )
-        for n, line in enumerate(node.label.split("\n")):
-            parts.append(
-                f"<text x='{x + wide // 2}' y='{y + 18 + 14 * n}' text-anchor='middle' font-size='11' {FONT}>"
-                f"{escape(line)}</text>"
-            )
-    return "".join([*parts, "</svg>"])
+        reads = ", ".join(f"{a} {label}" for a, b, label in drawn.edges if b == node.name)
+        kind = " ".join(node.label.split("\n")[1:]) or node.kind
+        lines.append(f"  {node.name}: {kind}" + (f", reads {reads}" if reads else ""))
+    return "\n".join(lines)
 
 
-def tree_figure(states: Sequence[State], best: int | None = None, limit: int = 400) -> Figure:
-    """The search tree: one dot a state, a row a depth, the way to *best* drawn thick; candidates are squares.
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """A node of a tree: *parent* is -1 at the root; *label* is drawn where the way to the chosen node leads, *tip* pops up."""
 
-    At most *limit* states are drawn, the first ones and the way to *best*; the caption says how many were left out.
+    id: int
+    parent: int
+    label: str
+    tip: str
+    candidate: bool = False
+
+
+def tree_figure(states: Sequence[State], best: int | None = None, limit: int = 240) -> Figure:
+    """The search tree: a row a depth, the way to *best* drawn thick; squares are candidates.
+
+    About *limit* states are drawn, the first ones and the way to *best*; the caption says how many there are.
     """
     path: set[int] = set()
-    here = best
+    here = best or 0
     while here:
         path.add(here)
         here = states[here].parent
     shown = [s for s in states if s.id < limit or s.id in path]
-    rank: dict[int, int] = {}
-    for s in shown:
-        rank[s.id] = rank[s.parent] + 1 if s.id else 0
-    rows: dict[int, list[State]] = {}
-    for s in shown:
-        rows.setdefault(rank[s.id], []).append(s)
-    width, step = 900, 80
-    place: dict[int, tuple[float, float]] = {}
-    for r, row in rows.items():
-        ordered = sorted(row, key=lambda s: (place.get(s.parent, (0.0, 0.0))[0], s.id))
-        for n, s in enumerate(ordered):
-            place[s.id] = ((n + 0.5) * width / len(row), 30.0 + r * step)
-    height = 40 + step * len(rows)
-    parts = [_open(width, height)]
-    for s in shown:
-        if s.id:
-            (ax, ay), (bx, by) = place[s.parent], place[s.id]
-            on = s.id in path
-            parts.append(
-                f"<line x1='{ax:.1f}' y1='{ay:.1f}' x2='{bx:.1f}' y2='{by:.1f}' "
-                f"stroke='{'#c0392b' if on else '#bbbbbb'}' stroke-width='{2.5 if on else 0.7}'/>"
-            )
-    for s in shown:
-        x, y = place[s.id]
-        says = escape(", ".join(m.rule.name for m in s.matches) or "start")
-        tip = f"<title>state {s.id}, depth {s.depth}, distance {s.distance}: {says}</title>"
-        colour = "#c0392b" if s.id in path else "#2e6da4"
-        if s.phase == "converging":
-            parts.append(f"<rect x='{x - 4:.1f}' y='{y - 4:.1f}' width='8' height='8' fill='{colour}'>{tip}</rect>")
+    nodes = [
+        TreeNode(
+            s.id,
+            s.parent if s.id else -1,
+            s.matches[0].rule.name if s.matches else "start",
+            f"state {s.id}, depth {s.depth}"
+            + ("" if s.distance is None else f", distance {s.distance}")
+            + "".join(f"\n{m.rule.name} at {'.'.join(map(str, m.at))}" for m in s.matches),
+            s.phase == "converging",
+        )
+        for s in shown
+    ]
+    some = f"{len(shown)} of {len(states)}" if len(shown) < len(states) else str(len(states))
+    way = "" if best is None else f"; the way to the best one, state {best}, is thick"
+    return draw_tree(nodes, best, f"{some} states; squares are candidates{way}")
+
+
+def draw_tree(nodes: Sequence[TreeNode], chosen: int | None, caption: str) -> Figure:
+    """*nodes* (parents before children) from top to bottom; the way to *chosen* is thick, red and labelled."""
+    below: dict[int, list[TreeNode]] = {}
+    known = {node.id: node for node in nodes}
+    depth: dict[int, int] = {}
+    for node in nodes:
+        below.setdefault(node.parent, []).append(node)
+        depth[node.id] = depth.get(node.parent, -1) + 1
+    path: set[int] = set()
+    here = -1 if chosen is None else chosen
+    while here >= 0:
+        path.add(here)
+        here = known[here].parent
+    x = _spread(nodes, below)
+    leaves = max(1, sum(node.id not in below for node in nodes))
+    radius = min(6.0, max(1.6, (WIDTH - 60) / leaves / 2.4))
+    height = 56 + ROW * max(depth.values(), default=0)
+    parts = [opened(WIDTH, height)]
+    at = {node.id: (x[node.id], 22 + ROW * depth[node.id]) for node in nodes}
+    for on in (False, True):  # the chosen way lies above the rest
+        for node in nodes:
+            if node.parent >= 0 and (node.id in path) == on:
+                parts.append(_branch(at[node.parent], at[node.id], on))
+        for node in nodes:
+            if (node.id in path) == on:
+                parts.append(_dot(at[node.id], node, radius + on, on))
+    for node in nodes:
+        if node.id in path:
+            parts.append(_label(at[node.id], node.label, radius))
+    parts.append(f"<text x='8' y='{height - 8:.0f}' font-size='12' {FONT}>{escape(caption)}</text></svg>")
+    return Figure("".join(parts), f"tree: {caption}")
+
+
+def _spread(nodes: Sequence[TreeNode], below: dict[int, list[TreeNode]]) -> dict[int, float]:
+    """Leaves side by side in the order of a walk, parents above the middle of their children."""
+    slot: dict[int, float] = {}
+    stack = [(node, False) for node in reversed(below.get(-1, []))]
+    free = 0
+    while stack:
+        node, done = stack.pop()
+        children = below.get(node.id, [])
+        if not children:
+            slot[node.id] = free + 0.5
+            free += 1
+        elif done:
+            slot[node.id] = (slot[children[0].id] + slot[children[-1].id]) / 2
         else:
-            parts.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='4' fill='{colour}'>{tip}</circle>")
-    said = f"{len(shown)} of {len(states)} states; squares are candidates, the best one's path is thick"
-    parts.append(f"<text x='8' y='{height - 6}' font-size='11' {FONT}>{said}</text></svg>")
-    return Figure("".join(parts))
+            stack.append((node, True))
+            stack += [(child, False) for child in reversed(children)]
+    return {node.id: 30 + (WIDTH - 60) * slot[node.id] / max(1, free) for node in nodes}
 
 
-def _open(width: float, height: float) -> str:
+def _branch(a: tuple[float, float], b: tuple[float, float], on: bool) -> str:
+    middle = (a[1] + b[1]) / 2
+    look = f"stroke='{ON}' stroke-width='2.5'" if on else "stroke='#bbbbbb' stroke-width='0.8'"
     return (
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' viewBox='0 0 {width} {height}'>"
-        "<defs><marker id='arrow' viewBox='0 0 8 8' refX='8' refY='4' markerWidth='8' markerHeight='8' orient='auto'>"
-        "<path d='M0,0 L8,4 L0,8 z' fill='#666'/></marker></defs>"
-        f"<rect width='{width}' height='{height}' fill='white'/>"
+        f"<path d='M{a[0]:.1f},{a[1]:.1f} C{a[0]:.1f},{middle:.1f} {b[0]:.1f},{middle:.1f} {b[0]:.1f},{b[1]:.1f}' "
+        f"fill='none' {look}/>"
     )
+
+
+def _dot(at: tuple[float, float], node: TreeNode, radius: float, on: bool) -> str:
+    x, y = at
+    colour = ON if on else FOUND if node.candidate else OFF
+    tip = f"<title>{escape(node.tip)}</title>"
+    if node.candidate:
+        corner, side = f"x='{x - radius:.1f}' y='{y - radius:.1f}'", 2 * radius
+        return f"<rect {corner} width='{side:.1f}' height='{side:.1f}' fill='{colour}'>{tip}</rect>"
+    return f"<circle cx='{x:.1f}' cy='{y:.1f}' r='{radius:.1f}' fill='{colour}'>{tip}</circle>"
+
+
+def _label(at: tuple[float, float], label: str, radius: float) -> str:
+    right = at[0] + radius + 6 + width_of(label, 12) < WIDTH
+    x, anchor = (at[0] + radius + 6, "start") if right else (at[0] - radius - 6, "end")
+    return (
+        f"<text x='{x:.1f}' y='{at[1] + 4:.1f}' text-anchor='{anchor}' font-size='12' {FONT} stroke='white' "
+        f"stroke-width='4' paint-order='stroke'>{escape(label)}</text>"
+    )
+
+
+__all__ = ["Figure", "TreeNode", "draw_tree", "graph_figure", "tree_figure"]

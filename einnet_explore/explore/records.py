@@ -12,7 +12,6 @@ from os import PathLike
 from typing import Any
 
 from einnet_explore.algebra.certificate import Certificate
-from einnet_explore.storage import write_atomically
 from einnet_explore.checker.record import FORMAT, VERSION, RecordedStep, RecordError, load_json, read_record
 from einnet_explore.ir import Program, read_path
 from einnet_explore.operators import OPERATORS
@@ -20,6 +19,7 @@ from einnet_explore.render import text
 from einnet_explore.rules import INTER_RULES, RULES
 from einnet_explore.rules.base import Derivation, Match, Refused, Rule
 from einnet_explore.search.instantiation import matching_rule
+from einnet_explore.storage import write_atomically
 
 _RESERVED = ("format", "version", "start", "steps")
 

@@ -10,7 +10,8 @@ from pathlib import Path as FilePath
 from typing import Any, TypeAlias
 
 from einnet_explore.algebra.certificate import Certificate, certify
-from einnet_explore.explore import records
+from einnet_explore.explore import records, views
+from einnet_explore.explore.figures import Figure, tree_figure
 from einnet_explore.ir import Program
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.rules import Derivation
@@ -179,6 +180,27 @@ class Run:
             target=list(self.target),
             strategy=self.search.options.strategy,
         )
+
+    def tree(self, limit: int = 240) -> Figure:
+        """The search tree; about *limit* states are drawn, and the way to the best candidate."""
+        return tree_figure(self.search.states, self.best.state if self.best else None, limit)
+
+    def table(self, limit: int = 8) -> views.Table:
+        """The *limit* cheapest candidates by estimate, each with its certificate."""
+        ordered = sorted(self.candidates, key=lambda c: (c.seconds, len(c.derivation.steps)))
+        states = self.search.states
+        how = "complete" if self.search.complete else "not exhausted"
+        caption = (
+            f"{min(limit, len(ordered))} of {len(ordered)} candidates; {len(states)} states, {self.search.pruned} pruned, "
+            f"{how}, {self.seconds:.2f} s"
+        )
+        return views.candidates(((c, verdict(self.certificates(c.derivation))) for c in ordered[:limit]), caption)
+
+    def __repr__(self) -> str:
+        return f"<Run: {len(self.candidates)} candidates, {len(self.search.states)} states, {self.seconds:.2f} s>"
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return self.table()._repr_mimebundle_()
 
 
 __all__ = ["Reached", "Run", "find_operators"]

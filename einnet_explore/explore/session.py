@@ -8,9 +8,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, TypeAlias
 
 from einnet_explore.algebra.certificate import Certificate, certify
+from einnet_explore.explore import records, views
+from einnet_explore.explore.figures import Figure, TreeNode, draw_tree
+from einnet_explore.explore.views import Formula, Matches, Table
 from einnet_explore.ir import Path, Program, read_path, show_path
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.rules import RULES, Derivation, Match, Refused, Rule
@@ -29,11 +33,28 @@ class Refusal:
     why: str
 
 
+class Refusals(tuple[Refusal, ...]):
+    """Refusals that a notebook shows as a table."""
+
+    __slots__ = ()
+
+    def table(self) -> Table:
+        """One row a rule."""
+        rows = tuple((r.rule, show_path(r.at), r.why) for r in self)
+        return Table(("rule", "at", "refused because"), rows, "" if self else "every rule has a legal match")
+
+    def __repr__(self) -> str:
+        return repr(self.table())
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return self.table()._repr_mimebundle_()
+
+
 class Session:
     """A tree of derivations from one program.  ``here`` is a node of it; applying a rule there makes a child.
 
     Nothing is ever lost: undo moves up, and what was undone stays as a branch.  A lock guards the tree, since callbacks
-    may run on other threads.
+    may run on other threads.  Places are paths (``"0.1"``), or begin with an equation's name (``"Y.1"``).
     """
 
     def __init__(
@@ -59,34 +80,40 @@ class Session:
         return self.derivation.end
 
     def rule(self, name: str) -> Rule[Any]:
-        """The rule called *name*; raises KeyError that lists the known ones."""
+        """The rule called *name*; raises LookupError that lists the known ones."""
         for rule in self.known:
             if rule.name == name:
                 return rule
-        raise KeyError(f"rule {name!r}: expected one of {', '.join(r.name for r in self.known)}")
+        raise LookupError(f"no rule is called {name!r}: there are {', '.join(r.name for r in self.known)}")
 
-    def rules(self, at: str | Path | None = None) -> tuple[Match[Any], ...]:
-        """The legal matches at the scope *at* (``"0.1"``), or at every scope."""
+    def rules(self, at: str | Path | None = None) -> Matches:
+        """The legal matches at the scope *at*, or at every scope; raises LookupError where *at* is none."""
         program = self.program
-        paths = [path for path, _ in places(program)] if at is None else [_path(at)]
-        return tuple(m for path in paths for rule in self.known for m in rule.matches(program, path))
+        paths = [path for path, _ in places(program)] if at is None else [self.path(at)]
+        return Matches(m for path in paths for rule in self.known for m in rule.matches(program, path))
 
-    def refusals(self, at: str | Path) -> tuple[Refusal, ...]:
+    def refusals(self, at: str | Path) -> Refusals:
         """For every rule without a legal match at *at*: why it is refused."""
-        return tuple(self._refusals(_path(at)))
+        return Refusals(self._refusals(self.path(at)))
 
     def _refusals(self, at: Path) -> Iterable[Refusal]:
         for rule in self.known:
             if not any(True for _ in rule.matches(self.program, at)):
                 yield Refusal(rule.name, at, why_refused(rule, self.program, at))
 
+    def path(self, at: str | Path) -> Path:
+        """*at* as a path here; raises ValueError or LookupError where there is no such scope."""
+        path = _path(at, self.program) if isinstance(at, str) else at
+        self.program.scope_at(path)
+        return path
+
     def apply(self, rule: str | Match[Any], at: str | Path = "0", **params: Any) -> Program:
         """Apply a rule by name with parameters in their JSON form, or a match; raises ``Refused`` and changes nothing.
 
-        Without parameters the rule must have exactly one legal match at *at*.
+        Where parameters are left out, the rule must have exactly one legal match at *at* with those that are given.
         """
         with self._lock:
-            match = rule if isinstance(rule, Match) else self._match(self.rule(rule), _path(at), params)
+            match = rule if isinstance(rule, Match) else self._match(self.rule(rule), self.path(at), params)
             self.nodes.append(self.derivation.then(match))
             self.parents.append(self.here)
             self._redo.clear()
@@ -94,16 +121,22 @@ class Session:
             return self.program
 
     def _match(self, rule: Rule[Any], at: Path, params: dict[str, Any]) -> Match[Any]:
-        self.program.scope_at(at)
+        where = f"{rule.name} at {show_path(at)}"
         if params:
-            return rule.match(self.program, at, **params)
+            try:
+                return rule.match(self.program, at, **params)
+            except (KeyError, ValueError) as error:
+                if not _incomplete(error):
+                    raise
         legal = list(rule.matches(self.program, at))
         if not legal:
-            raise Refused(f"{rule.name} at {show_path(at)}: {why_refused(rule, self.program, at)}")
-        if len(legal) > 1:
-            some = "; ".join(str(rule.encode(m.params)) for m in legal[:4])
-            raise Refused(f"{rule.name} at {show_path(at)} has {len(legal)} legal matches, give parameters: {some}")
-        return legal[0]
+            raise Refused(f"{where}: {why_refused(rule, self.program, at)}")
+        chosen = [m for m in legal if params.items() <= rule.encode(m.params).items()]
+        if len(chosen) != 1:
+            some = "; ".join(str(rule.encode(m.params)) for m in (chosen or legal)[:4])
+            with_these = f" with {params}" if params else ""
+            raise Refused(f"{where} has {len(chosen)} legal matches{with_these}, give parameters: {some}")
+        return chosen[0]
 
     def undo(self) -> Program:
         """Step back to the parent; at the start this does nothing."""
@@ -114,14 +147,14 @@ class Session:
             return self.program
 
     def redo(self) -> Program:
-        """Take back the last ``undo``."""
+        """Take back the last ``undo``; without one this does nothing."""
         with self._lock:
             if self._redo:
                 self._go(self._redo.pop())
             return self.program
 
     def goto(self, node: int) -> Program:
-        """Stand at another node of the tree."""
+        """Stand at another node of the tree; raises IndexError."""
         with self._lock:
             if not 0 <= node < len(self.nodes):
                 raise IndexError(f"node {node}: expected 0 to {len(self.nodes) - 1}")
@@ -130,14 +163,24 @@ class Session:
             return self.program
 
     def adopt(self, derivation: Derivation) -> Program:
-        """Add every step of *derivation* (from a search or a record) as nodes below the start, and stand at its end."""
+        """Add the steps of *derivation* (from a search or a record) as nodes below the start, and stand at its end.
+
+        Steps that the tree has already are walked, not added.  Raises ValueError where it starts from another program.
+        """
         if derivation.start != self.nodes[0].end:
             raise ValueError("the derivation starts from another program than this session")
         with self._lock:
-            self.here = 0
-            for step in derivation.steps:
-                self.apply(step.match)
-            return self.program
+            node = 0
+            for n in range(len(derivation.steps)):
+                prefix = Derivation(derivation.start, derivation.steps[: n + 1])
+                known = (k for k, parent in enumerate(self.parents) if parent == node and self.nodes[k] == prefix)
+                child = next(known, None)
+                if child is None:
+                    self.nodes.append(prefix)
+                    self.parents.append(node)
+                    child = len(self.nodes) - 1
+                node = child
+            return self.goto(node)
 
     def check(self) -> Certificate:
         """Prove that the program here equals the start; a false one carries a counterexample."""
@@ -151,10 +194,46 @@ class Session:
         """The steps from the start to here as Python that repeats them on a new session."""
         lines = ["session = ee.Session(program)"]
         for step in self.derivation.steps:
-            said = step.match.to_json()
-            params = "".join(f", {k}={v!r}" for k, v in said["params"].items() if v is not None)
-            lines.append(f"session.apply({said['rule']!r}, at={said['at']!r}{params})")
+            done = step.match.to_json()
+            params = "".join(f", {k}={v!r}" for k, v in done["params"].items() if v is not None)
+            lines.append(f"session.apply({done['rule']!r}, at={done['at']!r}{params})")
         return "\n".join(lines) + "\n"
+
+    def record(self, case: str = "") -> dict[str, Any]:
+        """The derivation to here with its certificates, as ``einnet-explore check`` reads it."""
+        return records.to_record(self.derivation, self.certificates(), case=case)
+
+    def save(self, path: str | PathLike[str], case: str = "") -> None:
+        """Write ``record`` to *path*, whole or not at all; branches that do not lead here are not in it."""
+        records.save(path, self.record(case))
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> Session:
+        """A session at the end of the record at *path*, its rules applied again; raises RecordError or OSError."""
+        derivation = records.from_record(records.load(path), source=str(path))
+        session = Session(derivation.start)
+        session.adopt(derivation)
+        return session
+
+    def history(self, certificates: bool = False) -> Table:
+        """The steps from the start to here; with *certificates*, how each was proved."""
+        kinds = [c.kind for c in self.certificates()] if certificates else []
+        return views.history(self.derivation, kinds)
+
+    def tree(self) -> Figure:
+        """The tree of everything that was done here, the way to here drawn thick."""
+        nodes = []
+        for n, (derivation, parent) in enumerate(zip(self.nodes, self.parents, strict=True)):
+            last = derivation.steps[-1].match if derivation.steps else None
+            label = f"{last.rule.name} at {show_path(last.at)}" if last else "start"
+            nodes.append(TreeNode(n, parent, f"E{len(derivation.steps)}", f"node {n}: {label}"))
+        return draw_tree(nodes, self.here, f"{len(nodes)} nodes; the way to here is thick")
+
+    def formula(self) -> Formula:
+        """The expression here; what the last step changed is coloured."""
+        steps = self.derivation.steps
+        marks = views.changed(steps[-1].before, steps[-1].after) if steps else ()
+        return Formula(self.program, f"E_{{{len(steps)}}}", marks)
 
     def subscribe(self, observer: Observer) -> Callable[[], None]:
         """Call *observer* after every change; returns the function that unsubscribes."""
@@ -166,17 +245,32 @@ class Session:
         for observer in tuple(self._observers):
             observer(self)
 
+    def __repr__(self) -> str:
+        return f"<Session at node {self.here} of {len(self.nodes)}, {len(self.derivation.steps)} steps from the start>"
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return self.formula()._repr_mimebundle_()
+
 
 def why_refused(rule: Rule[Any], program: Program, at: Path) -> str:
     """What *rule* says when it is asked for without parameters, or that it found nothing to propose."""
     try:
         rule.rewrite(program, at, rule.decode(program, at, {}))
     except Refused as refusal:
-        return str(refusal)
+        if not _incomplete(refusal):
+            return str(refusal)
     except (KeyError, TypeError, ValueError):
         pass
     return "nothing to propose from this scope's extents and coefficients"
 
 
-def _path(at: str | Path) -> Path:
-    return read_path(at) if isinstance(at, str) else at
+def _incomplete(error: Exception) -> bool:
+    """Whether a parameter is missing."""
+    return isinstance(error, KeyError) or isinstance(error.__context__, KeyError)
+
+
+def _path(at: str, program: Program) -> Path:
+    for n, equation in enumerate(program.equations):
+        if at == equation.name or at.startswith(f"{equation.name}."):
+            return (n, *read_path(at[len(equation.name) + 1 :]))
+    return read_path(at)

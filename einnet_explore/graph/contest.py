@@ -30,6 +30,15 @@ AGREEMENT = 1e-4
 MARGIN = 0.95
 """A candidate replaces the original when it takes less than this part of its time: less is within the noise."""
 
+EFFORT = 45.0
+"""Seconds of search for a whole model, dealt out to its subprograms by their part of its time."""
+
+LEAST = 0.5
+"""Seconds of search for the smallest subprogram that is worth one."""
+
+NEGLIGIBLE = 1e-3
+"""The part of the model's time below which a subprogram is left alone: any gain drowns in the noise of the whole."""
+
 COMPUTE_BOUND = 4.0
 """The paper's threshold (§5): FLOPs a tensor element below which an expression is memory-bound."""
 
@@ -56,10 +65,10 @@ class Outcome:
     why: str
 
 
-def candidates(program: Program, cost: Cost, settings: Settings) -> tuple[list[tuple[float, Derivation]], Search]:
-    """Derivations to executable programs, cheapest estimate first, adjacent eOperators fused.
+def candidates(program: Program, cost: Cost, settings: Settings) -> tuple[list[tuple[float, int]], Search]:
+    """The search, and its executable programs as (estimated seconds, state), cheapest first.
 
-    Choices are made on the compute-bound equations; the others are generated as they are and fused.
+    Choices are made on the compute-bound equations; the others are generated as they are.
     """
     heavy = {e.name for e in program.equations if intensity(e.scope) >= COMPUTE_BOUND}
     fixed = frozenset(e.name for e in program.equations if heavy and e.name not in heavy)
@@ -71,7 +80,7 @@ def candidates(program: Program, cost: Cost, settings: Settings) -> tuple[list[t
             found.append((event.seconds, event.state.id))
         if perf_counter() > until:
             break
-    return [(seconds, search.derivation(state)) for seconds, state in sorted(found)], search
+    return sorted(found), search
 
 
 def contest(
@@ -82,8 +91,12 @@ def contest(
     cost: Cost,
     settings: Settings,
     store: ProfileStore,
+    model_seconds: float,
 ) -> Outcome:
     """Search *program*, run the finalists on *feeds* beside *original* and say which is the fastest that agrees.
+
+    The search lasts as long as the part of *model_seconds* that *original* takes is worth; there is none where that
+    part is too small to be seen in the whole.
 
     *feeds* and *constants* are keyed by *program*'s input names, *original* returns its outputs by name.  Times go to
     *store*; a contest whose times are all there is not measured again.
@@ -92,8 +105,13 @@ def contest(
     want = original()
     mine = replace(key_of(program, settings.threads), operator="onnxruntime")
     before = _time(store, mine, original)
+    share = before / model_seconds
+    if share < NEGLIGIBLE:
+        why = f"takes {before * 1e6:.0f} µs of the model's {model_seconds * 1e3:.1f} ms: no gain there could be seen"
+        return Outcome(before, before, None, perf_counter() - began, 0, why)
+    settings = replace(settings, seconds=min(settings.seconds, max(LEAST, EFFORT * share)))
     ranked, search = candidates(program, cost, settings)
-    promising = [(seconds, d) for seconds, d in ranked if seconds < before]
+    promising = [search.derivation(state) for seconds, state in ranked[: settings.finalists] if seconds < before]
     if not promising:
         least = f"{ranked[0][0] * 1e6:.0f} µs" if ranked else "no candidate"
         why = f"the cheapest of {len(ranked)} candidates: estimated {least}, the original takes {before * 1e6:.0f} µs"
@@ -101,7 +119,7 @@ def contest(
     runners: dict[str, Callable[[], object]] = {"original": original}
     entered: dict[str, Derivation] = {}
     refused: list[str] = []
-    for n, (_, derivation) in enumerate(promising[: settings.finalists]):
+    for n, derivation in enumerate(promising):
         fused = fuse(derivation)
         try:
             compiled = compile_program(fused.end, settings.threads, constants=constants)
@@ -130,15 +148,15 @@ def contest(
 
 def _time(store: ProfileStore, key: Key, call: Callable[[], object]) -> float:
     known = store.get(key)
-    return known.seconds if known else compare({"it": call}, rounds=5, min_seconds=0.02)["it"].median
+    return known.seconds if known else compare({"it": call}, rounds=5, min_seconds=0.02)["it"].low
 
 
 def _times(store: ProfileStore, keys: Mapping[str, Key], calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """The median of each call: as stored if all are, else all measured in turns and stored."""
+    """The time of each call: as stored if all are, else all measured in turns and stored."""
     known = {name: profile.seconds for name, key in keys.items() if (profile := store.get(key))}
     if len(known) == len(keys):
         return known
-    measured = {name: t.median for name, t in compare(calls, rounds=9, min_seconds=0.05).items()}
+    measured = {name: t.low for name, t in compare(calls, rounds=9, min_seconds=0.05).items()}
     for name, seconds in measured.items():
         store.put(keys[name], seconds, "measured in turns")
     return measured
@@ -164,5 +182,3 @@ def _relative(want: Array, got: Array) -> float:
     if np.isnan(difference):
         return 0.0 if np.array_equal(want, got, equal_nan=True) else float("inf")
     return difference / largest if largest else difference
-
-

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from einnet_explore.storage import write_atomically
 from einnet_explore.backends.measure import Timing, compare
 from einnet_explore.graph.contest import Outcome
 from einnet_explore.graph.export import Replacement, rewrite_model
@@ -21,6 +20,7 @@ from einnet_explore.graph.plan import Plan
 from einnet_explore.graph.regions import random_inputs
 from einnet_explore.graph.split import Skipped
 from einnet_explore.ir import EOPERATOR, VIEW, Program
+from einnet_explore.storage import write_atomically
 
 Array = npt.NDArray[Any]
 
@@ -34,6 +34,11 @@ class Part:
     kept: bool
     certificate: str
     why: str
+
+    @property
+    def gain(self) -> float:
+        """Seconds that the derived program saves by itself."""
+        return self.outcome.seconds_before - self.outcome.seconds_after
 
     @property
     def program(self) -> Program | None:
@@ -169,5 +174,10 @@ class Optimised:
     def _repr_html_(self) -> str:
         head, *rest = self.rows()
         cells = "".join(f"<th>{escape(c)}</th>" for c in head)
-        body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rest)
+        body = "".join("<tr>" + "".join(_cell(n, c) for n, c in enumerate(row)) + "</tr>" for row in rest)
         return f"<p><b>{escape(self.summary())}</b></p><table><tr>{cells}</tr>{body}</table>"
+
+
+def _cell(column: int, text: str) -> str:
+    number = " class='number'" if 1 <= column <= 3 else ""
+    return f"<td{number}>{escape(text)}</td>"

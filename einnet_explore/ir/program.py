@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from einnet_explore.ir.expr import Scope, Tensor
 from einnet_explore.ir.node import Node, node
-from einnet_explore.ir.path import Path, replace_at, scope_at, tensors
+from einnet_explore.ir.path import Path, replace_at, scope_at, show_path, tensors
 
 Attribute: TypeAlias = "int | str | tuple[int, ...]"
 
@@ -64,7 +64,9 @@ class Program(Node):
     def scope_at(self, path: Path) -> Scope:
         """The scope at *path* (equation number first)."""
         if not path or not 0 <= path[0] < len(self.equations):
-            raise LookupError(f"path {path}: expected an equation number below {len(self.equations)} first")
+            raise LookupError(
+                f"path {show_path(path)!r}: expected an equation number below {len(self.equations)} first"
+            )
         return scope_at(self.equations[path[0]].scope, path[1:])
 
     def replace_at(self, path: Path, new: Scope | Tensor, before: tuple[Equation, ...] = ()) -> Program:

@@ -81,7 +81,11 @@ def _digits(index: Index, box: tuple[int, int]) -> Digits:
     above, above_boxes, above_of = _digits(high + whole, rows)
     below, below_boxes, below_of = _digits(low - first, (0, span + 1))
     n = len(above)
-    return (*above, *below), (*above_boxes, *below_boxes), lambda own: above_of(own[:n]) * g + below_of(own[n:]) + offset
+    return (
+        (*above, *below),
+        (*above_boxes, *below_boxes),
+        lambda own: above_of(own[:n]) * g + below_of(own[n:]) + offset,
+    )
 
 
 def _beyond(index: Index, box: tuple[int, int]) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from einnet_explore.ir import Access, Index, Iterator, as_index
+from einnet_explore.ir import Access, Iterator, as_index
 from einnet_explore.operators.digits import overlaps
 from einnet_explore.operators.form import Form, Unmatched
 from einnet_explore.operators.operator import Operator

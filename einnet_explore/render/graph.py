@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 
 from einnet_explore.ir import EOPERATOR, VIEW, Program, tensors
@@ -24,6 +25,9 @@ SHAPES = {
     "view": "note",
     "expression": "component",
 }
+
+LABEL = 32
+"""Characters of a label's line: a convolution has more attributes than fit on one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ def graph(program: Program) -> Graph:
             case via if via.operator == VIEW:
                 kind, label = "view", f"{equation.name}\nview"
             case via:
-                sizes = " ".join(f"{k}={v}" for k, v in via.attributes)
+                sizes = textwrap.fill(" ".join(f"{k}={v}" for k, v in via.attributes), LABEL)
                 kind, label = "library", f"{equation.name}\n{via.operator}\n{sizes}"
         nodes.append(GraphNode(equation.name, kind, label))
     return Graph(tuple(nodes), tuple(edges))

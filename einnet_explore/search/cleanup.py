@@ -7,55 +7,61 @@ After a choice (a split, a substitution) three rewrites are always worth doing, 
 * *tightening* cuts away what is constant.
 
 Each strictly lowers (number of bounds, number of scopes, number of computed points), so they end.  Merging here is
-restricted to scopes without a summation of their own whose body is one access of a scope: merging more would undo the choice (a
-split is undone by merging the inner summation back, a substitution by merging it into the scope it came from).
+restricted to scopes that only re-index a scope: merging more would undo the choice (a split is undone by merging the inner
+summation back, a substitution by merging it into the scope it came from).  Once no choice follows, scopes that only
+re-index a tensor are merged as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeAlias
 
-from einnet_explore.ir import Access, Path, Program, Scope, accesses
-from einnet_explore.rules import BOUNDARY_RELAXING, BOUNDARY_TIGHTENING, TRAVERSAL_MERGING, Match
+from einnet_explore.ir import Access, Program, Scope, accesses
+from einnet_explore.rules import BOUNDARY_RELAXING, BOUNDARY_TIGHTENING, TRAVERSAL_MERGING, Match, Rule
 from einnet_explore.rules.base import places
+from einnet_explore.search.moves import REMEMBERED, local_moves
 
-Moves = tuple[tuple[Match[Any], ...], Program]
+Moves: TypeAlias = "tuple[tuple[Match[Any], ...], Program]"
+Due: TypeAlias = "tuple[Rule[Any], Any, Scope] | None"
 
 
-def clean(program: Program) -> Moves:
-    """*program* in its cleaned-up form, and the matches that led there."""
+def clean(program: Program, final: bool = False) -> Moves:
+    """*program* in its cleaned-up form, and the matches that led there; *final*: no choice follows."""
     done: list[Match[Any]] = []
-    while (found := next(iter(_pending(program)), None)) is not None:
-        done.append(found)
-        program = found.apply(program).after
+    while (found := _first(program, final)) is not None:
+        match, program = found
+        done.append(match)
     return tuple(done), program
 
 
-def _pending(program: Program) -> Iterable[Match[Any]]:
+def _first(program: Program, final: bool) -> tuple[Match[Any], Program] | None:
     for at, scope in places(program):
-        yield from _relaxed(program, at, scope)
-        yield from _merged(program, at, scope)
-        yield from BOUNDARY_TIGHTENING.matches(program, at)
+        if (found := _due(scope, len(at) == 1, final)) is not None:
+            rule, params, new = found
+            return Match(rule, at, params), program.replace_at(at, new)
+    return None
 
 
-def _relaxed(program: Program, at: Path, scope: Scope) -> Iterable[Match[Any]]:
-    if any(isinstance(a.source, Scope) and a.source.domain for a in accesses(scope.body)):
-        for match in BOUNDARY_RELAXING.matches(program, at):
-            if "bounds" in BOUNDARY_RELAXING.encode(match.params):
-                yield match
+@lru_cache(REMEMBERED)
+def _due(scope: Scope, whole: bool, final: bool) -> Due:
+    """The clean-up that *scope* itself is due, and what it becomes."""
+    read = list(accesses(scope.body))
+    if any(isinstance(a.source, Scope) and a.source.domain for a in read):
+        for params, new in local_moves(BOUNDARY_RELAXING, scope, whole):
+            if "bounds" in BOUNDARY_RELAXING.encode(params):
+                return BOUNDARY_RELAXING, params, new
+    if any(_reindexes(a, final) for a in read):
+        for params, new in local_moves(TRAVERSAL_MERGING, scope, whole):
+            if _reindexes(read[TRAVERSAL_MERGING.encode(params)["access"]], final):
+                return TRAVERSAL_MERGING, params, new
+    for params, new in local_moves(BOUNDARY_TIGHTENING, scope, whole):
+        return BOUNDARY_TIGHTENING, params, new
+    return None
 
 
-def _merged(program: Program, at: Path, scope: Scope) -> Iterable[Match[Any]]:
-    if any(map(_reindexes, accesses(scope.body))):
-        inner = list(accesses(scope.body))
-        for match in TRAVERSAL_MERGING.matches(program, at):
-            if _reindexes(inner[TRAVERSAL_MERGING.encode(match.params)["access"]]):
-                yield match
-
-
-def _reindexes(access: Access) -> bool:
+def _reindexes(access: Access, final: bool) -> bool:
     match access.source:
-        case Scope(summations=(), body=Access(source=Scope())):
-            return True
+        case Scope(summations=(), body=Access(source)):
+            return final or isinstance(source, Scope)
     return False

@@ -20,14 +20,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from einnet_explore.algebra.keys import program_key
-from einnet_explore.ir import Path, Program
+from einnet_explore.ir import Program, Scope
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.rules import EOPERATOR_GENERATION, RULES, Derivation, Match, Rule
 from einnet_explore.rules import Refused as RuleRefused
 from einnet_explore.rules.base import places
-from einnet_explore.search.cleanup import Moves, clean
+from einnet_explore.search.cleanup import clean
 from einnet_explore.search.events import Found, Level, Pruned, Reached, Refused, SearchEvent, State
 from einnet_explore.search.instantiation import matching_rule, nearest
+from einnet_explore.search.strategies import STRATEGIES, Allowed
 
 Cost = Callable[[Program], "tuple[float, str]"]
 
@@ -66,6 +67,14 @@ class Search:
     best: float = float("inf")
     _seen: dict[Hashable, State] = field(default_factory=dict)
     _finished: dict[Hashable, int] = field(default_factory=dict)
+    _given: frozenset[Scope] = frozenset()
+
+    def __post_init__(self) -> None:
+        self._given = frozenset(s for at, s in places(self.start) if len(at) > 1)
+
+    @property
+    def _allowed(self) -> Allowed:
+        return Allowed(self.options.rules, self.options.fixed, self._given)
 
     def run(self) -> Iterable[SearchEvent]:
         """Search until every state within the depth is expanded, or nothing got better for *patience* levels."""
@@ -105,7 +114,7 @@ class Search:
         return derivation
 
     def _explore(self, state: State, after: list[State]) -> Iterable[SearchEvent]:
-        for matches, program in STRATEGIES[self.options.strategy](state.program, self.options):
+        for matches, program in STRATEGIES[self.options.strategy](state.program, self._allowed):
             yield from self._reach(state, matches, program, "explorative", after)
 
     def _reach(
@@ -130,14 +139,14 @@ class Search:
         if not self.options.converging and state.distance != 0:
             return
         rule = matching_rule(self.options.targets)
-        for at in _open(state.program, self.options.fixed):
+        for at, _ in self._allowed.places(state.program):
             for match in rule.matches(state.program, at):
                 program = match.apply(state.program).after
                 yield from self._finish(state, (match,), program)
 
     def _finish(self, state: State, matches: tuple[Match[Any], ...], program: Program) -> Iterable[SearchEvent]:
         """Generate eOperators for all that is left of *program*; a candidate if that succeeds."""
-        tidy, program = clean(program)
+        tidy, program = clean(program, final=True)
         done = [*matches, *tidy]
         for n, equation in enumerate(program.equations):
             if equation.via is None:
@@ -172,28 +181,3 @@ def why_no_eoperator(program: Program, equation: int) -> str:
     except RuleRefused as refusal:
         return str(refusal)
     return "eOperator generation proposed nothing"
-
-
-def every_rule(program: Program, options: Options) -> Iterable[Moves]:
-    """Each legal match of each rule at each place, by itself."""
-    for at in _open(program, options.fixed):
-        for rule in options.rules:
-            for match in rule.matches(program, at):
-                yield (match,), match.apply(program).after
-
-
-def choices(program: Program, options: Options) -> Iterable[Moves]:
-    """Each legal match, followed by the clean-ups."""
-    for matches, changed in every_rule(program, options):
-        tidy, tidied = clean(changed)
-        yield (*matches, *tidy), tidied
-
-
-def _open(program: Program, fixed: frozenset[str]) -> Iterable[Path]:
-    return (at for at, _ in places(program) if program.equations[at[0]].name not in fixed)
-
-
-STRATEGIES: dict[str, Callable[[Program, Options], Iterable[Moves]]] = {
-    "best_first": choices,
-    "paper": every_rule,
-}

@@ -35,6 +35,7 @@ from einnet_explore.rules.base import Refused, Rule, places
 
 LAW = r"L_{\vec x} \textstyle\sum_{\vec y} f(T[\tau(\vec x, \vec y)]) \mapsto \{L_{\vec x}\, op(T')[\Phi(\vec x)]\}"
 
+REMEMBERED = 1 << 14
 LAYOUT = Instance(EOPERATOR, (("kind", "layout"),))
 
 
@@ -52,15 +53,19 @@ class MatchParams:
 def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[MatchParams]:
     """The rule that matches a scope with one of *operators*; it proposes at most *limit* ways for each."""
     named = {name: operator for operator in operators for name in operator.names}
+    matched: dict[tuple[Scope, MatchParams], OperatorMatch] = {}
 
-    @lru_cache(maxsize=16_384)
+    @lru_cache(REMEMBERED)
     def ways(scope: Scope) -> tuple[MatchParams, ...]:
-        found = list[MatchParams]()
+        found = dict[MatchParams, OperatorMatch]()
         for operator in operators:
             try:
-                found += map(_params, match(scope, operator, limit))
+                found |= {_params(way): way for way in match(scope, operator, limit)}
             except Unmatched:
                 continue
+        if len(matched) > REMEMBERED:
+            matched.clear()
+        matched.update(((scope, params), way) for params, way in found.items())
         return tuple(found)
 
     def propose(program: Program, at: Path) -> Iterable[MatchParams]:
@@ -73,6 +78,8 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
         if params.operator not in named:
             raise Refused(f"unknown operator {params.operator!r}, expected one of {', '.join(named)}")
         scope = program.scope_at(at)
+        if (known := matched.get((scope, params))) is not None:
+            return instantiated(program, at, known)
         try:
             way = fit(
                 scope, named[params.operator], params.operands, _assignment(scope, params), dict(params.attributes)

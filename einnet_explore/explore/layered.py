@@ -1,0 +1,167 @@
+"""A layered layout of our own, for machines without Graphviz (Sugiyama, Tagawa and Toda 1981, in its simplest form).
+
+Layers by longest path; edges over several layers get a bend in each; layers are ordered by the median of their neighbours;
+places are pulled towards neighbours as far as the order allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from statistics import mean
+
+from einnet_explore.explore.svg import FONT, opened, width_of
+from einnet_explore.render.graph import COLOURS, Graph, GraphNode
+
+GAP, STEP, LINE = 28.0, 46.0, 14.0
+SWEEPS = 8
+
+
+@dataclass
+class _Layout:
+    """Cells of layers (nodes, and bends of long edges) with their widths, heights and places."""
+
+    layers: list[list[str]]
+    wide: dict[str, float]
+    high: dict[str, float]
+    above: dict[str, list[str]]
+    below: dict[str, list[str]]
+    x: dict[str, float] = field(default_factory=dict)
+    y: dict[str, float] = field(default_factory=dict)
+
+
+def layered(drawn: Graph, title: str = "") -> str:
+    """*drawn* as SVG, from top to bottom."""
+    nodes = {node.name: node for node in drawn.nodes}
+    layout, bends = _layers(nodes, drawn.edges)
+    _order(layout)
+    _place(layout)
+    left = min((layout.x[c] - layout.wide[c] / 2 for c in layout.x), default=0) - GAP
+    right = max((layout.x[c] + layout.wide[c] / 2 for c in layout.x), default=0) + GAP
+    right = max(right, left + width_of(title, 14) + 2 * GAP)
+    for cell in layout.x:
+        layout.x[cell] -= left
+    width = right - left
+    height = max((layout.y[c] + layout.high[c] for c in layout.y), default=30.0) + GAP / 2
+    parts = [opened(width, height)]
+    parts.append(f"<text x='{width / 2:.0f}' y='20' text-anchor='middle' font-size='14' {FONT}>{escape(title)}</text>")
+    for n, edge in enumerate(drawn.edges):
+        parts += _edge(layout, edge, bends[n])
+    for node in drawn.nodes:
+        parts += _node(layout, node)
+    return "".join([*parts, "</svg>"])
+
+
+def _layers(
+    nodes: Mapping[str, GraphNode], edges: Sequence[tuple[str, str, str]]
+) -> tuple[_Layout, list[list[str]]]:
+    """Cells by layers, and for every edge the bends that it goes through."""
+    rank = dict.fromkeys(nodes, 0)
+    for _ in nodes:  # longest paths: graphs of programs have no cycles, so this settles
+        for a, b, _label in edges:
+            rank[b] = max(rank[b], rank[a] + 1)
+    for name, node in nodes.items():  # what is only read stands just above its first reader
+        readers = [rank[b] for a, b, _label in edges if a == name]
+        if node.kind in ("input", "weight") and readers:
+            rank[name] = min(readers) - 1
+    lines = {name: node.label.split("\n") for name, node in nodes.items()}
+    wide = {name: max(70.0, max(width_of(line, 11) for line in lines[name]) + 24) for name in nodes}
+    high = {name: LINE * len(lines[name]) + 14 for name in nodes}
+    layout = _Layout([[] for _ in range(max(rank.values(), default=0) + 1)], wide, high, {}, {})
+    for name in nodes:
+        layout.layers[rank[name]].append(name)
+    bends: list[list[str]] = []
+    for n, (a, b, _label) in enumerate(edges):
+        way = [f"\0{n}.{layer}" for layer in range(rank[a] + 1, rank[b])]
+        for layer, bend in enumerate(way, rank[a] + 1):
+            layout.layers[layer].append(bend)
+            wide[bend], high[bend] = 8.0, 0.0
+        for upper, lower in zip([a, *way], [*way, b], strict=True):
+            layout.below.setdefault(upper, []).append(lower)
+            layout.above.setdefault(lower, []).append(upper)
+        bends.append(way)
+    return layout, bends
+
+
+def _order(layout: _Layout) -> None:
+    for sweep in range(SWEEPS):
+        down = sweep % 2 == 0
+        neighbours = layout.above if down else layout.below
+        for layer in layout.layers if down else reversed(layout.layers):
+            spot = {cell: n for row in layout.layers for n, cell in enumerate(row)}
+            old = dict(spot)
+            layer.sort(key=lambda c: mean([spot[m] for m in neighbours[c]]) if c in neighbours else old[c])  # noqa: B023
+
+
+def _place(layout: _Layout) -> None:
+    top = 32.0
+    for layer in layout.layers:
+        tall = max((layout.high[c] for c in layer), default=0.0)
+        at = 0.0
+        for cell in layer:
+            layout.x[cell] = at + layout.wide[cell] / 2
+            layout.y[cell] = top + (tall - layout.high[cell]) / 2
+            at += layout.wide[cell] + GAP
+        top += tall + STEP
+    for sweep in range(SWEEPS):
+        down = sweep % 2 == 0
+        neighbours = layout.above if down else layout.below
+        for layer in layout.layers if down else reversed(layout.layers):
+            wanted = [mean([layout.x[m] for m in neighbours.get(c, [c])]) for c in layer]
+            for cell, x in zip(layer, _apart(wanted, [layout.wide[c] for c in layer]), strict=True):
+                layout.x[cell] = x
+
+
+def _apart(wanted: Sequence[float], wide: Sequence[float]) -> Iterable[float]:
+    """Places in the order given, near *wanted*, that do not overlap: the middle of the leftmost and the rightmost ones."""
+    from_left, from_right = list(wanted), list(wanted)
+    for n in range(1, len(wanted)):
+        room = (wide[n - 1] + wide[n]) / 2 + GAP
+        from_left[n] = max(wanted[n], from_left[n - 1] + room)
+    for n in range(len(wanted) - 2, -1, -1):
+        room = (wide[n] + wide[n + 1]) / 2 + GAP
+        from_right[n] = min(wanted[n], from_right[n + 1] - room)
+    return [(a + b) / 2 for a, b in zip(from_left, from_right, strict=True)]
+
+
+def _edge(layout: _Layout, edge: tuple[str, str, str], way: Sequence[str]) -> Iterable[str]:
+    a, b, label = edge
+    points = [(layout.x[a], layout.y[a] + layout.high[a])]
+    points += [(layout.x[bend], layout.y[bend]) for bend in way]
+    points.append((layout.x[b], layout.y[b] - 1))
+    path = f"M{points[0][0]:.1f},{points[0][1]:.1f}"
+    for (px, py), (x, y) in zip(points, points[1:], strict=False):
+        middle = (py + y) / 2
+        path += f" C{px:.1f},{middle:.1f} {x:.1f},{middle:.1f} {x:.1f},{y:.1f}"
+    yield f"<path d='{path}' fill='none' stroke='#666666' marker-end='url(#arrow)'/>"
+    (px, py), (x, y) = points[0], points[1]
+    yield (
+        f"<text x='{(px + x) / 2 + 5:.1f}' y='{(py + y) / 2 + 3:.1f}' font-size='9' {FONT} stroke='white' "
+        f"stroke-width='3' paint-order='stroke'>{escape(label)}</text>"
+    )
+
+
+def _node(layout: _Layout, node: GraphNode) -> Iterable[str]:
+    wide, high = layout.wide[node.name], layout.high[node.name]
+    x, y = layout.x[node.name] - wide / 2, layout.y[node.name]
+    look = f"fill='{COLOURS[node.kind]}' stroke='black' stroke-width='{2 if node.kind == 'eOperator' else 1}'"
+    yield f"<g class='node {node.kind}'><title>{escape(node.name)}</title>"
+    match node.kind:
+        case "input" | "weight":
+            yield (
+                f"<ellipse cx='{x + wide / 2:.1f}' cy='{y + high / 2:.1f}' rx='{wide / 2:.1f}' ry='{high / 2:.1f}' {look}/>"
+            )
+        case "view":
+            ear = 9.0
+            outline = f"M{x:.1f},{y:.1f} h{wide - ear:.1f} l{ear},{ear} v{high - ear:.1f} h{-wide:.1f} z"
+            fold = f"M{x + wide - ear:.1f},{y:.1f} v{ear} h{ear}"
+            yield f"<path d='{outline}' {look}/><path d='{fold}' fill='none' stroke='black'/>"
+        case _:
+            yield f"<rect x='{x:.1f}' y='{y:.1f}' width='{wide:.1f}' height='{high:.1f}' {look}/>"
+    for n, line in enumerate(node.label.split("\n")):
+        yield (
+            f"<text x='{x + wide / 2:.1f}' y='{y + 18 + LINE * n:.1f}' text-anchor='middle' font-size='11' {FONT}>"
+            f"{escape(line)}</text>"
+        )
+    yield "</g>"

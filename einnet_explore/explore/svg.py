@@ -1,0 +1,47 @@
+"""The few things that all our SVG pictures share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+
+from einnet_explore.storage import write_atomically
+
+FONT = "font-family='Helvetica, Arial, sans-serif'"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """An SVG picture; notebooks show it, ``save`` writes it."""
+
+    svg: str
+    says: str = "(figure)"
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return {"image/svg+xml": self.svg, "text/plain": self.says}
+
+    def __repr__(self) -> str:
+        return self.says
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the picture as an SVG file, whole or not at all."""
+        write_atomically(path, self.svg)
+
+
+def width_of(text: str, size: float) -> float:
+    """About how wide *text* is in a sans-serif font of *size* pixels."""
+    return 0.58 * size * len(text)
+
+
+def opened(width: float, height: float) -> str:
+    """The beginning of a picture on white, with an arrow head to use; it shrinks where it is shown narrower."""
+    return (
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{width:.0f}' height='{height:.0f}' "
+        f"viewBox='0 0 {width:.0f} {height:.0f}' style='max-width:100%;height:auto'>"
+        "<defs><marker id='arrow' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='8' markerHeight='8' orient='auto'>"
+        "<path d='M0,0 L8,4 L0,8 z' fill='#666666'/></marker></defs>"
+        f"<rect width='{width:.0f}' height='{height:.0f}' fill='white'/>"
+    )

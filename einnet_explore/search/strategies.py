@@ -1,0 +1,186 @@
+r"""What counts as one move: every legal match (``paper``), or a choice and the clean-ups after it (``best_first``).
+
+``best_first`` leaves out matches that lead to no other library call than the rest (decision 0004):
+
+* tightening and the dropping of bounds are clean-ups; eOperators are generated when a state is finished;
+* a summation is widened only together with a substitution that needs its new range, a window is halved only together
+  with a split that sums one half outside, and other iterators are divided only where an index then has a low digit;
+* iterators are joined to one only where a larger index contains the sum, since matching joins the others itself;
+* a scope that only sums up or re-indexes a nested scope is left alone, and what it sums up is not split again;
+* a nested scope that sums is merged only if the start program has it: others were made by a split or a substitution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from einnet_explore.algebra.structure import windows
+from einnet_explore.ir import Access, Index, Iterator, Path, Program, Remainder, Scope, accesses, as_index
+from einnet_explore.operators.digits import overlaps
+from einnet_explore.rules import (
+    BOUNDARY_RELAXING,
+    BOUNDARY_TIGHTENING,
+    EOPERATOR_GENERATION,
+    SUMMATION_SPLITTING,
+    VARIABLE_SUBSTITUTION,
+    Match,
+    Rule,
+)
+from einnet_explore.rules.base import places
+from einnet_explore.rules.boundary_relaxing import Wider
+from einnet_explore.rules.summation_splitting import Splitting
+from einnet_explore.rules.traversal_merging import Merging
+from einnet_explore.rules.variable_substitution import Substitution
+from einnet_explore.search.cleanup import Moves, clean
+from einnet_explore.search.moves import local_moves, moves
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The rules that a search may use, the equations that it leaves alone, and the scopes nested in its start."""
+
+    rules: tuple[Rule[Any], ...]
+    fixed: frozenset[str] = frozenset()
+    given: frozenset[Scope] = frozenset()
+
+    def places(self, program: Program) -> Iterable[tuple[Path, Scope]]:
+        """Every scope that rules may act on."""
+        return ((at, scope) for at, scope in places(program) if program.equations[at[0]].name not in self.fixed)
+
+
+Strategy = Callable[[Program, Allowed], Iterable[Moves]]
+
+
+def every_rule(program: Program, allowed: Allowed) -> Iterable[Moves]:
+    """Each legal match of each rule at each place, by itself."""
+    for at, scope in allowed.places(program):
+        for rule in allowed.rules:
+            for match, changed in moves(rule, program, at, scope):
+                yield (match,), changed
+
+
+def choices(program: Program, allowed: Allowed) -> Iterable[Moves]:
+    """Each choice, followed by the clean-ups."""
+    before, program = clean(program)
+    for matches, changed in _choices(program, allowed):
+        after, tidied = clean(changed)
+        yield (*before, *matches, *after), tidied
+
+
+def _choices(program: Program, allowed: Allowed) -> Iterable[Moves]:
+    for at, scope in allowed.places(program):
+        splits = SUMMATION_SPLITTING in allowed.rules and not _summed_up(program, at)
+        for rule in allowed.rules:
+            if rule in (BOUNDARY_TIGHTENING, EOPERATOR_GENERATION) or (rule == SUMMATION_SPLITTING and not splits):
+                continue
+            if rule in (SUMMATION_SPLITTING, VARIABLE_SUBSTITUTION, BOUNDARY_RELAXING) and _only_reads(scope):
+                continue
+            for match, changed in moves(rule, program, at, scope):
+                match match.params:
+                    case Wider(ranges):
+                        wider = frozenset(x.name for x, _, _ in ranges)
+                        if VARIABLE_SUBSTITUTION in allowed.rules:
+                            yield from _substituted((match,), changed, at, wider, splits)
+                    case Substitution():
+                        yield from _substitution((), match, scope, changed, splits)
+                    case Merging(access) if _summing(scope, access) not in (None, *allowed.given):
+                        continue
+                    case _ if rule != BOUNDARY_RELAXING:
+                        yield (match,), changed
+
+
+def _substituted(
+    before: tuple[Match[Any], ...], program: Program, at: Path, wider: frozenset[str], splits: bool
+) -> Iterable[Moves]:
+    """Each substitution that takes every widened iterator apart, after *before*."""
+    scope = program.scope_at(at)
+    for match, changed in moves(VARIABLE_SUBSTITUTION, program, at, scope):
+        if wider <= {x.name for x in _divided(match.params)}:
+            yield from _substitution(before, match, scope, changed, splits)
+
+
+def _substitution(
+    before: tuple[Match[Any], ...], match: Match[Any], scope: Scope, changed: Program, splits: bool
+) -> Iterable[Moves]:
+    """The substitution *match* of *scope*, if it serves anything; halves of windows together with a split."""
+    params: Substitution = match.params
+    divided = _divided(params)
+    halved = divided & set(windows(scope))
+    if halved:
+        if splits:
+            yield from _separated((*before, match), scope, params, changed, halved)
+    elif not _only_joins(scope, params) and _digits_serve(scope, params, divided):
+        yield (*before, match), changed
+
+
+def _separated(
+    before: tuple[Match[Any], ...], scope: Scope, params: Substitution, program: Program, halved: set[Iterator]
+) -> Iterable[Moves]:
+    """Splits that sum one part of every halved window outside, the other inside."""
+    at = before[-1].at
+    now = {y.name: y for y in program.scope_at(at).summations}
+    parts = [[now[name] for name, i in params.phi if x in i.iterators] for x in scope.summations if x in halved]
+    outer = [(), *(p.outer for p, _ in local_moves(SUMMATION_SPLITTING, scope, len(at) == 1))]
+    others = dict.fromkeys(tuple(y for y in found if y not in halved) for found in outer)
+    for rest in others:
+        if all(y.name in now for y in rest):
+            for chosen in product(*parts):
+                split = Match(SUMMATION_SPLITTING, at, Splitting((*chosen, *rest)))
+                yield (*before, split), split.apply(program).after
+
+
+def _divided(params: Substitution) -> set[Iterator]:
+    """The iterators that Φ replaces by digits of their own."""
+    return {x for _, i in params.phi if i.single is None and len(i.terms) == 1 and not i.affine for x in i.iterators}
+
+
+def _digits_serve(scope: Scope, params: Substitution, divided: set[Iterator]) -> bool:
+    """Whether every new low digit is one of some index, or its iterator is divided in an index already."""
+    indices = [i for a in accesses(scope.body) for i in a.index]
+    for x in divided:
+        if any(x in as_index(atom).iterators for i in indices for atom, _ in i.terms if not isinstance(atom, Iterator)):
+            continue
+        radix = max(i.bounds[1] - i.bounds[0] + 1 for _, i in params.phi if x in i.iterators and _low(i))
+        if not any(_span(i, x, radix) < radix for i in indices if x in i.iterators and len(i.terms) > 1):
+            return False
+    return True
+
+
+def _low(index: Index) -> bool:
+    return any(isinstance(atom, Remainder) for atom, _ in index.terms)
+
+
+def _span(index: Index, x: Iterator, radix: int) -> int:
+    """How far the low digit of *index* reaches once *x* stands in it by its digits of this radix."""
+    low = Index(tuple((a, k) for a, k in index.terms if k % radix and a != x))
+    lo, hi = low.bounds
+    return hi - lo + (radix - 1) * abs(index.coefficient(x))
+
+
+def _only_reads(scope: Scope) -> bool:
+    """Whether *scope* only sums up, or re-indexes, a nested scope."""
+    return isinstance(scope.body, Access) and isinstance(scope.body.source, Scope)
+
+
+def _summing(scope: Scope, access: int) -> Scope | None:
+    """The scope that an access of *scope* reads, if it sums."""
+    source = list(accesses(scope.body))[access].source
+    return source if isinstance(source, Scope) and source.summations else None
+
+
+def _summed_up(program: Program, at: Path) -> bool:
+    """Whether the scope at *at* is read by one that only sums it up."""
+    return len(at) > 1 and bool((reader := program.scope_at(at[:-1])).summations) and _only_reads(reader)
+
+
+def _only_joins(scope: Scope, params: Substitution) -> bool:
+    """Whether Φ joins iterators, as digits of one, whose sum is no part of a larger index."""
+    joined = [set(i.iterators) for _, i in params.phi if len(i.terms) > 1 and i.affine and not overlaps(i)]
+    indices = [set(i.iterators) for a in accesses(scope.body) for i in a.index]
+    return any(not any(part < index for index in indices) for part in joined)
+
+
+STRATEGIES: dict[str, Strategy] = {"best_first": choices, "paper": every_rule}
