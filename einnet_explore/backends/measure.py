@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from statistics import median, quantiles
 from time import perf_counter, sleep
@@ -13,15 +13,25 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds a call: the median over *n* samples and the distance between the quartiles, of which *low* is the lower.
-
-    What else runs on the machine only ever adds time, so *low* is the better one to decide by.
-    """
+    """Seconds a call: the median over *n* samples, the distance between the quartiles, and the samples themselves."""
 
     median: float
     iqr: float
     n: int
-    low: float
+    samples: tuple[float, ...] = field(default=(), repr=False)
+
+    @property
+    def low(self) -> float:
+        """The lower quartile: what else runs on the machine only ever adds time."""
+        return quantiles(self.samples, n=4)[0] if len(self.samples) > 1 else self.median
+
+
+def times_faster(before: Timing, after: Timing) -> float:
+    """How many times faster *after* is than *before*, both from one ``compare``: the median over its rounds.
+
+    The two samples of a round are taken one after the other, so a slow spell of the machine, however long, hits both.
+    """
+    return median(one / other for one, other in zip(before.samples, after.samples, strict=True))
 
 
 def compare(
@@ -81,6 +91,8 @@ def _repeats(call: Callable[[], object], seconds: float) -> int:
 
 
 def _sample(call: Callable[[], object], repeats: int) -> float:
+    if repeats > 1:
+        call()  # what ran before has taken the caches
     start = perf_counter()
     for _ in range(repeats):
         call()
@@ -89,4 +101,4 @@ def _sample(call: Callable[[], object], repeats: int) -> float:
 
 def _timing(samples: list[float]) -> Timing:
     low, high = (quantiles(samples, n=4)[i] for i in (0, 2)) if len(samples) > 1 else (samples[0], samples[0])
-    return Timing(median(samples), high - low, len(samples), low)
+    return Timing(median(samples), high - low, len(samples), tuple(samples))

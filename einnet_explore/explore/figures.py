@@ -18,7 +18,7 @@ from einnet_explore.render.graph import Graph, dot, graph
 from einnet_explore.search.events import State
 
 ON, OFF, FOUND = "#c0392b", "#2e6da4", "#e0a526"
-WIDTH, ROW = 900.0, 74.0
+WIDTH, ROW = 900.0, 60.0
 
 
 def graph_figure(program: Program, title: str = "") -> Figure:

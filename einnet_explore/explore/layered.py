@@ -137,7 +137,7 @@ def _edge(layout: _Layout, edge: tuple[str, str, str], way: Sequence[str]) -> It
     yield f"<path d='{path}' fill='none' stroke='#666666' marker-end='url(#arrow)'/>"
     (px, py), (x, y) = points[0], points[1]
     yield (
-        f"<text x='{(px + x) / 2 + 5:.1f}' y='{(py + y) / 2 + 3:.1f}' font-size='9' {FONT} stroke='white' "
+        f"<text x='{0.7 * px + 0.3 * x + 5:.1f}' y='{0.6 * py + 0.4 * y + 3:.1f}' font-size='10' {FONT} stroke='white' "
         f"stroke-width='3' paint-order='stroke'>{escape(label)}</text>"
     )
 

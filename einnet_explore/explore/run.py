@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path as FilePath
 from typing import Any, TypeAlias
 
@@ -138,6 +139,18 @@ class Run:
             self._proofs[pair] = certify(before, after)
         return self._proofs[pair]
 
+    def verdict(self, candidate: Candidate) -> str:
+        """The weakest certificate between the states that lead to *candidate*: a choice and its clean-ups are one.
+
+        Where one of these is not proved, every step decides.
+        """
+        chain = [candidate.state]
+        while chain[-1]:
+            chain.append(self.search.states[chain[-1]].parent)
+        programs = [self.search.states[n].program for n in reversed(chain)]
+        kinds = verdict(tuple(self._proof(a, b) for a, b in pairwise(programs)))
+        return kinds if kinds == "proved" else verdict(self.certificates(candidate.derivation))
+
     def why_pruned(self, state: int) -> tuple[str, ...]:
         """Why the moves out of *state* that were not followed were not followed."""
         pruned = [p.why for p in self.pruned if p.parent == state]
@@ -145,7 +158,7 @@ class Run:
 
     def report(self, case: str = "") -> dict[str, Any]:
         """The JSON of ``derive``."""
-        verdicts = [verdict(self.certificates(c.derivation)) for c in self.candidates]
+        verdicts = [self.verdict(c) for c in self.candidates]
         best = self.best
         return {
             "case": case,

@@ -225,8 +225,8 @@ class Session:
         nodes = []
         for n, (derivation, parent) in enumerate(zip(self.nodes, self.parents, strict=True)):
             last = derivation.steps[-1].match if derivation.steps else None
-            label = f"{last.rule.name} at {show_path(last.at)}" if last else "start"
-            nodes.append(TreeNode(n, parent, f"E{len(derivation.steps)}", f"node {n}: {label}"))
+            label = f"{n}: {last.rule.name} at {show_path(last.at)}" if last else "0: start"
+            nodes.append(TreeNode(n, parent, label, f"node {label}"))
         return draw_tree(nodes, self.here, f"{len(nodes)} nodes; the way to here is thick")
 
     def formula(self) -> Formula:

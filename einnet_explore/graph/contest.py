@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from einnet_explore.algebra.measure import intensity
 from einnet_explore.backends.errors import BackendError
-from einnet_explore.backends.measure import compare
+from einnet_explore.backends.measure import compare, times_faster
 from einnet_explore.backends.profiles import Key, ProfileStore, key_of
 from einnet_explore.backends.program import CompiledProgram, compile_program
 from einnet_explore.graph.fuse import fuse
@@ -156,7 +156,9 @@ def _times(store: ProfileStore, keys: Mapping[str, Key], calls: Mapping[str, Cal
     known = {name: profile.seconds for name, key in keys.items() if (profile := store.get(key))}
     if len(known) == len(keys):
         return known
-    measured = {name: t.low for name, t in compare(calls, rounds=9, min_seconds=0.05).items()}
+    timings = compare(calls, rounds=9, min_seconds=0.05)
+    base = timings["original"]
+    measured = {name: base.low / times_faster(base, timing) for name, timing in timings.items()}
     for name, seconds in measured.items():
         store.put(keys[name], seconds, "measured in turns")
     return measured

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from einnet_explore.algebra.certificate import certify
-from einnet_explore.backends.measure import Timing, compare, stream_bandwidth
+from einnet_explore.backends.measure import Timing, compare, stream_bandwidth, times_faster
 from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.backends.program import CompiledProgram, compile_program
 from einnet_explore.cost import CostModel, cpu_default, weight_only
@@ -146,7 +146,7 @@ class Optimiser:
         want = original.run(feeds)
         kept, plan, refused = self._select(want)
         timings = timed(original, plan, feeds, bool(kept), self.seconds)
-        ratio = min(timings["before"].low / timings["after"].low, timings["before"].median / timings["after"].median)
+        ratio = times_faster(timings["before"], timings["after"])
         if kept and ratio < WORTH:
             refused |= dict.fromkeys(kept, f"with it the whole model runs at {ratio:.2f} of its speed")
             kept, plan, timings = [], original, timed(original, original, feeds, False, self.seconds)
@@ -194,7 +194,7 @@ class Optimiser:
                 rounds=rounds_for(self.seconds, 11),
                 min_seconds=0.2,
             )
-            ratio = times["without"].low / times["with"].low
+            ratio = times_faster(times["without"], times["with"])
             if ratio < PAYS:
                 refused |= dict.fromkeys(more, f"with it the whole model runs at {ratio:.2f} of its speed without")
                 continue

@@ -6,7 +6,7 @@ what is left.  Two strategies share the engine:
 
 * ``paper``: every rule at every legal place is one move (§6.1 as published);
 * ``best_first``: a move is one choice (a split, a substitution, a padding) and the clean-ups that follow it; a level's states are
-  expanded nearest first; it ends after *patience* levels in which no candidate got cheaper, since it is anytime.
+  expanded nearest first; it ends after *patience* levels in which no candidate got cheaper by ``WORTH``.
 
 States are one only if their canonical keys are equal.  The visited set remembers the depth: a state that is reached again by a shorter
 way is expanded again, so what is reachable at depth d is reachable at d + 1.
@@ -29,6 +29,9 @@ from einnet_explore.search.cleanup import clean
 from einnet_explore.search.events import Found, Level, Pruned, Reached, Refused, SearchEvent, State
 from einnet_explore.search.instantiation import matching_rule, nearest
 from einnet_explore.search.strategies import STRATEGIES, Allowed
+
+WORTH = 0.01
+"""The part of the best cost by which a candidate has to be cheaper for *patience* to start anew: less is noise."""
 
 Cost = Callable[[Program], "tuple[float, str]"]
 
@@ -68,6 +71,7 @@ class Search:
     _seen: dict[Hashable, State] = field(default_factory=dict)
     _finished: dict[Hashable, int] = field(default_factory=dict)
     _given: frozenset[Scope] = frozenset()
+    _derivations: dict[int, Derivation] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._given = frozenset(s for at, s in places(self.start) if len(at) > 1)
@@ -97,21 +101,19 @@ class Search:
                 self.complete = True
                 return
             level = after
-            idle = 0 if self.best < best else idle + 1
+            idle = 0 if self.best < best * (1 - WORTH) else idle + 1
             if self.options.strategy == "best_first" and self.best < float("inf") and idle >= self.options.patience:
                 return
 
     def derivation(self, state: int) -> Derivation:
         """The derivation that ends in *state*."""
-        chain: list[State] = []
-        while state:
-            chain.append(self.states[state])
-            state = chain[-1].parent
-        derivation = Derivation(self.start)
-        for link in reversed(chain):
+        if state not in self._derivations:
+            link = self.states[state]
+            derivation = self.derivation(link.parent) if state else Derivation(self.start)
             for match in link.matches:
                 derivation = derivation.then(match)
-        return derivation
+            self._derivations[state] = derivation
+        return self._derivations[state]
 
     def _explore(self, state: State, after: list[State]) -> Iterable[SearchEvent]:
         for matches, program in STRATEGIES[self.options.strategy](state.program, self._allowed):
