@@ -13,11 +13,11 @@
 # %% [markdown]
 # # A tour of einnet_explore
 #
-# A tensor program is read as *expressions*: traversals $\mathbf{L}$ give the result's dimensions, summations $\sum$ reduce, and
-# a *scope* $\{\dots\}$ is a result that is instantiated. Rules rewrite expressions into equal ones. A search steers them
-# to operators that a library runs fast; what is left becomes small generated kernels, *eOperators*.
+# A tensor program is read as *expressions*: traversals $\mathbf{L}$ give the dimensions of a result, summations $\sum$ reduce, and
+# a *scope* $\{\dots\}$ is a result that others read. Rules rewrite expressions into equal ones. A search steers them towards
+# operators that a library runs fast; what is left becomes small generated kernels, *eOperators*.
 #
-# This notebook does it by hand, then by search, then for a whole model.
+# Here it is done by hand, then by search, then for a whole model.
 
 # %%
 import einnet_explore as ee
@@ -25,7 +25,7 @@ import einnet_explore as ee
 # %% [markdown]
 # ## An expression
 #
-# A 3×3 convolution with padding 1, in the text form. Sizes are small here, so that everything is checked in an instant.
+# A 3×3 convolution with padding 1, in the text form. `A` may be read one row and one column outside, where it is 0.
 
 # %%
 conv = ee.parse("""
@@ -39,100 +39,161 @@ session
 # %% [markdown]
 # ## What may be done here?
 #
-# Each rule is a law with a guard. `rules` lists the legal matches at a scope; `refusals` says why the other rules do not apply.
+# A place is a path: `"0"` is the first equation's scope (`"Y"` is the same), `"0.1"` the scope that its second access reads.
+# `rules` lists the legal matches at a place.
 
 # %%
-for match in session.rules(at="0"):
-    print(match.to_json())
-
-# %%
-for refusal in session.refusals(at="0"):
-    print(f"{refusal.rule}: {refusal.why}")
+session.rules(at="Y")
 
 # %% [markdown]
-# ## By hand: E1 to E6
+# A rule is a law with a guard. Where a guard fails, it says which numbers failed.
+
+# %%
+session.refusals(at="Y")
+
+# %% [markdown]
+# ## By hand: from a convolution to a matrix product
 #
-# Split the summation: the inner scope sums over the channels only, the outer one over the kernel window.
+# No matrix product is in sight: every $h$ reads three rows of $A$. First split the summation. The inner scope sums over the channels only,
+# the outer one over the window $r, s$. What a step put in is coloured.
 
 # %%
-session.apply("summation_splitting", at="0", outer=["r", "s"])
+session.apply("summation_splitting", at="Y", outer=["r", "s"])
 session
 
 # %% [markdown]
-# Inside, `h` and `r` only ever occur as `h+r`. Substituting $t_1 = h+r$, $t_2 = w+s$ makes the inner scope a plain product.
-# The image of that substitution is no box ($t_1 - r$ must lie in $[0, H)$): the new scope carries a domain.
+# **Your turn.** In the inner scope, $h$ and $r$ only occur together. Which substitution makes it a plain product over $c$? Guess before
+# you run the next cell.
 
 # %%
-session.apply("variable_substitution", at="0.0", phi={"r": "r", "s": "s", "n": "n", "f": "f", "t1": "h+r-1", "t2": "w+s-1"})
+session.rules(at="Y.0")
+
+# %% [markdown]
+# Substitute $t_1 = h+r-1$ and $t_2 = w+s-1$. The image of that map is no box: $t_1$ has eight values, but for each $r$ only six of them are
+# reached. So the new scope has a *domain*, the conditions behind the bar.
+
+# %%
+session.apply("variable_substitution", at="Y.0", phi={"r": "r", "s": "s", "n": "n", "f": "f", "t1": "h+r-1", "t2": "w+s-1"})
 session
 
 # %% [markdown]
-# No reader leaves the domain, so it may be relaxed; the scope in between only re-indexes and is merged away; the rows
-# $t_1 = -1$ and $t_1 = H$ lie in the padding of `A`, so their result is constant and is tightened away.
+# Three clean-ups are due, and `clean` finds them:
+#
+# - the scope in between only renames indices: it is **merged** away;
+# - nobody reads outside the domain: its conditions are **relaxed**;
+# - for $t_1 = -1$ and $t_1 = 6$ all of $A$ is padding, so the result is 0 there: the range is **tightened**, and those places become
+#   padding of the scope.
 
 # %%
-tidy = ee.clean(session.program)
-for match in tidy:
-    print(match.to_json())
+matches, _ = ee.clean(session.program)
+for match in matches:
     session.apply(match)
 session
 
 # %% [markdown]
-# Every step can be undone, and nothing is lost: what was undone stays as a branch.
+# Now the inner scope *is* a matrix product: $(r, s, f)$ are its rows, $(t_1, t_2)$ its columns. `operator_matching` recognises it, solves the
+# attributes, and puts views (they cost nothing) around the call. Of several legal matches, `operator="Matmul"` picks one.
 
 # %%
-before = session.here
-session.undo()
-session.redo()
-assert session.here == before
+session.apply("operator_matching", at="Y.0", operator="Matmul")
+session
+
+# %% [markdown]
+# What is left adds nine shifted slices: little work for each element that it reads, so it may be *generated*. This is the OffsetReduce of the paper.
+
+# %%
+session.apply("eoperator_generation", at="Y")
+session.history(certificates=True)
 
 # %% [markdown]
 # ## Is it still the same?
 #
-# Each step carries a certificate: the *term relations* of both sides (which products does each output element sum?) are compared
-# as integer maps. `proved` holds for every input; a false step would show the element and the term that differ.
+# Every step has a certificate. The *term relations* of both sides (which products does each element of the result sum?) are compared as integer
+# maps: `proved` means equal for every input. A false step would name an element and the terms that differ.
 
 # %%
-for step, certificate in zip(session.derivation.steps, session.certificates(), strict=True):
-    print(f"{step.match.rule.name:24} {certificate.kind}")
 session.check()
+
+# %% [markdown]
+# ## Undo, and other ways
+#
+# What was undone stays as a branch. Go back to the split, and take another way from there: a batched product needs no substitution.
+
+# %%
+by_hand = session.here
+session.goto(1)
+session.apply("operator_matching", at="Y.0", operator="Matmul")
+session.undo()
+session.redo()
+session.tree()
+
+# %% [markdown]
+# `script` is the way to where you stand, as code.
+
+# %%
+session.goto(by_hand)
+print(session.script())
+
+# %% [markdown]
+# The same by clicking (a panel needs a running kernel):
+
+# %%
+import einnet_widgets
+
+einnet_widgets.panel(ee.explore(conv))
 
 # %% [markdown]
 # ## By search
 #
-# The search finds this and more by itself. Every candidate is a program of library operators, views and eOperators.
+# A search tries the rules by itself and takes what it finds to library operators. Each row is a whole program; the estimate comes from a model of
+# this machine's bandwidth and arithmetic.
 
 # %%
-run = ee.search(conv, target="Matmul", max_depth=4, limit=20)
-for _ in run:
+run = ee.search(conv, target="Matmul", max_depth=4, limit=10)
+for event in run:
     pass
 run
+
+# %% [markdown]
+# The way to the cheapest one. Point at a dot to see its rules.
 
 # %%
 run.tree()
 
 # %% [markdown]
-# The graphs before and after. eOperators are red with a thick border, library operators blue, free views have a dog-ear.
+# Did it find ours? Two programs with the same canonical key are the same up to names.
+
+# %%
+ours = ee.program_key(session.program)
+[candidate.state for candidate in run.candidates if ee.program_key(candidate.program) == ours]
+
+# %% [markdown]
+# ## Graphs, before and after
+#
+# eOperators are red with a thick border, library operators blue, and views, which cost nothing, have a dog-ear.
 
 # %%
 ee.graph(conv, "before")
 
 # %%
-ee.graph(run.best.program, "after")
+ee.graph(session.program, "after: by hand")
+
+# %%
+ee.graph(run.best.program, "after: the cheapest by estimate")
 
 # %% [markdown]
 # ## A whole model, in one cell
 #
-# The generator of InfoGAN is five transposed convolutions. `optimize` splits the model, derives candidates for each part, *measures* them on this
-# machine against the original, keeps what is faster, and checks the result against ONNX Runtime.
+# The generator of InfoGAN upsamples noise to an image by transposed convolutions. `optimize` splits the model, derives candidates for each part, *measures* them
+# on this machine against the original, keeps only what is faster, and compares the result with ONNX Runtime's. Which parts win depends on the machine.
 
 # %%
 ee.write_model("infogan", "infogan.onnx")
-fast = ee.optimize("infogan.onnx", budget="60s")
+fast = ee.optimize("infogan.onnx", budget="15s", threads=1)
 fast
 
 # %% [markdown]
-# The result can be saved as ONNX (standard operators only) and called like a function.
+# The result is a function, and an ONNX file of standard operators that any runtime executes.
 
 # %%
 fast.save("infogan_fast.onnx")

@@ -153,6 +153,16 @@ class Session:
                 self._go(self._redo.pop())
             return self.program
 
+    @property
+    def can_undo(self) -> bool:
+        """Whether ``undo`` would change anything."""
+        return self.parents[self.here] >= 0
+
+    @property
+    def can_redo(self) -> bool:
+        """Whether ``redo`` would change anything."""
+        return bool(self._redo)
+
     def goto(self, node: int) -> Program:
         """Stand at another node of the tree; raises IndexError."""
         with self._lock:

@@ -87,7 +87,8 @@ class Formula:
 
     def _repr_svg_(self) -> str:
         marks = dict.fromkeys(self.marks, CHANGED)
-        lines = latex(self.program, dialect="mathtext", marks=marks).split("\n")
+        shown = latex(self.program, dialect="mathtext", marks=marks)
+        lines = shown.replace(r"{\mathbf{L}} ", r"{\mathbf{L}}\ ").split("\n")  # mathtext spaces no operators
         if self.title:
             lines[0] = rf"{self.title}:\ \ {lines[0]}"
         return formula_figure(lines, text(self.program)).svg
