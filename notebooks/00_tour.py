@@ -155,17 +155,24 @@ for event in run:
 run
 
 # %% [markdown]
-# The way to the cheapest one. Point at a dot to see its rules.
+# Did it find what we did by hand? A product of the same sizes, the operands perhaps in the other order:
 
 # %%
-run.tree()
+def products(candidate):
+    return [sorted(n for n in dict(e.via.attributes).values() if n > 1) for e in candidate.operators]
+
+
+found = next(c for c in run.candidates if products(c) == [[4, 30, 72]])
+ee.show(found)
 
 # %% [markdown]
-# Did it find ours? Two programs with the same canonical key are the same up to names.
+# And this is where it found it. A dot is a state, a square a candidate, a row one more choice.
 
 # %%
-ours = ee.program_key(session.program)
-[candidate.state for candidate in run.candidates if ee.program_key(candidate.program) == ours]
+run.tree(to=found)
+
+# %% [markdown]
+# `session.adopt(found.derivation)` would take its steps into the session, next to ours.
 
 # %% [markdown]
 # ## Graphs, before and after

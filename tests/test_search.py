@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 import einnet_explore as ee
+from einnet_explore.algebra.certificate import certify
 from einnet_explore.algebra.evaluate import evaluate
 from einnet_explore.explore.run import Run
 from einnet_explore.search.engine import Options, Search
 from einnet_explore.search.events import Found, Pruned, Reached
+from einnet_explore.search.instantiation import matching_rule
 
 
 def search(program, target, **options):
@@ -47,9 +49,7 @@ def offset_reduce(run, m, n, k):
     ]
 
 
-@pytest.mark.parametrize(
-    ("h", "w", "c", "f"), [(7, 7, 512, 512), (28, 28, 128, 128), (13, 9, 6, 10), (5, 4, 3, 2)]
-)
+@pytest.mark.parametrize(("h", "w", "c", "f"), [(7, 7, 512, 512), (28, 28, 128, 128), (13, 9, 6, 10), (5, 4, 3, 2)])
 def test_conv3x3_becomes_a_matmul_and_an_offset_reduce(h, w, c, f):
     run = search(conv(h, w, c, f), "Matmul")
     found = offset_reduce(run, h * w, 9 * f, c)
@@ -86,13 +86,95 @@ def test_strided_transposed_convolution_becomes_a_matmul_and_an_overlap_add(size
     same_value(program, found[0])
 
 
-@pytest.mark.parametrize("dilation", [2, 3])
-def test_dilated_band_product_becomes_a_plain_one_with_the_residue_as_batch(dilation):
-    program = ee.ops.g2bmm(b=2, m=4 * dilation, w=1, k=3, dilation=dilation)
-    run = search(program, "G2BMM")
-    found = [c for c in run.candidates if any(a.get("d") == 1 and a["b"] == 2 * dilation for a in attributes(c))]
+@pytest.mark.parametrize("rest", [0, 1])
+@pytest.mark.parametrize("dilation", [2, 3, 4, 8])
+@pytest.mark.parametrize("operator", ["G2BMM", "GBMM"])
+def test_dilated_band_product_becomes_a_plain_one_with_the_residue_as_batch(operator, dilation, rest):
+    """A length that the dilation does not divide is padded to the next multiple."""
+    m = 4 * dilation + rest
+    made = {"G2BMM": ee.ops.g2bmm, "GBMM": ee.ops.gbmm}[operator]
+    program = made(2, m, 2, 3, dilation)
+    run = search(program, operator)
+    wanted = {"d": 1, "W": 2, "b": 2 * dilation, "m": -(-m // dilation)}
+    found = [c for c in run.candidates if any(a.items() >= wanted.items() for a in attributes(c))]
     assert found
+    assert {x.kind for x in run.certificates(found[0].derivation)} == {"proved"}
     same_value(program, found[0])
+
+
+def test_plain_reordering_leaks_across_residues_and_is_refuted():
+    """Residue classes one after another along m, then a plain band: windows at a class's end read the next class."""
+    right = ee.parse(
+        """
+        tensor A[1, 6, 3]
+        tensor B[1, 6, 3] pad [0, 2, 0]
+        Y[b:1, m:6, j:3] = sum[k:3] A[b, m, k] * B[b, m+2*j-2, k]
+        """
+    )
+    wrong = ee.parse(
+        """
+        tensor A[1, 6, 3]
+        tensor B[1, 6, 3] pad [0, 2, 0]
+        A1[b:1, m:6, k:3] = A[b, 2*(m%3)+m//3, k]
+        B1[b:1, m:6, k:3] = B[b, 2*(m%3)+m//3, k] pad [0, 1, 0]
+        T[b:1, m:6, j:3] = sum[k:3] A1[b, m, k] * B1[b, m+j-1, k]
+        Y[b:1, m:6, j:3] = T[b, 3*(m%2)+m//2, j]
+        """
+    )
+    found = certify(right, wrong)
+    assert found.kind == "false"
+    # The window of m = 1, the first odd one, begins at B[-1], which is padding; reordered it reads B[4], an even one.
+    assert found.counterexample == "element [0, 1, 0]: A[0, 1, 0] · B[0, 4, 0] occurs 0 times before and 1 time after"
+    by_hand = matching_rule(tuple(o for o in ee.OPERATORS if o.name == "G2BMM")).matches(right, (0,))
+    assert all(dict(match.params.attributes)["d"] == 2 for match in by_hand)
+
+
+@pytest.mark.parametrize(("h", "w"), [(8, 8), (7, 9)])
+@pytest.mark.parametrize("dilation", [2, 3])
+def test_dilated_convolution_becomes_a_dense_one(h, w, dilation):
+    program = ee.ops.conv2d(N=1, H=h, W=w, C=3, F=2, R=3, S=3, dilation=dilation)
+    run = search(program, "Conv2d", max_depth=1)
+    wanted = {"dh": 1, "dw": 1, "sh": 1, "sw": 1, "n": dilation**2, "r": 3, "s": 3}
+    found = [c for c in run.candidates if any(a.items() >= wanted.items() for a in attributes(c))]
+    assert found
+    assert {x.kind for x in run.certificates(found[0].derivation)} == {"proved"}
+    same_value(program, found[0])
+
+
+def test_strided_convolution_becomes_a_dense_one_over_phases():
+    program = ee.ops.conv2d(N=1, H=8, W=8, C=3, F=2, R=3, S=3, stride=2, padding=1)
+    run = search(program, "Conv2d", max_depth=1)
+    wanted = {"sh": 1, "sw": 1, "dh": 1, "dw": 1, "r": 2, "s": 2, "c": 12, "h": 4, "w": 4}
+    found = [c for c in run.candidates if any(a.items() >= wanted.items() for a in attributes(c))]
+    assert found
+    assert {x.kind for x in run.certificates(found[0].derivation)} == {"proved"}
+    same_value(program, found[0])
+
+
+def test_conv5x5_becomes_a_conv3x3_with_four_times_the_channels():
+    program = ee.ops.conv2d(N=2, H=7, W=6, C=3, F=1, R=5, S=5)
+    run = search(program, "Conv2d", max_depth=2)
+    found = [c for c in run.candidates if any(a.items() >= {"r": 3, "s": 3, "f": 4}.items() for a in attributes(c))]
+    assert found
+    assert {x.kind for x in run.certificates(found[0].derivation)} == {"proved"}
+    same_value(program, found[0])
+
+
+def states_until(run, reached):
+    """How many states there are when a candidate satisfies *reached*."""
+    for event in run:
+        if isinstance(event, Found) and reached(run.candidates[-1]):
+            return len(run.search.states)
+    return None
+
+
+def test_targets_are_found_early():
+    """States needed, not seconds, so that the bound does not depend on the machine."""
+    conv3x3 = Run(conv(7, 7, 512, 512), ee.program_seconds, target="Matmul")
+    assert states_until(conv3x3, lambda c: any(a["n"] == 9 * 512 for a in attributes(c))) <= 200
+    transposed = ee.ops.conv_transpose2d(N=16, H=2, W=2, F=448, C=256, R=4, S=4, stride=2, padding=1)
+    overlap_add = Run(transposed, ee.program_seconds, target="Matmul")
+    assert states_until(overlap_add, lambda c: any((a["n"], a["k"]) == (4096, 448) for a in attributes(c))) <= 300
 
 
 def test_every_candidate_keeps_the_value():
@@ -115,10 +197,18 @@ def test_a_larger_depth_reaches_no_less():
 
 
 def test_pruned_states_name_their_twin():
-    engine = Search(conv(4, 3, 2, 3), ee.program_seconds, Options(max_depth=2))
+    engine = Search(conv(4, 3, 2, 3), ee.program_seconds, Options(strategy="paper", max_depth=2))
     events = list(engine.run())
     pruned = [e for e in events if isinstance(e, Pruned)]
     assert pruned and all(e.twin is not None and e.twin < len(engine.states) for e in pruned)
+
+
+def test_a_run_reports_verdicts_of_its_candidates():
+    run = search(conv(4, 3, 2, 3), "Matmul", max_depth=1)
+    report = run.report("case")
+    assert {c["certificate"] for c in report["candidates"]} == {"proved"}
+    assert report["complete"] is True and report["unique"] == len(run.search.states)
+    assert search(conv(4, 3, 2, 3), "Matmul", patience=0).search.complete is False
 
 
 def test_bad_options_say_what_was_expected():

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from statistics import median, quantiles
 from time import perf_counter, sleep
-
-import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +61,6 @@ def compare(
 def ratios(samples: Mapping[str, Timing], base: str) -> dict[str, float]:
     """How often each call's median holds the one of *base*."""
     return {name: timing.median / samples[base].median for name, timing in samples.items()}
-
-
-@cache
-def stream_bandwidth(threads: int = 1, nbytes: int = 1 << 26) -> float:
-    """Bytes a second of the triad a = b + 2·c, reads and writes counted, over arrays of *nbytes* together."""
-    from einnet_explore.backends import tvm_cpu
-    from einnet_explore.ir import Const, Iterator, Scope, Tensor, add, mul
-
-    lane = 1024
-    rows = max(1, nbytes // (3 * 4 * lane))
-    i, j = Iterator("i", 0, rows), Iterator("j", 0, lane)
-    b, c = (Tensor(name, (rows, lane))[i, j] for name in "bc")
-    kernel = tvm_cpu.compile_scope(Scope((i, j), (), add(b, mul(Const(2), c))), threads=threads)
-    arrays = [tvm_cpu.aligned(np.ones((rows, lane), np.float32)) for _ in range(2)]
-    call = kernel.bind(arrays, tvm_cpu.aligned_empty((rows, lane)))
-    return 3 * 4 * rows * lane / compare({"triad": call}, rounds=5, min_seconds=0.05)["triad"].median
 
 
 def _repeats(call: Callable[[], object], seconds: float) -> int:

@@ -21,10 +21,10 @@ from typing import Any
 from tvm.s_tir import Schedule
 
 from einnet_explore.backends.structure import LANES, borders, lanes_of, moved, period_of, runs_along, tile_of
-from einnet_explore.backends.transpose import transposing
-from einnet_explore.ir import Scope, accesses
+from einnet_explore.backends.transpose import BLOCK, transposing
+from einnet_explore.ir import Access, Scope, accesses
 
-VERSION = 8
+VERSION = 11
 """Part of the key of compiled kernels: to be raised when a template changes."""
 
 ROW = 4 * LANES
@@ -82,8 +82,11 @@ def _rows(stage: _Stage) -> None:
     loops = stage.loops
     row = loops[n]
     if prod(x.extent for x in scope.traversals[n + 1 :]) < LANES:
-        for inner in loops[n + 1 :]:
+        for inner in loops[n + 1 : -1]:
             schedule.unroll(inner)
+        if n + 1 < len(loops):
+            # A vector even of three: LLVM, left to the row, would gather lanes of neighbouring steps.
+            schedule.vectorize(loops[-1])
     if period > 1:
         row, phase = schedule.split(row, [None, period])
         schedule.unroll(phase)
@@ -118,9 +121,15 @@ def _turn(stage: _Stage) -> None:
     schedule.reorder(*outer, lane, row)
     schedule.compute_at(rows, outer[-1])
     inside = schedule.get_loops(rows)
-    schedule.vectorize(inside[-1])
     schedule.unroll(inside[-2])
-    schedule.tensorize(lane, transposing(side, len(traversals) - 2 - n))
+    copied = isinstance(read.source, Scope) and isinstance(read.source.body, Access)
+    if copied:
+        block, within = schedule.split(inside[-1], [None, BLOCK])
+        schedule.unroll(block)
+        schedule.vectorize(within)
+    else:
+        schedule.vectorize(inside[-1])
+    schedule.tensorize(lane, transposing(side, len(traversals) - 2 - n, copied))
     free = [traversals[m].extent for m in range(len(traversals) - 1) if m != n]
     first = traversals[n] if pair[0] is vectors else traversals[-1]
     _parallel(stage, outer[:-1], [*free, first.extent // side])

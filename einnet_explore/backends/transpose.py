@@ -1,22 +1,31 @@
 """Tiles of a matrix transposed in vector registers, as a TVM tensor intrinsic.
 
-A tile of L×L elements takes log₂ L rounds; in the round of distance d, rows i and i + d exchange their off-diagonal
-blocks of d lanes (the recursive block transpose, Eklundh 1972).
+A tile of L×L elements is transposed as a matrix of 4×4 blocks, then inside the blocks (Eklundh 1972).  Every step is one
+instruction of two vectors, and the second half of them stays inside quarters of a register.  Where rows are only
+copied, blocks are moved by the loads, which are cheaper still: a row of blocks is read from four rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import count
 
 import tvm
 from tvm.s_tir import TensorIntrin
 
+BLOCK = 4
+"""Elements that a shuffle keeps together or moves among: a quarter of the widest register."""
+
 
 @cache
-def transposing(side: int, gap: int) -> str:
-    """The name of the intrinsic B[j, 0 × *gap*, i] = A[i, j] for tiles of *side* (a power of two) float32 elements."""
-    name = f"einnet_explore.transpose.{side}.{gap}"
-    rounds, last = _rounds(side)
+def transposing(side: int, gap: int, copied: bool) -> str:
+    """The name of the intrinsic B[j, 0 × *gap*, i] = A[i, j] for tiles of *side* (4, 8 or 16) float32 elements.
+
+    *copied*: A is read in blocks of four elements, as it was written, and not in rows.
+    """
+    name = f"einnet_explore.transpose.{side}.{gap}.{copied:d}"
+    moves, last = _moves(side, copied)
     zeros = ", ".join(["0"] * gap)
     between = f", {zeros}, " if gap else ", "
     shape = (side, *[1] * gap, side)
@@ -36,7 +45,6 @@ def meaning(a: T.handle, b: T.handle) -> None:
                 vi, vj = T.axis.remap("SS", [i, j])
                 B[vi{between}vj] = A[vj, vi]
 """
-    loads = "".join(f'        v{i}_0 = A.vload([{i}, 0], "float32x{side}")\n' for i in range(side))
     stores = "".join(f"        B.vstore([{i}{between}0], {row})\n" for i, row in enumerate(last))
     strides = "".join(f"    s{n} = T.int32()\n" for n in range(gap + 1))
     done = f"""
@@ -45,27 +53,55 @@ def done(a: T.handle, b: T.handle) -> None:
     r = T.int32()
 {strides}    A = T.match_buffer(a, ({side}, {side}), "float32", offset_factor=1, strides=[r, 1])
     B = T.match_buffer(b, {shape}, "float32", offset_factor=1, strides=[{steps}])
-{head}{loads}{rounds}{stores}"""
+{head}{moves}{stores}"""
     TensorIntrin.register(name, tvm.script.from_source(meaning), tvm.script.from_source(done), override=True)
     return name
 
 
-def _rounds(side: int) -> tuple[str, list[str]]:
+def _moves(side: int, copied: bool) -> tuple[str, list[str]]:
     """(statements, names of the transposed rows)."""
-    rows = [f"v{i}_0" for i in range(side)]
-    lines = []
-    distance, turn = side // 2, 1
-    while distance:
-        for i in range(side):
-            if i & distance:
-                continue
-            pair = f"[{rows[i]}, {rows[i + distance]}]"
-            low = [lane if not lane & distance else side + lane - distance for lane in range(side)]
-            high = [lane + distance if not lane & distance else side + lane for lane in range(side)]
-            rows[i], rows[i + distance] = f"v{i}_{turn}", f"v{i + distance}_{turn}"
-            lines += [
-                f"        {rows[i]} = T.Shuffle({pair}, {low})\n",
-                f"        {rows[i + distance]} = T.Shuffle({pair}, {high})\n",
-            ]
-        distance, turn = distance // 2, turn + 1
-    return "".join(lines), rows
+    lines: list[str] = []
+    numbers = count()
+
+    def let(value: str) -> str:
+        name = f"v{next(numbers)}"
+        # Not an assignment: that would be a buffer on the heap.
+        lines.append(f"        {name}: T.let = {value}\n")
+        return name
+
+    def pairs(a: str, b: str, part: int, within: int) -> tuple[str, str]:
+        """In every *within* lanes: the first, then the second half of those of a and b, *part* lanes of each in turn."""
+        lanes = [(start, at) for start in range(0, side, within) for at in range(0, within // 2, part)]
+        first, second = (
+            [n + start + at + more for start, at in lanes for n in (0, side) for more in range(shift, shift + part)]
+            for shift in (0, within // 2)
+        )
+        return let(f"T.Shuffle([{a}, {b}], {first})"), let(f"T.Shuffle([{a}, {b}], {second})")
+
+    def load(i: int, j: int, lanes: int) -> str:
+        return f'A.vload([{i}, {j}], "float32x{lanes}")'
+
+    blocks = side // BLOCK
+    rows = [] if copied else [let(load(i, 0, side)) for i in range(side)]
+    done = [""] * side
+    gathered: list[list[str]] = []
+    for i in range(BLOCK):
+        if copied:
+            quarters = [[load(i + BLOCK * k, BLOCK * q, BLOCK) for k in range(blocks)] for q in range(blocks)]
+            gathered.append([let(f"T.Shuffle([{', '.join(q)}], {[*range(side)]})") for q in quarters])
+        else:
+            gathered.append(_turned(rows[i::BLOCK], lambda a, b: pairs(a, b, BLOCK, side)))
+    for q, column in enumerate(zip(*gathered, strict=True)):
+        done[BLOCK * q : BLOCK * (q + 1)] = _turned(column, lambda a, b: pairs(a, b, 1, BLOCK))
+    return "".join(lines), done
+
+
+def _turned(rows: Sequence[str], pairs: Callable[[str, str], tuple[str, str]]) -> list[str]:
+    """The transpose of 1, 2 or 4 rows of as many parts; *pairs* interleaves the first and the second halves of two."""
+    if len(rows) == 1:
+        return [*rows]
+    if len(rows) == 2:
+        return [*pairs(*rows)]
+    # Perfect shuffles: log₂ of them, each of rows half the matrix apart, transpose.
+    (a, b), (c, d) = pairs(rows[0], rows[2]), pairs(rows[1], rows[3])
+    return [*pairs(a, c), *pairs(b, d)]

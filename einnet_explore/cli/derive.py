@@ -81,9 +81,9 @@ def _rows(search: Run, described: list[dict[str, Any]]) -> list[list[object]]:
         named = "; ".join(repr(e.via) for e in c.operators) or "none"
         kinds.setdefault((named, c.eoperators), []).append(n)
     rows: list[list[object]] = [["estimate", "ways", "steps", "eOperators", "certificate", "library operators"]]
-    for (named, kernels), ways in kinds.items():
+    for (operators, kernels), ways in kinds.items():
         first = min(ways, key=lambda n: (search.candidates[n].seconds, len(search.candidates[n].derivation.steps)))
         c = search.candidates[first]
         proof = described[first]["certificate"]
-        rows.append([seconds(c.seconds), len(ways), len(c.derivation.steps), kernels, proof, named])
+        rows.append([seconds(c.seconds), len(ways), len(c.derivation.steps), kernels, proof, operators])
     return rows

@@ -56,8 +56,9 @@ def report_page(fast: Optimised) -> str:
     """The report as one page: the table, then the graphs of every kept subprogram before and after."""
     parts = [fast._repr_html_()]
     for name, before, after in fast.graphs():
-        parts.append(
-            f"<h2>{escape(name)}</h2><div class='pair'><figure><figcaption>before</figcaption>{graph_figure(before).svg}"
-            f"</figure><figure><figcaption>after</figcaption>{graph_figure(after).svg}</figure></div>"
+        drawn = "".join(
+            f"<figure><figcaption>{when}</figcaption>{graph_figure(program).svg}</figure>"
+            for when, program in (("before", before), ("after", after))
         )
+        parts.append(f"<h2>{escape(name)}</h2><div class='pair'>{drawn}</div>")
     return page(f"optimised: {fast.model.path}", parts)

@@ -18,7 +18,7 @@ from einnet_explore.search.engine import Options
 from einnet_explore.text import load_text
 
 if TYPE_CHECKING:
-    from einnet_explore.graph.optimise import Optimised
+    from einnet_explore.graph.optimised import Optimised
 
 
 def explore(program: Program) -> Session:

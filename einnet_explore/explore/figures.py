@@ -56,13 +56,13 @@ class TreeNode:
     candidate: bool = False
 
 
-def tree_figure(states: Sequence[State], best: int | None = None, limit: int = 240) -> Figure:
-    """The search tree: a row a depth, the way to *best* drawn thick; squares are candidates.
+def tree_figure(states: Sequence[State], to: int | None = None, limit: int = 240) -> Figure:
+    """The search tree: a row a depth, the way *to* a state drawn thick; squares are candidates.
 
-    About *limit* states are drawn, the first ones and the way to *best*; the caption says how many there are.
+    About *limit* states are drawn, the first ones and those on the way; the caption says how many there are.
     """
     path: set[int] = set()
-    here = best or 0
+    here = to or 0
     while here:
         path.add(here)
         here = states[here].parent
@@ -80,8 +80,8 @@ def tree_figure(states: Sequence[State], best: int | None = None, limit: int = 2
         for s in shown
     ]
     some = f"{len(shown)} of {len(states)}" if len(shown) < len(states) else str(len(states))
-    way = "" if best is None else f"; the way to the best one, state {best}, is thick"
-    return draw_tree(nodes, best, f"{some} states; squares are candidates{way}")
+    way = "" if to is None else f"; the way to state {to} is thick"
+    return draw_tree(nodes, to, f"{some} states; squares are candidates{way}")
 
 
 def draw_tree(nodes: Sequence[TreeNode], chosen: int | None, caption: str) -> Figure:

@@ -53,9 +53,7 @@ def layered(drawn: Graph, title: str = "") -> str:
     return "".join([*parts, "</svg>"])
 
 
-def _layers(
-    nodes: Mapping[str, GraphNode], edges: Sequence[tuple[str, str, str]]
-) -> tuple[_Layout, list[list[str]]]:
+def _layers(nodes: Mapping[str, GraphNode], edges: Sequence[tuple[str, str, str]]) -> tuple[_Layout, list[list[str]]]:
     """Cells by layers, and for every edge the bends that it goes through."""
     rank = dict.fromkeys(nodes, 0)
     for _ in nodes:  # longest paths: graphs of programs have no cycles, so this settles
@@ -91,7 +89,7 @@ def _order(layout: _Layout) -> None:
         for layer in layout.layers if down else reversed(layout.layers):
             spot = {cell: n for row in layout.layers for n, cell in enumerate(row)}
             old = dict(spot)
-            layer.sort(key=lambda c: mean([spot[m] for m in neighbours[c]]) if c in neighbours else old[c])  # noqa: B023
+            layer.sort(key=lambda c: mean([spot[m] for m in neighbours[c]]) if c in neighbours else old[c])
 
 
 def _place(layout: _Layout) -> None:

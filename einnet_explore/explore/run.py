@@ -194,9 +194,10 @@ class Run:
             strategy=self.search.options.strategy,
         )
 
-    def tree(self, limit: int = 240) -> Figure:
-        """The search tree; about *limit* states are drawn, and the way to the best candidate."""
-        return tree_figure(self.search.states, self.best.state if self.best else None, limit)
+    def tree(self, to: Candidate | None = None, limit: int = 240) -> Figure:
+        """The search tree; about *limit* states are drawn, and the way *to* a candidate (the best one if None)."""
+        shown = to or self.best
+        return tree_figure(self.search.states, shown.state if shown else None, limit)
 
     def table(self, limit: int = 8) -> views.Table:
         """The *limit* cheapest candidates by estimate, each with its certificate."""

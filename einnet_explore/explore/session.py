@@ -263,7 +263,9 @@ class Session:
 
 
 def why_refused(rule: Rule[Any], program: Program, at: Path) -> str:
-    """What *rule* says when it is asked for without parameters, or that it found nothing to propose."""
+    """Why *rule* proposes nothing; where it explains nothing, what it says when it is asked for without parameters."""
+    if rule.explain is not None:
+        return rule.explain(program, at)
     try:
         rule.rewrite(program, at, rule.decode(program, at, {}))
     except Refused as refusal:
@@ -276,7 +278,7 @@ def why_refused(rule: Rule[Any], program: Program, at: Path) -> str:
 
 def _incomplete(error: Exception) -> bool:
     """Whether a parameter is missing."""
-    return isinstance(error, KeyError) or isinstance(error.__context__, KeyError)
+    return any(isinstance(each, KeyError) for each in (error, error.__cause__, error.__context__))
 
 
 def _path(at: str, program: Program) -> Path:

@@ -8,7 +8,9 @@ gets slower.
 
 from __future__ import annotations
 
+import ctypes.util
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from einnet_explore.algebra.certificate import certify
-from einnet_explore.backends.measure import Timing, compare, stream_bandwidth, times_faster
+from einnet_explore.backends.bandwidth import stream_bandwidth
+from einnet_explore.backends.measure import Timing, compare, times_faster
 from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.backends.program import CompiledProgram, compile_program
 from einnet_explore.cost import CostModel, cpu_default, weight_only
@@ -105,13 +108,22 @@ class Optimiser:
             if anon.signature not in self._known:
                 if self.budget is not None and spent > self.budget:
                     return
-                self._known[anon.signature] = self._contest(subprogram, anon, spent)
+                self._known[anon.signature] = self._guarded(subprogram, anon, spent)
                 self.search_seconds += self._known[anon.signature].search_seconds
             outcome = self._known[anon.signature]
             part = Part(subprogram.nodes, outcome, outcome.winner is not None, certificate(outcome), outcome.why)
             self.parts.append(part)
             self.done.append((subprogram, anon))
             yield Progress(n, len(subprograms), part)
+
+    def _guarded(self, subprogram: Subprogram, anon: Anonymous, spent: float) -> Outcome:
+        """The contest; a mistake of ours in one must not cost the user the others, and must not pass in silence."""
+        try:
+            return self._contest(subprogram, anon, spent)
+        except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            why = f"its search failed: {type(error).__name__}: {error}"
+            warnings.warn(f"{', '.join(subprogram.nodes[:2])}: {why}", RuntimeWarning, stacklevel=2)
+            return Outcome(0.0, 0.0, None, 0.0, 0, why)
 
     def _contest(self, subprogram: Subprogram, anon: Anonymous, spent: float) -> Outcome:
         session = subgraph_session(self.model, subprogram.nodes, self.settings.threads)
@@ -310,9 +322,17 @@ def read(model: str | Path | Model, shapes: Mapping[str, tuple[int, ...]] = NOTH
 
 def settings(device: str, threads: int | None, max_depth: int) -> Settings:
     """The settings of a search; raises ValueError on a device that is not there."""
-    if device != "cpu":
-        raise ValueError(f"device {device!r}: found no support for it in this release, expected cpu")
+    check_device(device)
     return Settings(threads or len(os.sched_getaffinity(0)), max_depth)
+
+
+def check_device(device: str) -> None:
+    """Raise ValueError, with what is missing, unless *device* can be used."""
+    if device == "cuda":
+        driver = "an NVIDIA driver but" if ctypes.util.find_library("cuda") else "no NVIDIA driver, and"
+        raise ValueError(f"device 'cuda': found {driver} no CUDA backend in this release, expected cpu")
+    if device != "cpu":
+        raise ValueError(f"device {device!r}: found no such device, expected cpu or cuda")
 
 
 def seconds_of(budget: float | str | None) -> float | None:

@@ -24,6 +24,8 @@ from einnet_explore.storage import write_atomically
 
 Array = npt.NDArray[Any]
 
+LEFT = "style='text-align:left'"
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -150,7 +152,7 @@ class Optimised:
                 [*(o["name"] for o in said["operators"]), *([f"{said['eoperators']} eOperators"] if part.kept else [])]
             )
             names = ", ".join(part.nodes[:2]) + (f", … ({len(part.nodes)})" if len(part.nodes) > 2 else "")
-            cells = [names, f"{before * 1e6:.0f} µs", f"{after * 1e6:.0f} µs", f"{before / after:.2f}"]
+            cells = [names, f"{before * 1e6:.0f} µs", f"{after * 1e6:.0f} µs", f"{before / after:.2f}" if after else ""]
             rows.append([*cells, now or f"original ({part.why})", part.certificate])
         return rows
 
@@ -171,9 +173,12 @@ class Optimised:
             if part.kept and part.outcome.winner
         ]
 
+    def __repr__(self) -> str:
+        return f"<Optimised: {self.summary()}>"
+
     def _repr_html_(self) -> str:
         head, *rest = self.rows()
-        cells = "".join(f"<th>{escape(c)}</th>" for c in head)
+        cells = "".join(f"<th {LEFT}>{escape(c)}</th>" for c in head)
         body = "".join("<tr>" + "".join(_cell(n, c) for n, c in enumerate(row)) + "</tr>" for row in rest)
         return f"<p><b>{escape(self.summary())}</b></p><table><tr>{cells}</tr>{body}</table>"
 

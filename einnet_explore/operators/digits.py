@@ -1,6 +1,6 @@
 r"""Dimensions read as two digits: what makes a dilated or strided window a plain one (EinNet §7.3).
 
-.. math::  B[\dots, g\,e(\vec x) + p(\vec x) + o, \dots] = \big\{ L_{.., i, q, ..}\, B[\dots, g\,i + q + o, \dots] \big\}[\dots, e, p, \dots],
+.. math::  B[g\,e(\vec x) + p(\vec x) + o] = \big\{ L_{i, q}\, B[g\,i + q + o] \big\}[e(\vec x), p(\vec x)],
            \qquad 0 \le p(\vec x) < g
 
 A composite index such as ``2*m + 2*j + r`` with r in [0, 2) is no window of an operator, since these take two
@@ -48,7 +48,7 @@ def overlaps(index: Index) -> bool:
 
 
 def _radix(index: Index) -> int | None:
-    """The g of ``g*e + p`` where one digit still overlaps and 0 <= p - const < g; None if *index* has no such digits."""
+    """The g of ``g*e + p + o`` where one digit still overlaps and 0 <= p < g; None if *index* has no such digits."""
     if len(index.terms) < 3 or not index.affine:
         return None
     factors = [abs(k) for _, k in index.terms]

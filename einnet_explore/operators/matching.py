@@ -9,7 +9,9 @@ Iterators of extent 1 are constants: they belong to no group.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from einnet_explore.ir import REDUCTIONS, Access, Attribute, Index, IndexLike, Iterator, Scope, Tensor, as_index
@@ -224,7 +226,7 @@ def _gather(operator: Operator, operand: int, read: Access, iterators: Assignmen
     ]
     to: dict[Iterator, IndexLike] = {}
     for new in own:
-        to |= split(new, iterators.get(new.name, ()))
+        to.update(split(new, tuple(iterators.get(new.name, ()))))
     read = opened(Access(read.source, tuple(i.substitute(lambda x: to.get(x, x)) for i in read.index)))
     index = read.index
     padding = operator.padding(operand, attributes)
@@ -239,13 +241,17 @@ def _gather(operator: Operator, operand: int, read: Access, iterators: Assignmen
         return Layout(gathered, False, False, f"{pattern.name}: {strides}")
     straight = tuple(x.single for x in index) == tuple(own) and read.source.shape == gathered.shape
     if straight and isinstance(read.source, Tensor) and not any(lo for lo, _ in read.source.box):
-        return Layout(gathered, True, True)
+        # A tensor that the operator may read beyond its padding is not what the operator reads.
+        around = zip(read.source.reach, gathered.reach, strict=True)
+        if all(lo <= first and last <= hi for (lo, hi), (first, last) in around):
+            return Layout(gathered, True, True)
     if packed(strides, gathered.shape) or (operator.strided and leading(strides, gathered.shape)):
         return Layout(gathered, False, True)
     return Layout(gathered, False, False, f"{pattern.name}: strides {list(strides)} of shape {list(gathered.shape)}")
 
 
-def split(merged: Iterator, parts: tuple[Iterator, ...]) -> dict[Iterator, Index]:
+@lru_cache(maxsize=4096)
+def split(merged: Iterator, parts: tuple[Iterator, ...]) -> Mapping[Iterator, Index]:
     """The digits of *merged* in the mixed radix of *parts*, each in its own range."""
     out: dict[Iterator, Index] = {}
     rest = as_index(merged)
@@ -255,6 +261,7 @@ def split(merged: Iterator, parts: tuple[Iterator, ...]) -> dict[Iterator, Index
     return out
 
 
+@lru_cache(maxsize=4096)
 def merge(parts: tuple[Iterator, ...]) -> Index:
     """The number whose digits are *parts*, counted from 0: the inverse of ``split``."""
     total = Index()
@@ -269,7 +276,7 @@ def _output(
     """Where the scope's value stands in the call's result, and whether reading it there is free."""
     present = [x for x in operator.pattern.traversals if not operator.absent(x, attributes)]
     back = dict(form.back)
-    index = tuple(merge(iterators.get(x, ())).substitute(lambda x: back.get(x, x)) for x in present)
+    index = tuple(merge(tuple(iterators.get(x, ()))).substitute(lambda x: back.get(x, x)) for x in present)
     numbers = operator.numbers(attributes)
     result = Tensor("T", tuple(numbers[f"|{x}|"] for x in present))
     scope = form.scope

@@ -40,7 +40,8 @@ class Rule(Generic[P]):
     ``rewrite`` is the law and its only guard: it refuses with the numbers that failed.  ``propose`` enumerates
     parameters worth trying, inferred from the extents and coefficients at hand; all that it yields is accepted.
     ``encode`` and ``decode`` give parameters their JSON form, in which users write them too.  A *local* rule looks at
-    nothing but the scope at its path and whether that is a whole equation's, and changes nothing else.
+    nothing but the scope at its path and whether that is a whole equation's, and changes nothing else.  ``explain``
+    says why it proposes nothing, where it proposes nothing.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Rule(Generic[P]):
     encode: Callable[[P], dict[str, Any]]
     decode: Callable[[Program, Path, Mapping[str, Any]], P]
     local: bool = False
+    explain: Callable[[Program, Path], str] | None = None
 
     def matches(self, program: Program, at: Path) -> Iterable[Match[P]]:
         """The legal matches at one path."""
@@ -119,6 +121,7 @@ def scope_rule(
     rewrite: Callable[[Scope, P], Scope],
     encode: Callable[[P], dict[str, Any]],
     decode: Callable[[Scope, Mapping[str, Any]], P],
+    explain: Callable[[Scope], str] | None = None,
 ) -> Rule[P]:
     """A rule that only looks at one scope and puts another in its place (the intra-expression rules of Table 1)."""
 
@@ -133,4 +136,5 @@ def scope_rule(
         encode,
         lambda program, at, params: decode(program.scope_at(at), params),
         local=True,
+        explain=None if explain is None else lambda program, at: explain(program.scope_at(at)),
     )

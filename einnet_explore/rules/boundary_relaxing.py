@@ -156,6 +156,28 @@ def _accepted(program: Program, at: Path, params: Relaxing) -> bool:
     return True
 
 
+def explain(program: Program, at: Path) -> str:
+    """Why no bound can be dropped and no range has to grow."""
+    scope = program.scope_at(at)
+    whys: list[str] = []
+    for n, access in enumerate(accesses(scope.body)):
+        if isinstance(access.source, Scope) and access.source.domain:
+            try:
+                everything = _freed(access.source, tuple(range(len(access.source.domain))), wrap=True)
+                needed = [_needed(scope, access, everything, b, access.source.value) for b in access.source.domain]
+            except ValueError as why:
+                needed = [str(why)]
+            whys += [f"access {n}: {why}" for why in needed if why]
+    for x, d in _multiples(scope):
+        span = (x.lo, x.hi + -x.extent % d)
+        try:
+            rewrite(program, at, Wider(((x, *span),)))
+        except Refused as why:
+            whys.append(str(why))
+    extents = ", ".join(f"{x.name}:{x.extent}" for x in scope.summations) or "none"
+    return "; ".join(whys) or f"no nested scope has a domain, and no index asks for more of the summations ({extents})"
+
+
 def encode(params: Relaxing) -> dict[str, Any]:
     """``{"access": 0, "bounds": [0, 1]}`` (and ``"wrap": true``), or ``{"ranges": {"r": [-1, 6]}}``."""
     match params:
@@ -184,4 +206,5 @@ BOUNDARY_RELAXING = Rule(
     encode,
     decode,
     local=True,
+    explain=explain,
 )

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from einnet_explore.algebra.naming import by_name, index_of, ranges_of
+from einnet_explore.algebra.constancy import constancy
+from einnet_explore.algebra.naming import by_name, index_of, listed, ranges_of
 from einnet_explore.algebra.ranges import changed, tightest
 from einnet_explore.algebra.sliding import moved, sliding
 from einnet_explore.ir import Index, Iterator, Path, Program
@@ -70,6 +71,19 @@ def rewrite(program: Program, at: Path, params: Tightening) -> Program:
     return program.replace_at(at, scope)
 
 
+def explain(program: Program, at: Path) -> str:
+    """Why nothing can be cut away: the support of every iterator is its range, or nothing is known of the body."""
+    scope = program.scope_at(at)
+    iterators = scope.summations if len(at) == 1 else (*scope.traversals, *scope.summations)
+    kept = f"the traversals are the result's: {listed(scope.traversals)}; " if len(at) == 1 else ""
+    if constancy(scope.body) is None:
+        return f"{kept}the body is not known to be constant anywhere"
+    if not iterators:
+        return f"{kept}nothing is summed"
+    spans = ", ".join(f"{x.name} is [{x.lo}, {x.hi})" for x in iterators)
+    return f"{kept}no iterator is constant at its ends: the support of {spans}, the whole range"
+
+
 def encode(params: Tightening) -> dict[str, Any]:
     """``{"ranges": {"t1": [0, 7]}}`` or ``{"window": {"h": ["(y+1) // 2", 2]}}``."""
     out: dict[str, Any] = {}
@@ -85,6 +99,8 @@ def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Tightening:
     scope = program.scope_at(at)
     iterators = (*scope.traversals, *scope.summations)
     with refusing():
+        if not params.keys() & {"ranges", "window"}:
+            raise Refused("neither a range nor a window is given") from KeyError("ranges")
         ranges = ranges_of(params.get("ranges", {}), iterators)
         window: list[tuple[Iterator, Index, int]] = []
         for name, written in params.get("window", {}).items():
@@ -105,4 +121,5 @@ BOUNDARY_TIGHTENING = Rule(
     encode,
     decode,
     local=True,
+    explain=explain,
 )

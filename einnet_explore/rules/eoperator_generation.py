@@ -109,6 +109,15 @@ def _kind(scope: Scope) -> str:
     return "elementwise"
 
 
+def explain(program: Program, at: Path) -> str:
+    """Why no kernel is proposed: the refusal, or that a nested scope is taken out only by hand."""
+    try:
+        rewrite(program, at, Generation())
+    except Refused as why:
+        return str(why)
+    return f"the scope at {show_path(at)} is nested: it is computed in place, or taken out by hand"
+
+
 def encode(_: Generation) -> dict[str, Any]:
     """``{}``."""
     return {}
@@ -128,4 +137,5 @@ EOPERATOR_GENERATION = Rule(
     rewrite,
     encode,
     decode,
+    explain=explain,
 )

@@ -76,6 +76,16 @@ def _equation(program: Program, name: str) -> Equation:
     return next(e for e in program.equations if e.name == name)
 
 
+def explain(program: Program, at: Path) -> str:
+    """Why no intermediate can be fused into the equation."""
+    if len(at) != 1:
+        return f"path {at} is a scope inside an equation, expected an equation"
+    names = {e.name for e in program.equations}
+    read = [t.name for t in tensors(program.scope_at(at)) if t.name in names]
+    whys = [why for name in read if (why := _why_not(program, at[0], name)) is not None]
+    return "; ".join(whys) or f"{program.equations[at[0]].name} reads no other equation's result"
+
+
 def encode(params: Intermediate) -> dict[str, Any]:
     """``{"tensor": "T1"}``."""
     return {"tensor": params.tensor}
@@ -98,4 +108,5 @@ EXPRESSION_FUSION = Rule(
     rewrite=rewrite,
     encode=encode,
     decode=decode,
+    explain=explain,
 )

@@ -67,6 +67,14 @@ def rewrite(scope: Scope, params: Splitting) -> Scope:
     return replace(scope, summations=outer, body=inner[kept])
 
 
+def explain(scope: Scope) -> str:
+    """Why nothing can be split here."""
+    if not scope.summations:
+        return "the scope has no summation to split"
+    only = scope.summations[0]
+    return f"only one summation, {only.name}:{only.extent}: both groups need an iterator"
+
+
 def encode(params: Splitting) -> dict[str, Any]:
     """``{"outer": ["r", "s"]}``."""
     return {"outer": [s.name for s in params.outer]}
@@ -86,4 +94,5 @@ SUMMATION_SPLITTING = scope_rule(
     rewrite,
     encode,
     decode,
+    explain,
 )

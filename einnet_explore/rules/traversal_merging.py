@@ -114,6 +114,18 @@ def _put(body: Scalar, number: int, new: Scalar) -> Scalar:
     return mul(*(map_accesses(part, swap) for part in parts))
 
 
+def explain(scope: Scope) -> str:
+    """Why nothing can be merged here: what stands in the way of each nested scope."""
+    whys: list[str] = []
+    for n, access in enumerate(accesses(scope.body)):
+        if isinstance(access.source, Scope):
+            try:
+                rewrite(scope, Merging(n))
+            except Refused as why:
+                whys.append(f"access {n}: {why}")
+    return "; ".join(whys) or "the body reads no scope"
+
+
 def encode(params: Merging) -> dict[str, Any]:
     """``{"access": 0}``."""
     return {"access": params.access}
@@ -134,4 +146,5 @@ TRAVERSAL_MERGING = scope_rule(
     rewrite,
     encode,
     decode,
+    explain,
 )

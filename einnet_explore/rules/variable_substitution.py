@@ -23,7 +23,7 @@ from einnet_explore.algebra.bijection import Bijection, bijection, hull
 from einnet_explore.algebra.naming import by_name, index_of, listed
 from einnet_explore.algebra.structure import digits, ordered_by_role, residues, runs, skews, windows
 from einnet_explore.algebra.substitute import fresh, substitute, substitute_domain
-from einnet_explore.ir import Access, Index, Iterator, Scope, as_index
+from einnet_explore.ir import Access, Index, Iterator, Scope, accesses, as_index
 from einnet_explore.rules.base import Refused, refusing, scope_rule
 
 Replacement: TypeAlias = "tuple[tuple[Iterator, ...], tuple[tuple[str, Index], ...]]"
@@ -188,6 +188,18 @@ def _fresh(scope: Scope, stem: str, count: int) -> tuple[str, ...]:
     return tuple(out)
 
 
+def explain(scope: Scope) -> str:
+    """Why nothing is substituted here: what refuses the candidates, or that the indices suggest none."""
+    for group in (scope.traversals, scope.summations):
+        for params in _candidates(scope, group):
+            try:
+                rewrite(scope, params)
+            except Refused as why:
+                return f"{', '.join(f'{name} = {i}' for name, i in params.phi if not i.single)}: {why}"
+    read = ", ".join(dict.fromkeys(repr(i) for access in accesses(scope.body) for i in access.index if i.terms))
+    return f"no sum of iterators, no coefficient above 1 and no contiguous run suggests one in the indices {read}"
+
+
 def encode(params: Substitution) -> dict[str, Any]:
     """``{"phi": {"t1": "h+r", …}}``, new iterators in order; ``"inverse"`` (a list in the old order) if given."""
     out: dict[str, Any] = {"phi": {name: repr(i) for name, i in params.phi}}
@@ -223,4 +235,5 @@ VARIABLE_SUBSTITUTION = scope_rule(
     rewrite,
     encode,
     decode,
+    explain,
 )

@@ -55,7 +55,7 @@ class Candidate:
 
 
 def verdict(certificates: tuple[Certificate, ...]) -> str:
-    """``proved`` if every step is, ``exact`` if some were evaluated, ``false`` if one is wrong, ``none`` without steps."""
+    """``proved`` if all are, ``exact`` if some were evaluated, ``false`` if one is wrong, ``none`` without any."""
     kinds = {c.kind for c in certificates}
     for kind in ("false", "exact", "proved"):
         if kind in kinds:

@@ -7,9 +7,9 @@ After a choice (a split, a substitution) three rewrites are always worth doing, 
 * *tightening* cuts away what is constant.
 
 Each strictly lowers (number of bounds, number of scopes, number of computed points), so they end.  Merging here is
-restricted to scopes that only re-index a scope: merging more would undo the choice (a split is undone by merging the inner
-summation back, a substitution by merging it into the scope it came from).  Once no choice follows, scopes that only
-re-index a tensor are merged as well.
+restricted to scopes that only re-index a scope: merging more would undo the choice (a split is undone by merging the
+inner summation back, a substitution by merging it into the scope it came from).  Once no choice follows, scopes that
+only re-index a tensor are merged as well.
 """
 
 from __future__ import annotations

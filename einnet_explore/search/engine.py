@@ -1,15 +1,15 @@
 r"""Distance-guided search (EinNet §6.1, Fig. 10): explorative derivation, and converging derivation at every state.
 
 *Explorative* derivation applies rules to a depth; at each new state *converging* derivation takes every scope towards
-every target operator by moves that lower the expression distance, down to an instantiated operator, and generates eOperators for
-what is left.  Two strategies share the engine:
+every target operator by moves that lower the expression distance, down to an instantiated operator, and generates
+eOperators for what is left.  Two strategies share the engine:
 
 * ``paper``: every rule at every legal place is one move (§6.1 as published);
-* ``best_first``: a move is one choice (a split, a substitution, a padding) and the clean-ups that follow it; a level's states are
-  expanded nearest first; it ends after *patience* levels in which no candidate got cheaper by ``WORTH``.
+* ``best_first``: a move is one choice (a split, a substitution, a padding) and the clean-ups that follow it; a level's
+  states are expanded nearest first; it ends after *patience* levels in which no candidate got cheaper by ``WORTH``.
 
-States are one only if their canonical keys are equal.  The visited set remembers the depth: a state that is reached again by a shorter
-way is expanded again, so what is reachable at depth d is reachable at d + 1.
+States are one only if their canonical keys are equal.  The visited set remembers the depth: a state that is reached
+again by a shorter way is expanded again, so what is reachable at depth d is reachable at d + 1.
 """
 
 from __future__ import annotations

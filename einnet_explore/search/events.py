@@ -39,7 +39,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """*matches* after state *parent* would give a program that need not be followed: *why*, and its *twin* if it has one."""
+    """*matches* after state *parent* give a program that need not be followed: *why*, and its *twin* if it has one."""
 
     parent: int
     matches: tuple[Match[Any], ...]

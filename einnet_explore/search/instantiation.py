@@ -104,7 +104,12 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
         except KeyError as missing:
             raise ValueError(f"operator_matching needs {missing}: operator, operands, iterators, attributes") from None
 
-    return Rule("operator_matching", LAW, propose, rewrite, _encode, decode)
+    def explain(program: Program, at: Path) -> str:
+        if (via := program.equations[at[0]].via) is not None:
+            return f"equation {program.equations[at[0]].name} is run by {via!r} already"
+        return _why_unmatched(program.scope_at(at), operators)
+
+    return Rule("operator_matching", LAW, propose, rewrite, _encode, decode, explain=explain)
 
 
 def nearest(program: Program, operators: tuple[Operator, ...]) -> int | None:
@@ -113,6 +118,17 @@ def nearest(program: Program, operators: tuple[Operator, ...]) -> int | None:
         d for _, scope in places(program) for operator in operators if (d := _distance(scope, operator)) is not None
     ]
     return min(found, default=None)
+
+
+def _why_unmatched(scope: Scope, operators: tuple[Operator, ...]) -> str:
+    """What the nearest operator says against *scope*; where none is comparable, what the first one says."""
+    far = [(d, n) for n, operator in enumerate(operators) if (d := _distance(scope, operator)) is not None]
+    nearest_one = operators[min(far)[1] if far else 0]
+    try:
+        match(scope, nearest_one)
+    except Unmatched as reason:
+        return f"{str(min(far)[0]) + ' iterators from ' + nearest_one.name + ': ' if far else ''}{reason}"
+    return f"{nearest_one.name} matches"
 
 
 def instantiated(program: Program, at: Path, way: OperatorMatch) -> Program:

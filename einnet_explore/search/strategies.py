@@ -3,8 +3,9 @@ r"""What counts as one move: every legal match (``paper``), or a choice and the 
 ``best_first`` leaves out matches that lead to no other library call than the rest (decision 0004):
 
 * tightening and the dropping of bounds are clean-ups; eOperators are generated when a state is finished;
-* a summation is widened only together with a substitution that needs its new range, a window is halved only together
-  with a split that sums one half outside, and other iterators are divided only where an index then has a low digit;
+* a summation is widened only together with a substitution or a moving window that needs its new range;
+* a window is halved only together with a split that sums one half outside; other iterators are divided only where an
+  index then has a low digit;
 * iterators are joined to one only where a larger index contains the sum, since matching joins the others itself;
 * a scope that only sums up or re-indexes a nested scope is left alone, and what it sums up is not split again;
 * a nested scope that sums is merged only if the start program has it: others were made by a split or a substitution.
@@ -82,6 +83,7 @@ def _choices(program: Program, allowed: Allowed) -> Iterable[Moves]:
                 match match.params:
                     case Wider(ranges):
                         wider = frozenset(x.name for x, _, _ in ranges)
+                        yield from _windowed(match, changed, at, wider, allowed)
                         if VARIABLE_SUBSTITUTION in allowed.rules:
                             yield from _substituted((match,), changed, at, wider, splits)
                     case Substitution():
@@ -90,6 +92,16 @@ def _choices(program: Program, allowed: Allowed) -> Iterable[Moves]:
                         continue
                     case _ if rule != BOUNDARY_RELAXING:
                         yield (match,), changed
+
+
+def _windowed(
+    first: Match[Any], program: Program, at: Path, wider: frozenset[str], allowed: Allowed
+) -> Iterable[Moves]:
+    """The widening *first* and a window that moves within every widened range."""
+    if BOUNDARY_TIGHTENING in allowed.rules:
+        for match, changed in moves(BOUNDARY_TIGHTENING, program, at, program.scope_at(at)):
+            if wider <= {h.name for h, _, _ in match.params.window}:
+                yield (first, match), changed
 
 
 def _substituted(
@@ -112,7 +124,7 @@ def _substitution(
     if halved:
         if splits:
             yield from _separated((*before, match), scope, params, changed, halved)
-    elif not _only_joins(scope, params) and _digits_serve(scope, params, divided):
+    elif not only_joins(scope, params) and _digits_serve(scope, params, divided):
         yield (*before, match), changed
 
 
@@ -176,7 +188,7 @@ def _summed_up(program: Program, at: Path) -> bool:
     return len(at) > 1 and bool((reader := program.scope_at(at[:-1])).summations) and _only_reads(reader)
 
 
-def _only_joins(scope: Scope, params: Substitution) -> bool:
+def only_joins(scope: Scope, params: Substitution) -> bool:
     """Whether Φ joins iterators, as digits of one, whose sum is no part of a larger index."""
     joined = [set(i.iterators) for _, i in params.phi if len(i.terms) > 1 and i.affine and not overlaps(i)]
     indices = [set(i.iterators) for a in accesses(scope.body) for i in a.index]

@@ -100,6 +100,8 @@ class Panel:
         self.scope.value = shown.at or None
         self.scope.observe(self._chosen, names="value")
         self.match.options = shown.matches
+        self.match.index = None  # else the front end, which has the old choice still, would show none
+        self.match.index = 0 if shown.matches else None
         self.apply.disabled = not shown.matches
         self.undo.disabled, self.redo.disabled = not shown.can_undo, not shown.can_redo
         self.history.value = shown.history

@@ -1,0 +1,24 @@
+"""How fast memory streams here: the measure of kernels that are bound by it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from einnet_explore.backends import tvm_cpu
+from einnet_explore.backends.measure import compare
+from einnet_explore.ir import Const, Iterator, Scope, Tensor, add, mul
+
+
+@cache
+def stream_bandwidth(threads: int = 1, nbytes: int = 1 << 26) -> float:
+    """Bytes a second of the triad a = b + 2·c, reads and writes counted, over arrays of *nbytes* together."""
+    lane = 1024
+    rows = max(1, nbytes // (3 * 4 * lane))
+    i, j = Iterator("i", 0, rows), Iterator("j", 0, lane)
+    b, c = (Tensor(name, (rows, lane))[i, j] for name in "bc")
+    kernel = tvm_cpu.compile_scope(Scope((i, j), (), add(b, mul(Const(2), c))), threads=threads)
+    arrays = [tvm_cpu.aligned(np.ones((rows, lane), np.float32)) for _ in range(2)]
+    call = kernel.bind(arrays, tvm_cpu.aligned_empty((rows, lane)))
+    return 3 * 4 * rows * lane / compare({"triad": call}, rounds=5, min_seconds=0.05)["triad"].median

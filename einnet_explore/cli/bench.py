@@ -1,0 +1,50 @@
+"""``einnet-explore bench``: paired measurement beside other engines."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from einnet_explore.cli.arguments import shapes
+from einnet_explore.cli.errors import OK
+from einnet_explore.cli.output import STDOUT, progress, seconds, table, writable, write_json
+from einnet_explore.graph.bench import benchmark
+from einnet_explore.graph.engines import check_engines
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure every case in turn; one table each, or one JSON document of all."""
+    writable(arguments.json)
+    against = tuple(name.strip() for name in arguments.against.split(",") if name.strip())
+    for case in arguments.cases:
+        check_engines(case, against)
+    given = shapes(arguments.shape)
+    results: list[Mapping[str, Any]] = []
+    with progress(len(arguments.cases), "cases") as bar:
+        for case in arguments.cases:
+            result = benchmark(
+                case,
+                against=against,
+                device=arguments.device,
+                threads=arguments.threads,
+                rounds=arguments.rounds,
+                shapes=given,
+            )
+            results.append(result)
+            bar.update()
+            if arguments.json != STDOUT:
+                print(_table(result))
+    if arguments.json:
+        write_json(arguments.json, {"cases": results})
+    return OK
+
+
+def _table(result: Mapping[str, Any]) -> str:
+    head = f"{result['case']}: {result['threads']} threads, {result['rounds']} rounds"
+    rows: list[list[object]] = [["engine", "median", "iqr", "times ours", "error", "what it runs"]]
+    for name, engine in result["engines"].items():
+        error = f"{result['max_rel_error'][name]:.1e}"
+        ratio = f"{result['ratios'][name]:.2f}"
+        rows.append([name, seconds(engine["seconds"]), seconds(engine["iqr"]), ratio, error, engine["says"]])
+    return "\n".join([head, table(rows), ""])

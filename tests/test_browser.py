@@ -1,0 +1,66 @@
+"""The tour in a real JupyterLab and a real browser: no errors, no request to anywhere else, a panel that answers."""
+
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pytest
+
+from tests.lab_kit import ROOT, browser, jupyterlab, visit
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+pytest.importorskip("playwright", reason="the Python package playwright is not installed")
+pytest.importorskip("jupyterlab", reason="JupyterLab is not installed")
+if browser() is None:
+    pytest.skip("no chromium on the path (Debian's package chromium)", allow_module_level=True)
+
+ERRORS = "[data-mime-type='application/vnd.jupyter.error'], [data-mime-type='application/vnd.jupyter.stderr']"
+CHOSEN = "it => it.selectedOptions[0]?.label"
+
+
+def plain(label: str) -> str:
+    """A label as it was written: the widgets show blanks that do not break."""
+    return label.replace("\xa0", " ")
+
+
+def by_hand(folder: Path) -> int:
+    """Write the tour up to its searches into *folder*; returns how many cells of code it has."""
+    notebook = jupytext.read(ROOT / "notebooks" / "00_tour.py")
+    stop = next(n for n, cell in enumerate(notebook.cells) if cell.source.startswith("## By search"))
+    notebook.cells = notebook.cells[:stop]
+    nbformat.write(notebook, folder / "tour.ipynb")
+    return sum(cell.cell_type == "code" for cell in notebook.cells)
+
+
+def test_the_tour_by_hand_runs_in_jupyterlab(tmp_path: Path) -> None:
+    count = by_hand(tmp_path)
+    with jupyterlab(tmp_path) as address, visit(height=5000) as visiting:  # high: all cells are on the page
+        page = visiting.page
+        visiting.open(address, "tour.ipynb")
+        visiting.run_all(60)
+        page.wait_for_selector(".jp-RenderedLatex mjx-container, .jp-RenderedLatex .MathJax")
+        assert page.locator(ERRORS).count() == 0
+        prompts = page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts()
+        assert [p.strip() for p in prompts] == [f"[{n}]:" for n in range(1, count + 1)]
+        assert page.locator(".jp-RenderedLatex mjx-merror").count() == 0
+        drawn = page.locator(".jp-RenderedSVG img").evaluate_all("all => all.map(it => it.complete && it.naturalWidth)")
+        assert drawn == [900]
+
+        panel = page.locator(".jp-OutputArea-output:has(.widget-vbox)").first
+        scope, rule = panel.locator("select").all()
+        assert plain(scope.evaluate(CHOSEN)) == "0: Y[n, h, w, f]"
+        assert plain(rule.evaluate(CHOSEN)) == "summation_splitting: outer = c"
+        labels = [plain(label) for label in rule.locator("option").all_inner_texts()]
+        rule.select_option(index=labels.index("summation_splitting: outer = r, s"))
+        panel.get_by_role("button", name="Apply").click()
+        panel.get_by_text("node 1 of 2").wait_for()
+        assert panel.locator("tbody tr").last.inner_text().split() == "1 summation_splitting 0 outer = r, s".split()
+        assert scope.locator("option").count() == 2
+        panel.get_by_role("button", name="Prove").click()
+        panel.get_by_text("equal for every input").wait_for()
+        panel.get_by_role("button", name="Undo").click()
+        panel.get_by_text("node 0 of 2").wait_for()
+        assert panel.locator("tbody tr").count() == 1
+
+        assert visiting.strangers == []
+        assert visiting.errors == []

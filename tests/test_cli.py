@@ -1,0 +1,317 @@
+"""The commands: what they print, write and return, and that an interruption keeps what was found."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx_building import build, node
+
+import einnet_explore as ee
+from einnet_explore.cli import main
+from einnet_explore.cli.output import seconds, table, write_json
+
+CASE = """
+tensor A[1, 5, 6, 3] pad [0, 1, 1, 0]
+tensor K[3, 3, 3, 4] weight
+Y[n:1, h:5, w:6, f:4] = sum[c:3, r:3, s:3] A[n, h+r-1, w+s-1, c] * K[r, s, f, c]
+"""
+LARGE = CASE.replace("5", "31").replace("6", "29").replace("4]", "40]").replace("f:4", "f:40")
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Path:
+    path = tmp_path / "conv.ein"
+    path.write_text(CASE)
+    return path
+
+
+@pytest.fixture
+def record(case: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    path = case.with_name("record.json")
+    argv = ["derive", str(case), "--target", "Matmul", "--max-depth", "5", "--limit-seconds", "20", "--save", str(path)]
+    assert main([*argv, "--json", str(case.with_name("derive.json"))]) == 0
+    capsys.readouterr()
+    return path
+
+
+def python(*argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *argv], capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+def test_help_and_bad_usage_load_no_library() -> None:
+    # This is what makes them start at once; a bound on seconds would only measure the machine.
+    heavy = ("numpy", "onnx", "onnxruntime", "tvm", "islpy", "lark", "networkx", "tqdm")
+    shown = python("-X", "importtime", "-m", "einnet_explore", "--help")
+    wrong = python("-X", "importtime", "-m", "einnet_explore", "derive", "x.ein", "--max-depth", "-1")
+    assert (shown.returncode, wrong.returncode) == (0, 2)
+    assert all(
+        name in shown.stdout for name in ("lab", "show", "rules", "derive", "check", "optimize", "bench", "models")
+    )
+    for done in (shown, wrong):
+        loaded = {
+            line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")
+        }
+        assert loaded.isdisjoint(heavy)
+
+
+def test_verbs_are_not_hidden_by_packages_of_their_name() -> None:
+    code = (
+        "import einnet_explore as ee; from einnet_explore.graph import optimise; import einnet_explore.search.engine\n"
+        "import einnet_explore.text.parser, einnet_explore.explore.api\n"
+        "print(*(callable(getattr(ee, name)) for name in ('graph', 'search', 'explore', 'text')))"
+    )
+    assert python("-c", code).stdout.split() == ["True"] * 4
+
+
+def test_every_public_name_is_there() -> None:
+    assert all(getattr(ee, name) is not None for name in ee.__all__)
+    assert set(ee.__all__) <= set(dir(ee))
+    with pytest.raises(AttributeError, match="frobnicate"):
+        _ = ee.frobnicate
+
+
+def test_derive_writes_the_json_of_the_interface(record: Path) -> None:
+    said = json.loads(record.with_name("derive.json").read_text())
+    assert set(said) == {
+        "case", "target", "strategy", "max_depth", "seconds", "states", "unique", "pruned", "complete", "candidates",
+        "best", "first_found",
+    }  # fmt: skip
+    assert (said["target"], said["strategy"], said["max_depth"]) == (["Matmul"], "best_first", 5)
+    assert set(said["first_found"]) == {"seconds", "states"}
+    for candidate in said["candidates"]:
+        assert set(candidate) == {
+            "operators", "eoperators", "depth", "estimated_seconds", "certificate", "steps"
+        }  # fmt: skip
+        assert candidate["certificate"] == "proved" and candidate["depth"] == len(candidate["steps"])
+        assert all({"rule", "at", "params"} <= set(step) for step in candidate["steps"])
+    best = said["candidates"][said["best"]]
+    assert best["estimated_seconds"] == min(c["estimated_seconds"] for c in said["candidates"])
+    names = [(o["name"], o["attributes"]) for c in said["candidates"] for o in c["operators"]]
+    assert ("Matmul", {"b": 1, "m": 30, "n": 36, "k": 3}) in names
+
+
+def test_derive_to_standard_output_prints_nothing_else(case: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["derive", str(case), "--max-depth", "1", "--json", "-"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["candidates"]
+    assert said.err == ""
+
+
+def test_derive_prints_a_table(case: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["derive", str(case), "--max-depth", "1"]) == 0
+    said = capsys.readouterr()
+    assert "certificate" in said.out and "the best:" in said.out and "candidates" in said.out
+    assert said.err == ""
+
+
+def test_derive_without_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "sum.ein"
+    path.write_text("tensor A[4]\nY[i:4] = A[i] + 1\n")
+    saved = tmp_path / "r.json"
+    assert main(
+        ["derive", str(path), "--target", "Matmul", "--max-depth", "2", "--json", "-", "--save", str(saved)]
+    ) in (0, 1)
+    said = json.loads(capsys.readouterr().out)
+    assert not any(c["operators"] for c in said["candidates"])
+    assert main(["derive", str(path), "--target", "Matmul", "--max-depth", "1"]) == 1
+
+
+def test_check_of_a_true_and_of_a_false_record(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(record)]) == 0
+    assert "proved" in capsys.readouterr().out
+    held = json.loads(record.read_text())
+    held["steps"][0]["after"] = held["steps"][0]["after"].replace("c:3", "c:2")
+    record.write_text(json.dumps(held))
+    assert main(["check", str(record), "--json", "-"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["ok"] is False and "step 0" in said["counterexample"]
+
+
+@pytest.mark.parametrize("at", [[], ["--at", "0"]])
+def test_rules(at: list[str], case: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rules", str(case), *at, "--json", "-"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert {"summation_splitting", "operator_matching"} <= {m["rule"] for m in said["matches"]}
+    refused = {r["rule"]: r["why"] for r in said["refused"]}
+    assert "compute-bound" in refused["eoperator_generation"]
+    assert not any("is missing" in why for why in refused.values())
+    assert main(["rules", str(case), *at]) == 0
+    assert "refused because" in capsys.readouterr().out
+
+
+def test_show_prints_what_parses(case: Path, record: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(case)]) == 0
+    assert ee.parse(capsys.readouterr().out) == ee.load(case)
+    assert main(["show", str(case), "--latex"]) == 0
+    assert r"\sum" in capsys.readouterr().out
+    assert main(["show", str(record)]) == 0
+    assert capsys.readouterr().out.count("\n# ") == len(json.loads(record.read_text())["steps"])
+    assert main(["show", str(record), "--latex"]) == 0
+    assert capsys.readouterr().out.startswith(r"\begin{align")
+
+
+def test_show_draws(case: Path, record: Path, tmp_path: Path) -> None:
+    drawn, paged = tmp_path / "x.svg", tmp_path / "x.html"
+    for path in (case, record):
+        assert main(["show", str(path), "--svg", str(drawn)]) == 0
+        assert main(["show", str(path), "--html", str(paged)]) == 0
+        assert (drawn.read_text().startswith("<svg") and "Matmul" in drawn.read_text()) or path == case
+        page = paged.read_text()
+        assert "<script" not in page and "http://" not in page.replace("http://www.w3.org", "")
+    assert page.count("class='proved'") == len(json.loads(record.read_text())["steps"])
+
+
+def test_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "list"]) == 0
+    assert "infogan" in capsys.readouterr().out
+    path = tmp_path / "g.onnx"
+    assert main(["models", "write", "infogan", "--batch", "2", "-o", str(path)]) == 0
+    onnx.checker.check_model(onnx.load(path))
+    mask = os.umask(0)
+    os.umask(mask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_output_through_a_link_keeps_the_link(case: Path, tmp_path: Path) -> None:
+    real, link = tmp_path / "real.svg", tmp_path / "link.svg"
+    real.write_text("old")
+    link.symlink_to(real)
+    assert main(["show", str(case), "--svg", str(link)]) == 0
+    assert link.is_symlink() and real.read_text().startswith("<svg")
+
+
+def test_a_reader_that_goes_away_is_no_error(case: Path) -> None:
+    made = subprocess.Popen(
+        [sys.executable, "-m", "einnet_explore", "rules", str(case)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert made.stdout is not None and made.stderr is not None
+    made.stdout.close()
+    assert made.stderr.read() == b""
+    assert made.wait(60) == 0
+    made.stderr.close()
+
+
+def test_json_knows_no_infinity(capsys: pytest.CaptureFixture[str]) -> None:
+    write_json("-", {"a": float("inf"), "b": [float("nan"), 1.5], "c": ("x", None)})
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5], "c": ["x", None]}
+
+
+def test_table_and_seconds() -> None:
+    assert table([["name", "n"], ["a", 1], ["bcd", 22]]) == "name   n\na      1\nbcd   22"
+    assert [seconds(s) for s in (2, 0.0315, 4.5e-6, 8e-9)] == ["2 s", "31.5 ms", "4.5 µs", "8 ns"]
+
+
+DERIVE = """
+import sys
+from einnet_explore.cli import main
+from einnet_explore.explore.run import Run
+note = Run._record
+def noted(self, event):
+    note(self, event)
+    if self.first_found is not None:
+        print("now", file=sys.stderr, flush=True)
+Run._record = noted
+sys.exit(main(sys.argv[1:]))
+"""
+
+OPTIMIZE = """
+import sys
+from einnet_explore.cli import main
+from einnet_explore.graph.optimise import Optimiser
+run = Optimiser.run
+def noted(self):
+    for step in run(self):
+        print("now", file=sys.stderr, flush=True)
+        yield step
+Optimiser.run = noted
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def interrupted(driver: str, *argv: str) -> tuple[str, str]:
+    """What *argv* prints when Ctrl-C comes right after the driver's first note."""
+    made = subprocess.Popen(
+        [sys.executable, "-c", driver, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert made.stderr is not None
+    seen = ""
+    while "now" not in seen:
+        line = made.stderr.readline()
+        assert line, seen
+        seen += line
+    made.send_signal(signal.SIGINT)
+    out, err = made.communicate(timeout=120)
+    assert made.returncode == 130, err
+    assert "Traceback" not in err
+    return out, err
+
+
+def test_interrupted_derive_keeps_what_it_found(tmp_path: Path) -> None:
+    path, saved = tmp_path / "large.ein", tmp_path / "r.json"
+    path.write_text(LARGE)
+    out, err = interrupted(DERIVE, "derive", str(path), "--json", "-", "--save", str(saved))
+    assert "interrupted: " in err and f"saved {saved}" in err
+    said = json.loads(out)
+    assert said["complete"] is False and said["candidates"] and said["first_found"] is not None
+    assert main(["check", str(saved)]) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["large.ein", "r.json"]
+
+
+def chain() -> onnx.ModelProto:
+    """Three convolutions of different shapes, with activations between them."""
+    rng = np.random.default_rng(0)
+    sizes = [(5, 3), (6, 5), (7, 6)]
+    weights = {f"w{n}": rng.standard_normal((*s, 3, 3)).astype(np.float32) for n, s in enumerate(sizes)}
+    nodes = []
+    for n in range(3):
+        nodes.append(node("Conv", [f"x{n}", f"w{n}"], [f"c{n}"], pads=[1, 1, 1, 1]))
+        nodes.append(node("Relu", [f"c{n}"], [f"x{n + 1}"]))
+    return build(nodes, {"x0": [1, 3, 24, 24]}, ["x3"], weights)
+
+
+def test_interrupted_optimize_keeps_what_it_found(tmp_path: Path) -> None:
+    path, out = tmp_path / "m.onnx", tmp_path / "fast.onnx"
+    path.write_bytes(chain().SerializeToString())
+    printed, err = interrupted(OPTIMIZE, "optimize", str(path), "--threads", "1", "-o", str(out), "--json", "-")
+    said = json.loads(printed)
+    assert "interrupted after" in err and f"saved {out}" in err
+    assert said["interrupted"] is True and 1 <= len(said["subprograms"]) < 3
+    assert said["max_rel_error"] <= 1e-4
+    x = {"x0": np.random.default_rng(1).standard_normal((1, 3, 24, 24)).astype(np.float32)}
+    before, after = (
+        onnxruntime.InferenceSession(str(p), providers=["CPUExecutionProvider"]).run(None, x)[0] for p in (path, out)
+    )
+    np.testing.assert_allclose(after, before, atol=1e-4 * float(np.abs(before).max()))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fast.onnx", "m.onnx"]
+
+
+def test_interrupted_while_writing_leaves_nothing(
+    case: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ctrl_c(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", ctrl_c)
+    assert main(["show", str(case), "--html", str(tmp_path / "x.html")]) == 130
+    assert capsys.readouterr().err == "interrupted: nothing more was written\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["conv.ein"]
+
+
+def test_a_disk_that_is_really_full_leaves_nothing(tmp_path: Path) -> None:
+    def small() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    out = tmp_path / "g.onnx"
+    done = python("-m", "einnet_explore", "models", "write", "infogan", "-o", str(out), preexec_fn=small)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {out}: File too large\n"
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,185 @@
+"""Figures: graphs with and without Graphviz, trees, formulas; every one is well-formed and shows what it should."""
+
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import einnet_explore as ee
+from einnet_explore.explore import formula
+from einnet_explore.explore.figures import Figure, TreeNode, draw_tree, graph_figure, tree_figure
+from einnet_explore.explore.formula import formula_figure
+from einnet_explore.explore.layered import layered
+from einnet_explore.explore.views import changed
+from einnet_explore.ir import Program
+from einnet_explore.render.graph import Graph, GraphNode, graph
+from einnet_explore.search.events import State
+
+SVG = "{http://www.w3.org/2000/svg}"
+TWO = ee.parse("""
+tensor A[4, 3] pad [1, 0]
+tensor "w<&>'1" [3, 5] weight
+T[i:4, j:5] = sum[k:3] A[i, k] * "w<&>'1"[k, j]
+Y[i:4, j:5] = relu(T[i, j]) + A[i, 0]
+""")
+
+
+def read(svg: str) -> ElementTree.Element:
+    return ElementTree.fromstring(svg)
+
+
+def texts(svg: str) -> list[str]:
+    return [it.text or "" for it in read(svg).iter(f"{SVG}text")]
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    """Acyclic graphs with edges over any number of layers."""
+    count = draw(st.integers(1, 9))
+    kinds = st.sampled_from(["input", "weight", "library", "eOperator", "view", "expression"])
+    nodes = tuple(GraphNode(f"n{n}", draw(kinds), f"n{n}\n" + "x" * draw(st.integers(0, 40))) for n in range(count))
+    pairs = [(a, b) for b in range(count) for a in range(b)]
+    chosen = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=14)) if pairs else []
+    return Graph(nodes, tuple((f"n{a}", f"n{b}", "2×3") for a, b in chosen))
+
+
+def boxes(svg: str) -> dict[str, tuple[float, float, float, float]]:
+    """The box of each node: left, top, right, bottom."""
+    found = {}
+    for group in read(svg).iter(f"{SVG}g"):
+        title = group.findtext(f"{SVG}title") or ""
+        shape = group[1]
+        if shape.tag == f"{SVG}ellipse":
+            cx, cy, rx, ry = (float(shape.get(k, "")) for k in ("cx", "cy", "rx", "ry"))
+            found[title] = (cx - rx, cy - ry, cx + rx, cy + ry)
+        elif shape.tag == f"{SVG}rect":
+            x, y, w, h = (float(shape.get(k, "")) for k in ("x", "y", "width", "height"))
+            found[title] = (x, y, x + w, y + h)
+        else:
+            x, y = (float(n) for n in shape.get("d", "")[1:].split(" ")[0].split(","))
+            w, h = (float(shape.get("d", "").split(" ")[n][1:]) for n in (1, 3))
+            found[title] = (x, y, x + w + 9, y + h + 9)
+    return found
+
+
+@settings(max_examples=60)
+@given(graphs())
+def test_our_layout_keeps_nodes_apart_and_edges_downwards(drawn: Graph) -> None:
+    svg = layered(drawn, "title")
+    found = boxes(svg)
+    assert set(found) == {node.name for node in drawn.nodes}
+    wide, high = (float(read(svg).get(k, "")) for k in ("width", "height"))
+    for name, (left, top, right, bottom) in found.items():
+        assert left >= 0 and top >= 0 and right <= wide and bottom <= high
+        for other, (l2, t2, r2, b2) in found.items():
+            assert name == other or right < l2 or r2 < left or bottom < t2 or b2 < top, (name, other)
+    for a, b, _ in drawn.edges:
+        assert found[a][3] < found[b][1]
+    assert len(list(read(svg).iter(f"{SVG}path"))) >= len(drawn.edges)
+
+
+def test_our_layout_shows_kinds_labels_and_odd_names() -> None:
+    svg = layered(graph(TWO), "a < b & 'c'")
+    shown = texts(svg)
+    assert shown[0] == "a < b & 'c'" and "w<&>'1" in shown and "3×5" in shown
+    classes = {it.get("class") for it in read(svg).iter(f"{SVG}g")}
+    assert classes == {"node input", "node weight", "node expression"}
+
+
+def test_our_layout_of_an_empty_graph() -> None:
+    assert texts(layered(Graph((), ()), "nothing")) == ["nothing"]
+
+
+def test_graphs_with_and_without_graphviz_say_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    before = graph_figure(TWO, "two")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    without = graph_figure(TWO, "two")
+    assert "class='node input'" in without.svg
+    assert before.says == without.says == repr(without)
+    assert "Y: expression, reads T 4×5, A 4×3" in before.says
+    for name in ("A", "w<&>'1", "T", "Y", "two"):
+        assert name in texts(before.svg) and name in texts(without.svg)
+
+
+def test_a_figure_is_saved_whole(tmp_path: object) -> None:
+    path = f"{tmp_path}/graph.svg"
+    figure = graph_figure(TWO)
+    figure.save(path)
+    assert open(path, encoding="utf-8").read() == figure.svg
+    with pytest.raises(OSError, match=r"missing/graph\.svg"):
+        figure.save(f"{tmp_path}/missing/graph.svg")
+
+
+def chain(length: int, program: Program = TWO) -> list[State]:
+    """A root with *length* children, the last of which has one child of its own, a candidate."""
+    states = [State(0, 0, (), program, 0, "start")]
+    states += [State(n, 0, (), program, 1, "explorative", n) for n in range(1, length + 1)]
+    return [*states, State(length + 1, length, (), program, 2, "converging", 0)]
+
+
+def test_a_tree_shows_every_state_and_the_way() -> None:
+    figure = tree_figure(chain(5), 6)
+    assert len(list(read(figure.svg).iter(f"{SVG}circle"))) == 6
+    squares = [it for it in read(figure.svg).iter(f"{SVG}rect") if it.find(f"{SVG}title") is not None]
+    assert len(squares) == 1
+    thick = [it for it in read(figure.svg).iter(f"{SVG}path") if it.get("stroke-width") == "2.5"]
+    assert len(thick) == 2
+    assert texts(figure.svg)[-1] == "7 states; squares are candidates; the way to state 6 is thick"
+    tips = [it.text for it in read(figure.svg).iter(f"{SVG}title")]
+    assert "state 3, depth 1, distance 3" in tips
+
+
+def test_a_large_tree_is_cut_but_keeps_the_way() -> None:
+    states = chain(3000)
+    figure = tree_figure(states, 3001, limit=50)
+    assert "52 of 3002 states" in texts(figure.svg)[-1]
+    assert len(list(read(figure.svg).iter(f"{SVG}circle"))) == 51
+
+
+def test_a_deep_tree_does_not_recurse() -> None:
+    nodes = [TreeNode(n, n - 1, str(n), "") for n in range(3000)]
+    assert len(list(read(draw_tree(nodes, None, "deep").svg).iter(f"{SVG}circle"))) == 3000
+
+
+@given(st.lists(st.integers(0, 30), max_size=30))
+def test_parents_stand_above_their_children(above: list[int]) -> None:
+    nodes = [TreeNode(0, -1, "", "0"), *(TreeNode(n, p % n, "", str(n)) for n, p in enumerate(above, 1))]
+    dots = read(draw_tree(nodes, None, "").svg).iter(f"{SVG}circle")
+    at = {int(d.findtext(f"{SVG}title") or ""): (float(d.get("cx", "")), float(d.get("cy", ""))) for d in dots}
+    children: dict[int, list[float]] = {}
+    for node in nodes[1:]:
+        assert at[node.id][1] > at[node.parent][1]
+        children.setdefault(node.parent, []).append(at[node.id][0])
+    for parent, places in children.items():
+        assert min(places) - 0.2 <= at[parent][0] <= max(places) + 0.2
+
+
+def test_formulas_in_mathtext_or_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = formula_figure([r"\sum_{c} A[c]", "T_{1} = 2"], "plain")
+    assert read(drawn.svg).tag == f"{SVG}svg" and "plain" not in drawn.svg
+    assert formula_figure([r"\sum_{c} A[c]", "T_{1} = 2"], "plain").svg == drawn.svg  # the same every time
+    assert texts(formula_figure([r"\nosuch{"], "a < b\n  c").svg) == ["a < b", "  c"]
+    monkeypatch.setattr(formula.importlib.util, "find_spec", lambda _: None)
+    assert texts(formula_figure(["x"], "without Matplotlib").svg) == ["without Matplotlib"]
+
+
+def test_what_a_step_changed() -> None:
+    session = ee.explore(TWO)
+    session.apply("summation_splitting", at="T", outer=["k"]) if False else None
+    match = next(m for m in session.rules("T") if m.rule.name == "operator_matching")
+    session.apply(match)
+    names = [session.program.equations[path[0]].name for path in changed(TWO, session.program)]
+    assert "Y" not in names and names
+    conv = ee.ops.conv2d(N=1, H=4, W=4, C=2, F=2, R=3, S=3)
+    inner = ee.explore(conv)
+    inner.apply("summation_splitting", at="0", outer=["r", "s"])
+    before = inner.program
+    phi = next(m for m in inner.rules("0.0") if m.rule.name == "variable_substitution")
+    assert changed(before, inner.apply(phi)) == ((0, 0),)
+    assert changed(before, before) == ()
+
+
+def test_a_figure_shows_itself() -> None:
+    assert Figure("<svg/>")._repr_mimebundle_() == {"image/svg+xml": "<svg/>", "text/plain": "(figure)"}
+    assert Figure("<svg/>")._repr_svg_() == "<svg/>"

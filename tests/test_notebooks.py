@@ -1,0 +1,91 @@
+"""Every notebook runs from top to bottom, and what it shows has the forms that readers without a kernel need."""
+
+import os
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import jupytext
+import nbclient
+import pytest
+
+from tests.lab_kit import ROOT, kernel_environment
+
+pytestmark = pytest.mark.timeout(180)
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
+
+EXPRESSION = {"text/latex", "image/svg+xml", "text/plain"}
+TABLE = {"text/html", "text/plain"}
+FIGURE = {"image/svg+xml", "text/plain"}
+TOUR = {
+    "session": EXPRESSION,
+    "ee.show(found)": EXPRESSION,
+    'session.rules(at="Y")': TABLE,
+    'session.refusals(at="Y")': TABLE,
+    "session.history(certificates=True)": TABLE,
+    "session.check()": TABLE,
+    "session.tree()": FIGURE,
+    "einnet_widgets.panel(ee.explore(conv))": EXPRESSION | {"application/vnd.jupyter.widget-view+json"},
+    "run": TABLE,
+    "run.tree(to=found)": FIGURE,
+    'ee.graph(conv, "before")': FIGURE,
+    'ee.graph(session.program, "after: by hand")': FIGURE,
+    "fast": TABLE,
+}
+"""What the last lines of the tour's cells show."""
+
+
+def executed(path: Path, folder: Path, until: str = "", **environment: str) -> Any:
+    """The notebook of the script at *path*, run in *folder* up to the heading *until*."""
+    notebook = jupytext.read(path)
+    if until:
+        stop = next(n for n, cell in enumerate(notebook.cells) if cell.source.startswith(until))
+        notebook.cells = notebook.cells[:stop]
+    client = nbclient.NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    )
+    return client.execute(env=kernel_environment() | environment)
+
+
+def shown(notebook: Any) -> dict[str, dict[str, Any]]:
+    """What each cell of code that shows something ends with, and the forms of what it shows."""
+    found: dict[str, dict[str, Any]] = {}
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            assert output.output_type != "error", output
+            assert (output.output_type, output.get("name")) != ("stream", "stderr"), output.text
+            if output.output_type in ("execute_result", "display_data"):
+                found[cell.source.split("\n")[-1]] = output.data
+    return found
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs(path: Path, tmp_path: Path) -> None:
+    outputs = shown(executed(path, tmp_path))
+    assert outputs
+    for data in outputs.values():
+        assert data["text/plain"].strip()
+        if svg := data.get("image/svg+xml"):
+            assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
+        if latex := data.get("text/latex"):
+            assert latex.count("{") == latex.count("}") and latex.count(r"\left") == latex.count(r"\right")
+    if path.stem == "00_tour":
+        assert {line: set(outputs[line]) for line in TOUR} == TOUR
+        assert "largest error" in outputs["fast"]["text/html"]
+        assert {p.name for p in tmp_path.iterdir()} == {"infogan.onnx", "infogan_fast.onnx"}
+
+
+def test_tour_draws_its_graphs_without_graphviz(tmp_path: Path) -> None:
+    empty = tmp_path / "bin"
+    empty.mkdir()
+    notebook = executed(NOTEBOOKS[0], tmp_path, until="## A whole model", PATH=str(empty))
+    graph = shown(notebook)['ee.graph(session.program, "after: by hand")']
+    drawn = ElementTree.fromstring(graph["image/svg+xml"])
+    titles = [title.text for title in drawn.iter("{http://www.w3.org/2000/svg}title")]
+    assert sorted(filter(None, titles)) == ["A", "A1", "K", "K1", "T1", "Y"]
+    assert drawn.find("{http://www.w3.org/2000/svg}g[@class='node eOperator']") is not None
+
+
+def test_tour_leaves_nothing_in_the_checkout() -> None:
+    assert not list((ROOT / "notebooks").glob("*.onnx"))
+    assert os.path.commonpath([*map(str, NOTEBOOKS)]).startswith(str(ROOT))

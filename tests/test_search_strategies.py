@@ -1,0 +1,98 @@
+"""What ``best_first`` leaves out, held against ``paper``, which leaves out nothing (docs/decisions/0004)."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+import einnet_explore as ee
+from einnet_explore.ir import EOPERATOR, VIEW, Program
+from einnet_explore.operators import OPERATORS
+from einnet_explore.rules import BOUNDARY_RELAXING, VARIABLE_SUBSTITUTION, Derivation
+from einnet_explore.search.cleanup import clean
+from einnet_explore.search.engine import Options, Search
+from einnet_explore.search.events import Found
+from einnet_explore.search.strategies import only_joins
+
+CASES = {
+    "Conv1x3": (ee.ops.conv2d(N=1, H=3, W=4, C=2, F=3, R=1, S=3), 3),
+    "Conv3x3": (ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3), 2),
+    "strided Conv1x4": (ee.ops.conv2d(N=1, H=1, W=8, C=2, F=3, R=1, S=4, stride=2, padding=0), 3),
+    "ConvTranspose": (ee.ops.conv_transpose2d(N=1, H=2, W=1, F=3, C=2, R=4, S=1, stride=2), 3),
+    "G2BMM": (ee.ops.g2bmm(b=2, m=4, w=1, k=3, dilation=2), 3),
+    "Matmul": (ee.ops.matmul(4, 5, 3), 2),
+    "MaxPool": (ee.ops.max_pool2d(N=1, H=4, W=4, C=2, R=2, S=2, stride=2), 2),
+}
+
+
+def calls(program: Program) -> tuple[str, ...]:
+    """The library calls with their attributes."""
+    return tuple(sorted(repr(e.via) for e in program.equations if e.via and e.via.operator not in (EOPERATOR, VIEW)))
+
+
+def names(program: Program) -> tuple[str, ...]:
+    """The library calls without their attributes."""
+    return tuple(sorted(call.split("(")[0].removeprefix("Batch") for call in calls(program)))
+
+
+@cache
+def candidates(case: str, strategy: str) -> tuple[tuple[Derivation, float], ...]:
+    program, depth = CASES[case]
+    targets = tuple(o for o in OPERATORS if o.name in ("Matmul", "Conv1d", "Conv2d", "G2BMM", "MaxPool2d"))
+    engine = Search(
+        program, ee.program_seconds, Options(strategy=strategy, max_depth=depth, patience=99, targets=targets)
+    )
+    found = [(e.state.id, e.seconds) for e in engine.run() if isinstance(e, Found)]
+    assert engine.complete or engine.options.max_depth == depth
+    return tuple((engine.derivation(n), seconds) for n, seconds in found)
+
+
+def is_lean(derivation: Derivation) -> bool:
+    """Whether no summation is widened, no iterators are joined, and nothing was left to tidy up before matching."""
+    for step in derivation.steps:
+        match step.match.rule.name:
+            case "operator_matching":
+                return not clean(step.before)[0]
+            case BOUNDARY_RELAXING.name if "ranges" in BOUNDARY_RELAXING.encode(step.match.params):
+                return False
+            case VARIABLE_SUBSTITUTION.name if only_joins(step.before.scope_at(step.match.at), step.match.params):
+                return False
+    return True
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_cheaper_is_lost(case):
+    """Whatever ``paper`` finds at a depth, ``best_first`` finds the same kinds of call for no more there."""
+    best = {}
+    for derivation, seconds in candidates(case, "best_first"):
+        key = names(derivation.end)
+        best[key] = min(seconds, best.get(key, seconds))
+    for derivation, seconds in candidates(case, "paper"):
+        key = names(derivation.end)
+        assert best[key] <= seconds * (1 + 1e-9), (key, seconds, [s.match.to_json() for s in derivation.steps])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_lean_candidates_are_the_same_calls(case):
+    """What computes nothing in vain is found with the same attributes."""
+    found = {calls(derivation.end) for derivation, _ in candidates(case, "best_first")}
+    lean = [d for d, _ in candidates(case, "paper") if is_lean(d)]
+    assert lean
+    for derivation in lean:
+        assert calls(derivation.end) in found, [s.match.to_json() for s in derivation.steps]
+
+
+def test_best_first_needs_fewer_states():
+    for case in ("strided Conv1x4", "ConvTranspose", "Conv1x3"):
+        program, depth = CASES[case]
+        states = {}
+        for strategy in ("paper", "best_first"):
+            engine = Search(
+                program, ee.program_seconds,
+                Options(strategy=strategy, max_depth=depth, patience=99, targets=OPERATORS[:1], converging=False),
+            )  # fmt: skip
+            for _ in engine.run():
+                pass
+            states[strategy] = len(engine.states) + engine.pruned
+        assert states["best_first"] < states["paper"], (case, states)

@@ -1,0 +1,223 @@
+"""Sessions: steps by hand, a tree that loses nothing, refusals in words, scripts and records that lead to the same place."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import einnet_explore as ee
+from einnet_explore.checker import check_file
+from einnet_explore.checker.record import RecordError
+from einnet_explore.explore.session import Session
+from einnet_explore.ir import Program
+from einnet_explore.render import text
+from einnet_explore.rules import Refused
+
+CONV = """
+tensor A[1, 5, 4, 3] pad [0, 1, 1, 0]
+tensor K[3, 3, 2, 3] weight
+Y[n:1, h:5, w:4, f:2] = sum[c:3, r:3, s:3] A[n, h+r-1, w+s-1, c] * K[r, s, f, c]
+"""
+PHI = {"r": "r", "s": "s", "n": "n", "f": "f", "t1": "h+r-1", "t2": "w+s-1"}
+
+
+def session_of(source: str = CONV) -> Session:
+    return ee.explore(ee.parse(source))
+
+
+def by_hand() -> Session:
+    """From a convolution to a matrix product and an eOperator."""
+    session = session_of()
+    session.apply("summation_splitting", at="Y", outer=["r", "s"])
+    session.apply("variable_substitution", at="Y.0", phi=PHI)
+    for match in ee.clean(session.program)[0]:
+        session.apply(match)
+    session.apply("operator_matching", at="Y.0", operator="Matmul")
+    session.apply("eoperator_generation", at="Y")
+    return session
+
+
+def replayed(script: str, program: Program) -> Session:
+    names: dict[str, Any] = {"ee": ee, "program": program}
+    exec(script, names)
+    assert isinstance(names["session"], Session)
+    return names["session"]
+
+
+def test_by_hand_leads_to_a_product_and_an_offset_reduce() -> None:
+    session = by_hand()
+    assert [e.via.operator for e in session.program.equations if e.via] == ["View", "View", "Matmul", "eOperator"]
+    assert {c.kind for c in session.certificates()} == {"proved"} == {session.check().kind}
+
+
+def test_script_replays_to_the_same_program() -> None:
+    session = by_hand()
+    again = replayed(session.script(), session.nodes[0].end)
+    assert text(again.program) == text(session.program)
+    assert ee.program_key(again.program) == ee.program_key(session.program)
+
+
+@settings(max_examples=15)
+@given(st.data())
+def test_any_walk_replays_from_its_script_and_its_record(data: st.DataObject) -> None:
+    session = session_of()
+    for _ in range(data.draw(st.integers(0, 3))):
+        legal = session.rules()
+        if not legal:
+            break
+        session.apply(legal[data.draw(st.integers(0, len(legal) - 1))])
+    assert replayed(session.script(), session.nodes[0].end).program == session.program
+    from einnet_explore.explore.records import from_record
+
+    assert text(from_record(session.record()).end) == text(session.program)
+
+
+def test_undo_and_redo_walk_the_same_way() -> None:
+    session = by_hand()
+    end, programs = session.here, []
+    while session.can_undo:
+        programs.append(session.program)
+        session.undo()
+    assert session.program == session.nodes[0].end and not session.can_undo
+    assert session.undo() == session.program  # at the start it does nothing
+    while session.can_redo:
+        session.redo()
+        assert session.program == programs.pop()
+    assert programs == [] and session.here == end
+    assert session.redo() == session.program and session.here == end
+
+
+def test_what_was_undone_stays_as_a_branch() -> None:
+    session = session_of()
+    session.apply("summation_splitting", at="Y", outer=["r", "s"])
+    left = session.here
+    session.undo()
+    session.apply("summation_splitting", at="Y", outer=["c"])
+    assert not session.can_redo  # a new step, so redo would lead nowhere
+    assert session.parents == [-1, 0, 0]
+    right = session.program
+    assert session.goto(left) != right
+    assert [each.match.params.outer[0].name for each in session.derivation.steps] == ["r"]
+    with pytest.raises(IndexError, match="node 3: expected 0 to 2"):
+        session.goto(3)
+    with pytest.raises(IndexError, match="node -1"):
+        session.goto(-1)
+
+
+def test_adopt_walks_what_is_there_and_adds_the_rest() -> None:
+    session = by_hand()
+    derivation, nodes = session.derivation, len(session.nodes)
+    other = session_of()
+    other.apply("summation_splitting", at="Y", outer=["c"])
+    other.adopt(derivation)
+    assert other.program == session.program and other.parents[:3] == [-1, 0, 0]
+    assert len(other.nodes) == nodes + 1
+    other.adopt(derivation)
+    assert len(other.nodes) == nodes + 1
+    with pytest.raises(ValueError, match="starts from another program"):
+        session_of("tensor A[3]\nY[i:3] = A[i]").adopt(derivation)
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    session = by_hand()
+    session.save(tmp_path / "conv.json", case="conv")
+    assert check_file(tmp_path / "conv.json").kind == "proved"
+    again = Session.load(tmp_path / "conv.json")
+    assert text(again.program) == text(session.program)
+    assert [d.steps[-1].match.to_json() for d in again.nodes[1:]] == [
+        step.match.to_json() for step in session.derivation.steps
+    ]
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(RecordError, match=r"bad\.json: \$\.format: found nothing"):
+        Session.load(tmp_path / "bad.json")
+    with pytest.raises(OSError, match="none"):
+        Session.load(tmp_path / "none.json")
+
+
+def test_places_by_number_and_by_name() -> None:
+    session = session_of()
+    session.apply("summation_splitting", at="Y", outer=["r", "s"])
+    assert session.path("Y.0") == session.path("0.0") == session.path((0, 0)) == (0, 0)
+    assert [m.to_json() for m in session.rules("Y.0")] == [m.to_json() for m in session.rules("0.0")]
+    for wrong, said in (("1", "equation"), ("Y.1", "1 accesses"), ("0.0.0", "tensor A")):
+        with pytest.raises(LookupError, match=said):
+            session.path(wrong)
+    with pytest.raises(ValueError, match="path 'Z'"):
+        session.rules("Z")
+
+
+def test_a_refused_step_changes_nothing_and_says_why() -> None:
+    session = session_of()
+    with pytest.raises(Refused, match=r"eoperator_generation at 0: intensity [\d.]+ FLOP/element is not below"):
+        session.apply("eoperator_generation", at="Y")
+    with pytest.raises(Refused, match=r"summation_splitting at 0 has \d+ legal matches, give parameters: .*outer"):
+        session.apply("summation_splitting", at="Y")
+    with pytest.raises(Refused, match=r"operator_matching at 0 has 0 legal matches with .*'Pool'"):
+        session.apply("operator_matching", at="Y", operator="Pool")
+    with pytest.raises(Refused, match="both groups need an iterator|outer"):
+        session.apply("summation_splitting", at="Y", outer=[])
+    with pytest.raises(LookupError, match="no rule is called 'split': there are summation_splitting, "):
+        session.apply("split", at="Y")
+    assert session.here == 0 and len(session.nodes) == 1
+
+
+def test_every_rule_either_matches_or_says_why_not() -> None:
+    session = by_hand()
+    for node in range(len(session.nodes)):
+        session.goto(node)
+        for match in session.rules():
+            assert ee.certify(session.program, match.apply(session.program).after).ok
+        if any(e.via is None for e in session.program.equations):
+            legal = {m.rule.name for m in session.rules("Y")}
+            refused = {r.rule: r.why for r in session.refusals("Y")}
+            assert legal | set(refused) == {rule.name for rule in session.known} and not legal & set(refused)
+            assert all(why and "parameter" not in why for why in refused.values())
+
+
+def test_observers_hear_of_every_change_until_they_leave() -> None:
+    session, heard = session_of(), []
+    leave = session.subscribe(lambda s: heard.append(s.here))
+    session.apply("summation_splitting", at="Y", outer=["c"])
+    session.undo()
+    session.redo()
+    session.goto(0)
+    leave()
+    session.redo()
+    session.goto(1)
+    assert heard == [1, 0, 1, 0]
+
+
+def test_a_session_shows_itself() -> None:
+    session = by_hand()
+    shown = session._repr_mimebundle_()
+    assert set(shown) == {"text/latex", "image/svg+xml", "text/plain"}
+    assert shown["text/plain"] == text(session.program).rstrip("\n")
+    assert r"E_{7}" in shown["text/latex"] and r"\textcolor{teal}" in shown["text/latex"]
+    assert repr(session) == "<Session at node 7 of 8, 7 steps from the start>"
+    table = session.history(certificates=True)
+    assert [row[-1] for row in table.rows] == ["", *["proved"] * 7]
+    assert "summation_splitting" in table._repr_html_() and "r, s" in repr(table)
+    assert ee.show(session.derivation)._repr_mimebundle_()["text/latex"].startswith("\\begin{align*}")
+
+
+def test_tables_of_matches_and_refusals() -> None:
+    session = session_of()
+    matches, refusals = session.rules("Y"), session.refusals("Y")
+    assert matches[0].rule.name == "summation_splitting" and isinstance(matches, tuple)
+    assert len(matches._repr_mimebundle_()["text/html"].split("<tr>")) == len(matches) + 2
+    assert [r.rule for r in refusals] == [row[0] for row in refusals.table().rows]
+    assert "no legal match" in repr(by_hand().rules())
+
+
+def test_a_run_shows_its_candidates_and_its_tree() -> None:
+    run = ee.search(ee.parse("tensor A[4, 3]\ntensor B[3, 5]\nY[i:4, j:5] = sum[k:3] A[i, k] * B[k, j]"), target="Matmul", max_depth=1)
+    for _ in run:
+        pass
+    shown = run._repr_mimebundle_()
+    assert "Matmul(m=4, n=5, k=3)" in shown["text/plain"] and "proved" in shown["text/html"]
+    assert f"{len(run.search.states)} states" in shown["text/plain"]
+    assert run.best is not None
+    assert f"the way to state {run.best.state} is thick" in run.tree().svg
+    assert "Run: " in repr(run)
