@@ -1,7 +1,7 @@
 # Everything works from a fresh clone: each target first makes the virtual environment it needs.
 .POSIX:
 .SUFFIXES:
-.PHONY: help install lab test test-all check bench format lock clean
+.PHONY: help install lab test test-all check bench pictures format lock clean
 unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV
 
 SHELL = /bin/sh
@@ -19,6 +19,7 @@ help:
 	@echo 'make test-all  the same with the slow tests'
 	@echo 'make check     linters, types and floors only'
 	@echo 'make bench     counts and timings of the engine'
+	@echo 'make pictures  draw the pictures of the documentation anew (needs Chromium and Graphviz)'
 	@echo 'make format    format the sources'
 	@echo 'make lock      resolve the dependencies anew into requirements.lock'
 	@echo 'make clean     remove everything that was made here, the virtual environment too'
@@ -62,6 +63,9 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(PY) -m benchmarks
+
+pictures: $(STAMP)
+	PYTHONPATH=. $(PY) docs/pictures.py
 
 format: $(STAMP)
 	$(PY) -m ruff check --fix-only --quiet .

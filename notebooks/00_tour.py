@@ -73,7 +73,9 @@ session.rules(at="Y.0")
 # reached. So the new scope has a *domain*, the conditions behind the bar.
 
 # %%
-session.apply("variable_substitution", at="Y.0", phi={"r": "r", "s": "s", "n": "n", "f": "f", "t1": "h+r-1", "t2": "w+s-1"})
+session.apply(
+    "variable_substitution", at="Y.0", phi={"r": "r", "s": "s", "n": "n", "f": "f", "t1": "h+r-1", "t2": "w+s-1"}
+)
 session
 
 # %% [markdown]
@@ -149,13 +151,12 @@ einnet_widgets.panel(ee.explore(conv))
 # this machine's bandwidth and arithmetic.
 
 # %%
-run = ee.search(conv, target="Matmul", max_depth=4, limit=10)
-for event in run:
-    pass
+run = ee.search(conv, target="Matmul", max_depth=4, limit=10).start().wait()
 run
 
 # %% [markdown]
 # Did it find what we did by hand? A product of the same sizes, the operands perhaps in the other order:
+
 
 # %%
 def products(candidate):

@@ -19,10 +19,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 IDLE = "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
 SETTINGS = {"@jupyterlab/apputils-extension": {"notification": {"fetchNews": "false", "checkForUpdates": False}}}
 
@@ -108,7 +113,9 @@ class Visit:
         """Run all cells, and wait until the last one has run."""
         done = "window.jupyterapp.commands.execute('notebook:run-all-cells')"
         self.page.set_default_timeout(seconds * 1000)
-        self.page.evaluate(f"() => {{ window.einnetDone = false; {done}.then(() => {{ window.einnetDone = true; }}); }}")
+        self.page.evaluate(
+            f"() => {{ window.einnetDone = false; {done}.then(() => {{ window.einnetDone = true; }}); }}"
+        )
         self.page.wait_for_function("() => window.einnetDone")
 
 

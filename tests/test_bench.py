@@ -99,7 +99,7 @@ def test_missing_torch_is_said(model: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_worker_passes_on_what_is_wrong(tmp_path: Path) -> None:
     task = Task(str(tmp_path / "none.ein"), "direct", 1)
-    with pytest.raises(ValueError, match="none.ein"), Worker(task, None):
+    with pytest.raises(ValueError, match=r"none\.ein"), Worker(task, None):
         pass
 
 

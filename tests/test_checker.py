@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from einnet_explore.algebra.certificate import certify
-from einnet_explore.storage import write_atomically
 from einnet_explore.checker import RecordError, check_file, check_record, wrong_instance
 from einnet_explore.explore import records
 from einnet_explore.ir import Equation, Instance, Iterator, Scope, Tensor, mul
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import RULES, Derivation
 from einnet_explore.rules.base import places
+from einnet_explore.storage import write_atomically
 from einnet_explore.text import parse
 
 START = """tensor A[1, 5, 4, 6] pad [0, 1, 1, 0]

@@ -1,5 +1,6 @@
 """Figures: graphs with and without Graphviz, trees, formulas; every one is well-formed and shows what it should."""
 
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -106,7 +107,7 @@ def test_a_figure_is_saved_whole(tmp_path: object) -> None:
     path = f"{tmp_path}/graph.svg"
     figure = graph_figure(TWO)
     figure.save(path)
-    assert open(path, encoding="utf-8").read() == figure.svg
+    assert Path(path).read_text(encoding="utf-8") == figure.svg
     with pytest.raises(OSError, match=r"missing/graph\.svg"):
         figure.save(f"{tmp_path}/missing/graph.svg")
 
@@ -166,7 +167,6 @@ def test_formulas_in_mathtext_or_as_text(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_a_step_changed() -> None:
     session = ee.explore(TWO)
-    session.apply("summation_splitting", at="T", outer=["k"]) if False else None
     match = next(m for m in session.rules("T") if m.rule.name == "operator_matching")
     session.apply(match)
     names = [session.program.equations[path[0]].name for path in changed(TWO, session.program)]

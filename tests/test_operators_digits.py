@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from einnet_explore.algebra.evaluate import evaluate
 from einnet_explore.algebra.legality import excess
-from einnet_explore.ir import Access, Iterator, Program, Scope, Tensor, as_index, program
+from einnet_explore.ir import Access, Iterator, Program, Scope, Tensor, as_index, mul, program
+from einnet_explore.operators import OPERATORS, Unmatched, match
 from einnet_explore.operators.digits import by_digits, overlaps
 
 
@@ -73,3 +74,16 @@ def test_other_indices_stay(index: str, why: str) -> None:
 def test_overlap() -> None:
     x, y = Iterator("x", 0, 3), Iterator("y", 0, 4)
     assert overlaps(x + y) and overlaps(x + y * 2) and not overlaps(x + y * 3) and not overlaps(as_index(x))
+
+
+def test_digits_of_a_weight_are_no_window() -> None:
+    """K[2p + q] with q < 2 is a layout of K, made at compile time; the same index of an activation is a window."""
+    ranges = {"p": 2, "q": 2, "f": 3, "c": 2}
+    p, q, f, c = (Iterator(name, 0, n) for name, n in ranges.items())
+    image, other = Tensor("K", (4, 2)), Tensor("A", (3, 2, 2))
+    conv1d = next(o for o in OPERATORS if o.name == "Conv1d")
+    scope = Scope((p, f), (q, c), mul(image[p * 2 + q, c], other[f, q, c]))
+    assert any(dict(way.attributes)["sh"] == 2 for way in match(scope, conv1d))
+    weight = Tensor("K", (4, 2), weight=True)
+    with pytest.raises(Unmatched):
+        match(Scope((p, f), (q, c), mul(weight[p * 2 + q, c], other[f, q, c])), conv1d)

@@ -1,4 +1,4 @@
-"""Sessions: steps by hand, a tree that loses nothing, refusals in words, scripts and records that lead to the same place."""
+"""Sessions: steps by hand, a tree that loses nothing, refusals in words, scripts and records that lead back."""
 
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import einnet_explore as ee
 from einnet_explore.checker import check_file
 from einnet_explore.checker.record import RecordError
+from einnet_explore.explore.records import from_record
 from einnet_explore.explore.session import Session
 from einnet_explore.ir import Program
 from einnet_explore.render import text
@@ -69,8 +70,6 @@ def test_any_walk_replays_from_its_script_and_its_record(data: st.DataObject) ->
             break
         session.apply(legal[data.draw(st.integers(0, len(legal) - 1))])
     assert replayed(session.script(), session.nodes[0].end).program == session.program
-    from einnet_explore.explore.records import from_record
-
     assert text(from_record(session.record()).end) == text(session.program)
 
 
@@ -156,7 +155,7 @@ def test_a_refused_step_changes_nothing_and_says_why() -> None:
         session.apply("summation_splitting", at="Y")
     with pytest.raises(Refused, match=r"operator_matching at 0 has 0 legal matches with .*'Pool'"):
         session.apply("operator_matching", at="Y", operator="Pool")
-    with pytest.raises(Refused, match="both groups need an iterator|outer"):
+    with pytest.raises(Refused, match="both groups need an iterator"):
         session.apply("summation_splitting", at="Y", outer=[])
     with pytest.raises(LookupError, match="no rule is called 'split': there are summation_splitting, "):
         session.apply("split", at="Y")
@@ -212,7 +211,11 @@ def test_tables_of_matches_and_refusals() -> None:
 
 
 def test_a_run_shows_its_candidates_and_its_tree() -> None:
-    run = ee.search(ee.parse("tensor A[4, 3]\ntensor B[3, 5]\nY[i:4, j:5] = sum[k:3] A[i, k] * B[k, j]"), target="Matmul", max_depth=1)
+    run = ee.search(
+        ee.parse("tensor A[4, 3]\ntensor B[3, 5]\nY[i:4, j:5] = sum[k:3] A[i, k] * B[k, j]"),
+        target="Matmul",
+        max_depth=1,
+    )
     for _ in run:
         pass
     shown = run._repr_mimebundle_()

@@ -1,7 +1,7 @@
 """Kernels that run on this device, whole programs, measurement, and the store of measured times."""
 
-from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.bandwidth import stream_bandwidth
+from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.measure import Timing, compare
 from einnet_explore.backends.profiles import Profile, ProfileStore
 from einnet_explore.backends.program import CompiledProgram, compile_program

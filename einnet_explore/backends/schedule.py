@@ -21,10 +21,10 @@ from typing import Any
 from tvm.s_tir import Schedule
 
 from einnet_explore.backends.structure import LANES, borders, lanes_of, moved, period_of, runs_along, tile_of
-from einnet_explore.backends.transpose import BLOCK, transposing
-from einnet_explore.ir import Access, Scope, accesses
+from einnet_explore.backends.transpose import transposing
+from einnet_explore.ir import Access, Iterator, Scope, accesses, as_index
 
-VERSION = 11
+VERSION = 14
 """Part of the key of compiled kernels: to be raised when a template changes."""
 
 ROW = 4 * LANES
@@ -119,20 +119,31 @@ def _turn(stage: _Stage) -> None:
     pair = (vectors, tiles) if traversals[-1].extent >= traversals[n].extent else (tiles, vectors)
     outer = [*loops[:n], *loops[n + 1 : -1], *pair]
     schedule.reorder(*outer, lane, row)
-    schedule.compute_at(rows, outer[-1])
-    inside = schedule.get_loops(rows)
-    schedule.unroll(inside[-2])
-    copied = isinstance(read.source, Scope) and isinstance(read.source.body, Access)
-    if copied:
-        block, within = schedule.split(inside[-1], [None, BLOCK])
-        schedule.unroll(block)
-        schedule.vectorize(within)
-    else:
+    gap = len(traversals) - 2 - n
+    between = _copied(read, traversals[n], traversals[-1])
+    if between is None:
+        schedule.compute_at(rows, outer[-1])
+        inside = schedule.get_loops(rows)
         schedule.vectorize(inside[-1])
-    schedule.tensorize(lane, transposing(side, len(traversals) - 2 - n, copied))
+        schedule.unroll(inside[-2])
+    else:
+        schedule.compute_inline(rows)
+    schedule.tensorize(lane, transposing(side, gap, between))
     free = [traversals[m].extent for m in range(len(traversals) - 1) if m != n]
     first = traversals[n] if pair[0] is vectors else traversals[-1]
     _parallel(stage, outer[:-1], [*free, first.extent // side])
+
+
+def _copied(read: Access, along: Iterator, across: Iterator) -> int | None:
+    """Dimensions between the two that tiles span, where what *read* views is elements as they lie in memory."""
+    match read.source:
+        case Scope(body=Access(_, index)) if index:
+            spans = [d for d, i in enumerate(index) if across in i.iterators or along in i.iterators]
+            if len(spans) == 2 and spans[1] == len(index) - 1:
+                row, lane = (index[d] - as_index(y) for d, y in zip(spans, (across, along), strict=True))
+                if not {along, across} & {*row.iterators, *lane.iterators}:
+                    return spans[1] - spans[0] - 1
+    return None
 
 
 def _tile(stage: _Stage) -> None:

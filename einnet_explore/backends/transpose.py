@@ -19,46 +19,52 @@ BLOCK = 4
 
 
 @cache
-def transposing(side: int, gap: int, copied: bool) -> str:
-    """The name of the intrinsic B[j, 0 × *gap*, i] = A[i, j] for tiles of *side* (4, 8 or 16) float32 elements.
+def transposing(side: int, gap: int, between: int | None) -> str:
+    """The name of the intrinsic B[j, 0 × *gap*, i] = A[i, 0 × *between*, j] for tiles of *side* × *side* float32 elements.
 
-    *copied*: A is read in blocks of four elements, as it was written, and not in rows.
+    *side* is 4, 8 or 16.  Rows of A that lie where they were computed (*between* is None) are read whole.
     """
-    name = f"einnet_explore.transpose.{side}.{gap}.{copied:d}"
-    moves, last = _moves(side, copied)
-    zeros = ", ".join(["0"] * gap)
-    between = f", {zeros}, " if gap else ", "
-    shape = (side, *[1] * gap, side)
-    region = ", ".join(f"0:{n}" for n in shape)
-    steps = ", ".join((*(f"s{n}" for n in range(gap + 1)), "1"))
+    name = f"einnet_explore.transpose.{side}.{gap}.{between}"
+    moves, last = _moves(side, between)
+    stores = "".join(f"        B.vstore([{_at(i, gap, 0)}], {row})\n" for i, row in enumerate(last))
+    a_shape, b_shape = ((side, *[1] * n, side) for n in (between or 0, gap))
+    a_strides, b_strides = (
+        [*(f"{letter}{n}" for n in range(len(shape) - 1)), "1"] for letter, shape in (("r", a_shape), ("s", b_shape))
+    )
     head = f"""    with T.sblock("root"):
-        T.reads(A[0:{side}, 0:{side}])
-        T.writes(B[{region}])
+        T.reads(A[{_whole(a_shape)}])
+        T.writes(B[{_whole(b_shape)}])
 """
     meaning = f"""
 @T.prim_func(s_tir=True)
 def meaning(a: T.handle, b: T.handle) -> None:
-    A = T.match_buffer(a, ({side}, {side}), "float32", offset_factor=1)
-    B = T.match_buffer(b, {shape}, "float32", offset_factor=1)
+    A = T.match_buffer(a, {a_shape}, "float32", offset_factor=1)
+    B = T.match_buffer(b, {b_shape}, "float32", offset_factor=1)
 {head}        for i, j in T.grid({side}, {side}):
             with T.sblock("element"):
                 vi, vj = T.axis.remap("SS", [i, j])
-                B[vi{between}vj] = A[vj, vi]
+                B[{_at("vi", gap, "vj")}] = A[{_at("vj", between or 0, "vi")}]
 """
-    stores = "".join(f"        B.vstore([{i}{between}0], {row})\n" for i, row in enumerate(last))
-    strides = "".join(f"    s{n} = T.int32()\n" for n in range(gap + 1))
+    variables = "".join(f"    {s} = T.int32()\n" for s in (*a_strides[:-1], *b_strides[:-1]))
     done = f"""
 @T.prim_func(s_tir=True)
 def done(a: T.handle, b: T.handle) -> None:
-    r = T.int32()
-{strides}    A = T.match_buffer(a, ({side}, {side}), "float32", offset_factor=1, strides=[r, 1])
-    B = T.match_buffer(b, {shape}, "float32", offset_factor=1, strides=[{steps}])
+{variables}    A = T.match_buffer(a, {a_shape}, "float32", offset_factor=1, strides=[{", ".join(a_strides)}])
+    B = T.match_buffer(b, {b_shape}, "float32", offset_factor=1, strides=[{", ".join(b_strides)}])
 {head}{moves}{stores}"""
     TensorIntrin.register(name, tvm.script.from_source(meaning), tvm.script.from_source(done), override=True)
     return name
 
 
-def _moves(side: int, copied: bool) -> tuple[str, list[str]]:
+def _at(first: object, zeros: int, last: object) -> str:
+    return ", ".join(map(str, (first, *[0] * zeros, last)))
+
+
+def _whole(shape: tuple[int, ...]) -> str:
+    return ", ".join(f"0:{n}" for n in shape)
+
+
+def _moves(side: int, between: int | None) -> tuple[str, list[str]]:
     """(statements, names of the transposed rows)."""
     lines: list[str] = []
     numbers = count()
@@ -79,14 +85,14 @@ def _moves(side: int, copied: bool) -> tuple[str, list[str]]:
         return let(f"T.Shuffle([{a}, {b}], {first})"), let(f"T.Shuffle([{a}, {b}], {second})")
 
     def load(i: int, j: int, lanes: int) -> str:
-        return f'A.vload([{i}, {j}], "float32x{lanes}")'
+        return f'A.vload([{_at(i, between or 0, j)}], "float32x{lanes}")'
 
     blocks = side // BLOCK
-    rows = [] if copied else [let(load(i, 0, side)) for i in range(side)]
+    rows = [] if between is not None else [let(load(i, 0, side)) for i in range(side)]
     done = [""] * side
     gathered: list[list[str]] = []
     for i in range(BLOCK):
-        if copied:
+        if between is not None:
             quarters = [[load(i + BLOCK * k, BLOCK * q, BLOCK) for k in range(blocks)] for q in range(blocks)]
             gathered.append([let(f"T.Shuffle([{', '.join(q)}], {[*range(side)]})") for q in quarters])
         else:

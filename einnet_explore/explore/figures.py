@@ -1,6 +1,6 @@
 """Figures as SVG: computation graphs and trees.
 
-Graphs are laid out by Graphviz where its ``dot`` is installed, and by a small layered layout of our own where it is not.
+Graphs are laid out by Graphviz where its ``dot`` is installed, and by a small layered layout of our own elsewhere.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _says(drawn: Graph, title: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A node of a tree: *parent* is -1 at the root; *label* is drawn where the way to the chosen node leads, *tip* pops up."""
+    """A node of a tree: *parent* is -1 at the root; *label* is drawn on the way to the chosen node, *tip* pops up."""
 
     id: int
     parent: int

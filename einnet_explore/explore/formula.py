@@ -1,4 +1,4 @@
-"""Formulas as SVG without TeX: Matplotlib's mathtext where it is installed, else the text form in a fixed-width font."""
+"""Formulas as SVG without TeX: by Matplotlib's mathtext where it is installed, else the text form as it stands."""
 
 from __future__ import annotations
 
@@ -41,10 +41,8 @@ def text_figure(text: str) -> Figure:
     """*text* as it stands."""
     lines = text.rstrip("\n").split("\n")
     wide, high = 7.3 * max(map(len, lines)) + 16, 17 * len(lines) + 12
-    rows = "".join(
-        f"<text x='8' y='{20 + 17 * n}' font-size='12' font-family='monospace' xml:space='preserve'>{escape(line)}</text>"
-        for n, line in enumerate(lines)
-    )
+    font = "font-size='12' font-family='monospace' xml:space='preserve'"
+    rows = "".join(f"<text x='8' y='{20 + 17 * n}' {font}>{escape(line)}</text>" for n, line in enumerate(lines))
     return Figure(
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{wide:.0f}' height='{high}' viewBox='0 0 {wide:.0f} {high}'>"
         f"<rect width='100%' height='100%' fill='white'/>{rows}</svg>"

@@ -1,7 +1,7 @@
 """A layered layout of our own, for machines without Graphviz (Sugiyama, Tagawa and Toda 1981, in its simplest form).
 
-Layers by longest path; edges over several layers get a bend in each; layers are ordered by the median of their neighbours;
-places are pulled towards neighbours as far as the order allows.
+Layers by longest path; edges over several layers get a bend in each; a layer is ordered by the mean place of its
+neighbours; places are pulled towards neighbours as far as the order allows.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import pairwise
 from statistics import mean
 
 from einnet_explore.explore.svg import FONT, opened, width_of
@@ -112,7 +113,7 @@ def _place(layout: _Layout) -> None:
 
 
 def _apart(wanted: Sequence[float], wide: Sequence[float]) -> Iterable[float]:
-    """Places in the order given, near *wanted*, that do not overlap: the middle of the leftmost and the rightmost ones."""
+    """Places in this order that do not overlap, near *wanted*: between those pushed right and those pushed left."""
     from_left, from_right = list(wanted), list(wanted)
     for n in range(1, len(wanted)):
         room = (wide[n - 1] + wide[n]) / 2 + GAP
@@ -129,7 +130,7 @@ def _edge(layout: _Layout, edge: tuple[str, str, str], way: Sequence[str]) -> It
     points += [(layout.x[bend], layout.y[bend]) for bend in way]
     points.append((layout.x[b], layout.y[b] - 1))
     path = f"M{points[0][0]:.1f},{points[0][1]:.1f}"
-    for (px, py), (x, y) in zip(points, points[1:], strict=False):
+    for (px, py), (x, y) in pairwise(points):
         middle = (py + y) / 2
         path += f" C{px:.1f},{middle:.1f} {x:.1f},{middle:.1f} {x:.1f},{y:.1f}"
     yield f"<path d='{path}' fill='none' stroke='#666666' marker-end='url(#arrow)'/>"
@@ -147,9 +148,8 @@ def _node(layout: _Layout, node: GraphNode) -> Iterable[str]:
     yield f"<g class='node {node.kind}'><title>{escape(node.name)}</title>"
     match node.kind:
         case "input" | "weight":
-            yield (
-                f"<ellipse cx='{x + wide / 2:.1f}' cy='{y + high / 2:.1f}' rx='{wide / 2:.1f}' ry='{high / 2:.1f}' {look}/>"
-            )
+            centre = f"cx='{x + wide / 2:.1f}' cy='{y + high / 2:.1f}'"
+            yield f"<ellipse {centre} rx='{wide / 2:.1f}' ry='{high / 2:.1f}' {look}/>"
         case "view":
             ear = 9.0
             outline = f"M{x:.1f},{y:.1f} h{wide - ear:.1f} l{ear},{ear} v{high - ear:.1f} h{-wide:.1f} z"

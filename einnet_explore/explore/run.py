@@ -1,4 +1,4 @@
-"""A search with its results: in the foreground (``for event in run``), or in a thread of its own (``start``, ``stop``, ``wait``)."""
+"""A search with its results: in the foreground (``for event in run``), or in a thread (``start``, ``wait``)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def find_operators(names: Iterable[str], operators: tuple[Operator, ...] = OPERA
 class Run:
     """One search and what it has found so far.
 
-    *limit* is in seconds; *target* names operators (all when empty).  Iterating runs it; ``start`` runs it in a thread and returns at once.
+    *limit* is in seconds; *target* names operators (all when empty).  Iterating runs it; ``start`` runs it in a thread
+    and returns at once.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class Run:
     def why_pruned(self, state: int) -> tuple[str, ...]:
         """Why the moves out of *state* that were not followed were not followed."""
         pruned = [p.why for p in self.pruned if p.parent == state]
-        return tuple([*pruned, *(f"{r.target}: {r.why}" for r in self.refused if r.state == state)])
+        return (*pruned, *(f"{r.target}: {r.why}" for r in self.refused if r.state == state))
 
     def report(self, case: str = "") -> dict[str, Any]:
         """The JSON of ``derive``."""
@@ -205,8 +206,8 @@ class Run:
         states = self.search.states
         how = "complete" if self.search.complete else "not exhausted"
         caption = (
-            f"{min(limit, len(ordered))} of {len(ordered)} candidates; {len(states)} states, {self.search.pruned} pruned, "
-            f"{how}, {self.seconds:.2f} s"
+            f"{min(limit, len(ordered))} of {len(ordered)} candidates; {len(states)} states, "
+            f"{self.search.pruned} pruned, {how}, {self.seconds:.2f} s"
         )
         return views.candidates(((c, verdict(self.certificates(c.derivation))) for c in ordered[:limit]), caption)
 

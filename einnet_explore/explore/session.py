@@ -1,6 +1,6 @@
 """The one mutable object: a tree of derivations, where the reader stands in it, and who wants to know.
 
-Everything that a notebook or a widget does is one public call here, so a session can print itself as Python (``script``).
+Everything that a notebook or a widget does is one public call here, so a session can print itself as Python.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def _exported(task: Task, program: Program, feeds: Arrays, inputs: Arrays, const
     search = Search(program, program_seconds, Options(max_depth=0))
     found = sorted(((e.seconds, e.state.program) for e in search.run() if isinstance(e, Found)), key=lambda f: f[0])
     best: Engine | None = None
-    for written in (program, *(p for _, p in found[: LIBRARY_FORMS])):
+    for written in (program, *(p for _, p in found[:LIBRARY_FORMS])):
         try:
             engine = _session(written, feeds, inputs, constants, task.threads)
         except ValueError as error:

@@ -67,8 +67,10 @@ def _serve(pipe: Connection, task: Task, feeds: Arrays | None) -> None:
         engine = prepare(task, feeds)
     except Exception as error:
         # Not every exception survives a pipe; what it says does.
-        plain = ValueError(str(error)) if isinstance(error, ValueError | LookupError | OSError) else RuntimeError(
-            f"{type(error).__name__}: {error}"
+        plain = (
+            ValueError(str(error))
+            if isinstance(error, ValueError | LookupError | OSError)
+            else RuntimeError(f"{type(error).__name__}: {error}")
         )
         pipe.send(plain)
         return

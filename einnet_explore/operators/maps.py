@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import permutations, product
 
-from einnet_explore.ir import Iterator, as_index
+from einnet_explore.ir import Access, Iterator, Scope, as_index, tensors
+from einnet_explore.operators.digits import overlaps
 from einnet_explore.operators.form import Form, Unmatched
 from einnet_explore.operators.operator import Operator
 from einnet_explore.operators.solving import Assignment, names
@@ -63,6 +64,8 @@ def _windows(
     for j, index in enumerate(form.reads[operands[p]].index):
         if (after[0] == p and j <= after[1]) or not index.terms or not index.affine or len(index.terms) > len(own):
             continue
+        if len(index.terms) > 1 and not overlaps(index) and _constant(form.reads[operands[p]]):
+            continue
         for chosen in permutations(own, len(index.terms)):
             pairs = dict(zip(chosen, index.iterators, strict=True))
             if not set(own) & set(operator.pattern.traversals) <= set(pairs):
@@ -73,6 +76,12 @@ def _windows(
             ):
                 new: Fixed = {**dict.fromkeys(own), **done, **pairs}
                 yield from _windows(form, operator, operands, tuple(rest), new, (p, j))
+
+
+def _constant(read: Access) -> bool:
+    """Whether *read* is of weights alone: digits of their indices are a layout, made at compile time, and no window."""
+    source = read.source
+    return all(t.weight for t in (tensors(source) if isinstance(source, Scope) else (source,)))
 
 
 def _orders(form: Form, group: list[Iterator]) -> list[tuple[Iterator, ...]]:

@@ -1,7 +1,7 @@
 """A small panel over a session: choose a scope and a legal match, apply it, undo, redo, prove.
 
-The panel only mirrors and forwards.  ``described`` is everything that it shows, as plain values; every button is one call
-of the session, so a change made in code shows at once.
+The panel only mirrors and forwards.  ``described`` is everything that it shows, as plain values; every button is one
+call of the session, and a change made in code shows at once.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ipywidgets as w
+
 from einnet_explore.explore.session import Session
 from einnet_explore.explore.views import said
 from einnet_explore.ir import show_path
