@@ -18,9 +18,10 @@ from einnet_explore.graph.contest import Arrays, Settings, candidates
 from einnet_explore.graph.export import IR_VERSION, OPSET, to_onnx
 from einnet_explore.graph.fuse import fuse
 from einnet_explore.graph.onnx_in import load
-from einnet_explore.graph.optimise import Optimiser, telling_inputs
+from einnet_explore.graph.optimise import Optimiser
 from einnet_explore.graph.plan import build_plan
 from einnet_explore.graph.regions import start
+from einnet_explore.graph.whole import telling_inputs
 from einnet_explore.ir import VIEW, Program
 from einnet_explore.rules import Derivation
 from einnet_explore.search.engine import Options, Search
