@@ -57,6 +57,7 @@ CASES = {
     "transpose back": "tensor A[6, 7, 32]\nY[c:32, h:6, w:7] = A[h, w, c]",
     "transpose past a dimension": "tensor A[8, 3, 24]\nY[w:24, g:3, c:8] = A[c, 2-g, w]",
     "small tiles of a wide row": "tensor A[12, 3, 64] pad [1, 0, 0]\nY[c:64, h:12] = A[h, 0, c] + A[h-1, 2, c]",
+    "padded transpose": "tensor A[16, 6, 32] pad [0, 1, 0]\nY[h:8, w:32, c:16] = A[c, h-1, w]",
     "odd transpose": "tensor A[6, 14]\nY[w:14, c:6] = A[c, w] * 2",
     "offset-reduce to NCHW": """
         tensor T[8, 8, 3, 3, 32] pad [1, 1, 0, 0, 0]
@@ -109,6 +110,13 @@ def test_the_first_schedule_of_every_case_compiles() -> None:
         for threads in (1, 2):
             source = emit(scope_of(text), threads=threads)
             assert compiled.build(source.function, source.key, threads)
+
+
+def test_few_threads_do_not_share_interleaved_phases() -> None:
+    phases = scope_of("tensor A[64, 2, 32, 60]\nY[c:64, h:32, w:120] = A[c, w % 2, h, w // 2]")
+    assert "T.parallel(" not in emit(phases, threads=4).text
+    assert "T.parallel(" in emit(phases, threads=5).text
+    check(phases, threads=5)
 
 
 def test_transposed_tiles_stay_in_registers() -> None:
