@@ -23,12 +23,12 @@ from einnet_explore.graph import contest as contest_module
 from einnet_explore.graph import optimise as optimise_module
 from einnet_explore.graph import whole as whole_module
 from einnet_explore.graph.contest import AGREEMENT, Outcome, Settings, largest_error
-from einnet_explore.graph.model import Model
 from einnet_explore.graph.models import write
-from einnet_explore.graph.onnx_in import load
 from einnet_explore.graph.optimise import Optimiser, optimize, seconds_of
 from einnet_explore.graph.optimised import Optimised
-from einnet_explore.graph.plan import build_plan
+from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.running.plan import build_plan
 from einnet_explore.graph.whole import telling_inputs
 
 FIELDS = {

@@ -26,14 +26,14 @@ from einnet_explore.backends.program import CompiledProgram, compile_program
 from einnet_explore.cost import CostModel, cpu_default, weight_only
 from einnet_explore.graph.anonymous import Anonymous, anonymous
 from einnet_explore.graph.contest import Arrays, Outcome, Settings, contest, largest_error
-from einnet_explore.graph.export import Replacement
-from einnet_explore.graph.model import Model
-from einnet_explore.graph.onnx_in import load
 from einnet_explore.graph.optimised import Optimised, Part
-from einnet_explore.graph.plan import Plan, build_plan
-from einnet_explore.graph.regions import random_inputs, subgraph_session
+from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.running.plan import Plan, build_plan
+from einnet_explore.graph.running.regions import random_inputs, subgraph_session
 from einnet_explore.graph.split import Split, Subprogram, partition
 from einnet_explore.graph.whole import WORTH, least_gain, select, telling_inputs, timed
+from einnet_explore.graph.writing.export import Replacement
 from einnet_explore.ir import Program
 from einnet_explore.rules import Derivation
 from einnet_explore.search.engine import Cost

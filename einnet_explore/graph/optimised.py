@@ -14,11 +14,11 @@ import onnx
 
 from einnet_explore.backends.measure import Timing, compare, times_faster
 from einnet_explore.graph.contest import Outcome
-from einnet_explore.graph.export import Replacement, rewrite_model
-from einnet_explore.graph.model import Model
-from einnet_explore.graph.plan import Plan
-from einnet_explore.graph.regions import random_inputs
+from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.running.plan import Plan
+from einnet_explore.graph.running.regions import random_inputs
 from einnet_explore.graph.split import Skipped
+from einnet_explore.graph.writing.export import Replacement, rewrite_model
 from einnet_explore.ir import EOPERATOR, VIEW, Program
 from einnet_explore.storage import write_atomically
 

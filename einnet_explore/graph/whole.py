@@ -9,9 +9,9 @@ import numpy as np
 
 from einnet_explore.backends.measure import Timing, compare, times_faster
 from einnet_explore.graph.contest import AGREEMENT, Arrays, largest_error
-from einnet_explore.graph.model import Model
-from einnet_explore.graph.plan import Plan
-from einnet_explore.graph.regions import random_inputs
+from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.running.plan import Plan
+from einnet_explore.graph.running.regions import random_inputs
 
 SETTLE = 0.01
 """Seconds after which ONNX Runtime's waiting threads no longer spin."""
