@@ -30,6 +30,7 @@ from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.running.plan import build_plan
 from einnet_explore.graph.whole import telling_inputs
+from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match, Step
 
 FIELDS = {
     "model", "device", "seconds_before", "seconds_after", "speedup", "max_abs_error", "max_rel_error",
@@ -288,3 +289,12 @@ def test_pretrained_text_detector(tmp_path: Path) -> None:
     fast = optimize(path, shapes={"x": (1, 3, 320, 320)}, threads=1)
     said = sound(fast, tmp_path)
     assert len(said["subprograms"]) > 60
+
+
+def test_a_winner_with_a_false_step_is_not_kept() -> None:
+    right = ee.parse("tensor A[3]\nY[x:3] = A[x] + 1")
+    wrong = ee.parse("tensor A[3]\nY[x:3] = A[x] + 2")
+    match = Match(EOPERATOR_GENERATION, (0,), None)
+    won = contest_module.Outcome(2.0, 1.0, Derivation(right, (Step(right, match, wrong),)), 0.0, 1, "2x")
+    part = optimise_module.judged(("a", "b"), won)
+    assert not part.kept and part.certificate == "false" and "false step" in part.why

@@ -95,8 +95,7 @@ class Optimiser:
                     return
                 self._known[anon.signature] = self._guarded(subprogram, anon, spent)
                 self.search_seconds += self._known[anon.signature].search_seconds
-            outcome = self._known[anon.signature]
-            part = Part(subprogram.nodes, outcome, outcome.winner is not None, certificate(outcome), outcome.why)
+            part = judged(subprogram.nodes, self._known[anon.signature])
             self.parts.append(part)
             self.done.append((subprogram, anon))
             yield Progress(n, len(subprograms), part)
@@ -113,9 +112,7 @@ class Optimiser:
     def _contest(self, subprogram: Subprogram, anon: Anonymous, spent: float) -> Outcome:
         session = subgraph_session(self.model, subprogram.nodes, self.settings.threads)
         feeds = random_inputs(session, 0)
-        identifiers = self.model.identifiers
-        back = {identifiers[name]: name for name in (*subprogram.inputs, *subprogram.outputs)}
-        original = {new: back[old] for new, old in anon.names.items() if old in back}
+        original = self._values(subprogram, anon)
         constants = {t.name: self.model.weights[original[t.name]] for t in anon.program.inputs if t.weight}
         inputs = {t.name: feeds[original[t.name]] for t in anon.program.inputs if not t.weight}
 
@@ -127,6 +124,11 @@ class Optimiser:
         return contest(
             anon.program, before, inputs, constants, self.cost, self._effort(spent), self.store, self.seconds
         )
+
+    def _values(self, subprogram: Subprogram, anon: Anonymous) -> dict[str, str]:
+        """The model's value for each tensor that *anon* shares with the model."""
+        back = {self.model.identifiers[name]: name for name in (*subprogram.inputs, *subprogram.outputs)}
+        return {new: back[old] for new, old in anon.names.items() if old in back}
 
     def _effort(self, spent: float) -> Settings:
         if self.budget is None:
@@ -176,8 +178,7 @@ class Optimiser:
         subprogram, anon = self.done[n]
         program = self.parts[n].program
         assert program is not None
-        back = {self.model.identifiers[name]: name for name in (*subprogram.inputs, *subprogram.outputs)}
-        names = {new: back[old] for new, old in anon.names.items() if old in back}
+        names = self._values(subprogram, anon)
         weights = {t.name for t in program.inputs if t.weight}
         constants = {name: self.model.weights[names[name]] for name in weights}
         return Replacement(subprogram.nodes, program, {k: v for k, v in names.items() if k not in weights}, constants)
@@ -201,6 +202,14 @@ def by_value(compiled: CompiledProgram, names: Mapping[str, str]) -> Callable[[A
         return {value: made[name] for name, value in makes}
 
     return run
+
+
+def judged(nodes: tuple[str, ...], outcome: Outcome) -> Part:
+    """What becomes of a contest: a winner is kept unless one of its steps is false, however fast it is."""
+    kind = certificate(outcome)
+    if kind == "false":
+        return Part(nodes, outcome, False, kind, "the fastest candidate's derivation has a false step")
+    return Part(nodes, outcome, outcome.winner is not None, kind, outcome.why)
 
 
 def certificate(outcome: Outcome) -> str:
