@@ -6,17 +6,53 @@ proposes for a scope, and what becomes of the scope, is therefore one fact where
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Generator, Iterable
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from einnet_explore.ir import Equation, Path, Program, Scope, as_index
 from einnet_explore.rules import Match, Rule
 
 Move: TypeAlias = "tuple[Match[Any], Program]"
-Local: TypeAlias = "tuple[tuple[Any, Scope], ...]"
+T = TypeVar("T")
 
 REMEMBERED = 1 << 15
+
+
+class Lazy(Generic[T]):
+    """What an iterable yields, computed when it is first asked for and remembered; threads may share it."""
+
+    __slots__ = ("_known", "_lock", "_rest")
+
+    def __init__(self, source: Iterable[T]) -> None:
+        self._known: list[T] = []
+        self._rest = iter(source)
+        self._lock = threading.RLock()
+
+    def __iter__(self) -> Generator[T, None, None]:
+        n = 0
+        while self.reaches(n):
+            yield self._known[n]
+            n += 1
+
+    def __getitem__(self, n: int) -> T:
+        return self._known[n]
+
+    def reaches(self, n: int) -> bool:
+        """Whether there is an item *n*, which is computed if it has to be."""
+        while len(self._known) <= n:
+            with self._lock:
+                if len(self._known) > n:
+                    break
+                try:
+                    self._known.append(next(self._rest))
+                except StopIteration:
+                    return False
+        return True
+
+
+Local: TypeAlias = "Lazy[tuple[Any, Scope]]"
 
 
 def moves(rule: Rule[Any], program: Program, at: Path, scope: Scope) -> Iterable[Move]:
@@ -33,7 +69,7 @@ def moves(rule: Rule[Any], program: Program, at: Path, scope: Scope) -> Iterable
 def local_moves(rule: Rule[Any], scope: Scope, whole: bool) -> Local:
     """The parameters that a local *rule* proposes for *scope*, and what it becomes; *whole*: it is an equation's."""
     program, at = hosted(scope, whole)
-    return tuple((p, rule.rewrite(program, at, p).scope_at(at)) for p in rule.propose(program, at))
+    return Lazy((p, rule.rewrite(program, at, p).scope_at(at)) for p in rule.propose(program, at))
 
 
 def hosted(scope: Scope, whole: bool) -> tuple[Program, Path]:
