@@ -216,5 +216,7 @@ def test_bad_options_say_what_was_expected():
         Options(strategy="luck")
     with pytest.raises(ValueError, match="expected 0 or more"):
         Options(max_depth=-1)
+    with pytest.raises(ValueError, match="ahead -1: expected 0 or more"):
+        Options(ahead=-1)
     with pytest.raises(ValueError, match="unknown target 'Frobnicate', expected one of"):
         Run(conv(4, 3, 2, 3), ee.program_seconds, target="Frobnicate")

@@ -8,7 +8,7 @@ eOperators for what is left.  Two strategies share the engine:
 * ``best_first``: a move is one choice (a split, a substitution, a padding) and the clean-ups that follow it; a level's
   states are expanded nearest first; it ends after *patience* levels in which no candidate got cheaper by ``WORTH``.
   Before the levels it *looks ahead* by limited discrepancy: moves come most promising first, and paths that leave the
-  first move at most ``DETOURS`` times are followed down to ``AHEAD`` choices.  What is found there is what the levels
+  first move at most ``DETOURS`` times are followed down to *ahead* choices.  What is found there is what the levels
   would find, only sooner: they take these states over as they come to them.
 
 States are one only if their canonical keys are equal.  The visited set remembers the depth: a state that is reached
@@ -37,9 +37,6 @@ from einnet_explore.search.strategies import STRATEGIES, Allowed
 WORTH = 0.01
 """The part of the best cost by which a candidate has to be cheaper for *patience* to start anew: less is noise."""
 
-AHEAD = 3
-"""How many choices deep a search looks ahead."""
-
 DETOURS = 1
 """How far a path may leave the most promising move while looking ahead: the sum of the numbers of its moves."""
 
@@ -55,6 +52,8 @@ class Options:
     fingerprint: bool = True
     converging: bool = True
     patience: int = 2
+    ahead: int = 3
+    """How many choices deep ``best_first`` looks ahead before the first level; 0: not at all."""
     rules: tuple[Rule[Any], ...] = RULES
     targets: tuple[Operator, ...] = OPERATORS
     fixed: frozenset[str] = frozenset()
@@ -63,6 +62,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
             raise ValueError(f"strategy {self.strategy!r}: expected one of {', '.join(STRATEGIES)}")
+        if self.ahead < 0:
+            raise ValueError(f"ahead {self.ahead}: expected 0 or more")
         if self.max_depth < 0:
             raise ValueError(f"max depth {self.max_depth}: expected 0 or more")
 
@@ -126,13 +127,14 @@ class Search:
 
     def _look_ahead(self, first: State) -> Iterable[SearchEvent]:
         """Follow the most promising moves, those paths first that leave them least (limited discrepancy search)."""
-        if self.options.strategy != "best_first":
+        deepest = min(self.options.ahead, self.options.max_depth)
+        if self.options.strategy != "best_first" or not deepest:
             return
         yield from self._converge(first)
         queue = [(0, 0, 0, 0, first)]  # (depth and detours, detours, state, move): the shortest and straightest first
         while queue:
             _, detours, _, rank, parent = heapq.heappop(queue)
-            if parent.depth >= min(AHEAD, self.options.max_depth) or not self._moves(parent).reaches(rank):
+            if parent.depth >= deepest or not self._moves(parent).reaches(rank):
                 continue
             if detours < DETOURS:
                 heapq.heappush(queue, (parent.depth + detours + 1, detours + 1, parent.id, rank + 1, parent))
