@@ -203,6 +203,26 @@ def test_pruned_states_name_their_twin():
     assert pruned and all(e.twin is not None and e.twin < len(engine.states) for e in pruned)
 
 
+def test_every_state_that_was_not_followed_says_why():
+    run = search(conv(4, 3, 2, 3), "Matmul", max_depth=2, patience=99)
+    twins = [p for p in run.pruned if p.twin]
+    assert twins
+    for each in twins:
+        assert any(why.endswith(f"reached by {run.search.path(each.twin)}") for why in run.why_pruned(each.parent))
+    deepest = next(s for s in run.search.states if s.depth == 2 and s.phase == "explorative")
+    assert "it is 2 choices from the start, " in run.why_pruned(deepest.id)[-1]
+    assert "the search goes to depth 2" in run.why_pruned(deepest.id)[-1]
+    assert run.search.path(0) == "the start itself"
+    assert "summation_splitting at 0" in {run.search.path(s.id) for s in run.search.states}
+
+    cut = search(conv(4, 3, 2, 3), "Matmul", patience=0)
+    left = [s for s in cut.search.states if s.depth == 1 and s.phase == "explorative"]
+    assert any("in 0 levels nothing got cheaper than " in why for s in left for why in cut.why_pruned(s.id))
+    stopped = Search(conv(4, 3, 2, 3), ee.program_seconds)
+    assert isinstance(next(iter(stopped.run())), Reached)
+    assert "the search has not come to it" in stopped.why_unexpanded(0)
+
+
 def test_a_run_reports_verdicts_of_its_candidates():
     run = search(conv(4, 3, 2, 3), "Matmul", max_depth=1)
     report = run.report("case")

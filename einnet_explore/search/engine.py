@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from einnet_explore.algebra.keys import program_key
-from einnet_explore.ir import Program, Scope
+from einnet_explore.ir import Program, Scope, show_path
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.rules import EOPERATOR_GENERATION, RULES, Derivation, Match, Rule
 from einnet_explore.rules import Refused as RuleRefused
@@ -78,12 +78,15 @@ class Search:
     states: list[State] = field(default_factory=list)
     pruned: int = 0
     complete: bool = False
+    ended: bool = False
+    """Whether the run ended for want of something cheaper."""
     best: float = float("inf")
     _seen: dict[Hashable, State] = field(default_factory=dict)
     _finished: dict[Hashable, tuple[int, float]] = field(default_factory=dict)
     _given: frozenset[Scope] = frozenset()
     _derivations: dict[int, Derivation] = field(default_factory=dict)
     _children: dict[int, Lazy[Moves]] = field(default_factory=dict)
+    _expanded: set[int] = field(default_factory=set)
     _converged: set[int] = field(default_factory=set)
     _ahead: dict[int, State] = field(default_factory=dict)
     _costs: dict[int, float] = field(default_factory=dict)
@@ -119,6 +122,7 @@ class Search:
             level, now = after, self._cheapest(depth)
             idle = 0 if now < best * (1 - WORTH) else idle + 1
             if self.options.strategy == "best_first" and now < float("inf") and idle >= self.options.patience:
+                self.ended = True
                 return
 
     def _cheapest(self, depth: int) -> float:
@@ -157,6 +161,30 @@ class Search:
             self._derivations[state] = derivation
         return self._derivations[state]
 
+    def path(self, state: int) -> str:
+        """The matches that lead to *state*, in words: ``summation_splitting at 0, operator_matching at 0.0``."""
+        chain = [self.states[state]]
+        while chain[-1].id:
+            chain.append(self.states[chain[-1].parent])
+        matches = [m for link in reversed(chain) for m in link.matches]
+        return ", ".join(f"{m.rule.name} at {show_path(m.at)}" for m in matches) or "the start itself"
+
+    def why_unexpanded(self, state: int) -> str | None:
+        """Why no moves were made from *state* (yet): the depth, or the end of the run; None if they were."""
+        at, options = self.states[state], self.options
+        if state in self._expanded or (at.phase == "converging"):
+            return None
+        far = "" if at.distance is None else f", {at.distance} iterators from the nearest target"
+        if at.depth >= options.max_depth:
+            return f"it is {at.depth} choices from the start{far}: the search goes to depth {options.max_depth}"
+        if self.ended:
+            cheapest = f"{self._cheapest(at.depth):.3g} s"
+            return (
+                f"it is {at.depth} choices from the start{far}: the search ended before, since in {options.patience} "
+                f"levels nothing got cheaper than {cheapest} by {WORTH:.0%}"
+            )
+        return f"it is {at.depth} choices from the start{far}: the search has not come to it"
+
     def _moves(self, state: State) -> Lazy[Moves]:
         """The moves from *state* in order, each computed when it is asked for."""
         if state.id not in self._children:
@@ -168,6 +196,7 @@ class Search:
         for matches, program in self._moves(state):
             yield from self._reach(state, matches, program, "explorative", after)
         del self._children[state.id]
+        self._expanded.add(state.id)
 
     def _reach(
         self, parent: State, matches: tuple[Match[Any], ...], program: Program, phase: str, after: list[State]
