@@ -16,9 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import einnet_explore as ee
+from einnet_explore.algebra.certificate import certify
 from einnet_explore.cost import weight_only
 from einnet_explore.explore.run import find_operators
 from einnet_explore.ir import EOPERATOR, VIEW, Program
+from einnet_explore.search.candidate import verdict
 from einnet_explore.search.engine import Options, Search
 from einnet_explore.search.events import Found
 
@@ -53,12 +55,14 @@ class Measured:
     """Whether a run found the target, the states it had then (pruned ones too), and the seconds it took.
 
     *loops* is that time over the time of a fixed loop in the same process, which a slow or busy machine slows as well.
+    *proof* is the weakest certificate of the steps that lead to the target.
     """
 
     found: bool
     states: int
     seconds: float
     loops: float
+    proof: str
 
 
 def conv(size: int, kernel: int, **more: int) -> Callable[[], Program]:
@@ -123,14 +127,16 @@ def measure(bar: Bar, limit: float = 10) -> Measured:
     """Search until *bar* is reached, the search ends or *limit* seconds are over."""
     program, targets = bar.start(), find_operators([bar.target])
     gc.collect()
-    began, found = time.perf_counter(), False
+    began, found, proof = time.perf_counter(), False, ""
     search = Search(program, ee.program_seconds, Options(targets=targets))
     for event in search.run():
         found = isinstance(event, Found) and bar.reached(event.state.program)
         if found or time.perf_counter() - began > limit:
             break
     seconds = time.perf_counter() - began
-    return Measured(found, len(search.states) + search.pruned, seconds, seconds / _loop())
+    if found:
+        proof = verdict(tuple(certify(s.before, s.after) for s in search.derivation(len(search.states) - 1).steps))
+    return Measured(found, len(search.states) + search.pruned, seconds, seconds / _loop(), proof)
 
 
 def _loop() -> float:
@@ -149,7 +155,7 @@ def median(bar: Bar, runs: int) -> Measured:
     done = [subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(runs)]
     found = [Measured(**json.loads(text)) for text in done]
     seconds, loops = (statistics.median(values) for values in zip(*((f.seconds, f.loops) for f in found), strict=True))
-    return Measured(all(f.found for f in found), max(f.states for f in found), seconds, loops)
+    return Measured(all(f.found for f in found), max(f.states for f in found), seconds, loops, found[0].proof)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -65,7 +65,9 @@ def main(argv: Sequence[str] = ()) -> None:
 
 def bars(runs: int, record: bool) -> None:
     """States and seconds to each target, beside what they may be."""
-    rows: list[list[object]] = [["case", "target", "found", "states", "at most", "s", "at most", "loops", "met"]]
+    rows: list[list[object]] = [
+        ["case", "target", "found", "states", "at most", "s", "at most", "loops", "proof", "met"]
+    ]
     lines = []
     for bar in BARS:
         done = median(bar, runs)
@@ -84,6 +86,7 @@ def bars(runs: int, record: bool) -> None:
                 f"{done.seconds:.4f}",
                 bar.seconds or "",
                 f"{done.loops:.2f}",
+                done.proof,
                 met if met == "" else "yes" if met and done.found else "no",
             ]
         )

@@ -153,7 +153,22 @@ def test_a_lazy_sequence_computes_each_item_once_and_only_when_asked():
             asked.append(n)
             yield n
 
-    lazy = Lazy(items())
+    lazy = Lazy(items)
     assert lazy.reaches(0) and asked == [0]
     assert list(lazy) == list(lazy) == [0, 1, 2] == asked
     assert not lazy.reaches(3) and lazy[2] == 2
+
+
+def test_a_lazy_sequence_that_is_interrupted_loses_nothing():
+    interrupt = [True]
+
+    def items():
+        yield 0
+        if interrupt.pop() if interrupt else False:
+            raise KeyboardInterrupt
+        yield 1
+
+    lazy = Lazy(items)
+    with pytest.raises(KeyboardInterrupt):
+        list(lazy)
+    assert list(lazy) == [0, 1]

@@ -189,7 +189,7 @@ class Search:
         """The moves from *state* in order, each computed when it is asked for."""
         if state.id not in self._children:
             strategy = STRATEGIES[self.options.strategy]
-            self._children[state.id] = Lazy(strategy(state.program, self._allowed))
+            self._children[state.id] = Lazy(lambda: strategy(state.program, self._allowed))
         return self._children[state.id]
 
     def _explore(self, state: State, after: list[State]) -> Iterable[SearchEvent]:

@@ -7,8 +7,9 @@ proposes for a scope, and what becomes of the scope, is therefore one fact where
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from einnet_explore.ir import Equation, Path, Program, Scope, as_index
@@ -21,13 +22,18 @@ REMEMBERED = 1 << 15
 
 
 class Lazy(Generic[T]):
-    """What an iterable yields, computed when it is first asked for and remembered; threads may share it."""
+    """What *source* yields, computed when it is first asked for and remembered; threads may share it.
 
-    __slots__ = ("_known", "_lock", "_rest")
+    Where a computation is broken off (by an interrupt, say) it starts anew behind what is known, so that nothing is
+    lost: *source* yields the same whenever it is called.
+    """
 
-    def __init__(self, source: Iterable[T]) -> None:
+    __slots__ = ("_known", "_lock", "_rest", "_source")
+
+    def __init__(self, source: Callable[[], Iterable[T]]) -> None:
+        self._source = source
+        self._rest: Generator[T, None, None] | None = None
         self._known: list[T] = []
-        self._rest = iter(source)
         self._lock = threading.RLock()
 
     def __iter__(self) -> Generator[T, None, None]:
@@ -45,10 +51,15 @@ class Lazy(Generic[T]):
             with self._lock:
                 if len(self._known) > n:
                     break
+                if self._rest is None:
+                    self._rest = (item for item in islice(self._source(), len(self._known), None))
                 try:
                     self._known.append(next(self._rest))
                 except StopIteration:
                     return False
+                except BaseException:
+                    self._rest = None
+                    raise
         return True
 
 
@@ -69,7 +80,7 @@ def moves(rule: Rule[Any], program: Program, at: Path, scope: Scope) -> Iterable
 def local_moves(rule: Rule[Any], scope: Scope, whole: bool) -> Local:
     """The parameters that a local *rule* proposes for *scope*, and what it becomes; *whole*: it is an equation's."""
     program, at = hosted(scope, whole)
-    return Lazy((p, rule.rewrite(program, at, p).scope_at(at)) for p in rule.propose(program, at))
+    return Lazy(lambda: ((p, rule.rewrite(program, at, p).scope_at(at)) for p in rule.propose(program, at)))
 
 
 def hosted(scope: Scope, whole: bool) -> tuple[Program, Path]:
