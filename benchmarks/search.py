@@ -1,16 +1,24 @@
-"""Search figures: states, states a second, µs a key, µs a certificate (``python -m benchmarks.search``).
+"""Search figures: states and seconds to the target, states a second, µs a key, µs a certificate.
 
+``python -m benchmarks.search [--runs N] [--record]``; ``--record`` appends the bars to ``history/search.csv``.
 The cases are those of the published engine's table; ours and theirs are beside one another in ``docs/benchmarks.md``.
 """
 
 from __future__ import annotations
 
+import argparse
+import csv
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date
+from functools import partial
+from pathlib import Path
 
 import einnet_explore as ee
+from benchmarks.bars import BARS, median
 from einnet_explore.algebra.keys import program_key
 from einnet_explore.cli.output import table
 from einnet_explore.cost import program_seconds
@@ -41,7 +49,60 @@ CASES = (
 )
 
 
-def main() -> None:
+HISTORY = Path(__file__).parent / "history" / "search.csv"
+
+
+def main(argv: Sequence[str] = ()) -> None:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(prog="benchmarks.search", description=__doc__)
+    parser.add_argument("--runs", type=int, default=5, help="fresh processes a bar; medians are shown")
+    parser.add_argument("--record", action="store_true", help=f"append the bars to {HISTORY.name}")
+    arguments = parser.parse_args(argv)
+    bars(arguments.runs, arguments.record)
+    print()
+    whole()
+
+
+def bars(runs: int, record: bool) -> None:
+    """States and seconds to each target, beside what they may be."""
+    rows: list[list[object]] = [
+        ["case", "target", "found", "states", "at most", "s", "at most", "loops", "proof", "met"]
+    ]
+    lines = []
+    for bar in BARS:
+        done = median(bar, runs)
+        met = (
+            ""
+            if bar.states is None or bar.seconds is None
+            else done.states <= bar.states and done.seconds <= bar.seconds
+        )
+        rows.append(
+            [
+                bar.name,
+                bar.target,
+                "yes" if done.found else "no",
+                done.states,
+                bar.states or "",
+                f"{done.seconds:.4f}",
+                bar.seconds or "",
+                f"{done.loops:.2f}",
+                done.proof,
+                met if met == "" else "yes" if met and done.found else "no",
+            ]
+        )
+        lines.append([date.today(), bar.name, int(done.found), done.states, f"{done.seconds:.4f}", f"{done.loops:.3f}"])
+    print(table(rows))
+    if record:
+        HISTORY.parent.mkdir(exist_ok=True)
+        new = not HISTORY.exists()
+        with HISTORY.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            if new:
+                writer.writerow(["date", "case", "found", "states", "seconds", "loops"])
+            writer.writerows(lines)
+
+
+def whole() -> None:
     """Search every case once with a limit of 20 s, and time keys and certificates of its states."""
     rows: list[list[object]] = [
         [
@@ -62,17 +123,10 @@ def main() -> None:
             pass
         first = run.first_found or (float("nan"), 0)
         states = len(run.search.states) + run.search.pruned
-        keys = [
-            _microseconds(
-                lambda p=s.program: (
-                    program_key.__wrapped__(p) if hasattr(program_key, "__wrapped__") else program_key(p)
-                )
-            )
-            for s in run.search.states[:50]
-        ]
+        keys = [_microseconds(partial(program_key, s.program)) for s in run.search.states[:50]]
         proofs = [run.certificates(c.derivation) for c in run.candidates[:5]]
         times = [
-            _microseconds(lambda st=st: ee.certify(st.before, st.after))
+            _microseconds(partial(ee.certify, st.before, st.after))
             for c in run.candidates[:5]
             for st in c.derivation.steps
         ]
@@ -100,4 +154,4 @@ def _microseconds(work: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

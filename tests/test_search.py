@@ -168,13 +168,30 @@ def states_until(run, reached):
     return None
 
 
-def test_targets_are_found_early():
+EARLY = {
+    "Conv3x3": (conv(7, 7, 512, 512), "Matmul", {"m": 49, "n": 9 * 512, "k": 512}),
+    "Conv3x3, other sizes": (conv(13, 9, 6, 10), "Matmul", {"m": 13 * 9, "n": 9 * 10, "k": 6}),
+    "ConvTranspose": (
+        ee.ops.conv_transpose2d(N=16, H=2, W=2, F=448, C=256, R=4, S=4, stride=2, padding=1),
+        "Matmul",
+        {"m": 64, "n": 16 * 256, "k": 448},
+    ),
+    "Conv5x5": (
+        ee.ops.conv2d(N=16, H=224, W=224, C=32, F=1, R=5, S=5, layout="NCHW"),
+        "Conv2d",
+        {"r": 3, "s": 3, "f": 4},
+    ),
+    "Conv9x7": (conv(28, 20, 16, 8, 9, 7), "Conv2d", {"r": 5, "s": 4, "f": 32}),
+    "G2BMM": (ee.ops.g2bmm(b=8, m=10000, w=32, k=512, dilation=8), "G2BMM", {"b": 64, "d": 1, "W": 32}),
+}
+
+
+@pytest.mark.parametrize("case", EARLY)
+def test_targets_are_found_early(case):
     """States needed, not seconds, so that the bound does not depend on the machine."""
-    conv3x3 = Run(conv(7, 7, 512, 512), ee.program_seconds, target="Matmul")
-    assert states_until(conv3x3, lambda c: any(a["n"] == 9 * 512 for a in attributes(c))) <= 200
-    transposed = ee.ops.conv_transpose2d(N=16, H=2, W=2, F=448, C=256, R=4, S=4, stride=2, padding=1)
-    overlap_add = Run(transposed, ee.program_seconds, target="Matmul")
-    assert states_until(overlap_add, lambda c: any((a["n"], a["k"]) == (4096, 448) for a in attributes(c))) <= 300
+    program, target, wanted = EARLY[case]
+    run = Run(program, ee.program_seconds, target=target)
+    assert states_until(run, lambda c: any(wanted.items() <= a.items() for a in attributes(c))) <= 20
 
 
 def test_every_candidate_keeps_the_value():
@@ -203,6 +220,26 @@ def test_pruned_states_name_their_twin():
     assert pruned and all(e.twin is not None and e.twin < len(engine.states) for e in pruned)
 
 
+def test_every_state_that_was_not_followed_says_why():
+    run = search(conv(4, 3, 2, 3), "Matmul", max_depth=2, patience=99)
+    twins = [p for p in run.pruned if p.twin]
+    assert twins
+    for each in twins:
+        assert any(why.endswith(f"reached by {run.search.path(each.twin)}") for why in run.why_pruned(each.parent))
+    deepest = next(s for s in run.search.states if s.depth == 2 and s.phase == "explorative")
+    assert "it is 2 choices from the start, " in run.why_pruned(deepest.id)[-1]
+    assert "the search goes to depth 2" in run.why_pruned(deepest.id)[-1]
+    assert run.search.path(0) == "the start itself"
+    assert "summation_splitting at 0" in {run.search.path(s.id) for s in run.search.states}
+
+    cut = search(conv(4, 3, 2, 3), "Matmul", patience=0)
+    left = [s for s in cut.search.states if s.depth == 1 and s.phase == "explorative"]
+    assert any("in 0 levels nothing got cheaper than " in why for s in left for why in cut.why_pruned(s.id))
+    stopped = Search(conv(4, 3, 2, 3), ee.program_seconds)
+    assert isinstance(next(iter(stopped.run())), Reached)
+    assert "the search has not come to it" in stopped.why_unexpanded(0)
+
+
 def test_a_run_reports_verdicts_of_its_candidates():
     run = search(conv(4, 3, 2, 3), "Matmul", max_depth=1)
     report = run.report("case")
@@ -216,5 +253,7 @@ def test_bad_options_say_what_was_expected():
         Options(strategy="luck")
     with pytest.raises(ValueError, match="expected 0 or more"):
         Options(max_depth=-1)
+    with pytest.raises(ValueError, match="ahead -1: expected 0 or more"):
+        Options(ahead=-1)
     with pytest.raises(ValueError, match="unknown target 'Frobnicate', expected one of"):
         Run(conv(4, 3, 2, 3), ee.program_seconds, target="Frobnicate")

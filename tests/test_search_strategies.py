@@ -12,7 +12,8 @@ from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import BOUNDARY_RELAXING, VARIABLE_SUBSTITUTION, Derivation
 from einnet_explore.search.cleanup import clean
 from einnet_explore.search.engine import Options, Search
-from einnet_explore.search.events import Found
+from einnet_explore.search.events import Found, Level, Reached
+from einnet_explore.search.moves import Lazy
 from einnet_explore.search.strategies import only_joins
 
 CASES = {
@@ -24,6 +25,8 @@ CASES = {
     "Matmul": (ee.ops.matmul(4, 5, 3), 2),
     "MaxPool": (ee.ops.max_pool2d(N=1, H=4, W=4, C=2, R=2, S=2, stride=2), 2),
 }
+
+TARGETS = tuple(o for o in OPERATORS if o.name in ("Matmul", "Conv1d", "Conv2d", "G2BMM", "MaxPool2d"))
 
 
 def calls(program: Program) -> tuple[str, ...]:
@@ -39,9 +42,8 @@ def names(program: Program) -> tuple[str, ...]:
 @cache
 def candidates(case: str, strategy: str) -> tuple[tuple[Derivation, float], ...]:
     program, depth = CASES[case]
-    targets = tuple(o for o in OPERATORS if o.name in ("Matmul", "Conv1d", "Conv2d", "G2BMM", "MaxPool2d"))
     engine = Search(
-        program, ee.program_seconds, Options(strategy=strategy, max_depth=depth, patience=99, targets=targets)
+        program, ee.program_seconds, Options(strategy=strategy, max_depth=depth, patience=99, targets=TARGETS)
     )
     found = [(e.state.id, e.seconds) for e in engine.run() if isinstance(e, Found)]
     assert engine.complete or engine.options.max_depth == depth
@@ -96,3 +98,77 @@ def test_best_first_needs_fewer_states():
                 pass
             states[strategy] = len(engine.states) + engine.pruned
         assert states["best_first"] < states["paper"], (case, states)
+
+
+def outcome(case, depth, patience, ahead):
+    """Candidates with the depth of their levels, what is reached, and whether the run was complete."""
+    engine = Search(
+        CASES[case][0], ee.program_seconds, Options(max_depth=depth, patience=patience, ahead=ahead, targets=TARGETS)
+    )
+    events = list(engine.run())
+    found = {ee.program_key(e.state.program): e.seconds for e in events if isinstance(e, Found)}
+    reached = {ee.program_key(e.state.program) for e in events if isinstance(e, Reached)}
+    levels = [e.depth for e in events if isinstance(e, Level)]
+    return engine, found, reached, levels
+
+
+@pytest.mark.parametrize("patience", [1, 99])
+@pytest.mark.parametrize("case", ["Conv1x3", "strided Conv1x4", "ConvTranspose", "G2BMM", "MaxPool"])
+def test_looking_ahead_finds_what_the_levels_find(case, patience):
+    """Looking ahead takes nothing away; where a run is not cut short it adds nothing, and it ends no run earlier."""
+    plain, found, reached, levels = outcome(case, 2, patience, 0)
+    sooner, found_sooner, reached_sooner, levels_sooner = outcome(case, 2, patience, 3)
+    assert levels_sooner == levels and sooner.complete == plain.complete
+    assert found.items() <= found_sooner.items() and reached <= reached_sooner
+    if patience == 99:
+        assert found == found_sooner and reached == reached_sooner
+
+
+def test_looking_ahead_finds_the_target_in_fewer_states():
+    def states(ahead):
+        program = ee.ops.conv2d(N=1, H=7, W=7, C=16, F=16, R=3, S=3)
+        engine = Search(program, ee.program_seconds, Options(ahead=ahead, targets=OPERATORS[:1]))
+        for event in engine.run():
+            if isinstance(event, Found) and any(
+                "n=144" in call and "k=16" in call for call in calls(event.state.program)
+            ):
+                return len(engine.states) + engine.pruned
+        raise AssertionError("the target is not found")
+
+    assert states(3) * 5 < states(0)
+
+
+def test_every_run_says_the_same():
+    def events():
+        return [repr(e) for e in Search(CASES["Conv1x3"][0], ee.program_seconds, Options(max_depth=2)).run()]
+
+    assert events() == events()
+
+
+def test_a_lazy_sequence_computes_each_item_once_and_only_when_asked():
+    asked = []
+
+    def items():
+        for n in range(3):
+            asked.append(n)
+            yield n
+
+    lazy = Lazy(items)
+    assert lazy.reaches(0) and asked == [0]
+    assert list(lazy) == list(lazy) == [0, 1, 2] == asked
+    assert not lazy.reaches(3) and lazy[2] == 2
+
+
+def test_a_lazy_sequence_that_is_interrupted_loses_nothing():
+    interrupt = [True]
+
+    def items():
+        yield 0
+        if interrupt.pop() if interrupt else False:
+            raise KeyboardInterrupt
+        yield 1
+
+    lazy = Lazy(items)
+    with pytest.raises(KeyboardInterrupt):
+        list(lazy)
+    assert list(lazy) == [0, 1]

@@ -153,9 +153,13 @@ class Run:
         return kinds if kinds == "proved" else verdict(self.certificates(candidate.derivation))
 
     def why_pruned(self, state: int) -> tuple[str, ...]:
-        """Why the moves out of *state* that were not followed were not followed."""
-        pruned = [p.why for p in self.pruned if p.parent == state]
-        return (*pruned, *(f"{r.target}: {r.why}" for r in self.refused if r.state == state))
+        """Why moves out of *state* were not followed: the twin and how it was reached, a refusal, or the run's end."""
+        search = self.search
+        pruned = [
+            f"{p.why}, reached by {search.path(p.twin)}" if p.twin else p.why for p in self.pruned if p.parent == state
+        ]
+        refused = [f"{r.target}: {r.why}" for r in self.refused if r.state == state]
+        return (*pruned, *refused, *(() if (why := search.why_unexpanded(state)) is None else (why,)))
 
     def report(self, case: str = "") -> dict[str, Any]:
         """The JSON of ``derive``."""

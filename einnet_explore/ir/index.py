@@ -15,7 +15,7 @@ Source: EinNet §3 (index operators ``+ - * / %``); division rounds down and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import gcd
 from typing import TypeAlias
 
@@ -28,7 +28,10 @@ class _Arithmetic(Node):
     __slots__ = ()
 
     def __add__(self, other: IndexLike) -> Index:
-        a, b = as_index(self), as_index(other)  # type: ignore[arg-type]
+        a = as_index(self)  # type: ignore[arg-type]
+        if other.__class__ is int:
+            return Index(a.terms, a.const + other) if other else a
+        b = as_index(other)
         return _sum((*a.terms, *b.terms), a.const + b.const)
 
     def __radd__(self, other: IndexLike) -> Index:
@@ -36,7 +39,9 @@ class _Arithmetic(Node):
 
     def __mul__(self, k: int) -> Index:
         a = as_index(self)  # type: ignore[arg-type]
-        return Index(tuple((x, c * k) for x, c in a.terms), a.const * k) if k else Index()
+        if k == 1:
+            return a
+        return Index(tuple([(x, c * k) for x, c in a.terms]), a.const * k) if k else Index()
 
     def __rmul__(self, k: int) -> Index:
         return self * k
@@ -45,7 +50,11 @@ class _Arithmetic(Node):
         return self * -1
 
     def __sub__(self, other: IndexLike) -> Index:
-        return self + as_index(other) * -1
+        a = as_index(self)  # type: ignore[arg-type]
+        if other.__class__ is int:
+            return Index(a.terms, a.const - other) if other else a
+        b = as_index(other)
+        return _sum((*a.terms, *[(x, -k) for x, k in b.terms]), a.const - b.const)
 
     def __rsub__(self, other: IndexLike) -> Index:
         return as_index(other) - self
@@ -140,9 +149,12 @@ class Index(_Arithmetic):
 
     def substitute(self, to: Callable[[Iterator], IndexLike]) -> Index:
         """Replace every iterator at once, simplifying with the new iterators' ranges."""
+        terms = self.terms
+        if len(terms) == 1 and terms[0][1] == 1 and not self.const and terms[0][0].__class__ is Iterator:
+            return as_index(to(terms[0][0]))  # most indices
         out: list[tuple[Atom, int]] = []
         const = self.const
-        for atom, k in self.terms:
+        for atom, k in terms:
             match atom:
                 case Iterator():
                     new = as_index(to(atom))
@@ -181,13 +193,21 @@ IndexLike: TypeAlias = Index | Iterator | Quotient | Remainder | int
 
 def as_index(x: IndexLike) -> Index:
     """*x* as an index."""
+    kind = x.__class__
+    if kind is Index:
+        return x  # type: ignore[return-value]
+    if kind is int:
+        return Index((), x)  # type: ignore[arg-type]
     match x:
-        case Index():
-            return x
         case Iterator() | Quotient() | Remainder():
-            return Index(((x, 1),))
+            try:
+                return x._memo  # type: ignore[union-attr, no-any-return]
+            except AttributeError:
+                made = Index(((x, 1),))
+                object.__setattr__(x, "_memo", made)
+                return made
         case _:
-            return Index((), int(x))
+            return Index((), int(x))  # type: ignore[arg-type]
 
 
 def _iterators(index: Index) -> Iterable[Iterator]:
@@ -222,12 +242,14 @@ def _order(atom: Atom) -> tuple[object, ...]:
     return (kind, d, numerator.const, tuple((_order(a), k) for a, k in numerator.terms))
 
 
-def _sum(terms: Iterable[tuple[Atom, int]], const: int) -> Index:
+def _sum(terms: Sequence[tuple[Atom, int]], const: int) -> Index:
+    if len(terms) < 2 and (not terms or (terms[0][0].__class__ is Iterator and terms[0][1])):
+        return Index(tuple(terms), const)
     total: dict[Atom, int] = {}
     digits = False
     for atom, k in terms:
         total[atom] = total.get(atom, 0) + k
-        digits = digits or not isinstance(atom, Iterator)
+        digits = digits or atom.__class__ is not Iterator
     kept = {a: k for a, k in total.items() if k}
     while digits:
         digits = False
@@ -318,7 +340,7 @@ def _digits(rest: Index, d: int) -> tuple[Index, Index]:
     borrowed_terms = tuple((a, k // d) for a, k in rest.terms if k // d)
     if borrowed_terms:
         # New coefficients may let digits recombine: 2·(e/2) - 2·(e mod 2) is 2·(e/2) + e mod 2, that is e, modulo 3.
-        turned = _sum(((a, k % d) for a, k in rest.terms), rest.const)
+        turned = _sum([(a, k % d) for a, k in rest.terms], rest.const)
         q, r = _divide(turned, d)
         return q + Index(borrowed_terms), r
     return as_index(Quotient(rest, d)), as_index(Remainder(rest, d))

@@ -32,8 +32,14 @@ def node(cls: type[T]) -> type[T]:
     def quick_eq(self: object, other: object) -> bool:
         if self is other:
             return True
-        if self.__class__ is not other.__class__ or hash(self) != hash(other):
+        if self.__class__ is not other.__class__:
             return False
+        try:
+            if self._hash != other._hash:  # type: ignore[attr-defined]
+                return False
+        except AttributeError:
+            if hash(self) != hash(other):
+                return False
         return structural_eq(self, other)
 
     made.__hash__ = cached_hash  # type: ignore[method-assign]

@@ -7,6 +7,9 @@ eOperators for what is left.  Two strategies share the engine:
 * ``paper``: every rule at every legal place is one move (§6.1 as published);
 * ``best_first``: a move is one choice (a split, a substitution, a padding) and the clean-ups that follow it; a level's
   states are expanded nearest first; it ends after *patience* levels in which no candidate got cheaper by ``WORTH``.
+  Before the levels it *looks ahead* by limited discrepancy: moves come most promising first, and paths that leave the
+  first move at most ``DETOURS`` times are followed down to *ahead* choices.  What is found there is what the levels
+  would find, only sooner: they take these states over as they come to them.
 
 States are one only if their canonical keys are equal.  The visited set remembers the depth: a state that is reached
 again by a shorter way is expanded again, so what is reachable at depth d is reachable at d + 1.
@@ -20,18 +23,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from einnet_explore.algebra.keys import program_key
-from einnet_explore.ir import Program, Scope
+from einnet_explore.ir import Program, Scope, show_path
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.rules import EOPERATOR_GENERATION, RULES, Derivation, Match, Rule
 from einnet_explore.rules import Refused as RuleRefused
 from einnet_explore.rules.base import places
-from einnet_explore.search.cleanup import clean
+from einnet_explore.search.cleanup import Moves, clean
 from einnet_explore.search.events import Found, Level, Pruned, Reached, Refused, SearchEvent, State
 from einnet_explore.search.instantiation import matching_rule, nearest
+from einnet_explore.search.moves import Lazy
 from einnet_explore.search.strategies import STRATEGIES, Allowed
 
 WORTH = 0.01
 """The part of the best cost by which a candidate has to be cheaper for *patience* to start anew: less is noise."""
+
+DETOURS = 1
+"""How far a path may leave the most promising move while looking ahead: the sum of the numbers of its moves."""
 
 Cost = Callable[[Program], "tuple[float, str]"]
 
@@ -45,6 +52,8 @@ class Options:
     fingerprint: bool = True
     converging: bool = True
     patience: int = 2
+    ahead: int = 3
+    """How many choices deep ``best_first`` looks ahead before the first level; 0: not at all."""
     rules: tuple[Rule[Any], ...] = RULES
     targets: tuple[Operator, ...] = OPERATORS
     fixed: frozenset[str] = frozenset()
@@ -53,6 +62,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
             raise ValueError(f"strategy {self.strategy!r}: expected one of {', '.join(STRATEGIES)}")
+        if self.ahead < 0:
+            raise ValueError(f"ahead {self.ahead}: expected 0 or more")
         if self.max_depth < 0:
             raise ValueError(f"max depth {self.max_depth}: expected 0 or more")
 
@@ -67,11 +78,18 @@ class Search:
     states: list[State] = field(default_factory=list)
     pruned: int = 0
     complete: bool = False
+    ended: bool = False
+    """Whether the run ended for want of something cheaper."""
     best: float = float("inf")
     _seen: dict[Hashable, State] = field(default_factory=dict)
-    _finished: dict[Hashable, int] = field(default_factory=dict)
+    _finished: dict[Hashable, tuple[int, float]] = field(default_factory=dict)
     _given: frozenset[Scope] = frozenset()
     _derivations: dict[int, Derivation] = field(default_factory=dict)
+    _children: dict[int, Lazy[Moves]] = field(default_factory=dict)
+    _expanded: set[int] = field(default_factory=set)
+    _converged: set[int] = field(default_factory=set)
+    _ahead: dict[int, State] = field(default_factory=dict)
+    _costs: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._given = frozenset(s for at, s in places(self.start) if len(at) > 1)
@@ -86,9 +104,10 @@ class Search:
         self.states.append(first)
         self._seen[program_key(self.start)] = first
         yield Reached(first)
+        yield from self._look_ahead(first)
         level, idle = [first], 0
         for depth in range(self.options.max_depth + 1):
-            best, after = self.best, list[State]()
+            best, after = self._cheapest(depth - 1), list[State]()
             queue = [(s.distance if s.distance is not None else 1 << 30, s.id, s) for s in level]
             heapq.heapify(queue)
             while queue:
@@ -100,10 +119,37 @@ class Search:
             if not after:
                 self.complete = True
                 return
-            level = after
-            idle = 0 if self.best < best * (1 - WORTH) else idle + 1
-            if self.options.strategy == "best_first" and self.best < float("inf") and idle >= self.options.patience:
+            level, now = after, self._cheapest(depth)
+            idle = 0 if now < best * (1 - WORTH) else idle + 1
+            if self.options.strategy == "best_first" and now < float("inf") and idle >= self.options.patience:
+                self.ended = True
                 return
+
+    def _cheapest(self, depth: int) -> float:
+        """The least cost that is known to be reached within *depth* choices."""
+        return min((seconds for d, seconds in self._costs.items() if d <= depth), default=float("inf"))
+
+    def _look_ahead(self, first: State) -> Iterable[SearchEvent]:
+        """Follow the most promising moves, those paths first that leave them least (limited discrepancy search)."""
+        deepest = min(self.options.ahead, self.options.max_depth)
+        if self.options.strategy != "best_first" or not deepest:
+            return
+        yield from self._converge(first)
+        queue = [(0, 0, 0, 0, first)]  # (depth and detours, detours, state, move): the shortest and straightest first
+        while queue:
+            _, detours, _, rank, parent = heapq.heappop(queue)
+            if parent.depth >= deepest or not self._moves(parent).reaches(rank):
+                continue
+            if detours < DETOURS:
+                heapq.heappush(queue, (parent.depth + detours + 1, detours + 1, parent.id, rank + 1, parent))
+            matches, program = self._moves(parent)[rank]
+            key = program_key(program)
+            if key not in self._seen:
+                state = self._new(parent, matches, program, "explorative", key)
+                self._ahead[state.id] = state
+                yield Reached(state)
+                yield from self._converge(state)
+                heapq.heappush(queue, (state.depth + detours, detours, state.id, 0, state))
 
     def derivation(self, state: int) -> Derivation:
         """The derivation that ends in *state*."""
@@ -115,9 +161,42 @@ class Search:
             self._derivations[state] = derivation
         return self._derivations[state]
 
+    def path(self, state: int) -> str:
+        """The matches that lead to *state*, in words: ``summation_splitting at 0, operator_matching at 0.0``."""
+        chain = [self.states[state]]
+        while chain[-1].id:
+            chain.append(self.states[chain[-1].parent])
+        matches = [m for link in reversed(chain) for m in link.matches]
+        return ", ".join(f"{m.rule.name} at {show_path(m.at)}" for m in matches) or "the start itself"
+
+    def why_unexpanded(self, state: int) -> str | None:
+        """Why no moves were made from *state* (yet): the depth, or the end of the run; None if they were."""
+        at, options = self.states[state], self.options
+        if state in self._expanded or (at.phase == "converging"):
+            return None
+        far = "" if at.distance is None else f", {at.distance} iterators from the nearest target"
+        if at.depth >= options.max_depth:
+            return f"it is {at.depth} choices from the start{far}: the search goes to depth {options.max_depth}"
+        if self.ended:
+            cheapest = f"{self._cheapest(at.depth):.3g} s"
+            return (
+                f"it is {at.depth} choices from the start{far}: the search ended before, since in {options.patience} "
+                f"levels nothing got cheaper than {cheapest} by {WORTH:.0%}"
+            )
+        return f"it is {at.depth} choices from the start{far}: the search has not come to it"
+
+    def _moves(self, state: State) -> Lazy[Moves]:
+        """The moves from *state* in order, each computed when it is asked for."""
+        if state.id not in self._children:
+            strategy = STRATEGIES[self.options.strategy]
+            self._children[state.id] = Lazy(lambda: strategy(state.program, self._allowed))
+        return self._children[state.id]
+
     def _explore(self, state: State, after: list[State]) -> Iterable[SearchEvent]:
-        for matches, program in STRATEGIES[self.options.strategy](state.program, self._allowed):
+        for matches, program in self._moves(state):
             yield from self._reach(state, matches, program, "explorative", after)
+        del self._children[state.id]
+        self._expanded.add(state.id)
 
     def _reach(
         self, parent: State, matches: tuple[Match[Any], ...], program: Program, phase: str, after: list[State]
@@ -125,18 +204,30 @@ class Search:
         key = program_key(program)
         twin = self._seen.get(key)
         if twin is not None:
+            if twin.depth <= parent.depth + 1 and self._ahead.pop(twin.id, None) is not None:
+                after.append(twin)
+                return
             self.pruned += 1
             if twin.depth <= parent.depth + 1 and self.options.fingerprint:
                 yield Pruned(parent.id, matches, f"the same program as state {twin.id}", twin.id)
                 return
+        state = self._new(parent, matches, program, phase, key)
+        after.append(state)
+        yield Reached(state)
+
+    def _new(
+        self, parent: State, matches: tuple[Match[Any], ...], program: Program, phase: str, key: Hashable
+    ) -> State:
         distance = nearest(program, self.options.targets)
         state = State(len(self.states), parent.id, matches, program, parent.depth + 1, phase, distance)
         self.states.append(state)
         self._seen[key] = state
-        after.append(state)
-        yield Reached(state)
+        return state
 
     def _converge(self, state: State) -> Iterable[SearchEvent]:
+        if state.id in self._converged:
+            return
+        self._converged.add(state.id)
         yield from self._finish(state, (), state.program)
         if not self.options.converging and state.distance != 0:
             return
@@ -165,12 +256,15 @@ class Search:
         key = program_key(program)
         if key in self._finished:
             self.pruned += 1
-            yield Pruned(state.id, tuple(done), "the same candidate", self._finished[key])
+            twin, seconds = self._finished[key]
+            self._costs[state.depth] = min(seconds, self._costs.get(state.depth, seconds))
+            yield Pruned(state.id, tuple(done), "the same candidate", twin)
             return
         seconds, how = self.cost(program)
+        self._costs[state.depth] = min(seconds, self._costs.get(state.depth, seconds))
         found = State(len(self.states), state.id, tuple(done), program, state.depth, "converging", 0)
         self.states.append(found)
-        self._finished[key] = found.id
+        self._finished[key] = found.id, seconds
         improved = seconds < self.best
         self.best = min(self.best, seconds)
         yield Found(found, seconds, how, improved)

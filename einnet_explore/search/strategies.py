@@ -36,7 +36,7 @@ from einnet_explore.rules.summation_splitting import Splitting
 from einnet_explore.rules.traversal_merging import Merging
 from einnet_explore.rules.variable_substitution import Substitution
 from einnet_explore.search.cleanup import Moves, clean
-from einnet_explore.search.moves import local_moves, moves
+from einnet_explore.search.moves import Move, local_moves, moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +72,58 @@ def choices(program: Program, allowed: Allowed) -> Iterable[Moves]:
 
 
 def _choices(program: Program, allowed: Allowed) -> Iterable[Moves]:
-    for at, scope in allowed.places(program):
-        splits = SUMMATION_SPLITTING in allowed.rules and not _summed_up(program, at)
-        for rule in allowed.rules:
-            if rule in (BOUNDARY_TIGHTENING, EOPERATOR_GENERATION) or (rule == SUMMATION_SPLITTING and not splits):
+    """The choices of every place and rule, in turn one of each: the first of each kind are the most promising.
+
+    Splits that sum over every moving window outside come first, then substitutions (all skews, or all residues, at
+    once before each alone), then what widens a summation, then the rest.
+    """
+    places = tuple(allowed.places(program))
+    waiting = [iter(_of(rule, program, at, scope, allowed)) for rule in _ranked(allowed.rules) for at, scope in places]
+    while waiting:
+        left = []
+        for found in waiting:
+            if (first := next(found, None)) is not None:
+                yield first
+                left.append(found)
+        waiting = left
+
+
+def _ranked(rules: tuple[Rule[Any], ...]) -> list[Rule[Any]]:
+    """The rules that make choices, those first that take windows apart."""
+    first = (SUMMATION_SPLITTING, VARIABLE_SUBSTITUTION, BOUNDARY_RELAXING)
+    rest = [rule for rule in rules if rule not in (*first, BOUNDARY_TIGHTENING, EOPERATOR_GENERATION)]
+    return [rule for rule in first if rule in rules] + rest
+
+
+def _of(rule: Rule[Any], program: Program, at: Path, scope: Scope, allowed: Allowed) -> Iterable[Moves]:
+    """The choices that start with *rule* at *at*, where *scope* stands."""
+    if rule in (SUMMATION_SPLITTING, VARIABLE_SUBSTITUTION, BOUNDARY_RELAXING) and _only_reads(scope):
+        return
+    splits = SUMMATION_SPLITTING in allowed.rules and not _summed_up(program, at)
+    if rule == SUMMATION_SPLITTING:
+        if splits:
+            yield from (((match,), changed) for match, changed in _splits(program, at, scope))
+        return
+    for match, changed in moves(rule, program, at, scope):
+        match match.params:
+            case Wider(ranges):
+                wider = frozenset(x.name for x, _, _ in ranges)
+                yield from _windowed(match, changed, at, wider, allowed)
+                if VARIABLE_SUBSTITUTION in allowed.rules:
+                    yield from _substituted((match,), changed, at, wider, splits)
+            case Substitution():
+                yield from _substitution((), match, scope, changed, splits)
+            case Merging(access) if _summing(scope, access) not in (None, *allowed.given):
                 continue
-            if rule in (SUMMATION_SPLITTING, VARIABLE_SUBSTITUTION, BOUNDARY_RELAXING) and _only_reads(scope):
-                continue
-            for match, changed in moves(rule, program, at, scope):
-                match match.params:
-                    case Wider(ranges):
-                        wider = frozenset(x.name for x, _, _ in ranges)
-                        yield from _windowed(match, changed, at, wider, allowed)
-                        if VARIABLE_SUBSTITUTION in allowed.rules:
-                            yield from _substituted((match,), changed, at, wider, splits)
-                    case Substitution():
-                        yield from _substitution((), match, scope, changed, splits)
-                    case Merging(access) if _summing(scope, access) not in (None, *allowed.given):
-                        continue
-                    case _ if rule != BOUNDARY_RELAXING:
-                        yield (match,), changed
+            case _ if rule != BOUNDARY_RELAXING:
+                yield (match,), changed
+
+
+def _splits(program: Program, at: Path, scope: Scope) -> Iterable[Move]:
+    """The splits of *scope*; the one that sums over all that moves along with a traversal outside comes first."""
+    moving = {y for a in accesses(scope.body) for i in a.index if overlaps(i) for y in i.iterators}
+    moving &= {y for y in scope.summations if y.extent > 1}
+    return sorted(moves(SUMMATION_SPLITTING, program, at, scope), key=lambda m: set(m[0].params.outer) != moving)
 
 
 def _windowed(
@@ -134,7 +166,8 @@ def _separated(
     """Splits that sum one part of every halved window outside, the other inside."""
     at = before[-1].at
     now = {y.name: y for y in program.scope_at(at).summations}
-    parts = [[now[name] for name, i in params.phi if x in i.iterators] for x in scope.summations if x in halved]
+    # High digits first: a window whose high digit is summed outside is dense inside.
+    parts = [[now[name] for name, i in params.phi[::-1] if x in i.iterators] for x in scope.summations if x in halved]
     outer = [(), *(p.outer for p, _ in local_moves(SUMMATION_SPLITTING, scope, len(at) == 1))]
     others = dict.fromkeys(tuple(y for y in found if y not in halved) for found in outer)
     for rest in others:

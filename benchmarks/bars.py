@@ -1,0 +1,167 @@
+"""How soon a search reaches a wanted operator: states and seconds, each run in a process of its own with cold caches.
+
+``python -m benchmarks.bars NAME`` runs one case once and prints a line of JSON; ``benchmarks.search`` runs them all.
+Time counts from the making of the search to the event that the target is found; imports and parsing do not count.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import einnet_explore as ee
+from einnet_explore.algebra.certificate import certify
+from einnet_explore.cost import weight_only
+from einnet_explore.explore.run import find_operators
+from einnet_explore.ir import EOPERATOR, VIEW, Program
+from einnet_explore.search.candidate import verdict
+from einnet_explore.search.engine import Options, Search
+from einnet_explore.search.events import Found
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A start, the call that is wanted, and how many states and seconds it may take (None: to be reported only).
+
+    *eoperators*: how many kernels may run beside the call, where that is part of the target.
+    """
+
+    name: str
+    start: Callable[[], Program]
+    target: str
+    wanted: Mapping[str, int]
+    states: int | None = None
+    seconds: float | None = None
+    eoperators: int | None = None
+
+    def reached(self, program: Program) -> bool:
+        """Whether *program* is one call of the target with the wanted attributes, and eOperators."""
+        calls = [e.via for e in program.equations if e.via and e.via.operator not in (EOPERATOR, VIEW)]
+        if len(calls) != 1 or not self.wanted.items() <= dict(calls[0].attributes).items():
+            return False
+        constant = weight_only(program)
+        kernels = [e for e in program.equations if e.via and e.via.operator == EOPERATOR and e.name not in constant]
+        return self.eoperators is None or len(kernels) == self.eoperators
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Whether a run found the target, the states it had then (pruned ones too), and the seconds it took.
+
+    *loops* is that time over the time of a fixed loop in the same process, which a slow or busy machine slows as well.
+    *proof* is the weakest certificate of the steps that lead to the target.
+    """
+
+    found: bool
+    states: int
+    seconds: float
+    loops: float
+    proof: str
+
+
+def conv(size: int, kernel: int, **more: int) -> Callable[[], Program]:
+    """A convolution over *size* by *size* with a square *kernel*."""
+    sizes = {"N": 1, "H": size, "W": size, "C": 16, "F": 8, "R": kernel, "S": kernel, **more}
+    return lambda: ee.ops.conv2d(**sizes)  # type: ignore[arg-type]
+
+
+def _bands(dilation: int) -> Callable[[], Program]:
+    return lambda: ee.ops.g2bmm(b=8, m=10000, w=32, k=512, dilation=dilation)
+
+
+def _wide_bands() -> Program:
+    return ee.ops.gbmm(b=8, m=10000, w=32, n=64, dilation=4)
+
+
+def _transposed() -> Program:
+    return ee.ops.conv_transpose2d(N=16, H=2, W=2, F=448, C=256, R=4, S=4, stride=2, padding=1)
+
+
+def _five() -> Program:
+    return ee.ops.conv2d(N=16, H=224, W=224, C=32, F=1, R=5, S=5, layout="NCHW")
+
+
+def _depthwise() -> Program:
+    return ee.ops.depthwise_conv2d(N=1, H=14, W=14, C=16, R=3, S=3)
+
+
+def _chain() -> Program:
+    return ee.parse(
+        """
+        tensor A[4, 64]
+        tensor B[64, 64]
+        tensor C[64, 64]
+        Y[m:4, n:64] = sum[k:64, j:64] A[m, j] * B[j, k] * C[k, n]
+        """
+    )
+
+
+BARS = (
+    Bar("Conv3x3 7x7 512-512", conv(7, 3, C=512, F=512), "Matmul", {"m": 49, "n": 4608, "k": 512}, 150, 0.04, 1),
+    Bar("ConvTranspose 4x4 s2 448-256", _transposed, "Matmul", {"m": 64, "n": 4096, "k": 448}, 600, 0.15, 1),
+    Bar("Conv5x5 to Conv3x3, 4x channels", _five, "Conv2d", {"r": 3, "s": 3, "f": 4}, 2000, 1.0),
+    *(Bar(f"G2BMM dilation {d}", _bands(d), "G2BMM", {"b": 8 * d, "d": 1, "W": 32}, 150, 0.03) for d in (2, 3, 4, 8)),
+    Bar("GBMM dilation 4", _wide_bands, "GBMM", {"b": 32, "d": 1}),
+    *(
+        Bar(f"Conv3x3 dilation {d} to dense", conv(14, 3, dilation=d), "Conv2d", {"n": d * d, "dh": 1, "dw": 1})
+        for d in (2, 3, 4)
+    ),
+    Bar("Conv3x3 stride 2 to dense", conv(14, 3, stride=2, padding=1), "Conv2d", {"sh": 1, "sw": 1, "c": 64}),
+    Bar("Conv3x3 stride 2 to Matmul", conv(14, 3, stride=2, padding=1), "Matmul", {"k": 16}),
+    Bar("Conv3x3 im2col", conv(14, 3), "Matmul", {"k": 144}),
+    Bar("Conv7x7 to Conv4x4, 4x channels", conv(28, 7), "Conv2d", {"r": 4, "s": 4, "f": 32}),
+    Bar("Conv9x9 to Conv5x5, 4x channels", conv(28, 9), "Conv2d", {"r": 5, "s": 5, "f": 32}),
+    Bar("grouped Conv3x3 to Matmul", conv(14, 3, groups=4), "Matmul", {"b": 4}),
+    Bar("depthwise Conv3x3 to Conv2d", _depthwise, "Conv2d", {"g": 16, "r": 3, "s": 3}),
+    Bar("A x B x C as A x (B x C)", _chain, "Matmul", {"m": 64, "n": 64, "k": 64}),
+)
+
+
+def measure(bar: Bar, limit: float = 10) -> Measured:
+    """Search until *bar* is reached, the search ends or *limit* seconds are over."""
+    program, targets = bar.start(), find_operators([bar.target])
+    gc.collect()
+    began, found, proof = time.perf_counter(), False, ""
+    search = Search(program, ee.program_seconds, Options(targets=targets))
+    for event in search.run():
+        found = isinstance(event, Found) and bar.reached(event.state.program)
+        if found or time.perf_counter() - began > limit:
+            break
+    seconds = time.perf_counter() - began
+    if found:
+        proof = verdict(tuple(certify(s.before, s.after) for s in search.derivation(len(search.states) - 1).steps))
+    return Measured(found, len(search.states) + search.pruned, seconds, seconds / _loop(), proof)
+
+
+def _loop() -> float:
+    """Seconds of a fixed loop of hashing and dictionary look-ups."""
+    began = time.perf_counter()
+    seen: dict[tuple[str, int], int] = {}
+    for n in range(1 << 16):
+        pair = ("x", n & 0xFF)
+        seen[pair] = seen.get(pair, 0) + n
+    return time.perf_counter() - began
+
+
+def median(bar: Bar, runs: int) -> Measured:
+    """The medians of *runs* fresh processes."""
+    command = [sys.executable, "-m", "benchmarks.bars", bar.name]
+    done = [subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(runs)]
+    found = [Measured(**json.loads(text)) for text in done]
+    seconds, loops = (statistics.median(values) for values in zip(*((f.seconds, f.loops) for f in found), strict=True))
+    return Measured(all(f.found for f in found), max(f.states for f in found), seconds, loops, found[0].proof)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure the case called *argv[0]* once, in this process."""
+    print(json.dumps(asdict(measure(next(b for b in BARS if b.name == argv[0])))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
