@@ -257,3 +257,76 @@ def test_bad_options_say_what_was_expected():
         Options(ahead=-1)
     with pytest.raises(ValueError, match="unknown target 'Frobnicate', expected one of"):
         Run(conv(4, 3, 2, 3), ee.program_seconds, target="Frobnicate")
+
+
+SEVERAL = {
+    "a chain of products": (
+        """
+        tensor A[6, 9]
+        tensor B[9, 8]
+        tensor C[8, 7]
+        Y[i:6, l:7] = sum[k:8] {[i:6, k:8] sum[j:9] A[i, j] * B[j, k]}[i, k] * C[k, l]
+        """,
+        ("Matmul", "Matmul"),
+        0,
+    ),
+    "a sum of products": (
+        """
+        tensor A[6, 9]
+        tensor B[9, 8]
+        tensor C[6, 7]
+        tensor D[7, 8]
+        Y[i:6, l:8] = {[i:6, l:8] sum[j:9] A[i, j] * B[j, l]}[i, l] + {[i:6, l:8] sum[k:7] C[i, k] * D[k, l]}[i, l]
+        """,
+        ("Matmul", "Matmul"),
+        1,
+    ),
+    "bias, residual and activation": (
+        """
+        tensor A[6, 9]
+        tensor B[9, 8]
+        tensor b[8] weight
+        tensor R[6, 8]
+        Y[i:6, l:8] = relu({[i:6, l:8] sum[j:9] A[i, j] * B[j, l]}[i, l] + b[l] + R[i, l])
+        """,
+        ("Matmul",),
+        1,
+    ),
+    "a product, then a convolution": (
+        """
+        tensor A[20, 9]
+        tensor B[9, 7] weight
+        tensor K[3, 3, 6, 7] weight
+        Y[h:5, w:4, f:6] = sum[r:3, s:3, c:7]
+            {[h:5, w:4, c:7] sum[k:9] A[4*h+w, k] * B[k, c]} pad [1, 1, 0][h+r-1, w+s-1, c] * K[r, s, f, c]
+        """,
+        ("Matmul", "Conv2d"),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_operators_in_one_candidate(name):
+    source, operators, eoperators = SEVERAL[name]
+    program = ee.parse(source)
+    run = search(program, operators, max_depth=1)
+    found = [
+        c
+        for c in run.candidates
+        if tuple(e.via.operator for e in c.operators) == operators and eoperators in (None, c.eoperators)
+    ]
+    assert found
+    assert {x.kind for x in run.certificates(found[0].derivation)} == {"proved"}
+    same_value(program, found[0])
+
+
+def test_a_maximum_is_a_pooling_and_nothing_else():
+    program = ee.parse(
+        "tensor A[1, 5, 4, 3] pad [0, 1, 1, 0] value -inf\nY[n:1, h:5, w:4, c:3] = max[r:3, s:3] A[n, h+r-1, w+s-1, c]"
+    )
+    run = search(program, (), max_depth=1)
+    assert {e.via.operator for c in run.candidates for e in c.operators} == {"MaxPool2d"}
+    for candidate in run.candidates:
+        assert {x.kind for x in run.certificates(candidate.derivation)} == {"proved"}
+        same_value(program, candidate)

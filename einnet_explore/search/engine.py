@@ -238,21 +238,22 @@ class Search:
                 yield from self._finish(state, (match,), program)
 
     def _finish(self, state: State, matches: tuple[Match[Any], ...], program: Program) -> Iterable[SearchEvent]:
-        """Generate eOperators for all that is left of *program*; a candidate if that succeeds."""
+        """Generate eOperators for all that is left of *program*; a candidate if that succeeds.
+
+        What is left after a match may be compute-bound itself (a sum of two products, a chain): it is matched in turn.
+        """
         tidy, program = clean(program, final=True)
         done = [*matches, *tidy]
         for n, equation in enumerate(program.equations):
             if equation.via is None:
-                refusal = None
-                for match in EOPERATOR_GENERATION.matches(program, (n,)):
-                    program = match.apply(program).after
-                    done.append(match)
-                    break
-                else:
-                    refusal = why_no_eoperator(program, n)
-                if refusal is not None:
-                    yield Refused(state.id, (n,), "eOperator", refusal)
+                match = next(iter(EOPERATOR_GENERATION.matches(program, (n,))), None)
+                if match is None:
+                    yield Refused(state.id, (n,), "eOperator", why_no_eoperator(program, n))
+                    if matches:
+                        yield from self._match_rest(state, tuple(done), program, n)
                     return
+                program = match.apply(program).after
+                done.append(match)
         key = program_key(program)
         if key in self._finished:
             self.pruned += 1
@@ -268,6 +269,17 @@ class Search:
         improved = seconds < self.best
         self.best = min(self.best, seconds)
         yield Found(found, seconds, how, improved)
+
+
+    def _match_rest(
+        self, state: State, matches: tuple[Match[Any], ...], program: Program, equation: int
+    ) -> Iterable[SearchEvent]:
+        """Each way to give a library operator to what is left of *equation*, and so on until nothing is left."""
+        rule = matching_rule(self.options.targets)
+        for at, _ in self._allowed.places(program):
+            if at[0] == equation:
+                for match in rule.matches(program, at):
+                    yield from self._finish(state, (*matches, match), match.apply(program).after)
 
 
 def why_no_eoperator(program: Program, equation: int) -> str:
