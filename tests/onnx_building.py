@@ -8,9 +8,9 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from einnet_explore.graph.assemble import assemble
-from einnet_explore.graph.model import Model
-from einnet_explore.graph.operators_onnx import NotUnderstood, express
+from einnet_explore.graph.reading.assemble import assemble
+from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.reading.operators import NotUnderstood, express
 from einnet_explore.ir import Program
 
 Dims = Sequence[int | str | None]

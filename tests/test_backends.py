@@ -13,6 +13,7 @@ from einnet_explore.backends import (
     aligned_empty,
     compile_program,
     compile_scope,
+    compiled,
     emit,
     load,
 )
@@ -54,10 +55,17 @@ CASES = {
         Y[n:2, c:3, y:12, x:32] = sum[h:6, w:16] T[n, c, y+1-2*h, x+1-2*w, h, w]""",
     "transpose": "tensor A[16, 12, 48]\nY[h:12, w:48, c:16] = A[c, h, w]",
     "transpose back": "tensor A[6, 7, 32]\nY[c:32, h:6, w:7] = A[h, w, c]",
+    "transpose past a dimension": "tensor A[8, 3, 24]\nY[w:24, g:3, c:8] = A[c, 2-g, w]",
+    "small tiles of a wide row": "tensor A[12, 3, 64] pad [1, 0, 0]\nY[c:64, h:12] = A[h, 0, c] + A[h-1, 2, c]",
+    "padded transpose": "tensor A[16, 6, 32] pad [0, 1, 0]\nY[h:8, w:32, c:16] = A[c, h-1, w]",
     "odd transpose": "tensor A[6, 14]\nY[w:14, c:6] = A[c, w] * 2",
     "offset-reduce to NCHW": """
         tensor T[8, 8, 3, 3, 32] pad [1, 1, 0, 0, 0]
         Y[f:32, h:8, w:8] = relu({[f:32, h:8, w:8] sum[r:3, s:3] T[h+r-1, w+s-1, r, s, f]}[f, h, w])""",
+    "partitioned rows after another stage": """
+        tensor B[1, 1] pad [0, (0, 1)]
+        tensor C[1]
+        Y[h:1, n:4] = B[h, n // 2] * {[] C[0] * C[0]}[]""",
     "remainders of two numbers": "tensor A[2, 2]\nY[h:3] = A[h % 2, (h + 1) % 2]",
     "negative numerators": "tensor A[3, 4]\nY[h:-5..4, w:4] = A[h % 3, (h - 2*w) // 5 % 4]",
     "contradicting remainders": """
@@ -95,6 +103,26 @@ def test_kernels_of_every_template(name: str, rank: int) -> None:
 def test_every_template_occurs() -> None:
     used = {emit(scope_of(text)).template for text in CASES.values()}
     assert used == {"rows", "tile", "turn", "outer", "inner"}
+
+
+def test_the_first_schedule_of_every_case_compiles() -> None:
+    for text in CASES.values():
+        for threads in (1, 2):
+            source = emit(scope_of(text), threads=threads)
+            assert compiled.build(source.function, source.key, threads)
+
+
+def test_few_threads_do_not_share_interleaved_phases() -> None:
+    phases = scope_of("tensor A[64, 2, 32, 60]\nY[c:64, h:32, w:120] = A[c, w % 2, h, w // 2]")
+    assert "T.parallel(" not in emit(phases, threads=4).text
+    assert "T.parallel(" in emit(phases, threads=5).text
+    check(phases, threads=5)
+
+
+def test_transposed_tiles_stay_in_registers() -> None:
+    assert ": T.let[T.float32x16] = T.Shuffle(" in emit(scope_of(CASES["transpose"])).text
+    assert "sblock_alloc_buffer" not in emit(scope_of(CASES["transpose past a dimension"])).text
+    assert "T.vectorized(16)" in emit(scope_of(CASES["small tiles of a wide row"])).text
 
 
 @pytest.mark.parametrize(

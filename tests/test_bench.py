@@ -9,9 +9,10 @@ from onnx_building import build, node
 from test_cli import CASE
 
 from einnet_explore.cli import main
-from einnet_explore.graph import bench, engines
-from einnet_explore.graph.engines import Task, prepare
-from einnet_explore.graph.workers import Worker
+from einnet_explore.graph.bench import engines
+from einnet_explore.graph.bench import paired as bench
+from einnet_explore.graph.bench.engines import Task, prepare
+from einnet_explore.graph.bench.workers import Worker
 
 
 @pytest.fixture

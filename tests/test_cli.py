@@ -210,8 +210,10 @@ def test_table_and_seconds() -> None:
     assert [seconds(s) for s in (2, 0.0315, 4.5e-6, 8e-9)] == ["2 s", "31.5 ms", "4.5 µs", "8 ns"]
 
 
+# A test run in the background inherits that Ctrl-C is ignored; a command on a terminal does not.
 DERIVE = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from einnet_explore.cli import main
 from einnet_explore.explore.run import Run
 note = Run._record
@@ -224,7 +226,8 @@ sys.exit(main(sys.argv[1:]))
 """
 
 OPTIMIZE = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from einnet_explore.cli import main
 from einnet_explore.graph.optimise import Optimiser
 run = Optimiser.run

@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from strategies import inputs_for, programs, scopes_
 
 from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.graph.export import (
+from einnet_explore.graph.writing.export import (
     DOMAIN,
     IR_VERSION,
     LEAST_OPSET,

@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx_building import run
 
-from einnet_explore.graph.model import Model
 from einnet_explore.graph.models import MODELS, write
-from einnet_explore.graph.onnx_in import load
+from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.reading.model import Model
 
 NAMES = [model.name for model in MODELS]
 

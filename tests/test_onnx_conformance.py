@@ -11,10 +11,10 @@ import pytest
 from onnx import numpy_helper
 
 from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.graph.assemble import assemble
-from einnet_explore.graph.model import Model, ModelError
-from einnet_explore.graph.onnx_in import load
-from einnet_explore.graph.operators_onnx import NotUnderstood, express
+from einnet_explore.graph.reading.assemble import assemble
+from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.reading.model import Model, ModelError
+from einnet_explore.graph.reading.operators import NotUnderstood, express
 from einnet_explore.ir import Equation, Program
 
 LARGEST = 4_000_000

@@ -9,8 +9,8 @@ import pytest
 from onnx import TensorProto, helper
 from onnx_building import build, node, run
 
-from einnet_explore.graph.model import ModelError, identifiers
-from einnet_explore.graph.onnx_in import load
+from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.reading.model import ModelError, identifiers
 
 W = np.ones((4, 3, 3, 3), np.float32)
 CONV = [node("Conv", ["x", "w"], ["y"], "conv1", pads=[1, 1, 1, 1])]

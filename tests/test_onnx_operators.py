@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from onnx_building import build, integers, node, run, whole
 
 from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.graph.assemble import assemble
-from einnet_explore.graph.model import ModelError
-from einnet_explore.graph.onnx_in import load
-from einnet_explore.graph.operators_onnx import NotUnderstood, express
+from einnet_explore.graph.reading.assemble import assemble
+from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.reading.model import ModelError
+from einnet_explore.graph.reading.operators import NotUnderstood, express
 from einnet_explore.ir import Scope, accesses
 
 small = st.integers(1, 3)

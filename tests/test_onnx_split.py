@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from onnx_building import build, integers, node, run
 
 from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.graph.model import Model
 from einnet_explore.graph.models import write
-from einnet_explore.graph.onnx_in import load
-from einnet_explore.graph.operators_onnx import OPERATORS_ONNX
+from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.reading.operators import OPERATORS_ONNX
 from einnet_explore.graph.split import Split, partition, split
 
 

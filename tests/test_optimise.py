@@ -21,13 +21,16 @@ from einnet_explore.backends.measure import compare, times_faster
 from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.graph import contest as contest_module
 from einnet_explore.graph import optimise as optimise_module
+from einnet_explore.graph import whole as whole_module
 from einnet_explore.graph.contest import AGREEMENT, Outcome, Settings, largest_error
-from einnet_explore.graph.model import Model
 from einnet_explore.graph.models import write
-from einnet_explore.graph.onnx_in import load
-from einnet_explore.graph.optimise import Optimiser, optimize, seconds_of, telling_inputs
+from einnet_explore.graph.optimise import Optimiser, optimize, seconds_of
 from einnet_explore.graph.optimised import Optimised
-from einnet_explore.graph.plan import build_plan
+from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.running.plan import build_plan
+from einnet_explore.graph.whole import telling_inputs
+from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match, Step
 
 FIELDS = {
     "model", "device", "seconds_before", "seconds_after", "speedup", "max_abs_error", "max_rel_error",
@@ -116,8 +119,8 @@ def test_kept_whatever_the_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for name in ("MARGIN", "NEGLIGIBLE"):
         monkeypatch.setattr(contest_module, name, {"MARGIN": 1e9, "NEGLIGIBLE": 0.0}[name])
     monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
-    for name in ("WORTH", "PAYS"):
-        monkeypatch.setattr(optimise_module, name, 0.0)
+    monkeypatch.setattr(optimise_module, "WORTH", 0.0)
+    monkeypatch.setattr(whole_module, "PAYS", 0.0)
     fast = optimize(model(transposed()), threads=1, budget=8)
     said = sound(fast, tmp_path)
     assert [part["kept"] for part in said["subprograms"]] == [True, True]
@@ -132,12 +135,12 @@ def test_kept_whatever_the_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_what_does_not_pay_in_the_whole_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contest_module, "MARGIN", 1e9)
     monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
-    monkeypatch.setattr(optimise_module, "PAYS", 1e9)
+    monkeypatch.setattr(whole_module, "PAYS", 1e9)
     fast = optimize(model(transposed()), threads=1, budget=8)
     said = sound(fast, tmp_path)
     assert said["speedup"] == 1.0 and not any(part["kept"] for part in said["subprograms"])
     assert all("of its speed without" in part["why"] for part in said["subprograms"])
-    monkeypatch.setattr(optimise_module, "PAYS", 0.0)
+    monkeypatch.setattr(whole_module, "PAYS", 0.0)
     monkeypatch.setattr(optimise_module, "WORTH", 1e9)
     again = sound(optimize(model(transposed()), threads=1, budget=8), tmp_path)
     assert again["speedup"] == 1.0 and all("of its speed" in part["why"] for part in again["subprograms"])
@@ -150,7 +153,7 @@ def test_what_disagrees_in_the_whole_is_given_back(tmp_path: Path, monkeypatch: 
     for _ in work.run():
         pass
     assert any(part.kept for part in work.parts)
-    monkeypatch.setattr(optimise_module, "AGREEMENT", -1.0)
+    monkeypatch.setattr(whole_module, "AGREEMENT", -1.0)
     said = work.result().report()
     assert not any(part["kept"] for part in said["subprograms"])
     assert any("of its largest output" in part["why"] for part in said["subprograms"])
@@ -223,7 +226,7 @@ def test_inputs_tell_right_from_wrong() -> None:
     held = model(build(nodes, {"x": [1]}, ["y"], weights))
     plan = build_plan(held, {}, 1)
     feeds = telling_inputs(held, plan)
-    first = plan.run(optimise_module.random_inputs(held, 0))["y"].max()
+    first = plan.run(whole_module.random_inputs(held, 0))["y"].max()
     assert plan.run(feeds)["y"].max() >= first
 
 
@@ -286,3 +289,12 @@ def test_pretrained_text_detector(tmp_path: Path) -> None:
     fast = optimize(path, shapes={"x": (1, 3, 320, 320)}, threads=1)
     said = sound(fast, tmp_path)
     assert len(said["subprograms"]) > 60
+
+
+def test_a_winner_with_a_false_step_is_not_kept() -> None:
+    right = ee.parse("tensor A[3]\nY[x:3] = A[x] + 1")
+    wrong = ee.parse("tensor A[3]\nY[x:3] = A[x] + 2")
+    match = Match(EOPERATOR_GENERATION, (0,), None)
+    won = contest_module.Outcome(2.0, 1.0, Derivation(right, (Step(right, match, wrong),)), 0.0, 1, "2x")
+    part = optimise_module.judged(("a", "b"), won)
+    assert not part.kept and part.certificate == "false" and "false step" in part.why

@@ -10,9 +10,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from einnet_explore.graph.model import Model
-from einnet_explore.graph.onnx_in import load
-from einnet_explore.graph.plan import PlanError, Run, build_plan, random_inputs, subgraph_session
+from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.running.plan import PlanError, Run, build_plan, random_inputs, subgraph_session
 
 Arrays = Mapping[str, Any]
 

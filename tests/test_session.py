@@ -119,6 +119,20 @@ def test_adopt_walks_what_is_there_and_adds_the_rest() -> None:
         session_of("tensor A[3]\nY[i:3] = A[i]").adopt(derivation)
 
 
+def test_a_search_from_here_is_adopted_here() -> None:
+    session = session_of()
+    session.apply("summation_splitting", at="Y", outer=["r", "s"])
+    run = session.search(target="Matmul", max_depth=1)
+    for _ in run:
+        pass
+    assert run.best is not None
+    session.adopt(run.best.derivation)
+    assert session.program == run.best.program and session.derivation.steps[0].match.rule.name == "summation_splitting"
+    assert len(session.derivation.steps) == 1 + len(run.best.derivation.steps)
+    assert session.check().ok
+    assert replayed(session.script(), session.nodes[0].end).program == session.program
+
+
 def test_save_and_load(tmp_path: Path) -> None:
     session = by_hand()
     session.save(tmp_path / "conv.json", case="conv")
@@ -199,6 +213,14 @@ def test_a_session_shows_itself() -> None:
     assert [row[-1] for row in table.rows] == ["", *["proved"] * 7]
     assert "summation_splitting" in table._repr_html_() and "r, s" in repr(table)
     assert ee.show(session.derivation)._repr_mimebundle_()["text/latex"].startswith("\\begin{align*}")
+
+
+def test_a_certificate_shows_its_verdict() -> None:
+    conv = ee.parse(CONV)
+    shown = ee.certify(conv, ee.parse(CONV.replace("h+r-1", "r+h-1")))._repr_html_()
+    assert "✓ proved" in shown and "equal for every input" in shown
+    wrong = ee.certify(conv, ee.parse(CONV.replace("h+r-1", "h+1-r")))
+    assert "✗ false" in wrong._repr_html_() and str(wrong.counterexample) in str(wrong)
 
 
 def test_tables_of_matches_and_refusals() -> None:

@@ -24,7 +24,7 @@ from einnet_explore.backends.structure import LANES, borders, lanes_of, moved, p
 from einnet_explore.backends.transpose import transposing
 from einnet_explore.ir import Access, Iterator, Scope, accesses, as_index
 
-VERSION = 14
+VERSION = 20
 """Part of the key of compiled kernels: to be raised when a template changes."""
 
 ROW = 4 * LANES
@@ -32,6 +32,9 @@ SHARES = 4
 """So many parts of the work, at least, a thread."""
 PARALLEL_ELEMENTS = 1 << 18
 """A stage that moves fewer elements is not worth waking threads for: that takes as long as moving a megabyte."""
+
+ONE_BY_ONE = LANES // 4
+"""Times that a stage without vectors takes: fewer threads do not make up for it."""
 
 
 def apply(template: str, schedule: Schedule, block: str, scope: Scope, threads: int) -> None:
@@ -90,8 +93,12 @@ def _rows(stage: _Stage) -> None:
     if period > 1:
         row, phase = schedule.split(row, [None, period])
         schedule.unroll(phase)
-    stage.parallel(n)
-    if n == 0 and stage.threads > 1 and not (before or after):
+    # In a parallel task LLVM does not know pointers apart, and writes interleaved phases one by one.
+    interleaved = period > 1 and n == len(loops) - 1
+    shared = stage.threads > (ONE_BY_ONE if interleaved else 1)
+    if shared:
+        stage.parallel(n)
+    if n == 0 and shared and not (before or after):
         chunks = _chunks(scope.traversals[0].extent // period, stage.threads)
         schedule.parallel(schedule.split(row, [chunks, None])[0])
     if before or after:
@@ -118,9 +125,14 @@ def _turn(stage: _Stage) -> None:
     # The longer of the two goes innermost: its end of memory is walked through page by page.
     pair = (vectors, tiles) if traversals[-1].extent >= traversals[n].extent else (tiles, vectors)
     outer = [*loops[:n], *loops[n + 1 : -1], *pair]
-    schedule.reorder(*outer, lane, row)
     gap = len(traversals) - 2 - n
     between = _copied(read, traversals[n], traversals[-1])
+    # Rows are computed in the widest vectors, also where the tiles are smaller.
+    width = gcd(traversals[n].extent, LANES) if between is None else side
+    outside, several = schedule.split(vectors, [None, width // side])
+    outer = [outside if loop is vectors else loop for loop in outer]
+    schedule.reorder(*outer, several, lane, row)
+    schedule.unroll(several)
     if between is None:
         schedule.compute_at(rows, outer[-1])
         inside = schedule.get_loops(rows)
@@ -128,16 +140,18 @@ def _turn(stage: _Stage) -> None:
         schedule.unroll(inside[-2])
     else:
         schedule.compute_inline(rows)
-    schedule.tensorize(lane, transposing(side, gap, between))
+    schedule.tensorize(lane, transposing(side, gap, between or 0))
     free = [traversals[m].extent for m in range(len(traversals) - 1) if m != n]
-    first = traversals[n] if pair[0] is vectors else traversals[-1]
-    _parallel(stage, outer[:-1], [*free, first.extent // side])
+    first = traversals[n].extent // width if pair[0] is vectors else traversals[-1].extent // side
+    _parallel(stage, outer[:-1], [*free, first])
 
 
 def _copied(read: Access, along: Iterator, across: Iterator) -> int | None:
     """Dimensions between the two that tiles span, where what *read* views is elements as they lie in memory."""
     match read.source:
-        case Scope(body=Access(_, index)) if index:
+        case Scope(body=Access(source, index)) if index:
+            if any(i.bounds[0] < lo or i.bounds[1] >= hi for i, (lo, hi) in zip(index, source.box, strict=True)):
+                return None
             spans = [d for d, i in enumerate(index) if across in i.iterators or along in i.iterators]
             if len(spans) == 2 and spans[1] == len(index) - 1:
                 row, lane = (index[d] - as_index(y) for d, y in zip(spans, (across, along), strict=True))

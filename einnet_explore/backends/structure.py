@@ -32,9 +32,8 @@ PHASES = 8
 
 def moved(scope: Scope) -> int:
     """How many elements are read and written; a view of a scope moves what that scope moves."""
-    reads = tuple(accesses(scope.body))
-    inner = sum(1 for a in reads if isinstance(a.source, Scope) for _ in accesses(a.source.body))
-    return points(scope) * (1 + len(reads) + inner)
+    reads = sum(len(tuple(accesses(a.source.body))) if isinstance(a.source, Scope) else 1 for a in accesses(scope.body))
+    return points(scope) * (1 + reads)
 
 
 def templates(scope: Scope) -> tuple[str, ...]:

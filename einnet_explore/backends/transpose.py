@@ -1,8 +1,7 @@
 """Tiles of a matrix transposed in vector registers, as a TVM tensor intrinsic.
 
-A tile of L×L elements is transposed as a matrix of 4×4 blocks, then inside the blocks (Eklundh 1972).  Every step is one
-instruction of two vectors, and the second half of them stays inside quarters of a register.  Where rows are only
-copied, blocks are moved by the loads, which are cheaper still: a row of blocks is read from four rows.
+A tile of L×L elements is transposed as a matrix of 4×4 blocks, then inside the blocks (Eklundh 1972).  Every step is
+one instruction of two vectors, and the second half of them stays inside quarters of a register, which is cheaper.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ BLOCK = 4
 
 
 @cache
-def transposing(side: int, gap: int, between: int | None) -> str:
-    """The name of the intrinsic B[j, 0 × *gap*, i] = A[i, 0 × *between*, j] for tiles of *side* × *side* float32 elements.
+def transposing(side: int, gap: int, between: int) -> str:
+    """The name of the intrinsic B[j, 0 × *gap*, i] = A[i, 0 × *between*, j] for tiles of *side*² float32 elements.
 
-    *side* is 4, 8 or 16.  Rows of A that lie where they were computed (*between* is None) are read whole.
+    *side* is 4, 8 or 16.
     """
     name = f"einnet_explore.transpose.{side}.{gap}.{between}"
     moves, last = _moves(side, between)
     stores = "".join(f"        B.vstore([{_at(i, gap, 0)}], {row})\n" for i, row in enumerate(last))
-    a_shape, b_shape = ((side, *[1] * n, side) for n in (between or 0, gap))
+    a_shape, b_shape = ((side, *[1] * n, side) for n in (between, gap))
     a_strides, b_strides = (
         [*(f"{letter}{n}" for n in range(len(shape) - 1)), "1"] for letter, shape in (("r", a_shape), ("s", b_shape))
     )
@@ -43,7 +42,7 @@ def meaning(a: T.handle, b: T.handle) -> None:
 {head}        for i, j in T.grid({side}, {side}):
             with T.sblock("element"):
                 vi, vj = T.axis.remap("SS", [i, j])
-                B[{_at("vi", gap, "vj")}] = A[{_at("vj", between or 0, "vi")}]
+                B[{_at("vi", gap, "vj")}] = A[{_at("vj", between, "vi")}]
 """
     variables = "".join(f"    {s} = T.int32()\n" for s in (*a_strides[:-1], *b_strides[:-1]))
     done = f"""
@@ -64,7 +63,7 @@ def _whole(shape: tuple[int, ...]) -> str:
     return ", ".join(f"0:{n}" for n in shape)
 
 
-def _moves(side: int, between: int | None) -> tuple[str, list[str]]:
+def _moves(side: int, between: int) -> tuple[str, list[str]]:
     """(statements, names of the transposed rows)."""
     lines: list[str] = []
     numbers = count()
@@ -76,7 +75,7 @@ def _moves(side: int, between: int | None) -> tuple[str, list[str]]:
         return name
 
     def pairs(a: str, b: str, part: int, within: int) -> tuple[str, str]:
-        """In every *within* lanes: the first, then the second half of those of a and b, *part* lanes of each in turn."""
+        """In every *within* lanes: the first, then the second halves of a's and b's, *part* lanes in turn."""
         lanes = [(start, at) for start in range(0, side, within) for at in range(0, within // 2, part)]
         first, second = (
             [n + start + at + more for start, at in lanes for n in (0, side) for more in range(shift, shift + part)]
@@ -84,19 +83,9 @@ def _moves(side: int, between: int | None) -> tuple[str, list[str]]:
         )
         return let(f"T.Shuffle([{a}, {b}], {first})"), let(f"T.Shuffle([{a}, {b}], {second})")
 
-    def load(i: int, j: int, lanes: int) -> str:
-        return f'A.vload([{_at(i, between or 0, j)}], "float32x{lanes}")'
-
-    blocks = side // BLOCK
-    rows = [] if between is not None else [let(load(i, 0, side)) for i in range(side)]
+    rows = [let(f'A.vload([{_at(i, between, 0)}], "float32x{side}")') for i in range(side)]
+    gathered = [_turned(rows[i::BLOCK], lambda a, b: pairs(a, b, BLOCK, side)) for i in range(BLOCK)]
     done = [""] * side
-    gathered: list[list[str]] = []
-    for i in range(BLOCK):
-        if between is not None:
-            quarters = [[load(i + BLOCK * k, BLOCK * q, BLOCK) for k in range(blocks)] for q in range(blocks)]
-            gathered.append([let(f"T.Shuffle([{', '.join(q)}], {[*range(side)]})") for q in quarters])
-        else:
-            gathered.append(_turned(rows[i::BLOCK], lambda a, b: pairs(a, b, BLOCK, side)))
     for q, column in enumerate(zip(*gathered, strict=True)):
         done[BLOCK * q : BLOCK * (q + 1)] = _turned(column, lambda a, b: pairs(a, b, 1, BLOCK))
     return "".join(lines), done

@@ -209,19 +209,20 @@ def aligned(array: npt.ArrayLike, dtype: npt.DTypeLike = "float32") -> Array:
 
 def _scheduled(function: Any, stages: Mapping[str, Scope], rank: int, template: str, threads: int) -> Any:
     """Every stage by its template; a template that TVM refuses for a stage gives way to the next one."""
-    current = function
+    current = Schedule(function)
     for name, scope in stages.items():
         names = tuple(n for n in structure.templates(scope) if n != "turn")
         first = names.index(template) if name == "Y" and template in names else min(rank, len(names) - 1)
         for trial_name in names[first:]:
-            trial = Schedule(current)
+            # A copy: partitioned loops define a variable in every part, which a new schedule would not take.
+            trial = current.copy()
             try:
                 schedule.apply(trial_name, trial, name, scope, threads)
             except (ScheduleError, RuntimeError, ValueError):
                 continue
-            current = trial.mod["main"]
+            current = trial
             break
-    return current
+    return current.mod["main"]
 
 
 def _last_line(error: Exception) -> str:

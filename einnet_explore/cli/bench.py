@@ -9,8 +9,8 @@ from typing import Any
 from einnet_explore.cli.arguments import shapes
 from einnet_explore.cli.errors import OK
 from einnet_explore.cli.output import STDOUT, progress, seconds, table, writable, write_json
-from einnet_explore.graph.bench import benchmark
-from einnet_explore.graph.engines import check_engines
+from einnet_explore.graph.bench.engines import check_engines
+from einnet_explore.graph.bench.paired import benchmark
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -63,7 +63,7 @@ def optimize(model: str | Path, **options: Any) -> Optimised:
 
 def benchmark(model: str | Path, **options: Any) -> Mapping[str, Any]:
     """Measure a model or case against other engines, interleaved; see ``graph.bench.benchmark``."""
-    from einnet_explore.graph.bench import benchmark as run
+    from einnet_explore.graph.bench.paired import benchmark as run
 
     return run(model, **options)
 

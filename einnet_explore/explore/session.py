@@ -7,47 +7,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from os import PathLike
 from typing import Any, TypeAlias
 
 from einnet_explore.algebra.certificate import Certificate, certify
+from einnet_explore.cost import program_seconds
 from einnet_explore.explore import records, views
 from einnet_explore.explore.figures import Figure, TreeNode, draw_tree
+from einnet_explore.explore.refusals import Refusal, Refusals, incomplete, why_refused
+from einnet_explore.explore.run import Run
 from einnet_explore.explore.views import Formula, Matches, Table
 from einnet_explore.ir import Path, Program, read_path, show_path
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.rules import RULES, Derivation, Match, Refused, Rule
 from einnet_explore.rules.base import places
+from einnet_explore.search.engine import Options
 from einnet_explore.search.instantiation import matching_rule
 
 Observer: TypeAlias = "Callable[[Session], None]"
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a rule does not apply at a place, in the rule's own words."""
-
-    rule: str
-    at: Path
-    why: str
-
-
-class Refusals(tuple[Refusal, ...]):
-    """Refusals that a notebook shows as a table."""
-
-    __slots__ = ()
-
-    def table(self) -> Table:
-        """One row a rule."""
-        rows = tuple((r.rule, show_path(r.at), r.why) for r in self)
-        return Table(("rule", "at", "refused because"), rows, "" if self else "every rule has a legal match")
-
-    def __repr__(self) -> str:
-        return repr(self.table())
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return self.table()._repr_mimebundle_()
 
 
 class Session:
@@ -126,7 +103,7 @@ class Session:
             try:
                 return rule.match(self.program, at, **params)
             except (KeyError, ValueError) as error:
-                if not _incomplete(error):
+                if not incomplete(error):
                     raise
         legal = list(rule.matches(self.program, at))
         if not legal:
@@ -173,24 +150,31 @@ class Session:
             return self.program
 
     def adopt(self, derivation: Derivation) -> Program:
-        """Add the steps of *derivation* (from a search or a record) as nodes below the start, and stand at its end.
+        """Add the steps of *derivation* (from a search or a record) as nodes, and stand at its end.
 
-        Steps that the tree has already are walked, not added.  Raises ValueError where it starts from another program.
+        They go below where the reader stands if that is the program it starts from, else below the start.  Steps that
+        the tree has already are walked, not added.  Raises ValueError where it starts from neither program.
         """
-        if derivation.start != self.nodes[0].end:
-            raise ValueError("the derivation starts from another program than this session")
         with self._lock:
-            node = 0
-            for n in range(len(derivation.steps)):
-                prefix = Derivation(derivation.start, derivation.steps[: n + 1])
-                known = (k for k, parent in enumerate(self.parents) if parent == node and self.nodes[k] == prefix)
+            node = self.here if derivation.start == self.program else 0
+            so_far = self.nodes[node]
+            if derivation.start != so_far.end:
+                raise ValueError("the derivation starts from another program than this session")
+            for step in derivation.steps:
+                so_far = Derivation(so_far.start, (*so_far.steps, step))
+                known = (k for k, parent in enumerate(self.parents) if parent == node and self.nodes[k] == so_far)
                 child = next(known, None)
                 if child is None:
-                    self.nodes.append(prefix)
+                    self.nodes.append(so_far)
                     self.parents.append(node)
                     child = len(self.nodes) - 1
                 node = child
             return self.goto(node)
+
+    def search(self, target: str | Iterable[str] = (), limit: float | None = 60, **options: Any) -> Run:
+        """A search from the program here, as ``ee.search``; ``adopt`` takes a candidate's derivation in."""
+        chosen = Options(**options)
+        return Run(self.program, program_seconds, target=target, limit=limit, operators=self.operators, options=chosen)
 
     def check(self) -> Certificate:
         """Prove that the program here equals the start; a false one carries a counterexample."""
@@ -260,25 +244,6 @@ class Session:
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return self.formula()._repr_mimebundle_()
-
-
-def why_refused(rule: Rule[Any], program: Program, at: Path) -> str:
-    """Why *rule* proposes nothing; where it explains nothing, what it says when it is asked for without parameters."""
-    if rule.explain is not None:
-        return rule.explain(program, at)
-    try:
-        rule.rewrite(program, at, rule.decode(program, at, {}))
-    except Refused as refusal:
-        if not _incomplete(refusal):
-            return str(refusal)
-    except (KeyError, TypeError, ValueError):
-        pass
-    return "nothing to propose from this scope's extents and coefficients"
-
-
-def _incomplete(error: Exception) -> bool:
-    """Whether a parameter is missing."""
-    return any(isinstance(each, KeyError) for each in (error, error.__cause__, error.__context__))
 
 
 def _path(at: str, program: Program) -> Path:

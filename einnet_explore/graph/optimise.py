@@ -15,45 +15,30 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
 from einnet_explore.algebra.certificate import certify
 from einnet_explore.backends.bandwidth import stream_bandwidth
-from einnet_explore.backends.measure import Timing, compare, times_faster
+from einnet_explore.backends.measure import compare
 from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.backends.program import CompiledProgram, compile_program
 from einnet_explore.cost import CostModel, cpu_default, weight_only
 from einnet_explore.graph.anonymous import Anonymous, anonymous
-from einnet_explore.graph.contest import AGREEMENT, Arrays, Outcome, Settings, contest, largest_error
-from einnet_explore.graph.export import Replacement
-from einnet_explore.graph.model import Model
-from einnet_explore.graph.onnx_in import load
+from einnet_explore.graph.contest import Arrays, Outcome, Settings, contest, largest_error
 from einnet_explore.graph.optimised import Optimised, Part
-from einnet_explore.graph.plan import Plan, build_plan
-from einnet_explore.graph.regions import random_inputs, subgraph_session
+from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.running.plan import Plan, build_plan
+from einnet_explore.graph.running.regions import random_inputs, subgraph_session
 from einnet_explore.graph.split import Split, Subprogram, partition
+from einnet_explore.graph.whole import WORTH, least_gain, select, telling_inputs, timed
+from einnet_explore.graph.writing.export import Replacement
 from einnet_explore.ir import Program
 from einnet_explore.rules import Derivation
 from einnet_explore.search.engine import Cost
 
-SETTLE = 0.01
-"""Seconds after which ONNX Runtime's waiting threads no longer spin."""
-
 NOTHING: Mapping[str, tuple[int, ...]] = {}
-
-WORTH = 1.02
-"""A model that is not faster by more than this is given back as it was: less is within the noise of measuring."""
-
-PAYS = 1.005
-"""What a kind of subprogram has to bring to the whole model to be kept in it."""
-
-TRIALS = 8
-"""Kinds of subprograms that are tried one by one in the whole model; those that gain less are tried together."""
-
-DRAWS = 16
-"""How many random inputs are tried to find one on which the model itself is well-conditioned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +95,7 @@ class Optimiser:
                     return
                 self._known[anon.signature] = self._guarded(subprogram, anon, spent)
                 self.search_seconds += self._known[anon.signature].search_seconds
-            outcome = self._known[anon.signature]
-            part = Part(subprogram.nodes, outcome, outcome.winner is not None, certificate(outcome), outcome.why)
+            part = judged(subprogram.nodes, self._known[anon.signature])
             self.parts.append(part)
             self.done.append((subprogram, anon))
             yield Progress(n, len(subprograms), part)
@@ -128,9 +112,7 @@ class Optimiser:
     def _contest(self, subprogram: Subprogram, anon: Anonymous, spent: float) -> Outcome:
         session = subgraph_session(self.model, subprogram.nodes, self.settings.threads)
         feeds = random_inputs(session, 0)
-        identifiers = self.model.identifiers
-        back = {identifiers[name]: name for name in (*subprogram.inputs, *subprogram.outputs)}
-        original = {new: back[old] for new, old in anon.names.items() if old in back}
+        original = self._values(subprogram, anon)
         constants = {t.name: self.model.weights[original[t.name]] for t in anon.program.inputs if t.weight}
         inputs = {t.name: feeds[original[t.name]] for t in anon.program.inputs if not t.weight}
 
@@ -142,6 +124,11 @@ class Optimiser:
         return contest(
             anon.program, before, inputs, constants, self.cost, self._effort(spent), self.store, self.seconds
         )
+
+    def _values(self, subprogram: Subprogram, anon: Anonymous) -> dict[str, str]:
+        """The model's value for each tensor that *anon* shares with the model."""
+        back = {self.model.identifiers[name]: name for name in (*subprogram.inputs, *subprogram.outputs)}
+        return {new: back[old] for new, old in anon.names.items() if old in back}
 
     def _effort(self, spent: float) -> Settings:
         if self.budget is None:
@@ -156,12 +143,17 @@ class Optimiser:
         """
         original, feeds = self.original, self.feeds
         want = original.run(feeds)
-        kept, plan, refused = self._select(want)
-        timings = timed(original, plan, feeds, bool(kept), self.seconds)
-        ratio = min(times_faster(timings["before"], timings["after"]), medians(timings))
+        groups: dict[str, list[int]] = {}
+        for n, part in enumerate(self.parts):
+            if part.kept:
+                groups.setdefault(self.done[n][1].signature, []).append(n)
+        gains = {n: part.gain for n, part in enumerate(self.parts)}
+        kept, plan, refused = select(list(groups.values()), gains, original, self._plan, feeds, self.seconds)
+        timings = timed(original, plan, feeds, self.seconds)
+        ratio = least_gain(timings)
         if kept and ratio < WORTH:
             refused |= dict.fromkeys(kept, f"with it the whole model runs at {ratio:.2f} of its speed")
-            kept, plan, timings = [], original, timed(original, original, feeds, False, self.seconds)
+            kept, plan, timings = [], original, timed(original, original, feeds, self.seconds)
         got = plan.run(feeds) if kept else want
         parts = tuple(replace(part, kept=n in kept, why=refused.get(n, part.why)) for n, part in enumerate(self.parts))
         absolute = max((float(np.max(np.abs(want[k] - got[k]), initial=0)) for k in want), default=0.0)
@@ -182,43 +174,11 @@ class Optimiser:
             self.interrupted,
         )
 
-    def _select(self, want: Arrays) -> tuple[list[int], Plan, dict[int, str]]:
-        """The parts that are worth it in the whole model, the plan with them, and why the other winners are not."""
-        groups: dict[str, list[int]] = {}
-        for n, part in enumerate(self.parts):
-            if part.kept:
-                groups.setdefault(self.done[n][1].signature, []).append(n)
-        gain = {s: sum(self.parts[n].gain for n in members) for s, members in groups.items()}
-        order = sorted(groups, key=lambda s: -gain[s])
-        trials = [groups[s] for s in order[:TRIALS]]
-        if len(order) > TRIALS:
-            trials.append([n for s in order[TRIALS:] for n in groups[s]])
-        kept: list[int] = []
-        plan, refused = self.original, dict[int, str]()
-        for more in trials:
-            trial = self._plan([*kept, *more])
-            error = largest_error(want, trial.run(self.feeds))
-            if error > AGREEMENT:
-                refused |= dict.fromkeys(more, f"with it the model differs by {error:.1e} of its largest output")
-                continue
-            times = compare(
-                {"without": lambda p=plan: p.run(self.feeds), "with": lambda p=trial: p.run(self.feeds)},  # type: ignore[misc]
-                rounds=rounds_for(self.seconds, 11),
-                min_seconds=0.2,
-            )
-            ratio = times_faster(times["without"], times["with"])
-            if ratio < PAYS:
-                refused |= dict.fromkeys(more, f"with it the whole model runs at {ratio:.2f} of its speed without")
-                continue
-            kept, plan = [*kept, *more], trial
-        return kept, plan, refused
-
     def _replacement(self, n: int) -> Replacement:
         subprogram, anon = self.done[n]
         program = self.parts[n].program
         assert program is not None
-        back = {self.model.identifiers[name]: name for name in (*subprogram.inputs, *subprogram.outputs)}
-        names = {new: back[old] for new, old in anon.names.items() if old in back}
+        names = self._values(subprogram, anon)
         weights = {t.name for t in program.inputs if t.weight}
         constants = {name: self.model.weights[names[name]] for name in weights}
         return Replacement(subprogram.nodes, program, {k: v for k, v in names.items() if k not in weights}, constants)
@@ -230,23 +190,6 @@ class Optimiser:
             made = compile_program(replacement.program, self.settings.threads, constants=replacement.constants)
             runs[replacement.nodes] = by_value(made, replacement.names)
         return build_plan(self.model, runs, self.settings.threads)
-
-
-def telling_inputs(model: Model, plan: Plan) -> dict[str, Any]:
-    """Random inputs on which *model* is well-conditioned, so that comparing outputs can tell right from wrong.
-
-    Where rounding the inputs alone moves the outputs by as much as a mistake may (a saturated sigmoid gives nothing but
-    rounding errors), agreement says nothing: other inputs are drawn, and those that move them least are taken.
-    """
-    found: list[tuple[float, int]] = []
-    for seed in range(DRAWS):
-        feeds = random_inputs(model, seed)
-        rounded = {k: np.nextafter(v, np.inf, dtype=v.dtype) if v.dtype.kind == "f" else v for k, v in feeds.items()}
-        moved = largest_error(plan.run(feeds), plan.run(rounded))
-        found.append((moved, seed))
-        if moved <= AGREEMENT / 10:
-            break
-    return random_inputs(model, min(found)[1])
 
 
 def by_value(compiled: CompiledProgram, names: Mapping[str, str]) -> Callable[[Arrays], Arrays]:
@@ -261,27 +204,12 @@ def by_value(compiled: CompiledProgram, names: Mapping[str, str]) -> Callable[[A
     return run
 
 
-def timed(original: Plan, plan: Plan, feeds: Arrays, differs: bool, once: float) -> dict[str, Timing]:
-    """Both plans measured in turns; where they are the same program it is measured once and compared with itself.
-
-    *once* is about how many seconds a run takes.
-    """
-    rounds = rounds_for(once, 21)
-    if not differs:
-        same = compare({"before": lambda: original.run(feeds)}, rounds=rounds)["before"]
-        return {"before": same, "after": same}
-    calls = {"before": lambda: original.run(feeds), "after": lambda: plan.run(feeds)}
-    return compare(calls, rounds=rounds, min_seconds=1.0)
-
-
-def medians(timings: Mapping[str, Timing]) -> float:
-    """The ratio of the medians: where it and the median of the ratios differ, the machine was not quiet."""
-    return timings["before"].median / timings["after"].median
-
-
-def rounds_for(once: float, most: int) -> int:
-    """How often to measure what takes *once* seconds: *most* times, less often where that takes many seconds."""
-    return max(5, min(most, int(4 / once)))
+def judged(nodes: tuple[str, ...], outcome: Outcome) -> Part:
+    """What becomes of a contest: a winner is kept unless one of its steps is false, however fast it is."""
+    kind = certificate(outcome)
+    if kind == "false":
+        return Part(nodes, outcome, False, kind, "the fastest candidate's derivation has a false step")
+    return Part(nodes, outcome, outcome.winner is not None, kind, outcome.why)
 
 
 def certificate(outcome: Outcome) -> str:

@@ -17,9 +17,9 @@ from math import prod
 
 import numpy as np
 
-from einnet_explore.graph.assemble import assemble
-from einnet_explore.graph.model import Model, Node
-from einnet_explore.graph.operators_onnx import OPERATORS_ONNX, NotUnderstood, express
+from einnet_explore.graph.reading.assemble import assemble
+from einnet_explore.graph.reading.model import Model, Node
+from einnet_explore.graph.reading.operators import OPERATORS_ONNX, NotUnderstood, express
 from einnet_explore.ir import Equation, Program
 
 CHEAP = ("elementwise", "activation", "layout")

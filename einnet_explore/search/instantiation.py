@@ -35,7 +35,7 @@ from einnet_explore.rules.base import Refused, Rule, places
 
 LAW = r"L_{\vec x} \textstyle\sum_{\vec y} f(T[\tau(\vec x, \vec y)]) \mapsto \{L_{\vec x}\, op(T')[\Phi(\vec x)]\}"
 
-REMEMBERED = 1 << 14
+REMEMBERED = 1 << 15
 LAYOUT = Instance(EOPERATOR, (("kind", "layout"),))
 
 

@@ -14,9 +14,9 @@ from collections.abc import Generator, Iterable
 from dataclasses import replace
 from math import prod
 
-from einnet_explore.graph.call import Call, OnnxOperator, Unclear, broadcast, indices, iterators, read
-from einnet_explore.graph.operators_onnx_elementwise import fn
-from einnet_explore.graph.operators_onnx_reduction import reduced
+from einnet_explore.graph.reading.call import Call, OnnxOperator, Unclear, broadcast, indices, iterators, read
+from einnet_explore.graph.reading.elementwise import fn
+from einnet_explore.graph.reading.reduction import reduced
 from einnet_explore.ir import Const, Equation, Index, Iterator, Scalar, Scope, Tensor, add, mul
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from einnet_explore.graph.model import Array, Model, Node, Shape
+from einnet_explore.graph.reading.model import Array, Model, Node, Shape
 from einnet_explore.ir import Access, Const, Equation, Index, IndexLike, Iterator, Scalar, Scope, Tensor, as_index
 
 

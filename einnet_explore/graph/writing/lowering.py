@@ -17,9 +17,9 @@ from math import isfinite, prod
 import numpy as np
 
 from einnet_explore.backends.prepare import prepare
-from einnet_explore.graph.digits import in_digits, indices
-from einnet_explore.graph.onnx_body import Body
-from einnet_explore.graph.onnx_reads import Held, mask, pads_needed, read
+from einnet_explore.graph.writing.body import Body
+from einnet_explore.graph.writing.digits import in_digits, indices
+from einnet_explore.graph.writing.reads import Held, mask, pads_needed, read
 from einnet_explore.ir import (
     REDUCTIONS,
     Access,

@@ -15,12 +15,13 @@ from einnet_explore.backends.measure import compare
 from einnet_explore.backends.program import CompiledProgram, compile_program
 from einnet_explore.cost import program_seconds, weight_only
 from einnet_explore.graph.contest import Arrays, Settings, candidates
-from einnet_explore.graph.export import IR_VERSION, OPSET, to_onnx
 from einnet_explore.graph.fuse import fuse
-from einnet_explore.graph.onnx_in import load
-from einnet_explore.graph.optimise import Optimiser, telling_inputs
-from einnet_explore.graph.plan import build_plan
-from einnet_explore.graph.regions import start
+from einnet_explore.graph.optimise import Optimiser
+from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.running.plan import build_plan
+from einnet_explore.graph.running.regions import start
+from einnet_explore.graph.whole import telling_inputs
+from einnet_explore.graph.writing.export import IR_VERSION, OPSET, to_onnx
 from einnet_explore.ir import VIEW, Program
 from einnet_explore.rules import Derivation
 from einnet_explore.search.engine import Options, Search
@@ -95,7 +96,7 @@ def _of_model(task: Task, feeds: Arrays | None) -> Engine:
             given = feeds or work.feeds
             return Engine(lambda: fast.plan.run(given), given, fast.plan.run(given), fast.summary())
         case "torch":
-            from einnet_explore.graph.torch_engine import torch_call
+            from einnet_explore.graph.bench.torch_engine import torch_call
 
             given = feeds or telling_inputs(model, build_plan(model, {}, task.threads))
             call = torch_call(model, given, task.threads)

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from einnet_explore.graph.call import Call, OnnxOperator, Unclear, iterators, progression, read
-from einnet_explore.graph.model import Array
+from einnet_explore.graph.reading.call import Call, OnnxOperator, Unclear, iterators, progression, read
+from einnet_explore.graph.reading.model import Array
 from einnet_explore.ir import Equation, Index, Scope
 
 

@@ -21,8 +21,8 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
-from einnet_explore.graph.model import Model, Node
-from einnet_explore.graph.regions import Array, PlanError, Regions, random_inputs, start, subgraph_session, told
+from einnet_explore.graph.reading.model import Model, Node
+from einnet_explore.graph.running.regions import Array, PlanError, Regions, random_inputs, start, subgraph_session, told
 
 __all__ = ["Plan", "PlanError", "Run", "Segment", "build_plan", "random_inputs", "subgraph_session"]
 

@@ -14,8 +14,8 @@ import string
 from collections.abc import Iterable
 from dataclasses import replace
 
-from einnet_explore.graph.call import Call, OnnxOperator, Unclear, broadcast, indices, iterators, read
-from einnet_explore.graph.model import Shape
+from einnet_explore.graph.reading.call import Call, OnnxOperator, Unclear, broadcast, indices, iterators, read
+from einnet_explore.graph.reading.model import Shape
 from einnet_explore.ir import Access, Apply, Compare, Const, Equation, Index, Iterator, Scalar, Scope, Tensor, add, mul
 
 

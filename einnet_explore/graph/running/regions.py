@@ -11,7 +11,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import helper
 
-from einnet_explore.graph.model import Model, Node, nodes_of
+from einnet_explore.graph.reading.model import Model, Node, nodes_of
 
 Array = NDArray[Any]
 

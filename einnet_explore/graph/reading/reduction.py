@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from math import inf, prod
 
-from einnet_explore.graph.call import Call, Express, OnnxOperator, read
-from einnet_explore.graph.operators_onnx_contraction import windows
-from einnet_explore.graph.operators_onnx_elementwise import fn
+from einnet_explore.graph.reading.call import Call, Express, OnnxOperator, read
+from einnet_explore.graph.reading.contraction import windows
+from einnet_explore.graph.reading.elementwise import fn
 from einnet_explore.ir import Access, Apply, Compare, Const, Equation, Index, Iterator, Scalar, Scope, Tensor, add, mul
 
 Function = Callable[[Scalar], Scalar]

@@ -10,7 +10,7 @@ import onnx
 from onnx import helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
-from einnet_explore.graph.model import Array, ModelError, Node, Shape, Value, nodes_of
+from einnet_explore.graph.reading.model import Array, ModelError, Node, Shape, Value, nodes_of
 
 
 def give_shapes(file: str, graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> None:

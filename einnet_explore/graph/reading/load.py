@@ -11,9 +11,9 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import helper, inliner, numpy_helper, version_converter
 
-from einnet_explore.graph.checks import check_header, check_names, check_sizes, check_weights, in_order
-from einnet_explore.graph.model import Model, ModelError, Shape, identifiers, nodes_of, opset
-from einnet_explore.graph.shapes import fold, give_shapes, values_of
+from einnet_explore.graph.reading.checks import check_header, check_names, check_sizes, check_weights, in_order
+from einnet_explore.graph.reading.model import Model, ModelError, Shape, identifiers, nodes_of, opset
+from einnet_explore.graph.reading.shapes import fold, give_shapes, values_of
 
 OPSET = 21
 """The opset that models are converted to where ONNX's converter can do it."""

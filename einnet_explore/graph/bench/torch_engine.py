@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from einnet_explore.graph.contest import Arrays
-from einnet_explore.graph.model import Model, Node
+from einnet_explore.graph.reading.model import Model, Node
 
 Step: TypeAlias = "Callable[[Sequence[Any]], Any]"
 

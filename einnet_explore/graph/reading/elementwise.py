@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import reduce
 from math import inf, pi, sqrt
 
-from einnet_explore.graph.call import Call, Express, OnnxOperator, Unclear, indices, iterators
+from einnet_explore.graph.reading.call import Call, Express, OnnxOperator, Unclear, indices, iterators
 from einnet_explore.ir import Apply, Const, Equation, Scalar, Scope, add, mul
 
 Function = Callable[[Call, Scalar], Scalar]

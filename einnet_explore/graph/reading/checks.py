@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import onnx
 
-from einnet_explore.graph.model import Array, ModelError, Node, Value, opset
+from einnet_explore.graph.reading.model import Array, ModelError, Node, Value, opset
 
 
 def check_header(file: str, proto: onnx.ModelProto) -> None:

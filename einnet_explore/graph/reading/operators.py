@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from einnet_explore.graph.call import Call, OnnxOperator, Unclear
-from einnet_explore.graph.model import Model, Node
-from einnet_explore.graph.operators_onnx_contraction import CONTRACTIONS
-from einnet_explore.graph.operators_onnx_elementwise import ELEMENTWISE
-from einnet_explore.graph.operators_onnx_layout import LAYOUT
-from einnet_explore.graph.operators_onnx_normalization import NORMALIZATION
-from einnet_explore.graph.operators_onnx_reduction import REDUCTIONS_ONNX
-from einnet_explore.graph.operators_onnx_resize import RESIZE
+from einnet_explore.graph.reading.call import Call, OnnxOperator, Unclear
+from einnet_explore.graph.reading.contraction import CONTRACTIONS
+from einnet_explore.graph.reading.elementwise import ELEMENTWISE
+from einnet_explore.graph.reading.layout import LAYOUT
+from einnet_explore.graph.reading.model import Model, Node
+from einnet_explore.graph.reading.normalization import NORMALIZATION
+from einnet_explore.graph.reading.reduction import REDUCTIONS_ONNX
+from einnet_explore.graph.reading.resize import RESIZE
 from einnet_explore.ir import Equation
 
 OPERATORS_ONNX: Mapping[str, OnnxOperator] = MappingProxyType(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-from einnet_explore.graph.call import (
+from einnet_explore.graph.reading.call import (
     Call,
     Express,
     OnnxOperator,
@@ -21,7 +21,7 @@ from einnet_explore.graph.call import (
     iterators,
     read,
 )
-from einnet_explore.graph.model import Shape
+from einnet_explore.graph.reading.model import Shape
 from einnet_explore.ir import Equation, Index, Scope, add, as_index
 
 Moved = Callable[[Call, tuple[Index, ...]], Iterable[Index]]

@@ -16,8 +16,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.graph.export_ops import lower
-from einnet_explore.graph.onnx_body import Array, Body
+from einnet_explore.graph.writing.body import Array, Body
+from einnet_explore.graph.writing.lowering import lower
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, Scope, Tensor, accesses, tensors
 from einnet_explore.operators import OPERATORS, OnnxNode, Operator
 

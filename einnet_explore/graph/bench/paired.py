@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from einnet_explore.graph.bench.engines import OURS, Engine, Task, check_engines, prepare
+from einnet_explore.graph.bench.workers import Worker
 from einnet_explore.graph.contest import Arrays, largest_error
-from einnet_explore.graph.engines import OURS, Engine, Task, check_engines, prepare
 from einnet_explore.graph.optimise import check_device
-from einnet_explore.graph.workers import Worker
 
 NO_SHAPES: Mapping[str, tuple[int, ...]] = {}
 

@@ -14,10 +14,10 @@ import numpy as np
 import onnx
 from onnx import helper, version_converter
 
-from einnet_explore.graph.checks import check_names, in_order
-from einnet_explore.graph.model import ModelError, Node, nodes_of, opset
-from einnet_explore.graph.onnx_body import Array
-from einnet_explore.graph.onnx_out import (
+from einnet_explore.graph.reading.checks import check_names, in_order
+from einnet_explore.graph.reading.model import ModelError, Node, nodes_of, opset
+from einnet_explore.graph.writing.body import Array
+from einnet_explore.graph.writing.nodes import (
     DOMAIN,
     IR_VERSION,
     LEAST_OPSET,

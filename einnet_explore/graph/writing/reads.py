@@ -17,7 +17,7 @@ from math import prod
 
 import numpy as np
 
-from einnet_explore.graph.onnx_body import Body
+from einnet_explore.graph.writing.body import Body
 from einnet_explore.ir import (
     Access,
     Compare,

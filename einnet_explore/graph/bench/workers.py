@@ -7,8 +7,8 @@ import signal
 from multiprocessing.connection import Connection
 from types import TracebackType
 
+from einnet_explore.graph.bench.engines import Task, prepare
 from einnet_explore.graph.contest import Arrays
-from einnet_explore.graph.engines import Task, prepare
 
 
 class Worker:

@@ -1,0 +1,1 @@
+"""Models and cases measured against other engines."""

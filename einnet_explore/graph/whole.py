@@ -1,0 +1,111 @@
+"""The whole model: inputs that tell right from wrong, plans measured beside each other, parts that pay in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from einnet_explore.backends.measure import Timing, compare, times_faster
+from einnet_explore.graph.contest import AGREEMENT, Arrays, largest_error
+from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.running.plan import Plan
+from einnet_explore.graph.running.regions import random_inputs
+
+SETTLE = 0.01
+"""Seconds after which ONNX Runtime's waiting threads no longer spin."""
+
+WORTH = 1.02
+"""A model that is not faster by more than this is given back as it was: less is within the noise of measuring."""
+
+PAYS = 1.005
+"""What a kind of subprogram has to bring to the whole model to be kept in it."""
+
+TRIALS = 8
+"""Kinds of subprograms that are tried one by one in the whole model; those that gain less are tried together."""
+
+DRAWS = 16
+"""How many random inputs are tried to find one on which the model itself is well-conditioned."""
+
+
+def telling_inputs(model: Model, plan: Plan) -> dict[str, Any]:
+    """Random inputs on which *model* is well-conditioned, so that comparing outputs can tell right from wrong.
+
+    Where rounding the inputs alone moves the outputs by as much as a mistake may (a saturated sigmoid gives nothing but
+    rounding errors), agreement says nothing: other inputs are drawn, and those that move them least are taken.
+    """
+    found: list[tuple[float, int]] = []
+    for seed in range(DRAWS):
+        feeds = random_inputs(model, seed)
+        rounded = {k: np.nextafter(v, np.inf, dtype=v.dtype) if v.dtype.kind == "f" else v for k, v in feeds.items()}
+        moved = largest_error(plan.run(feeds), plan.run(rounded))
+        found.append((moved, seed))
+        if moved <= AGREEMENT / 10:
+            break
+    return random_inputs(model, min(found)[1])
+
+
+def select(
+    groups: Sequence[Sequence[int]],
+    gains: Mapping[int, float],
+    original: Plan,
+    plan_of: Callable[[list[int]], Plan],
+    feeds: Arrays,
+    once: float,
+) -> tuple[list[int], Plan, dict[int, str]]:
+    """The parts that are worth it in the whole model, the plan with them, and why the other winners are not.
+
+    *groups* are equal parts, taken in together, most gain (seconds, of each part by itself) first; *plan_of* makes the
+    plan with some parts.  *once* is about how many seconds a run takes.
+    """
+    want = original.run(feeds)
+    order = sorted(groups, key=lambda group: -sum(gains[n] for n in group))
+    trials = [list(group) for group in order[:TRIALS]]
+    if len(order) > TRIALS:
+        trials.append([n for group in order[TRIALS:] for n in group])
+    kept: list[int] = []
+    plan, refused = original, dict[int, str]()
+    for more in trials:
+        trial = plan_of([*kept, *more])
+        error = largest_error(want, trial.run(feeds))
+        if error > AGREEMENT:
+            refused |= dict.fromkeys(more, f"with it the model differs by {error:.1e} of its largest output")
+            continue
+        times = paired(plan, trial, feeds, rounds_for(once, 11), 0.3)
+        ratio = times_faster(times["before"], times["after"])
+        if ratio < PAYS:
+            refused |= dict.fromkeys(more, f"with it the whole model runs at {ratio:.2f} of its speed without")
+            continue
+        kept, plan = [*kept, *more], trial
+    return kept, plan, refused
+
+
+def paired(before: Plan, after: Plan, feeds: Arrays, rounds: int, min_seconds: float) -> dict[str, Timing]:
+    """Both plans measured in turns; threads that one leaves waiting in loops are let settle before the other runs."""
+    calls = {"before": lambda: before.run(feeds), "after": lambda: after.run(feeds)}
+    settle = SETTLE if max(before.threads, after.threads) > 1 else 0
+    return compare(calls, rounds=rounds, min_seconds=min_seconds, settle=settle)
+
+
+def timed(original: Plan, plan: Plan, feeds: Arrays, once: float) -> dict[str, Timing]:
+    """Both plans measured in turns; where they are the same one it is measured once and compared with itself.
+
+    *once* is about how many seconds a run takes.
+    """
+    rounds = rounds_for(once, 21)
+    if plan is original:
+        same = compare({"before": lambda: original.run(feeds)}, rounds=rounds)["before"]
+        return {"before": same, "after": same}
+    return paired(original, plan, feeds, rounds, 1.0)
+
+
+def least_gain(timings: Mapping[str, Timing]) -> float:
+    """How many times faster, by the median of the ratios or the ratio of the medians: noise makes them differ."""
+    before, after = timings["before"], timings["after"]
+    return min(times_faster(before, after), before.median / after.median)
+
+
+def rounds_for(once: float, most: int) -> int:
+    """How often to measure what takes *once* seconds: *most* times, less often where that takes many seconds."""
+    return max(5, min(most, int(4 / once)))

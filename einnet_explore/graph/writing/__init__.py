@@ -1,0 +1,1 @@
+"""ONNX out: programs as standard operators and local functions made of them."""
