@@ -64,7 +64,7 @@ def test_the_fingerprint_loses_no_state_and_no_candidate(case, depth):
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("case", LIMITS)
 def test_the_fingerprint_loses_no_candidate_one_step_deeper(case):
-    """States are another matter: it loses 3 of 2703 of Conv3x3, as proposals depend a little on how a program is put."""
+    """States are another matter: it loses 3 of 2703 of Conv3x3: proposals depend a little on how a program is put."""
     (states, found), (all_states, all_found) = (reached(case, LIMITS[case] + 1, on) for on in (True, False))
     assert found == all_found
     assert states <= all_states
