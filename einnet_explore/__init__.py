@@ -20,7 +20,17 @@ if TYPE_CHECKING:
     from einnet_explore.algebra.evaluate import evaluate
     from einnet_explore.algebra.keys import program_key
     from einnet_explore.cost import program_seconds
-    from einnet_explore.explore.api import benchmark, check, explore, graph, load, optimize, search, write_model
+    from einnet_explore.explore.api import (
+        benchmark,
+        check,
+        explore,
+        graph,
+        load,
+        optimize,
+        search,
+        search_all,
+        write_model,
+    )
     from einnet_explore.explore.session import Session
     from einnet_explore.explore.views import show
     from einnet_explore.operators import OPERATORS
@@ -51,6 +61,7 @@ __all__ = [
     "program_key",
     "program_seconds",
     "search",
+    "search_all",
     "show",
     "text",
     "write_model",
@@ -61,7 +72,17 @@ _HOMES = {
     "algebra.evaluate": ("evaluate",),
     "algebra.keys": ("program_key",),
     "cost": ("program_seconds",),
-    "explore.api": ("benchmark", "check", "explore", "graph", "load", "optimize", "search", "write_model"),
+    "explore.api": (
+        "benchmark",
+        "check",
+        "explore",
+        "graph",
+        "load",
+        "optimize",
+        "search",
+        "search_all",
+        "write_model",
+    ),
     "explore.session": ("Session",),
     "explore.views": ("show",),
     "operators": ("OPERATORS",),

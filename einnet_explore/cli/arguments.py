@@ -10,6 +10,8 @@ from typing import NoReturn
 
 from einnet_explore.cli.errors import BAD_INPUT
 
+EXPERIMENTS = ("e4", "e5", "e6")
+
 
 class _Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, as everywhere else."""
@@ -76,6 +78,13 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--rounds", type=_count, default=20, metavar="N")
     _model(bench)
     _json(bench)
+
+    reproduce = command("reproduce", "tables and figures of the paper's evaluation, from this engine")
+    reproduce.add_argument("experiments", nargs="+", choices=EXPERIMENTS, metavar="|".join(EXPERIMENTS))
+    reproduce.add_argument("--quick", action="store_true", help="smaller depths and limits: less than a minute")
+    reproduce.add_argument("--out", metavar="DIR", help="write CSV, Markdown and SVG files there")
+    reproduce.add_argument("--max-depth", type=_count, metavar="N")
+    reproduce.add_argument("--limit-seconds", type=_positive, metavar="S", help="for each of the searches")
 
     models = command("models", "the evaluation models")
     actions = models.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=_Parser)

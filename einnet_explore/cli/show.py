@@ -10,10 +10,12 @@ from einnet_explore.cli.output import save, writable
 from einnet_explore.explore.api import load
 from einnet_explore.explore.figures import graph_figure
 from einnet_explore.explore.page import derivation_page
+from einnet_explore.explore.run import Run
 from einnet_explore.ir import Program, show_path
 from einnet_explore.render import latex, text
 from einnet_explore.render.latex import align
 from einnet_explore.rules import Derivation
+from einnet_explore.search.candidate import Candidate
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -32,9 +34,15 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def derivation_of(case: Program | Derivation) -> Derivation:
-    """A record's derivation, or a program as a derivation without steps."""
-    return Derivation(case) if isinstance(case, Program) else case
+def derivation_of(case: Program | Derivation | Run) -> Derivation:
+    """A record's derivation, the best one of a search, or a program as a derivation without steps."""
+    match case:
+        case Program():
+            return Derivation(case)
+        case Run(best=Candidate(derivation=derivation)) | (Derivation() as derivation):
+            return derivation
+        case _:
+            raise ValueError("the search has found no candidate yet, so there is no derivation to show")
 
 
 def programs(derivation: Derivation) -> list[Program]:

@@ -26,8 +26,10 @@ def explore(program: Program) -> Session:
     return Session(program)
 
 
-def load(path: str | Path) -> Program | Derivation:
-    """A program from an ``.ein`` file, or a derivation from a record's JSON."""
+def load(path: str | Path) -> Program | Derivation | Run:
+    """A program from an ``.ein`` file, a derivation from a record's JSON, or a search from an ``.einx`` file."""
+    if str(path).endswith(".einx"):
+        return Run.load(path, program_seconds)
     if str(path).endswith(".json"):
         return records.from_record(records.load(path))
     return load_text(path)
@@ -39,6 +41,13 @@ def search(program: Program, target: str | Iterable[str] = (), limit: float | No
     Iterate it for its events, or ``start`` it in a thread.  *options* are those of ``search.engine.Options``.
     """
     return Run(program, program_seconds, target=target, limit=limit, options=Options(**options))
+
+
+def search_all(programs: Iterable[Program] | Mapping[str, Program], *args: Any, **options: Any) -> list[dict[str, Any]]:
+    """Search *programs* over any executor; see ``explore.many.search_all`` for the options."""
+    from einnet_explore.explore.many import search_all as run
+
+    return run(programs, *args, **options)
 
 
 def check(derivation: Derivation) -> tuple[Certificate, ...]:

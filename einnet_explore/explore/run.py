@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path as FilePath
 from typing import Any, TypeAlias
 
 from einnet_explore.algebra.certificate import Certificate, certify
-from einnet_explore.explore import records, views
+from einnet_explore.explore import records, views, whys
+from einnet_explore.explore.dag import search_graph
 from einnet_explore.explore.figures import Figure, tree_figure
 from einnet_explore.ir import Program
 from einnet_explore.operators import OPERATORS, Operator
@@ -59,6 +60,9 @@ class Run:
         self.refused: list[Refused] = []
         self.first_found: tuple[float, int] | None = None
         self.seconds = 0.0
+        self.events = 0
+        self._behind = 0
+        self._going: Iterable[SearchEvent] | None = None
         self.error: BaseException | None = None
         self._proofs: dict[tuple[Program, Program], Certificate] = {}
         self._observers: list[Observer] = []
@@ -66,13 +70,39 @@ class Run:
         self._thread: threading.Thread | None = None
 
     def __iter__(self) -> Any:
-        began = time.perf_counter()
-        for event in self.search.run():
-            self.seconds = time.perf_counter() - began
+        self._stopped.clear()
+        if self._behind:
+            self._catch_up()
+        if self._going is None:
+            self._going = iter(self.search.run())
+        before, began = self.seconds, time.perf_counter()
+        for event in self._going:
+            spent = time.perf_counter() - began
+            self.seconds = before + spent
+            self.events += 1
             self._record(event)
             yield event
-            if self._stopped.is_set() or (self.limit is not None and self.seconds > self.limit):
+            if self._stopped.is_set() or (self.limit is not None and spent > self.limit):
                 return
+
+    def behind(self, events: int) -> None:
+        """Say that what this run holds is what its search says in its first *events* events, without having run it."""
+        self.events = self._behind = events
+
+    def _catch_up(self) -> None:
+        """Run the search again up to where it was; raises ValueError where it takes another way now."""
+        held = self.search
+        again = Search(held.start, held.cost, held.options)
+        going = iter(again.run())
+        said = sum(1 for _ in islice(going, self._behind))
+        if said < self._behind or again.states != held.states:
+            parts = zip(again.states, held.states, strict=False)
+            n = next((n for n, (a, b) in enumerate(parts) if a != b), min(len(again.states), len(held.states)))
+            raise ValueError(
+                f"the search takes another way than when it was saved, from state {n} of {len(held.states)} on: "
+                "another version, or another cost; it can be shown, but not gone on with"
+            )
+        self.search, self._going, self._behind = again, going, 0
 
     def _record(self, event: SearchEvent) -> None:
         match event:
@@ -183,11 +213,38 @@ class Run:
         }
 
     def save(self, path: str | FilePath, case: str = "") -> None:
-        """Write the best derivation with its certificates as a record; raises ValueError when nothing was found."""
+        """Write the best derivation with its certificates as a record, or the whole run where *path* ends in ``.einx``.
+
+        Raises OSError, and ValueError when nothing was found that a record could hold.
+        """
+        from einnet_explore.explore import saved
+
+        if str(path).endswith(saved.SUFFIX):
+            saved.save(self, path)
+            return
         best = self.best
         if best is None:
             raise ValueError("the search found no candidate, so there is nothing to save")
         records.save(path, self.record(best, case))
+
+    @staticmethod
+    def load(path: str | FilePath, cost: Cost) -> Run:
+        """The run saved at *path*; raises RecordError or OSError.  Iterating it goes on where it was."""
+        from einnet_explore.explore import saved
+
+        return saved.load(path, cost)
+
+    def graph(self) -> Any:
+        """The search as a graph with merges, in plain JSON (``explore.dag.search_graph``)."""
+        return search_graph(self.search.states, self.pruned, {c.state: c.seconds for c in self.candidates})
+
+    def why_not(self, derivation: Derivation) -> str:
+        """How far the search went along *derivation*, and why it did not go on; raises ValueError from elsewhere."""
+        return whys.why_not(self.search, derivation)
+
+    def why_refused(self, name: str, state: int = 0, at: str = "0") -> str:
+        """Why the rule or library operator *name* does not apply at the scope *at* of *state*; raises LookupError."""
+        return whys.why_refused_at(self.search, name, state, at)
 
     def record(self, candidate: Candidate, case: str = "") -> dict[str, Any]:
         """The record of one candidate: start, steps, certificates."""

@@ -78,6 +78,12 @@ class Session:
             if not any(True for _ in rule.matches(self.program, at)):
                 yield Refusal(rule.name, at, why_refused(rule, self.program, at))
 
+    def why_refused(self, rule: str, at: str | Path = "0") -> str:
+        """Why *rule* has no legal match at *at*, with the numbers that failed; says so where it has one."""
+        known, path = self.rule(rule), self.path(at)
+        ways = sum(1 for _ in known.matches(self.program, path))
+        return f"{rule} applies, in {ways} ways" if ways else why_refused(known, self.program, path)
+
     def path(self, at: str | Path) -> Path:
         """*at* as a path here; raises ValueError or LookupError where there is no such scope."""
         path = _path(at, self.program) if isinstance(at, str) else at

@@ -1,0 +1,73 @@
+"""Independent searches over any executor; what they find is what one process finds in turn."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from typing import Any, Protocol
+
+from einnet_explore.cost import program_seconds
+from einnet_explore.explore.run import Run
+from einnet_explore.ir import Program
+from einnet_explore.search.engine import Options
+
+
+class Submits(Protocol):
+    """What runs functions elsewhere: a ``concurrent.futures.Executor``, or a client of ``dask.distributed``."""
+
+    def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """A future of ``work(*args)``: it has ``result()``."""
+
+
+def search_all(
+    programs: Iterable[Program] | Mapping[str, Program],
+    executor: Executor | Submits | None = None,
+    *,
+    target: str | Iterable[str] = (),
+    limit: float | None = None,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """The reports (JSON of ``derive``) of a search of each of *programs*, in their order.
+
+    *executor* runs them (processes of this machine by default): the reports are the same as if they were searched here
+    in turn, but for the seconds in them, and but for *limit*, which cuts each search off by the clock.  Of a mapping,
+    the keys are the cases' names.  *options* are those of ``search.engine.Options``.  Raises ValueError for options or
+    targets that are unknown, and whatever a search raises.
+    """
+    named = dict(programs) if isinstance(programs, Mapping) else {str(n): p for n, p in enumerate(programs)}
+    names = (target,) if isinstance(target, str) else tuple(target)
+    for program in list(named.values())[:1]:  # what is wrong with the options is said here, before anything starts
+        Run(program, program_seconds, target=names, options=Options(**options))
+    if executor is not None:
+        return _gathered(executor, named, names, limit, options)
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:
+        return _gathered(processes, named, names, limit, options)
+
+
+def search_one(
+    case: str, program: Program, target: tuple[str, ...], limit: float | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The report of one search: plain values in and out, so that another process can be asked for it."""
+    run = Run(program, program_seconds, target=target, limit=limit, options=Options(**options))
+    for _ in run:
+        pass
+    return run.report(case)
+
+
+def _gathered(
+    executor: Executor | Submits,
+    named: Mapping[str, Program],
+    target: tuple[str, ...],
+    limit: float | None,
+    options: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    futures: list[Future[dict[str, Any]]] = [
+        executor.submit(search_one, case, program, target, limit, dict(options)) for case, program in named.items()
+    ]
+    try:
+        return [future.result() for future in futures]
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        raise

@@ -1,0 +1,149 @@
+"""A whole search as JSON (``.einx``): its start, its options, every state as the steps that lead to it, and why not.
+
+What is loaded can be shown and gone to at once.  To go on with it, the search is run again up to where it was, since it
+takes the same way every time; each state on that way is held against the saved one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from os import PathLike
+from typing import Any
+
+from einnet_explore.checker.record import RecordError, load_json
+from einnet_explore.explore.run import Run
+from einnet_explore.ir import Program, read_path, show_path
+from einnet_explore.operators import OPERATORS
+from einnet_explore.render import text
+from einnet_explore.rules import INTER_RULES, RULES, Match
+from einnet_explore.rules.base import Refused as RuleRefused
+from einnet_explore.rules.base import Rule
+from einnet_explore.search.candidate import Candidate
+from einnet_explore.search.engine import Cost, Options
+from einnet_explore.search.events import Pruned, Refused, State
+from einnet_explore.search.instantiation import matching_rule
+from einnet_explore.storage import write_atomically
+from einnet_explore.text import parse
+
+FORMAT, VERSION = "einnet-explore search", 1
+SUFFIX = ".einx"
+
+
+def to_json(run: Run) -> dict[str, Any]:
+    """*run* as plain JSON values."""
+    search = run.search
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "start": text(search.start),
+        "target": list(run.target),
+        "limit": run.limit,
+        "options": _options(search.options),
+        "events": run.events,
+        "seconds": run.seconds,
+        "complete": search.complete,
+        "pruned": search.pruned,
+        "first_found": run.first_found,
+        "states": [
+            {"parent": s.parent, "depth": s.depth, "phase": s.phase, "distance": s.distance, "steps": _steps(s.matches)}
+            for s in search.states
+        ],
+        "candidates": [{"state": c.state, "seconds": c.seconds, "how": c.how} for c in run.candidates],
+        "prunings": [
+            {"parent": p.parent, "why": p.why, "twin": p.twin, "steps": _steps(p.matches)} for p in run.pruned
+        ],
+        "refusals": [{"state": r.state, "at": show_path(r.at), "target": r.target, "why": r.why} for r in run.refused],
+    }
+
+
+def save(run: Run, path: str | PathLike[str]) -> None:
+    """Write *run* to *path*, whole or not at all; raises OSError."""
+    write_atomically(path, json.dumps(to_json(run), ensure_ascii=False) + "\n")
+
+
+def load(path: str | PathLike[str], cost: Cost) -> Run:
+    """The run in the file at *path*; *cost* prices what it finds when it goes on.  Raises OSError or RecordError."""
+    return from_json(load_json(path), cost, str(path))
+
+
+def from_json(data: object, cost: Cost, source: str = "<run>") -> Run:
+    """The run that *data* describes; raises RecordError where it has another form or its steps do not apply."""
+    if not isinstance(data, dict) or "format" not in data or "version" not in data:
+        raise RecordError(f"{source}: expected a saved search, an object with format and version")
+    if (data["format"], data["version"]) != (FORMAT, VERSION):
+        found = f"{data['format']!r} version {data['version']}"
+        raise RecordError(f"{source}: found {found}, expected {FORMAT!r} version {VERSION}")
+    try:
+        return _read(data, cost)
+    except RecordError as error:
+        raise RecordError(f"{source}: {error}") from None
+    except KeyError as error:
+        raise RecordError(f"{source}: {error} is missing") from None
+    except (RuleRefused, LookupError, TypeError, ValueError) as error:
+        raise RecordError(f"{source}: {error}") from None
+
+
+def _read(data: Mapping[str, Any], cost: Cost) -> Run:
+    options = dict(data["options"])
+    if unknown := set(options) - {f.name for f in fields(Options)}:
+        raise RecordError(f"unknown options {', '.join(sorted(unknown))}")
+    known: dict[str, Rule[Any]] = {rule.name: rule for rule in (*RULES, *INTER_RULES, matching_rule(OPERATORS))}
+    options["rules"] = tuple(_named(known, name) for name in options["rules"])
+    options["fixed"] = frozenset(options["fixed"])
+    run = Run(parse(data["start"]), cost, target=data["target"], limit=data["limit"], options=Options(**options))
+    search = run.search
+    known["operator_matching"] = matching_rule(search.options.targets)
+    for n, each in enumerate(data["states"]):
+        if not (0 <= each["parent"] < max(n, 1)):
+            raise RecordError(f"state {n}: found parent {each['parent']}, expected an earlier state")
+        before = search.states[each["parent"]].program if n else search.start
+        matches, program = _replayed(known, before, each["steps"], f"state {n}")
+        search.states.append(State(n, each["parent"], matches, program, each["depth"], each["phase"], each["distance"]))
+    for each in data["candidates"]:
+        derivation = search.derivation(each["state"])
+        run.candidates.append(Candidate(each["state"], derivation, each["seconds"], each["how"]))
+    for n, each in enumerate(data["prunings"]):
+        matches, _ = _replayed(known, search.states[each["parent"]].program, each["steps"], f"pruning {n}")
+        run.pruned.append(Pruned(each["parent"], matches, each["why"], each["twin"]))
+    run.refused = [Refused(r["state"], read_path(r["at"]), r["target"], r["why"]) for r in data["refusals"]]
+    search.pruned, search.complete = data["pruned"], data["complete"]
+    search.best = min((c.seconds for c in run.candidates), default=float("inf"))
+    first = data["first_found"]
+    run.first_found = None if first is None else (first[0], first[1])
+    run.seconds = data["seconds"]
+    run.behind(data["events"])
+    return run
+
+
+def _options(options: Options) -> dict[str, Any]:
+    """Every option but the targets, which the run names."""
+    said: dict[str, Any] = {f.name: getattr(options, f.name) for f in fields(Options) if f.name != "targets"}
+    return said | {"rules": [rule.name for rule in options.rules], "fixed": sorted(options.fixed)}
+
+
+def _steps(matches: Iterable[Match[Any]]) -> list[dict[str, Any]]:
+    return [match.to_json() for match in matches]
+
+
+def _named(known: Mapping[str, Rule[Any]], name: str) -> Rule[Any]:
+    if name not in known:
+        raise RecordError(f"found the rule {name!r}, expected one of {', '.join(known)}")
+    return known[name]
+
+
+def _replayed(
+    known: Mapping[str, Rule[Any]], program: Program, steps: Iterable[Mapping[str, Any]], where: str
+) -> tuple[tuple[Match[Any], ...], Program]:
+    matches: list[Match[Any]] = []
+    for step in steps:
+        rule, at = _named(known, step["rule"]), read_path(step["at"])
+        try:
+            program.scope_at(at)
+            match = Match(rule, at, rule.decode(program, at, step["params"]))
+            program = match.apply(program).after
+        except (RuleRefused, LookupError, ValueError) as error:
+            raise RecordError(f"{where}: {rule.name} at {step['at']}: {error}") from None
+        matches.append(match)
+    return tuple(matches), program

@@ -1,0 +1,227 @@
+"""A search that is saved, loaded and gone on with; its graph with merges; why something was refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+import einnet_explore as ee
+from einnet_explore.checker.record import RecordError
+from einnet_explore.cli import main
+from einnet_explore.explore import saved
+from einnet_explore.explore.dag import events_graph
+from einnet_explore.explore.run import Run
+from einnet_explore.rules import Match
+from einnet_explore.search.engine import Options, Search
+from einnet_explore.search.events import Found, Pruned, SearchEvent
+
+CONV = ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3)
+
+
+def started(strategy: str, depth: int = 2, **options: object) -> Run:
+    return Run(CONV, ee.program_seconds, target="Matmul", options=Options(strategy, depth, **options))  # type: ignore[arg-type]
+
+
+def whole(strategy: str) -> tuple[Run, list[SearchEvent]]:
+    run = started(strategy)
+    return run, list(run)
+
+
+def same(one: Run, other: Run) -> None:
+    assert one.search.states == other.search.states
+    assert one.candidates == other.candidates
+    assert (one.pruned, one.refused) == (other.pruned, other.refused)
+    assert (one.events, one.search.pruned, one.search.complete) == (
+        other.events,
+        other.search.pruned,
+        other.search.complete,
+    )
+    assert (one.best, one.target, one.search.options) == (other.best, other.target, other.search.options)
+
+
+@pytest.mark.parametrize("strategy", ["paper", "best_first"])
+def test_a_finished_search_comes_back_as_it_was(tmp_path: Path, strategy: str) -> None:
+    run, _ = whole(strategy)
+    run.save(tmp_path / "x.einx")
+    back = ee.load(tmp_path / "x.einx")
+    assert isinstance(back, Run)
+    same(run, back)
+    assert back.report("case")["candidates"] == run.report("case")["candidates"]
+    assert back.why_pruned(0) == run.why_pruned(0)
+    assert "Matmul" in repr(back.table()) and back.tree().svg == run.tree().svg
+    assert list(back) == []
+
+
+@pytest.mark.parametrize("strategy", ["paper", "best_first"])
+@pytest.mark.parametrize("cut", [0, 1, 7, 40])
+def test_a_search_goes_on_as_if_it_had_not_been_left(tmp_path: Path, strategy: str, cut: int) -> None:
+    through, events = whole(strategy)
+    assert len(events) > 45
+    part = started(strategy)
+    assert list(islice(part, cut)) == events[:cut]
+    part.save(tmp_path / "part.einx")
+    back = Run.load(tmp_path / "part.einx", ee.program_seconds)
+    assert back.search.states == part.search.states and back.events == cut
+    assert list(back) == events[cut:]
+    same(back, through)
+    assert list(part) == events[cut:]
+    same(part, through)
+
+
+def test_a_limit_is_for_each_go() -> None:
+    run = Run(CONV, ee.program_seconds, limit=1e-9, options=Options("paper", 2))
+    assert [sum(1 for _ in run) for _ in range(3)] == [1, 1, 1]
+    assert run.events == 3
+
+
+def test_a_search_does_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
+    """Strings hash differently in every process; what is found, and in which order, does not."""
+    said = []
+    code = (
+        "import sys, einnet_explore as ee; from einnet_explore.explore.run import Run\n"
+        "from einnet_explore.search.engine import Options\n"
+        "conv = ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3)\n"
+        "run = Run(conv, ee.program_seconds, options=Options(sys.argv[2], 2))\n"
+        "[None for _ in run]; run.save(sys.argv[1])\n"
+    )
+    for strategy in ("paper", "best_first"):
+        for seed in ("1", "2"):
+            path = tmp_path / f"{strategy}{seed}.einx"
+            environment = {**os.environ, "PYTHONHASHSEED": seed}
+            subprocess.run([sys.executable, "-c", code, str(path), strategy], env=environment, check=True, timeout=120)
+            data = json.loads(path.read_text())
+            said.append({k: v for k, v in data.items() if k not in ("seconds", "first_found")})
+        assert said[-1] == said[-2]
+
+
+def test_another_way_than_before_is_noticed() -> None:
+    run = started("paper")
+    list(islice(run, 30))
+    data = saved.to_json(run)
+    data["states"].append(data["states"][1])
+    back = saved.from_json(data, ee.program_seconds)
+    n = len(data["states"])
+    with pytest.raises(ValueError, match=rf"takes another way than when it was saved, from state \d+ of {n} on"):
+        list(back)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": "x"}, "found 'x' version 1, expected 'einnet-explore search' version 1"),
+        ({"version": 2}, "version 2, expected"),
+        ({"options": {"luck": 1}}, "unknown options luck"),
+        ({"states": [{"parent": 3}]}, "state 0: found parent 3, expected an earlier state"),
+        ({"target": ["Frobnicate"]}, "unknown target 'Frobnicate'"),
+    ],
+)
+def test_files_that_are_not_saved_searches(change: dict[str, object], words: str) -> None:
+    data = saved.to_json(started("paper")) | change
+    with pytest.raises(RecordError, match=words):
+        saved.from_json(data, ee.program_seconds, "f.einx")
+
+
+def test_broken_steps_and_missing_parts_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, _ = whole("paper")
+    data = saved.to_json(run)
+    with pytest.raises(RecordError, match="'states' is missing"):
+        saved.from_json({k: v for k, v in data.items() if k != "states"}, ee.program_seconds)
+    with pytest.raises(RecordError, match="expected a saved search"):
+        saved.from_json([], ee.program_seconds)
+    step = data["states"][1]["steps"][0]
+    good = step["rule"], step["at"]
+    step["rule"] = "frobnicate"
+    with pytest.raises(RecordError, match="found the rule 'frobnicate', expected one of"):
+        saved.from_json(data, ee.program_seconds)
+    step["rule"], step["at"] = good[0], "7"
+    with pytest.raises(RecordError, match=r"state 1: \w+ at 7: path '7': expected an equation number below 1"):
+        saved.from_json(data, ee.program_seconds)
+    (tmp_path / "x.einx").write_text("{")
+    assert main(["show", str(tmp_path / "x.einx")]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_show_takes_a_saved_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, _ = whole("best_first")
+    run.save(tmp_path / "x.einx")
+    assert main(["show", str(tmp_path / "x.einx")]) == 0
+    assert "via Matmul" in capsys.readouterr().out
+    started("paper").save(tmp_path / "empty.einx")
+    assert main(["show", str(tmp_path / "empty.einx")]) == 2
+    assert "no candidate yet" in capsys.readouterr().err
+
+
+def test_the_graph_has_every_state_and_every_merge() -> None:
+    search = Search(CONV, ee.program_seconds, Options("paper", 2))
+    events = list(search.run())
+    graph = events_graph(events)
+    assert json.loads(json.dumps(graph)) == graph
+    assert [node["id"] for node in graph["nodes"]] == list(range(len(search.states)))
+    moves = [e for e in graph["edges"] if e["kind"] == "move"]
+    assert sorted(e["to"] for e in moves) == list(range(1, len(search.states)))
+    merges = [e for e in graph["edges"] if e["kind"] == "merge"]
+    assert sum(e["times"] for e in merges) == sum(isinstance(e, Pruned) for e in events) > len(search.states) // 10
+    found = {e.state.id: e.seconds for e in events if isinstance(e, Found)}
+    assert {n["id"]: n["seconds"] for n in graph["nodes"] if n["seconds"] is not None} == found
+
+
+def test_a_merge_leads_to_the_same_program() -> None:
+    run, _ = whole("paper")
+    keys = [ee.program_key(s.program) for s in run.search.states]
+    for pruned in run.pruned:
+        program = run.search.states[pruned.parent].program
+        for match in pruned.matches:
+            assert isinstance(match, Match)
+            program = match.apply(program).after
+        assert pruned.twin is not None and ee.program_key(program) == keys[pruned.twin]
+    assert run.graph()["edges"]
+
+
+def test_why_refused() -> None:
+    run, _ = whole("paper")
+    assert "iterators from" in run.why_refused("G2BMM") or "reads" in run.why_refused("G2BMM")
+    assert run.why_refused("traversal_merging") == "the body reads no scope"
+    assert run.why_refused("summation_splitting").startswith("summation_splitting applies, in ")
+    with pytest.raises(LookupError, match="no rule or operator is called 'luck'"):
+        run.why_refused("luck")
+    with pytest.raises(LookupError):
+        run.why_refused("traversal_merging", at="5")
+    session = ee.Session(CONV)
+    assert session.why_refused("traversal_merging") == "the body reads no scope"
+
+
+def test_why_a_derivation_was_not_followed() -> None:
+    deep = started("paper", 2)
+    list(deep)
+    longest = max((c.derivation for c in deep.candidates), key=lambda d: len(d.steps))
+    assert deep.why_not(longest).startswith("it was followed: its end is state ")
+    state = next(s for s in deep.search.states if s.depth == 2 and s.phase == "explorative")
+    way = deep.search.derivation(state.id)
+    flat = started("paper", 1)
+    list(flat)
+    rule = way.steps[1].match
+    assert re.fullmatch(
+        rf"after 1 of 2 steps it is state \d+, 1 choices from the start, so {rule.rule.name} at .* goes beyond depth 1",
+        flat.why_not(way),
+    )
+    unused = started("paper", 2, rules=tuple(r for r in ee.RULES if r.name != way.steps[0].match.rule.name))
+    list(unused)
+    assert unused.why_not(way) == (
+        f"after 0 of 2 steps it is state 0; the search does not use {way.steps[0].match.rule.name}"
+    )
+    left = started("paper", 2)
+    list(islice(left, 1))
+    assert "the search ended before" in left.why_not(way)
+    narrow = Run(CONV, ee.program_seconds, options=Options("best_first", 1, patience=99))
+    list(narrow)
+    said = {narrow.why_not(deep.search.derivation(s.id)) for s in deep.search.states if s.depth == 1}
+    assert any("best_first leaves out what follows" in each for each in said)
+    with pytest.raises(ValueError, match="starts from a program that is no state of this search"):
+        deep.why_not(ee.explore(ee.ops.matmul(2, 3, 4)).derivation)
