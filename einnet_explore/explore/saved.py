@@ -44,6 +44,8 @@ def to_json(run: Run) -> dict[str, Any]:
         "events": run.events,
         "seconds": run.seconds,
         "complete": search.complete,
+        "ended": search.ended,
+        "expanded": sorted(search.expanded),
         "pruned": search.pruned,
         "first_found": run.first_found,
         "states": [
@@ -108,7 +110,8 @@ def _read(data: Mapping[str, Any], cost: Cost) -> Run:
         matches, _ = _replayed(known, search.states[each["parent"]].program, each["steps"], f"pruning {n}")
         run.pruned.append(Pruned(each["parent"], matches, each["why"], each["twin"]))
     run.refused = [Refused(r["state"], read_path(r["at"]), r["target"], r["why"]) for r in data["refusals"]]
-    search.pruned, search.complete = data["pruned"], data["complete"]
+    search.pruned, search.complete, search.ended = data["pruned"], data["complete"], data["ended"]
+    search.expanded.update(data["expanded"])
     search.best = min((c.seconds for c in run.candidates), default=float("inf"))
     first = data["first_found"]
     run.first_found = None if first is None else (first[0], first[1])

@@ -86,7 +86,8 @@ class Search:
     _given: frozenset[Scope] = frozenset()
     _derivations: dict[int, Derivation] = field(default_factory=dict)
     _children: dict[int, Lazy[Moves]] = field(default_factory=dict)
-    _expanded: set[int] = field(default_factory=set)
+    expanded: set[int] = field(default_factory=set)
+    """The states whose moves were all made."""
     _converged: set[int] = field(default_factory=set)
     _ahead: dict[int, State] = field(default_factory=dict)
     _costs: dict[int, float] = field(default_factory=dict)
@@ -172,7 +173,7 @@ class Search:
     def why_unexpanded(self, state: int) -> str | None:
         """Why no moves were made from *state* (yet): the depth, or the end of the run; None if they were."""
         at, options = self.states[state], self.options
-        if state in self._expanded or (at.phase == "converging"):
+        if state in self.expanded or (at.phase == "converging"):
             return None
         far = "" if at.distance is None else f", {at.distance} iterators from the nearest target"
         if at.depth >= options.max_depth:
@@ -196,7 +197,7 @@ class Search:
         for matches, program in self._moves(state):
             yield from self._reach(state, matches, program, "explorative", after)
         del self._children[state.id]
-        self._expanded.add(state.id)
+        self.expanded.add(state.id)
 
     def _reach(
         self, parent: State, matches: tuple[Match[Any], ...], program: Program, phase: str, after: list[State]
