@@ -271,7 +271,6 @@ class Search:
         self.best = min(self.best, seconds)
         yield Found(found, seconds, how, improved)
 
-
     def _match_rest(
         self, state: State, matches: tuple[Match[Any], ...], program: Program, equation: int
     ) -> Iterable[SearchEvent]:
