@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 
+from einnet_explore.algebra.certificate import certify
 from einnet_explore.ir import Bound, Iterator, Program, Scope, Tensor, as_index, program
 from einnet_explore.rules import SUMMATION_SPLITTING, Refused, rule
 from einnet_explore.rules import summation_splitting as module
@@ -24,11 +25,18 @@ def test_it_keeps_the_value(start: Program) -> None:
 @given(contractions(reductions=("sum", "max", "min", "prod")))
 def test_it_keeps_the_value_of_contractions_under_every_monoid(start: Program) -> None:
     count = check_rule(SUMMATION_SPLITTING, start)
-    assert count == (2 if len(start.scope_at((0,)).summations) == 2 else 0)
+    plain = [m for m in SUMMATION_SPLITTING.matches(start, (0,)) if not m.params.apart]
+    assert len(plain) == (2 if len(start.scope_at((0,)).summations) == 2 else 0)
+    assert len(plain) <= count <= 2 * len(plain)
+
+
+def outers(start: Program) -> list[list[str]]:
+    """The outer groups of the plain splits proposed."""
+    return [m.to_json()["params"]["outer"] for m in SUMMATION_SPLITTING.matches(start, (0,)) if not m.params.apart]
 
 
 def test_every_proper_subset_is_proposed() -> None:
-    found = [m.to_json()["params"]["outer"] for m in SUMMATION_SPLITTING.matches(START, (0,))]
+    found = outers(START)
     assert found == [["r"], ["s"], ["c"], ["r", "s"], ["r", "c"], ["s", "c"]]
 
 
@@ -38,7 +46,7 @@ def test_many_summations_are_split_by_role() -> None:
         tensor B[2, 2, 2]
         Y[x:1] = sum[a:2, b:2, c:2, d:2, e:2, f:2] A[a, b, c, d] * B[d, e, f]
     """)
-    found = [m.to_json()["params"]["outer"] for m in SUMMATION_SPLITTING.matches(start, (0,))]
+    found = outers(start)
     assert found == [
         ["a", "b", "c"],
         ["d"],
@@ -53,7 +61,7 @@ def test_many_roles_are_taken_one_by_one() -> None:
     names = "abcdefg"
     reads = " * ".join(f"A[{x}]" for x in names)
     start = parse(f"tensor A[2]\nY[x:1] = sum[{', '.join(f'{x}:2' for x in names)}] {reads}")
-    assert [m.params.outer[0].name for m in SUMMATION_SPLITTING.matches(start, (0,))] == list(names)
+    assert [outer[0] for outer in outers(start)] == list(names)
 
 
 def scope_with_domain(pad: int) -> Program:
@@ -85,6 +93,55 @@ def test_refusals() -> None:
     refuses(SUMMATION_SPLITTING, START, (0,), "s1 = {r, r} names an iterator twice", outer=["r", "r"])
     refuses(SUMMATION_SPLITTING, START, (0,), "no iterator is called 'h' here: there are {r, s, c}", outer=["h"])
     refuses(SUMMATION_SPLITTING, START, (0,), "the parameter 'outer' is missing")
+
+
+CHAIN = """
+    tensor A[2, 3]
+    tensor B[3, 4]
+    tensor C[4, 5]
+    Y[i:2, l:5] = sum[j:3, k:4] A[i, j] * B[j, k] * C[k, l]
+"""
+
+
+@pytest.mark.parametrize(
+    ("outer", "after"),
+    [
+        ("j", "Y[i:2, l:5] = sum[j:3] A[i, j] * {[j:3, l:5] sum[k:4] B[j, k] * C[k, l]}[j, l]"),
+        ("k", "Y[i:2, l:5] = sum[k:4] C[k, l] * {[k:4, i:2] sum[j:3] A[i, j] * B[j, k]}[k, i]"),
+    ],
+)
+def test_a_chain_is_associated_anew(outer: str, after: str) -> None:
+    start = parse(CHAIN)
+    made = SUMMATION_SPLITTING.match(start, (0,), outer=[outer], apart=True).apply(start).after
+    assert made == parse(CHAIN.rsplit("Y", 1)[0] + after)
+    assert_equal(start, made)
+    assert certify(start, made).kind == "proved"
+    assert {"outer": [outer], "apart": True} in [
+        m.to_json()["params"] for m in SUMMATION_SPLITTING.matches(start, (0,))
+    ]
+
+
+def test_refusals_of_splitting_apart() -> None:
+    nothing = parse("tensor A[2, 3, 4]\nY[i:2] = sum[j:3, k:4] A[i, j, k] * A[i, j, k]")
+    refuses(
+        SUMMATION_SPLITTING,
+        nothing,
+        (0,),
+        "every factor reads an iterator of s2 = {k}: none can stay outside",
+        outer=["j"],
+        apart=True,
+    )
+    largest = parse("tensor A[2, 3]\ntensor B[3, 4]\nY[i:2] = max[j:3, k:4] A[i, j] * B[j, k]")
+    says = "apart is for sums, the scope reduces by max"
+    refuses(SUMMATION_SPLITTING, largest, (0,), says, outer=["j"], apart=True)
+    none = parse("tensor A[2, 3]\nY[i:2] = sum[j:3, k:4] A[i, j] * A[i, j]")
+    refuses(SUMMATION_SPLITTING, none, (0,), "no factor reads s2 = {k}", outer=["j"], apart=True)
+    infinite = parse("tensor A[2, 3]\ntensor B[3, 4] pad [0, 1] value inf\nY[i:2] = sum[j:3, k:4] A[i, j] * B[j, k+1]")
+    says = "apart is for finite paddings: 0 times an infinite one is no number"
+    refuses(SUMMATION_SPLITTING, infinite, (0,), says, outer=["j"], apart=True)
+    reads = parse("tensor A[3]\ntensor D[2, 4]\nY[i:4 | 0 <= i < 2] = sum[j:3, k:4] A[j] * D[i, k]")
+    says = "apart, the inner scope would read beyond its sources without the domain: "
+    refuses(SUMMATION_SPLITTING, reads, (0,), says, outer=["j"], apart=True)
 
 
 def test_a_stranger_is_refused() -> None:

@@ -8,6 +8,17 @@ r"""Summation splitting (EinNet Table 1; §4.1).
 
 for any monoid, the same for both.  The scope's domain, padding and value stay outside: there no element of the inner
 scope is read.  The inner scope repeats the domain only where its reads would be illegal without it.
+
+A sum of products may be split *apart*: the factors g without an iterator of s2 stay outside (distributivity), and the
+inner scope has only the traversals that its own factors f read,
+
+.. math::
+   \mathop{L}_{\vec x} \sum_{\vec s_1, \vec s_2} g\, f
+   \;\mapsto\;
+   \mathop{L}_{\vec x} \sum_{\vec s_1} g \cdot \Big\{ \mathop{L}_{\vec z} \sum_{\vec s_2} f \Big\}[\vec z],
+   \qquad \vec z \subseteq \vec s_1 \vec x .
+
+So a chain of matrix products is associated anew.
 """
 
 from __future__ import annotations
@@ -15,12 +26,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
+from math import isfinite
 from typing import Any
 
 from einnet_explore.algebra.legality import excess
 from einnet_explore.algebra.naming import by_name, listed
 from einnet_explore.algebra.structure import roles
-from einnet_explore.ir import Iterator, Scope
+from einnet_explore.ir import Access, Apply, Compare, Const, Iterator, Scalar, Scope, accesses, factors, mul
 from einnet_explore.rules.base import Refused, refusing, scope_rule
 
 ENUMERATED = 5
@@ -29,12 +41,22 @@ ENUMERATED = 5
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """*outer* are the summations s1 that stay outside."""
+    """*outer* are the summations s1 that stay outside; *apart*, and so do the factors without another summation."""
 
     outer: tuple[Iterator, ...]
+    apart: bool = False
 
 
 def propose(scope: Scope) -> Iterable[Splitting]:
+    """Every proper subset of the summations, plainly and, where some factor can stay outside, apart."""
+    for plain in _subsets(scope):
+        yield plain
+        rest = tuple(s for s in scope.summations if s not in plain.outer)
+        if not scope.domain and _why_not_apart(scope, rest) is None:
+            yield replace(plain, apart=True)
+
+
+def _subsets(scope: Scope) -> Iterable[Splitting]:
     """Every proper subset of the summations; where these are many, of their groups by role."""
     units: list[tuple[Iterator, ...]] = [(s,) for s in scope.summations]
     if len(units) > ENUMERATED:
@@ -60,11 +82,50 @@ def rewrite(scope: Scope, params: Splitting) -> Scope:
     rest = tuple(s for s in scope.summations if s not in outer)
     if not outer or not rest:
         raise Refused(f"both groups need an iterator: s1 = {listed(outer)}, s2 = {listed(rest)}")
+    if params.apart:
+        return _apart(scope, outer, rest)
     kept = (*outer, *scope.traversals)
     inner = Scope(kept, rest, scope.body, scope.reduce)
     if scope.domain and excess(inner):
         inner = replace(inner, domain=scope.domain)
     return replace(scope, summations=outer, body=inner[kept])
+
+
+def _apart(scope: Scope, outer: tuple[Iterator, ...], rest: tuple[Iterator, ...]) -> Scope:
+    if (why := _why_not_apart(scope, rest)) is not None:
+        raise Refused(why)
+    inside = [f for f in factors(scope.body) if _reads(f) & set(rest)]
+    used = frozenset[Iterator]().union(*map(_reads, inside))
+    kept = tuple(x for x in (*outer, *scope.traversals) if x in used)
+    inner = Scope(kept, rest, mul(*inside), scope.reduce)
+    if scope.domain and (beyond := excess(inner)):
+        raise Refused(f"apart, the inner scope would read beyond its sources without the domain: {beyond[0]!r}")
+    outside = (f for f in factors(scope.body) if not _reads(f) & set(rest))
+    return replace(scope, summations=outer, body=mul(*outside, inner[kept]))
+
+
+def _why_not_apart(scope: Scope, rest: tuple[Iterator, ...]) -> str | None:
+    if scope.reduce != "sum":
+        return f"apart is for sums, the scope reduces by {scope.reduce}"
+    if not all(isfinite(a.source.value) for a in accesses(scope.body)):
+        return "apart is for finite paddings: 0 times an infinite one is no number"
+    free = [f for f in factors(scope.body) if not _reads(f) & set(rest)]
+    if not any(_reads(f) for f in free):
+        return f"every factor reads an iterator of s2 = {listed(rest)}: none can stay outside"
+    return None if len(free) < len(factors(scope.body)) else f"no factor reads s2 = {listed(rest)}"
+
+
+def _reads(factor: Scalar) -> frozenset[Iterator]:
+    """The iterators that *factor* depends on."""
+    match factor:
+        case Access(index=index):
+            return frozenset(x for i in index for x in i.iterators)
+        case Apply(args=args):
+            return frozenset[Iterator]().union(*map(_reads, args))
+        case Compare(left=left, right=right):
+            return frozenset((*left.iterators, *right.iterators))
+        case Const():
+            return frozenset()
 
 
 def explain(scope: Scope) -> str:
@@ -76,14 +137,15 @@ def explain(scope: Scope) -> str:
 
 
 def encode(params: Splitting) -> dict[str, Any]:
-    """``{"outer": ["r", "s"]}``."""
-    return {"outer": [s.name for s in params.outer]}
+    """``{"outer": ["r", "s"]}``, and ``"apart": true`` where it is."""
+    return {"outer": [s.name for s in params.outer], **({"apart": True} if params.apart else {})}
 
 
 def decode(scope: Scope, params: Mapping[str, Any]) -> Splitting:
     """The inverse of ``encode``; refuses a name that no summation has."""
     with refusing():
-        return Splitting(tuple(by_name(scope.summations, name) for name in params["outer"]))
+        outer = tuple(by_name(scope.summations, name) for name in params["outer"])
+        return Splitting(outer, bool(params.get("apart", False)))
 
 
 SUMMATION_SPLITTING = scope_rule(
