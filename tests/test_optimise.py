@@ -17,7 +17,7 @@ import pytest
 from onnx_building import build, node
 
 import einnet_explore as ee
-from einnet_explore.backends.measure import compare, times_faster
+from einnet_explore.backends.measure import Timing, compare, times_faster
 from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.graph import contest as contest_module
 from einnet_explore.graph import optimise as optimise_module
@@ -28,7 +28,9 @@ from einnet_explore.graph.optimise import Optimiser, optimize, seconds_of
 from einnet_explore.graph.optimised import Optimised
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.running.alone import alone
 from einnet_explore.graph.running.plan import build_plan
+from einnet_explore.graph.running.regions import random_inputs
 from einnet_explore.graph.whole import telling_inputs
 from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match, Step
 
@@ -298,3 +300,22 @@ def test_a_winner_with_a_false_step_is_not_kept() -> None:
     won = contest_module.Outcome(2.0, 1.0, Derivation(right, (Step(right, match, wrong),)), 0.0, 1, "2x")
     part = optimise_module.judged(("a", "b"), won)
     assert not part.kept and part.certificate == "false" and "false step" in part.why
+
+
+def test_a_plan_is_held_against_the_original_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Optimiser(load(write("infogan")), Settings(threads=2))
+    timings = {"before": Timing(1.0, 0.0, 1), "after": Timing(0.8, 0.0, 1)}
+    monkeypatch.setattr(optimise_module, "alone", lambda *_: Timing(0.5, 0.0, 1))
+    held, ratio = work._held_against_alone(timings, 1.25)
+    assert held["before"].median == 0.5 and math.isclose(ratio, 0.625)
+    monkeypatch.setattr(optimise_module, "alone", lambda *_: Timing(2.0, 0.0, 1))
+    assert work._held_against_alone(timings, 1.25) == (timings, 1.25)
+    monkeypatch.setattr(optimise_module, "alone", lambda *_: None)
+    assert work._held_against_alone(timings, 1.25) == (timings, 0.0)
+
+
+def test_the_original_is_timed_in_a_process_of_its_own() -> None:
+    model = load(write("infogan"))
+    timing = alone(model.original, random_inputs(model, 0), 2, 5)
+    assert timing is not None and timing.median > 0
+    assert alone(model.original, {"nobody": np.zeros(1, np.float32)}, 2, 5) is None

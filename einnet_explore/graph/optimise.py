@@ -20,7 +20,7 @@ import numpy as np
 
 from einnet_explore.algebra.certificate import certify
 from einnet_explore.backends.bandwidth import stream_bandwidth
-from einnet_explore.backends.measure import compare
+from einnet_explore.backends.measure import Timing, compare
 from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.backends.program import CompiledProgram, compile_program
 from einnet_explore.cost import CostModel, cpu_default, weight_only
@@ -29,10 +29,11 @@ from einnet_explore.graph.contest import Arrays, Outcome, Settings, contest, lar
 from einnet_explore.graph.optimised import Optimised, Part
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.running.alone import alone
 from einnet_explore.graph.running.plan import Plan, build_plan
 from einnet_explore.graph.running.regions import random_inputs, subgraph_session
 from einnet_explore.graph.split import Split, Subprogram, partition
-from einnet_explore.graph.whole import WORTH, least_gain, select, telling_inputs, timed
+from einnet_explore.graph.whole import WORTH, least_gain, rounds_for, select, telling_inputs, timed
 from einnet_explore.graph.writing.export import Replacement
 from einnet_explore.ir import Program
 from einnet_explore.rules import Derivation
@@ -151,6 +152,8 @@ class Optimiser:
         kept, plan, refused = select(list(groups.values()), gains, original, self._plan, feeds, self.seconds)
         timings = timed(original, plan, feeds, self.seconds)
         ratio = least_gain(timings)
+        if kept and self.settings.threads > 1:
+            timings, ratio = self._held_against_alone(timings, ratio)
         if kept and ratio < WORTH:
             refused |= dict.fromkeys(kept, f"with it the whole model runs at {ratio:.2f} of its speed")
             kept, plan, timings = [], original, timed(original, original, feeds, self.seconds)
@@ -173,6 +176,15 @@ class Optimiser:
             self.settings.threads,
             self.interrupted,
         )
+
+    def _held_against_alone(self, timings: dict[str, Timing], ratio: float) -> tuple[dict[str, Timing], float]:
+        """*timings* with the original as fast as it is in a process of its own, where it does not share the cores."""
+        before = alone(self.model.original, self.feeds, self.settings.threads, rounds_for(self.seconds, 21))
+        if before is None:  # nothing to hold the plan against: it is not kept on the word of a disturbed measurement
+            return timings, 0.0
+        if before.median >= timings["before"].median:
+            return timings, ratio
+        return {**timings, "before": before}, min(ratio, before.median / timings["after"].median)
 
     def _replacement(self, n: int) -> Replacement:
         subprogram, anon = self.done[n]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from einnet_explore.backends.measure import Timing, compare, times_faster
+from einnet_explore.backends.measure import Timing, compare
 from einnet_explore.graph.contest import Outcome
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.running.plan import Plan
@@ -114,7 +114,6 @@ class Optimised:
             "iqr_before": self.timings["before"].iqr,
             "iqr_after": self.timings["after"].iqr,
             "speedup": self.speedup,
-            "speedup_paired": times_faster(self.timings["before"], self.timings["after"]),
             "max_abs_error": self.errors[0],
             "max_rel_error": self.errors[1],
             "search_seconds": self.search_seconds,
