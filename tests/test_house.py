@@ -18,7 +18,10 @@ LOCK = (ROOT / "requirements.lock").read_text().splitlines()
 SHAPES = {7, 14, 28, 56, 112, 224, 512, 4608}
 SHAPELESS = ("graph", "operators", "rules", "search")
 BANNED = re.compile(r"range_?op|mem_?bound", re.IGNORECASE)
-REGISTRY = re.compile(r"pypi\.org|pythonhosted\.org|npmjs\.(org|com)|yarnpkg\.com|debian\.org|anaconda\.org")
+# Character classes keep the pattern from finding itself.
+REGISTRY = re.compile(
+    r"p[y]pi\.org|python[h]osted\.org|n[p]mjs\.(org|com)|yarn[p]kg\.com|deb[i]an\.org|ana[c]onda\.org"
+)
 HOME_PATH = re.compile(r"(?<![\w.$}*-])/(work|root|farm|home|Users)/")
 
 
