@@ -37,6 +37,7 @@ from einnet_explore.graph.whole import WORTH, least_gain, rounds_for, select, te
 from einnet_explore.graph.writing.export import Replacement
 from einnet_explore.ir import Program
 from einnet_explore.rules import Derivation
+from einnet_explore.search.candidate import verdict
 from einnet_explore.search.engine import Cost
 
 NOTHING: Mapping[str, tuple[int, ...]] = {}
@@ -228,8 +229,7 @@ def certificate(outcome: Outcome) -> str:
     """``proved`` if every step of the winner is, ``exact`` if some were evaluated, ``none`` without a winner."""
     if outcome.winner is None:
         return "none"
-    kinds = {certify(step.before, step.after).kind for step in outcome.winner.steps}
-    return next((kind for kind in ("false", "exact") if kind in kinds), "proved")
+    return verdict(tuple(certify(step.before, step.after) for step in outcome.winner.steps))
 
 
 def fusions(derivation: Derivation) -> int:

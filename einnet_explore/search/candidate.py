@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from einnet_explore.algebra.certificate import Certificate, certify
+from einnet_explore.algebra.certificate import Certificate
 from einnet_explore.cost import weight_only
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program
 from einnet_explore.rules import Derivation
@@ -35,10 +35,6 @@ class Candidate:
         """How many generated kernels run: views and what only depends on weights cost nothing at run time."""
         folded = weight_only(self.program)
         return sum(bool(e.via and e.via.operator == EOPERATOR) and e.name not in folded for e in self.program.equations)
-
-    def certificates(self) -> tuple[Certificate, ...]:
-        """A certificate for every step."""
-        return tuple(certify(step.before, step.after) for step in self.derivation.steps)
 
     def to_json(self, certificate: str) -> dict[str, Any]:
         """One entry of ``candidates`` in the JSON of ``derive``."""
