@@ -62,6 +62,9 @@ class Rule(Generic[P]):
         """The match that a user asks for by writing parameters in their JSON form."""
         return Match(self, at, self.decode(program, at, params))
 
+    def __repr__(self) -> str:
+        return f"<Rule {self.name}>"
+
 
 @dataclass(frozen=True, slots=True)
 class Match(Generic[P]):
@@ -79,6 +82,10 @@ class Match(Generic[P]):
         """``{"rule", "at", "params"}`` as in records and in the JSON of ``derive``."""
         return {"rule": self.rule.name, "at": show_path(self.at), "params": self.rule.encode(self.params)}
 
+    def __repr__(self) -> str:
+        params = ", ".join(f"{name}={value!r}" for name, value in self.rule.encode(self.params).items())
+        return f"<{self.rule.name} at {show_path(self.at)}{': ' if params else ''}{params}>"
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -87,6 +94,9 @@ class Step:
     before: Program
     match: Match[Any]
     after: Program
+
+    def __repr__(self) -> str:
+        return f"<Step {self.match!r}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +114,9 @@ class Derivation:
     def then(self, match: Match[Any]) -> Derivation:
         """This derivation and one more step."""
         return Derivation(self.start, (*self.steps, match.apply(self.end)))
+
+    def __repr__(self) -> str:
+        return f"<Derivation of {len(self.steps)} steps: {', '.join(s.match.rule.name for s in self.steps)}>"
 
 
 def places(program: Program) -> Iterable[tuple[Path, Scope]]:

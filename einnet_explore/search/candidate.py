@@ -49,6 +49,10 @@ class Candidate:
             "steps": [step.match.to_json() for step in self.derivation.steps],
         }
 
+    def __repr__(self) -> str:
+        calls = " + ".join([*(str(e.via) for e in self.operators), f"{self.eoperators} eOperators"])
+        return f"<Candidate {self.state}: {calls}, {len(self.derivation.steps)} steps, {self.seconds * 1e6:.1f} µs>"
+
 
 def verdict(certificates: tuple[Certificate, ...]) -> str:
     """``proved`` if all are, ``exact`` if some were evaluated, ``false`` if one is wrong, ``none`` without any."""
