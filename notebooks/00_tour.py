@@ -34,7 +34,7 @@ tensor K[3, 3, 8, 4] weight
 Y[n:1, h:6, w:5, f:8] = sum[c:4, r:3, s:3] A[n, h+r-1, w+s-1, c] * K[r, s, f, c]
 """)
 session = ee.explore(conv)
-session
+session.formula()
 
 # %% [markdown]
 # ## What may be done here?
@@ -59,7 +59,7 @@ session.refusals(at="Y")
 
 # %%
 session.apply("summation_splitting", at="Y", outer=["r", "s"])
-session
+session.formula()
 
 # %% [markdown]
 # **Your turn.** In the inner scope, $h$ and $r$ only occur together. Which substitution makes it a plain product over $c$? Guess before
@@ -76,7 +76,7 @@ session.rules(at="Y.0")
 session.apply(
     "variable_substitution", at="Y.0", phi={"r": "r", "s": "s", "n": "n", "f": "f", "t1": "h+r-1", "t2": "w+s-1"}
 )
-session
+session.formula()
 
 # %% [markdown]
 # Three clean-ups are due, and `clean` finds them:
@@ -90,7 +90,7 @@ session
 matches, _ = ee.clean(session.program)
 for match in matches:
     session.apply(match)
-session
+session.formula()
 
 # %% [markdown]
 # Now the inner scope *is* a matrix product: $(r, s, f)$ are its rows, $(t_1, t_2)$ its columns. `operator_matching` recognises it, solves the
@@ -98,7 +98,7 @@ session
 
 # %%
 session.apply("operator_matching", at="Y.0", operator="Matmul")
-session
+session.formula()
 
 # %% [markdown]
 # What is left adds nine shifted slices: little work for each element that it reads, so it may be *generated*. This is the OffsetReduce of the paper.
@@ -137,12 +137,13 @@ session.goto(by_hand)
 print(session.script())
 
 # %% [markdown]
-# The same by clicking (a panel needs a running kernel):
+# The same by clicking: choose a scope in the expression or walk there with the arrow keys, point at a rule to see what it would give, and
+# click to apply it. `u` and `r` undo and redo, `s` searches. (It needs a running kernel; without one there is the picture.)
 
 # %%
 import einnet_widgets
 
-einnet_widgets.panel(ee.explore(conv))
+einnet_widgets.explorer(ee.explore(conv))
 
 # %% [markdown]
 # ## By search

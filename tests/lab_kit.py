@@ -136,7 +136,7 @@ def visit(width: int = 1280, height: int = 1000, scale: float = 1) -> Generator[
         visiting = Visit(context.pages[0] if context.pages else context.new_page())
 
         def decide(route: Any) -> None:
-            if route.request.url.startswith(("http://127.0.0.1:", "ws://127.0.0.1:", "data:", "blob:")):
+            if route.request.url.startswith(("http://127.0.0.1:", "ws://127.0.0.1:", "data:", "blob:", "file:")):
                 route.continue_()
             else:
                 visiting.strangers.append(route.request.url)

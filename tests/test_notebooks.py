@@ -18,14 +18,14 @@ EXPRESSION = {"text/latex", "image/svg+xml", "text/plain"}
 TABLE = {"text/html", "text/plain"}
 FIGURE = {"image/svg+xml", "text/plain"}
 TOUR = {
-    "session": EXPRESSION,
+    "session.formula()": EXPRESSION,
     "ee.show(found)": EXPRESSION,
     'session.rules(at="Y")': TABLE,
     'session.refusals(at="Y")': TABLE,
     "session.history(certificates=True)": TABLE,
     "session.check()": TABLE,
     "session.tree()": FIGURE,
-    "einnet_widgets.panel(ee.explore(conv))": EXPRESSION | {"application/vnd.jupyter.widget-view+json"},
+    "einnet_widgets.explorer(ee.explore(conv))": EXPRESSION | {"application/vnd.jupyter.widget-view+json"},
     "run": TABLE,
     "run.tree(to=found)": FIGURE,
     'ee.graph(conv, "before")': FIGURE,

@@ -1,81 +1,459 @@
-"""The panel over a session: what it shows is a function of the session; its buttons are the session's calls."""
+"""The explorer's Python side with a front end that is not there: each message is a call of the session."""
+
+import json
+import shutil
+import struct
+import subprocess
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytest.importorskip("ipywidgets", reason="ipywidgets is not installed")
+pytest.importorskip("anywidget", reason="anywidget is not installed")
+
+import numpy as np
+import onnx
 
 import einnet_explore as ee
-from einnet_explore.rules import Refused
-from einnet_widgets.panel import Panel, described, panel
+import einnet_widgets
+from einnet_explore.explore.run import Run
+from einnet_explore.explore.session import Session
+from einnet_widgets import describe, monitor
+from einnet_widgets.describe import Look
+from einnet_widgets.face import STATIC, Face
+from einnet_widgets.page import page, recorded
+from tests.onnx_building import build, node
 
 CONV = ee.ops.conv2d(N=1, H=4, W=5, C=3, F=2, R=3, S=3)
+PHI = {"r": "r", "s": "s", "n": "n", "f": "f", "t1": "h+r-1", "t2": "w+s-1"}
+LARGEST = 100_000
+"""Bytes of one update."""
 
 
-def test_what_a_panel_shows_is_a_function_of_the_session() -> None:
-    session = ee.explore(CONV)
-    shown = described(session)
-    assert shown == described(session)
-    assert [path for _, path in shown.scopes] == ["0"] and shown.at == "0"
-    assert shown.legal == session.rules("0")
-    assert [n for _, n in shown.matches] == list(range(len(shown.legal)))
-    assert any(label == "summation_splitting: outer = r, s" for label, _ in shown.matches)
-    assert (shown.can_undo, shown.can_redo, shown.here, shown.nodes) == (False, False, 0, 1)
-    session.apply("summation_splitting", at="0", outer=["r", "s"])
-    inner = described(session, "0.0")
-    assert inner.at == "0.0" and [path for _, path in inner.scopes] == ["0", "0.0"]
-    assert all(m.at == (0, 0) for m in inner.legal) and inner.can_undo
-    assert described(session, "0.7").at == "0"  # a scope that is not there any more
-
-
-def test_a_finished_program_has_no_scope_left() -> None:
-    session = ee.explore(ee.parse("tensor A[4]\nY[i:4] = relu(A[i])"))
+def by_hand(session: Session) -> Session:
+    """From a convolution to a matrix product and an eOperator: E1 to E7."""
+    session.apply("summation_splitting", at="Y", outer=["r", "s"])
+    session.apply("variable_substitution", at="Y.0", phi=PHI)
+    for match in ee.clean(session.program)[0]:
+        session.apply(match)
+    session.apply("operator_matching", at="Y.0", operator="Matmul")
     session.apply("eoperator_generation", at="Y")
-    shown = described(session, "0")
-    assert (shown.scopes, shown.at, shown.matches, shown.legal) == ((), "", (), ())
-    it = Panel(session)
-    assert it.apply.disabled and it.scope.value is None and it.match.value is None
+    return session
 
 
-def test_buttons_are_calls_of_the_session() -> None:
+def told(face: Face) -> list[tuple[dict[str, Any], bytes | None]]:
+    """The messages that *face* sends from now on."""
+    sent: list[tuple[dict[str, Any], bytes | None]] = []
+    face.send = lambda message, buffers=None: sent.append((message, buffers[0] if buffers else None))
+    return sent
+
+
+def until(true: Callable[[], object], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def test_every_message_is_a_call_of_the_session() -> None:
     session = ee.explore(CONV)
-    it = panel(session)
-    it.match.index = next(n for n, m in enumerate(session.rules("0")) if m.to_json()["params"] == {"outer": ["r", "s"]})
-    it.apply.click()
+    face = einnet_widgets.Explorer(session)
+    split = next(m for m in face.rules["matches"] if m["params"] == {"outer": ["r", "s"]})
+    face.receive({"do": "apply", "rule": split["rule"], "at": split["at"], "params": split["params"]})
     assert session.derivation.steps[0].match.to_json()["params"] == {"outer": ["r", "s"]}
-    it.scope.value = "0.0"
-    assert len(it.match.options) == len(session.rules("0.0"))
-    it.undo.click()
-    assert session.here == 0 and it.scope.value == "0" and it.undo.disabled and not it.redo.disabled
-    it.redo.click()
-    assert session.here == 1 and "node 1 of 2" in it.status.value
-    it.check.click()
-    assert "proved" in it.status.value
+    assert face.expression["marks"] == {"0": "new"} and face.expression["before"]["rule"] == "summation_splitting"
+    face.receive({"do": "select", "at": "0.0"})
+    assert face.expression["at"] == face.rules["at"] == "0.0"
+    assert [m["at"] for m in face.rules["matches"]] == ["0.0"] * len(session.rules("0.0"))
+    face.receive({"do": "undo"})
+    assert session.here == 0 and face.head["redo"] and not face.head["undo"]
+    assert face.expression["at"] == "0"  # the scope that was selected is gone
+    face.receive({"do": "redo"})
+    assert session.here == 1
+    face.receive({"do": "goto", "node": 0})
+    assert session.here == 0
+    face.receive({"do": "target", "target": "Matmul"})
+    assert face.head["target"] == "Matmul"
+    assert face.expression["distance"] == session.table("Matmul").distance.total  # type: ignore[union-attr]
+    face.receive({"do": "compare", "a": 0, "b": 1})
+    assert face.history["compare"]["certificate"]["kind"] == "proved" and not face.history["compare"]["same"]
+    face.receive({"do": "compare"})
+    assert face.history["compare"] is None
+    face.receive({"do": "goto", "node": 1})
+    face.receive({"do": "check"})
+    assert "proved" in face.notice["text"]
+    face.receive({"do": "script"})
+    assert face.notice["code"] == session.script()
+    face.receive({"do": "latex"})
+    assert r"\begin{align*}" in face.notice["code"]
+    face.receive({"do": "hush"})
+    assert face.notice["text"] == ""
+    sent = told(face)
+    face.receive({"do": "export"})
+    assert json.loads(sent[0][0]["text"]) == session.record()
 
 
-def test_a_panel_follows_the_session_until_it_is_closed() -> None:
+def test_what_is_done_in_code_shows_and_its_steps_are_proved() -> None:
     session = ee.explore(CONV)
-    it = panel(session)
-    session.apply("summation_splitting", at="0", outer=["r", "s"])
-    assert len(it.scope.options) == 2 and "summation_splitting" in it.history.value
-    it.close()
+    face = einnet_widgets.Explorer(session)
+    assert face.expression["certificate"] is None
+    by_hand(session)
+    assert [n["rule"] for n in face.history["nodes"]][1:3] == ["summation_splitting", "variable_substitution"]
+    assert face.rules["matches"] == [] and "nothing is left" in face.rules["none"]
+    until(lambda: face.expression["certificate"])
+    assert face.expression["certificate"]["kind"] == "proved"
+    assert [n["certificate"] for n in face.history["nodes"]] == [None] + ["proved"] * 7
+    assert face.graph["kinds"].keys() == {"input", "weight", "library", "eOperator", "view"}
+    assert "at compile time" in face.graph["svg"] or "dot" not in face.graph["svg"]
+
+
+def test_reach_says_where_rules_are_listed() -> None:
+    session = ee.explore(CONV)
+    session.apply("summation_splitting", at="Y", outer=["r", "s"])
+    places: dict[str, set[str]] = {}
+    for reach in ("selection", "scope", "everywhere"):
+        for at in ("0", "0.0"):
+            shown = describe.rules(session, Look(at, reach))  # type: ignore[arg-type]
+            places[f"{reach} {at}"] = {m["at"] for m in shown["matches"]}
+    assert places == {
+        "selection 0": {"0"}, "selection 0.0": {"0.0"}, "scope 0": {"0", "0.0"},
+        "scope 0.0": {"0.0"}, "everywhere 0": {"0", "0.0"}, "everywhere 0.0": {"0", "0.0"},
+    }  # fmt: skip
+    first = describe.rules(session, Look("0.0", "everywhere"))["matches"][0]
+    assert first["at"] == "0.0"  # what is selected comes first
+
+
+def test_gains_and_previews_are_those_of_the_step() -> None:
+    session = ee.explore(CONV)
+    before = describe.expression(session, Look())
+    for match in describe.rules(session, Look())["matches"]:
+        again = ee.explore(CONV)
+        again.apply(match["rule"], at=match["at"], **match["params"])
+        after = describe.expression(again, Look())
+        assert match["latex"] == after["latex"] and match["marks"] == after["marks"]
+        assert match["seconds"] == after["seconds"] - before["seconds"]
+        far = after["distance"]
+        assert match["distance"] == (None if far is None else far - before["distance"])
+
+
+def test_previews_beyond_the_payload_come_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = ee.explore(CONV)
+    full = describe.rules(session, Look())["matches"]
+    monkeypatch.setattr(describe, "PAYLOAD", 1)
+    face = einnet_widgets.RulePicker(ee.explore(CONV))
+    assert [m["latex"] is None for m in face.rules["matches"]] == [False] + [True] * (len(full) - 1)
+    sent = told(face)
+    face.receive({"do": "preview", "match": 3, "node": 0})
+    assert sent[0][0]["shown"] == {k: full[3][k] for k in ("latex", "text", "marks")}
+    face.receive({"do": "preview", "match": 3, "node": 9})  # the session has moved on
+    face.receive({"do": "preview", "match": 99, "node": 0})
+    assert len(sent) == 1 and face.notice == {}
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"do": "apply", "rule": "split", "at": "0", "params": {}}, "no rule is called 'split'"),
+        ({"do": "apply", "rule": "summation_splitting", "at": "0", "params": {"outer": ["x"]}}, "x"),
+        ({"do": "apply", "rule": "summation_splitting", "at": "0", "params": {"outer": 3}}, "int"),
+        ({"do": "apply", "rule": "summation_splitting", "at": "0.4", "params": {"outer": ["r"]}}, "accesses"),
+        ({"do": "apply", "rule": "summation_splitting", "at": "7", "params": {"outer": ["r"]}}, "equation number"),
+        ({"do": "apply", "rule": "summation_splitting"}, "params"),
+        ({"do": "goto", "node": 5}, "node 5: expected 0 to 0"),
+        ({"do": "goto", "node": "x"}, "x"),
+        ({"do": "select", "at": "0.0.0"}, "not to a scope"),
+        ({"do": "reach", "reach": "far"}, "expected selection, scope or everywhere"),
+        ({"do": "target", "target": "Fft"}, "unknown target 'Fft'"),
+        ({"do": "table", "operator": "Fft"}, "unknown target 'Fft'"),
+        ({"do": "compare", "a": 0, "b": 4}, "node 4: expected 0 to 0"),
+        ({"do": "state", "state": 0}, "there is no search yet"),
+        ({"do": "picture"}, "there is no search yet"),
+        ({"do": "search", "max_depth": -1}, "max depth -1: expected 0 or more"),
+        ({"do": "search", "rules": ["split"]}, "no rule is called 'split'"),
+        ({"do": "bench", "keys": ["state 9"], "rounds": 3}, "state 9: not offered any more"),
+        ({"do": "dance"}, "'dance', which is unknown"),
+        ({}, "unknown"),
+    ],
+)
+def test_bad_use_is_said_and_changes_nothing(message: dict[str, Any], said: str) -> None:
+    session = ee.explore(CONV)
+    face = einnet_widgets.Explorer(session)
+    shown = {name: getattr(face, name) for name in ("history", "expression", "rules")}
+    face.receive(message)
+    assert face.notice["kind"] == "error" and said in face.notice["text"]
+    assert len(session.nodes) == 1 and {name: getattr(face, name) for name in shown} == shown
+    face.receive({"do": "check"})
+    assert face.notice["kind"] == ""
+
+
+def test_panels_of_one_session_share_a_selection_and_those_of_another_do_not() -> None:
+    session, other = ee.explore(CONV), ee.explore(CONV)
+    expression, rules = einnet_widgets.ExpressionView(session), einnet_widgets.RulePicker(session)
+    elsewhere = einnet_widgets.ExpressionView(other)
+    session.apply("summation_splitting", at="Y", outer=["r", "s"])
+    expression.receive({"do": "select", "at": "0.0"})
+    assert rules.rules["at"] == "0.0" and elsewhere.expression["step"] == 0
+    assert rules.expression == {} and expression.rules == {}  # a panel is sent what it shows
+    expression.close()
     session.undo()
-    assert len(it.scope.options) == 2
+    assert expression.expression["step"] == 1 and rules.rules["node"] == 0
+    assert einnet_widgets.explorer(session) is einnet_widgets.explorer(session)
 
 
-def test_a_refusal_is_said_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_update_is_larger_than_a_hundred_kilobytes() -> None:
+    session = ee.explore(ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3))
+    face = einnet_widgets.Explorer(session)
+    by_hand(session)
+    for there in range(len(session.nodes)):
+        session.goto(there)
+        for name in ("head", "history", "expression", "rules", "graph"):
+            assert len(json.dumps(getattr(face, name))) < LARGEST
+    session.goto(0)
+    run = session.search(max_depth=2, strategy="paper")
+    many = run.search
+    for _ in run:
+        pass
+    states = list(many.states)
+    while len(many.states) < 9000:
+        many.states += [s for s in states if s.phase == "explorative"]
+    columns, since, merged, count = monitor.Columns(run), 0, 0, 0
+    while (batch := columns.batch(since, merged)) is not None:
+        assert len(batch[1]) + len(json.dumps(batch[0])) < LARGEST
+        since, merged, count = since + batch[0]["count"], merged + batch[0]["merges"], count + 1
+    assert since == len(many.states) and count >= 3
+
+
+def decoded(header: dict[str, Any], buffer: bytes) -> dict[str, tuple[Any, ...]]:
+    n, m = header["count"], header["merges"]
+    names = ("parent", "seconds", "pairs", "depth", "distance", "phase", "rule")
+    forms = (f"{n}i", f"{n}f", f"{2 * m}i", *[f"{n}B"] * 4)
+    found, at = {}, 0
+    for name, form in zip(names, forms, strict=True):
+        found[name] = struct.unpack_from(f"<{form}", buffer, at)
+        at += struct.calcsize(f"<{form}")
+    assert at == len(buffer)
+    return found
+
+
+def test_columns_say_what_the_search_says() -> None:
+    run = ee.search(CONV, target="Matmul", max_depth=2, strategy="paper")
+    columns, parts = monitor.Columns(run), []
+    since = merged = 0
+    for n, _ in enumerate(run):
+        if n % 7 == 0 and (batch := columns.batch(since, merged)) is not None:
+            parts.append(batch)
+            since, merged = since + batch[0]["count"], merged + batch[0]["merges"]
+    while (batch := columns.batch(since, merged)) is not None:
+        parts.append(batch)
+        since, merged = since + batch[0]["count"], merged + batch[0]["merges"]
+    whole = [decoded(*part) for part in parts]
+    states = run.search.states
+    assert len(parts) > 3 and since == len(states)
+    joined = {name: [v for part in whole for v in part[name]] for name in whole[0]}
+    assert joined["parent"] == [s.parent for s in states] and joined["depth"] == [s.depth for s in states]
+    assert [None if d == 255 else d for d in joined["distance"]] == [s.distance for s in states]
+    names = parts[-1][0]["rules"]
+    assert [names[r] for r in joined["rule"][1:]] == [s.matches[0].rule.name for s in states[1:]]
+    prices = {c.state: c.seconds for c in run.candidates}
+    for n, price in enumerate(joined["seconds"]):
+        assert price == (pytest.approx(prices[n], rel=1e-6) if n in prices else -1)
+    pairs = list(zip(joined["pairs"][::2], joined["pairs"][1::2], strict=True))
+    assert pairs and set(pairs) == {(p.parent, p.twin) for p in run.pruned if p.twin is not None}
+
+
+def test_a_search_by_buttons() -> None:
     session = ee.explore(CONV)
-    it = panel(session)
+    face = einnet_widgets.Explorer(session)
+    sent = told(face)
+    assert face.search["status"] == "idle" and face.search["options"]["max_depth"] == 7
+    face.receive({"do": "target", "target": "Matmul"})
+    face.receive({"do": "search", "max_depth": 5, "limit": 60, "strategy": "paper"})
+    run = session.runs[-1]
+    assert run.target == ("Matmul",) and run.search.options.strategy == "paper"
+    until(lambda: len(run.search.states) > 40)
+    assert run.running  # and this thread is free
+    face.receive({"do": "search"})
+    assert "a search still runs" in face.notice["text"]
+    face.receive({"do": "pause"})
+    until(lambda: face.search["status"] == "paused")
+    states = len(run.search.states)
+    face.receive({"do": "resume"})
+    until(lambda: len(run.search.states) > states)
+    face.receive({"do": "stop"})
+    until(lambda: face.search["status"] == "ended")
+    until(lambda: sum(m["count"] for m, _ in sent if m["do"] == "tree") == len(run.search.states))
+    assert face.search["states"] == len(run.search.states)
+    sent.clear()
+    face.receive({"do": "tree", "run": id(run), "since": 0})  # a view that opens later
+    assert sum(m["count"] for m, _ in sent) == len(run.search.states) and sent[0][0]["from"] == 0
 
-    def refuse(*_: object) -> None:
-        raise Refused("3 is not below 2")
 
-    monkeypatch.setattr(session, "apply", refuse)
-    it.apply.click()
-    assert it.status.value == "3 is not below 2" and session.here == 0
-
-
-def test_without_a_kernel_there_is_still_the_expression() -> None:
+def test_states_are_shown_taken_pinned_and_searched_from() -> None:
     session = ee.explore(CONV)
-    shown = panel(session)._repr_mimebundle_()
-    assert set(shown) == {"application/vnd.jupyter.widget-view+json", "text/latex", "image/svg+xml", "text/plain"}
-    assert shown["image/svg+xml"] == session._repr_mimebundle_()["image/svg+xml"]
+    face = einnet_widgets.Explorer(session)
+    run = session.search(target="Matmul", max_depth=2)
+    for _ in run:
+        pass
+    best = run.best
+    assert best is not None
+    face.receive({"do": "state", "state": best.state})
+    detail = face.search["detail"]
+    assert detail["seconds"] == best.seconds and len(detail["steps"]) == len(best.derivation.steps)
+    why = next(s.id for s in run.search.states if run.why_pruned(s.id))
+    face.receive({"do": "state", "state": why})
+    assert face.search["detail"]["why"] == list(run.why_pruned(why))
+    sent = told(face)
+    face.receive({"do": "picture"})
+    assert sent[0][0]["name"] == "tree.svg" and sent[0][0]["text"] == run.tree().svg
+    face.receive({"do": "pin", "state": best.state})
+    assert session.here == 0 and len(session.nodes) == 1 + len(best.derivation.steps)
+    assert f"node {len(session.nodes) - 1}" in face.notice["text"]
+    face.receive({"do": "take", "state": best.state})
+    assert session.program == best.program and len(session.nodes) == 1 + len(best.derivation.steps)
+    kept = next(s.id for s in run.search.states if s.phase == "explorative")
+    face.receive({"do": "steer", "state": kept, "max_depth": 1, "rules": ["summation_splitting"]})
+    steered = session.runs[-1].wait(30)
+    assert steered is not run and steered.search.start == run.search.states[kept].program == session.program
+    assert [rule.name for rule in steered.search.options.rules] == ["summation_splitting"]
+    face.receive({"do": "state", "state": 9999})
+    assert "state 9999: expected" in face.notice["text"]
+
+
+def test_a_search_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = ee.explore(CONV)
+    face = einnet_widgets.Explorer(session)
+
+    def fail(_: Run) -> None:
+        raise MemoryError("no room")
+
+    run = session.search(max_depth=1)
+    monkeypatch.setattr(run.search, "cost", fail)
+    run.start()
+    until(lambda: face.search["status"] == "failed")
+    assert face.search["error"] == "MemoryError: no room"
+
+
+def test_the_iterator_table_marks_what_does_not_fit() -> None:
+    session = ee.explore(CONV)
+    face = einnet_widgets.IteratorTableView(session, "Matmul")
+    assert face.table["operator"] == "Matmul" and face.table["distance"] == sum(
+        row["mismatch"] for row in face.table["rows"]
+    )
+    assert any(row["mismatch"] for row in face.table["rows"])
+    face.receive({"do": "table", "operator": "Conv2d"})
+    assert face.table["distance"] == 1 and dict(face.table["map"])["c"] == "c"  # n is 1, so it is no iterator here
+    pool = einnet_widgets.IteratorTableView(ee.explore(ee.parse("tensor A[4]\nY[i:4] = relu(A[i])")), "Matmul")
+    assert pool.table["rows"] is None and "Matmul has 2 operands" in pool.table["says"]
+
+
+def test_candidates_are_measured_beside_the_original() -> None:
+    session = ee.explore(CONV)
+    by_hand(session)
+    face = einnet_widgets.BenchPanel(session)
+    assert [row["key"] for row in face.bench["rows"]] == ["start", "node 7"]
+    face.receive({"do": "bench", "keys": ["node 7"], "rounds": 4})
+    assert face.bench["running"]
+    face.receive({"do": "bench", "keys": [], "rounds": 4})
+    assert "a measurement goes on" in face.notice["text"]
+    until(lambda: not face.bench["running"], 60)
+    first, second = face.bench["rows"]
+    assert first["speedup"] == 1 and second["measured"] > 0 and second["error"] < 1e-4
+    assert face.bench["csv"].startswith("program,estimated_seconds,") and "<svg" in face.bench["svg"]
+
+
+@pytest.mark.parametrize("name", ["Explorer", "ExpressionView", "SearchMonitor", "GraphView", "IteratorTableView"])
+def test_without_a_kernel_there_is_still_a_picture(name: str) -> None:
+    session = ee.explore(CONV)
+    for _ in session.search(target="Matmul", max_depth=1):
+        pass
+    face = getattr(einnet_widgets, name)(session)
+    data, _ = face._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in data and data["text/plain"].strip()
+    assert "<svg" in data.get("image/svg+xml", "") or name == "IteratorTableView"
+    assert ("text/latex" in data) == (name in ("Explorer", "ExpressionView"))
+
+
+def test_a_page_holds_every_node_and_names_no_other_host(tmp_path: Path) -> None:
+    session = by_hand(ee.explore(CONV))
+    session.goto(1)
+    session.apply("operator_matching", at="Y.0", operator="Matmul")
+    for _ in session.search(target="Matmul", max_depth=1):
+        pass
+    held = recorded(session)
+    assert [node["expression"]["node"] for node in held["nodes"]] == list(range(len(session.nodes)))
+    assert [child["node"] for child in held["nodes"][1]["children"]] == [2, 8] and held["here"] == session.here
+    assert held["nodes"][8]["parent"] == 1 and held["nodes"][2]["expression"]["certificate"]["kind"] == "proved"
+    assert sum(b["header"]["count"] for b in held["tree"]["batches"]) == len(session.runs[-1].search.states)
+    session.to_html(tmp_path / "page.html", title="a <b> & c")
+    text = (tmp_path / "page.html").read_text()
+    assert text == page(session, "a <b> & c") and "<title>a &lt;b&gt; &amp; c</title>" in text
+    addresses = {part.split("/")[0] for part in text.split("http://")[1:] + text.split("https://")[1:]}
+    assert {a.split('"')[0].split("'")[0].strip("\\") for a in addresses} <= {"www.w3.org"}
+
+
+def test_a_run_alone_has_a_monitor() -> None:
+    session = ee.explore(CONV)
+    einnet_widgets.Explorer(session)
+    run = session.search(target="Matmul", max_depth=1)
+    assert einnet_widgets.SearchMonitor(run).desk is einnet_widgets.Explorer(session).desk
+    alone = ee.search(CONV, target="Matmul", max_depth=1)
+    face = einnet_widgets.SearchMonitor(alone)
+    assert face.search["run"] == id(alone)
+    for _ in alone:
+        pass
+    until(lambda: face.search["status"] == "done")
+    assert face.search["states"] == len(alone.search.states)
+
+
+def test_a_model_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    cell = einnet_widgets.OptimizeCell(tmp_path / "none.onnx")
+    assert cell.optimise["status"] == "idle"
+    cell.receive({"do": "write", "path": "x.onnx"})
+    assert "nothing is optimised yet" in cell.notice["text"]
+    cell.receive({"do": "optimise"})
+    until(lambda: cell.notice.get("text", "").find("none.onnx") >= 0)
+    until(lambda: cell.optimise["status"] == "idle")
+    with pytest.raises(ValueError, match="it ended with an error"):
+        cell.wait(5)
+    cell.receive({"do": "dance"})
+    assert "'dance', which is unknown" in cell.notice["text"]
+    cell.receive({"do": "hush"})
+    assert cell.notice == {} and "none.onnx" not in cell._repr_mimebundle_()[0].get("text/html", "")
+
+
+@pytest.mark.slow
+def test_a_model_is_optimised_in_a_cell(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    weights = {name: random.standard_normal((4, 4, 3, 3)).astype(np.float32) for name in "wv"}
+    convolutions = [node("Conv", ["x", "w"], ["a"], pads=[1] * 4), node("Conv", ["a", "v"], ["y"], pads=[1] * 4)]
+    onnx.save(build(convolutions, {"x": [1, 4, 6, 6]}, ["y"], weights), tmp_path / "small.onnx")
+    cell = einnet_widgets.OptimizeCell(tmp_path / "small.onnx", threads=1, budget=10).start()
+    with pytest.raises(ValueError, match="it goes on already"):
+        cell.start()
+    cell.receive({"do": "cancel"})
+    result = cell.wait(120)
+    assert result.interrupted and len(cell.optimise["rows"]) == len(result.parts) >= 1
+    assert cell.optimise["status"] == "done" and cell.optimise["says"] == result.summary()
+    cell.receive({"do": "write", "path": str(tmp_path / "fast.onnx")})
+    assert (tmp_path / "fast.onnx").exists() and "text/html" in cell._repr_mimebundle_()[0]
+    cell.receive({"do": "write", "path": ""})
+    assert "no file is named" in cell.notice["text"]
+
+
+def test_the_front_end_passes_its_own_tests() -> None:
+    sources = STATIC.parents[1] / "js"
+    if shutil.which("npx") is None or not (sources / "node_modules").is_dir():
+        pytest.skip("the front end's own tests need Node and `npm install` in widgets/js")
+    done = subprocess.run(["npm", "test"], cwd=sources, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_the_bundle_is_built_from_these_sources() -> None:
+    sources = STATIC.parents[1] / "js"
+    recorded_sums = json.loads((STATIC / "sources.json").read_text())
+    names = ["build.mjs", "package.json", *(f"src/{p.name}" for p in sorted((sources / "src").iterdir()))]
+    assert recorded_sums == {name: sha256((sources / name).read_bytes()).hexdigest() for name in names}
+    assert len((STATIC / "einnet.js").read_bytes()) < 600_000

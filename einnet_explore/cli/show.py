@@ -11,6 +11,7 @@ from einnet_explore.explore.api import load
 from einnet_explore.explore.figures import graph_figure
 from einnet_explore.explore.page import derivation_page
 from einnet_explore.explore.run import Run
+from einnet_explore.explore.session import Session
 from einnet_explore.ir import Program, show_path
 from einnet_explore.render import latex, text
 from einnet_explore.render.latex import align
@@ -34,9 +35,11 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def derivation_of(case: Program | Derivation | Run) -> Derivation:
-    """A record's derivation, the best one of a search, or a program as a derivation without steps."""
+def derivation_of(case: Program | Derivation | Run | Session) -> Derivation:
+    """A record's derivation, a session's, the best one of a search, or a program as a derivation without steps."""
     match case:
+        case Session():
+            return case.derivation
         case Program():
             return Derivation(case)
         case Run(best=Candidate(derivation=derivation)) | (Derivation() as derivation):

@@ -1,60 +1,52 @@
-"""The one mutable object: a tree of derivations, where the reader stands in it, and who wants to know.
+"""The one mutable object: a tree of derivations, where the reader stands in it, and what may be done there.
 
 Everything that a notebook or a widget does is one public call here, so a session can print itself as Python.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Iterable
 from os import PathLike
-from typing import Any, TypeAlias
+from typing import Any
 
 from einnet_explore.algebra.certificate import Certificate, certify
+from einnet_explore.checker.record import load_json
 from einnet_explore.cost import program_seconds
-from einnet_explore.explore import records, views
-from einnet_explore.explore.figures import Figure, TreeNode, draw_tree
+from einnet_explore.explore import records, scripts, views
+from einnet_explore.explore.comparison import Comparison
+from einnet_explore.explore.faces import face
+from einnet_explore.explore.figures import Figure, TreeNode, draw_tree, graph_figure
+from einnet_explore.explore.mapping import MappingTable, mapping_table, nearest_operator
 from einnet_explore.explore.refusals import Refusal, Refusals, incomplete, why_refused
-from einnet_explore.explore.run import Run
+from einnet_explore.explore.run import Run, find_operators
 from einnet_explore.explore.views import Formula, Matches, Table
+from einnet_explore.explore.walk import Walk
 from einnet_explore.ir import Path, Program, read_path, show_path
 from einnet_explore.operators import OPERATORS, Operator
-from einnet_explore.rules import RULES, Derivation, Match, Refused, Rule
+from einnet_explore.rules import INTER_RULES, RULES, Derivation, Match, Refused, Rule
 from einnet_explore.rules.base import places
 from einnet_explore.search.engine import Options
 from einnet_explore.search.instantiation import matching_rule
+from einnet_explore.storage import write_atomically
 
-Observer: TypeAlias = "Callable[[Session], None]"
 
-
-class Session:
+class Session(Walk):
     """A tree of derivations from one program.  ``here`` is a node of it; applying a rule there makes a child.
 
-    Nothing is ever lost: undo moves up, and what was undone stays as a branch.  A lock guards the tree, since callbacks
-    may run on other threads.  Places are paths (``"0.1"``), or begin with an equation's name (``"Y.1"``).
+    Places are paths (``"0.1"``), or begin with an equation's name (``"Y.1"``).
     """
 
     def __init__(
-        self, start: Program, rules: tuple[Rule[Any], ...] = RULES, operators: tuple[Operator, ...] = OPERATORS
+        self,
+        start: Program,
+        rules: tuple[Rule[Any], ...] = (*RULES, *INTER_RULES),
+        operators: tuple[Operator, ...] = OPERATORS,
     ) -> None:
+        super().__init__(start)
         self.known: tuple[Rule[Any], ...] = (*rules, matching_rule(operators))
         self.operators = operators
-        self.nodes: list[Derivation] = [Derivation(start)]
-        self.parents: list[int] = [-1]
-        self.here = 0
-        self._redo: list[int] = []
-        self._observers: list[Observer] = []
-        self._lock = threading.RLock()
-
-    @property
-    def derivation(self) -> Derivation:
-        """The derivation that leads to where the reader stands."""
-        return self.nodes[self.here]
-
-    @property
-    def program(self) -> Program:
-        """The program where the reader stands."""
-        return self.derivation.end
+        self.runs: list[Run] = []
 
     def rule(self, name: str) -> Rule[Any]:
         """The rule called *name*; raises LookupError that lists the known ones."""
@@ -97,11 +89,7 @@ class Session:
         """
         with self._lock:
             match = rule if isinstance(rule, Match) else self._match(self.rule(rule), self.path(at), params)
-            self.nodes.append(self.derivation.then(match))
-            self.parents.append(self.here)
-            self._redo.clear()
-            self._go(len(self.nodes) - 1)
-            return self.program
+            return self._step(match)
 
     def _match(self, rule: Rule[Any], at: Path, params: dict[str, Any]) -> Match[Any]:
         where = f"{rule.name} at {show_path(at)}"
@@ -121,66 +109,51 @@ class Session:
             raise Refused(f"{where} has {len(chosen)} legal matches{with_these}, give parameters: {some}")
         return chosen[0]
 
-    def undo(self) -> Program:
-        """Step back to the parent; at the start this does nothing."""
-        with self._lock:
-            if self.parents[self.here] >= 0:
-                self._redo.append(self.here)
-                self._go(self.parents[self.here])
-            return self.program
+    def adopt(self, derivation: Derivation) -> Program:
+        """``keep`` the steps of *derivation*, and stand at its end."""
+        return self.goto(derivation)
 
-    def redo(self) -> Program:
-        """Take back the last ``undo``; without one this does nothing."""
-        with self._lock:
-            if self._redo:
-                self._go(self._redo.pop())
-            return self.program
-
-    @property
-    def can_undo(self) -> bool:
-        """Whether ``undo`` would change anything."""
-        return self.parents[self.here] >= 0
-
-    @property
-    def can_redo(self) -> bool:
-        """Whether ``redo`` would change anything."""
-        return bool(self._redo)
-
-    def goto(self, node: int) -> Program:
-        """Stand at another node of the tree; raises IndexError."""
-        with self._lock:
+    def compare(self, one: int, other: int) -> Comparison:
+        """Two nodes side by side; raises IndexError."""
+        for node in (one, other):
             if not 0 <= node < len(self.nodes):
                 raise IndexError(f"node {node}: expected 0 to {len(self.nodes) - 1}")
-            self._redo.clear()
-            self._go(node)
-            return self.program
+        names = (f"node {one}", f"node {other}")
+        return Comparison(self.nodes[one].end, self.nodes[other].end, names, self.operators)
 
-    def adopt(self, derivation: Derivation) -> Program:
-        """Add the steps of *derivation* (from a search or a record) as nodes, and stand at its end.
+    def table(self, operator: str = "", at: str | Path = "0") -> MappingTable:
+        """The iterator mapping table of the scope at *at* against *operator* (the nearest one where it is empty).
 
-        They go below where the reader stands if that is the program it starts from, else below the start.  Steps that
-        the tree has already are walked, not added.  Raises ValueError where it starts from neither program.
+        Raises ValueError for an unknown operator and LookupError where *at* is no scope.
         """
-        with self._lock:
-            node = self.here if derivation.start == self.program else 0
-            so_far = self.nodes[node]
-            if derivation.start != so_far.end:
-                raise ValueError("the derivation starts from another program than this session")
-            for step in derivation.steps:
-                so_far = Derivation(so_far.start, (*so_far.steps, step))
-                known = (k for k, parent in enumerate(self.parents) if parent == node and self.nodes[k] == so_far)
-                child = next(known, None)
-                if child is None:
-                    self.nodes.append(so_far)
-                    self.parents.append(node)
-                    child = len(self.nodes) - 1
-                node = child
-            return self.goto(node)
+        path = self.path(at)
+        if not operator:
+            return mapping_table(self.program, path, nearest_operator(self.program, path, self.operators))
+        return mapping_table(self.program, path, find_operators((operator,), self.operators)[0])
 
-    def search(self, target: str | Iterable[str] = (), limit: float | None = 60, **options: Any) -> Run:
-        """A search from the program here, as ``ee.search``; ``adopt`` takes a candidate's derivation in."""
+    def graph(self, title: str = "") -> Figure:
+        """The computation graph here."""
+        return graph_figure(self.program, title)
+
+    def search(
+        self,
+        target: str | Iterable[str] = (),
+        limit: float | None = 60,
+        rules: Iterable[str] | None = None,
+        **options: Any,
+    ) -> Run:
+        """A search from the program here, as ``ee.search``; ``goto`` takes what it found in.
+
+        *rules* are the names of those that it may use (all where None): leaving some out forbids them.
+        """
+        if rules is not None:
+            options["rules"] = tuple(self.rule(name) for name in rules)
         chosen = Options(**options)
-        return Run(self.program, program_seconds, target=target, limit=limit, operators=self.operators, options=chosen)
+        run = Run(self.program, program_seconds, target=target, limit=limit, operators=self.operators, options=chosen)
+        with self._lock:
+            self.runs.append(run)
+            self._changed()
+        return run
 
     def check(self) -> Certificate:
         """Prove that the program here equals the start; a false one carries a counterexample."""
@@ -188,32 +161,45 @@ class Session:
 
     def certificates(self) -> tuple[Certificate, ...]:
         """A certificate for every step from the start to here."""
-        return tuple(certify(step.before, step.after) for step in self.derivation.steps)
+        return tuple(self.certificate(node) for node in self.way()[1:])
 
-    def script(self) -> str:
-        """The steps from the start to here as Python that repeats them on a new session."""
-        lines = ["session = ee.Session(program)"]
-        for step in self.derivation.steps:
-            done = step.match.to_json()
-            params = "".join(f", {k}={v!r}" for k, v in done["params"].items() if v is not None)
-            lines.append(f"session.apply({done['rule']!r}, at={done['at']!r}{params})")
-        return "\n".join(lines) + "\n"
+    def script(self, branches: bool = False) -> str:
+        """The steps from the start to here as Python that repeats them; *branches*: the whole tree."""
+        if branches:
+            return scripts.tree_script(self.nodes, self.parents, self.here)
+        return scripts.script(self.derivation)
 
     def record(self, case: str = "") -> dict[str, Any]:
         """The derivation to here with its certificates, as ``einnet-explore check`` reads it."""
         return records.to_record(self.derivation, self.certificates(), case=case)
 
     def save(self, path: str | PathLike[str], case: str = "") -> None:
-        """Write ``record`` to *path*, whole or not at all; branches that do not lead here are not in it."""
-        records.save(path, self.record(case))
+        """Write the session to *path*, whole or not at all.
+
+        As ``.eins`` all branches; otherwise the ``record`` of the derivation to here, with its certificates.
+        """
+        if str(path).endswith(scripts.SUFFIX):
+            held = scripts.tree_to_json(self.nodes, self.parents, self.here)
+            write_atomically(path, json.dumps(held, indent=1, ensure_ascii=False) + "\n")
+        else:
+            records.save(path, self.record(case))
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Session:
-        """A session at the end of the record at *path*, its rules applied again; raises RecordError or OSError."""
+        """The session that was saved at *path*, its rules applied again; raises RecordError or OSError."""
+        if str(path).endswith(scripts.SUFFIX):
+            return _whole(load_json(path), str(path))
         derivation = records.from_record(records.load(path), source=str(path))
         session = Session(derivation.start)
         session.adopt(derivation)
         return session
+
+    def to_html(self, path: str | PathLike[str], title: str = "") -> None:
+        """Write one interactive page that needs neither a network nor a kernel.
+
+        Raises ValueError where no face (such as ``einnet_widgets``) is installed, and OSError.
+        """
+        write_atomically(path, face().page(self, title))
 
     def history(self, certificates: bool = False) -> Table:
         """The steps from the start to here; with *certificates*, how each was proved."""
@@ -235,21 +221,19 @@ class Session:
         marks = views.changed(steps[-1].before, steps[-1].after) if steps else ()
         return Formula(self.program, f"E_{{{len(steps)}}}", marks)
 
-    def subscribe(self, observer: Observer) -> Callable[[], None]:
-        """Call *observer* after every change; returns the function that unsubscribes."""
-        self._observers.append(observer)
-        return lambda: self._observers.remove(observer)
-
-    def _go(self, node: int) -> None:
-        self.here = node
-        for observer in tuple(self._observers):
-            observer(self)
-
     def __repr__(self) -> str:
         return f"<Session at node {self.here} of {len(self.nodes)}, {len(self.derivation.steps)} steps from the start>"
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return self.formula()._repr_mimebundle_()
+
+
+def _whole(data: object, source: str) -> Session:
+    known = {rule.name: rule for rule in (*RULES, *INTER_RULES, matching_rule(OPERATORS))}
+    nodes, parents, here = scripts.tree_from_json(data, known, source)
+    session = Session(nodes[0].end)
+    session.nodes, session.parents, session.here = nodes, parents, here
+    return session
 
 
 def _path(at: str, program: Program) -> Path:

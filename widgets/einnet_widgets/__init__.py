@@ -1,5 +1,58 @@
 """Jupyter widgets for einnet_explore. Nothing in einnet_explore imports this package."""
 
-from einnet_widgets.panel import Panel, panel
+from typing import Any
 
-__all__ = ["Panel", "panel"]
+from einnet_widgets.page import PageFace, to_html
+from einnet_widgets.panels import (
+    BenchPanel,
+    DerivationHistory,
+    Explorer,
+    ExpressionView,
+    GraphView,
+    IteratorTableView,
+    RulePicker,
+    SearchMonitor,
+    displayed,
+    explorer,
+)
+
+__all__ = [
+    "BenchPanel",
+    "DerivationHistory",
+    "Explorer",
+    "ExpressionView",
+    "GraphView",
+    "IteratorTableView",
+    "OptimizeCell",
+    "RulePicker",
+    "SearchMonitor",
+    "explorer",
+    "to_html",
+]
+
+
+def _register() -> None:
+    """Let sessions be shown by their explorer in notebooks, and be written as pages."""
+    from einnet_explore.explore.faces import register
+    from einnet_explore.explore.session import Session
+
+    register(PageFace())
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return
+    shell = get_ipython()
+    if shell is not None:
+        formatter = shell.display_formatter.mimebundle_formatter
+        formatter.for_type(Session, lambda session, include=None, exclude=None: displayed(session))
+
+
+def __getattr__(name: str) -> Any:
+    if name == "OptimizeCell":  # it needs the compilers, which nothing else here does
+        from einnet_widgets.optimising import OptimizeCell
+
+        return OptimizeCell
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+_register()

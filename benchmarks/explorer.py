@@ -1,0 +1,121 @@
+"""The explorer's bars, measured through JupyterLab in Chromium: ``python -m benchmarks.explorer``.
+
+From a click to the Python event, to the list of rules; the first picture of 10,000 states; frames while a search feeds
+the tree; the largest update.  Medians over the clicks or frames.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import nbformat
+
+from tests.lab_kit import jupyterlab, visit
+
+CLICKS, STATES, SECONDS = 20, 10_000, 10
+START = """import einnet_explore as ee, einnet_widgets, json, time
+from dataclasses import replace
+session = ee.explore(ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3))
+session.apply("summation_splitting", at="Y", outer=["r", "s"])
+PHI = {"r": "r", "s": "s", "n": "n", "f": "f", "t1": "h+r-1", "t2": "w+s-1"}
+session.apply("variable_substitution", at="Y.0", phi=PHI)
+for match in ee.clean(session.program)[0]:
+    session.apply(match)
+face = einnet_widgets.explorer(session)
+events = []
+receive = face.desk.receive
+face.desk.receive = lambda *asked: (events.append(time.time()), receive(*asked))[1]
+face"""
+LARGE = f"""other = ee.explore(ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3))
+run = other.search(max_depth=3, strategy="paper", limit=20)
+for _ in run:
+    pass
+states = run.search.states
+block = len(states)
+while len(states) < {STATES}:
+    old = states[len(states) % block or 1]
+    shift = len(states) - len(states) % block
+    states.append(replace(old, id=len(states), parent=old.parent + shift if old.parent else 0, phase="explorative"))
+einnet_widgets.SearchMonitor(other)"""
+LIVE = """live = ee.explore(ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3))
+feed = live.search(max_depth=7, strategy="paper", limit=60)
+monitor = einnet_widgets.SearchMonitor(live)
+sizes = []
+send = monitor.send
+monitor.send = lambda m, b=None: (sizes.append(len(json.dumps(m)) + sum(map(len, b or []))), send(m, b))[1]
+feed.start()
+monitor"""
+FRAMES = """() => { window.frames_ = []; let last = performance.now();
+(function next() { const now = performance.now(); window.frames_.push(now - last); last = now;
+requestAnimationFrame(next); })(); }"""
+RULES = """at => new Promise(done => {
+  const list = document.querySelector('.ein-matches'), began = performance.now();
+  const seen = (_, me) => { me.disconnect(); done([performance.timeOrigin + began, performance.now() - began]); };
+  new MutationObserver(seen).observe(list, { childList: true });
+  const target = document.querySelector(`.ein-main [data-p="${at}"] .mop`), box = target.getBoundingClientRect();
+  target.dispatchEvent(new MouseEvent('click', { bubbles: true, clientX: box.x + 3, clientY: box.y + 3 }));
+})"""
+
+
+def main() -> None:
+    """Print one line of JSON."""
+    with tempfile.TemporaryDirectory() as folder:
+        cells = [
+            nbformat.v4.new_code_cell(c)
+            for c in (START, "print(json.dumps(events))", LARGE, LIVE, "print(json.dumps(sizes))")
+        ]
+        kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        made = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
+        nbformat.write(made, Path(folder) / "bars.ipynb")
+        with jupyterlab(Path(folder)) as address, visit(1600, 1400) as visiting:
+            visiting.open(address, "bars.ipynb")
+            print(json.dumps(measured(visiting.page)))
+
+
+def measured(page: Any) -> dict[str, float]:
+    """All figures, in milliseconds and bytes."""
+    page.set_default_timeout(120_000)
+    run(page, 0)
+    page.wait_for_selector(".ein-main .katex")
+    page.wait_for_timeout(1500)
+    clicks = [page.evaluate(RULES, "0.0" if n % 2 == 0 else "0") for n in range(CLICKS)]
+    events = [1000 * t for t in json.loads(run(page, 1))][-CLICKS:]
+    run(page, 2)
+    page.wait_for_function(f"() => Number(document.querySelectorAll('.ein-tree')[1]?.dataset.count) >= {STATES}")
+    large = json.loads(page.locator(".ein-tree").nth(1).get_attribute("data-times"))
+    run(page, 3)
+    page.locator(".ein-tree").nth(2).scroll_into_view_if_needed()
+    page.evaluate(FRAMES)
+    page.wait_for_timeout(1000 * SECONDS)
+    frames = page.evaluate("() => window.frames_")
+    drawn = json.loads(page.locator(".ein-tree").nth(2).get_attribute("data-times"))
+    return {
+        "click_to_python_ms": median(event - began for event, (began, _) in zip(events, clicks, strict=True)),
+        "click_to_rules_ms": median(spent for _, spent in clicks),
+        "states_10000_layout_ms": large["layout"],
+        "states_10000_draw_ms": large["draw"],
+        "live_frame_ms": median(frames),
+        "live_draw_ms": drawn["draw"],
+        "largest_tree_message_bytes": max(json.loads(run(page, 4))),
+    }
+
+
+def run(page: Any, n: int) -> str:
+    """Run cell *n* and wait for it; the last that it printed."""
+    page.locator(".jp-CodeCell .jp-InputArea-prompt").nth(n).click()
+    page.evaluate(
+        "() => { window.ran = false;"
+        "jupyterapp.commands.execute('notebook:run-cell').then(() => { window.ran = true; }); }"
+    )
+    page.wait_for_function("() => window.ran")
+    page.wait_for_timeout(300)
+    shown = page.locator(".jp-CodeCell").nth(n).locator(".jp-OutputArea-output pre")
+    return str(shown.last.inner_text()) if shown.count() else ""
+
+
+if __name__ == "__main__":
+    main()

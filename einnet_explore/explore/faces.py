@@ -1,0 +1,47 @@
+"""Faces of a session that other packages bring, such as notebook widgets: the engine only knows that there may be one.
+
+A package registers its face when it is imported; one that is installed names itself as an entry point of ``GROUP``, and
+is imported when a face is first wanted.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from einnet_explore.explore.session import Session
+
+GROUP = "einnet_explore.faces"
+
+
+class Face(Protocol):
+    """What a package offers for sessions."""
+
+    def page(self, session: Session, title: str) -> str:
+        """An interactive HTML page of *session* that needs no network and no kernel."""
+
+
+_faces: list[Face] = []
+
+
+def register(face: Face) -> None:
+    """Make *face* the one that sessions use."""
+    _faces.append(face)
+
+
+def face() -> Face:
+    """The face registered last; raises ValueError where none is installed."""
+    load_faces()
+    if not _faces:
+        raise ValueError(
+            "no face is installed, expected one such as einnet_widgets: pip install 'einnet-explore[notebook]'"
+        )
+    return _faces[-1]
+
+
+def load_faces() -> None:
+    """Import the faces that are installed, unless one is there already."""
+    if not _faces:
+        for each in entry_points(group=GROUP):
+            each.load()

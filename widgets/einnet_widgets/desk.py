@@ -1,0 +1,252 @@
+"""What the panels of one session share: where the reader looks, its search, and what is to be said.
+
+A message from a panel is one call of the session; whatever the session then is, by a click or in code, all panels show.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from einnet_explore.explore.run import find_operators
+from einnet_explore.explore.session import Session
+from einnet_explore.explore.views import show
+from einnet_widgets import describe
+from einnet_widgets.describe import Look, Shown
+from einnet_widgets.face import Face
+from einnet_widgets.graphs import graph
+from einnet_widgets.measuring import Measuring
+from einnet_widgets.searching import CALLS, Searching
+
+STEPS = ("head", "history", "expression", "rules", "graph", "table")
+"""What depends on where the session stands."""
+
+_later = ThreadPoolExecutor(max_workers=1, thread_name_prefix="einnet-later")
+_desks: WeakKeyDictionary[Session, Desk] = WeakKeyDictionary()
+
+
+def desk_of(session: Session) -> Desk:
+    """The desk of *session*: its panels show the same selection."""
+    if session not in _desks:
+        _desks[session] = Desk(session)
+    return _desks[session]
+
+
+def sessions() -> tuple[Session, ...]:
+    """The sessions that have a desk."""
+    return tuple(_desks)
+
+
+class Desk:
+    """The panels over *session*, and what they share."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.look = Look()
+        self.notice: Shown = {}
+        self.searching = Searching(self)
+        self.measuring = Measuring(self)
+        self.faces: list[Face] = []
+        self.lock = threading.RLock()
+        session.subscribe(lambda _: self.changed())
+        self.changed()
+
+    # What is shown
+
+    def open(self, face: Face) -> None:
+        """Show *face* what there is."""
+        with self.lock:
+            self.faces.append(face)
+            self._show(face, (*STEPS, "search", "bench", "notice"))
+
+    def leave(self, face: Face) -> None:
+        """Show *face* nothing more."""
+        with self.lock:
+            if face in self.faces:
+                self.faces.remove(face)
+
+    def refresh(self, *panels: str) -> None:
+        """Show these panels anew."""
+        with self.lock:
+            made: dict[str, Shown] = {}
+            for face in self.faces:
+                self._show(face, panels, made)
+
+    def _show(self, face: Face, panels: Iterable[str], made: dict[str, Shown] | None = None) -> None:
+        known = {} if made is None else made
+        with face.hold_sync():
+            for name in panels:
+                if name in face.wanted or name in ("head", "notice"):
+                    if name not in known:
+                        known[name] = self.describe(name)
+                    setattr(face, name, known[name])
+
+    def describe(self, panel: str) -> Shown:
+        """What *panel* shows."""
+        session, look = self.session, self.look
+        match panel:
+            case "notice":
+                return self.notice
+            case "search":
+                return self.searching.describe()
+            case "graph":
+                return graph(session.program, describe.settled(session, look))
+            case "bench":
+                return self.measuring.describe()
+            case _:
+                made: Callable[[Session, Look], Shown] = getattr(describe, panel)
+                return made(session, look)
+
+    def changed(self) -> None:
+        """Show where the session is now, and prove the steps that are not proved yet."""
+        self.searching.follow()
+        self.look = replace(self.look, at=describe.settled(self.session, self.look))
+        self.refresh(*STEPS, "bench")
+        if any(node not in self.session.known_certificates() for node in self.session.way()[1:]):
+            _later.submit(self._prove)
+
+    def _prove(self) -> None:
+        try:
+            for node in self.session.way()[1:]:
+                self.session.certificate(node)
+        except Exception as error:
+            self.complain(error)
+        self.refresh("expression", "history")
+
+    def say(self, text: str, kind: str = "", code: str = "") -> None:
+        """Say *text* above the panels; *code* below it."""
+        self.notice = {"text": text, "kind": kind, "code": code}
+        self.refresh("notice")
+
+    def complain(self, error: BaseException) -> None:
+        """Say what went wrong; what is not ours to expect is named by its type, too."""
+        expected = isinstance(error, (ValueError, LookupError, OSError))
+        text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+        self.say(text if expected and text else f"{type(error).__name__}: {text}", "error")
+
+    def picture(self, panels: tuple[str, ...]) -> dict[str, str]:
+        """What stands for *panels* where there is no kernel."""
+        if panels == ("search",) and (run := self.searching.run) is not None:
+            return {"image/svg+xml": run.tree().svg, "text/plain": repr(run.table())}
+        if panels == ("graph",):
+            return self.session.graph()._repr_mimebundle_()
+        if panels == ("table",):
+            return self.session.table(self.look.operator or self.look.target, self.look.at or "0")._repr_mimebundle_()
+        return self.session._repr_mimebundle_()
+
+    # What is asked for
+
+    def receive(self, face: Face, message: dict[str, Any]) -> None:
+        """Do what *message* asks for; what cannot be done is said."""
+        with self.lock:
+            try:
+                asked = str(message.get("do"))
+                if asked in _CALLS:
+                    if self.notice and asked not in ("preview", "tree", "state", "select"):
+                        self.say("")
+                    _CALLS[asked](self, face, {k: v for k, v in message.items() if k != "do"})
+                else:
+                    self.say(f"the panel asked for {asked!r}, which is unknown: reload the page", "error")
+            except Exception as error:
+                self.complain(error)
+
+    def _apply(self, _: Face, asked: Shown) -> None:
+        params = {name: value for name, value in asked["params"].items() if value is not None}
+        self.session.apply(asked["rule"], at=asked["at"], **params)
+
+    def _undo(self, _: Face, __: Shown) -> None:
+        self.session.undo()
+
+    def _redo(self, _: Face, __: Shown) -> None:
+        self.session.redo()
+
+    def _goto(self, _: Face, asked: Shown) -> None:
+        self.session.goto(int(asked["node"]))
+
+    def _select(self, _: Face, asked: Shown) -> None:
+        self.session.path(asked["at"])
+        self.look = replace(self.look, at=asked["at"])
+        self.refresh("rules", "expression", "graph", "table")
+
+    def _reach(self, _: Face, asked: Shown) -> None:
+        if asked["reach"] not in ("selection", "scope", "everywhere"):
+            raise ValueError(f"reach {asked['reach']!r}, expected selection, scope or everywhere")
+        self.look = replace(self.look, reach=asked["reach"])
+        self.refresh("rules")
+
+    def _target(self, _: Face, asked: Shown) -> None:
+        look = replace(self.look, target=asked["target"])
+        look.operators(self.session)
+        self.look = look
+        self.refresh(*STEPS)
+
+    def _against(self, _: Face, asked: Shown) -> None:
+        find_operators((asked["operator"],), self.session.operators)
+        self.look = replace(self.look, operator=asked["operator"])
+        self.refresh("table")
+
+    def _compare(self, _: Face, asked: Shown) -> None:
+        pair = (int(asked["a"]), int(asked["b"])) if "a" in asked else None
+        if pair is not None:
+            self.session.compare(*pair)
+        self.look = replace(self.look, compare=pair)
+        self.refresh("history")
+
+    def _preview(self, face: Face, asked: Shown) -> None:
+        rows = describe.rules(self.session, self.look)["matches"]
+        if asked["node"] == self.session.here and 0 <= asked["match"] < len(rows):
+            row = rows[asked["match"]]
+            rule = self.session.rule(row["rule"])
+            path = self.session.path(row["at"])
+            match = rule.match(self.session.program, path, **row["params"])
+            face.say({"do": "preview", "match": asked["match"], "shown": describe.preview(self.session, match)})
+
+    def _check(self, _: Face, __: Shown) -> None:
+        certificate = self.session.check()
+        self.say(f"this against the start: {describe.certified(certificate)}", "" if certificate.ok else "error")
+
+    def _script(self, _: Face, __: Shown) -> None:
+        self.say("this derivation as Python", code=self.session.script())
+
+    def _latex(self, _: Face, __: Shown) -> None:
+        self.say("this derivation in LaTeX (amsmath)", code=show(self.session.derivation).latex())
+
+    def _export(self, face: Face, _: Shown) -> None:
+        text = json.dumps(self.session.record(), indent=1, ensure_ascii=False) + "\n"
+        face.say({"do": "file", "name": "derivation.json", "text": text})
+
+    def _hush(self, _: Face, __: Shown) -> None:
+        self.say("")
+
+    def _open(self, face: Face, asked: Shown) -> None:
+        face.wanted.add(asked["panel"])
+        self._show(face, (asked["panel"],))
+
+    def _close(self, face: Face, asked: Shown) -> None:
+        face.wanted.discard(asked["panel"])
+
+    def _bench(self, _: Face, asked: Shown) -> None:
+        self.measuring.start(list(asked["keys"]), int(asked["rounds"]))
+
+    def _bench_stop(self, _: Face, __: Shown) -> None:
+        self.measuring.stop()
+
+
+def _asked(call: Callable[[Searching, Face, Shown], None]) -> Callable[[Desk, Face, Shown], None]:
+    return lambda desk, face, asked: call(desk.searching, face, asked)
+
+
+_CALLS: dict[str, Callable[[Desk, Face, Shown], None]] = {
+    name: getattr(Desk, f"_{name}")
+    for name in (
+        *("apply", "undo", "redo", "goto", "select", "reach", "target", "compare", "preview"),
+        *("check", "script", "latex", "export", "hush", "open", "close", "bench", "bench_stop"),
+    )
+}
+_CALLS["table"] = Desk._against
+_CALLS |= {name: _asked(call) for name, call in CALLS.items()}

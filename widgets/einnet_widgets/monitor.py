@@ -1,0 +1,187 @@
+"""A search as columns that are sent as they grow, and what is said of it while it runs.
+
+Nothing is done for an event: states, prunings and candidates only ever grow, so a reader takes what is new since it
+last looked, at most some times a second, while the search goes on in its own thread.
+"""
+
+from __future__ import annotations
+
+import array
+from dataclasses import dataclass, field
+from typing import Any
+
+from einnet_explore.explore.run import Run
+from einnet_explore.search.strategies import STRATEGIES
+from einnet_widgets.describe import Shown, library_calls
+
+STATES, MERGES = 4000, 4000
+"""How many go into one message: 12 and 8 bytes each, so that no message is larger than 100 KB."""
+
+EVERY_MERGE = 20_000
+"""Merges that are drawn at most: a search by single rules prunes hundreds of thousands."""
+
+NONE = 255
+PHASES = {"start": 0, "explorative": 1, "converging": 2}
+TOP = 6
+
+
+@dataclass
+class Columns:
+    """The states of *run* as columns; ``batch`` says what is new since a reader last asked."""
+
+    run: Run
+    rules: list[str] = field(default_factory=list)
+    seconds: dict[int, float] = field(default_factory=dict)
+    merges: dict[tuple[int, int], None] = field(default_factory=dict)
+    _candidates: int = 0
+    _pruned: int = 0
+
+    def grow(self) -> None:
+        """Take in the prices and merges that are new."""
+        candidates, pruned = self.run.candidates, self.run.pruned
+        for candidate in candidates[self._candidates :]:
+            self.seconds[candidate.state] = candidate.seconds
+            self._candidates += 1
+        for p in pruned[self._pruned : len(pruned)]:
+            self._pruned += 1
+            if p.twin is not None and len(self.merges) < EVERY_MERGE:
+                self.merges.setdefault((p.parent, p.twin))
+
+    def ready(self) -> int:
+        """How many states can be shown: a candidate is one only when its price is known."""
+        states = self.run.search.states
+        n = len(states)
+        while n and states[n - 1].phase == "converging" and n - 1 not in self.seconds:
+            n -= 1
+        return n
+
+    def batch(self, since: int, merged: int) -> tuple[Shown, bytes] | None:
+        """States from number *since* and merges from number *merged* on, as many as one message takes; None if none."""
+        self.grow()
+        states = self.run.search.states[since : min(self.ready(), since + STATES)]
+        known = since + len(states)
+        pairs = [m for m in list(self.merges)[merged : merged + MERGES] if m[0] < known and m[1] < known]
+        if not states and not pairs:
+            return None
+        bodies: list[array.array[Any]] = [
+            array.array("i", (s.parent for s in states)),
+            array.array("f", (self.seconds.get(s.id, -1.0) for s in states)),
+            array.array("i", (n for pair in pairs for n in pair)),
+            array.array("B", (min(s.depth, NONE) for s in states)),
+            array.array("B", (NONE if s.distance is None else min(s.distance, NONE - 1) for s in states)),
+            array.array("B", (PHASES[s.phase] for s in states)),
+            array.array("B", (self._rule(s.matches[0].rule.name) if s.matches else NONE for s in states)),
+        ]
+        header = {
+            "do": "tree",
+            "run": id(self.run),
+            "from": since,
+            "count": len(states),
+            "merged": merged,
+            "merges": len(pairs),
+            "rules": list(self.rules),
+        }
+        return header, b"".join(body.tobytes() for body in bodies)
+
+    def _rule(self, name: str) -> int:
+        if name not in self.rules:
+            self.rules.append(name)
+        return self.rules.index(name)
+
+
+def options(run: Run | None) -> Shown:
+    """The settings of a search: those of *run*, or what a first search would have."""
+    from einnet_explore.search.engine import Options
+
+    held = run.search.options if run else Options()
+    return {
+        "max_depth": held.max_depth,
+        "limit": run.limit if run else 60,
+        "strategy": held.strategy,
+        "rules": [rule.name for rule in held.rules],
+    }
+
+
+def status(run: Run | None, paused: bool) -> str:
+    """``idle``, ``running``, ``stopping``, ``paused``, ``failed``, ``done`` (nothing left) or ``ended`` (stopped)."""
+    if run is None:
+        return "idle"
+    if run.running:
+        return "stopping" if run.stopping else "running"
+    if run.error is not None:
+        return "failed"
+    if run.search.complete or run.search.ended:
+        return "done"
+    return "paused" if paused else "ended"
+
+
+def described(run: Run | None, paused: bool, known: tuple[str, ...], detail: Shown | None) -> Shown:
+    """What the search panel says."""
+    how = status(run, paused)
+    shown: Shown = {
+        "run": None if run is None else id(run),
+        "status": how,
+        "options": options(run),
+        "strategies": list(STRATEGIES),
+        "known": list(known),
+        "states": 0,
+        "pruned": 0,
+        "candidates": 0,
+        "spent": 0.0,
+        "progress": 0.0,
+        "best": None,
+        "top": [],
+        "detail": detail,
+        "error": "",
+    }
+    if run is None:
+        return shown
+    candidates = sorted(run.candidates, key=lambda c: (c.seconds, len(c.derivation.steps)))
+    spent = run.seconds
+    shown |= {
+        "states": len(run.search.states),
+        "pruned": run.search.pruned,
+        "candidates": len(candidates),
+        "spent": spent,
+        "progress": 1.0 if how == "done" else min(1.0, spent / run.limit) if run.limit else 0.0,
+        "best": candidates[0].seconds if candidates else None,
+        "top": [
+            {
+                "state": c.state,
+                "operators": library_calls(c.program),
+                "eoperators": c.eoperators,
+                "steps": len(c.derivation.steps),
+                "seconds": c.seconds,
+            }
+            for c in candidates[:TOP]
+        ],
+        "error": "" if run.error is None else f"{type(run.error).__name__}: {run.error}",
+    }
+    return shown
+
+
+def detail(run: Run, state: int) -> Shown:
+    """One state: its program, the way to it, and why the search did not go on from it; raises LookupError."""
+    from einnet_explore.ir import show_path
+    from einnet_explore.render import latex, text
+
+    states = run.search.states
+    if not 0 <= state < len(states):
+        raise LookupError(f"state {state}: expected 0 to {len(states) - 1}")
+    held = states[state]
+    way: list[Any] = [held]
+    while way[-1].id:
+        way.append(states[way[-1].parent])
+    steps = [f"{m.rule.name.replace('_', ' ')} at {show_path(m.at)}" for s in reversed(way) for m in s.matches]
+    price = next((c.seconds for c in list(run.candidates) if c.state == state), None)
+    return {
+        "state": state,
+        "depth": held.depth,
+        "distance": held.distance,
+        "seconds": price,
+        "latex": latex(held.program, "katex"),
+        "text": text(held.program),
+        "marks": {},
+        "steps": steps,
+        "why": list(run.why_pruned(state)),
+    }

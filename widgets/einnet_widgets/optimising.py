@@ -1,0 +1,162 @@
+"""One cell that optimises a model: progress with cancel, the table of its parts, graphs before and after, the file."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from einnet_explore.explore.figures import graph_figure
+from einnet_explore.graph.optimise import Optimiser
+from einnet_explore.graph.optimised import Optimised
+from einnet_explore.graph.part import Part
+from einnet_explore.graph.request import read, seconds_of, settings
+from einnet_widgets.describe import Shown, library_calls
+from einnet_widgets.face import Face
+
+
+class OptimizeCell(Face):
+    """``ee.optimize`` of *model* in a thread; *result* is what it returned, once it is done.
+
+    *options* are those of ``ee.optimize``: ``shapes``, ``device``, ``threads``, ``max_depth``, ``budget``.
+    """
+
+    def __init__(self, model: str | Path, **options: Any) -> None:
+        self.model = str(model)
+        self.options = options
+        self.result: Optimised | None = None
+        self._rows: list[Shown] = []
+        self._total: int | None = None
+        self._says = f"{self.model}: not optimised yet"
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._going = False
+        self._notice: Shown = {}
+        super().__init__(None, ("optimise",), f"optimise {self.model}")
+        self._show()
+
+    @property
+    def running(self) -> bool:
+        """Whether it goes on."""
+        return self._going
+
+    def receive(self, message: dict[str, Any]) -> None:
+        """What the front end asks for."""
+        try:
+            match message.get("do"):
+                case "optimise":
+                    self.start()
+                case "cancel":
+                    self.cancel()
+                case "write":
+                    self.write(message["path"])
+                case "hush":
+                    self.notice = {}
+                case asked:
+                    self._complain(f"the panel asked for {asked!r}, which is unknown: reload the page")
+        except (ValueError, LookupError, OSError) as error:
+            self._complain(str(error))
+
+    def start(self) -> OptimizeCell:
+        """Begin, in a thread; raises ValueError while it goes on."""
+        if self.running:
+            raise ValueError("it goes on already: cancel it first")
+        self._stopped.clear()
+        self._rows, self.result, self._says = [], None, "reading the model …"
+        self._thread = threading.Thread(target=self._work, name="einnet-optimise", daemon=True)
+        self._going = True
+        self._thread.start()
+        self._show()
+        return self
+
+    def cancel(self) -> None:
+        """End after the part that is being searched; what was found so far is measured and kept."""
+        self._stopped.set()
+        if self.running:
+            self._says = "ending after this part …"
+            self._show()
+
+    def wait(self, timeout: float | None = None) -> Optimised:
+        """Wait for the result; an interrupt cancels.  Raises TimeoutError, and ValueError where there is none."""
+        if self._thread is not None:
+            try:
+                self._thread.join(timeout)
+            except KeyboardInterrupt:
+                self.cancel()
+                raise
+            if self._thread.is_alive():
+                raise TimeoutError(f"it goes on after {timeout} s")
+        if self.result is None:
+            raise ValueError(self._says)
+        return self.result
+
+    def write(self, path: str) -> None:
+        """Write the optimised model to *path*; raises ValueError where there is none, and OSError."""
+        if self.result is None:
+            raise ValueError("nothing is optimised yet: there is nothing to write")
+        if not path:
+            raise ValueError("no file is named")
+        self.result.save(path)
+        self.notice = {"text": f"written to {path}", "kind": "", "code": ""}
+
+    def _work(self) -> None:
+        try:
+            chosen = settings(
+                self.options.get("device", "cpu"), self.options.get("threads"), self.options.get("max_depth", 7)
+            )
+            model = read(self.model, self.options.get("shapes", {}))
+            work = Optimiser(model, chosen, seconds_of(self.options.get("budget")))
+            self._total, self._says = len(work.split.subprograms), ""
+            self._show()
+            for step in work.run():
+                self._rows.append(_row(step.part))
+                self._show()
+                if self._stopped.is_set():
+                    work.interrupted = True
+                    break
+            self._says = "measuring the whole model …"
+            self._show()
+            result = work.result()
+            self._rows = [_row(part) for part in result.parts]
+            self.result, self._says = result, result.summary()
+        except Exception as error:
+            self._says = "it ended with an error"
+            self._complain(f"{type(error).__name__}: {error}")
+        self._going = False
+        self._show()
+
+    def _complain(self, text: str) -> None:
+        self.notice = {"text": text, "kind": "error", "code": ""}
+
+    def _show(self) -> None:
+        done = self.result is not None
+        graphs = self.result.graphs() if self.result else []
+        self.optimise = {
+            "status": "running" if self.running else "done" if done else "idle",
+            "rows": list(self._rows),
+            "total": self._total,
+            "says": self._says,
+            "path": f"{Path(self.model).stem}_fast.onnx",
+            "graphs": [
+                {"name": name, "before": graph_figure(a).svg, "after": graph_figure(b).svg} for name, a, b in graphs
+            ],
+        }
+
+    def _picture(self) -> dict[str, str]:
+        if self.result is None:
+            return {"text/plain": self._says}
+        return {"text/html": self.result._repr_html_(), "text/plain": repr(self.result)}
+
+
+def _row(part: Part) -> Shown:
+    before = part.outcome.seconds_before
+    program = part.program
+    now = library_calls(program) if part.kept and program is not None else f"original ({part.why})"
+    return {
+        "nodes": list(part.nodes),
+        "kept": part.kept,
+        "before": before,
+        "after": part.outcome.seconds_after if part.kept else before,
+        "now": now,
+        "certificate": part.certificate,
+    }

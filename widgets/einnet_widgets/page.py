@@ -1,0 +1,117 @@
+"""A session as one HTML file: the same panels, with every node's views in it instead of a kernel."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+from html import escape
+from typing import Any
+
+from einnet_explore.explore.session import Session
+from einnet_explore.explore.views import show
+from einnet_explore.ir import show_path
+from einnet_explore.rules.base import places
+from einnet_explore.storage import write_atomically
+from einnet_widgets import describe, monitor
+from einnet_widgets.describe import Look, Shown
+from einnet_widgets.desk import desk_of
+from einnet_widgets.face import STATIC
+from einnet_widgets.graphs import graph
+
+PANELS = ("history", "expression", "rules", "search", "graph")
+
+
+DETAILS = 400
+"""States of a search that are recorded with their programs; of the others only their places are."""
+
+
+class PageFace:
+    """This package as a face of the engine's."""
+
+    def page(self, session: Session, title: str) -> str:
+        """An interactive HTML page of *session*."""
+        return page(session, title)
+
+
+def to_html(session: Session, path: str, title: str = "") -> None:
+    """Write ``page`` to *path*, whole or not at all."""
+    write_atomically(path, page(session, title))
+
+
+def page(session: Session, title: str = "") -> str:
+    """*session* as a page: its nodes, what may be done at each, its last search; no network, no kernel."""
+    shown = title or f"einnet_explore: {', '.join(session.program.outputs)}"
+    data = json.dumps(recorded(session), ensure_ascii=False).replace("</", "<\\/")
+    code = json.dumps((STATIC / "einnet.js").read_text()).replace("</", "<\\/")
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        f"<meta name='viewport' content='width=device-width'><title>{escape(shown)}</title>"
+        f"<style>{(STATIC / 'einnet.css').read_text()}\n"
+        ":root { color-scheme: light dark; } body { margin: 1rem auto; max-width: 110rem; padding: 0 1rem; "
+        "background: Canvas; color: CanvasText; font-family: system-ui, sans-serif; }</style></head>"
+        f"<body><main><h1 style='font-size:1.2rem'>{escape(shown)}</h1><div id='einnet'></div></main>"
+        f"<script type='module'>const code = {code};\nconst data = {data};\n"
+        "const face = await import(URL.createObjectURL(new Blob([code], { type: 'text/javascript' })));\n"
+        "face.offline(document.getElementById('einnet'), data);</script></body></html>\n"
+    )
+
+
+def recorded(session: Session) -> Shown:
+    """Every view of every node, and the states of the last search."""
+    desk = desk_of(session)
+    walker = Session(session.nodes[0].end, operators=session.operators)
+    walker.known = session.known
+    walker.nodes, walker.parents = list(session.nodes), list(session.parents)
+    for node in range(1, len(session.nodes)):
+        session.certificate(node)
+    walker._proofs = session.known_certificates()
+    nodes = []
+    for node in range(len(walker.nodes)):
+        walker.goto(node)
+        nodes.append(_views(walker, desk.look))
+    run = desk.searching.run
+    data: Shown = {
+        "panels": list(PANELS),
+        "here": session.here,
+        "nodes": nodes,
+        "search": desk.describe("search"),
+        "script": session.script(branches=True),
+        "latex": show(session.derivation).latex(),
+    }
+    if run is not None:
+        data["tree"] = _tree(run)
+    return data
+
+
+def _views(session: Session, look: Look) -> Shown:
+    program = session.program
+    at = describe.settled(session, look)
+    scopes = [show_path(path) for path, _ in places(program)]
+    everything = describe.rules(session, replace(look, at=at, reach="everywhere"))
+    children = [
+        {"node": n, **session.nodes[n].steps[-1].match.to_json()}
+        for n, parent in enumerate(session.parents)
+        if parent == session.here
+    ]
+    refusals = {path: describe.rules(session, Look(path, "selection", look.target)) for path in scopes}
+    return {
+        "head": describe.head(session, look),
+        "history": describe.history(session, replace(look, compare=None)),
+        "expression": describe.expression(session, look),
+        "rules": everything,
+        "refusals": {path: {"refusals": r["refusals"], "laws": r["laws"]} for path, r in refusals.items()},
+        "graph": graph(program, at),
+        "children": children,
+        "parent": session.parents[session.here],
+    }
+
+
+def _tree(run: Any) -> Shown:
+    columns, batches, since, merged = monitor.Columns(run), [], 0, 0
+    while (batch := columns.batch(since, merged)) is not None:
+        header, buffer = batch
+        batches.append({"header": header, "bytes": base64.b64encode(buffer).decode()})
+        since, merged = since + header["count"], merged + header["merges"]
+    states = [monitor.detail(run, n) for n in range(min(since, DETAILS))]
+    return {"batches": batches, "details": states}

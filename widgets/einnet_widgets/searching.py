@@ -1,0 +1,149 @@
+"""The search that a desk shows: begun, paused, stopped, sent to its panels as it grows, and taken from."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from einnet_explore.explore.run import Run
+from einnet_widgets import monitor
+from einnet_widgets.describe import Shown
+from einnet_widgets.face import Face
+from einnet_widgets.interrupt import stop_when_interrupted
+
+if TYPE_CHECKING:
+    from einnet_widgets.desk import Desk
+
+PAUSE = 0.15
+"""Seconds between two looks at a search."""
+
+
+class Searching:
+    """The last search of *desk*'s session, and what its panels were sent of it."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.run: Run | None = None
+        self.detail: Shown | None = None
+        self.paused = False
+        self._columns: monitor.Columns | None = None
+        self._sent: WeakKeyDictionary[Face, tuple[int, int]] = WeakKeyDictionary()
+        self._news = threading.Event()
+
+    def describe(self) -> Shown:
+        """What the panel says."""
+        known = tuple(rule.name for rule in self.desk.session.known if rule.name != "operator_matching")
+        return monitor.described(self.run, self.paused, known, self.detail)
+
+    def follow(self) -> None:
+        """Show the session's last search."""
+        if self.desk.session.runs and self.desk.session.runs[-1] is not self.run:
+            self._attach(self.desk.session.runs[-1])
+
+    def _attach(self, run: Run) -> None:
+        self.run, self.detail, self.paused = run, None, False
+        self._columns = monitor.Columns(run)
+        self._sent.clear()
+        run.subscribe(lambda _: self._news.set())
+        stop_when_interrupted(run)
+        self.desk.refresh("search")
+        threading.Thread(target=self._watch, args=(run,), name="einnet-watch", daemon=True).start()
+
+    def _watch(self, run: Run) -> None:
+        """Look at *run* now and then while it is the one that is shown."""
+        while self.run is run:
+            self._news.wait()
+            self._news.clear()
+            going = run.running
+            self.flush()
+            if going:
+                self._news.set()
+            threading.Event().wait(PAUSE)
+
+    def flush(self) -> None:
+        """Send the panels what the search has found since they were last sent something."""
+        with self.desk.lock:
+            self.desk.refresh("search", "bench")
+            for face in self.desk.faces:
+                if "search" in face.wanted:
+                    self._sent[face] = self._send(face, self._sent.get(face, (0, 0)))
+
+    def _send(self, face: Face, since: tuple[int, int]) -> tuple[int, int]:
+        while self._columns is not None and (batch := self._columns.batch(*since)) is not None:
+            header, buffer = batch
+            face.say(header, buffer)
+            since = (since[0] + header["count"], since[1] + header["merges"])
+        return since
+
+    def _tree(self, face: Face, asked: Shown) -> None:
+        if self.run is not None and asked["run"] == id(self.run):
+            self._sent[face] = self._send(face, (int(asked["since"]), 0))
+
+    def _search(self, _: Face, asked: Shown) -> None:
+        allowed = {"max_depth", "limit", "strategy", "rules"}
+        chosen = {k: v for k, v in asked.items() if k in allowed and v is not None}
+        if self.run is not None and self.run.running:
+            raise ValueError("a search still runs: pause or stop it first")
+        self.desk.session.search(target=(self.desk.look.target,) if self.desk.look.target else (), **chosen).start()
+        self._news.set()
+
+    def _pause(self, _: Face, __: Shown) -> None:
+        self._running().stop()
+        self.paused = True
+        self._news.set()
+
+    def _resume(self, _: Face, __: Shown) -> None:
+        run = self._running()
+        if run.running:
+            run.wait(5)
+        self.paused = False
+        run.start()
+        self._news.set()
+
+    def _stop(self, _: Face, __: Shown) -> None:
+        if self.run is not None:
+            self.run.stop()
+            self.paused = False
+            self._news.set()
+
+    def _state(self, _: Face, asked: Shown) -> None:
+        self.detail = monitor.detail(self._running(), int(asked["state"]))
+        self.desk.refresh("search")
+
+    def _picture(self, face: Face, _: Shown) -> None:
+        face.say({"do": "file", "name": "tree.svg", "text": self._running().tree().svg})
+
+    def _take(self, _: Face, asked: Shown) -> None:
+        self.desk.session.goto(self._running().search.derivation(self._known(asked)))
+
+    def _pin(self, _: Face, asked: Shown) -> None:
+        node = self.desk.session.keep(self._running().search.derivation(self._known(asked)))
+        self.desk.say(f"state {asked['state']} is node {node} of the derivation")
+
+    def _steer(self, face: Face, asked: Shown) -> None:
+        run = self._running()
+        state = self._known(asked)
+        if run.running:
+            run.stop()
+            run.wait(5)
+        self.desk.session.goto(run.search.derivation(state))
+        self._search(face, {k: v for k, v in asked.items() if k != "state"})
+
+    def _known(self, asked: Shown) -> int:
+        state = int(asked["state"])
+        if not 0 <= state < len(self._running().search.states):
+            raise LookupError(f"state {state}: expected 0 to {len(self._running().search.states) - 1}")
+        return state
+
+    def _running(self) -> Run:
+        if self.run is None:
+            raise ValueError("there is no search yet")
+        return self.run
+
+
+CALLS: dict[str, Callable[[Searching, Face, Shown], None]] = {
+    name: getattr(Searching, f"_{name}")
+    for name in ("tree", "search", "pause", "resume", "stop", "state", "picture", "take", "pin", "steer")
+}

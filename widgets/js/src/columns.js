@@ -1,0 +1,126 @@
+// The states of a search as columns that grow, as they come from Python.
+
+const GROWTH = 2;
+export const NONE = 255;
+export const PHASES = ["start", "explorative", "converging"];
+
+export class Columns {
+  constructor() {
+    this.count = 0;
+    this.merges = [];
+    this.rules = [];
+    this.reserve(1024);
+  }
+
+  reserve(size) {
+    const grown = (type, old) => {
+      const made = new type(size);
+      if (old) made.set(old.subarray(0, this.count));
+      return made;
+    };
+    this.capacity = size;
+    this.parent = grown(Int32Array, this.parent);
+    this.seconds = grown(Float32Array, this.seconds);
+    this.depth = grown(Uint8Array, this.depth);
+    this.distance = grown(Uint8Array, this.distance);
+    this.phase = grown(Uint8Array, this.phase);
+    this.rule = grown(Uint8Array, this.rule);
+  }
+
+  /**
+   * Take in *count* states from number *from* on, and *merges* (pairs: a state, and the one it would have reached again)
+   * from number *merged* on.  What is here already is left; returns false where states before *from* are missing.
+   */
+  append({ from, count, merged, merges, rules }, buffer) {
+    if (from > this.count) return false;
+    if (rules) this.rules = rules;
+    const bytes = buffer.buffer.slice(buffer.byteOffset, buffer.byteOffset + buffer.byteLength);
+    let offset = 0;
+    const take = (type, n) => {
+      const taken = new type(bytes, offset, n);
+      offset += taken.byteLength;
+      return taken;
+    };
+    const columns = {
+      parent: take(Int32Array, count),
+      seconds: take(Float32Array, count),
+      pairs: take(Int32Array, 2 * merges),
+      depth: take(Uint8Array, count),
+      distance: take(Uint8Array, count),
+      phase: take(Uint8Array, count),
+      rule: take(Uint8Array, count),
+    };
+    if (from + count > this.capacity) this.reserve(Math.max(from + count, GROWTH * this.capacity));
+    for (const name of ["parent", "seconds", "depth", "distance", "phase", "rule"]) this[name].set(columns[name], from);
+    this.count = Math.max(this.count, from + count);
+    for (let k = this.merges.length - merged; k >= 0 && k < merges; k++) this.merges.push([columns.pairs[2 * k], columns.pairs[2 * k + 1]]);
+    return true;
+  }
+
+  candidate(n) {
+    return this.phase[n] === 2;
+  }
+
+  /** The states from *n* up to the start. */
+  way(n) {
+    const found = [];
+    for (let k = n; k > 0; k = this.parent[k]) found.push(k);
+    return n >= 0 ? [...found, 0] : found;
+  }
+}
+
+/** Leaves side by side in the order of a walk, parents above the middle of their children; *row* is the depth below the start. */
+export function layout(columns) {
+  const n = columns.count;
+  const x = new Float64Array(n);
+  const row = new Int32Array(n);
+  const first = new Int32Array(n).fill(-1);
+  const last = new Int32Array(n).fill(-1);
+  const next = new Int32Array(n).fill(-1);
+  let rows = 0;
+  for (let k = 1; k < n; k++) {
+    const p = columns.parent[k];
+    row[k] = row[p] + 1;
+    if (row[k] > rows) rows = row[k];
+    if (first[p] < 0) first[p] = k;
+    else next[last[p]] = k;
+    last[p] = k;
+  }
+  let leaves = 0;
+  let here = n ? 0 : -1;
+  while (here >= 0) {
+    while (first[here] >= 0) here = first[here];
+    x[here] = leaves++;
+    while (here >= 0 && next[here] < 0) {
+      here = here === 0 ? -1 : columns.parent[here];
+      if (here >= 0) x[here] = (x[first[here]] + x[last[here]]) / 2;
+    }
+    if (here >= 0) here = next[here];
+  }
+  return { x, row, rows, leaves: Math.max(1, leaves), first, next };
+}
+
+/**
+ * A filter in words as a test of states, or null where it says nothing: `distance<=1`, `depth=3`, `seconds<0.001`,
+ * `candidates`, or a part of the last rule's name; several are all meant.  Throws what it does not understand.
+ */
+export function filter(words) {
+  const tests = words
+    .trim()
+    .split(/\s+/)
+    .filter(Boolean)
+    .map((word) => {
+      const [, name, sign, value] = /^(distance|depth|seconds)(<=|>=|=|<|>)([\d.eE+-]+)$/.exec(word) ?? [];
+      if (name) {
+        const bound = Number(value);
+        if (Number.isNaN(bound)) throw new Error(`${value} is no number`);
+        const compare = { "<=": (a) => a <= bound, ">=": (a) => a >= bound, "=": (a) => a === bound, "<": (a) => a < bound, ">": (a) => a > bound }[sign];
+        const known = { distance: (c, n) => c.distance[n] !== NONE, depth: () => true, seconds: (c, n) => c.seconds[n] >= 0 }[name];
+        return (c, n) => known(c, n) && compare(c[name][n]);
+      }
+      if (/[<>=]/.test(word)) throw new Error(`${word}: expected distance, depth or seconds and a number`);
+      if (word === "candidates") return (c, n) => c.candidate(n);
+      return (c, n) => (c.rules[c.rule[n]] ?? "").includes(word);
+    });
+  return tests.length ? (c, n) => tests.every((test) => test(c, n)) : null;
+}

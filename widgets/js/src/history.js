@@ -1,0 +1,83 @@
+// Where the session has been: a tree of steps; go anywhere, compare two.
+import { h, seconds } from "./dom.js";
+import { badge } from "./expression.js";
+import { formula } from "./formula.js";
+
+export function historyPanel({ act }) {
+  const list = h("ol.ein-nodes", { ariaLabel: "derivation" });
+  const tools = h("div.ein-tools");
+  const compared = h("div.ein-compared", { ariaLive: "polite" });
+  const body = h("div.ein-history", {}, list, tools, compared);
+  let state = { nodes: [], here: 0 };
+  let chosen = [];
+
+  function choose(id, on) {
+    chosen = on ? [...chosen, id].slice(-2) : chosen.filter((n) => n !== id);
+    if (chosen.length === 2) act({ do: "compare", a: chosen[0], b: chosen[1] });
+    else act({ do: "compare" });
+    for (const box of list.querySelectorAll("input")) box.checked = chosen.includes(Number(box.value));
+  }
+
+  function row(node) {
+    const here = node.id === state.here;
+    return h(
+      "li",
+      { data: { node: node.id }, style: `--depth:${node.branch}` },
+      h("input", {
+        type: "checkbox",
+        value: node.id,
+        checked: chosen.includes(node.id),
+        ariaLabel: `compare node ${node.id}`,
+        title: "choose two to compare",
+        onchange: (event) => choose(node.id, event.target.checked),
+      }),
+      h(
+        `button.ein-node${here ? ".here" : ""}${node.way ? ".way" : ""}`,
+        { type: "button", ariaCurrent: here ? "step" : null, onclick: () => act({ do: "goto", node: node.id }) },
+        h("b", {}, `E${node.step}`),
+        h("span", {}, node.rule ? node.rule.replaceAll("_", " ") : "start", node.at ? h("span.ein-at", {}, ` at ${node.at}`) : null),
+        h("span.ein-params", {}, node.says),
+        node.id && node.certificate ? h(`i.ein-sign.${node.certificate}`, { title: `this step: ${node.certificate}` }, { proved: "✓", exact: "≈", false: "✗" }[node.certificate]) : null,
+      ),
+    );
+  }
+
+  function draw(next) {
+    state = next;
+    chosen = chosen.filter((id) => id < next.nodes.length);
+    list.replaceChildren(...next.nodes.map(row));
+    list.querySelector(".here")?.scrollIntoView?.({ block: "nearest" });
+    compared.replaceChildren(...(next.compare ? comparison(next.compare) : []));
+  }
+
+  tools.append(
+    h("button", { type: "button", title: "prove that this equals the start", onclick: () => act({ do: "check" }) }, "Prove"),
+    h("button", { type: "button", title: "this derivation as Python", onclick: () => act({ do: "script" }) }, "Script"),
+    h("button", { type: "button", title: "this derivation in LaTeX", onclick: () => act({ do: "latex" }) }, "LaTeX"),
+    h("button", { type: "button", title: "the derivation with its certificates, as a file (e)", onclick: () => act({ do: "export" }) }, "Save"),
+  );
+
+  return {
+    title: "Derivation",
+    body,
+    draw,
+    key(event) {
+      const order = state.nodes.map((node) => node.id);
+      const here = order.indexOf(state.here);
+      if (event.key === "[" && here > 0) act({ do: "goto", node: order[here - 1] });
+      else if (event.key === "]" && here < order.length - 1) act({ do: "goto", node: order[here + 1] });
+      else return event.key === "[" || event.key === "]";
+      return true;
+    },
+  };
+}
+
+function comparison(pair) {
+  const same = { true: "the same program by its canonical key", false: "different programs" }[String(pair.same)];
+  return [
+    h("div.ein-label", {}, `nodes ${pair.a.id} and ${pair.b.id}: ${same}`, badge(pair.certificate)),
+    ...[pair.a, pair.b].map((side) =>
+      h("div.ein-side", {}, h("div.ein-label", {}, `node ${side.id}`, h("span", {}, `distance ${side.distance ?? "?"}`), h("span", {}, seconds(side.seconds))), formula(side)),
+    ),
+  ];
+}

@@ -1,0 +1,145 @@
+// One face over a session: the panels that Python names, laid out, and the keys that they share.
+import { benchPanel } from "./bench.js";
+import { h } from "./dom.js";
+import { expressionPanel } from "./expression.js";
+import { registerFonts } from "./fonts.js";
+import { graphPanel } from "./graph.js";
+import { historyPanel } from "./history.js";
+import { Offline } from "./offline.js";
+import { optimisePanel } from "./optimise.js";
+import { rulesPanel } from "./rules.js";
+import { searchPanel } from "./search.js";
+import { tablePanel } from "./table.js";
+
+const PANELS = {
+  expression: expressionPanel,
+  rules: rulesPanel,
+  history: historyPanel,
+  search: searchPanel,
+  graph: graphPanel,
+  table: tablePanel,
+  bench: benchPanel,
+  optimise: optimisePanel,
+};
+
+/** Panels that cost something are folded until the reader wants them, where others stand beside them. */
+const FOLDED = new Set(["table", "bench"]);
+
+const WRITING = "input, textarea, select, [contenteditable]";
+
+function render({ model, el }) {
+  registerFonts(el.ownerDocument);
+  const names = model.get("panels");
+  const act = (message) => model.send(message);
+  const shown = {};
+  const bus = { preview: (match) => shown.expression?.preview(match) };
+  for (const name of names) shown[name] = PANELS[name]({ act, bus, save: (file, text) => download(el, file, text) });
+
+  const alone = names.length === 1;
+  const notice = h("div.ein-notice", { role: "status", ariaLive: "polite" });
+  const undo = h("button", { type: "button", title: "undo (u)", onclick: () => act({ do: "undo" }) }, "↶ Undo");
+  const redo = h("button", { type: "button", title: "redo (r)", onclick: () => act({ do: "redo" }) }, "↷ Redo");
+  const target = h("select", { ariaLabel: "target operator", onchange: () => act({ do: "target", target: target.value }) });
+  const title = h("h3");
+  const bar = h("header.ein-head", {}, title, h("label", {}, "target ", target), undo, redo);
+  const hasBar = ["expression", "rules", "history"].some((name) => names.includes(name));
+  const root = h(
+    `section.ein${alone ? ".alone" : ""}`,
+    { tabIndex: -1, role: "region", ariaLabel: model.get("label") },
+    hasBar ? bar : null,
+    notice,
+    h("div.ein-panels", {}, names.map(section)),
+  );
+
+  function section(name) {
+    const panel = shown[name];
+    const heading = [h("span", {}, panel.title), panel.heading];
+    if (FOLDED.has(name) && !alone) {
+      const made = h("details.ein-panel", { data: { panel: name } }, h("summary", {}, ...heading.filter(Boolean)), panel.body);
+      made.addEventListener("toggle", () => act({ do: made.open ? "open" : "close", panel: name }));
+      return made;
+    }
+    return h("section.ein-panel", { data: { panel: name }, ariaLabel: panel.title }, alone ? null : h("h4", {}, ...heading.filter(Boolean)), panel.body);
+  }
+
+  function head() {
+    const state = model.get("head");
+    title.textContent = state.title ?? "";
+    undo.disabled = !state.undo;
+    redo.disabled = !state.redo;
+    target.replaceChildren(...(state.targets ?? []).map((name) => h("option", { value: name, selected: name === state.target }, name || "any operator")));
+  }
+
+  function say() {
+    const { text, kind, code } = model.get("notice");
+    notice.className = `ein-notice ${kind ?? ""}`;
+    notice.replaceChildren(
+      ...(text ? [h("span", {}, text), h("button", { type: "button", ariaLabel: "close", onclick: () => act({ do: "hush" }) }, "×")] : []),
+      ...(code ? [h("pre", { tabIndex: 0 }, code)] : []),
+    );
+  }
+
+  // Notebook 7 takes keys while the event is captured, before it comes here, unless the element that has the focus
+  // itself says that it wants them; JupyterLab takes what is left over.
+  root.addEventListener("focusin", (event) => event.target.setAttribute("data-lm-suppress-shortcuts", "true"));
+  root.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.matches?.(WRITING)) {
+      if (event.key === "Escape") root.focus();
+      event.stopPropagation();
+      return;
+    }
+    const common = { u: "undo", r: "redo", e: "export" }[event.key];
+    if (common && hasBar) act({ do: common });
+    else if (!Object.values(shown).some((panel) => panel.key?.(event))) return;
+    event.preventDefault();
+    event.stopPropagation();
+  });
+
+  const listeners = [["change:head", head], ["change:notice", say], ["msg:custom", arrived]];
+  for (const name of names) {
+    const draw = () => {
+      const state = model.get(name);
+      if (!state || !Object.keys(state).length) return;
+      // What is drawn anew may have had the focus: without it the keys would be the notebook's again.
+      const focused = () => root.contains(root.getRootNode().activeElement);
+      const had = focused();
+      shown[name].draw(state);
+      if (had && !focused()) root.focus({ preventScroll: true });
+    };
+    listeners.push([`change:${name}`, draw]);
+  }
+  function arrived(message, buffers) {
+    if (message.do === "tree") shown.search?.arrived(message, buffers[0]);
+    else if (message.do === "preview") shown.rules?.arrived(message.match, message.shown);
+    else if (message.do === "file") download(el, message.name, message.text);
+  }
+  for (const [event, listener] of listeners) model.on(event, listener);
+  el.append(root);
+  for (const [event, listener] of listeners) if (event.startsWith("change:")) listener();
+
+  return () => {
+    for (const [event, listener] of listeners) model.off(event, listener);
+    for (const panel of Object.values(shown)) panel.destroy?.();
+  };
+}
+
+function download(el, name, text) {
+  const page = el.ownerDocument;
+  const link = page.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type: "text/plain" }));
+  link.download = name;
+  page.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+/** Show what Python recorded in *data* in *el*, without a kernel. */
+export function offline(el, data) {
+  const model = new Offline(data);
+  render({ model, el });
+  return model;
+}
+
+export default { render };

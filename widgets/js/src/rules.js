@@ -1,0 +1,128 @@
+// What may be done: legal matches with their gain, a form for parameters, and refusals with their reasons.
+import { counted, h, signed, signedSeconds } from "./dom.js";
+import { inline } from "./formula.js";
+import { form } from "./form.js";
+
+const REACHES = [
+  ["selection", "at selection"],
+  ["scope", "and inside"],
+  ["everywhere", "everywhere"],
+];
+
+export function rulesPanel({ act, bus }) {
+  const reach = h("div.ein-reach", { role: "group", ariaLabel: "where to look for rules" });
+  const list = h("ul.ein-matches", { ariaLabel: "legal matches" });
+  const why = h("details.ein-refusals", { ontoggle: () => why.open && (body.scrollTop = why.offsetTop) });
+  const body = h("div.ein-rules", {}, reach, list, why);
+  const heading = h("span.ein-count");
+  let state = { matches: [], refusals: [], laws: {} };
+  let current = -1;
+
+  const buttons = () => [...list.querySelectorAll("button.ein-match")];
+
+  function focus(n) {
+    const all = buttons();
+    if (!all.length) return;
+    current = (n + all.length) % all.length;
+    all[current].focus();
+  }
+
+  function apply(match) {
+    bus.preview(null);
+    act({ do: "apply", rule: match.rule, at: match.at, params: match.params });
+  }
+
+  function look(n) {
+    current = n;
+    for (const [k, button] of buttons().entries()) button.classList.toggle("current", k === n);
+    const match = state.matches[n];
+    bus.preview(match ?? null);
+    if (match && match.latex == null) act({ do: "preview", match: n, node: state.node });
+  }
+
+  function row(match, n) {
+    const parameters = h("div.ein-form");
+    const open = () => {
+      const there = parameters.firstChild;
+      parameters.replaceChildren(...(there ? [] : [form(match, (params) => apply({ ...match, params }))]));
+      parameters.querySelector("input, textarea")?.focus();
+    };
+    return h(
+      "li",
+      {},
+      h(
+        "button.ein-match",
+        {
+          type: "button",
+          data: { rule: match.rule, at: match.at },
+          onclick: () => apply(match),
+          onpointerenter: () => look(n),
+          onfocus: () => look(n),
+          onpointerleave: () => bus.preview(null),
+          onblur: () => bus.preview(null),
+        },
+        h("span.ein-rule", {}, match.rule.replaceAll("_", " "), h("span.ein-at", {}, ` at ${match.at}`)),
+        h("span.ein-gain", {}, gain("Δd", match.distance, signed(match.distance)), gain("Δt", match.seconds, signedSeconds(match.seconds))),
+        h("span.ein-params", {}, match.says),
+      ),
+      h("button.ein-edit", { type: "button", title: "other parameters", ariaLabel: `other parameters for ${match.rule.replaceAll("_", " ")}`, onclick: open }, "…"),
+      parameters,
+    );
+  }
+
+  function draw(next) {
+    if (next.node !== state.node || next.at !== state.at || next.reach !== state.reach) current = -1;
+    state = next;
+    current = Math.min(current, next.matches.length - 1);
+    heading.textContent = `${counted(next.matches.length, "legal match").replace("matchs", "matches")}`;
+    reach.replaceChildren(
+      ...REACHES.map(([value, label]) =>
+        h("button", { type: "button", ariaPressed: String(next.reach === value), onclick: () => act({ do: "reach", reach: value }) }, label),
+      ),
+    );
+    list.replaceChildren(...next.matches.map(row));
+    if (!next.matches.length) list.append(h("li.ein-faint", {}, next.none || "no legal match here"));
+    why.hidden = !next.refusals.length;
+    why.replaceChildren(
+      h("summary", {}, `${counted(next.refusals.length, "rule")} refused: why?`),
+      h(
+        "dl",
+        {},
+        next.refusals.map((refusal) => [
+          h("dt", {}, refusal.rule.replaceAll("_", " "), h("span.ein-at", {}, ` at ${refusal.at}`)),
+          h("dd", {}, refusal.why, law(next.laws[refusal.rule])),
+        ]),
+      ),
+    );
+  }
+
+  return {
+    title: "Rules",
+    heading,
+    body,
+    draw,
+    /** A preview that was asked for. */
+    arrived(match, preview) {
+      if (!state.matches[match]) return;
+      Object.assign(state.matches[match], preview);
+      if (match === current) bus.preview(state.matches[match]);
+    },
+    key(event) {
+      if (event.key === "j") focus(current + 1);
+      else if (event.key === "k") focus(current < 0 ? -1 : current - 1);
+      else if (event.key === "Enter" && state.matches[current] && !event.target.closest?.("button, summary, input, textarea, select, a")) apply(state.matches[current]);
+      else return false;
+      return true;
+    },
+  };
+}
+
+function law(latex) {
+  return latex ? h("div.ein-law", {}, inline(latex)) : null;
+}
+
+function gain(name, value, text) {
+  const sense = value == null || value === 0 ? "same" : value < 0 ? "better" : "worse";
+  const says = { same: "", better: " (better)", worse: " (worse)" }[sense];
+  return h(`span.${sense}`, { title: `${name === "Δd" ? "change of the distance" : "change of the estimated time"}${says}` }, `${name} ${text}`);
+}

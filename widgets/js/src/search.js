@@ -1,0 +1,184 @@
+// A search: start, pause, stop; its tree, its candidates, and why it did not go some way.
+import { counted, h, seconds } from "./dom.js";
+import { formula } from "./formula.js";
+import { treeView } from "./tree.js";
+
+export function searchPanel({ act }) {
+  const tree = treeView({
+    onselect: (n) => {
+      tree.select(n);
+      act({ do: "state", state: n });
+    },
+  });
+  let state = { status: "idle", options: {} };
+  let run = null;
+
+  const button = (label, title, action) => h("button", { type: "button", title, onclick: action }, label);
+  const start = button("▶ Search", "search from here (s)", () => toggle());
+  const stop = button("■ Stop", "end this search; what it found is kept (Esc)", () => act({ do: "stop" }));
+  const progress = h("progress", { max: 1, value: 0, ariaLabel: "progress of the search" });
+  const facts = h("span.ein-facts", { role: "status" });
+  const colour = h("select", { ariaLabel: "colour of states", onchange: () => tree.colour(colour.value) }, ["distance", "cost", "phase"].map((v) => h("option", { value: v }, `colour: ${v}`)));
+  const words = h("input.ein-filter", { type: "search", placeholder: "filter: distance<=1 candidates …", ariaLabel: "filter states", oninput: () => sift() });
+  const fit = button("Fit", "show the whole tree (f)", () => tree.fit());
+  const svg = button("SVG", "the tree as a file", () => act({ do: "picture" }));
+  const options = h("details.ein-options");
+  const error = h("p.ein-error", { role: "alert" });
+  const detail = h("div.ein-detail", { ariaLive: "polite" });
+  const top = h("div.ein-top");
+  const body = h(
+    "div.ein-search",
+    {},
+    h("div.ein-tools", {}, start, stop, progress, facts),
+    options,
+    h("div.ein-tools", {}, colour, words, fit, svg),
+    error,
+    tree.root,
+    h("div.ein-below", {}, top, detail),
+  );
+
+  function sift() {
+    try {
+      tree.filter(words.value);
+      words.setCustomValidity("");
+      error.textContent = "";
+    } catch (problem) {
+      words.setCustomValidity(problem.message);
+      error.textContent = `filter: ${problem.message}`;
+    }
+  }
+
+  function chosen() {
+    const form = options.querySelector("form");
+    if (!form) return {};
+    const data = new FormData(form);
+    return {
+      max_depth: Number(data.get("max_depth")),
+      limit: Number(data.get("limit")),
+      strategy: data.get("strategy"),
+      rules: data.getAll("rules"),
+    };
+  }
+
+  function toggle() {
+    if (state.status === "running") act({ do: "pause" });
+    else if (state.status === "paused") act({ do: "resume" });
+    else act({ do: "search", ...chosen() });
+  }
+
+  function settings(next) {
+    const { max_depth, limit, strategy, rules } = next.options;
+    options.replaceChildren(
+      h("summary", {}, "Settings"),
+      h(
+        "form",
+        { onsubmit: (event) => event.preventDefault() },
+        h("label", {}, "max depth ", h("input", { name: "max_depth", type: "number", min: 0, max: 99, value: max_depth })),
+        h("label", {}, "at most ", h("input", { name: "limit", type: "number", min: 1, value: limit }), " s"),
+        h("label", {}, "strategy ", h("select", { name: "strategy" }, next.strategies.map((s) => h("option", { value: s, selected: s === strategy }, s)))),
+        h(
+          "fieldset",
+          {},
+          h("legend", {}, "rules it may use"),
+          next.known.map((rule) => h("label", {}, h("input", { type: "checkbox", name: "rules", value: rule, checked: rules.includes(rule) }), rule.replaceAll("_", " "))),
+        ),
+      ),
+    );
+  }
+
+  function draw(next) {
+    const before = state;
+    state = next;
+    if (next.run !== run) {
+      run = next.run;
+      tree.clear();
+      detail.replaceChildren();
+      if (run != null) act({ do: "tree", run, since: 0 });
+    }
+    const running = next.status === "running" || next.status === "stopping";
+    start.textContent = running ? "❚❚ Pause" : next.status === "paused" ? "▶ Resume" : "▶ Search";
+    stop.disabled = next.status !== "running" && next.status !== "paused";
+    start.disabled = next.status === "stopping";
+    progress.value = next.progress;
+    progress.hidden = next.status === "idle";
+    const parts = next.run == null ? [] : [next.status, counted(next.states, "state"), `${next.pruned.toLocaleString("en")} pruned`, counted(next.candidates, "candidate"), `${next.spent.toFixed(1)} s`];
+    if (next.best != null) parts.push(`best ${seconds(next.best)}`);
+    svg.disabled = next.run == null;
+    facts.textContent = parts.join(" · ");
+    error.textContent = next.error ?? "";
+    if (JSON.stringify(before.options) !== JSON.stringify(next.options)) settings(next);
+    tree.best(next.top?.[0]?.state ?? -1);
+    top.replaceChildren(...(next.top?.length ? [candidates(next.top)] : []));
+    about(next.detail);
+  }
+
+  function candidates(found) {
+    return h(
+      "table",
+      {},
+      h("caption", {}, "the cheapest candidates by estimate"),
+      h("thead", {}, h("tr", {}, ["state", "library operators", "eOperators", "steps", "estimated"].map((name) => h("th", { scope: "col" }, name)))),
+      h(
+        "tbody",
+        {},
+        found.map((c) =>
+          h(
+            "tr",
+            {},
+            h("td", {}, h("button", { type: "button", onclick: () => pick(c.state) }, String(c.state))),
+            h("td", {}, c.operators),
+            h("td", {}, String(c.eoperators)),
+            h("td", {}, String(c.steps)),
+            h("td", {}, seconds(c.seconds)),
+          ),
+        ),
+      ),
+    );
+  }
+
+  function pick(n) {
+    tree.select(n);
+    act({ do: "state", state: n });
+  }
+
+  function about(shown) {
+    if (!shown) return detail.replaceChildren();
+    tree.select(shown.state);
+    detail.replaceChildren(
+      h(
+        "div.ein-tools",
+        {},
+        h("b", {}, `state ${shown.state}`),
+        h("span", {}, `depth ${shown.depth} · distance ${shown.distance ?? "?"}${shown.seconds == null ? "" : ` · ${seconds(shown.seconds)}`}`),
+        button("Go here", "take its steps into the derivation and stand there", () => act({ do: "take", state: shown.state })),
+        button("Pin", "keep it as a branch of the derivation, to compare or to come back", () => act({ do: "pin", state: shown.state })),
+        button("Search from here", "go there and search on from it", () => act({ do: "steer", state: shown.state, ...chosen() })),
+      ),
+      formula(shown),
+      h("ol.ein-way", {}, shown.steps.map((s) => h("li", {}, s))),
+      shown.why.length ? h("details", { open: shown.why.length < 4 }, h("summary", {}, `${counted(shown.why.length, "move")} not followed: why?`), h("ul", {}, shown.why.map((w) => h("li", {}, w)))) : null,
+    );
+  }
+
+  return {
+    title: "Search",
+    body,
+    draw,
+    tree,
+    /** States that have come. */
+    arrived(header, buffer) {
+      if (header.run !== run) return;
+      if (!tree.append(header, buffer)) act({ do: "tree", run, since: tree.columns.count });
+    },
+    key(event) {
+      if (event.key === "s") toggle();
+      else if (event.key === "Escape") act({ do: "stop" });
+      else if (event.key === "f") tree.fit();
+      else if (event.key === "/") words.focus();
+      else if (tree.root.contains(event.target)) return tree.key(event);
+      else return false;
+      return true;
+    },
+    destroy: () => tree.destroy(),
+  };
+}

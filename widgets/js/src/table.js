@@ -1,0 +1,51 @@
+// The iterator mapping table of a scope against an operator: who stands where, and what does not fit.
+import { h } from "./dom.js";
+
+export function tablePanel({ act }) {
+  const against = h("select", { ariaLabel: "operator", onchange: () => act({ do: "table", operator: against.value }) });
+  const holder = h("div.ein-scroll");
+  const said = h("p");
+  const body = h("div.ein-table", {}, h("div.ein-tools", {}, h("label", {}, "against ", against)), holder, said);
+
+  function draw(state) {
+    against.replaceChildren(...state.operators.map((name) => h("option", { value: name, selected: name === state.operator }, name)));
+    said.textContent = state.says ?? "";
+    if (!state.rows) return holder.replaceChildren();
+    const head = ["where", ...state.tensors, `${state.operator} has`, "the scope has", "mismatch"];
+    holder.replaceChildren(
+      h(
+        "table",
+        {},
+        h("caption", {}, `scope ${state.at} against ${state.operator}: distance ${state.distance}`),
+        h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col" }, name)))),
+        h(
+          "tbody",
+          {},
+          state.rows.map((row) =>
+            h(
+              row.mismatch ? "tr.ein-wrong" : "tr",
+              {},
+              h("th", { scope: "row" }, row.group),
+              [...row.group].map((letter) => h("td", {}, letter === "Y" ? "✓" : "–")),
+              h("td", {}, row.expected.join(", ") || "–"),
+              h("td", {}, row.found.join(", ") || "–"),
+              h("td", {}, row.mismatch ? `✗ ${row.mismatch}` : "✓"),
+            ),
+          ),
+        ),
+      ),
+      ...(state.map ? [map(state.map)] : []),
+    );
+  }
+
+  return { title: "Iterator table", body, draw };
+}
+
+function map(rows) {
+  return h(
+    "table",
+    {},
+    h("caption", {}, "a match: each of the operator's iterators, and what it is here"),
+    h("tbody", {}, rows.map(([name, value]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, value)))),
+  );
+}

@@ -1,0 +1,317 @@
+// The search tree on a canvas: drawn in chunks, culled, one edge a pixel where many would lie upon one another.
+import { counted, h, seconds } from "./dom.js";
+import { Columns, NONE, PHASES, filter, layout } from "./columns.js";
+import { key, paint } from "./paint.js";
+
+const CHUNK = 200;
+const MERGES = 4000;
+const EDGE = 16;
+
+export function treeView({ onselect }) {
+  const canvas = h("canvas");
+  const tip = h("div.ein-tip", { hidden: true });
+  const legend = h("div.ein-legend");
+  const said = h("span");
+  const empty = h("div.ein-empty", {}, "No search yet: press ▶ Search, or s.");
+  const root = h("div.ein-tree", { tabIndex: 0, role: "img", ariaLabel: "search tree" }, canvas, empty, legend, tip);
+  const pen = canvas.getContext("2d");
+  let columns = new Columns();
+  let placed = layout(columns);
+  let view = { k: 1, x: 0, y: 0 };
+  let size = { w: 0, h: 0 };
+  let selected = -1;
+  let mode = "distance";
+  let test = null;
+  let best = -1;
+  let waiting = false;
+  const times = { layout: 0, draw: 0 };
+
+  const px = (n) => (EDGE + (placed.x[n] / Math.max(1, placed.leaves - 1)) * (size.w - 2 * EDGE) + (placed.leaves === 1 ? size.w / 2 - EDGE : 0)) * view.k + view.x;
+  const py = (n) => (EDGE + (placed.row[n] / Math.max(1, placed.rows)) * (size.h - 2 * EDGE - 14)) * view.k + view.y;
+
+  function request() {
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => {
+      waiting = false;
+      draw();
+    });
+  }
+
+  function lines(pairs, count, colour, dash) {
+    pen.strokeStyle = colour;
+    pen.setLineDash(dash);
+    pen.beginPath();
+    let begun = 0;
+    for (let k = 0; k < count; k++) {
+      const [a, b] = pairs(k);
+      if (a < 0) continue;
+      const [x1, y1, x2, y2] = [px(a), py(a), px(b), py(b)];
+      if ((x1 < 0 && x2 < 0) || (x1 > size.w && x2 > size.w) || (y1 < 0 && y2 < 0) || (y1 > size.h && y2 > size.h)) continue;
+      pen.moveTo(x1, y1);
+      pen.lineTo(x2, y2);
+      if (++begun >= CHUNK) {
+        pen.stroke();
+        pen.beginPath();
+        begun = 0;
+      }
+    }
+    pen.stroke();
+    pen.setLineDash([]);
+  }
+
+  function draw() {
+    const began = performance.now();
+    const n = columns.count;
+    const dense = window.devicePixelRatio || 1;
+    pen.setTransform(dense, 0, 0, dense, 0, 0);
+    pen.clearRect(0, 0, size.w, size.h);
+    empty.hidden = n > 0;
+    if (!n || !size.w) return;
+    const faint = getComputedStyle(root).color;
+    pen.lineWidth = 1;
+    pen.globalAlpha = 0.25;
+    const seen = new Int32Array(n).fill(-1e9);
+    const pair = [0, 0];
+    lines(
+      (k) => {
+        const child = k + 1;
+        const parent = columns.parent[child];
+        const at = Math.round(px(child));
+        pair[0] = seen[parent] === at ? -1 : parent;
+        pair[1] = child;
+        seen[parent] = at;
+        return pair;
+      },
+      n - 1,
+      faint,
+      [],
+    );
+    const merges = columns.merges;
+    const some = Math.min(merges.length, MERGES);
+    pen.globalAlpha = some > 400 ? 0.12 : 0.35;
+    lines((k) => merges[merges.length - 1 - k], some, "#6a5acd", [3, 3]);
+    pen.globalAlpha = 1;
+    dots(n);
+    if (selected >= 0 && selected < n) highlight();
+    times.draw = performance.now() - began;
+    root.dataset.count = n;
+    root.dataset.times = JSON.stringify(times);
+    said.textContent = `${counted(n, "state")}, ${counted(merges.length, "merge")}`;
+  }
+
+  function dots(n) {
+    const colour = paint(columns, mode);
+    const buckets = new Map();
+    const spacing = ((size.w - 2 * EDGE) * view.k) / placed.leaves;
+    const radius = Math.max(1.4, Math.min(6, spacing / 2.4));
+    const taken = new Set();
+    for (let k = n - 1; k >= 0; k--) {
+      const x = px(k);
+      const y = py(k);
+      if (x < -9 || y < -9 || x > size.w + 9 || y > size.h + 9) continue;
+      const on = !test || test(columns, k);
+      if (radius < 2) {
+        const cell = Math.round(x) * 65536 + Math.round(y) + (on ? 0.5 : 0);
+        if (taken.has(cell)) continue;
+        taken.add(cell);
+      }
+      const key = (on ? "" : "-") + colour(k);
+      if (!buckets.has(key)) buckets.set(key, []);
+      buckets.get(key).push(x, y, columns.candidate(k) ? 1 : 0);
+    }
+    for (const [key, found] of [...buckets].sort((a, b) => (a[0] < b[0] ? -1 : 1))) {
+      pen.globalAlpha = key.startsWith("-") ? 0.12 : 1;
+      pen.fillStyle = key.replace("-", "");
+      for (let k = 0; k < found.length; k += 3) {
+        if (found[k + 2] || radius < 2.4) pen.fillRect(found[k] - radius, found[k + 1] - radius, 2 * radius, 2 * radius);
+        else {
+          pen.beginPath();
+          pen.arc(found[k], found[k + 1], radius, 0, 6.3);
+          pen.fill();
+        }
+      }
+    }
+    pen.globalAlpha = 1;
+    if (best >= 0 && best < n) {
+      pen.strokeStyle = getComputedStyle(root).color;
+      pen.lineWidth = 1.5;
+      pen.strokeRect(px(best) - radius - 3, py(best) - radius - 3, 2 * radius + 6, 2 * radius + 6);
+    }
+  }
+
+  function highlight() {
+    pen.strokeStyle = "#c0392b";
+    pen.lineWidth = 2.5;
+    pen.beginPath();
+    const way = columns.way(selected);
+    way.forEach((n, k) => (k ? pen.lineTo(px(n), py(n)) : pen.moveTo(px(n), py(n))));
+    pen.stroke();
+    pen.beginPath();
+    pen.arc(px(selected), py(selected), 7, 0, 6.3);
+    pen.stroke();
+    pen.lineWidth = 1;
+  }
+
+  function hit(event) {
+    const box = canvas.getBoundingClientRect();
+    const x = event.clientX - box.left;
+    const y = event.clientY - box.top;
+    let found = -1;
+    let nearest = 144;
+    for (let n = 0; n < columns.count; n++) {
+      const d = (px(n) - x) ** 2 + (py(n) - y) ** 2;
+      if (d < nearest) [found, nearest] = [n, d];
+    }
+    return found;
+  }
+
+  function describe(n) {
+    const parts = [`state ${n}`, columns.candidate(n) ? "candidate" : PHASES[columns.phase[n]], `depth ${columns.depth[n]}`];
+    if (columns.distance[n] !== NONE) parts.push(`distance ${columns.distance[n]}`);
+    if (columns.seconds[n] >= 0) parts.push(seconds(columns.seconds[n]));
+    if (n) parts.push((columns.rules[columns.rule[n]] ?? "").replaceAll("_", " "));
+    return parts.filter(Boolean).join(" · ");
+  }
+
+  function point(event) {
+    const n = hit(event);
+    canvas.style.cursor = n >= 0 ? "pointer" : "grab";
+    tip.hidden = n < 0;
+    if (n < 0) return;
+    tip.textContent = describe(n);
+    tip.style.left = `${Math.min(Math.max(4, px(n) + 10), Math.max(4, size.w - tip.offsetWidth - 4))}px`;
+    tip.style.top = `${Math.max(4, py(n) - 30)}px`;
+  }
+
+  function zoom(factor, x = size.w / 2, y = size.h / 2) {
+    const k = Math.min(2000, Math.max(1, view.k * factor));
+    const by = k / view.k;
+    view = { k, x: x - (x - view.x) * by, y: y - (y - view.y) * by };
+    if (k === 1) view = { k: 1, x: 0, y: 0 };
+    request();
+  }
+
+  let drag = null;
+  canvas.addEventListener("pointerdown", (event) => {
+    drag = { x: event.clientX, y: event.clientY, moved: false };
+    canvas.setPointerCapture?.(event.pointerId);
+    root.focus({ preventScroll: true });
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    if (!drag) return point(event);
+    const [dx, dy] = [event.clientX - drag.x, event.clientY - drag.y];
+    if (!drag.moved && Math.hypot(dx, dy) < 4) return;
+    drag = { x: event.clientX, y: event.clientY, moved: true };
+    view = { ...view, x: view.x + dx, y: view.y + dy };
+    request();
+  });
+  canvas.addEventListener("pointerup", (event) => {
+    if (drag && !drag.moved) {
+      const n = hit(event);
+      if (n >= 0) onselect(n);
+    }
+    drag = null;
+  });
+  canvas.addEventListener("pointerleave", () => {
+    tip.hidden = true;
+  });
+  canvas.addEventListener(
+    "wheel",
+    (event) => {
+      // The page scrolls, until the reader has come into the tree.
+      if (!event.ctrlKey && !root.contains(document.activeElement) && root.getRootNode().activeElement !== root) return;
+      event.preventDefault();
+      const box = canvas.getBoundingClientRect();
+      zoom(Math.exp(-event.deltaY / 300), event.clientX - box.left, event.clientY - box.top);
+    },
+    { passive: false },
+  );
+
+  const observer = new ResizeObserver(() => {
+    const box = root.getBoundingClientRect();
+    if (!box.width || (box.width === size.w && box.height === size.h)) return;
+    size = { w: root.clientWidth, h: root.clientHeight };
+    const dense = window.devicePixelRatio || 1;
+    canvas.width = size.w * dense;
+    canvas.height = size.h * dense;
+    request();
+  });
+  observer.observe(root);
+
+  function explain() {
+    legend.replaceChildren(h("span", {}, mode), ...key(mode), h("span", {}, "■ candidate"), h("span", {}, "┄ merge"), said);
+  }
+  explain();
+
+  return {
+    root,
+    get columns() {
+      return columns;
+    },
+    get selected() {
+      return selected;
+    },
+    /** Take in states; false where some before them are missing. */
+    append(header, buffer) {
+      if (!columns.append(header, buffer)) return false;
+      const began = performance.now();
+      placed = layout(columns);
+      times.layout = performance.now() - began;
+      request();
+      return true;
+    },
+    clear() {
+      columns = new Columns();
+      placed = layout(columns);
+      selected = best = -1;
+      view = { k: 1, x: 0, y: 0 };
+      request();
+    },
+    select(n) {
+      selected = n;
+      root.ariaLabel = n >= 0 && n < columns.count ? `search tree: ${describe(n)}` : "search tree";
+      request();
+    },
+    best(n) {
+      best = n;
+      request();
+    },
+    colour(next) {
+      mode = next;
+      explain();
+      request();
+    },
+    filter(words) {
+      test = filter(words);
+      request();
+    },
+    fit() {
+      view = { k: 1, x: 0, y: 0 };
+      request();
+    },
+    /** Arrows walk the tree, + and - zoom. */
+    key(event) {
+      const here = Math.max(0, selected);
+      const siblings = () => {
+        const all = [];
+        for (let k = placed.first[columns.parent[here]]; k >= 0; k = placed.next[k]) all.push(k);
+        return all;
+      };
+      const to = {
+        ArrowUp: () => (here ? columns.parent[here] : 0),
+        ArrowDown: () => (placed.first[here] >= 0 ? placed.first[here] : here),
+        ArrowRight: () => (here ? siblings()[(siblings().indexOf(here) + 1) % siblings().length] : 0),
+        ArrowLeft: () => (here ? siblings().at(siblings().indexOf(here) - 1) : 0),
+      }[event.key];
+      if (to && columns.count) onselect(to());
+      else if (event.key === "+" || event.key === "=") zoom(1.5);
+      else if (event.key === "-") zoom(1 / 1.5);
+      else return false;
+      return true;
+    },
+    /** Where state *n* is drawn, in pixels of the canvas. */
+    place: (n) => [px(n), py(n)],
+    destroy: () => observer.disconnect(),
+  };
+}

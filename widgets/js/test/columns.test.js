@@ -1,0 +1,97 @@
+import { describe, expect, it } from "vitest";
+import { Columns, filter, layout } from "../src/columns.js";
+
+function batch(from, states, merged = 0, merges = []) {
+  const n = states.length;
+  const bytes = new Uint8Array(12 * n + 8 * merges.length);
+  const column = (type, offset, values) => new type(bytes.buffer, offset, values.length).set(values);
+  column(Int32Array, 0, states.map((s) => s.parent));
+  column(Float32Array, 4 * n, states.map((s) => s.seconds ?? -1));
+  column(Int32Array, 8 * n, merges.flat());
+  const rest = 8 * n + 8 * merges.length;
+  column(Uint8Array, rest, states.map((s) => s.depth ?? 0));
+  column(Uint8Array, rest + n, states.map((s) => s.distance ?? 255));
+  column(Uint8Array, rest + 2 * n, states.map((s) => s.phase ?? 1));
+  column(Uint8Array, rest + 3 * n, states.map((s) => s.rule ?? 0));
+  return [{ from, count: n, merged, merges: merges.length, rules: ["summation_splitting", "traversal_merging"] }, new DataView(bytes.buffer)];
+}
+
+const TREE = [
+  { parent: 0, phase: 0 },
+  { parent: 0, depth: 1, distance: 2 },
+  { parent: 0, depth: 1, distance: 1, rule: 1 },
+  { parent: 1, depth: 1, distance: 0, phase: 2, seconds: 0.002 },
+  { parent: 1, depth: 2, distance: 1 },
+];
+
+describe("columns", () => {
+  it("take states in order, and none twice", () => {
+    const columns = new Columns();
+    expect(columns.append(...batch(0, TREE.slice(0, 3), 0, [[1, 2]]))).toBe(true);
+    expect(columns.append(...batch(4, TREE.slice(4)))).toBe(false); // state 3 is missing
+    expect(columns.append(...batch(0, TREE, 0, [[1, 2], [2, 0]]))).toBe(true); // from the start again, and one more
+    expect(columns.count).toBe(5);
+    expect(columns.merges).toEqual([[1, 2], [2, 0]]);
+    expect([...columns.parent.slice(0, 5)]).toEqual([0, 0, 0, 1, 1]);
+    expect(columns.way(4)).toEqual([4, 1, 0]);
+    expect(columns.candidate(3)).toBe(true);
+  });
+
+  it("grow beyond what they have room for", () => {
+    const columns = new Columns();
+    const many = Array.from({ length: 3000 }, (_, n) => ({ parent: Math.max(0, n - 1), distance: n % 7 }));
+    columns.append(...batch(0, many.slice(0, 900)));
+    columns.append(...batch(900, many.slice(900)));
+    expect(columns.count).toBe(3000);
+    expect(columns.distance[2999]).toBe(2999 % 7);
+    expect(columns.parent[901]).toBe(900);
+  });
+});
+
+describe("layout", () => {
+  it("puts leaves side by side and parents in the middle", () => {
+    const columns = new Columns();
+    columns.append(...batch(0, TREE));
+    const { x, row, rows, leaves } = layout(columns);
+    expect(leaves).toBe(3); // 3, 4 and 2
+    expect([...x]).toEqual([1.25, 0.5, 2, 0, 1]);
+    expect([...row]).toEqual([0, 1, 1, 2, 2]);
+    expect(rows).toBe(2);
+  });
+
+  it("lays out ten thousand states quickly, a chain of them, and none", () => {
+    const columns = new Columns();
+    columns.append(...batch(0, Array.from({ length: 10_000 }, (_, n) => ({ parent: n ? n - 1 : 0 }))));
+    expect(layout(columns).leaves).toBe(1);
+    expect(layout(new Columns()).leaves).toBe(1);
+    const wide = new Columns();
+    wide.append(...batch(0, Array.from({ length: 10_000 }, (_, n) => ({ parent: Math.floor((n - 1) / 3) || 0 }))));
+    const { x, row, first, next } = layout(wide);
+    for (let n = 0; n < wide.count; n++) {
+      const children = [];
+      for (let k = first[n]; k >= 0; k = next[k]) children.push(k);
+      if (children.length) expect(x[n]).toBe((x[children[0]] + x[children.at(-1)]) / 2);
+      for (const k of children) expect(row[k]).toBe(row[n] + 1);
+    }
+  });
+});
+
+describe("filter", () => {
+  const columns = new Columns();
+  columns.append(...batch(0, TREE));
+  const kept = (words) => TREE.map((_, n) => n).filter((n) => !filter(words) || filter(words)(columns, n));
+
+  it("understands numbers, candidates and rules, all at once", () => {
+    expect(kept("")).toEqual([0, 1, 2, 3, 4]);
+    expect(kept("distance<=1")).toEqual([2, 3, 4]);
+    expect(kept("distance<=1 depth=1")).toEqual([2, 3]);
+    expect(kept("candidates")).toEqual([3]);
+    expect(kept("seconds<0.01")).toEqual([3]);
+    expect(kept("merging")).toEqual([2]);
+  });
+
+  it("says what it does not understand", () => {
+    expect(() => filter("cost<1")).toThrow("expected distance, depth or seconds");
+    expect(() => filter("depth<1e")).toThrow();
+  });
+});
