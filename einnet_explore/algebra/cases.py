@@ -7,9 +7,10 @@ from itertools import product
 from math import prod
 from typing import TypeAlias
 
+from einnet_explore.algebra.lookup import entries
 from einnet_explore.algebra.polynomial import Polynomial, applied, number
 from einnet_explore.algebra.space import MOST, Beyond, Env, Form, Space, complement, enter, minus, reduces, tensor_name
-from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, Tensor
+from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, Table, Tensor
 
 Case: TypeAlias = "tuple[tuple[Form, ...], Polynomial]"
 
@@ -23,6 +24,8 @@ def cases(space: Space, scalar: Scalar, env: Env) -> list[Case]:
             return [((), ((number(value), ()),) if value else ())]
         case Access(Tensor() as source, index):
             return read(space, source, tuple(space.form(i, env) for i in index))
+        case Access(Table() as source, index):
+            return look_up(space, source, tuple(space.form(i, env) for i in index))
         case Access(Scope() as source, index):
             return _scope_cases(space, source, tuple(space.form(i, env) for i in index))
         case Apply("where", (Compare() as condition, a, b)):
@@ -76,6 +79,16 @@ def read(space: Space, source: Tensor, at: tuple[Form, ...]) -> list[Case]:
     if inside is not None:
         out.append((inside, ((Fraction(1), ((tensor_name(source.name), at),)),)))
     return out
+
+
+def look_up(space: Space, table: Table, at: tuple[Form, ...]) -> list[Case]:
+    """``table[at]``: a case for each entry that may be meant."""
+    found: list[Case] = []
+    for index, x in entries(table).items():
+        rows = space.within(at, tuple((n, n + 1) for n in index))
+        if rows is not None:
+            found.append((rows, ((x, ()),) if x else ()))
+    return found
 
 
 def constants(pieces: list[tuple[Form, ...]], value: float) -> list[Case]:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from einnet_explore.algebra import parts
 from einnet_explore.algebra.grid import Grid, IllegalRead, check, compare, holds, name, strided
 from einnet_explore.algebra.parts import Array, Part
-from einnet_explore.ir import REDUCTIONS, Access, Apply, Compare, Const, Iterator, Program, Scalar, Scope, Tensor
+from einnet_explore.ir import REDUCTIONS, Access, Apply, Compare, Const, Iterator, Program, Scalar, Scope, Table, Tensor
 
 __all__ = ["IllegalRead", "evaluate"]
 
@@ -204,7 +204,7 @@ def _value(body: Scalar, grid: Grid, active: Array | None, run: _Run) -> Part:
 
 def _read(access: Access, grid: Grid, active: Array | None, run: _Run) -> Part:
     source, index = access.source, access.index
-    held = _stored(source, run) if isinstance(source, Tensor) else _instantiate(source, run)
+    held = _held(source, run)
     if len(index) != len(source.shape):
         raise ValueError(f"{name(source)} has {len(source.shape)} dimensions and is read with {len(index)} indices")
     own = {x for i in index for x in i.iterators}
@@ -226,6 +226,16 @@ def _read(access: Access, grid: Grid, active: Array | None, run: _Run) -> Part:
     local = tuple(np.clip(v - lo, 0, hi - lo - 1) for v, (lo, hi) in zip(at, source.box, strict=True))
     found = Part(held.array[local] if local else held.array, held.size)
     return found if inside.all() else parts.choose(inside, found, run.number(source.value))
+
+
+def _held(source: Tensor | Table | Scope, run: _Run) -> Part:
+    match source:
+        case Tensor():
+            return _stored(source, run)
+        case Table(shape, entries):
+            return parts.rationals(shape, entries, run.dtype)
+        case Scope():
+            return _instantiate(source, run)
 
 
 def _stored(tensor: Tensor, run: _Run) -> Part:

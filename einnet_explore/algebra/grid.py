@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from einnet_explore.algebra import parts
 from einnet_explore.algebra.parts import Array, Part
-from einnet_explore.ir import Access, Bound, Compare, Index, Iterator, Scope, Tensor
+from einnet_explore.ir import Access, Bound, Compare, Index, Iterator, Scope, Table, Tensor
 
 
 class IllegalRead(IndexError):
@@ -131,9 +131,11 @@ def compare(condition: Compare, grid: Grid) -> Array:
     raise ValueError(f"comparison {condition.op!r}: expected one of < <= > >= == !=")
 
 
-def name(source: Tensor | Scope) -> str:
+def name(source: Tensor | Table | Scope) -> str:
     match source:
         case Tensor(name=name):
             return name
+        case Table():
+            return "the table"
         case Scope(traversals=traversals):
             return "the scope over " + (", ".join(x.name for x in traversals) or "nothing")

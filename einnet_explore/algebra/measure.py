@@ -7,16 +7,16 @@ Source: EinNet §5.2: below an intensity of 4 an expression is bound by memory a
 
 from __future__ import annotations
 
-from math import prod
+from math import ceil, prod
 
-from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, accesses, scopes, tensors
+from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, Table, accesses, scopes, tensors
 
 
 def flops(scope: Scope) -> int:
     """Arithmetic operations of *scope* and of the scopes it reads, each distinct one once.
 
     A point costs the operators of its body and, for each point of a reduction, one combination: a matrix product of
-    m × n × k costs 2·m·n·k.
+    m × n × k costs 2·m·n·k.  Sums with coefficients from a table cost one operation a coefficient that is not 0.
     """
     nested = dict.fromkeys(inner for _, inner in scopes(scope))
     return sum(map(_own, nested))
@@ -50,6 +50,11 @@ def bytes_moved(scope: Scope, itemsize: int = 4) -> int:
 
 def _own(scope: Scope) -> int:
     points = prod(x.extent for x in (*scope.traversals, *scope.summations))
+    tables = [a.source for a in accesses(scope.body) if isinstance(a.source, Table)]
+    if tables and scope.summations:
+        # An entry that is 0 adds nothing, and the product with another goes with the addition that takes it up.
+        there = prod(sum(x != 0 for x in t.entries) / len(t.entries) for t in tables)
+        return ceil(points * there * (_operations(scope.body) - len(tables) + 1))
     combined = 1 if scope.summations else 0
     return points * (_operations(scope.body) + combined)
 

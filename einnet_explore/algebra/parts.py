@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import reduce
 from typing import Any, NamedTuple, TypeAlias
 
@@ -51,6 +52,16 @@ def integers(name: str, array: Array) -> Part:
         return Part(array.astype(np.int64), size)
     # Python ints throughout: NumPy ones among objects overflow
     return Part(np.asarray([int(v) for v in array.flat], object).reshape(array.shape), size)
+
+
+def rationals(shape: tuple[int, ...], entries: Sequence[Fraction], dtype: npt.DTypeLike | None) -> Part:
+    """The entries of a table; *dtype* is None in exact evaluation, where they stay fractions if one is."""
+    if dtype is not None:
+        return Part(np.array([float(x) for x in entries], dtype).reshape(shape), 0)
+    whole = all(x.denominator == 1 for x in entries)
+    array = np.empty(len(entries), object)
+    array[:] = [int(x) for x in entries] if whole else list(entries)
+    return integers("a table", array.reshape(shape)) if whole else Part(array.reshape(shape), INT64)
 
 
 def number(value: float, dtype: npt.DTypeLike | None) -> Part:

@@ -13,12 +13,12 @@ Source: the term relations of the design (trust, 2); EinNet §3 for the meaning 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
-from math import prod
 
-from einnet_explore.algebra.cases import Case, cases, constants, opaque_case, read
+from einnet_explore.algebra.cases import Case, cases, constants, look_up, opaque_case, read
 from einnet_explore.algebra.polynomial import Polynomial, constant, number, skeleton, times
 from einnet_explore.algebra.space import (
     MOST,
@@ -30,10 +30,15 @@ from einnet_explore.algebra.space import (
     Space,
     complement,
     enter,
+    key,
+    pinned,
     point_of,
     reduces,
 )
-from einnet_explore.ir import REDUCTIONS, Access, Apply, Const, Scalar, Scope, Tensor
+from einnet_explore.ir import REDUCTIONS, Access, Apply, Const, Scalar, Scope, Table, Tensor
+
+_TRIED = 64 * MOST
+"""How many pairs of terms are put together before those that contradict one another are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +60,39 @@ def terms_at(space: Space, scope: Scope, at: tuple[Form, ...]) -> list[Term]:
     if inside is not None:
         env, summed = point_of(space, scope, env)
         for term in _expand(space, scope.body, env):
-            out.append(Term(term.coefficient, term.factors, (*summed, *term.summed), (*inside, *term.where)))
+            made = Term(term.coefficient, term.factors, (*summed, *term.summed), (*inside, *term.where))
+            if (settled := _settled(space, made)) is not None:
+                out.append(settled)
     return _capped(out)
+
+
+def _settled(space: Space, term: Term) -> Term | None:
+    """*term* with every summed integer that its conditions leave one value replaced by it; None where they fail.
+
+    One that a quotient or an alias is made of stays: these mean the same in all terms.
+    """
+    fixed = {v: n for v, n in pinned(term.where).items() if v in term.summed and not space.means(v)}
+    if not fixed:
+        return term
+    rows = [_put(row, fixed) for row in term.where]
+    if any(row[""] < 0 for row in rows if len(row) == 1):
+        return None
+    return Term(
+        term.coefficient,
+        tuple((name, tuple(_put(form, fixed) for form in at)) for name, at in term.factors),
+        tuple(y for y in term.summed if y not in fixed),
+        tuple(row for row in rows if len(row) > 1),
+    )
+
+
+def _put(form: Form, values: Mapping[str, int]) -> Form:
+    out: Form = {"": form[""]}
+    for v, k in form.items():
+        if v in values:
+            out[""] += k * values[v]
+        elif v:
+            out[v] = k
+    return out
 
 
 def choices_at(space: Space, scope: Scope, at: tuple[Form, ...], reduce: str) -> list[Term]:
@@ -92,6 +128,8 @@ def _expand(space: Space, scalar: Scalar, env: Env) -> list[Term]:
             return [Term(number(value))] if value else []
         case Access(Tensor() as source, index):
             return _from_cases(read(space, source, tuple(space.form(i, env) for i in index)))
+        case Access(Table() as source, index):
+            return _from_cases(look_up(space, source, tuple(space.form(i, env) for i in index)))
         case Access(Scope() as source, index):
             return terms_at(space, source, tuple(space.form(i, env) for i in index))
         case Apply("+", args):
@@ -112,17 +150,27 @@ def _scaled(terms: list[Term], by: Number) -> list[Term]:
 
 
 def _product(parts: list[list[Term]]) -> list[Term]:
-    if prod(map(len, parts)) > MOST:
-        raise Beyond(f"the product has more than {MOST} terms")
-    return [
-        Term(
-            times(*(t.coefficient for t in choice)),
-            tuple(f for t in choice for f in t.factors),
-            tuple(y for t in choice for y in t.summed),
-            tuple(c for t in choice for c in t.where),
-        )
-        for choice in product(*parts)
-    ]
+    """The products of one term of each part; those whose conditions contradict one another are none."""
+    found = [Term(Fraction(1))]
+    for part in sorted(parts, key=len):
+        if len(found) * len(part) > _TRIED:
+            raise Beyond(f"the product has more than {_TRIED} combinations of terms")
+        found = [term for a, b in product(found, part) if (term := _joined(a, b)) is not None]
+        if len(found) > MOST:
+            raise Beyond(f"the product has more than {MOST} terms")
+    return found
+
+
+def _joined(a: Term, b: Term) -> Term | None:
+    spans: dict[tuple[tuple[str, int], ...], int] = {}
+    for row in (*a.where, *b.where):
+        # c + f >= 0: two rows with opposite f say that f lies between two constants.
+        form = {v: k for v, k in row.items() if v}
+        opposite = spans.get(key({v: -k for v, k in form.items()}))
+        if opposite is not None and opposite + row[""] < 0:
+            return None
+        spans[key(form)] = min(row[""], spans.get(key(form), row[""]))
+    return Term(times(a.coefficient, b.coefficient), a.factors + b.factors, a.summed + b.summed, a.where + b.where)
 
 
 def _choice(where: tuple[Form, ...], value: Polynomial) -> Term:

@@ -10,7 +10,7 @@ from typing import Any
 import islpy as isl
 
 from einnet_explore.algebra.relation import Term
-from einnet_explore.algebra.space import Beyond, Form, Number, Space
+from einnet_explore.algebra.space import Beyond, Form, Number, Space, pinned
 
 _OPERATIONS = 20_000_000
 
@@ -45,7 +45,8 @@ class Sets:
                 lo, hi = self.space.ranges[y]
                 count *= max(0, hi - lo + 1)
         rows = self._rows(used, summed, term.where)
-        if self.counted and self._undetermined(forms, used, summed) and not self._injective(forms, used, summed, rows):
+        open_ = [y for y in summed if y not in pinned(term.where)]
+        if self.counted and self._undetermined(forms, used, open_) and not self._injective(forms, used, summed, rows):
             raise Beyond("one term stands for several summation points, whose number integer sets do not hold")
         # A coordinate that is just a summed iterator lends it its name: one existential less for isl to eliminate.
         named: list[str] = []

@@ -23,7 +23,7 @@ Number: TypeAlias = "Fraction | float"
 Factor: TypeAlias = "tuple[str, tuple[Form, ...]]"
 Env: TypeAlias = "Mapping[Iterator, Form]"
 
-MOST = 512
+MOST = 900
 """How many terms or cases one scope may have before its comparison is given up."""
 
 _ORDERS = 24
@@ -51,6 +51,10 @@ class Space:
         name = f"{stem}{len(self.ranges)}"
         self.ranges[name] = (lo, hi)
         return name
+
+    def means(self, v: str) -> bool:
+        """Whether a quotient or an alias is a function of *v*."""
+        return any(v in e for e, _ in self.quotients.values()) or any(v in e for e in self.aliases.values())
 
     def form(self, index: Index, env: Env) -> Form:
         """*index* as a linear form; a quotient or remainder by *d* brings in ``q`` with ``0 <= e - d·q < d``."""
@@ -179,6 +183,16 @@ def point_of(space: Space, scope: Scope, env: dict[Iterator, Form]) -> tuple[dic
     """*env* with the summations' forms added, and their names."""
     names = tuple(space.fresh("y", y.lo, y.hi - 1) for y in scope.summations)
     return {**env, **{y: {name: 1, "": 0} for y, name in zip(scope.summations, names, strict=True)}}, names
+
+
+def pinned(where: Iterable[Form]) -> dict[str, int]:
+    """The integers that the conditions *where* leave one value each, and these values."""
+    least: dict[tuple[str, int], int] = {}
+    for row in where:
+        match [(v, k) for v, k in row.items() if v]:
+            case [(v, (1 | -1) as k)]:
+                least[v, k] = min(row[""], least.get((v, k), row[""]))
+    return {v: -n for (v, k), n in least.items() if k == 1 and least.get((v, -1)) == -n}
 
 
 def complement(inside: tuple[Form, ...] | None) -> list[tuple[Form, ...]]:

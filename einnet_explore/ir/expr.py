@@ -15,6 +15,8 @@ A read further out than the padding is illegal.
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
+from math import prod
 from typing import TypeAlias
 
 from einnet_explore.ir.index import Index, IndexLike, Iterator, as_index
@@ -28,7 +30,7 @@ REDUCTIONS: dict[str, float] = {"sum": 0, "prod": 1, "max": float("-inf"), "min"
 
 
 class _Source(Node):
-    """What an access may read: a tensor or a scope."""
+    """What an access may read: a tensor, a table or a scope."""
 
     __slots__ = ()
 
@@ -68,6 +70,41 @@ class Tensor(_Source):
 
 
 @node
+class Table(_Source):
+    """Known rational numbers of *shape*, row by row: the coefficients of an algorithm.  No read may leave it."""
+
+    shape: tuple[int, ...]
+    entries: tuple[Fraction, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.entries) != prod(self.shape):
+            raise ValueError(f"a table of shape {list(self.shape)} has {len(self.entries)} entries")
+
+    @property
+    def box(self) -> Box:
+        """The half-open range of each dimension."""
+        return tuple((0, n) for n in self.shape)
+
+    @property
+    def reach(self) -> Box:
+        """The half-open range of each dimension that may be read: the box."""
+        return self.box
+
+    @property
+    def padding(self) -> Padding:
+        """None."""
+        return ()
+
+    @property
+    def value(self) -> float:
+        """What padding holds; there is none."""
+        return 0
+
+    def __repr__(self) -> str:
+        return f"[{', '.join(map(str, self.entries))}]"
+
+
+@node
 class Bound(Node):
     """One condition of a domain: ``lo <= index < hi``."""
 
@@ -83,7 +120,7 @@ class Bound(Node):
 class Access(Node):
     """source[index]: one element of a tensor, or of a scope's instantiated result."""
 
-    source: Tensor | Scope
+    source: Tensor | Table | Scope
     index: tuple[Index, ...]
 
     def __repr__(self) -> str:

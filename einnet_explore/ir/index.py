@@ -145,7 +145,12 @@ class Index(_Arithmetic):
     @property
     def iterators(self) -> tuple[Iterator, ...]:
         """Every iterator that occurs, also inside quotients and remainders, once, in order of appearance."""
-        return tuple(dict.fromkeys(_iterators(self)))
+        try:
+            return self._own  # type: ignore[attr-defined, no-any-return]
+        except AttributeError:
+            found = tuple(dict.fromkeys(_iterators(self)))
+            object.__setattr__(self, "_own", found)
+            return found
 
     def substitute(self, to: Callable[[Iterator], IndexLike]) -> Index:
         """Replace every iterator at once, simplifying with the new iterators' ranges."""

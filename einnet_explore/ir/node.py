@@ -11,7 +11,7 @@ T = TypeVar("T")
 class Node:
     """Base of all IR nodes: immutable values, compared by structure."""
 
-    __slots__ = ("_hash", "_memo")
+    __slots__ = ("_hash", "_memo", "_own")
 
 
 @dataclass_transform(frozen_default=True)

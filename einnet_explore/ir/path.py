@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeAlias
 
-from einnet_explore.ir.expr import Access, Apply, Compare, Const, Scalar, Scope, Tensor
+from einnet_explore.ir.expr import Access, Apply, Compare, Const, Scalar, Scope, Table, Tensor
 
 Path: TypeAlias = "tuple[int, ...]"
 
@@ -57,6 +57,10 @@ def tensors(root: Scope) -> Iterable[Tensor]:
     return tuple(found)
 
 
+def _called(source: Tensor | Table) -> str:
+    return f"tensor {source.name}" if isinstance(source, Tensor) else "a table"
+
+
 def scope_at(root: Scope, path: Path) -> Scope:
     """The scope of *root* at *path*; raises LookupError where *path* leads to none."""
     for depth, step in enumerate(path):
@@ -65,7 +69,7 @@ def scope_at(root: Scope, path: Path) -> Scope:
             raise LookupError(f"path {show_path(path)}: step {depth} is {step}, the body has {len(here)} accesses")
         inner = here[step].source
         if not isinstance(inner, Scope):
-            raise LookupError(f"path {show_path(path)}: step {depth} leads to tensor {inner.name}, not to a scope")
+            raise LookupError(f"path {show_path(path)}: step {depth} leads to {_called(inner)}, not to a scope")
         root = inner
     return root
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from itertools import count
 from typing import Literal, TypeAlias
 
@@ -30,6 +31,8 @@ from einnet_explore.ir import (
     Program,
     Scalar,
     Scope,
+    Table,
+    Tensor,
     show_path,
 )
 from einnet_explore.render.notation import escaped, index, name, number
@@ -233,8 +236,25 @@ def _access(access: Access, place: _Place) -> str:
     match access.source:
         case Scope() as scope:
             return f"{_wrapped(_braced(scope, inside), inside)}[{at}]"
-        case tensor:
+        case Table() as table:
+            return f"{_table(table, place)}[{at}]"
+        case Tensor() as tensor:
             return f"{name(tensor.name)}[{at}]"
+
+
+def _table(table: Table, place: _Place) -> str:
+    """A matrix as one; mathtext and tables of another rank get the entries in a row."""
+    shown = [str(x) if x.denominator == 1 else _fraction(x) for x in table.entries]
+    if len(table.shape) != 2 or place.dialect == "mathtext":
+        return rf"\left({', '.join(shown)}\right)"
+    columns = table.shape[1]
+    rows = r" \\ ".join(" & ".join(shown[n : n + columns]) for n in range(0, len(shown), columns))
+    return rf"\left[\begin{{smallmatrix}} {rows} \end{{smallmatrix}}\right]"
+
+
+def _fraction(x: Fraction) -> str:
+    sign = "-" if x < 0 else ""
+    return rf"{sign}\frac{{{abs(x.numerator)}}}{{{x.denominator}}}"
 
 
 def _instance(via: Instance) -> str:

@@ -24,6 +24,7 @@ from einnet_explore.ir import (
     Program,
     Scalar,
     Scope,
+    Table,
     Tensor,
     tensors,
 )
@@ -57,8 +58,7 @@ def scalar(body: Scalar, level: int = SUM) -> str:
     """*body*, in parentheses if it binds more loosely than *level*."""
     match body:
         case Access(source, index):
-            of = _name(source.name) if isinstance(source, Tensor) else _scope(source)
-            return f"{of}[{_list(index)}]"
+            return f"{_source(source)}[{_list(index)}]"
         case Const(value):
             return number(value)
         case Compare(op, left, right):
@@ -123,6 +123,16 @@ def _declaration(tensor: Tensor) -> str:
     weight = " weight" if tensor.weight else ""
     shape = ", ".join(map(str, tensor.shape))
     return f"tensor {_name(tensor.name)}[{shape}]{weight}{_clauses(tensor.padding, tensor.value)}"
+
+
+def _source(source: Tensor | Table | Scope) -> str:
+    match source:
+        case Tensor(name):
+            return _name(name)
+        case Table(shape, entries):
+            return f"table[{', '.join(map(str, shape))}]({', '.join(map(str, entries))})"
+        case Scope():
+            return _scope(source)
 
 
 def _scope(scope: Scope) -> str:

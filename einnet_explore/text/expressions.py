@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from fractions import Fraction
+from math import prod
 
 from lark import Token, Tree
 
@@ -17,13 +19,14 @@ from einnet_explore.ir import (
     Padding,
     Scalar,
     Scope,
+    Table,
     Tensor,
     add,
     mul,
 )
 from einnet_explore.text.errors import Fault
 from einnet_explore.text.indices import Names, bound_of, index_of, ranges_of
-from einnet_explore.text.literals import Node, children, integer, name_of, number_of
+from einnet_explore.text.literals import Node, children, integer, name_of, number_of, signed
 from einnet_explore.text.reads import leaving
 
 
@@ -71,6 +74,8 @@ def scalar_of(tree: Node, names: Names) -> Scalar:
             return _read(_tensor(name, names), tree, names)
         case Tree(data="nested", children=[Tree() as scope, _]):
             return _read(scope_of(scope, names), tree, names)
+        case Tree(data="looked_up", children=[Tree() as table, _]):
+            return _read(table_of(table), tree, names)
         case Tree(data="call", children=[Token() as function, *args]):
             _call(function, args)
             return Apply(str(function), tuple(scalar_of(a, names) for a in args))
@@ -83,6 +88,25 @@ def scalar_of(tree: Node, names: Names) -> Scalar:
                 name, f"found {name} inside an expression, expected it in a scope of its own: {{[...] {name}[...] ...}}"
             )
     raise Fault(tree, f"found {tree}, expected an expression")
+
+
+def table_of(tree: Tree[Token]) -> Table:
+    """``table[2, 2](1, 0, -1/2, 1)``."""
+    sizes, *entries = children(tree)
+    shape = tuple(integer(size) for size in sizes.children)
+    if 0 in shape:
+        raise Fault(sizes, f"found shape {list(shape)} of a table, expected sizes of at least 1")
+    if len(entries) != prod(shape):
+        raise Fault(tree, f"found {len(entries)} entries, expected {prod(shape)} for shape {list(shape)}")
+    return Table(shape, tuple(map(_rational, entries)))
+
+
+def _rational(tree: Tree[Token]) -> Fraction:
+    numerator, *denominator = tree.children
+    below = integer(denominator[0]) if denominator else 1
+    if not below:
+        raise Fault(tree, "found the denominator 0, expected a number")
+    return Fraction(signed(numerator), below)
 
 
 def clauses_of(clauses: Iterable[Tree[Token]], rank: int, of: str) -> tuple[Padding, float, bool]:
@@ -106,15 +130,25 @@ def clauses_of(clauses: Iterable[Tree[Token]], rank: int, of: str) -> tuple[Padd
     return (padding if any(map(any, padding)) else ()), value, "weight" in given
 
 
-def _read(source: Tensor | Scope, tree: Tree[Token], names: Names) -> Access:
+def _read(source: Tensor | Table | Scope, tree: Tree[Token], names: Names) -> Access:
     given = [(node, index_of(node, names)) for node in children(tree)[-1].children]
-    what = source.name if isinstance(source, Tensor) else "the scope"
+    what = _called(source)
     if len(given) != len(source.box):
         raise Fault(tree, f"found {len(given)} indices of {what}, expected {len(source.box)}")
     for (node, index), (lo, hi) in zip(given, source.reach, strict=True):
         if names.checked and (found := leaving(index, lo, hi, names.domain)) is not None:
             raise Fault(node, f"index {index!r} of {what} reaches {list(found)}, expected within [{lo}, {hi})")
     return Access(source, tuple(index for _, index in given))
+
+
+def _called(source: Tensor | Table | Scope) -> str:
+    match source:
+        case Tensor(name):
+            return name
+        case Table():
+            return "the table"
+        case Scope():
+            return "the scope"
 
 
 def _call(function: Token, args: list[Node]) -> None:

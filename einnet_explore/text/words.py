@@ -2,7 +2,9 @@
 
 import re
 
-RESERVED = frozenset(["tensor", "output", "weight", "pad", "value", "via", "where", "inf", "sum", "max", "min", "prod"])
+RESERVED = frozenset(
+    ["tensor", "output", "weight", "pad", "value", "via", "where", "table", "inf", "sum", "max", "min", "prod"]
+)
 """Words that name no tensor or equation unless they stand in double quotes."""
 
 _NAME = re.compile(r"[^\W\d]\w*")

@@ -1,0 +1,219 @@
+r"""Bilinear substitution: a filter along one dimension is computed with fewer multiplications.
+
+.. math::
+   \mathop{L}_{h, \vec x} \sum_{r, \vec y} A[h + r, \cdot]\, K[r, \cdot]
+   \;\mapsto\;
+   \mathop{L}_{h, \vec x} \sum_p W[h \bmod m, p]
+   \Big\{ \mathop{L}_{p, t, \vec x} \sum_{\vec y}
+      \Big\{ \sum_i U[p, i]\, A[m t + i, \cdot] \Big\} \Big\{ \sum_r V[p, r]\, K[r, \cdot] \Big\}
+   \Big\}[p, \lfloor h / m \rfloor, \vec x]
+
+where (U, V, W) are tables of exact rationals with :math:`\sum_p W[k,p]\,U[p,i]\,V[p,r] = [i = k + r]`: *m* outputs of
+*R* taps take :math:`m + R - 1` products instead of :math:`m R`.  That identity is the guard.  The three scopes become
+equations of their own: what depends on the filter alone is computed at compile time, and the middle is one product more
+batched than before.  Applied to each dimension of a window in turn it is the nested algorithm F(m×m, R×R).
+
+Sources: S. Winograd, Arithmetic Complexity of Computations, 1980; A. Lavin and S. Gray, CVPR 2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from einnet_explore.algebra.bilinear import Bilinear, Matrix, correlates, correlation, entries, wrong_entry
+from einnet_explore.algebra.filters import Window, channels_last, window_of
+from einnet_explore.algebra.legality import fitted
+from einnet_explore.algebra.naming import by_name
+from einnet_explore.algebra.regions import reach
+from einnet_explore.algebra.substitute import fresh
+from einnet_explore.ir import (
+    Access,
+    Equation,
+    Index,
+    Iterator,
+    Path,
+    Program,
+    Scope,
+    Table,
+    as_index,
+    factors,
+    mul,
+)
+from einnet_explore.rules.base import Refused, Rule, refusing
+
+OUTPUTS = (4, 2, 6)
+"""How many outputs at a time are proposed: more save more products and lose more digits."""
+
+RANK = 8
+"""The largest algorithm that is proposed: beyond it too few digits are left in single precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """The dimension (*traversal* h, *summation* r) and the algorithm that takes its place."""
+
+    traversal: Iterator
+    summation: Iterator
+    algorithm: Bilinear
+
+
+def propose(program: Program, at: Path) -> Iterable[Filter]:
+    """F(m, R) for every traversal and summation that only meet as h ± r, where m outputs are there to be made."""
+    scope = program.scope_at(at)
+    for h in scope.traversals:
+        for r in scope.summations:
+            if isinstance(window_of(scope, h, r), Window):
+                for m in OUTPUTS:
+                    if r.extent > 1 and m <= h.extent and m + r.extent - 1 <= RANK:
+                        yield Filter(h, r, correlation(m, r.extent))
+
+
+def rewrite(program: Program, at: Path, params: Filter) -> Program:
+    """The law; refuses where h and r do not meet as a filter, and with the first entry of a wrong algorithm."""
+    scope = program.scope_at(at)
+    h, r, algorithm = params.traversal, params.summation, params.algorithm
+    window = window_of(scope, h, r)
+    if isinstance(window, str):
+        raise Refused(window)
+    m, data, taps = algorithm.shape
+    if taps != r.extent or data != m + taps - 1:
+        raise Refused(f"{algorithm.name} is for {taps} taps and {data} data, {r.name} has {r.extent} taps")
+    if (wrong := wrong_entry(algorithm, correlates)) is not None:
+        raise Refused(wrong)
+    before: list[Equation] = []
+    inner, window, turned_data = channels_last(scope, window)
+    if turned_data is not None:
+        before.append(Equation(program.fresh("D"), turned_data))
+        read = before[-1].tensor[window.data.index]
+        inner = replace(inner, body=mul(*(read if f == window.data else f for f in factors(inner.body))))
+        window = replace(window, data=read)
+    names = {x.name for x in (*scope.traversals, *scope.summations)}
+    p = Iterator(fresh("p", names), 0, algorithm.rank)
+    t = Iterator(fresh("t", names | {p.name}), 0, -(-h.extent // m))
+    with refusing():
+        inputs = Equation(program.fresh("X"), _data(inner, window, params, p, t))
+    filters = Equation(program.fresh("L"), _taps(window, params, p))
+    put = {
+        window.data: inputs.tensor[_at(window, p, t)],
+        window.taps: filters.tensor[(p, *_own(window.taps, r))],
+    }
+    body = mul(*(put.get(f, f) if isinstance(f, Access) else f for f in factors(inner.body)))
+    over = (p, *(t if x == h else x for x in inner.traversals))
+    middle = Equation(program.fresh("M"), Scope(over, tuple(y for y in inner.summations if y != r), body))
+    where = as_index(h) - h.lo
+    read = middle.tensor[(p, *(where // m if x == h else x for x in inner.traversals))]
+    out = Scope(inner.traversals, (p,), mul(_table(algorithm.w)[where % m, p], read))
+    before += (inputs, filters, middle)
+    if inner.traversals == scope.traversals:
+        return program.replace_at(at, replace(out, padding=scope.padding, value=scope.value), tuple(before))
+    last = Equation(program.fresh("Z"), out)
+    turned = replace(scope, summations=(), body=last.tensor[inner.traversals])
+    return program.replace_at(at, turned, before=(*before, last))
+
+
+def _data(scope: Scope, window: Window, params: Filter, p: Iterator, t: Iterator) -> Scope:
+    """Σ_i U[p,i]·A[m·t + i, ·] over what is read of A; it is 0 where all of A is."""
+    source, index = window.data.source, window.data.index
+    m, data, _ = params.algorithm.shape
+    i = Iterator(fresh("i", {p.name, t.name}), 0, data)
+    zero = source.value == 0
+    over: list[Iterator] = [p]
+    padding = [(0, 0)]
+    reads: list[Index] = []
+    for d, (at, box) in enumerate(zip(index, source.box, strict=True)):
+        if d == window.d:
+            over.append(t)
+            padding.append((0, 0))
+            reads.append(window.base + as_index(t) * m + i)
+            continue
+        lo, most = reach(at, scope.domain)
+        hi = most + 1
+        first, last = (max(lo, box[0]), min(hi, box[1])) if zero else (lo, hi)
+        if first >= last:
+            first, last = lo, hi
+        z = Iterator(fresh(f"z{d + 1}", {x.name for x in (*over, i)}), first, last)
+        over.append(z)
+        padding.append((first - lo, hi - last))
+        reads.append(as_index(z))
+    body = mul(_table(params.algorithm.u)[p, i], Access(source, tuple(reads)))
+    plain = Scope(tuple(over), (i,), body, padding=tuple(padding) if any(map(any, padding)) else ())
+    return fitted(plain, 0, wrap=True)
+
+
+def _taps(window: Window, params: Filter, p: Iterator) -> Scope:
+    """Σ_r V[p,r]·K[r, ·] over the other iterators that K is read by."""
+    r = params.summation
+    tap = r.hi - 1 - as_index(r) if window.backwards else as_index(r) - r.lo
+    return Scope((p, *_own(window.taps, r)), (r,), mul(_table(params.algorithm.v)[p, tap], window.taps))
+
+
+def _own(taps: Access, r: Iterator) -> tuple[Iterator, ...]:
+    return tuple(dict.fromkeys(x for i in taps.index for x in i.iterators if x != r))
+
+
+def _at(window: Window, p: Iterator, t: Iterator) -> tuple[Index | Iterator, ...]:
+    return (p, *(t if d == window.d else i for d, i in enumerate(window.data.index)))
+
+
+def _table(matrix: Matrix) -> Table:
+    return Table((len(matrix), len(matrix[0])), entries(matrix))
+
+
+def explain(program: Program, at: Path) -> str:
+    """Why no traversal and summation of the scope make a filter of a size for which there is an algorithm."""
+    scope = program.scope_at(at)
+    pairs = [(h, r, window_of(scope, h, r)) for h in scope.traversals for r in scope.summations]
+    sized = [
+        f"{h.name} and {r.name}: no F(m, {r.extent}) of rank {RANK} or less with m of {OUTPUTS} up to {h.extent}"
+        for h, r, found in pairs
+        if isinstance(found, Window)
+    ]
+    whys = [f"{h.name} and {r.name}: {found}" for h, r, found in pairs if isinstance(found, str)]
+    return "; ".join(dict.fromkeys([*sized, *whys])) or "there is no pair of a traversal and a summation"
+
+
+def encode(params: Filter) -> dict[str, Any]:
+    """``{"traversal": "h", "summation": "r", "u": [[...]], "v": [[...]], "w": [[...]]}`` or ``"outputs": 4``."""
+    out: dict[str, Any] = {"traversal": params.traversal.name, "summation": params.summation.name}
+    m, _, taps = params.algorithm.shape
+    if params.algorithm == correlation(m, taps):
+        return out | {"outputs": m}
+    triple = params.algorithm
+    shown = {n: [[str(x) for x in row] for row in rows] for n, rows in zip("uvw", (triple.u, triple.v, triple.w))}  # noqa: B905
+    return out | {"name": triple.name} | shown
+
+
+def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Filter:
+    """The inverse of ``encode``; ``points`` may be given beside ``outputs``."""
+    scope = program.scope_at(at)
+    with refusing():
+        h = by_name(scope.traversals, params["traversal"])
+        r = by_name(scope.summations, params["summation"])
+        if "u" in params:
+            u, v, w = (_matrix(params[name]) for name in "uvw")
+            return Filter(h, r, Bilinear(str(params.get("name", "the algorithm")), u, v, w))
+        points = {"points": tuple(map(Fraction, params["points"]))} if "points" in params else {}
+        return Filter(h, r, correlation(int(params["outputs"]), r.extent, **points))
+
+
+def _matrix(rows: Any) -> Matrix:
+    made = tuple(tuple(map(Fraction, row)) for row in rows)
+    if not made or len({len(row) for row in made}) != 1 or not made[0]:
+        raise Refused(f"found a matrix with rows of {', '.join(str(len(row)) for row in made)} entries")
+    return made
+
+
+BILINEAR_SUBSTITUTION = Rule(
+    "bilinear_substitution",
+    r"\mathop{L}_{h} \sum_{r} A[h + r] K[r] \;\mapsto\; \mathop{L}_{h} \sum_p W[h \bmod m, p]"
+    r"\Big(\sum_i U[p,i] A[m \lfloor h/m \rfloor + i]\Big)\Big(\sum_r V[p,r] K[r]\Big),"
+    r"\qquad \sum_p W[k,p] U[p,i] V[p,r] = [i = k + r]",
+    propose,
+    rewrite,
+    encode,
+    decode,
+    explain=explain,
+)
