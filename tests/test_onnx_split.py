@@ -16,12 +16,12 @@ from einnet_explore.graph.models import write
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.reading.operators import OPERATORS_ONNX
-from einnet_explore.graph.split import Split, partition, split
+from einnet_explore.graph.split import Split, partition
 
 
-def operators(model: Model) -> list[list[str]]:
+def operators(model: Model, beside: bool = True) -> list[list[str]]:
     by_name = {n.name: n.op for n in model.nodes}
-    return [[by_name[name] for name in sub.nodes] for sub in split(model)]
+    return [[by_name[name] for name in sub.nodes] for sub in partition(model, beside).subprograms]
 
 
 def check(model: Model) -> Split:
@@ -45,7 +45,12 @@ def check(model: Model) -> Split:
         units = [unit for unit in units if unit not in ready]
     assert {v.name for v in model.outputs} <= have
     for sub in found.subprograms:
-        assert sum(OPERATORS_ONNX[by_name[name].op].kind == "contraction" for name in sub.nodes) <= 1
+        contractions = [name for name in sub.nodes if OPERATORS_ONNX[by_name[name].op].kind == "contraction"]
+        assert len(contractions) == (len(sub.parts) or (len(contractions) and 1))
+        assert sorted(name for part in sub.parts for name in part.nodes if name in contractions) == (
+            sorted(contractions) if sub.parts else []
+        )
+        assert all(set(part.nodes) <= set(sub.nodes) for part in sub.parts)
         assert [t.name for t in sub.program.inputs] == [model.identifiers[name] for name in sub.inputs]
         assert [t.weight for t in sub.program.inputs] == [name in model.weights for name in sub.inputs]
         assert list(sub.program.outputs) == [model.identifiers[name] for name in sub.outputs]
@@ -65,13 +70,16 @@ def computes_what_the_model_does(model: Model, feed: dict[str, Any]) -> None:
 
 def test_resnet18() -> None:
     model = load(write("resnet18"))
-    found = operators(model)
+    found = operators(model, beside=False)
     assert sorted(map(tuple, found)) == sorted(
         [("Conv", "BatchNormalization", "Relu")] * 9
         + [("Conv", "BatchNormalization", "Add", "Relu")] * 8
         + [("Conv", "BatchNormalization")] * 3
         + [("Flatten", "Gemm")]
     )
+    joined = Counter(map(tuple, operators(model)))
+    assert joined["Conv", "BatchNormalization", "Relu", "Conv", "BatchNormalization"] == 3  # 3x3 and 1x1 of one input
+    assert joined["Conv", "BatchNormalization", "Relu"] == 6 and joined.total() == 18
     assert [(s.node.split("_")[0], s.why) for s in check(model).skipped] == [
         ("MaxPool", "MaxPool alone is no subprogram"),
         ("GlobalAveragePool", "GlobalAveragePool alone is no subprogram"),
@@ -105,6 +113,91 @@ def test_a_gate_joins_and_a_second_reader_ends() -> None:
     assert operators(load(build(gate, image, ["y"], weights))) == [["Conv", "Sigmoid", "Mul"]]
     two = [*gate[:2], node("Conv", ["s", "k"], ["d"]), node("Conv", ["c", "k"], ["y"])]
     assert sorted(operators(load(build(two, image, ["d", "y"], weights)))) == [["Conv"], ["Conv"], ["Conv"]]
+
+
+def separable(between: str = "") -> onnx.ModelProto:
+    """GCN's pair: k x 1 then 1 x k, and the other way round, of one image; *between* them perhaps an activation."""
+    weights = {f"k{n}": np.ones((2, 2, *((3, 1) if n in (1, 4) else (1, 3))), np.float32) for n in range(1, 5)}
+    nodes = []
+    for first, second in ((1, 2), (3, 4)):
+        pads = [[1, 0, 1, 0] if n in (1, 4) else [0, 1, 0, 1] for n in (first, second)]
+        nodes.append(node("Conv", ["x", f"k{first}"], [f"a{first}"], pads=pads[0]))
+        if between:
+            nodes.append(node(between, [f"a{first}"], [f"r{first}"]))
+        nodes.append(node("Conv", [f"{'r' if between else 'a'}{first}", f"k{second}"], [f"a{second}"], pads=pads[1]))
+    return build([*nodes, node("Add", ["a2", "a4"], ["y"])], {"x": (1, 2, 6, 5)}, ["y"], weights)
+
+
+def test_separable_pairs_are_one_subprogram() -> None:
+    """The first two read one image; the last two follow them in parallel, and nothing but sums lies between."""
+    model = load(separable())
+    (whole,) = check(model).subprograms
+    assert len(whole.nodes) == 5 and len(whole.parts) == 4
+    assert sorted(map(tuple, operators(load(separable("Relu"))))) == [("Conv",), ("Conv", "Add"), ("Conv", "Relu") * 2]
+    assert sorted(map(tuple, operators(model, beside=False))) == [("Conv",)] * 3 + [("Conv", "Add")]
+    computes_what_the_model_does(model, {"x": np.random.default_rng(3).standard_normal((1, 2, 6, 5), np.float32)})
+
+
+def attention(reads: tuple[str, ...] = ("x", "x", "x")) -> onnx.ModelProto:
+    """Queries, keys and values as LongFormer makes them: products of one input, biases, heads in front."""
+    rng = np.random.default_rng(0)
+    weights = {name: integers(rng, 8, 8) for name in "qkv"} | {f"b{name}": integers(rng, 8) for name in "qkv"}
+    weights |= {"heads": np.array([1, 6, 2, 4])}
+    nodes = []
+    for name, source in zip("qkv", reads, strict=True):
+        nodes += [
+            node("MatMul", [source, name], [f"{name}1"]),
+            node("Add", [f"{name}1", f"b{name}"], [f"{name}2"]),
+            node("Reshape", [f"{name}2", "heads"], [f"{name}3"]),
+            node("Transpose", [f"{name}3"], [f"{name}4"], perm=[0, 2, 1, 3] if name != "k" else [0, 2, 3, 1]),
+        ]
+    nodes += [node("MatMul", ["q4", "k4"], ["s"]), node("MatMul", ["s", "v4"], ["y"])]
+    return build(nodes, dict.fromkeys(dict.fromkeys(reads), (1, 6, 8)), ["y"], weights)
+
+
+def test_queries_keys_and_values_are_one_subprogram() -> None:
+    model = load(attention())
+    found = check(model).subprograms
+    assert sorted(len(sub.parts) for sub in found) == [0, 0, 3]
+    whole = next(sub for sub in found if sub.parts)
+    assert [n.split("_")[0] for n in whole.nodes].count("matmul") == 3
+    assert whole.inputs[0] == "x" and len(whole.outputs) == 3
+    apart = operators(load(attention(("x", "z", "w"))))
+    assert [ops.count("MatMul") for ops in apart] == [1] * 5  # inputs of their own: nothing to share
+
+
+def test_inception_siblings() -> None:
+    weights = {name: np.ones((f, 3, r, r), np.float32) for name, f, r in (("k", 4, 1), ("j", 2, 3), ("i", 5, 5))}
+    nodes = [
+        node("Conv", ["x", "k"], ["a"]),
+        node("Conv", ["x", "j"], ["b"], pads=[1, 1, 1, 1]),
+        node("Conv", ["x", "i"], ["c"], pads=[2, 2, 2, 2]),
+        node("Relu", ["b"], ["d"]),
+        node("Concat", ["a", "d", "c"], ["y"], axis=1),
+    ]
+    model = load(build(nodes, {"x": (1, 3, 6, 6)}, ["y"], weights))
+    (whole,) = [sub for sub in check(model).subprograms if sub.parts]
+    assert len(whole.parts) == 3
+    computes_what_the_model_does(model, {"x": np.random.default_rng(4).standard_normal((1, 3, 6, 6), np.float32)})
+
+
+def test_siblings_with_a_path_between_them_stay_apart() -> None:
+    """b reads a through a node that is not understood, so both cannot run as one."""
+    weights = {"k": np.ones((2, 2, 1, 1), np.float32), "n": np.array([3])}
+    nodes = [
+        node("Conv", ["x", "k"], ["a"]),
+        node("TopK", ["a", "n"], ["t", "i"]),
+        node("Conv", ["x", "k"], ["b"]),
+        node("Add", ["b", "t"], ["y"]),
+    ]
+    model = load(build(nodes, {"x": (1, 2, 3, 3)}, ["y"], weights))
+    assert sorted(len(sub.nodes) for sub in check(model).subprograms) == [1, 2]
+
+
+def test_strides_that_differ_are_no_siblings() -> None:
+    weights = {"k": np.ones((2, 2, 1, 1), np.float32)}
+    nodes = [node("Conv", ["x", "k"], ["a"]), node("Conv", ["x", "k"], ["b"], strides=[2, 2])]
+    assert operators(load(build(nodes, {"x": (1, 2, 4, 4)}, ["a", "b"], weights))) == [["Conv"], ["Conv"]]
 
 
 def test_a_path_through_another_subprogram_keeps_nodes_apart() -> None:

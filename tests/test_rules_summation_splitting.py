@@ -1,9 +1,12 @@
 """Summation splitting keeps every value under every monoid, and refuses empty groups and strangers."""
 
+from itertools import permutations
+
 import pytest
 from hypothesis import given
 
 from einnet_explore.algebra.certificate import certify
+from einnet_explore.algebra.keys import key, program_key
 from einnet_explore.ir import Bound, Iterator, Program, Scope, Tensor, as_index, program
 from einnet_explore.rules import SUMMATION_SPLITTING, Refused, rule
 from einnet_explore.rules import summation_splitting as module
@@ -37,7 +40,20 @@ def outers(start: Program) -> list[list[str]]:
 
 def test_every_proper_subset_is_proposed() -> None:
     found = outers(START)
-    assert found == [["r"], ["s"], ["c"], ["r", "s"], ["r", "c"], ["s", "c"]]
+    assert found == [["r"], ["s"], ["c"], ["s", "r"], ["c", "r"], ["s", "c"]]
+
+
+def test_the_order_in_which_a_sum_is_written_makes_no_other_layout() -> None:
+    """The outer summations become traversals, whose order is the layout: it comes from the indices."""
+    text = "tensor A[4, 3, 5] pad [1, 0, 0]\ntensor B[3, 5]\nY[h:4] = sum[{}] A[h+r-1, s, c] * B[s, c]"
+    written = [parse(text.format(", ".join(sums))) for sums in permutations(("r:3", "s:3", "c:5"))]
+    found = [
+        {key(m.apply(start).after.scope_at((0,))) for m in SUMMATION_SPLITTING.matches(start, (0,))}
+        for start in written
+    ]
+    assert len(set(map(program_key, written))) == 1
+    assert all(keys == found[0] for keys in found)
+    assert ["r", "s", "c"] not in outers(written[0]) and ["r", "s"] in outers(written[-1])
 
 
 def test_many_summations_are_split_by_role() -> None:
@@ -51,8 +67,8 @@ def test_many_summations_are_split_by_role() -> None:
         ["a", "b", "c"],
         ["d"],
         ["e", "f"],
-        ["a", "b", "c", "d"],
-        ["a", "b", "c", "e", "f"],
+        ["a", "d", "b", "c"],
+        ["a", "b", "e", "c", "f"],
         ["d", "e", "f"],
     ]
 

@@ -5,10 +5,13 @@ r"""Flattening: an access as one index into the row-major elements of its source
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import accumulate
 
 from einnet_explore.algebra.regions import always
 from einnet_explore.ir import Access, Bound, Index, Scope, Tensor
+
+_REMEMBERED = 1 << 14
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -16,6 +19,7 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(accumulate((1, *shape[:0:-1]), lambda a, b: a * b))[::-1] if shape else ()
 
 
+@lru_cache(_REMEMBERED)
 def flat_address(access: Access) -> Index:
     """The position among the source's stored elements of what *access* reads, as one index in its iterators.
 

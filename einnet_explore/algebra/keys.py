@@ -37,6 +37,7 @@ from einnet_explore.ir import (
     Remainder,
     Scalar,
     Scope,
+    Table,
     Tensor,
     tensors,
 )
@@ -56,6 +57,19 @@ _REMEMBERED = 1 << 16
 def key(scope: Scope) -> Hashable:
     """The canonical key of *scope*: ``key(a) == key(b)`` exactly if *a* and *b* are alpha-equal."""
     return _scope(scope, ())
+
+
+def numbering(scope: Scope) -> dict[Iterator, int]:
+    """A number for every summation of *scope* that depends on nothing that its key leaves out.
+
+    That is on no name and no order of writing; summations that may be exchanged without changing the scope are
+    numbered in either way.
+    """
+    body = _body(scope, ())
+    fixed = {x: n for n, x in enumerate(scope.traversals)}
+    cells = _by((y, (y.lo, y.hi)) for y in scope.summations)
+    _, colours = _smallest(lambda c: (body(c), _domain(scope.domain, c)), fixed, cells)
+    return {y: colours[y] for y in scope.summations}
 
 
 def program_key(program: Program) -> Hashable:
@@ -114,29 +128,29 @@ def _scope(scope: Scope, names: Names) -> Code:
         scope.reduce,
         _padding(scope.padding),
         scope.value,
-        _smallest(read, fixed, _by((y, (y.lo, y.hi)) for y in scope.summations)),
+        _smallest(read, fixed, _by((y, (y.lo, y.hi)) for y in scope.summations))[0],
     )
 
 
-def _smallest(read: Callable[[Colours], Code], fixed: Colours, cells: Cells) -> Code:
-    """The smallest reading over all numberings of the summations that respect *cells*."""
+def _smallest(read: Callable[[Colours], Code], fixed: Colours, cells: Cells) -> tuple[Code, Colours]:
+    """The smallest reading over all numberings of the summations that respect *cells*, and such a numbering."""
     cells = _refined(read, fixed, cells)
     colours = _coloured(fixed, cells)
     tied = next((n for n, cell in enumerate(cells) if len(cell) > 1), None)
     if tied is None:
-        return read(colours)
+        return read(colours), colours
     cell = cells[tied]
     one_by_one = _coloured(fixed, [[y] for c in cells for y in c])
     here = read(one_by_one)
     tried: list[Iterator] = []
-    best: Code | None = None
+    best: tuple[Code, Colours] | None = None
     for y in cell:
         if any(read({**one_by_one, y: one_by_one[z], z: one_by_one[y]}) == here for z in tried):
             continue
         tried.append(y)
         rest = [z for z in cell if z is not y]
         found = _smallest(read, fixed, [*cells[:tied], [y], rest, *cells[tied + 1 :]])
-        best = found if best is None else min(best, found)
+        best = found if best is None or found[0] < best[0] else best
     assert best is not None
     return best
 
@@ -176,11 +190,11 @@ def _coloured(fixed: Colours, cells: Cells) -> Colours:
 
 def _body(scope: Scope, names: Names) -> Callable[[Colours], Code]:
     """The reader of a scope's body; sources do not depend on colours and are encoded once."""
-    sources: dict[Tensor | Scope, Code] = {}
+    sources: dict[Tensor | Table | Scope, Code] = {}
 
-    def source(at: Tensor | Scope) -> Code:
+    def source(at: Tensor | Table | Scope) -> Code:
         if at not in sources:
-            sources[at] = _tensor(at, names) if isinstance(at, Tensor) else _nested(at, names)
+            sources[at] = _source(at, names)
         return sources[at]
 
     def code(body: Scalar, colours: Colours) -> Code:
@@ -201,6 +215,16 @@ def _body(scope: Scope, names: Names) -> Callable[[Colours], Code]:
                 return 3, op, left, right
 
     return lambda colours: code(scope.body, colours)
+
+
+def _source(source: Tensor | Table | Scope, names: Names) -> Code:
+    match source:
+        case Tensor():
+            return _tensor(source, names)
+        case Table(shape, entries):
+            return 3, shape, entries
+        case Scope():
+            return _nested(source, names)
 
 
 def _nested(scope: Scope, names: Names) -> Code:

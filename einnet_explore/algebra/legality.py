@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from einnet_explore.algebra.regions import always, reach
-from einnet_explore.ir import Access, Bound, Iterator, Padding, Scope, Tensor, accesses, map_accesses, padded
+from einnet_explore.ir import Access, Bound, Iterator, Padding, Scope, Table, Tensor, accesses, map_accesses, padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,13 @@ def _fit(access: Access, reader: Scope, value: float) -> Access:
         case Scope():
             kept = source.value if source.padding or source.domain else value
             return Access(padded(replace(source, value=kept), need), access.index)
-        case Tensor():
+        case Tensor() | Table():
             z = tuple(Iterator(f"z{n + 1}", lo, hi) for n, (lo, hi) in enumerate(source.box))
             kept = source.value if source.padding else value
             return Access(Scope(z, (), source[z], padding=need, value=kept), access.index)
 
 
-def _padding(source: Tensor | Scope) -> Padding:
+def _padding(source: Tensor | Table | Scope) -> Padding:
     return source.padding or ((0, 0),) * len(source.box)
 
 

@@ -24,6 +24,7 @@ from einnet_explore.ir import (
     Iterator,
     Scalar,
     Scope,
+    Table,
     Tensor,
     add,
     map_accesses,
@@ -133,7 +134,7 @@ def sliced(scope: Scope, window: Box) -> Scope:
 
     def narrow(access: Access) -> Scalar:
         match access.source:
-            case Tensor():
+            case Tensor() | Table():
                 return access
             case Scope(box=box) as inner:
                 read = (i.bounds for i in access.index)

@@ -11,6 +11,7 @@ from einnet_explore.ir import (
     Bound,
     Compare,
     Const,
+    Index,
     IndexLike,
     Iterator,
     Scalar,
@@ -22,21 +23,26 @@ def substitute(body: Scalar, to: Mapping[Iterator, IndexLike]) -> Scalar:
     """*body* with iterators replaced.  Scopes are closed (their iterators are their own), so only indices change."""
     if not to:
         return body
-    at = to.get
     match body:
         case Access(source, index):
-            return Access(source, tuple(i.substitute(lambda x: at(x, x)) for i in index))
+            new = tuple([at(i, to) for i in index])
+            return Access(source, new) if new != index else body
         case Apply(op, args):
             return Apply(op, tuple(substitute(a, to) for a in args))
         case Compare(op, left, right):
-            return Compare(op, left.substitute(lambda x: at(x, x)), right.substitute(lambda x: at(x, x)))
+            return Compare(op, at(left, to), at(right, to))
         case Const():
             return body
 
 
+def at(index: Index, to: Mapping[Iterator, IndexLike]) -> Index:
+    """*index* with iterators replaced; itself where none of them occurs."""
+    return index.substitute(lambda x: to.get(x, x)) if any(x in to for x in index.iterators) else index
+
+
 def substitute_domain(domain: tuple[Bound, ...], to: Mapping[Iterator, IndexLike]) -> tuple[Bound, ...]:
     """The bounds with iterators replaced; those that always hold afterwards are dropped."""
-    out = (Bound(b.index.substitute(lambda x: to.get(x, x)), b.lo, b.hi) for b in domain)
+    out = (Bound(at(b.index, to), b.lo, b.hi) for b in domain)
     return tuple(dict.fromkeys(b for b in out if not holds(b)))
 
 
@@ -66,7 +72,7 @@ def with_iterators(scope: Scope, to: Mapping[Iterator, Iterator]) -> Scope:
         traversals=tuple(to.get(x, x) for x in scope.traversals),
         summations=tuple(to.get(x, x) for x in scope.summations),
         body=substitute(scope.body, to),
-        domain=tuple(Bound(b.index.substitute(lambda x: to.get(x, x)), b.lo, b.hi) for b in scope.domain),
+        domain=tuple(Bound(at(b.index, to), b.lo, b.hi) for b in scope.domain),
     )
 
 

@@ -1,29 +1,31 @@
 """Splitting a model into subprograms (EinNet §6.3, Algorithm 1).
 
-A subprogram holds at most one contraction, so that non-linear activations always lie between two of them: an activation
+A subprogram begins with one contraction, so that non-linear activations always lie between two of them: an activation
 ends what derivation may look across.  Around its contraction it takes the cheap neighbours (bias, normalisation,
 residual addition, the activation itself and its gate), so that they can become one epilogue.  Runs of at least two
 cheap nodes that no contraction takes are subprograms of their own.  All else stays as it is.
+
+Contractions beside one another may become one (``graph/beside.py``), so their subprograms are joined: siblings, which
+read one value in a way that sibling merging accepts, and what follows them in parallel with equal sizes and without an
+activation in between.  A joined subprogram knows its parts.
 
 Every subprogram is convex, and all of them together are too: with each as one node, the graph is still acyclic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from graphlib import TopologicalSorter
-from math import prod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from einnet_explore.graph.beside import join_parallel, join_siblings
 from einnet_explore.graph.reading.assemble import assemble
 from einnet_explore.graph.reading.model import Model, Node
-from einnet_explore.graph.reading.operators import OPERATORS_ONNX, NotUnderstood, express
+from einnet_explore.graph.reading.operators import NotUnderstood, express
+from einnet_explore.graph.rows import join_rows
+from einnet_explore.graph.units import Units, kind
 from einnet_explore.ir import Equation, Program
-
-CHEAP = ("elementwise", "activation", "layout")
-"""The kinds that join a neighbour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,15 @@ class Subprogram:
     """Nodes that other code may replace as one.
 
     *inputs* and *outputs* are value names of the model, in the order of ``program.inputs`` (weights among them,
-    flagged) and ``program.outputs``; the program calls them by the model's identifiers.
+    flagged) and ``program.outputs``; the program calls them by the model's identifiers.  *parts* are the subprograms
+    that were joined into it, in an order in which they can run; none where it is one from the start.
     """
 
     nodes: tuple[str, ...]
     program: Program
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    parts: tuple[Subprogram, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,11 @@ def split(model: Model) -> tuple[Subprogram, ...]:
     return partition(model).subprograms
 
 
-def partition(model: Model) -> Split:
-    """The subprograms of *model* and, for every other node, why it is in none."""
+def partition(model: Model, beside: bool = True) -> Split:
+    """The subprograms of *model* and, for every other node, why it is in none.
+
+    *beside*: subprograms whose contractions may become one are joined.
+    """
     understood: dict[int, tuple[Equation, ...]] = {}
     skipped: dict[int, str] = {}
     for n, node in enumerate(model.nodes):
@@ -71,8 +78,13 @@ def partition(model: Model) -> Split:
                 skipped[n] = reason
             case equations:
                 understood[n] = equations
-    units = _Units(model, understood)
+    units = Units(model, understood)
+    join_rows(units)
     _around_contractions(units)
+    single = tuple(units.groups())
+    if beside:
+        join_siblings(units)
+        join_parallel(units)
     _chains(units)
     readers: dict[str, set[int]] = {}
     for n, node in enumerate(model.nodes):
@@ -84,14 +96,9 @@ def partition(model: Model) -> Split:
         if n not in inside:
             skipped[n] = f"{model.nodes[n].op} alone is no subprogram"
     return Split(
-        tuple(_subprogram(group, units, readers) for group in groups),
+        tuple(replace(_subprogram(g, units, readers), parts=_parts(g, single, units, readers)) for g in groups),
         tuple(Skipped(model.nodes[n].name, why) for n, why in sorted(skipped.items())),
     )
-
-
-def kind(node: Node) -> str:
-    """The kind of work of an understood node."""
-    return OPERATORS_ONNX[node.op].kind
 
 
 def _eligible(node: Node, model: Model) -> tuple[Equation, ...] | NotUnderstood:
@@ -105,82 +112,7 @@ def _eligible(node: Node, model: Model) -> tuple[Equation, ...] | NotUnderstood:
     return found
 
 
-@dataclass(slots=True)
-class _Units:
-    """The nodes of a model in disjoint groups; a group goes by one of its members."""
-
-    model: Model
-    understood: Mapping[int, tuple[Equation, ...]]
-    of: list[int] = field(init=False)
-    members: dict[int, set[int]] = field(init=False)
-    before: list[set[int]] = field(init=False)
-    after: list[set[int]] = field(init=False)
-    readers: dict[int, set[int]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        nodes = self.model.nodes
-        maker = {name: n for n, node in enumerate(nodes) for name in node.results}
-        self.of = list(range(len(nodes)))
-        self.members = {n: {n} for n in self.of}
-        self.before = [{maker[name] for name in node.reads if name in maker} for node in nodes]
-        self.after = [set() for _ in nodes]
-        for n, sources in enumerate(self.before):
-            for source in sources:
-                self.after[source].add(n)
-        self.readers = {n: set(found) for n, found in enumerate(self.after)}
-
-    def kind(self, n: int) -> str:
-        """The kind of work of node *n*; empty where it is not understood."""
-        return kind(self.model.nodes[n]) if n in self.understood else ""
-
-    def free(self, n: int) -> bool:
-        """Whether node *n* is cheap and in no group yet."""
-        return self.kind(n) in CHEAP and len(self.members[self.of[n]]) == 1
-
-    def size(self, n: int) -> int:
-        """How many elements node *n* computes."""
-        return sum(prod(self.model.shape(name)) for name in self.model.nodes[n].results)
-
-    def join(self, source: int, reader: int) -> bool:
-        """Put the groups of *source* and of its *reader* together, unless a path between them visits a third.
-
-        With every group as one node the graph stays acyclic, so a path back from the reader need not be looked for.
-        """
-        a, b = self.of[source], self.of[reader]
-        if a == b:
-            return True
-        if self._leads_around(a, b):
-            return False
-        for n in self.members[b]:
-            self.of[n] = a
-        self.members[a] |= self.members.pop(b)
-        self.readers[a] = {self.of[g] for g in self.readers[a] | self.readers.pop(b)} - {a}
-        return True
-
-    def _leads_around(self, a: int, b: int) -> bool:
-        """Whether a path from group *a* to group *b* visits another group."""
-        waiting = self._readers(a) - {b}
-        seen = set(waiting)
-        while waiting:
-            here = self._readers(waiting.pop())
-            if b in here:
-                return True
-            waiting |= here - seen
-            seen |= here
-        return False
-
-    def _readers(self, group: int) -> set[int]:
-        # Groups joined since are still called by their old names here.
-        return {self.of[g] for g in self.readers[group]} - {group}
-
-    def groups(self) -> Iterable[tuple[int, ...]]:
-        """The groups in an order in which they can run."""
-        left = {g: {self.of[m] for n in ns for m in self.before[n]} - {g} for g, ns in self.members.items()}
-        order = TopologicalSorter({g: left[g] for g in sorted(left, key=lambda g: min(self.members[g]))})
-        return tuple(tuple(sorted(self.members[g])) for g in order.static_order())
-
-
-def _around_contractions(units: _Units) -> None:
+def _around_contractions(units: Units) -> None:
     """Each contraction takes the cheap nodes that read what it has so far, and the re-indexing in front of it.
 
     A node with a larger result is left out: a small product that scales a large tensor has no part in its cost.
@@ -199,7 +131,7 @@ def _around_contractions(units: _Units) -> None:
                 frontier = sorted({*frontier, *units.after[m]})
 
 
-def _closes(m: int, n: int, units: _Units) -> bool:
+def _closes(m: int, n: int, units: Units) -> bool:
     """Whether what node *m* reads of the group of *n* is read by that group alone once cheap readers have joined it.
 
     Otherwise the value is written in any case.  A gate (``x·sigmoid(x)``) reads a value and what became of it.
@@ -209,7 +141,7 @@ def _closes(m: int, n: int, units: _Units) -> bool:
     return all(reader in group or units.free(reader) for source in open_ for reader in units.after[source])
 
 
-def _chains(units: _Units) -> None:
+def _chains(units: Units) -> None:
     """Cheap nodes and reductions left over join those that they read, where no others do."""
     left = [n for n in units.understood if units.free(n) or units.kind(n) == "reduction"]
     rest = set(left)
@@ -225,7 +157,16 @@ def _worth(group: tuple[int, ...], model: Model, understood: Mapping[int, tuple[
     return len(group) > 1 or kind(model.nodes[group[0]]) == "contraction"
 
 
-def _subprogram(group: tuple[int, ...], units: _Units, readers: Mapping[str, set[int]]) -> Subprogram:
+def _parts(
+    group: tuple[int, ...], single: tuple[tuple[int, ...], ...], units: Units, readers: Mapping[str, set[int]]
+) -> tuple[Subprogram, ...]:
+    """What the contractions in *group* had around them before they were joined."""
+    inside = set(group)
+    held = [part for part in single if set(part) <= inside and any(units.kind(n) == "contraction" for n in part)]
+    return tuple(_subprogram(part, units, readers) for part in held) if len(held) > 1 else ()
+
+
+def _subprogram(group: tuple[int, ...], units: Units, readers: Mapping[str, set[int]]) -> Subprogram:
     model, inside = units.model, set(group)
     seen = {value.name for value in model.outputs}
     nodes = [model.nodes[n] for n in group]

@@ -3,10 +3,19 @@
 from typing import Any
 
 from einnet_explore.rules.base import Derivation, Match, Refused, Rule, Step
+from einnet_explore.rules.batch_merging import BATCH_MERGING
+from einnet_explore.rules.bilinear_substitution import BILINEAR_SUBSTITUTION
 from einnet_explore.rules.boundary_relaxing import BOUNDARY_RELAXING
 from einnet_explore.rules.boundary_tightening import BOUNDARY_TIGHTENING
+from einnet_explore.rules.common_subexpression import COMMON_SUBEXPRESSION
+from einnet_explore.rules.dead_equation import DEAD_EQUATION
 from einnet_explore.rules.eoperator_generation import EOPERATOR_GENERATION
 from einnet_explore.rules.expression_fusion import EXPRESSION_FUSION
+from einnet_explore.rules.expression_inlining import EXPRESSION_INLINING
+from einnet_explore.rules.expression_splitting import EXPRESSION_SPLITTING
+from einnet_explore.rules.row_generation import ROW_GENERATION
+from einnet_explore.rules.sibling_merging import SIBLING_MERGING
+from einnet_explore.rules.storage_layout import STORAGE_LAYOUT
 from einnet_explore.rules.summation_splitting import SUMMATION_SPLITTING
 from einnet_explore.rules.traversal_merging import TRAVERSAL_MERGING
 from einnet_explore.rules.variable_substitution import VARIABLE_SUBSTITUTION
@@ -21,25 +30,52 @@ RULES: tuple[Rule[Any], ...] = (
 )
 """The rules on one expression, which search applies everywhere."""
 
-INTER_RULES: tuple[Rule[Any], ...] = (EXPRESSION_FUSION,)
+FEWER_PRODUCTS: tuple[Rule[Any], ...] = (BILINEAR_SUBSTITUTION,)
+"""The rules that compute with other products than the expression has: equal in exact arithmetic, rounded otherwise."""
+
+INTER_RULES: tuple[Rule[Any], ...] = (EXPRESSION_SPLITTING, SIBLING_MERGING, BATCH_MERGING, EXPRESSION_FUSION)
 """The rules between expressions."""
+
+POST_RULES: tuple[Rule[Any], ...] = (
+    EXPRESSION_INLINING,
+    COMMON_SUBEXPRESSION,
+    DEAD_EQUATION,
+    STORAGE_LAYOUT,
+    ROW_GENERATION,
+)
+"""The rules that post-optimisation applies to whole programs; search does not try them."""
+
+
+ALL_RULES: tuple[Rule[Any], ...] = (*RULES, *FEWER_PRODUCTS, *INTER_RULES, *POST_RULES)
 
 
 def rule(name: str) -> Rule[Any]:
     """The rule called *name*; raises LookupError with the names that there are."""
-    for found in (*RULES, *INTER_RULES):
+    for found in ALL_RULES:
         if found.name == name:
             return found
-    raise LookupError(f"no rule is called {name!r}: there are {', '.join(r.name for r in (*RULES, *INTER_RULES))}")
+    raise LookupError(f"no rule is called {name!r}: there are {', '.join(r.name for r in ALL_RULES)}")
 
 
 __all__ = [
+    "ALL_RULES",
+    "BATCH_MERGING",
+    "BILINEAR_SUBSTITUTION",
     "BOUNDARY_RELAXING",
     "BOUNDARY_TIGHTENING",
+    "COMMON_SUBEXPRESSION",
+    "DEAD_EQUATION",
     "EOPERATOR_GENERATION",
     "EXPRESSION_FUSION",
+    "EXPRESSION_INLINING",
+    "EXPRESSION_SPLITTING",
+    "FEWER_PRODUCTS",
     "INTER_RULES",
+    "POST_RULES",
+    "ROW_GENERATION",
     "RULES",
+    "SIBLING_MERGING",
+    "STORAGE_LAYOUT",
     "SUMMATION_SPLITTING",
     "TRAVERSAL_MERGING",
     "VARIABLE_SUBSTITUTION",

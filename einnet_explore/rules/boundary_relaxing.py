@@ -79,7 +79,7 @@ def _unbound(scope: Scope, params: Unbound) -> Scope:
     access = found[params.access]
     inner = access.source
     if not isinstance(inner, Scope):
-        raise Refused(f"access {params.access} reads tensor {inner.name}, which has no domain")
+        raise Refused(f"access {params.access} reads {inner!r}, which has no domain")
     if not params.bounds:
         raise Refused("no bound is named")
     if stray := [n for n in params.bounds if not 0 <= n < len(inner.domain)]:

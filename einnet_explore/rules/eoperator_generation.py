@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from einnet_explore.algebra.flatten import row_major, view_strides
@@ -53,6 +54,7 @@ def propose(program: Program, at: Path) -> Iterable[Generation]:
     yield Generation()
 
 
+@lru_cache(256)  # what is proposed has been rewritten once already
 def rewrite(program: Program, at: Path, _: Generation) -> Program:
     """The law; refuses what is compute-bound, what sums inside, and what is instantiated already."""
     scope = program.scope_at(at)

@@ -29,6 +29,7 @@ from itertools import combinations
 from math import isfinite
 from typing import Any
 
+from einnet_explore.algebra.keys import numbering
 from einnet_explore.algebra.legality import excess
 from einnet_explore.algebra.naming import by_name, listed
 from einnet_explore.algebra.structure import roles
@@ -57,19 +58,37 @@ def propose(scope: Scope) -> Iterable[Splitting]:
 
 
 def _subsets(scope: Scope) -> Iterable[Splitting]:
-    """Every proper subset of the summations; where these are many, of their groups by role."""
+    """Every proper subset of the summations; where these are many, of their groups by role.
+
+    The outer summations become traversals, that is a layout, so their order comes from what the scope computes: a sum
+    may be written in any order.
+    """
+    ordered = _ordered(scope)
     units: list[tuple[Iterator, ...]] = [(s,) for s in scope.summations]
     if len(units) > ENUMERATED:
         role = roles(scope)
         groups = dict.fromkeys(role[s] for s in scope.summations)
-        units = [tuple(s for s in scope.summations if role[s] == group) for group in groups]
+        units = [tuple(s for s in ordered if role[s] == group) for group in groups]
     if len(units) > ENUMERATED:  # even the groups are many: one against the rest
         for unit in units:
             yield Splitting(unit)
         return
     for size in range(1, len(units)):
         for chosen in combinations(units, size):
-            yield Splitting(tuple(s for unit in chosen for s in unit))
+            outer = {s for unit in chosen for s in unit}
+            yield Splitting(tuple(s for s in ordered if s in outer))
+
+
+def _ordered(scope: Scope) -> tuple[Iterator, ...]:
+    """The summations by the first dimension in which any access has them; the canonical numbering breaks ties."""
+    first = dict.fromkeys(scope.summations, len(scope.traversals) + len(scope.summations))
+    for access in accesses(scope.body):
+        for d, i in enumerate(access.index):
+            for y in i.iterators:
+                if y in first:
+                    first[y] = min(first[y], d)
+    number = numbering(scope) if len(set(first.values())) < len(first) else dict.fromkeys(first, 0)
+    return tuple(sorted(scope.summations, key=lambda y: (first[y], number[y])))
 
 
 def rewrite(scope: Scope, params: Splitting) -> Scope:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from einnet_explore.algebra.regions import always, reach
@@ -42,6 +43,7 @@ def propose(scope: Scope) -> Iterable[Merging]:
             yield Merging(n)
 
 
+@lru_cache(256)  # what is proposed has been rewritten once already
 def rewrite(scope: Scope, params: Merging) -> Scope:
     """The law; refuses with the values that Φ reaches outside Z, or with the reductions that do not mix."""
     found = list(accesses(scope.body))
@@ -50,7 +52,7 @@ def rewrite(scope: Scope, params: Merging) -> Scope:
     access = found[params.access]
     inner = access.source
     if not isinstance(inner, Scope):
-        raise Refused(f"access {params.access} reads tensor {inner.name}, not a scope")
+        raise Refused(f"access {params.access} reads {inner!r}, not a scope")
     for z, i in zip(inner.traversals, access.index, strict=True):
         if not always(Bound(i, z.lo, z.hi), scope.domain):
             lo, hi = reach(i, scope.domain)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise, permutations
 from typing import Any, TypeAlias
 
@@ -53,6 +54,7 @@ def propose(scope: Scope) -> Iterable[Substitution]:
                 yield params
 
 
+@lru_cache(256)  # what is proposed has been rewritten once already
 def rewrite(scope: Scope, params: Substitution) -> Scope:
     """The law; refuses what is no bijection (with two points that collide) and, over summations, no box."""
     group = _group(scope, tuple(i for _, i in params.phi))

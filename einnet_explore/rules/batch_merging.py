@@ -1,0 +1,229 @@
+r"""Batch merging (Table 1, expression merging; §4.2, Fig. 15): the same expression of other tensors, all at once.
+
+.. math::
+   \mathop{L}_{\vec x} f(A_1[\tau], B_1[\sigma]) \;\sim\; \mathop{L}_{\vec x} f(A_2[\tau], B_2[\sigma])
+   \;\Longrightarrow\;
+   M = \mathop{L}_{b, \vec x} f(A[b, \tau], B[b, \sigma]), \qquad A[i, \cdot] = A_i,\; B[i, \cdot] = B_i
+
+The results are the parts ``M[i, ·]``.  Operands are stacked by equations of their own; where they are parts of one
+tensor at equal distances the stack is a view of it, and an operand that all have in common is not stacked.
+An equation that a library operator runs may be merged as well, and is then matched anew (a BatchMatmul).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import permutations
+from typing import Any
+
+from einnet_explore.algebra.equations import dependent, exchanged, fresh_names, generated, named, resolved
+from einnet_explore.algebra.keys import key
+from einnet_explore.algebra.stacking import stacked
+from einnet_explore.algebra.substitute import fresh
+from einnet_explore.ir import (
+    Access,
+    Box,
+    Equation,
+    Iterator,
+    Path,
+    Program,
+    Scope,
+    Tensor,
+    accesses,
+    as_index,
+    map_accesses,
+)
+from einnet_explore.rules.base import Refused, Rule, refusing
+
+ORDERS = 4
+"""Up to so many operands every order of them is tried: 4! = 24."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The equations to merge with the one at the path, in the order of the batch."""
+
+    others: tuple[str, ...]
+
+
+def propose(program: Program, at: Path) -> Iterable[Batch]:
+    """All later equations that are this one on other tensors, together and each alone; none of them may share any."""
+    if len(at) != 1 or generated(base := program.equations[at[0]]):
+        return
+    if all(y.extent == 1 for y in base.scope.summations):
+        return
+    mine = _read(program, base.scope)
+    outline = tuple(what for _, what, _ in _outlines(base.scope, base.scope))
+    alone: list[str] = []
+    together: list[str] = []
+    for other in program.equations[at[0] + 1 :]:
+        if outline != tuple(what for _, what, _ in _outlines(other.scope, other.scope)):
+            continue
+        if not mine & _read(program, other.scope) and _accepted(program, at, Batch((other.name,))):
+            alone.append(other.name)
+            if _accepted(program, at, Batch((*together, other.name))):
+                together.append(other.name)
+    if len(together) > 1:
+        yield Batch(tuple(together))
+    yield from (Batch((name,)) for name in alone)
+
+
+def rewrite(program: Program, at: Path, params: Batch) -> Program:
+    """The law; refuses with the ranges, shapes or index maps that differ, or with what one needs of another."""
+    if len(at) != 1:
+        raise Refused(f"path {at} is a scope inside an equation, expected an equation")
+    base = program.equations[at[0]]
+    if not params.others:
+        raise Refused(f"{base.name} alone is nothing to merge")
+    with refusing():
+        equations = (base, *(named(program, name) for name in params.others))
+        if len({e.name for e in equations}) < len(equations):
+            raise Refused(f"{', '.join(e.name for e in equations)} names an equation twice")
+        if (why := dependent(program, (e.name for e in equations))) is not None:
+            raise Refused(why)
+        orders = [_order(base, other) for other in equations[1:]]
+    columns = [tuple(a.source for a in accesses(base.scope.body))]
+    for other, order in zip(equations[1:], orders, strict=True):
+        sources = [a.source for a in accesses(other.scope.body)]
+        columns.append(tuple(sources[n] for n in order))
+    b = Iterator(_batch_name(base.scope), 0, len(equations))
+    rows = list(zip(*columns, strict=True))
+    unequal = [row for row in dict.fromkeys(rows) if any(source != row[0] for source in row)]
+    *names, whole = fresh_names(program, *("B" for _ in unequal), "M")
+    made = {row: Equation(name, stacked(program, row, b)) for name, row in zip(names, unequal, strict=True)}
+    one = Equation(whole, _whole(base.scope, b, [made.get(row) for row in rows]))
+    parts = {e.name: replace(e, scope=_part(e.scope, one, n), via=None) for n, e in enumerate(equations)}
+    return exchanged(program, parts, (*made.values(), one))
+
+
+def _read(program: Program, scope: Scope) -> set[tuple[str, Box]]:
+    """The parts of tensors that hold what *scope* reads, by the ranges of their indices."""
+    found = (resolved(program, access) for access in accesses(scope.body))
+    return {(a.source.name, tuple(i.bounds for i in a.index)) for a in found if isinstance(a.source, Tensor)}
+
+
+def _batch_name(scope: Scope) -> str:
+    used = [x.name for x in (*scope.traversals, *scope.summations)]
+    return "b" if "b" not in used else fresh("b", used)
+
+
+def _order(base: Equation, other: Equation) -> tuple[int, ...]:
+    """For every access of *base* the number of the one of *other* that plays its part; raises ValueError."""
+    for equation in (base, other):
+        if generated(equation) and equation.via is not None:
+            raise ValueError(f"{equation.name} is run as {equation.via.operator}: there is nothing to merge")
+    for what, mine, theirs in _outlines(base.scope, other.scope):
+        if mine != theirs:
+            raise ValueError(f"{base.name} {what} {_shown(mine)}, {other.name} {_shown(theirs)}")
+    want = key(_blank(base.scope, tuple(range(len(list(accesses(base.scope.body)))))))
+    count = len(list(accesses(other.scope.body)))
+    orders = permutations(range(count)) if count <= ORDERS else (tuple(range(count)),)
+    for order in orders:
+        if key(_blank(other.scope, order)) == want:
+            return order
+    reads = [", ".join(map(repr, accesses(e.scope.body))) for e in (base, other)]
+    raise ValueError(f"{base.name} computes another expression than {other.name}: {reads[0]} against {reads[1]}")
+
+
+def _outlines(mine: Scope, theirs: Scope) -> Iterable[tuple[str, object, object]]:
+    """What must be the same of both, in words, from the coarsest on."""
+    yield "traverses", mine.box, theirs.box
+    yield "reduces by", mine.reduce, theirs.reduce
+    spans = [tuple(sorted((y.lo, y.hi) for y in s.summations)) for s in (mine, theirs)]
+    yield "sums over", spans[0], spans[1]
+    boxes = [tuple(sorted(a.source.box for a in accesses(s.body))) for s in (mine, theirs)]
+    yield "reads tensors of", boxes[0], boxes[1]
+
+
+def _shown(value: object) -> str:
+    match value:
+        case (int(lo), int(hi)):
+            return f"[{lo}, {hi})"
+        case tuple():
+            return " × ".join(map(_shown, value)) or "nothing"
+    return str(value)
+
+
+def _blank(scope: Scope, order: tuple[int, ...]) -> Scope:
+    """*scope* with access ``order[n]`` reading a tensor that only says n: alike up to tensors is equal keys."""
+    place = {number: n for n, number in enumerate(order)}
+    count = iter(range(len(order)))
+
+    def change(access: Access) -> Access:
+        box, n = access.source.box, place[next(count)]
+        origin = tuple(lo for lo, _ in box)
+        value = access.source.value if access.source.padding else 0
+        return Access(Tensor(f"{n}", access.source.shape, value=value, origin=origin), access.index)
+
+    value = scope.value if scope.domain else 0
+    return replace(scope, body=map_accesses(scope.body, change), padding=(), value=value)
+
+
+def _whole(base: Scope, b: Iterator, operands: list[Equation | None]) -> Scope:
+    """The expression of *base* at every b: stacked operands are read at b, common ones as they are."""
+    waiting = iter(operands)
+
+    def change(access: Access) -> Access:
+        made = next(waiting)
+        return access if made is None else Access(made.tensor, (as_index(b), *access.index))
+
+    value = base.value if base.domain else 0
+    body = map_accesses(base.body, change)
+    return replace(base, traversals=(b, *base.traversals), body=body, padding=(), value=value)
+
+
+def _part(scope: Scope, whole: Equation, n: int) -> Scope:
+    body = whole.tensor[(n, *scope.traversals)]
+    return replace(scope, summations=(), reduce="sum", domain=(), body=body)
+
+
+def _accepted(program: Program, at: Path, params: Batch) -> bool:
+    try:
+        rewrite(program, at, params)
+    except Refused:
+        return False
+    return True
+
+
+def explain(program: Program, at: Path) -> str:
+    """Why no other equation makes a batch with this one: what differs, for each that sums as well."""
+    if len(at) != 1:
+        return f"path {at} is a scope inside an equation, expected an equation"
+    base = program.equations[at[0]]
+    if all(y.extent == 1 for y in base.scope.summations):
+        return f"{base.name} sums nothing"
+    whys = []
+    for other in program.equations[at[0] + 1 :]:
+        if any(y.extent > 1 for y in other.scope.summations):
+            try:
+                rewrite(program, at, Batch((other.name,)))
+            except Refused as why:
+                whys.append(str(why))
+            else:
+                both = ", ".join(sorted(name for name, _ in _read(program, base.scope) & _read(program, other.scope)))
+                whys.append(f"{base.name} and {other.name} both read {both}: they are siblings")
+    return "; ".join(whys) or f"no later equation than {base.name} sums anything"
+
+
+def encode(params: Batch) -> dict[str, Any]:
+    """``{"others": ["Z"]}``."""
+    return {"others": list(params.others)}
+
+
+def decode(_: Program, __: Path, params: Mapping[str, Any]) -> Batch:
+    """The inverse of ``encode``."""
+    with refusing():
+        return Batch(tuple(map(str, params["others"])))
+
+
+BATCH_MERGING = Rule(
+    name="batch_merging",
+    law=r"\mathop{L}_{\vec x} f(A_1[\tau]) \sim \mathop{L}_{\vec x} f(A_2[\tau]) \Longrightarrow"
+    r" \mathop{L}_{b, \vec x} f(A[b, \tau]), \qquad A[i, \cdot] = A_i",
+    propose=propose,
+    rewrite=rewrite,
+    encode=encode,
+    decode=decode,
+    explain=explain,
+)

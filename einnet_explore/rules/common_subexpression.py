@@ -1,0 +1,124 @@
+r"""Common subexpressions: two equations that compute the same are one.
+
+.. math::  T_1 = \mathop{L}_{\vec x} f \;\circ\; T_2 = \mathop{L}_{\vec x} f \;\circ\; g(T_1, T_2)
+           \;\mapsto\; T_1 = \mathop{L}_{\vec x} f \;\circ\; g(T_1, T_1)
+
+The same means equal canonical keys: up to the names of iterators, the order of summations and of commutative operands.
+An equation that is nothing but its source, element by element, is the source: the same law, with :math:`T_1` a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from einnet_explore.algebra.keys import key
+from einnet_explore.algebra.rereading import read_instead, whole_equation, widened, without
+from einnet_explore.ir import Access, Equation, Path, Program, Scope, Tensor
+from einnet_explore.rules.base import Refused, Rule, refusing
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """The name of the input or earlier equation that is read instead."""
+
+    tensor: str
+
+
+def propose(program: Program, at: Path) -> Iterable[Same]:
+    """The tensor that the equation at *at* copies, or else the first earlier equation that computes the same."""
+    if len(at) != 1:
+        return
+    equation = program.equations[at[0]]
+    names = [source] if (source := _copied(equation.scope)) else []
+    mine = meaning(equation.scope)
+    names += [
+        e.name for e in program.equations[: at[0]] if e.scope.box == equation.scope.box and meaning(e.scope) == mine
+    ]
+    for name in names:
+        try:
+            rewrite(program, at, Same(name))
+        except Refused:
+            continue
+        yield Same(name)
+        return
+
+
+@refusing()
+def rewrite(program: Program, at: Path, params: Same) -> Program:
+    """The law; refuses what computes something else, an output, and a value outside the box that differs."""
+    equation = whole_equation(program, at)
+    if _copied(equation.scope) != params.tensor:
+        _same_as(program, at[0], params.tensor)
+    if equation.name in program.outputs:
+        return _renamed(program, at[0], params.tensor)
+    program, tensor = widened(program, params.tensor, equation.scope.padding, equation.scope.value)
+    return without(read_instead(program, equation.name, tensor), at[0])
+
+
+def _renamed(program: Program, n: int, source: str) -> Program:
+    """The caller sees equation *n*: its twin gets its name, if the caller does not see that one too."""
+    equation = program.equations[n]
+    if source in program.outputs or source not in {e.name for e in program.equations}:
+        raise Refused(f"{equation.name} is an output, and what it equals, {source}, is needed outside too")
+    program, _ = widened(program, source, equation.scope.padding, equation.scope.value)
+    twin = next(e for e in program.equations if e.name == source)
+    kept = replace(twin, name=equation.name)
+    program = without(program, n)
+    program = replace(program, equations=tuple(kept if e is twin else e for e in program.equations))
+    return read_instead(program, source, kept.tensor)
+
+
+def _same_as(program: Program, n: int, name: str) -> None:
+    equation = program.equations[n]
+    for earlier in program.equations[:n]:
+        if earlier.name == name:
+            if earlier.scope.box != equation.scope.box or meaning(earlier.scope) != meaning(equation.scope):
+                raise Refused(f"{equation.name} and {name} compute different things")
+            return
+    raise Refused(f"{name} is no equation before {equation.name}")
+
+
+def meaning(scope: Scope) -> Hashable:
+    """The canonical key of what *scope* computes inside its box."""
+    return key(replace(scope, padding=(), value=scope.value if scope.domain else 0))
+
+
+def _copied(scope: Scope) -> str | None:
+    """The tensor of which *scope* is a copy, element by element at the same index."""
+    match scope:
+        case Scope(summations=(), body=Access(Tensor() as source, index), domain=()):
+            if tuple(i.single for i in index) == scope.traversals and source.box == scope.box:
+                return source.name
+    return None
+
+
+def explain(program: Program, at: Path) -> str:
+    """Why nothing is read instead: no earlier equation computes the same."""
+    if len(at) != 1:
+        return f"path {at} is a scope inside an equation, expected an equation"
+    equation: Equation = program.equations[at[0]]
+    return f"no earlier equation computes what {equation.name} does, and it is no copy"
+
+
+def encode(params: Same) -> dict[str, Any]:
+    """``{"tensor": "T1"}``."""
+    return {"tensor": params.tensor}
+
+
+def decode(_: Program, __: Path, params: Mapping[str, Any]) -> Same:
+    """The inverse of ``encode``."""
+    with refusing():
+        return Same(str(params["tensor"]))
+
+
+COMMON_SUBEXPRESSION = Rule(
+    "common_subexpression",
+    r"T_1 = \mathop{L}_{\vec x} f \circ T_2 = \mathop{L}_{\vec x} f \circ g(T_1, T_2) \mapsto T_1 \circ g(T_1, T_1)",
+    propose,
+    rewrite,
+    encode,
+    decode,
+    explain=explain,
+)

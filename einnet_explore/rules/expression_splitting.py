@@ -1,0 +1,238 @@
+r"""Expression splitting (Table 1; §4.2): one expression as independent ones, the inverse of merging.
+
+.. math::
+   \mathop{L}_{x}^{X} f \;\Longrightarrow\; \mathop{L}_{x}^{X_1} f \;\sim\; \mathop{L}_{x}^{X_2} f
+   \quad (X \subseteq X_1 \cup X_2), \qquad
+   \sum_{y}^{Y} f \;\Longrightarrow\; \sum_{y}^{Y_1} f \;\sim\; \sum_{y}^{Y_2} f, \qquad
+   \sum_y (f + g) \;\Longrightarrow\; \sum_y f \;\sim\; \sum_y g
+
+The whole is put together by an equation of its own: along a traversal each part stands in its place and is read as 0
+elsewhere; along a summation the parts are combined by the monoid, the terms of a sum by addition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+from einnet_explore.algebra.equations import exchanged, fresh_names, generated
+from einnet_explore.algebra.naming import by_name, listed
+from einnet_explore.algebra.substitute import with_iterators
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Equation,
+    Iterator,
+    Path,
+    Program,
+    Quotient,
+    Remainder,
+    Scalar,
+    Scope,
+    Tensor,
+    accesses,
+    add,
+    mul,
+    padded,
+    terms,
+)
+from einnet_explore.rules.base import Refused, Rule, refusing
+
+PARTS = 8
+"""Up to so many parts are proposed at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The iterator whose range is cut, and where each part but the first begins."""
+
+    iterator: Iterator
+    at: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The numbers of the terms that become an expression of their own."""
+
+    first: tuple[int, ...]
+
+
+Splitting: TypeAlias = "Cut | Terms"
+
+
+def propose(program: Program, at: Path) -> Iterable[Splitting]:
+    """Cuts that digits, concatenated operands and readers of slices suggest; each term of a sum apart."""
+    if len(at) != 1 or generated(equation := program.equations[at[0]]):
+        return
+    scope = equation.scope
+    if all(y.extent == 1 for y in scope.summations):
+        return
+    if len(found := terms(scope.body)) > 1 and scope.reduce == "sum":
+        yield from (Terms((n,)) for n in range(len(found) if len(found) > 2 else 1))
+    seen: set[Cut] = set()
+    for x, places in (*_digits(scope), *_concatenated(program, scope), *_sliced(program, equation), *_shared(scope)):
+        cut = Cut(x, tuple(sorted({p for p in places if x.lo < p < x.hi})))
+        if 0 < len(cut.at) < PARTS and cut not in seen:
+            seen.add(cut)
+            yield cut
+
+
+def _digits(scope: Scope) -> Iterable[tuple[Iterator, Iterable[int]]]:
+    """Iterators that an index divides: each part has one quotient."""
+    for access in accesses(scope.body):
+        for i in access.index:
+            for atom, _ in i.terms:
+                match atom:
+                    case Quotient(numerator, d) | Remainder(numerator, d):
+                        for x in numerator.iterators:
+                            if numerator == x + numerator.const:
+                                yield x, (p for p in range(x.lo + 1, x.hi) if (p + numerator.const) % d == 0)
+                    case _:
+                        pass
+
+
+def _concatenated(program: Program, scope: Scope) -> Iterable[tuple[Iterator, Iterable[int]]]:
+    """Iterators along which an operand is put together of parts."""
+    made = {e.name: e.scope for e in program.equations}
+    for access in accesses(scope.body):
+        if isinstance(access.source, Tensor) and (whole := made.get(access.source.name)) is not None:
+            for d, i in enumerate(access.index):
+                if len(i.iterators) == 1 and i == (x := i.iterators[0]) + i.const:
+                    yield x, [p - i.const for p in _starts(whole, d)]
+
+
+def _starts(whole: Scope, d: int) -> Iterable[int]:
+    """Where the terms of *whole* begin and end along its traversal *d*."""
+    z = whole.traversals[d]
+    for part in terms(whole.body):
+        if isinstance(part, Access):
+            for i, (lo, hi) in zip(part.index, part.source.box, strict=True):
+                if i == z + i.const:
+                    yield from (lo - i.const, hi - i.const)
+
+
+def _sliced(program: Program, equation: Equation) -> Iterable[tuple[Iterator, Iterable[int]]]:
+    """Traversals of which others read only parts."""
+    places: dict[Iterator, list[int]] = {}
+    for reader in program.equations:
+        for access in accesses(reader.scope.body):
+            if access.source == equation.tensor:
+                for x, i in zip(equation.scope.traversals, access.index, strict=True):
+                    lo, hi = i.bounds
+                    places.setdefault(x, []).extend((lo, hi + 1))
+    return places.items()
+
+
+def _shared(scope: Scope) -> Iterable[tuple[Iterator, Iterable[int]]]:
+    """Traversals that every operand is read by, such as groups: each value is an expression of its own."""
+    read = [{x for i in access.index for x in i.iterators} for access in accesses(scope.body)]
+    for x in scope.traversals:
+        if len(read) > 1 and all(x in inside for inside in read):
+            yield x, range(x.lo + 1, x.hi)
+
+
+def rewrite(program: Program, at: Path, params: Splitting) -> Program:
+    """The law; refuses a cut outside the range, and terms of what is no sum."""
+    if len(at) != 1:
+        raise Refused(f"path {at} is a scope inside an equation, expected an equation")
+    equation = program.equations[at[0]]
+    if generated(equation) and equation.via is not None:
+        raise Refused(f"{equation.name} is run as {equation.via.operator}: there is nothing to split")
+    scope = equation.scope
+    match params:
+        case Cut(x, places):
+            parts = _cut(scope, x, places)
+        case Terms(first):
+            parts = _apart(scope, first)
+    names = fresh_names(program, *("P" for _ in parts))
+    made = [Equation(name, part) for name, part in zip(names, parts, strict=True)]
+    monoid = scope.reduce if isinstance(params, Cut) and params.iterator in scope.summations else "sum"
+    body = _combined(monoid, [e.tensor[scope.traversals] for e in made])
+    whole = Equation(equation.name, replace(scope, summations=(), reduce="sum", body=body))
+    return exchanged(program, {equation.name: whole}, made)
+
+
+def _cut(scope: Scope, x: Iterator, places: tuple[int, ...]) -> list[Scope]:
+    if x not in (*scope.traversals, *scope.summations):
+        raise Refused(f"{x.name} ∈ [{x.lo}, {x.hi}) is no iterator of this scope")
+    edges = (x.lo, *places, x.hi)
+    if not places or any(a >= b for a, b in pairwise(edges)):
+        raise Refused(f"cuts at {', '.join(map(str, places)) or 'nothing'} do not divide {x.name} ∈ [{x.lo}, {x.hi})")
+    parts = []
+    for lo, hi in pairwise(edges):
+        part = with_iterators(scope, {x: Iterator(x.name, lo, hi)})
+        around = tuple((lo - x.lo, x.hi - hi) if t == x else (0, 0) for t in scope.traversals)
+        padding = padded(replace(part, padding=(), value=0), around)
+        assert isinstance(padding, Scope)
+        parts.append(padding)
+    return parts
+
+
+def _apart(scope: Scope, first: tuple[int, ...]) -> list[Scope]:
+    found = terms(scope.body)
+    if scope.reduce != "sum":
+        raise Refused(f"a sum's terms are independent, the scope reduces by {scope.reduce}")
+    if stray := [n for n in first if not 0 <= n < len(found)]:
+        raise Refused(f"term {stray[0]}: the body has {len(found)} terms")
+    rest = tuple(n for n in range(len(found)) if n not in first)
+    if not first or not rest or len(set(first)) < len(first):
+        raise Refused(f"both groups need terms: {list(first)} and {list(rest)} of {len(found)}")
+    return [replace(scope, body=add(*(found[n] for n in group)), padding=(), value=0) for group in (first, rest)]
+
+
+def _combined(monoid: str, parts: list[Access]) -> Scalar:
+    match monoid:
+        case "sum":
+            return add(*parts)
+        case "prod":
+            return mul(*parts)
+    total: Scalar = parts[0]
+    for part in parts[1:]:
+        total = Apply("maximum" if monoid == "max" else "minimum", (total, part))
+    return total
+
+
+def explain(program: Program, at: Path) -> str:
+    """Why nothing suggests a split."""
+    if len(at) != 1:
+        return f"path {at} is a scope inside an equation, expected an equation"
+    equation = program.equations[at[0]]
+    if generated(equation) and equation.via is not None:
+        return f"{equation.name} is run as {equation.via.operator}: there is nothing to split"
+    if all(y.extent == 1 for y in equation.scope.summations):
+        return f"{equation.name} sums nothing"
+    every = listed((*equation.scope.traversals, *equation.scope.summations))
+    return f"no index divides one of {every}, no operand is put together of parts, nobody reads only a part"
+
+
+def encode(params: Splitting) -> dict[str, Any]:
+    """``{"iterator": "f", "cuts": [4]}`` or ``{"terms": [0]}``."""
+    match params:
+        case Cut(x, places):
+            return {"iterator": x.name, "cuts": list(places)}
+        case Terms(first):
+            return {"terms": list(first)}
+
+
+def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Splitting:
+    """The inverse of ``encode``."""
+    scope = program.scope_at(at)
+    with refusing():
+        if "terms" in params:
+            return Terms(tuple(map(int, params["terms"])))
+        x = by_name((*scope.traversals, *scope.summations), params["iterator"])
+        return Cut(x, tuple(map(int, params["cuts"])))
+
+
+EXPRESSION_SPLITTING = Rule(
+    name="expression_splitting",
+    law=r"\mathop{L}_{x}^{X} f \Longrightarrow \mathop{L}_{x}^{X_1} f \sim \mathop{L}_{x}^{X_2} f"
+    r" \quad (X \subseteq X_1 \cup X_2)",
+    propose=propose,
+    rewrite=rewrite,
+    encode=encode,
+    decode=decode,
+    explain=explain,
+)

@@ -1,0 +1,140 @@
+r"""Sibling merging (Table 1, expression merging; §4.2, Fig. 3, Fig. 15): products with one shared operand become one.
+
+.. math::
+   \mathop{L}_{\vec x, f_1} \sum_{\vec y} A[\tau]\, K_1[\vec y, f_1] \;\sim\;
+   \mathop{L}_{\vec x, f_2} \sum_{\vec y} A[\tau]\, K_2[\vec y, f_2]
+   \;\Longrightarrow\;
+   \mathop{L}_{\vec x, n} \sum_{\vec y} A[\tau]\, K[\vec y, n], \qquad K = K_1 \,\|\, K_2
+
+The operands K₁, K₂ are concatenated in an equation of its own, which is evaluated beforehand where they are weights;
+each result is a part of the one.  Windows may differ: a smaller one (Conv1x1) is a larger one (Conv3x3) with weights 0.
+An equation that a library operator runs may be merged as well, and is then matched anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from einnet_explore.algebra.concatenation import Sibling
+from einnet_explore.algebra.equations import dependent, exchanged, fresh_names, generated, named, resolved, weight_only
+from einnet_explore.algebra.siblings import called, merged, sibling
+from einnet_explore.ir import Access, Equation, Path, Program, factors, tensors
+from einnet_explore.rules.base import Refused, Rule, refusing
+
+
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """The equations to merge with the one at the path, and the tensor that all of them read alike."""
+
+    others: tuple[str, ...]
+    tensor: str
+
+
+def propose(program: Program, at: Path) -> Iterable[Siblings]:
+    """Later equations that merge with this one over a tensor, all and each; those of weights first."""
+    if len(at) != 1 or generated(base := program.equations[at[0]]):
+        return
+    if all(y.extent == 1 for y in base.scope.summations):
+        return
+    constant = weight_only(program)
+    later = {e.name: _factors(program, e) for e in program.equations[at[0] + 1 :] if not generated(e)}
+    for tensor in sorted(dict.fromkeys(_factors(program, base)), key=lambda name: name in constant):
+        readers = (name for name, read in later.items() if tensor in read)
+        alone = [s for name in readers if _accepted(program, at, s := Siblings((name,), tensor))]
+        together = Siblings(tuple(s.others[0] for s in alone), tensor)
+        if len(alone) > 1 and _accepted(program, at, together):
+            yield together
+        yield from alone
+
+
+def _factors(program: Program, equation: Equation) -> tuple[str, ...]:
+    """The tensors that the factors of *equation* come to."""
+    return tuple(called(resolved(program, a)) for a in factors(equation.scope.body) if isinstance(a, Access))
+
+
+def rewrite(program: Program, at: Path, params: Siblings) -> Program:
+    """The law; refuses with the index maps, ranges or reductions that differ, or with what one needs of another."""
+    if len(at) != 1:
+        raise Refused(f"path {at} is a scope inside an equation, expected an equation")
+    base = program.equations[at[0]]
+    if not params.others:
+        raise Refused(f"{base.name} alone is nothing to merge")
+    with refusing():
+        equations = (base, *(named(program, name) for name in params.others))
+        if len({e.name for e in equations}) < len(equations):
+            raise Refused(f"{', '.join(e.name for e in equations)} names an equation twice")
+        if (why := dependent(program, (e.name for e in equations))) is not None:
+            raise Refused(why)
+        operand, whole = fresh_names(program, "K", "M")
+        found = merged((_sibling(program, e, params.tensor) for e in equations), operand, whole)
+    parts = {e.name: replace(e, scope=found.parts[e.name], via=None) for e in equations}
+    return exchanged(program, parts, (found.operand, found.whole))
+
+
+def _sibling(program: Program, equation: Equation, tensor: str) -> Sibling:
+    if generated(equation) and equation.via is not None:
+        raise Refused(f"{equation.name} is run as {equation.via.operator}: there is nothing to merge")
+    why = Refused(f"{equation.name} has no factor that reads {tensor}: it reads {_read(equation)}")
+    for number, factor in enumerate(factors(equation.scope.body)):
+        if isinstance(factor, Access) and called(read := resolved(program, factor)) == tensor:
+            try:
+                return sibling(equation.name, equation.scope, number, read)
+            except ValueError as error:
+                why = Refused(str(error))
+    raise why
+
+
+def _read(equation: Equation) -> str:
+    return ", ".join(t.name for t in tensors(equation.scope)) or "nothing"
+
+
+def _accepted(program: Program, at: Path, params: Siblings) -> bool:
+    try:
+        rewrite(program, at, params)
+    except Refused:
+        return False
+    return True
+
+
+def explain(program: Program, at: Path) -> str:
+    """Why no other equation merges with this one: what differs, for each that reads a tensor of it."""
+    if len(at) != 1:
+        return f"path {at} is a scope inside an equation, expected an equation"
+    base = program.equations[at[0]]
+    if all(y.extent == 1 for y in base.scope.summations):
+        return f"{base.name} sums nothing"
+    whys: list[str] = []
+    mine = _factors(program, base)
+    for other in program.equations[at[0] + 1 :]:
+        for tensor in _factors(program, other):
+            if tensor in mine:
+                try:
+                    rewrite(program, at, Siblings((other.name,), tensor))
+                except Refused as why:
+                    whys.append(str(why))
+    return "; ".join(dict.fromkeys(whys)) or f"no later equation multiplies by what {base.name} reads: {_read(base)}"
+
+
+def encode(params: Siblings) -> dict[str, Any]:
+    """``{"others": ["K", "V"], "tensor": "X"}``."""
+    return {"others": list(params.others), "tensor": params.tensor}
+
+
+def decode(_: Program, __: Path, params: Mapping[str, Any]) -> Siblings:
+    """The inverse of ``encode``."""
+    with refusing():
+        return Siblings(tuple(map(str, params["others"])), str(params["tensor"]))
+
+
+SIBLING_MERGING = Rule(
+    name="sibling_merging",
+    law=r"\mathop{L}_{\vec x, f_1} \sum_{\vec y} A\, K_1[\vec y, f_1] \sim \mathop{L}_{\vec x, f_2} \sum_{\vec y} A\,"
+    r" K_2[\vec y, f_2] \Longrightarrow \mathop{L}_{\vec x, n} \sum_{\vec y} A\, (K_1 \| K_2)[\vec y, n]",
+    propose=propose,
+    rewrite=rewrite,
+    encode=encode,
+    decode=decode,
+    explain=explain,
+)

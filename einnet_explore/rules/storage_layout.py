@@ -1,0 +1,142 @@
+r"""Storage layout: an intermediate is stored in another order, and its readers read it there.
+
+.. math::
+   T = \mathop{L}_{\vec x}^{X} f(\vec x) \;\circ\; g(T[\pi]) \;\mapsto\;
+   T = \mathop{L}_{\vec z}^{\Phi(X)} f(\Phi^{-1}(\vec z)) \;\circ\; g(T[\Phi(\pi)])
+
+Φ is a bijection of boxes: a permutation (NCHW to NHWC), a split (blocked layouts), a join.  It is variable substitution
+(Table 1; §4.1) with the outer scope, which only re-indexes, put into the readers.  With *readers* given, the tensor
+itself stays as it is and those alone read a copy in the other layout, which is made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from einnet_explore.algebra.bijection import Bijection, bijection
+from einnet_explore.algebra.naming import index_of
+from einnet_explore.algebra.rereading import map_reads, read_by, whole_equation
+from einnet_explore.algebra.substitute import substitute, substitute_domain
+from einnet_explore.ir import Access, Equation, Index, Iterator, Padding, Path, Program, Scope, as_index
+from einnet_explore.rules.base import Refused, Rule, refusing
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Φ by the names of the new traversals, an index in the old ones for each; the *readers* of a copy (or none)."""
+
+    phi: tuple[tuple[str, Index], ...]
+    readers: tuple[str, ...] = ()
+
+
+def propose(_: Program, __: Path) -> Iterable[Stored]:
+    """Nothing: layouts are chosen for all tensors of a program together."""
+    return ()
+
+
+@refusing()
+def rewrite(program: Program, at: Path, params: Stored) -> Program:
+    """The law; refuses an output, what is no bijection onto a box, and padding that Φ would take apart."""
+    equation = whole_equation(program, at)
+    scope = equation.scope
+    phi = bijection(scope.traversals, tuple(n for n, _ in params.phi), tuple(i for _, i in params.phi))
+    if phi.image:
+        raise Refused(f"Φ reaches {phi.points[0]} of {phi.points[1]} points, expected a box: {phi.image[0]!r} fails")
+    if phi.forward == tuple(map(as_index, scope.traversals)):
+        raise Refused(f"Φ leaves {equation.name} as it is")
+    if not params.readers:
+        if equation.name in program.outputs:
+            raise Refused(f"{equation.name} is an output, its layout is the caller's")
+        return _read_there(program, equation, replace(equation, scope=stored(scope, phi), via=None), phi, None)
+    read = {e.name for e in program.equations if equation.name in read_by(e.scope)}
+    if strange := [name for name in params.readers if name not in read]:
+        raise Refused(f"{', '.join(strange)} does not read {equation.name}, which {', '.join(sorted(read))} read")
+    back = tuple(phi.to_target[x] for x in scope.traversals)
+    padding = _padding(scope, phi)
+    copy = Scope(phi.target, (), Access(equation.tensor, back), padding=padding, value=scope.value if padding else 0)
+    return _read_there(program, equation, Equation(program.fresh("T"), copy), phi, params.readers)
+
+
+def stored(scope: Scope, phi: Bijection) -> Scope:
+    """*scope* over Φ's new traversals; refuses padding that Φ takes apart."""
+    return replace(
+        scope,
+        traversals=phi.target,
+        body=substitute(scope.body, phi.to_target),
+        domain=substitute_domain(scope.domain, phi.to_target),
+        padding=_padding(scope, phi),
+    )
+
+
+def _read_there(
+    program: Program, old: Equation, new: Equation, phi: Bijection, readers: tuple[str, ...] | None
+) -> Program:
+    """*program* with *new* in place of *old* (or, for some *readers*, behind it), read at Φ of where *old* was."""
+    tensor = new.tensor
+
+    def there(access: Access) -> Access:
+        return Access(tensor, moved(phi, access.index))
+
+    out: list[Equation] = []
+    for e in program.equations:
+        if e is old:
+            out.extend([new] if readers is None else [old, new])
+        elif old.name in read_by(e.scope) and (readers is None or e.name in readers):
+            out.append(replace(e, scope=map_reads(e.scope, old.name, there), via=None))
+        else:
+            out.append(e)
+    return replace(program, equations=tuple(out))
+
+
+def moved(phi: Bijection, index: tuple[Index, ...]) -> tuple[Index, ...]:
+    """Φ at *index*."""
+    to: Mapping[Iterator, Index] = dict(zip(phi.source, index, strict=True))
+    return tuple(f.substitute(lambda x: to.get(x, as_index(x))) for f in phi.forward)
+
+
+def _padding(scope: Scope, phi: Bijection) -> Padding:
+    """The padding of each new dimension: an old one's, or none where several old ones make it, or a part of one."""
+    if not scope.padding:
+        return ()
+    of = dict(zip(scope.traversals, scope.padding, strict=True))
+    whole = {x for f in phi.forward if (x := f.single) is not None}
+    if torn := [x.name for x in scope.traversals if any(of[x]) and x not in whole]:
+        raise Refused(f"{', '.join(torn)} is padded by {of[_called(scope, torn[0])]}: Φ may only move it as a whole")
+    return tuple(of[x] if (x := f.single) is not None else (0, 0) for f in phi.forward)
+
+
+def _called(scope: Scope, name: str) -> Iterator:
+    return next(x for x in scope.traversals if x.name == name)
+
+
+def explain(_: Program, __: Path) -> str:
+    """Nothing is proposed on its own."""
+    return "layouts are chosen for all tensors of a program together: give phi"
+
+
+def encode(params: Stored) -> dict[str, Any]:
+    """``{"phi": {"z1": "i2", …}}``, new traversals in order; ``"readers"`` (names) for a copy."""
+    out: dict[str, Any] = {"phi": {name: repr(i) for name, i in params.phi}}
+    return out | {"readers": list(params.readers)} if params.readers else out
+
+
+def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Stored:
+    """The inverse of ``encode``."""
+    iterators = program.scope_at(at).traversals
+    with refusing():
+        phi = tuple((name, index_of(text, iterators)) for name, text in params["phi"].items())
+        return Stored(phi, tuple(map(str, params.get("readers", ()))))
+
+
+STORAGE_LAYOUT = Rule(
+    "storage_layout",
+    r"T = \mathop{L}_{\vec x}^{X} f \circ g(T[\pi]) \;\mapsto\;"
+    r" T = \mathop{L}_{\vec z}^{\Phi(X)} f(\Phi^{-1}(\vec z)) \circ g(T[\Phi(\pi)])",
+    propose,
+    rewrite,
+    encode,
+    decode,
+    explain=explain,
+)
