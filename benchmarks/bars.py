@@ -13,13 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 
 import einnet_explore as ee
-from einnet_explore.algebra.certificate import certify
+from einnet_explore.algebra.certificate import Certificate, certify
 from einnet_explore.cost import weight_only
 from einnet_explore.explore.run import find_operators
 from einnet_explore.ir import EOPERATOR, VIEW, Program
+from einnet_explore.rules import Derivation
 from einnet_explore.search.candidate import verdict
 from einnet_explore.search.engine import Options, Search
 from einnet_explore.search.events import Found
@@ -30,7 +32,7 @@ class Bar:
     """A start, the call that is wanted, and how many states and seconds it may take (None: to be reported only).
 
     *eoperators*: how many kernels may run beside the call, where that is part of the target.  *calls*: how many library
-    calls there are.
+    calls there are; *every*: the search is for every operator, not only for the target.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Bar:
     seconds: float | None = None
     eoperators: int | None = None
     calls: int = 1
+    every: bool = False
 
     def reached(self, program: Program) -> bool:
         """Whether *program* has a call of the target with the wanted attributes, and no more than is wanted besides."""
@@ -57,7 +60,8 @@ class Measured:
     """Whether a run found the target, the states it had then (pruned ones too), and the seconds it took.
 
     *loops* is that time over the time of a fixed loop in the same process, which a slow or busy machine slows as well.
-    *proof* is the weakest certificate of the steps that lead to the target.
+    *proof* is the weakest certificate of the steps that lead to the target; *proved*, *exact* and *none* count those of
+    all candidates found until then.
     """
 
     found: bool
@@ -65,6 +69,9 @@ class Measured:
     seconds: float
     loops: float
     proof: str
+    proved: int = 0
+    exact: int = 0
+    none: int = 0
 
 
 def conv(size: int, kernel: int, **more: int) -> Callable[[], Program]:
@@ -104,11 +111,17 @@ def _chain() -> Program:
     )
 
 
+_CONV = Bar("Conv3x3 7x7 512-512", conv(7, 3, C=512, F=512), "Matmul", {"m": 49, "n": 4608, "k": 512}, 150, 0.04, 1)
+_BANDS = tuple(
+    Bar(f"G2BMM dilation {d}", _bands(d), "G2BMM", {"b": 8 * d, "d": 1, "W": 32}, 150, 0.03) for d in (2, 3, 4, 8)
+)
+
 BARS = (
-    Bar("Conv3x3 7x7 512-512", conv(7, 3, C=512, F=512), "Matmul", {"m": 49, "n": 4608, "k": 512}, 150, 0.04, 1),
+    _CONV,
     Bar("ConvTranspose 4x4 s2 448-256", _transposed, "Matmul", {"m": 64, "n": 4096, "k": 448}, 600, 0.15, 1),
     Bar("Conv5x5 to Conv3x3, 4x channels", _five, "Conv2d", {"r": 3, "s": 3, "f": 4}, 2000, 1.0),
-    *(Bar(f"G2BMM dilation {d}", _bands(d), "G2BMM", {"b": 8 * d, "d": 1, "W": 32}, 150, 0.03) for d in (2, 3, 4, 8)),
+    *_BANDS,
+    *(replace(bar, name=f"{bar.name}, for every operator", every=True) for bar in (_CONV, *_BANDS)),
     Bar("GBMM dilation 4", _wide_bands, "GBMM", {"b": 32, "d": 1}),
     *(
         Bar(f"Conv3x3 dilation {d} to dense", conv(14, 3, dilation=d), "Conv2d", {"n": d * d, "dh": 1, "dw": 1})
@@ -127,18 +140,37 @@ BARS = (
 
 def measure(bar: Bar, limit: float = 10) -> Measured:
     """Search until *bar* is reached, the search ends or *limit* seconds are over."""
-    program, targets = bar.start(), find_operators([bar.target])
+    program, targets = bar.start(), find_operators([] if bar.every else [bar.target])
     gc.collect()
     began, found, proof = time.perf_counter(), False, ""
     search = Search(program, ee.program_seconds, Options(targets=targets))
+    ends: list[int] = []
     for event in search.run():
+        if isinstance(event, Found):
+            ends.append(event.state.id)
         found = isinstance(event, Found) and bar.reached(event.state.program)
         if found or time.perf_counter() - began > limit:
             break
     seconds = time.perf_counter() - began
-    if found:
-        proof = verdict(tuple(certify(s.before, s.after) for s in search.derivation(len(search.states) - 1).steps))
-    return Measured(found, len(search.states) + search.pruned, seconds, seconds / _loop(), proof)
+    states, loops = len(search.states) + search.pruned, seconds / _loop()
+    kinds = [proofs(search.derivation(end)) for end in ends]
+    proof = kinds[-1] if found else ""
+    return Measured(found, states, seconds, loops, proof, *(kinds.count(k) for k in ("proved", "exact")), unsure(kinds))
+
+
+def proofs(derivation: Derivation) -> str:
+    """The weakest certificate of *derivation*'s steps."""
+    return verdict(tuple(_certified(step.before, step.after) for step in derivation.steps))
+
+
+@cache
+def _certified(before: Program, after: Program) -> Certificate:
+    return certify(before, after)
+
+
+def unsure(kinds: Sequence[str]) -> int:
+    """How many are neither proved nor exact: there is none, or it is false."""
+    return sum(kind not in ("proved", "exact") for kind in kinds)
 
 
 def _loop() -> float:
@@ -157,7 +189,14 @@ def median(bar: Bar, runs: int) -> Measured:
     done = [subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(runs)]
     found = [Measured(**json.loads(text)) for text in done]
     seconds, loops = (statistics.median(values) for values in zip(*((f.seconds, f.loops) for f in found), strict=True))
-    return Measured(all(f.found for f in found), max(f.states for f in found), seconds, loops, found[0].proof)
+    same = found[0]
+    return Measured(
+        all(f.found for f in found),
+        max(f.states for f in found),
+        seconds,
+        loops,
+        *(same.proof, same.proved, same.exact, same.none),
+    )
 
 
 def main(argv: Sequence[str]) -> None:

@@ -189,6 +189,7 @@ def _changes(own: list[Iterator]) -> Iterable[tuple[str, Change]]:
         yield f"index {d} swapped with {d + 1}", lambda a, d=d: _swapped(a, d)
         yield f"index {d}: stride", lambda a, d=d: _at(a, d, _stride)
         yield f"index {d}: divisor", lambda a, d=d: _at(a, d, _divisor)
+        yield f"index {d}: without division", lambda a, d=d: _at(a, d, _undivided)
         for n, x in enumerate(own):
             y = own[(n + 1) % len(own)]
             yield (
@@ -218,6 +219,15 @@ def _divisor(index: Index) -> Index:
                 return index - k * atom + k * (numerator // (d + 1))
             case Remainder(numerator, d):
                 return index - k * atom + k * (numerator % (d + 1))
+    return index
+
+
+def _undivided(index: Index) -> Index:
+    """*index* with its first residue (or quotient) lost."""
+    for atom, k in index.terms:
+        match atom:
+            case Quotient(numerator) | Remainder(numerator):
+                return index - k * atom + k * numerator
     return index
 
 

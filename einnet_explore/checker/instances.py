@@ -5,7 +5,7 @@ from __future__ import annotations
 from einnet_explore.algebra.flatten import flat_address
 from einnet_explore.algebra.space import Beyond
 from einnet_explore.algebra.tally import difference
-from einnet_explore.ir import EOPERATOR, VIEW, Access, Equation, Instance, Scope, Tensor, accesses
+from einnet_explore.ir import EOPERATOR, VIEW, Access, Attribute, Equation, Index, Instance, Scope, Tensor, accesses
 from einnet_explore.operators import OPERATORS, Operator
 
 
@@ -19,11 +19,11 @@ def wrong_instance(equation: Equation, operators: tuple[Operator, ...] = OPERATO
     if via is None or via.operator == EOPERATOR:
         return None
     if via.operator == VIEW:
-        return _no_view(equation.scope)
+        return _no_view(equation.scope, via)
     return _no_call(equation.scope, via, operators)
 
 
-def _no_view(scope: Scope) -> str | None:
+def _no_view(scope: Scope, via: Instance) -> str | None:
     match scope:
         case Scope(summations=(), domain=(), body=Access(source=Tensor() as source) as access):
             for d, (index, (lo, hi)) in enumerate(zip(access.index, source.box, strict=True)):
@@ -32,8 +32,24 @@ def _no_view(scope: Scope) -> str | None:
                     read = f"dimension {d} of {source.name} in [{least}, {most}]"
                     return f"a view reads {read}, its elements lie in [{lo}, {hi})"
             address = flat_address(access)
-            return None if address.affine else f"the flat address {address!r} of a view is not affine"
+            return _other_address(scope, address, via) if address.affine else f"address {address!r} is not affine"
     return "a view reads one tensor, at every point of its box, and nothing else"
+
+
+def _other_address(scope: Scope, address: Index, via: Instance) -> str | None:
+    """What the view's offset and strides, where it names them, have to do with *address*; one element has no stride."""
+    named = dict(via.attributes)
+    found: dict[str, Attribute] = {
+        "offset": address.evaluate(lambda x: x.lo),
+        "strides": tuple(address.coefficient(x) for x in scope.traversals),
+    }
+    strides = named.get("strides")
+    if isinstance(strides, tuple) and len(strides) == len(scope.traversals):
+        found["strides"] = tuple(
+            address.coefficient(x) if x.extent > 1 else said for x, said in zip(scope.traversals, strides, strict=True)
+        )
+    wrong = [name for name in found if name in named and named[name] != found[name]]
+    return f"a view with {wrong[0]} {named[wrong[0]]}, the address has {found[wrong[0]]}" if wrong else None
 
 
 def _no_call(scope: Scope, via: Instance, operators: tuple[Operator, ...]) -> str | None:

@@ -62,8 +62,30 @@ class Form:
 
     def group(self, x: Iterator, operands: tuple[int, ...]) -> str:
         """Where *x* occurs: the operands in the order given, the output last."""
-        key = "".join("Y" if x in self.occurring[a] else "N" for a in operands)
-        return key + ("Y" if x in self.traversals else "N")
+        if (known := self._grouped.get(operands)) is None:
+            known = self._grouped[operands] = {
+                y: "".join("Y" if y in self.occurring[a] else "N" for a in operands)
+                + ("Y" if y in self.traversals else "N")
+                for y in self.iterators
+            }
+        return known[x]
+
+    @cached_property
+    def _grouped(self) -> dict[tuple[int, ...], dict[Iterator, str]]:
+        return {}
+
+    @cached_property
+    def ranks(self) -> tuple[dict[Iterator, tuple[int, int]], ...]:
+        """By access: (dimension, minus the stride) of each iterator that occurs; iterators ascend by falling stride."""
+        found = []
+        for read in self.reads:
+            rank: dict[Iterator, tuple[int, int]] = {}
+            for d, index in enumerate(read.index):
+                for atom, k in index.terms:
+                    for x in as_index(atom).iterators:
+                        rank[x] = (d, -abs(k) if isinstance(atom, Iterator) else 0)
+            found.append(rank)
+        return tuple(found)
 
     @cached_property
     def occurring(self) -> tuple[frozenset[Iterator], ...]:

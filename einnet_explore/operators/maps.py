@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import permutations, product
 
-from einnet_explore.ir import Access, Iterator, Scope, as_index, tensors
+from einnet_explore.ir import Access, Iterator, Scope, Table, Tensor, tensors
 from einnet_explore.operators.digits import overlaps
 from einnet_explore.operators.form import Form, Unmatched
 from einnet_explore.operators.operator import Operator
@@ -43,8 +43,7 @@ def iterator_maps(form: Form, operator: Operator, operands: tuple[int, ...]) -> 
                     out |= part
                 yield out
     if why != "nothing":
-        shown = ", ".join(repr(pattern.operands[p].dimensions[d]) for p, d in pattern.windows)
-        raise Unmatched(why or f"no dimension of the operands can be {shown} of {operator.name}")
+        raise Unmatched(why or f"no dimension of the operands can be {pattern.composite} of {operator.name}")
 
 
 def _windows(
@@ -80,19 +79,19 @@ def _windows(
 
 def _constant(read: Access) -> bool:
     """Whether *read* is of weights alone: digits of their indices are a layout, made at compile time, and no window."""
-    source = read.source
-    return all(t.weight for t in (tensors(source) if isinstance(source, Scope) else (source,)))
+    match read.source:
+        case Tensor(weight=weight):
+            return weight
+        case Table():
+            return True
+        case Scope() as scope:
+            return all(t.weight for t in tensors(scope))
 
 
 def _orders(form: Form, group: list[Iterator]) -> list[tuple[Iterator, ...]]:
     """The orders of *group* by falling stride in each tensor where it occurs."""
     orders = [tuple(x for x in form.traversals if x in group)]
-    for read in form.reads:
-        rank: dict[Iterator, tuple[int, int]] = {}
-        for d, index in enumerate(read.index):
-            for atom, k in index.terms:
-                for x in as_index(atom).iterators:
-                    rank[x] = (d, -abs(k) if isinstance(atom, Iterator) else 0)
+    for rank in form.ranks:
         orders.append(tuple(sorted((x for x in group if x in rank), key=lambda x: rank[x])))
     return list(dict.fromkeys(order for order in orders if len(order) == len(group)))
 

@@ -19,6 +19,7 @@ from einnet_explore.operators.form import Form, Unmatched, comparable, opened, t
 from einnet_explore.operators.layout import leading, packed, strides_of
 from einnet_explore.operators.maps import iterator_maps
 from einnet_explore.operators.operator import Attributes, Operator
+from einnet_explore.operators.pattern import Dimension
 from einnet_explore.operators.solving import Assignment, names, solve
 
 
@@ -137,8 +138,11 @@ def fit(
     attributes: dict[str, Attribute] = {name: numbers[f"|{name}|"] for name in pattern.iterators}
     attributes |= {name: numbers[name] for name in pattern.attributes}
     layouts = list[Layout]()
+    numbered = tuple(attributes.items())
     for p, a in enumerate(operands):
-        layout, chosen = _layout(operator, p, windows.get(p, form.reads[a]), iterators, attributes, flags)
+        own = tuple((name, tuple(iterators.get(name, ()))) for name in pattern.operands[p].names)
+        wanted = None if flags is None else tuple((f, flags.get(f, 0)) for f, _ in pattern.operands[p].variants)
+        layout, chosen = _layout(operator, p, windows.get(p, form.reads[a]), own, numbered, wanted)
         layouts.append(layout)
         attributes |= chosen
     index, free = _output(form, operator, iterators, attributes)
@@ -189,22 +193,27 @@ def _assigned(form: Form, operator: Operator, operands: tuple[int, ...], iterato
             raise Unmatched(f"{name} of {operator.name} takes one iterator, given {names(xs)}")
 
 
+@lru_cache(maxsize=1 << 13)
 def _layout(
     operator: Operator,
     operand: int,
     read: Access,
-    iterators: Assignment,
-    attributes: dict[str, Attribute],
-    flags: Attributes | None,
+    iterators: tuple[tuple[str, tuple[Iterator, ...]], ...],
+    numbered: tuple[tuple[str, Attribute], ...],
+    flags: tuple[tuple[str, Attribute], ...] | None,
 ) -> tuple[Layout, dict[str, Attribute]]:
-    """The operand in its best order, or in the one that *flags* ask for, and the attributes that say so."""
-    pattern = operator.pattern.operands[operand]
+    """The operand in its best order, or in the one that *flags* ask for, and the attributes that say so.
+
+    It only depends on the operand's own iterators, which many iterator maps give in the same way.
+    """
+    pattern, attributes = operator.pattern.operands[operand], dict(numbered)
     orders: list[dict[str, Attribute]] = [{}, *(dict[str, Attribute]([(flag, 1)]) for flag, _ in pattern.variants)]
     if flags is not None:
-        orders = [o for o in orders if all(flags.get(f, 0) == o.get(f, 0) for f, _ in pattern.variants)][:1]
+        orders = [o for o in orders if all(value == o.get(f, 0) for f, value in flags)][:1]
     tried = list[tuple[Layout, dict[str, Attribute]]]()
+    own, read = _renamed(operator, operand, read, dict(iterators), attributes)
     for order in orders:
-        tried.append((_gather(operator, operand, read, iterators, {**attributes, **order}), order))
+        tried.append((_gather(operator, operand, read, own, {**attributes, **order}), order))
         if tried[-1][0].same:
             break
     best, chosen = max(tried, key=lambda t: (t[0].same, t[0].free))
@@ -215,19 +224,28 @@ def _layout(
     return best, chosen
 
 
-def _gather(operator: Operator, operand: int, read: Access, iterators: Assignment, attributes: Attributes) -> Layout:
+def _renamed(
+    operator: Operator, operand: int, read: Access, iterators: Assignment, attributes: Attributes
+) -> tuple[dict[Dimension, Iterator], Access]:
+    """The operator's own iterator of each dimension, and *read* by these: the same in any order of the dimensions."""
     pattern = operator.pattern.operands[operand]
-    dimensions = operator.dimensions(operand, attributes)
     numbers = operator.numbers(attributes)
     windows = {x.name: x for i in read.index for x in i.iterators}
-    own = [
-        Iterator(d.single, 0, numbers[f"|{d.single}|"]) if d.single else windows[f"i{pattern.dimensions.index(d)}"]
-        for d in dimensions
-    ]
+    own = {
+        d: Iterator(d.single, 0, numbers[f"|{d.single}|"]) if d.single else windows[f"i{pattern.dimensions.index(d)}"]
+        for d in operator.dimensions(operand, attributes)
+    }
     to: dict[Iterator, IndexLike] = {}
-    for new in own:
+    for new in own.values():
         to.update(split(new, tuple(iterators.get(new.name, ()))))
-    read = opened(Access(read.source, tuple(i.substitute(lambda x: to.get(x, x)) for i in read.index)))
+    return own, opened(Access(read.source, tuple(i.substitute(lambda x: to.get(x, x)) for i in read.index)))
+
+
+def _gather(
+    operator: Operator, operand: int, read: Access, by: Mapping[Dimension, Iterator], attributes: Attributes
+) -> Layout:
+    pattern = operator.pattern.operands[operand]
+    own = [by[d] for d in operator.dimensions(operand, attributes)]
     index = read.index
     padding = operator.padding(operand, attributes)
     neutral = REDUCTIONS[operator.pattern.reduce]

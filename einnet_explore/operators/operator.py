@@ -20,6 +20,7 @@ from einnet_explore.ir import (
     Padding,
     Scalar,
     Scope,
+    Table,
     Tensor,
     as_index,
 )
@@ -95,7 +96,7 @@ class Operator:
         present = any(attributes.get(name, 1) != 1 for name in self.pattern.optional)
         return Instance(self.batched if present and self.batched else self.name, tuple(attributes.items()))
 
-    def instantiate(self, attributes: Attributes, operands: Sequence[Tensor | Scope] | None = None) -> Scope:
+    def instantiate(self, attributes: Attributes, operands: Sequence[Tensor | Table | Scope] | None = None) -> Scope:
         """The canonical scope with *attributes* put in: what an equation that this operator runs must mean.
 
         *operands* have the canonical shapes; without them tensors with the operands' names stand in.  Raises
@@ -156,9 +157,12 @@ class Operator:
 
     def padding(self, operand: int, attributes: Attributes) -> Padding:
         """How far outside its shape the operand is read; empty if nowhere."""
+        dimensions = self.dimensions(operand, attributes)
+        if all(d.single is not None for d in dimensions):
+            return ()
         numbers = self.numbers(attributes)
-        own = {x: Iterator(x, 0, numbers[f"|{x}|"]) for x in self.pattern.iterators}
-        return self._read(self.dimensions(operand, attributes), numbers, own)[2]
+        padding = tuple(_beyond(d, numbers) for d in dimensions)
+        return padding if any(map(any, padding)) else ()
 
     @staticmethod
     def _read(
@@ -178,6 +182,18 @@ class Operator:
             shape.append(extent)
             padding.append((max(0, -lo), max(0, hi + 1 - extent)))
         return tuple(index), tuple(shape), tuple(padding) if any(map(any, padding)) else ()
+
+
+def _beyond(d: Dimension, numbers: Mapping[str, int]) -> tuple[int, int]:
+    """How far an index reaches before and behind its dimension."""
+    if d.single is not None:
+        return 0, 0
+    lo = hi = d.const.value(numbers)
+    for name, k in d.terms:
+        span = k.value(numbers) * (numbers[f"|{name}|"] - 1)
+        lo, hi = lo + min(0, span), hi + max(0, span)
+    extent = d.extent.value(numbers) if d.extent else numbers[f"|{d.iterators[0]}|"]
+    return max(0, -lo), max(0, hi + 1 - extent)
 
 
 @cache

@@ -78,7 +78,7 @@ class Polynomial:
 ONE = Polynomial((((), 1),))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Dimension:
     """One index of an operand: Σ coefficient·iterator + *const*; *extent* is given where the index is composite."""
 
@@ -86,7 +86,7 @@ class Dimension:
     const: Polynomial = Polynomial()
     extent: Polynomial | None = None
 
-    @property
+    @cached_property
     def single(self) -> str | None:
         """The iterator that this index is, if it is one."""
         if len(self.terms) == 1 and self.terms[0][1] == ONE and not self.const.terms and self.extent is None:
@@ -107,7 +107,7 @@ class Dimension:
         return " + ".join((*parts, *((repr(self.const),) if self.const.terms else ())))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Operand:
     """One input: its dimensions in memory order, and other orders by the attribute that selects them."""
 
@@ -115,10 +115,15 @@ class Operand:
     dimensions: tuple[Dimension, ...]
     variants: tuple[tuple[str, tuple[Dimension, ...]], ...] = ()
 
-    @property
+    @cached_property
     def iterators(self) -> frozenset[str]:
         """The iterators that occur."""
-        return frozenset(name for d in self.dimensions for name in d.iterators)
+        return frozenset(self.names)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The iterators that occur, in order of appearance."""
+        return tuple(dict.fromkeys(name for d in self.dimensions for name in d.iterators))
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,11 @@ class Pattern:
             for d, dimension in enumerate(operand.dimensions)
             if dimension.single is None
         )
+
+    @cached_property
+    def composite(self) -> str:
+        """The composite indices in words."""
+        return ", ".join(repr(self.operands[p].dimensions[d]) for p, d in self.windows)
 
     @cached_property
     def merged(self) -> frozenset[str]:

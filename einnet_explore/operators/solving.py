@@ -21,11 +21,17 @@ Assignment = Mapping[str, tuple[Iterator, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Equality:
-    """*left* has to be *right*; *where* says what asks for it."""
+    """*left* has to be *right*; *asked* are the things that ask for it, by words (most are never shown)."""
 
     left: Polynomial
     right: int
-    where: str
+    words: str
+    asked: tuple[object, ...]
+
+    @property
+    def where(self) -> str:
+        """What asks for it."""
+        return self.words.format(*map(repr, self.asked))
 
 
 def solve(
@@ -37,7 +43,7 @@ def solve(
     that ranges over the part of the source that the operator is given.
     """
     pattern = operator.pattern
-    todo = [Equality(left + MINUS * right, 0, f"{left!r} == {right!r}") for left, right in pattern.conditions]
+    todo = [Equality(left + MINUS * right, 0, "{} == {}", (left, right)) for left, right in pattern.conditions]
     out: dict[int, Access] = {}
     for p, d in pattern.windows:
         dimension = pattern.operands[p].dimensions[d]
@@ -52,10 +58,10 @@ def solve(
                 f"{names(own.values())} stand in {where}"
             )
         start, stop = _given(read, at[0], [x for name, x in own.items() if name in pattern.traversals])
-        shown = f"{dimension!r} against {index!r}"
-        todo += [Equality(dimension.coefficient(name), index.coefficient(x), shown) for name, x in own.items()]
-        todo.append(Equality(dimension.const, index.substitute(lambda x: x.lo).const - start, shown))
-        todo.append(Equality(dimension.extent or ONE, stop - start, f"the extent of {dimension!r}"))
+        here = "{} against {}", (dimension, index)
+        todo += [Equality(dimension.coefficient(name), index.coefficient(x), *here) for name, x in own.items()]
+        todo.append(Equality(dimension.const, index.substitute(lambda x: x.lo).const - start, *here))
+        todo.append(Equality(dimension.extent or ONE, stop - start, "the extent of {}", (dimension,)))
         window = as_index(Iterator(f"i{d}", 0, stop - start)) + start
         out[p] = Access(read.source, tuple(window if j == at[0] else i for j, i in enumerate(read.index)))
     for p, read in out.items():

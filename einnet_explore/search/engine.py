@@ -20,6 +20,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from einnet_explore.algebra.keys import program_key
@@ -28,6 +29,7 @@ from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.rules import EOPERATOR_GENERATION, RULES, Derivation, Match, Rule
 from einnet_explore.rules import Refused as RuleRefused
 from einnet_explore.rules.base import places
+from einnet_explore.search.bounds import KEEP_PRODUCTS, Least, lower_bound
 from einnet_explore.search.cleanup import Moves, clean
 from einnet_explore.search.events import Found, Level, Pruned, Reached, Refused, SearchEvent, State
 from einnet_explore.search.instantiation import matching_rule, nearest
@@ -54,6 +56,11 @@ class Options:
     patience: int = 2
     ahead: int = 3
     """How many choices deep ``best_first`` looks ahead before the first level; 0: not at all."""
+    bound: bool = False
+    """Leave out what costs more already than a candidate that is known, and match the cheapest first.
+
+    Good for who only wants the best candidate: the others are then not all found.  The best one is.
+    """
     rules: tuple[Rule[Any], ...] = RULES
     targets: tuple[Operator, ...] = OPERATORS
     fixed: frozenset[str] = frozenset()
@@ -75,6 +82,11 @@ class Search:
     start: Program
     cost: Cost
     options: Options = field(default_factory=Options)
+    least: Least | None = None
+    """What the equations of a program that are not instantiated yet cost at least; None: nothing is known of them.
+
+    Only asked where every rule keeps products (``bounds.KEEP_PRODUCTS``).
+    """
     states: list[State] = field(default_factory=list)
     pruned: int = 0
     complete: bool = False
@@ -101,30 +113,42 @@ class Search:
 
     def run(self) -> Iterable[SearchEvent]:
         """Search until every state within the depth is expanded, or nothing got better for *patience* levels."""
+        for event in self._levels():
+            yield event
+            if event == Level(self.options.max_depth):
+                self.complete = True
+                return
+
+    def _levels(self) -> Iterable[SearchEvent]:
+        """Level by level without end: *max_depth* is where ``run`` stops to listen (and bounds looking ahead).
+
+        So what a search to one depth says is how a search to the next begins.
+        """
         first = State(0, 0, (), self.start, 0, "start", nearest(self.start, self.options.targets))
         self.states.append(first)
         self._seen[program_key(self.start)] = first
         yield Reached(first)
         yield from self._look_ahead(first)
         level, idle = [first], 0
-        for depth in range(self.options.max_depth + 1):
-            best, after = self._cheapest(depth - 1), list[State]()
-            queue = [(s.distance if s.distance is not None else 1 << 30, s.id, s) for s in level]
-            heapq.heapify(queue)
-            while queue:
-                state = heapq.heappop(queue)[2]
+        for depth in count():
+            best = self._cheapest(depth - 1)
+            level.sort(key=lambda s: (s.distance if s.distance is not None else 1 << 30, s.id))
+            for state in level:
                 yield from self._converge(state)
-                if depth < self.options.max_depth:
-                    yield from self._explore(state, after)
             yield Level(depth)
+            now = self._cheapest(depth)
+            idle = 0 if now < best * (1 - WORTH) else idle + 1
+            enough = now < float("inf") and idle >= self.options.patience
+            if self.options.strategy == "best_first" and enough and any(self._moves(s).reaches(0) for s in level):
+                self.ended = True
+                return
+            after: list[State] = []
+            for state in level:
+                yield from self._explore(state, after)
             if not after:
                 self.complete = True
                 return
-            level, now = after, self._cheapest(depth)
-            idle = 0 if now < best * (1 - WORTH) else idle + 1
-            if self.options.strategy == "best_first" and now < float("inf") and idle >= self.options.patience:
-                self.ended = True
-                return
+            level = after
 
     def _cheapest(self, depth: int) -> float:
         """The least cost that is known to be reached within *depth* choices."""
@@ -212,6 +236,13 @@ class Search:
             if twin.depth <= parent.depth + 1 and self.options.fingerprint:
                 yield Pruned(parent.id, matches, f"the same program as state {twin.id}", twin.id)
                 return
+        # Rules between expressions may take an instance back; then what is chosen so far is no bound.
+        kept = self.options.bound and all(rule in RULES for rule in self.options.rules)
+        bounded = kept and twin is None and any(e.via for e in program.equations)
+        if bounded and (why := self._dear(self._bound(program), parent.depth + 1)) is not None:
+            self.pruned += 1
+            yield Pruned(parent.id, matches, why)
+            return
         state = self._new(parent, matches, program, phase, key)
         after.append(state)
         yield Reached(state)
@@ -233,10 +264,39 @@ class Search:
         if not self.options.converging and state.distance != 0:
             return
         rule = matching_rule(self.options.targets)
-        for at, _ in self._allowed.places(state.program):
-            for match in rule.matches(state.program, at):
-                program = match.apply(state.program).after
-                yield from self._finish(state, (match,), program)
+        places = [at for at, _ in self._allowed.places(state.program)]
+        ways = ((m, m.apply(state.program).after) for at in places for m in rule.matches(state.program, at))
+        yield from self._finish_each(state, (), ways)
+
+    def _finish_each(
+        self, state: State, done: tuple[Match[Any], ...], ways: Iterable[tuple[Match[Any], Program]]
+    ) -> Iterable[SearchEvent]:
+        """Finish each of *ways*; with ``bound`` the cheapest first, and none that costs more than what is known."""
+        if not self.options.bound:
+            for match, program in ways:
+                yield from self._finish(state, (*done, match), program)
+            return
+        ranked = sorted(((self._bound(p), n, m, p) for n, (m, p) in enumerate(ways)), key=lambda way: way[:2])
+        for bound, _, match, program in ranked:
+            if (why := self._dear(bound, state.depth)) is not None:
+                self.pruned += 1
+                yield Pruned(state.id, (*done, match), why)
+            else:
+                yield from self._finish(state, (*done, match), program)
+
+    def _bound(self, program: Program) -> float:
+        known = all(rule.name in KEEP_PRODUCTS for rule in self.options.rules)
+        return lower_bound(program, self.cost, self.least if known else None)
+
+    def _dear(self, bound: float, depth: int) -> str | None:
+        """Why what costs at least *bound* need not be followed: a candidate within *depth* choices costs less.
+
+        One that was found deeper does not count: whether a level found something cheaper has to stay the same.
+        """
+        cheapest = self._cheapest(depth)
+        if bound <= cheapest:
+            return None
+        return f"it costs at least {bound:.4g} s, a candidate {cheapest:.4g} s"
 
     def _finish(self, state: State, matches: tuple[Match[Any], ...], program: Program) -> Iterable[SearchEvent]:
         """Generate eOperators for all that is left of *program*; a candidate if that succeeds.
@@ -276,10 +336,9 @@ class Search:
     ) -> Iterable[SearchEvent]:
         """Each way to give a library operator to what is left of *equation*, and so on until nothing is left."""
         rule = matching_rule(self.options.targets)
-        for at, _ in self._allowed.places(program):
-            if at[0] == equation:
-                for match in rule.matches(program, at):
-                    yield from self._finish(state, (*matches, match), match.apply(program).after)
+        places = [at for at, _ in self._allowed.places(program) if at[0] == equation]
+        ways = ((match, match.apply(program).after) for at in places for match in rule.matches(program, at))
+        yield from self._finish_each(state, matches, ways)
 
 
 def why_no_eoperator(program: Program, equation: int) -> str:

@@ -69,7 +69,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """All states of *depth* have been expanded."""
+    """All states of *depth* have converged: this is what a search to that depth says."""
 
     depth: int
 

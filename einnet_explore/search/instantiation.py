@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from einnet_explore.algebra.flatten import view_strides
+from einnet_explore.algebra.lookup import copied
 from einnet_explore.algebra.substitute import fresh
 from einnet_explore.ir import (
     EOPERATOR,
@@ -27,6 +28,7 @@ from einnet_explore.ir import (
     Path,
     Program,
     Scope,
+    Table,
     Tensor,
     mul,
 )
@@ -165,6 +167,8 @@ def _operand(layout: Layout, before: list[Equation], used: set[str]) -> Tensor:
     if isinstance(source, Tensor) and layout.same:
         return source
     scope = layout.scope
+    if isinstance(source, Table):
+        source = copied(source)
     if isinstance(source, Scope):
         inner = Equation(_fresh("E", used), source)
         before.append(inner)

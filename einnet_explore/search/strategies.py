@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from einnet_explore.algebra.measure import intensity
 from einnet_explore.algebra.structure import windows
-from einnet_explore.ir import Access, Index, Iterator, Path, Program, Remainder, Scope, accesses, as_index
+from einnet_explore.ir import Access, Index, Iterator, Path, Program, Remainder, Scope, Table, accesses, as_index
 from einnet_explore.operators.digits import overlaps
 from einnet_explore.rules import (
     BOUNDARY_RELAXING,
@@ -31,7 +32,9 @@ from einnet_explore.rules import (
     Rule,
 )
 from einnet_explore.rules.base import places
+from einnet_explore.rules.bilinear_substitution import Filter
 from einnet_explore.rules.boundary_relaxing import Wider
+from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
 from einnet_explore.rules.summation_splitting import Splitting
 from einnet_explore.rules.traversal_merging import Merging
 from einnet_explore.rules.variable_substitution import Substitution
@@ -48,8 +51,16 @@ class Allowed:
     given: frozenset[Scope] = frozenset()
 
     def places(self, program: Program) -> Iterable[tuple[Path, Scope]]:
-        """Every scope that rules may act on."""
-        return ((at, scope) for at, scope in places(program) if program.equations[at[0]].name not in self.fixed)
+        """Every scope that rules may act on; sums with a table's coefficients only await their kernels."""
+        return (
+            (at, scope)
+            for at, scope in places(program)
+            if program.equations[at[0]].name not in self.fixed and not _transforms(scope)
+        )
+
+
+def _transforms(scope: Scope) -> bool:
+    return any(isinstance(a.source, Table) for a in accesses(scope.body)) and intensity(scope) < COMPUTE_BOUND
 
 
 Strategy = Callable[[Program, Allowed], Iterable[Moves]]
@@ -113,10 +124,26 @@ def _of(rule: Rule[Any], program: Program, at: Path, scope: Scope, allowed: Allo
                     yield from _substituted((match,), changed, at, wider, splits)
             case Substitution():
                 yield from _substitution((), match, scope, changed, splits)
+            case Filter():
+                yield from _nested((match,), changed, len(changed.equations) - len(program.equations))
             case Merging(access) if _summing(scope, access) not in (None, *allowed.given):
                 continue
             case _ if rule != BOUNDARY_RELAXING:
                 yield (match,), changed
+
+
+def _nested(before: tuple[Match[Any], ...], program: Program, added: int) -> Iterable[Moves]:
+    """The filter of one dimension, and before it those that do the same along further dimensions of its window.
+
+    The last of *before* *added* equations to *program*; the product of what it transformed is among them.
+    """
+    done = before[-1]
+    made = range(done.at[0], done.at[0] + added)
+    for n in (n for n in made if not _transforms(program.equations[n].scope)):
+        for match, changed in moves(done.rule, program, (n,), program.equations[n].scope):
+            if match.params.algorithm.shape[0] == done.params.algorithm.shape[0]:
+                yield from _nested((*before, match), changed, len(changed.equations) - len(program.equations))
+    yield before, program
 
 
 def _splits(program: Program, at: Path, scope: Scope) -> Iterable[Move]:
