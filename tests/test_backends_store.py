@@ -112,7 +112,7 @@ def test_a_damaged_store_goes_on_in_memory(own_cache: Path, damage: str) -> None
             path.write_bytes(b"not a database at all" * 100)
         case "another table":
             with sqlite3.connect(path) as connection:
-                connection.execute("CREATE TABLE profile (other INTEGER)")
+                connection.execute("CREATE TABLE engine_profile (other INTEGER)")
         case _:
             path.mkdir()
     store = ProfileStore()

@@ -1,7 +1,8 @@
 """What a program is expected to cost on a device."""
 
 from einnet_explore.cost.device import CPU_DEFAULT, Device, cpu_default
-from einnet_explore.cost.model import CostModel, Estimate, program_seconds, weight_only
+from einnet_explore.cost.least import products
+from einnet_explore.cost.model import CostModel, Estimate, program_least, program_seconds, weight_only
 from einnet_explore.cost.work import Work, work
 
 __all__ = [
@@ -11,6 +12,8 @@ __all__ = [
     "Estimate",
     "Work",
     "cpu_default",
+    "products",
+    "program_least",
     "program_seconds",
     "weight_only",
     "work",

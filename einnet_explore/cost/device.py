@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class Device:
     """Rates in FLOP/s and bytes/s of *threads* threads together; ``call_seconds`` is what starting anything costs.
 
-    ``library`` and ``generated`` are the parts of the peak that library operators and generated kernels reach where
-    nothing but arithmetic limits them; ``lanes`` is the width of a vector register in elements.
+    ``library``, ``tiled`` and ``generated`` are the parts of the peak that library operators, register-tiled kernels
+    and other generated ones reach where nothing but arithmetic limits them; ``lanes`` is the width of a vector register
+    in elements.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Device:
     call_seconds: float
     lanes: int = 16
     library: float = 0.8
+    tiled: float = 0.7
     generated: float = 0.15
 
     def bandwidth(self, nbytes: int) -> float:

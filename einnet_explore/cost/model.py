@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from math import prod
 
 from einnet_explore.cost.device import CPU_DEFAULT, Device
-from einnet_explore.cost.work import ELEMENT, utilisation, work
-from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, tensors
+from einnet_explore.cost.least import products
+from einnet_explore.cost.work import ELEMENT, row_utilisation, utilisation, work
+from einnet_explore.ir import EOPERATOR, VIEW, Access, Equation, Program, tensors
 from einnet_explore.operators import OPERATORS, Operator
 
 Measured = Callable[[Equation], "float | None"]
@@ -64,31 +65,40 @@ class CostModel:
     def lower_bound(self, program: Program) -> float:
         """Seconds that no program derived from *program* stays below, by this model.
 
-        What is instantiated already costs what it costs; what is not must at least read its inputs and write its
-        outputs once.  Intermediate tensors may still vanish.
+        What is instantiated already costs what it costs.  What is not costs at least ``least``; copies, views and the
+        results of views may still vanish, so bytes only count where nothing is instantiated.
         """
         constant = weight_only(program)
-        inputs = {t.name for t in program.inputs if not t.weight}
-        done = 0.0
-        moved: dict[str, int] = {}
-        for e in program.equations:
-            if e.name in constant:
-                continue
-            if e.via is not None:
-                done += self.estimate(e).seconds
-                continue
-            moved |= {t.name: prod(t.shape) for t in tensors(e.scope) if t.name in inputs}
-            if e.name in program.outputs:
-                moved[e.name] = prod(e.scope.shape)
+        done = sum(self.estimate(e).seconds for e in program.equations if e.via is not None and e.name not in constant)
+        return done + self.least(program)
+
+    def least(self, program: Program) -> float:
+        """What the equations of *program* that are not instantiated cost at least: products, and results written."""
+        constant = weight_only(program)
+        rest = [e for e in program.equations if e.via is None and e.name not in constant]
+        flops = 2 * sum(products(e.scope) for e in rest)
+        compute = flops / (self.device.peak_flops * max(self.device.library, self.device.tiled, self.device.generated))
+        written = 0
+        if not any(e.via for e in program.equations):
+            written = sum(prod(e.scope.shape) for e in rest if e.name in program.outputs)
         best = max(self.device.cache_bandwidth, self.device.memory_bandwidth)
-        return done + sum(moved.values()) * ELEMENT / best
+        moved = written * ELEMENT / best if any(map(_computes, rest)) else 0.0
+        return max(compute, moved) + (self.device.call_seconds if flops else 0.0)
 
     def _efficiency(self, equation: Equation) -> float:
-        via = equation.via
+        """The part of the peak that the best engine for *equation* reaches."""
+        via, device = equation.via, self.device
+        tiled = device.tiled * row_utilisation(equation.scope, device.lanes)
         operator = next((o for o in self.operators if via is not None and via.operator in o.names), None)
         if via is None or via.operator == EOPERATOR or operator is None or operator.onnx is None:
-            return self.device.generated
-        return self.device.library * utilisation(equation.scope, self.device.lanes)
+            return max(device.generated, tiled)
+        return max(device.library * utilisation(equation.scope, device.lanes), tiled)
+
+
+def _computes(equation: Equation) -> bool:
+    """Whether *equation* does more than move elements, which a view may do for nothing."""
+    scope = equation.scope
+    return not isinstance(scope.body, Access) or any(y.extent > 1 for y in scope.summations)
 
 
 def weight_only(program: Program) -> frozenset[str]:
@@ -100,6 +110,11 @@ def weight_only(program: Program) -> frozenset[str]:
             known.add(e.name)
             found.add(e.name)
     return frozenset(found)
+
+
+def program_least(program: Program) -> float:
+    """``CostModel().least``: what a search whose cost is ``program_seconds`` may take as its bound."""
+    return CostModel().least(program)
 
 
 def program_seconds(program: Program) -> tuple[float, str]:

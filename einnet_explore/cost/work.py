@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from einnet_explore.ir import Access, Apply, Compare, Const, Iterator, Scalar, Scope, accesses, scopes, tensors
+from einnet_explore.kernels.form import form
 
 ELEMENT = 4
 """Bytes of an element (float32)."""
@@ -99,3 +101,20 @@ def utilisation(scope: Scope, lanes: int) -> float:
         if not mixed:
             candidates.append(extent / (-(-extent // lanes) * lanes))
     return max(candidates, default=1.0)
+
+
+@lru_cache(maxsize=4096)
+def row_utilisation(scope: Scope, lanes: int) -> float:
+    """The part of the vector lanes that does useful work in a register-tiled kernel; 0 where there is none.
+
+    It lays the innermost traversal along the lanes, as far as it runs through one operand, and the last of several
+    vectors overlaps the one before.
+    """
+    found = form(scope)
+    if found is None:
+        return 0.0
+    last = found.traversals[-1]
+    along = [n for n in (0, 1) if last in found.moves(n)]
+    if not along or found.flops == 0:
+        return 0.0
+    return last.extent / (-(-last.extent // lanes) * lanes)

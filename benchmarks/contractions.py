@@ -1,0 +1,112 @@
+"""Register-tiled kernels against ONNX Runtime's, operator by operator.
+
+``python -m benchmarks.contractions [--threads N] [--seconds S] [WORD…]``.  Both are called in turn on the same arrays,
+the weights known beforehand; the least of the samples counts, since other work on the machine only adds to them.
+GFLOP/s are the tiled kernel's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from einnet_explore.backends import aligned_empty, compare, library
+from einnet_explore.cost import work
+from einnet_explore.ir import Equation, Tensor, tensors
+from einnet_explore.operators import OPERATORS, Operator
+
+
+def conv(c: int, f: int, size: int, window: tuple[int, int], stride: int = 1, groups: int = 1) -> Equation:
+    """A convolution of *size*² whose result has a *stride*-th of the rows and columns."""
+    (r, s), out = window, size // stride
+    numbers = {"n": 1, "g": groups, "f": f // groups, "h": out, "w": out, "c": c // groups, "r": r, "s": s}
+    return _equation("Conv2d", numbers | _both(s=stride, d=1) | {"ph": r // 2, "pw": s // 2, "H": size, "W": size})
+
+
+def transposed(c: int, f: int, size: int, window: int, stride: int, padding: int) -> Equation:
+    """A transposed convolution to *stride* times the rows and columns."""
+    out = size * stride
+    numbers = {"n": 1, "g": 1, "f": f, "y": out, "x": out, "c": c, "h": size, "w": size, "R": window, "S": window}
+    return _equation("ConvTranspose2d", numbers | _both(s=stride, p=padding))
+
+
+def _both(**of: int) -> dict[str, int]:
+    return {f"{name}{axis}": value for name, value in of.items() for axis in "hw"}
+
+
+def _operator(name: str) -> Operator:
+    return next(o for o in OPERATORS if o.name == name)
+
+
+def _equation(name: str, attributes: Mapping[str, int]) -> Equation:
+    operator = _operator(name)
+    x, k = tensors(operator.instantiate(attributes))
+    weight = Tensor(k.name, k.shape, k.padding, k.value, True)
+    return Equation("Y", operator.instantiate(attributes, (x, weight)), operator.instance(attributes))
+
+
+ROUNDS = 40
+
+CASES = {
+    "conv 5x5 64→3, 64²": conv(64, 3, 64, (5, 5)),
+    "conv 5x5 1→56, 32²": conv(1, 56, 32, (5, 5)),
+    "conv 5x5 1→56, 112²": conv(1, 56, 112, (5, 5)),
+    "conv 3x3 12→12, 32²": conv(12, 12, 32, (3, 3)),
+    "conv 3x3 256→20, 28²": conv(256, 20, 28, (3, 3)),
+    "conv 1x7 512→21, 28²": conv(512, 21, 28, (1, 7)),
+    "conv 7x1 512→21, 28²": conv(512, 21, 28, (7, 1)),
+    "transposed 9x9 by 4, 56→1, 32²": transposed(56, 1, 32, 9, 4, 4),
+    "transposed 4x4 by 2, 64→3, 32²": transposed(64, 3, 32, 4, 2, 1),
+    "transposed 4x4 by 2, 128→64, 16²": transposed(128, 64, 16, 4, 2, 1),
+    "grouped 3x3 4·(16→16), 28²": conv(64, 64, 28, (3, 3), groups=4),
+    "depthwise 3x3 64, 56²": conv(64, 64, 56, (3, 3), groups=64),
+    "conv 3x3 by 2, 32→64, 56²": conv(32, 64, 56, (3, 3), 2),
+    "conv 3x3 by 2, 3→64, 224²": conv(3, 64, 224, (3, 3), 2),
+    "conv 1x1 64→64, 56²": conv(64, 64, 56, (1, 1)),
+    "conv 3x3 64→64, 56²": conv(64, 64, 56, (3, 3)),
+    "conv 3x3 256→256, 14²": conv(256, 256, 14, (3, 3)),
+    "conv 3x3 512→512, 7²": conv(512, 512, 7, (3, 3)),
+}
+
+
+def main(argv: Sequence[str] = ()) -> None:
+    """Print one line a case."""
+    parser = argparse.ArgumentParser(prog="benchmarks.contractions", description=__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=0.1, help="of measurement a case and an engine")
+    parser.add_argument("words", nargs="*", help="only cases whose names hold one of these")
+    arguments = parser.parse_args(argv)
+    threads = arguments.threads
+    print(f"{'operator':34} {'tiled µs':>9} {'GFLOP/s':>8} {'ONNX µs':>9} {'ratio':>6}   threads: {threads}")
+    rng = np.random.default_rng(0)
+    for name, equation in CASES.items():
+        if arguments.words and not any(word in name for word in arguments.words):
+            continue
+        arrays = {t.name: aligned_empty(t.shape) for t in tensors(equation.scope)}
+        for array in arrays.values():
+            array[...] = rng.standard_normal(array.shape)
+        constants = {t.name: arrays[t.name] for t in tensors(equation.scope) if t.weight}
+        out = aligned_empty(equation.scope.shape)
+        ways = {}
+        for way in library.engines(equation, arrays, out, {}, OPERATORS, threads, False, constants):
+            ways[way.engine] = way
+            if way.engine in {"tiled", "tvm"}:
+                break
+        if "tiled" not in ways:
+            print(f"{name:34} no tiled kernel")
+            continue
+        calls = {engine: ways[engine].bind(arrays, out) for engine in ("tiled", "onnxruntime")}
+        found = compare(calls, rounds=ROUNDS, min_seconds=arguments.seconds)
+        seconds, other = (min(found[engine].samples) for engine in ("tiled", "onnxruntime"))
+        print(
+            f"{name:34} {seconds * 1e6:9.1f} {work(equation.scope).flops / seconds / 1e9:8.0f} {other * 1e6:9.1f} "
+            f"{other / seconds:6.2f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,69 @@
+"""The cost model against the clock: does it put operators in the right order?
+
+``python -m benchmarks.costs [--threads N] [--store FILE]``.  Every operator is measured with the engine that is
+fastest for it (from the profile store where it is known); the last line is Spearman's rank correlation of estimates and
+times, over all, over contractions and over eOperators.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import contractions, eoperators
+from einnet_explore.backends import ProfileStore, stream_bandwidth
+from einnet_explore.backends.bandwidth import peak_flops
+from einnet_explore.cost import CostModel, Device, cpu_default
+from einnet_explore.ir import EOPERATOR, Equation, Instance
+from einnet_explore.text import parse
+
+
+def here(threads: int) -> Device:
+    """This machine."""
+    return replace(
+        cpu_default(threads),
+        peak_flops=peak_flops(threads),
+        memory_bandwidth=stream_bandwidth(threads),
+        cache_bandwidth=stream_bandwidth(threads, 1 << 20),
+    )
+
+
+def cases() -> dict[str, Equation]:
+    """Library operators and eOperators."""
+    found = dict(contractions.CASES)
+    for name, text in eoperators.CASES.items():
+        found[name] = replace(parse(text).equations[-1], via=Instance(EOPERATOR))
+    return found
+
+
+def correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    """Spearman's: how far *a* and *b* agree on the order, 1 where they do."""
+    ranks = [np.argsort(np.argsort(values)) for values in (a, b)]
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def main(argv: Sequence[str] = ()) -> None:
+    """Print one line a case, then the correlations."""
+    parser = argparse.ArgumentParser(prog="benchmarks.costs", description=__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--store", type=Path, help="profiles to use instead of the user's")
+    arguments = parser.parse_args(argv)
+    store, model = ProfileStore(arguments.store), CostModel(here(arguments.threads))
+    print(f"{'operator':34} {'estimate µs':>12} {'time µs':>10} {'ratio':>6}   threads: {arguments.threads}")
+    rows: dict[str, tuple[float, float]] = {}
+    for name, equation in cases().items():
+        estimate = model.estimate(equation)
+        rows[name] = estimate.seconds, store.measured(equation, arguments.threads).seconds
+        expected, seconds = (value * 1e6 for value in rows[name])
+        print(f"{name:34} {expected:12.1f} {seconds:10.1f} {expected / seconds:6.2f}   {estimate.how}", flush=True)
+    for kind, names in (("all", rows), ("contractions", contractions.CASES), ("eOperators", eoperators.CASES)):
+        print(f"rank correlation, {kind}: {correlation(*zip(*(rows[n] for n in names), strict=True)):.3f}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,138 @@
+"""Which engine runs an equation: measured once for every equation that means the same, and remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper
+
+from einnet_explore.backends import fragment, measure
+from einnet_explore.backends.errors import BackendError
+from einnet_explore.backends.store import Store, key_of
+from einnet_explore.backends.ways import Way, in_session
+from einnet_explore.ir import Equation, tensors
+
+Array = npt.NDArray[Any]
+
+SECONDS, ROUNDS = 0.03, 15
+"""A measurement of a way lasts at least so long, in so many samples."""
+
+LONGEST = 0.5
+"""Seconds of measurement after which slow calls are not sampled more than three times."""
+
+MARGIN = 1.05
+"""So many times faster than the first way another one has to be: in a session of many nodes the first one does better
+than alone, since ONNX Runtime keeps its own layouts between its own nodes."""
+
+
+W = TypeVar("W", bound=Way)
+
+
+def chooser(threads: int, store: Store) -> Callable[..., Any]:
+    """``fastest`` for *threads* by *store*, as ``compile_program`` takes it."""
+
+    def choose(
+        equation: Equation, ways: Iterable[W], arrays: Mapping[str, Array], out: Array, constants: Collection[str]
+    ) -> W:
+        return fastest(equation, ways, arrays, out, constants, threads, store)
+
+    return choose
+
+
+def fastest(
+    equation: Equation,
+    ways: Iterable[W],
+    arrays: Mapping[str, Array],
+    out: Array,
+    constants: Collection[str],
+    threads: int,
+    store: Store,
+) -> W:
+    """The way of *ways* that takes the least time, by *store*; what it does not know is measured on *arrays* now.
+
+    Arrays that are not named in *constants* are filled with numbers for that.  A way that its engine refuses
+    (BackendError) is passed over.  Raises BackendError where none is left.
+    """
+    key = key_of(equation, threads, constants)
+    found: list[tuple[float, int, W]] = []
+    unknown: dict[str, tuple[int, W, Callable[[], object]]] = {}
+    refusals: list[str] = []
+    for n, way in enumerate(ways):
+        known = store.get(replace(key, engine=way.engine))
+        if known is not None:
+            found.append((known.seconds, n, way))
+        else:
+            try:
+                # With threads it is the session's threads that count, as in a plan.
+                call = in_session(way, arrays, out, constants, threads) if threads > 1 else None
+                unknown[way.engine] = n, way, call or way.bind(arrays, out)
+            except BackendError as error:
+                refusals.append(str(error))
+                continue
+        if way.engine == "tiled":
+            break  # plain kernels come after it where they win nowhere, and take long to make
+    if not found and not unknown:
+        raise BackendError("; ".join(refusals) or "no engine takes it")
+    if len(unknown) + len(found) == 1 and unknown:
+        return next(way for _, way, _ in unknown.values())  # nothing to choose between
+    if unknown:
+        _fill(arrays[t.name] for t in tensors(equation.scope) if t.name not in constants)
+        times = _times({engine: call for engine, (_, _, call) in unknown.items()}, threads)
+        for engine, seconds in times.items():
+            store.put(replace(key, engine=engine), seconds, "measured")
+            n, way, _ = unknown[engine]
+            found.append((seconds, n, way))
+    first = min(found, key=lambda item: item[1])
+    best = min(found, key=lambda item: item[0])
+    return best[2] if best[0] * MARGIN < first[0] else first[2]
+
+
+def _fill(arrays: Iterable[Array]) -> None:
+    """Numbers of an ordinary size: zeros are quicker, infinities slower."""
+    for array in arrays:
+        if array.flags.writeable:
+            array[...] = np.random.default_rng(0).standard_normal(array.shape)
+
+
+def _times(calls: Mapping[str, Callable[[], object]], threads: int) -> dict[str, float]:
+    """Seconds of each call, without what it costs to be called from Python."""
+    # With threads everything is measured in a session.
+    return {
+        engine: max(seconds - (_session_overhead() if engine == "onnxruntime" or threads > 1 else 0), seconds / 8)
+        for engine, seconds in compared(calls).items()
+    }
+
+
+def compared(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Seconds of each call: the least of many short samples, taken in turn.
+
+    What else runs on the machine only ever adds time, and a choice is kept for good: a sample that nothing disturbed is
+    what counts.
+    """
+    once = measure.compare(calls, rounds=1, min_seconds=0)
+    rounds = int(LONGEST / sum(min(timing.samples) for timing in once.values()))
+    times = measure.compare(calls, rounds=max(3, min(ROUNDS, rounds)), min_seconds=SECONDS)
+    return {engine: min(timing.samples) for engine, timing in times.items()}
+
+
+@cache
+def _session_overhead() -> float:
+    """What it costs to run a session of a node that does nothing."""
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "nothing", info[:1], info[1:])
+    model: onnx.ModelProto = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", fragment.OPSET)], ir_version=fragment.IR_VERSION
+    )
+    session = fragment.session(model, 1)
+    binding = session.io_binding()
+    x, y = np.zeros(1, np.float32), np.zeros(1, np.float32)
+    binding.bind_input("x", "cpu", 0, np.float32, [1], x.ctypes.data)
+    binding.bind_output("y", "cpu", 0, np.float32, [1], y.ctypes.data)
+    timing = measure.compare({"it": lambda: session.run_with_iobinding(binding)}, rounds=5, min_seconds=0.01)["it"]
+    return timing.low

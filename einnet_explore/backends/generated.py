@@ -1,0 +1,148 @@
+"""Contractions by generated kernels: any sum of products of two tensors, with its epilogue, as one call."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tvm_ffi
+
+from einnet_explore.backends import compiled, tiled
+from einnet_explore.backends.errors import BackendError
+from einnet_explore.backends.identity import identity
+from einnet_explore.backends.tvm_cpu import ALIGNMENT, aligned_empty
+from einnet_explore.ir import Scope, tensors
+from einnet_explore.kernels.form import form
+from einnet_explore.kernels.machine import this_machine
+from einnet_explore.kernels.packing import gather
+from einnet_explore.kernels.tiles import best_tile
+
+Array = npt.NDArray[Any]
+
+VERSION = 4
+"""Part of the key of compiled kernels: to be raised when what is built changes."""
+
+LARGEST = 1 << 28
+"""Elements of an array: positions are 32-bit numbers, in a padded copy and while they are computed too."""
+
+WORTHWHILE = 12
+"""Operations a cycle (of up to 64) from which on a contraction is bound by arithmetic rather than by memory."""
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A contraction that a tiled kernel can run: its *scope* and how it is cut up."""
+
+    scope: Scope
+    plan: tiled.Plan
+
+    @property
+    def cycles(self) -> float:
+        """The estimate that chose the tile."""
+        return self.plan.tile.cycles
+
+    @property
+    def worthwhile(self) -> bool:
+        """Whether it is expected to be bound by arithmetic: other kernels are not a match for it then."""
+        return self.plan.form.flops >= WORTHWHILE * self.cycles
+
+    @property
+    def text(self) -> str:
+        """TVMScript."""
+        return str(tiled.function(self.plan).script())
+
+    @cached_property
+    def key(self) -> str:
+        """What a compiled kernel is remembered by."""
+        packed = self.plan.other is None
+        tile = self.plan.tile
+        cut = (tile.vector, tile.layout.copied, tile.lanes, tile.vectors, tile.rows, tile.slots, tile.slots_outside)
+        code = (len(tile.groups), len(tile.unrolled), packed, self.plan.threads, VERSION)
+        parts = (identity(self.scope), *cut, *code, *compiled.platform())
+        return "c" + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:39]
+
+    @cached_property
+    def function(self) -> Any:
+        """The compiled function, from the cache directory where it is there; raises BackendError where TVM refuses."""
+        compiled.use_threads(self.plan.threads)
+        known = compiled.stored(self.key)
+        if known is not None:
+            return known
+        try:
+            return compiled.build(tiled.function(self.plan), self.key, self.plan.threads)
+        except Exception as error:
+            last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            raise BackendError(f"TVM refuses the tiled kernel of {self.scope!r}: {last}") from error
+
+    @property
+    def threads(self) -> int:
+        """For how many threads."""
+        return self.plan.threads
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """The tensors that the function takes, in order; the second one packed if it is constant."""
+        plan = self.plan
+        vector, other = (plan.form.operands[n] for n in (plan.tile.vector, 1 - plan.tile.vector))
+        return (vector.name, other.name, *(t.name for t in plan.sides))
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the arguments as the function sees them."""
+        plan = self.plan
+        vector, other = (plan.form.operands[n].shape for n in (plan.tile.vector, 1 - plan.tile.vector))
+        second = (plan.packed,) if plan.other is None else (prod(other),)
+        return ((prod(vector),), second, *((prod(t.shape),) for t in plan.sides), (prod(self.scope.shape),))
+
+    def packed(self, array: Array) -> Array:
+        """The second operand as the function takes it."""
+        if self.plan.other is not None:
+            return array
+        at = gather(self.plan.form, self.plan.tile, self.plan.steps, self.plan.regions)
+        found = aligned_empty(at.shape)
+        found[...] = np.append(array.reshape(-1), np.float32(0))[at]
+        return found
+
+    def bind(self, arrays: Mapping[str, Array], out: Array, packed: Array | None = None) -> Callable[[], object]:
+        """A call that reads *arrays* (by tensor name) where they are now and writes *out*.
+
+        A constant operand is packed here, unless *packed* is given.  Raises BackendError where an array has another
+        shape or dtype, or is not contiguous and aligned.
+        """
+        shapes = {t.name: t.shape for t in tensors(self.scope)}
+        for name, array in (*((n, arrays[n]) for n in self.reads), ("the result", out)):
+            shape = shapes.get(name, self.scope.shape)
+            if array.dtype != np.float32 or array.shape != shape:
+                raise BackendError(f"{name} is {array.dtype}{list(array.shape)}, expected float32{list(shape)}")
+            if not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
+                raise BackendError(f"{name} is not contiguous and aligned to {ALIGNMENT} bytes: use aligned_empty")
+        if out.size == 0:
+            return lambda: None
+        first, second, *rest = (arrays[name] for name in self.reads)
+        second = self.packed(second) if packed is None else packed
+        held = tuple(tvm_ffi.from_dlpack(a.reshape(-1)) for a in (first, second, *rest, out))
+        function = self.function
+        return lambda: function(*held)
+
+
+def contraction(scope: Scope, constant: Collection[str] = (), threads: int = 1) -> Contraction | None:
+    """*scope* as a tiled kernel over float32; None where it is no contraction or no tile fits.
+
+    Tensors named in *constant* never change.
+    """
+    found = form(scope)
+    if found is None or any(x.extent == 0 for x in (*found.traversals, *found.summations)):
+        return None
+    if max(map(prod, (scope.shape, *(t.shape for t in tensors(scope))))) > LARGEST:
+        return None
+    tile = best_tile(found, this_machine())
+    if tile is None:
+        return None
+    made = tiled.plan(found, tile, found.operands[1 - tile.vector].name in constant, threads)
+    return None if made is None else Contraction(scope, made)

@@ -1,0 +1,202 @@
+"""Measured times, kept in one SQLite file that several processes may use at once."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import sqlite3
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterable
+from contextlib import closing
+from dataclasses import astuple, dataclass, fields, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TypeVar
+
+from einnet_explore.backends.compiled import cpu_name
+from einnet_explore.backends.identity import identity
+from einnet_explore.ir import EOPERATOR, Equation, Program, tensors
+from einnet_explore.storage import cache_directory
+
+T = TypeVar("T")
+
+_TABLE = """CREATE TABLE IF NOT EXISTS engine_profile (
+    operator TEXT, attributes TEXT, shapes TEXT, dtype TEXT, threads INTEGER, device TEXT, library TEXT,
+    engine TEXT,
+    seconds REAL NOT NULL, how TEXT NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (operator, attributes, shapes, dtype, threads, device, library, engine))"""
+_WHERE = " AND ".join(
+    f"{name} = ?" for name in ("operator", "attributes", "shapes", "dtype", "threads", "device", "library", "engine")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a measured time belongs to; *engine* is what ran it, empty for the one that was chosen."""
+
+    operator: str
+    attributes: str
+    shapes: str
+    dtype: str
+    threads: int
+    device: str
+    library: str
+    engine: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A measured time in seconds, and how it was taken."""
+
+    seconds: float
+    how: str
+
+
+class Store:
+    """Times by key, in *path* (default: ``profiles.sqlite`` in the cache directory).
+
+    Every put is one transaction, so a killed process leaves the file whole.  A file that is damaged or cannot be
+    written is replaced by a store in memory, with a warning.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or cache_directory() / "profiles.sqlite"
+        self._memory: dict[Key, Profile] | None = None
+
+    def get(self, key: Key) -> Profile | None:
+        """The time stored for *key*, or None."""
+        if self._memory is not None:
+            return self._memory.get(key)
+
+        def read(connection: sqlite3.Connection) -> Profile | None:
+            row = connection.execute(f"SELECT seconds, how FROM engine_profile WHERE {_WHERE}", astuple(key)).fetchone()
+            return Profile(float(row[0]), str(row[1])) if row else None
+
+        return self._do(read, lambda memory: memory.get(key))
+
+    def put(self, key: Key, seconds: float, how: str) -> None:
+        """Store a time; it replaces the one that was there.  Raises ValueError for a time that is not positive."""
+        if not seconds > 0:
+            raise ValueError(f"a time of {seconds} seconds cannot be stored: expected a positive number")
+        profile = Profile(seconds, how)
+        if self._memory is not None:
+            self._memory[key] = profile
+            return
+        row = (*astuple(key), seconds, how, time.time())
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute(f"INSERT OR REPLACE INTO engine_profile VALUES ({', '.join('?' * len(row))})", row)
+
+        self._do(write, lambda memory: memory.__setitem__(key, profile))
+
+    def lookup(self, threads: int = 1) -> Callable[[Equation], float | None]:
+        """A function for cost models: the stored seconds of an equation by its best engine, or None.
+
+        It measures nothing, and knows what is stored when it is first asked: a search asks it many thousand times.
+        """
+        known: dict[Key, float] | None = None
+
+        def find(equation: Equation) -> float | None:
+            nonlocal known
+            if known is None:
+                known = self._best(threads)
+            return known.get(key_of(equation, threads))
+
+        return find
+
+    def _best(self, threads: int) -> dict[Key, float]:
+        """The least seconds of each key, whatever the engine; a time of the one that was chosen goes first."""
+        names = [f.name for f in fields(Key) if f.name != "engine"]
+        here = (threads, device(), libraries())
+
+        def read(connection: sqlite3.Connection) -> dict[Key, float]:
+            rows = connection.execute(
+                f"SELECT {', '.join(names)}, engine, seconds FROM engine_profile "
+                "WHERE threads = ? AND device = ? AND library = ?",
+                here,
+            ).fetchall()
+            return _least((Key(*row[:-1]), float(row[-1])) for row in rows)
+
+        def remembered(memory: dict[Key, Profile]) -> dict[Key, float]:
+            return _least((key, profile.seconds) for key, profile in memory.items())
+
+        return remembered(self._memory) if self._memory is not None else self._do(read, remembered)
+
+    def _do(self, act: Callable[[sqlite3.Connection], T], instead: Callable[[dict[Key, Profile]], T]) -> T:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # A connection of its own for every act: forks and threads share none.
+            with closing(sqlite3.connect(self.path, timeout=20)) as connection, connection:
+                connection.execute(_TABLE)
+                return act(connection)
+        except (sqlite3.Error, OSError) as error:
+            warnings.warn(f"profiles are kept in memory only: {self.path}: {error}", RuntimeWarning, stacklevel=3)
+            self._memory = {}
+            return instead(self._memory)
+
+
+def _least(times: Iterable[tuple[Key, float]]) -> dict[Key, float]:
+    found: dict[Key, float] = {}
+    chosen: dict[Key, float] = {}
+    for key, seconds in times:
+        target = found if key.engine else chosen
+        own = replace(key, engine="")
+        target[own] = min(seconds, target.get(own, seconds))
+    return found | chosen
+
+
+def key_of(what: Equation | Program, threads: int = 1, constant: Collection[str] = ()) -> Key:
+    """The key of an equation or of a whole program on this device.
+
+    Operands of an equation that never change, weights and those named in *constant*, make another key: engines pack
+    them beforehand.
+    """
+    match what:
+        case Equation(_, scope, via):
+            operator = via.operator if via else EOPERATOR
+            attributes = repr(via) if via else ""
+            shapes = " ".join(f"{list(t.shape)}" for t in tensors(scope)) + f" -> {list(scope.shape)}"
+            # Two scopes with one operator and equal shapes may still differ: generated kernels, views of operands.
+            reads = dict.fromkeys(tensors(scope))
+            fixed = [n for n, t in enumerate(reads) if t.weight or t.name in constant]
+            digest = _digest(f"{identity(scope)} {fixed}")
+        case Program(equations=equations):
+            operator, attributes = "program", ", ".join(e.via.operator if e.via else EOPERATOR for e in equations)
+            shapes = " ".join(f"{list(t.shape)}" for t in what.inputs)
+            digest = _digest(_program_text(what))
+    return Key(operator, f"{attributes} {digest}".strip(), shapes, "float32", threads, device(), libraries())
+
+
+@cache
+def device() -> str:
+    """The name of this machine's processor."""
+    return f"{platform.system()} {platform.machine()} {cpu_name()}"
+
+
+@cache
+def libraries() -> str:
+    """The versions of what runs operators."""
+    return " ".join(f"{name} {_version(name)}" for name in ("apache-tvm", "onnxruntime", "numpy"))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def _program_text(program: Program) -> str:
+    numbers = {t.name: f"x{n}" for n, t in enumerate(program.inputs)}
+    numbers |= {e.name: f"e{n}" for n, e in enumerate(program.equations)}
+    lines = [f"{t.shape}{t.weight}" for t in program.inputs]
+    for e in program.equations:
+        reads = ",".join(numbers.get(t.name, "?") for t in tensors(e.scope))
+        lines.append(f"{e.via!r} {identity(e.scope)} of {reads}")
+    return "\n".join((*lines, *(numbers[name] for name in program.outputs)))

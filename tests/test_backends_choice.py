@@ -1,0 +1,149 @@
+"""The choice of an engine: by measured time, measured once, and only between engines that take the equation."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import sleep
+
+import numpy as np
+import pytest
+
+from einnet_explore.backends import BackendError, aligned_empty, choice, compile_program
+from einnet_explore.backends.store import Store, key_of
+from einnet_explore.ir import Equation, program, tensors
+from einnet_explore.operators import OPERATORS
+from einnet_explore.text import parse
+
+SCOPE = parse("tensor A[4, 4]\ntensor B[4, 4] weight\nY[m:4, n:4] = sum[k:4] A[m, k] * B[k, n]").equations[-1].scope
+EQUATION = Equation("Y", SCOPE)
+
+
+@dataclass
+class Fake:
+    """A way that takes *seconds*; *calls* counts how often it was run."""
+
+    engine: str
+    seconds: float = 0.0
+    refuses: bool = False
+    bound: list[str] = field(default_factory=list)
+
+    def bind(self, arrays: Mapping[str, np.ndarray], out: np.ndarray) -> Callable[[], object]:
+        if self.refuses:
+            raise BackendError(f"{self.engine} refuses")
+        self.bound.append("bound")
+        return lambda: sleep(self.seconds)
+
+
+def arrays() -> dict[str, np.ndarray]:
+    found = {t.name: aligned_empty(t.shape) for t in tensors(SCOPE)}
+    for array in found.values():
+        array[...] = 0
+    return found
+
+
+def choose(ways: list[Fake], store: Store, given: dict[str, np.ndarray] | None = None) -> Fake:
+    return choice.fastest(EQUATION, ways, given or arrays(), aligned_empty((4, 4)), {"B"}, 1, store)
+
+
+def test_the_fastest_is_taken_and_remembered(tmp_path: Path) -> None:
+    store = Store(tmp_path / "profiles.sqlite")
+    ways = [Fake("slow", 0.004), Fake("quick", 0.001)]
+    assert choose(ways, store) is ways[1]
+    again = [Fake("slow", 0.004), Fake("quick", 0.001)]
+    assert choose(again, Store(tmp_path / "profiles.sqlite")) is again[1]
+    assert not again[0].bound and not again[1].bound
+    known = store.get(replace(key_of(EQUATION), engine="quick"))
+    assert known is not None
+    assert 0.001 <= known.seconds < 0.004
+
+
+def test_the_first_is_taken_unless_another_is_clearly_faster(tmp_path: Path) -> None:
+    store = Store(tmp_path / "profiles.sqlite")
+    key = key_of(EQUATION)
+    for engine, seconds in (("first", 1.0), ("hardly", 0.99), ("no", 1.2)):
+        store.put(replace(key, engine=engine), seconds, "measured")
+    ways = [Fake("first"), Fake("hardly"), Fake("no")]
+    assert choose(ways, store) is ways[0]
+    store.put(replace(key, engine="hardly"), 1 / choice.MARGIN - 0.01, "measured")
+    assert choose(ways, store) is ways[1]
+
+
+def test_an_engine_that_refuses_is_passed_over(tmp_path: Path) -> None:
+    store = Store(tmp_path / "profiles.sqlite")
+    ways = [Fake("broken", refuses=True), Fake("works")]
+    assert choose(ways, store) is ways[1]
+    with pytest.raises(BackendError, match="broken refuses; other refuses"):
+        choose([ways[0], Fake("other", refuses=True)], store)
+    with pytest.raises(BackendError, match="no engine takes it"):
+        choose([], store)
+
+
+def test_a_single_way_is_not_measured(tmp_path: Path) -> None:
+    store = Store(tmp_path / "profiles.sqlite")
+    only = Fake("only")
+    assert choose([only], store) is only
+    assert store.get(replace(key_of(EQUATION), engine="only")) is None
+
+
+def test_what_comes_after_a_tiled_kernel_is_not_even_made(tmp_path: Path) -> None:
+    def ways() -> list[Fake]:
+        yield Fake("onnxruntime", 0.004)
+        yield Fake("tiled", 0.001)
+        raise AssertionError("a plain kernel was made")
+
+    assert choose(ways(), Store(tmp_path / "profiles.sqlite")).engine == "tiled"  # type: ignore[arg-type]
+
+
+def test_constants_are_left_alone_and_the_rest_is_filled(tmp_path: Path) -> None:
+    given = arrays()
+    choose([Fake("one"), Fake("two")], Store(tmp_path / "profiles.sqlite"), given)
+    assert not np.any(given["B"])
+    assert np.all(given["A"])
+
+
+def test_constant_operands_make_another_key() -> None:
+    unknown = Equation(
+        "Y", parse("tensor A[4, 4]\ntensor B[4, 4]\nY[m:4, n:4] = sum[k:4] A[m, k] * B[k, n]").equations[-1].scope
+    )
+    assert key_of(EQUATION) == key_of(unknown, constant={"B"}) != key_of(unknown) != key_of(unknown, constant={"A"})
+
+
+def test_the_cost_model_knows_the_best_engine(tmp_path: Path) -> None:
+    store = Store(tmp_path / "profiles.sqlite")
+    assert store.lookup()(EQUATION) is None
+    for engine, seconds in (("a", 0.5), ("b", 0.25)):
+        store.put(replace(key_of(EQUATION), engine=engine), seconds, "measured")
+    assert store.lookup()(EQUATION) == 0.25
+    assert store.lookup(2)(EQUATION) is None
+    store.put(key_of(EQUATION), 0.3, "measured")  # the equation as it is run goes before its engines alone
+    assert store.lookup()(EQUATION) == 0.3
+
+
+def test_a_store_in_memory_knows_too(tmp_path: Path) -> None:
+    (tmp_path / "profiles.sqlite").write_bytes(b"no database" * 100)
+    store = Store(tmp_path / "profiles.sqlite")
+    with pytest.warns(RuntimeWarning, match="kept in memory"):
+        store.put(replace(key_of(EQUATION), engine="a"), 0.5, "measured")
+    assert store.lookup()(EQUATION) == 0.5
+
+
+def test_programs_agree_whatever_engine_is_chosen(tmp_path: Path) -> None:
+    operator = next(o for o in OPERATORS if o.name == "Conv2d")
+    sizes = {"n": 1, "f": 3, "h": 12, "w": 16, "c": 5, "r": 3, "s": 3, "H": 12, "W": 16}
+    sizes |= {f"{name}{axis}": 1 for name in "sdp" for axis in "hw"}
+    scope = operator.instantiate(sizes)
+    made = program(scope)
+    made = replace(made, equations=(replace(made.equations[0], via=operator.instance(sizes)),))
+    rng = np.random.default_rng(0)
+    given = {t.name: rng.integers(-3, 4, t.shape).astype(np.float32) for t in made.inputs}
+    constants = {"K": given.pop("K")}
+    store = Store(tmp_path / "profiles.sqlite")
+    results = []
+    for engine in ("onnxruntime", "tiled"):
+        key = key_of(made.equations[0], constant=constants)
+        for other in ("onnxruntime", "tiled"):
+            store.put(replace(key, engine=other), 1.0 if other == engine else 2.0, "measured")
+        compiled = compile_program(made, constants=constants, choose=choice.chooser(1, store))
+        assert compiled.engines == {"Y": engine}
+        results.append(compiled.run(given)["Y"])
+    np.testing.assert_array_equal(*results)

@@ -1,0 +1,91 @@
+"""Contractions with what is done to their results: one kernel where it is faster, two where it is not."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from einnet_explore.backends import choice, compile_program
+from einnet_explore.backends.epilogues import APART, compile_measured, fused, pairs
+from einnet_explore.backends.store import Store, key_of
+from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Tensor
+from einnet_explore.operators import OPERATORS
+from einnet_explore.text import parse
+
+REST = {
+    "bias and relu": "Y[n:1, f:3, h:8, w:16] = relu(T[n, f, h, w] + b[f])",
+    "a leaky slope by channel": """
+        Y[n:1, f:3, h:8, w:16] = maximum(T[n, f, h, w], 0) + b[f] * minimum(T[n, f, h, w], 0)""",
+    "other order of traversals": "Y[h:8, w:16, n:1, f:3] = tanh(T[n, f, h, w])",
+}
+
+APART_FOREVER = {
+    "read at another place": "Y[n:1, f:3, h:8, w:15] = relu(T[n, f, h, w+1])",
+    "read at two places": "Y[n:1, f:3, h:8, w:16] = T[n, f, h, w] + T[n, f, h, 15-w]",
+    "summed": "Y[n:1, f:3, h:8] = sum[w:16] T[n, f, h, w]",
+    "broadcast": "Y[n:1, f:3, h:8, w:16, k:2] = T[n, f, h, w] + b[k]",
+    "read by two": "Y[n:1, f:3, h:8, w:16] = relu(T[n, f, h, w])\nZ[n:1, f:3, h:8, w:16] = T[n, f, h, w] * 2",
+    "an output itself": "Y[n:1, f:3, h:8, w:16] = relu(T[n, f, h, w])\noutput T, Y",
+}
+
+
+def case(rest: str) -> Program:
+    """A convolution T, and what is done with it."""
+    operator = next(o for o in OPERATORS if o.name == "Conv2d")
+    sizes = {"n": 1, "f": 3, "h": 8, "w": 16, "c": 5, "r": 3, "s": 3, "H": 8, "W": 16}
+    sizes |= {f"{name}{axis}": 1 for name in "sdp" for axis in "hw"}
+    x = Tensor("X", (1, 5, 8, 16), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    k, b = Tensor("K", (3, 5, 3, 3), weight=True), Tensor("b", (3,), weight=True)
+    first = Equation("T", operator.instantiate(sizes, (x, k)), operator.instance(sizes))
+    after = parse(f"tensor T[1, 3, 8, 16]\ntensor b[3] weight\n{rest}")
+    rest_of = tuple(replace(e, via=Instance(EOPERATOR)) for e in after.equations)
+    return Program((x, k, b), (first, *rest_of), after.outputs)
+
+
+def numbers(program: Program) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    arrays = {t.name: rng.integers(-3, 4, t.shape).astype(np.float32) for t in program.inputs}
+    return {"X": arrays["X"]}, {name: arrays[name] for name in "Kb"}
+
+
+@pytest.mark.parametrize("name", REST)
+def test_both_ways_agree(name: str, tmp_path: Path) -> None:
+    program = case(REST[name])
+    inputs, constants = numbers(program)
+    expected = compile_program(program, constants=constants).run(inputs)["Y"]
+    (pair,) = pairs(program)
+    key = key_of(pair.both, constant=constants)
+    store = Store(tmp_path / "profiles.sqlite")
+    for together, names in ((1.0, {"Y"}), (3.0, {"T", "Y"})):
+        store.put(replace(key, engine="tiled"), together, "measured")
+        store.put(replace(key, engine=APART), 2.0, "measured")
+        compiled = compile_measured(program, 1, constants, store)
+        assert set(compiled.engines) == names
+        np.testing.assert_allclose(compiled.run(inputs)["Y"], expected, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", APART_FOREVER)
+def test_what_stays_apart(name: str) -> None:
+    assert list(pairs(case(APART_FOREVER[name]))) == []
+
+
+def test_it_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = case(REST["bias and relu"])
+    store = Store(tmp_path / "profiles.sqlite")
+    _, constants = numbers(program)
+    first = fused(program, constants, 1, store)
+    (pair,) = pairs(program)
+    for engine in ("tiled", APART):
+        assert store.get(replace(key_of(pair.both, constant=constants), engine=engine)) is not None
+
+    def never(*_: object) -> dict[str, float]:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(choice, "compared", never)
+    assert fused(program, constants, 1, store) == first
+
+
+def test_constants_are_not_fused() -> None:
+    program = case(REST["bias and relu"])
+    assert fused(program, {"X", "K", "b"}, 1, Store(Path("unused"))) == program

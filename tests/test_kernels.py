@@ -1,0 +1,317 @@
+"""Tiled contractions: what is read from a scope, how tiles are chosen, and kernels that compute exactly the scope."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.backends import BackendError, aligned_empty
+from einnet_explore.backends.generated import contraction
+from einnet_explore.backends.tiled import plan
+from einnet_explore.ir import Index, Iterator, Scope, tensors
+from einnet_explore.kernels.form import Form, form
+from einnet_explore.kernels.machine import Machine, this_machine
+from einnet_explore.kernels.packing import gather
+from einnet_explore.kernels.tiles import UNROLLED, best_tile, tiles
+from einnet_explore.text import parse
+
+CASES = {
+    "few output channels": """
+        tensor X[2, 5, 9, 20] pad [0, 0, 2, 2]
+        tensor K[3, 5, 5, 5] weight
+        Y[n:2, f:3, h:9, w:20] = sum[c:5, r:5, s:5] X[n, c, h+r-2, w+s-2] * K[f, c, r, s]""",
+    "one input channel": """
+        tensor X[1, 1, 17, 18] pad [0, 0, 2, 2]
+        tensor K[13, 1, 5, 5] weight
+        Y[n:1, f:13, h:17, w:18] = sum[c:1, r:5, s:5] X[n, c, h+r-2, w+s-2] * K[f, c, r, s]""",
+    "rows shorter than a vector": """
+        tensor X[4, 6, 7] pad [0, 1, 1]
+        tensor K[6, 4, 3, 3] weight
+        Y[f:6, h:6, w:7] = sum[c:4, r:3, s:3] X[c, h+r-1, w+s-1] * K[f, c, r, s]""",
+    "strides and dilation": """
+        tensor X[3, 21, 43] pad [0, 1, 2]
+        tensor K[5, 3, 3, 3] weight
+        Y[f:5, h:11, w:14] = sum[c:3, r:3, s:3] X[c, 2*h+r-1, 3*w+2*s-2] * K[f, c, r, s]""",
+    "a vertical window: planes are rows": """
+        tensor X[6, 12, 9] pad [0, 3, 0]
+        tensor K[21, 6, 7] weight
+        Y[f:21, h:12, w:9] = sum[c:6, r:7] X[c, h+r-3, w] * K[f, c, r]""",
+    "grouped": """
+        tensor X[4, 3, 8, 16] pad [0, 0, 1, 1]
+        tensor K[4, 5, 3, 3, 3] weight
+        Y[g:4, f:5, h:8, w:16] = sum[c:3, r:3, s:3] X[g, c, h+r-1, w+s-1] * K[g, f, c, r, s]""",
+    "depthwise": """
+        tensor X[6, 9, 19] pad [0, 1, 1]
+        tensor K[6, 3, 3] weight
+        Y[g:6, h:9, w:19] = sum[r:3, s:3] X[g, h+r-1, w+s-1] * K[g, r, s]""",
+    "depthwise, channels last": """
+        tensor X[7, 8, 20] pad [1, 1, 0]
+        tensor K[3, 3, 20] weight
+        Y[h:7, w:8, g:20] = sum[r:3, s:3] X[h+r-1, w+s-1, g] * K[r, s, g]""",
+    "channels last": """
+        tensor X[6, 7, 5] pad [1, 1, 0]
+        tensor K[3, 3, 5, 24] weight
+        Y[h:6, w:7, f:24] = sum[r:3, s:3, c:5] X[h+r-1, w+s-1, c] * K[r, s, c, f]""",
+    "two phases woven": """
+        tensor X[2, 9, 6, 18]
+        tensor K[9, 3, 4, 4] weight pad [0, 0, (12, 12), (36, 36)]
+        Y[n:2, f:3, y:12, x:36] = sum[c:9, h:6, w:18] X[n, c, h, w] * K[c, f, y+1-2*h, x+1-2*w]""",
+    "four phases, one channel": """
+        tensor X[5, 6, 7]
+        tensor K[5, 9, 9] weight pad [0, (24, 24), (28, 28)]
+        Y[y:24, x:28] = sum[c:5, h:6, w:7] X[c, h, w] * K[c, y+4-4*h, x+4-4*w]""",
+    "three phases": """
+        tensor X[5, 4, 18]
+        tensor K[5, 2, 5, 5] weight pad [0, 0, (12, 12), (54, 54)]
+        Y[f:2, y:12, x:54] = sum[c:5, h:4, w:18] X[c, h, w] * K[c, f, y+1-3*h, x+1-3*w]""",
+    "three phases of a few": """
+        tensor X[5, 6]
+        tensor K[5, 2, 5] weight pad [0, 0, (18, 18)]
+        Y[f:2, x:18] = relu({[f:2, x:18] sum[c:5, w:6] X[c, w] * K[c, f, x+1-3*w]}[f, x] - 2)""",
+    "product": """
+        tensor X[33, 20]
+        tensor K[9, 33] weight
+        Y[m:9, n:20] = sum[k:33] K[m, k] * X[k, n]""",
+    "product of columns": """
+        tensor X[20, 33]
+        tensor K[9, 33] weight
+        Y[m:9, n:20] = sum[k:33] K[m, k] * X[n, k]""",
+    "batched, both change": """
+        tensor X[3, 11, 18]
+        tensor B[3, 5, 11]
+        Y[b:3, m:5, n:18] = sum[k:11] B[b, m, k] * X[b, k, n]""",
+    "both change, padded": """
+        tensor X[4, 16, 7] pad [0, 1, 1]
+        tensor B[2, 4, 3, 3]
+        Y[f:2, h:16, w:7] = sum[c:4, r:3, s:3] X[c, h+r-1, w+s-1] * B[f, c, r, s]""",
+    "band": """
+        tensor A[2, 12, 8]
+        tensor B[2, 12, 8] pad [0, 2, 0]
+        Y[b:2, m:12, w:5] = sum[k:8] A[b, m, k] * B[b, m+w-2, k]""",
+    "epilogue": """
+        tensor X[5, 8, 10] pad [0, 1, 1]
+        tensor K[7, 5, 3, 3] weight
+        tensor b[7] weight
+        tensor R[7, 8, 10]
+        Y[f:7, h:8, w:10] = relu({[f:7, h:8, w:10] sum[c:5, r:3, s:3]
+            X[c, h+r-1, w+s-1] * K[f, c, r, s]}[f, h, w] * 2 + b[f] + R[f, h, w])""",
+    "epilogue over phases, other order inside": """
+        tensor X[5, 6, 16]
+        tensor K[5, 3, 4, 4] weight pad [0, 0, (12, 12), (32, 32)]
+        tensor R[3, 12, 32] pad [0, 0, 1]
+        Y[f:3, y:12, x:32] = maximum({[y:12, x:32, f:3] sum[c:5, h:6, w:16]
+            X[c, h, w] * K[c, f, y+1-2*h, x+1-2*w]}[y, x, f], R[f, y, x+1])""",
+    "phases that do not come out even, small windows": """
+        tensor X[3, 2] pad [0, 8]
+        tensor K[2, 3, 2] weight
+        Y[f:2, w:3] = sum[c:3, s:2] X[c, w+2*s-3] * K[f, c, s]""",
+    "ranges that start elsewhere": """
+        tensor X[4, 20]
+        tensor K[3, 4, 5] weight
+        Y[f:1..3, w:-3..9] = sum[c:1..4, r:2..5] X[c, w+r+2] * K[f, c, r]""",
+}
+
+REFUSED = {
+    "a sum of sums": "tensor A[8, 4]\ntensor B[4]\nY[m:8] = sum[k:4] A[m, k] + B[k]",
+    "no product": "tensor A[8, 4]\nY[m:8] = sum[k:4] A[m, k]",
+    "three factors": "tensor A[8, 4]\ntensor B[4]\nY[m:8] = sum[k:4] A[m, k] * B[k] * B[k]",
+    "a maximum": "tensor A[8, 4]\ntensor B[4]\nY[m:8] = max[k:4] A[m, k] * B[k]",
+    "nothing is summed": "tensor A[8]\ntensor B[8]\nY[m:8] = A[m] * B[m]",
+    "padding that is not zero": """
+        tensor A[8] pad [1] value 1
+        tensor B[3]
+        Y[m:8] = sum[k:3] A[m+k-1] * B[k]""",
+    "an index that is not affine": "tensor A[8, 4]\ntensor B[4]\nY[m:8] = sum[k:4] A[m, k] * B[(k + 1) % 4]",
+    "phases that do not come out even": """
+        tensor A[8]
+        tensor B[3] pad [(15, 15)]
+        Y[m:17] = sum[k:8] A[k] * B[m - 2*k]""",
+    "two sums": """
+        tensor A[8, 4]
+        tensor B[4]
+        Y[m:8] = {[m:8] sum[k:4] A[m, k] * B[k]}[m] + {[m:8] sum[k:4] A[m, k] * B[k] * 1}[7 - m]""",
+}
+
+
+def scope_of(text: str) -> Scope:
+    return parse(text).equations[-1].scope
+
+
+def arrays_of(scope: Scope) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    found = {}
+    for t in tensors(scope):
+        found[t.name] = aligned_empty(t.shape)
+        found[t.name][...] = rng.integers(-4, 5, t.shape)
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_are_exact(name: str) -> None:
+    scope = scope_of(CASES[name])
+    arrays = arrays_of(scope)
+    made = contraction(scope, {t.name for t in tensors(scope) if t.weight})
+    assert made is not None
+    out = aligned_empty(scope.shape)
+    out[...] = np.nan
+    made.bind(arrays, out)()
+    np.testing.assert_array_equal(out, evaluate(scope, arrays))
+
+
+@pytest.mark.parametrize("name", ["few output channels", "two phases woven", "batched, both change"])
+def test_kernels_of_several_threads_are_exact(name: str) -> None:
+    text = CASES[name]
+    scope = scope_of(text)
+    arrays = arrays_of(scope)
+    made = contraction(scope, {t.name for t in tensors(scope) if t.weight}, threads=2)
+    assert made is not None
+    out = aligned_empty(scope.shape)
+    made.bind(arrays, out)()
+    np.testing.assert_array_equal(out, evaluate(scope, arrays))
+
+
+def test_work_is_shared_by_threads() -> None:
+    big = """
+        tensor X[1, 16, 64, 64] pad [0, 0, 1, 1]
+        tensor K[16, 16, 3, 3] weight
+        Y[n:1, f:16, h:64, w:64] = sum[c:16, r:3, s:3] X[n, c, h+r-1, w+s-1] * K[f, c, r, s]"""
+    one, two = (contraction(scope_of(big), {"K"}, threads) for threads in (1, 2))
+    assert one is not None and two is not None
+    assert "T.parallel(" not in one.text
+    assert two.text.count("T.parallel(") == 2  # the copy and the tiles
+    assert one.key != two.key
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_contraction(name: str) -> None:
+    scope = scope_of(REFUSED[name])
+    assert form(scope) is None
+    assert contraction(scope) is None
+
+
+def test_arrays_that_do_not_fit() -> None:
+    scope = scope_of(CASES["product"])
+    made = contraction(scope)
+    assert made is not None
+    arrays = arrays_of(scope)
+    with pytest.raises(BackendError, match=r"the result is float32\[9, 21\], expected float32\[9, 20\]"):
+        made.bind(arrays, aligned_empty((9, 21)))
+    with pytest.raises(BackendError, match="X is not contiguous"):
+        made.bind({**arrays, "X": aligned_empty((20, 33)).T}, aligned_empty((9, 20)))
+    with pytest.raises(BackendError, match=r"X is float64\[33, 20\]"):
+        made.bind({**arrays, "X": np.zeros((33, 20))}, aligned_empty((9, 20)))
+
+
+def test_an_empty_result_needs_no_kernel() -> None:
+    scope = scope_of(CASES["product"])
+    assert contraction(replace(scope, traversals=(Iterator("m", 0, 0), scope.traversals[1]))) is None
+
+
+def test_a_dilated_band_has_no_tile() -> None:
+    """Neighbouring lanes are three rows apart, and which ones depends on a traversal that moves both operands."""
+    scope = scope_of(CASES["band"].replace("m+w-2", "m+3*w-6").replace("pad [0, 2, 0]", "pad [0, 6, 0]"))
+    assert form(scope) is not None
+    assert contraction(scope) is None
+
+
+def test_a_plane_is_one_row() -> None:
+    found = form(scope_of(CASES["a vertical window: planes are rows"]))
+    assert found is not None
+    assert [x.extent for x in found.traversals] == [21, 108]
+    assert [t.shape for t in found.operands] == [(6, 108), (21, 6, 7)]
+
+
+def test_phases_know_their_taps() -> None:
+    found = form(scope_of(CASES["four phases, one channel"]))
+    assert found is not None
+    assert found.periods == (4, 4)
+    tile = best_tile(found, Machine())
+    assert tile is not None
+    # 9 taps of a row over 4 phases: 81 products an input element are all that is left, none with padding.
+    made = plan(found, tile, True, 1)
+    assert made is not None
+    assert gather(found, tile, made.steps, made.regions).size == 5 * 81
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tiles_fit(name: str) -> None:
+    found = form(scope_of(CASES[name]))
+    assert found is not None
+    machine = Machine(registers=16, lanes=8)
+    shapes = list(tiles(found, machine))
+    assert shapes
+    for tile in shapes:
+        assert tile.sums < machine.registers
+        assert tile.sums <= UNROLLED
+        assert tile.lanes <= machine.lanes
+        assert tile.cycles > 0
+
+
+def test_more_sums_in_registers_are_better_until_there_are_too_many() -> None:
+    found = form(scope_of(CASES["few output channels"].replace("20", "64").replace("n:2", "n:1")))
+    assert found is not None
+    tile = best_tile(found, Machine())
+    assert tile is not None
+    assert tile.slots == 3  # all channels share every vector
+    assert 8 <= tile.sums <= 29  # enough to hide the latency of four cycles twice over
+
+
+def test_this_machine() -> None:
+    here = this_machine()
+    assert here.lanes in {8, 16}
+    assert 8 << 10 <= here.l1 <= here.l2
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> str:
+    """Convolutions, transposed ones too, in one dimension: stride, dilation, padding, window, channels."""
+    channels, window, stride = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    dilation, before = draw(st.integers(1, 2)), draw(st.integers(0, 3))
+    size = draw(st.integers(2, 6))
+    if draw(st.booleans()):
+        extent = size * stride
+        return f"""
+            tensor X[{channels}, {size}]
+            tensor K[{channels}, 2, {window}] pad [0, 0, {extent + before + window}]
+            Y[f:2, x:{extent}] = sum[c:{channels}, w:{size}] X[c, w] * K[c, f, x+{before}-{stride}*w]"""
+    reach = stride * (size - 1) + dilation * (window - 1) + 1
+    return f"""
+        tensor X[{channels}, {max(1, reach - before)}] pad [0, {before + reach}]
+        tensor K[2, {channels}, {window}]
+        Y[f:2, w:{size}] = sum[c:{channels}, s:{window}] X[c, {stride}*w+{dilation}*s-{before}] * K[f, c, s]"""
+
+
+@given(windows())
+@settings(deadline=None)
+def test_forms_mean_their_scope(text: str) -> None:
+    scope = scope_of(text)
+    arrays = arrays_of(scope)
+    found = form(scope)
+    assume(found is not None)  # a window that is worth having, and phases that do not come out even
+    assert found is not None
+    np.testing.assert_array_equal(_meaning(found, arrays), evaluate(scope, arrays))
+
+
+def _meaning(found: Form, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """The sums of a form, written out."""
+    out = np.zeros([x.extent * p for x, p in zip(found.traversals, found.periods, strict=True)])
+    everything = (*found.traversals, *found.summations)
+    for phase, reads in found.reads.items():
+        for point in product(*(range(x.extent) for x in everything)):
+            at = dict(zip(everything, point, strict=True))
+            value = 1.0
+            for operand, where in zip(found.operands, reads, strict=True):
+                value *= _read(arrays[operand.name].reshape(operand.shape), where, at)
+            place = tuple(at[x] * p + q for x, p, q in zip(found.traversals, found.periods, phase, strict=True))
+            out[place] += value
+    return out.reshape([x.extent for x in found.outside])
+
+
+def _read(array: np.ndarray, where: tuple[Index, ...], at: dict) -> float:
+    index = tuple(i.evaluate(lambda x: at[x]) for i in where)
+    inside = all(0 <= i < n for i, n in zip(index, array.shape, strict=True))
+    return float(array[index]) if inside else 0.0
