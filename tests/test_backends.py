@@ -102,7 +102,7 @@ def test_kernels_of_every_template(name: str, rank: int) -> None:
 
 def test_every_template_occurs() -> None:
     used = {emit(scope_of(text)).template for text in CASES.values()}
-    assert used == {"rows", "tile", "turn", "outer", "inner"}
+    assert used == {"rows", "tile", "turn", "outer", "inner", "nest"}
 
 
 def test_the_first_schedule_of_every_case_compiles() -> None:

@@ -1,13 +1,14 @@
 """Programs whose equations are run by library operators, views, matrix products and kernels, against evaluation."""
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.backends import CompiledProgram, blas, compile_program, contraction
+from einnet_explore.backends import BackendError, CompiledProgram, blas, compile_program, contraction, hosted
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Instance, Program, tensors
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.text import parse
@@ -73,7 +74,7 @@ def test_users_operators_need_no_onnx_form() -> None:
 def test_a_mixed_program() -> None:
     compiled = check(_mixed(), ("K",))
     assert compiled.engines == {"A": "view", "B": "constant", "T": "onnxruntime", "V": "view", "Y": "tvm"}
-    assert len(compiled.calls) == 2
+    assert len(compiled.calls) == 1  # one session
 
 
 def _mixed() -> Program:
@@ -140,6 +141,102 @@ def test_results_are_the_callers_own() -> None:
     first = compiled.run({"A": np.zeros(4)})["Y"]
     compiled.run({"A": np.ones(4)})
     np.testing.assert_array_equal(first, np.ones(4))
+
+
+def test_without_hosted_kernels_a_program_is_run_by_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosted, "available", lambda: False)
+    compiled = check(_mixed(), ("K",))
+    assert len(compiled.calls) == 2
+    assert compiled.write({"X": "x", "Y": "y"}, "/") is None
+
+
+@pytest.mark.parametrize("in_session", [True, False])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_programs_run_in_several_threads_at_once(
+    threads: int, in_session: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every caller gets the results of its own inputs, and what it was given stays as it is."""
+    if not in_session:
+        monkeypatch.setattr(hosted, "available", lambda: False)
+    rng = np.random.default_rng(1)
+    weights = rng.standard_normal((3, 3, 4, 8)).astype(np.float32)
+    compiled = compile_program(_mixed(), threads, constants={"K": weights})
+    given = [rng.standard_normal((1, 6, 7, 8)).astype(np.float32) for _ in range(6)]
+    wanted = [evaluate(_mixed(), {"X": x, "K": weights}, np.float64)["Y"] for x in given]
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda n: compiled.run({"X": given[n % 6]})["Y"], range(120)))
+    for n, array in enumerate(found):
+        np.testing.assert_allclose(array, wanted[n % 6], rtol=1e-4, atol=1e-4)
+
+
+def test_contexts_lay_their_buffers_over_each_other() -> None:
+    compiled = compile_program(
+        parse("""
+        tensor A[1000]
+        B[i:1000] = exp(A[i])
+        C[i:1000] = B[999 - i] + 1
+        D[i:1000] = C[999 - i] * 2
+        Y[i:1000] = D[i] + A[i]
+        """)
+    )
+    arena = compiled.contexts.arena
+    assert arena.separate == 4 * 4032
+    assert arena.size == 2 * 4032
+    array = np.linspace(-1, 1, 1000, dtype=np.float32)
+    for _ in range(2):
+        np.testing.assert_allclose(compiled.run({"A": array})["Y"], (np.exp(array) + 1) * 2 + array, rtol=1e-6)
+
+
+def test_what_a_view_shows_is_kept_as_long_as_the_view_is_read() -> None:
+    made = parse("""
+    tensor A[40]
+    B[i:40] = A[i] + 1
+    V[i:4, j:10] = B[10*i + j]
+    C[i:40] = A[i] * 3
+    D[i:4, j:10] = C[10*i + j] - 2
+    Y[i:4, j:10] = V[i, j] + D[i, j]
+    """)
+    viewed = replace(
+        made, equations=(made.equations[0], replace(made.equations[1], via=Instance(VIEW)), *made.equations[2:])
+    )
+    assert check(viewed).engines["V"] == "view"
+
+
+def test_views_that_a_session_has_to_move() -> None:
+    """A library call on a window of a tensor and on a transposed one: strided views, which sessions do not have."""
+    made = parse("""
+    tensor A[9, 6]
+    tensor B[7, 6]
+    V[m:5, k:6] = A[m + 2, k]
+    W[k:6, n:7] = B[n, k]
+    T[m:5, n:7] = sum[k:6] V[m, k] * W[k, n]
+    U[n:7, m:5] = T[m, n]
+    output U, V
+    """)
+    vias = (VIEW, VIEW, "Matmul", VIEW)
+    attributes = (("m", 5), ("n", 7), ("k", 6))
+    program = replace(
+        made,
+        equations=tuple(
+            replace(e, via=Instance(via, attributes if via == "Matmul" else ()))
+            for e, via in zip(made.equations, vias, strict=True)
+        ),
+    )
+    compiled = check(program)
+    assert compiled.engines == {"V": "view", "W": "view", "T": "onnxruntime", "U": "view"}
+    assert len(compiled.calls) == 1
+
+
+def test_a_session_that_is_refused_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no such node")
+
+    compiled = compile_program(whole(called("Matmul", {"m": 3, "n": 17, "k": 29})))
+    monkeypatch.setattr("onnxruntime.InferenceSession", refuse)
+    with pytest.raises(BackendError, match="ONNX Runtime refuses the program: no such node"):
+        compiled.run({t.name: np.zeros(t.shape) for t in compiled.program.inputs})
+    with pytest.raises(BackendError, match="equation Y: RuntimeError: no such node"):
+        compiled.contexts.context()
 
 
 def test_views_of_inputs_may_be_outputs() -> None:

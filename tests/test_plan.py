@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,13 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from einnet_explore.backends import compile_program, hosted
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.running.compiled import ByValue
 from einnet_explore.graph.running.plan import PlanError, Run, build_plan, random_inputs, subgraph_session
+from einnet_explore.graph.split import partition
+from einnet_explore.text import parse
 
 Arrays = Mapping[str, Any]
 
@@ -331,3 +336,118 @@ def test_inputs_that_cannot_be_drawn_are_refused() -> None:
         graph = helper.make_graph([node("Identity", "a", "x", "y")], "g", [bad], [onnx.ValueInfoProto(name="y")])
         with pytest.raises(PlanError, match=message):
             random_inputs(helper.make_model(graph))
+
+
+def compiled(of: Model, threads: int = 1) -> dict[tuple[str, ...], Run]:
+    """The subprogram of *of* that holds ``conv``, compiled as it is."""
+    runs: dict[tuple[str, ...], Run] = {}
+    for part in partition(of).subprograms:
+        if "conv" in part.nodes:
+            names = {of.identifiers[value]: value for value in (*part.inputs, *part.outputs)}
+            weights = {t.name: of.weights[names[t.name]] for t in part.program.inputs if t.weight}
+            runs[part.nodes] = ByValue(compile_program(part.program, threads, constants=weights), names)
+    return runs
+
+
+def tower(size: int = 12) -> Model:
+    """A convolution that is replaced, between nodes that stay; two outputs, one of them inside of the group."""
+    rng = np.random.default_rng(0)
+    return model(
+        [
+            node("Softmax", "first", "x", "s", axis=1),
+            node("Conv", "conv", "s k b", "c", pads=[1, 1, 1, 1]),
+            node("Relu", "relu", "c", "r"),
+            node("Softmax", "last", "r", "y", axis=1),
+            node("MatMul", "product", "r m", "z"),
+        ],
+        {"x": [1, 3, size, size]},
+        {"y": [1, 4, size, size], "c": [1, 4, size, size], "z": [1, 4, size, 5]},
+        k=rng.standard_normal((4, 3, 3, 3)).astype(np.float32),
+        b=rng.standard_normal(4).astype(np.float32),
+        m=rng.standard_normal((size, 5)).astype(np.float32),
+    )
+
+
+hosts = pytest.mark.skipif(not hosted.available(), reason="no C compiler")
+
+
+@hosts
+@pytest.mark.parametrize("threads", [1, 2])
+def test_compiled_programs_and_what_stays_are_one_session(threads: int) -> None:
+    of = tower()
+    runs = compiled(of, threads)
+    assert runs
+    plan = build_plan(of, runs, threads)
+    assert plan.sessions == len(plan.segments) == 1
+    feeds = random_inputs(of, 1)
+    want = whole(of, feeds)
+    with ThreadPoolExecutor(4) as pool:
+        for got in pool.map(plan.run, [feeds] * 40):
+            assert list(got) == [v.name for v in of.outputs]
+            for name, array in want.items():
+                np.testing.assert_allclose(got[name], array, 1e-5, 1e-5)
+
+
+@hosts
+def test_results_of_one_session_are_the_callers_own() -> None:
+    of = tower()
+    plan = build_plan(of, compiled(of))
+    first = plan.run(random_inputs(of, 1))
+    kept = {name: array.copy() for name, array in first.items()}
+    plan.run(random_inputs(of, 2))
+    for name, array in kept.items():
+        np.testing.assert_array_equal(first[name], array)
+
+
+@hosts
+def test_what_cannot_be_written_is_called() -> None:
+    """One group that is any callable: all are called between sessions."""
+    of = tower()
+    plan = build_plan(of, {**compiled(of), ("last",): by_itself(of, "last")})
+    assert len(plan.segments) > 1
+    feeds = random_inputs(of, 1)
+    for name, array in whole(of, feeds).items():
+        np.testing.assert_allclose(plan.run(feeds)[name], array, 1e-5, 1e-5)
+
+
+def test_without_hosted_kernels_programs_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosted, "available", lambda: False)
+    of = tower()
+    plan = build_plan(of, compiled(of))
+    assert len(plan.segments) > 1
+    feeds = random_inputs(of, 1)
+    for name, array in whole(of, feeds).items():
+        np.testing.assert_allclose(plan.run(feeds)[name], array, 1e-5, 1e-5)
+
+
+@hosts
+def test_values_of_double_precision_are_converted_between_calls() -> None:
+    """Programs run in single precision: a group among doubles is called, and its results are doubles again."""
+    of = model(
+        [node("Cast", "narrow", "x", "n", to=TensorProto.FLOAT), node("Relu", "relu", "n", "r"),
+         node("Cast", "wide", "r", "y", to=TensorProto.DOUBLE)],
+        {"x": (TensorProto.DOUBLE, [4])},
+        {"y": (TensorProto.DOUBLE, [4])},
+    )  # fmt: skip
+    program = parse("tensor a[4]\nb[i:4] = relu(a[i])")
+    run = ByValue(compile_program(program), {"a": "x", "b": "y"})
+    plan = build_plan(of, {("narrow", "relu", "wide"): run})
+    got = plan.run({"x": np.array([-1.0, 0.0, 1.0, 2.0])})["y"]
+    assert got.dtype == np.float64
+    np.testing.assert_array_equal(got, [0, 0, 1, 2])
+
+
+@hosts
+def test_a_program_that_lacks_a_result_is_refused_when_it_runs() -> None:
+    of = chain()
+    run = ByValue(compile_program(parse("tensor a[3, 4]\nb[i:3, j:4] = relu(a[i, j])")), {"a": "p", "b": "elsewhere"})
+    plan = build_plan(of, {("b",): run})
+    with pytest.raises(PlanError, match=r"node b \(MatMul\): found no result for q"):
+        plan.run(random_inputs(of))
+
+
+@hosts
+def test_an_input_of_another_shape_is_refused() -> None:
+    plan = build_plan(of := tower(), compiled(of))
+    with pytest.raises(Exception, match="invalid dimensions"):
+        plan.run({"x": np.zeros((1, 3, 5, 5), np.float32)})

@@ -44,6 +44,22 @@ def platform() -> tuple[str, str]:
     return tvm.__version__, str(tvm.target.codegen.llvm_get_system_cpu())
 
 
+def kernel_file(key: str) -> Path | None:
+    """The shared library of the function kept under *key*; None where there is none."""
+    path = _path(key)
+    return path if path.suffix == ".so" and path.exists() else None
+
+
+def c_library(source: str) -> Path | None:
+    """*source*, in C, as a shared library in the cache directory; None where nothing here compiles it."""
+    if _linker() is None:
+        return None
+    path = cache_directory() / "kernels" / f"c-{hashlib.sha256(source.encode()).hexdigest()[:40]}.so"
+    if _whole(path):
+        return path
+    return path if write_aside(path, lambda new: _compile(source, new)) and _whole(path) else None
+
+
 def cpu_name() -> str:
     """The host's CPU as LLVM calls it."""
     return platform()[1]
@@ -74,10 +90,24 @@ def _save(module: Any, path: Path) -> None:
     else:
         compiled = path.with_suffix(".o")
         module.write_to_file(str(compiled), "o")
-        command = [str(_linker()), "-shared", "-o", str(path), str(compiled)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise OSError(done.stderr)
+        _link(str(compiled), "-o", str(path))
+    _close(path)
+
+
+def _compile(source: str, path: Path) -> None:
+    text = path.with_suffix(".c")
+    text.write_text(source)
+    _link("-O2", "-fPIC", str(text), "-o", str(path))
+    _close(path)
+
+
+def _link(*arguments: str) -> None:
+    done = subprocess.run([str(_linker()), "-shared", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(done.stderr)
+
+
+def _close(path: Path) -> None:
     # A comment to LLVM, and beyond the end to the loader: half a library must not be loaded, it would crash.
     path.write_bytes((content := path.read_bytes()) + _seal(content))
 
@@ -86,14 +116,19 @@ def _seal(content: bytes) -> bytes:
     return b"\n; sha256 " + hashlib.sha256(content).hexdigest().encode()
 
 
-def _read(path: Path) -> Any:
-    """The function in *path*; None where there is none, or a damaged one."""
+def _whole(path: Path) -> bool:
+    """Whether *path* is there and as it was written."""
     try:
         content = path.read_bytes()
     except OSError:
-        return None
+        return False
     length = len(_seal(b""))
-    if content[-length:] != _seal(content[:-length]):
+    return content[-length:] == _seal(content[:-length])
+
+
+def _read(path: Path) -> Any:
+    """The function in *path*; None where there is none, or a damaged one."""
+    if not _whole(path):
         return None
     try:
         return tvm.runtime.load_module(str(path))["main"]

@@ -9,8 +9,8 @@ from typing import Any
 
 from tvm import te, tirx
 
+from einnet_explore.algebra.guarding import guard
 from einnet_explore.backends import elementary
-from einnet_explore.backends.prepare import guard
 from einnet_explore.ir import (
     REDUCTIONS,
     Access,
@@ -23,6 +23,7 @@ from einnet_explore.ir import (
     Remainder,
     Scalar,
     Scope,
+    Table,
     Tensor,
     tensors,
 )
@@ -31,6 +32,7 @@ Expr = Any
 """A TVM expression; TVM has no types to import."""
 
 At = Mapping[Iterator, Expr]
+Reads = Callable[[Tensor | Table | Scope], Callable[..., Expr]]
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,13 @@ def lower(scope: Scope, dtype: str) -> Lowered:
     for tensor in tensors(scope):
         if tensor.name not in places:
             places[tensor.name] = te.placeholder(tensor.shape, dtype, name=f"T{len(places)}")
-    stages = _Stages(places, dtype, {}, {})
+    stages = Stages(places, dtype, {}, {})
     output = stages.stage(scope)
     return Lowered(tuple(places), tuple(places.values()), output, {name: s for s, name in stages.names.items()})
 
 
 @dataclass(frozen=True)
-class _Stages:
+class Stages:
     places: Mapping[str, Expr]
     dtype: str
     done: dict[Scope, Expr]
@@ -83,29 +85,36 @@ class _Stages:
 
     def scalar(self, body: Scalar, env: At) -> Expr:
         """The expression of *body* where iterators stand for *env*."""
-        match body:
-            case Const(value):
-                return constant(value, self.dtype)
-            case Access(source, index):
-                inside = guard(index, source.box, Const(1), 0)
-                if inside == Const(0):
-                    return constant(source.value, self.dtype)
-                read = self._read(source)(*(_inside(i, b, env) for i, b in zip(index, source.box, strict=True)))
-                conditions = list(_conditions(inside, env))
-                if not conditions:
-                    return read
-                return tirx.if_then_else(tirx.all(*conditions), read, constant(source.value, self.dtype))
-            case Compare():
-                return _compare(body, env)
-            case Apply(op, args):
-                return elementary.apply(op, tuple(self.scalar(a, env) for a in args), self.dtype)
+        return expression(body, env, self._read, self.dtype)
 
-    def _read(self, source: Tensor | Scope) -> Callable[..., Expr]:
+    def _read(self, source: Tensor | Table | Scope) -> Callable[..., Expr]:
         match source:
             case Tensor(name):
                 return self.places[name]  # type: ignore[no-any-return]
             case Scope():
                 return self.stage(source)  # type: ignore[no-any-return]
+            case Table():
+                raise TypeError("a prepared scope reads no table")
+
+
+def expression(body: Scalar, env: At, read: Reads, dtype: str) -> Expr:
+    """The expression of *body* where iterators stand for *env* and ``read(source)(*index)`` is an element."""
+    match body:
+        case Const(value):
+            return constant(value, dtype)
+        case Access(source, index):
+            inside = guard(index, source.box, Const(1), 0)
+            if inside == Const(0):
+                return constant(source.value, dtype)
+            element = read(source)(*(_inside(i, b, env) for i, b in zip(index, source.box, strict=True)))
+            conditions = list(_conditions(inside, env))
+            if not conditions:
+                return element
+            return tirx.if_then_else(tirx.all(*conditions), element, constant(source.value, dtype))
+        case Compare():
+            return _compare(body, env)
+        case Apply(op, args):
+            return elementary.apply(op, tuple(expression(a, env, read, dtype) for a in args), dtype)
 
 
 def constant(value: float, dtype: str) -> Expr:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from einnet_explore.ir import Access, Apply, Compare, Const, Index, Iterator, Scalar, Scope, Tensor
+from einnet_explore.ir import Access, Apply, Compare, Const, Index, Iterator, Scalar, Scope, Table, Tensor
 
 
 def identity(scope: Scope) -> str:
@@ -29,6 +29,9 @@ def _scalar(body: Scalar, own: dict[Iterator, str], tensors: dict[str, int]) -> 
             return f"t{n}{shape}{t.origin}={t.value!r}[{at}]"
         case Access(Scope() as inner, index):
             return f"{_scope(inner, tensors)}[{','.join(_index(i, own) for i in index)}]"
+        case Access(Table(shape, entries), index):
+            at = ",".join(_index(i, own) for i in index)
+            return f"table{shape}({','.join(map(str, entries))})[{at}]"
         case Compare(op, left, right):
             return f"({_index(left, own)}{op}{_index(right, own)})"
         case Apply(op, args):

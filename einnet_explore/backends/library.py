@@ -2,60 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any, TypeAlias
 
 import numpy.typing as npt
-from numpy.lib.stride_tricks import as_strided
 
 from einnet_explore.algebra.flatten import view_strides
-from einnet_explore.backends import contraction, ort, tvm_cpu
+from einnet_explore.algebra.nest import nest
+from einnet_explore.backends import contraction, generated, hosted, ort, tvm_cpu
+from einnet_explore.backends.ways import KernelCall, ProductCall, TiledCall, ViewCall, Way
 from einnet_explore.ir import EOPERATOR, VIEW, Access, Equation, Scope, Tensor, accesses, map_accesses
 from einnet_explore.operators import Operator
 
 Array = npt.NDArray[Any]
-Call = Callable[[], object]
+Choose: TypeAlias = "Callable[[Equation, Iterable[Way], Mapping[str, Array], Array, Collection[str]], Way]"
+"""What takes one of the ways to run an equation: given arrays like those that it reads, like its result, and the names
+of those that never change."""
 
 
-@dataclass(frozen=True)
-class Placed:
-    """An equation that has been given a place: its *array*, and the *call* that fills it (None: nothing to do)."""
-
-    array: Array
-    call: Call | None
-    engine: str
+def first(
+    equation: Equation, ways: Iterable[Way], arrays: Mapping[str, Array], out: Array, constants: Collection[str]
+) -> Way:
+    """The way to take where nothing is measured."""
+    return next(iter(ways))
 
 
-def place(
+def view(equation: Equation, views: Mapping[str, Scope], threads: int) -> ViewCall | None:
+    """*equation* as a view; None where it is none."""
+    if equation.via is None or equation.via.operator != VIEW or view_strides(equation.scope) is None:
+        return None
+    return ViewCall(equation.scope, through_views(equation.scope, views), threads)
+
+
+def engines(
     equation: Equation,
     arrays: Mapping[str, Array],
+    out: Array,
     views: Mapping[str, Scope],
     operators: Sequence[Operator] = (),
     threads: int = 1,
     tune: bool = False,
-    constant: Collection[str] = (),
-) -> Placed:
-    """Give *equation* an array and a call.
+    constants: Mapping[str, Array] | None = None,
+) -> Iterable[Way]:
+    """The ways to run *equation*, the one to take where nothing is measured first; each is made when it is asked for.
 
-    *arrays* holds what it reads, *views* the scopes of those that are views; arrays named in *constant* never change.
+    *arrays* are like those that it will read, *out* like the one it will write; *views* are the scopes of those that
+    are views, *constants* the arrays that never change.
     """
-    scope = equation.scope
-    if equation.via is not None and equation.via.operator == VIEW:
-        found = _view(scope, arrays)
-        if found is not None:
-            return Placed(found, None, "view")
-    out = tvm_cpu.aligned_empty(scope.shape)
     if equation.via is None or equation.via.operator not in (VIEW, EOPERATOR):
-        call = _node(equation, arrays, out, operators, threads, constant)
-        if call is not None:
-            return Placed(out, call, "onnxruntime")
-        call = _product(scope, arrays, out)
-        if call is not None:
-            return Placed(out, call, "matmul")
-    inlined = through_views(scope, views)
-    kernel = tvm_cpu.compile_scope(inlined, "float32", threads, tune)
-    return Placed(out, kernel.bind([arrays[name] for name in kernel.source.inputs], out), "tvm")
+        node = _node(equation, arrays, operators, threads, constants or {})
+        if node is not None:
+            yield node
+        product = contraction.contraction(equation.scope)
+        # BLAS would keep the program from being one session.
+        if product is not None and out.size and (node is None or not hosted.available()):
+            call = ProductCall(product)
+            left, right = (arrays[name] for name in call.reads)
+            if contraction.bind(product, left, right, out) is not None:
+                yield call
+    seen = through_views(equation.scope, views)
+    if (rows := nest(seen)) is not None and rows.banded:
+        yield KernelCall(tvm_cpu.compile_scope(seen, "float32", threads, tune))
+    made = generated.contraction(equation.scope, constants or {}, threads)
+    tiled = (
+        None if made is None or not all(map(_packed, map(arrays.get, made.reads))) else TiledCall(made, constants or {})
+    )
+    if tiled is not None and tiled.made.worthwhile:
+        yield tiled
+    if rows is None or not rows.banded:
+        yield KernelCall(tvm_cpu.compile_scope(seen, "float32", threads, tune))
+    if tiled is not None and not tiled.made.worthwhile:
+        yield tiled
 
 
 def through_views(scope: Scope, views: Mapping[str, Scope]) -> Scope:
@@ -72,42 +91,28 @@ def through_views(scope: Scope, views: Mapping[str, Scope]) -> Scope:
     return replace(scope, body=map_accesses(scope.body, look))
 
 
-def _view(scope: Scope, arrays: Mapping[str, Array]) -> Array | None:
-    found = view_strides(scope)
-    match scope.body:
-        case Access(Tensor(name)) if found is not None and arrays[name].flags.c_contiguous:
-            offset, strides = found
-            flat = arrays[name].reshape(-1)[offset:]
-            return as_strided(flat, scope.shape, tuple(s * flat.itemsize for s in strides))
-    return None
+def _packed(array: Array | None) -> bool:
+    """Whether a kernel takes *array* as it is, which a view need not allow."""
+    return array is not None and array.flags.c_contiguous and array.ctypes.data % tvm_cpu.ALIGNMENT == 0
 
 
 def _node(
     equation: Equation,
     arrays: Mapping[str, Array],
-    out: Array,
     operators: Sequence[Operator],
     threads: int,
-    constant: Collection[str],
-) -> Call | None:
-    via = equation.via
+    constants: Mapping[str, Array],
+) -> ort.NodeCall | None:
+    via, shape = equation.via, equation.scope.shape
     operator = next((o for o in operators if via is not None and via.operator in o.names), None)
-    if via is None or operator is None or operator.onnx is None or out.size == 0:
+    if via is None or operator is None or operator.onnx is None or not prod(shape):
         return None
     # Optional iterators that are absent may be left out of the attributes.
     node = operator.onnx({**dict.fromkeys(operator.pattern.optional, 1), **dict(via.attributes)})
-    names = [a.source.name for a in accesses(equation.scope.body) if isinstance(a.source, Tensor)]
-    if node is None or len(names) != len(node.shapes):
+    reads = tuple(a.source.name for a in accesses(equation.scope.body) if isinstance(a.source, Tensor))
+    if node is None or len(reads) != len(node.shapes):
         return None
-    fixed = [p for p, name in enumerate(names) if name in constant]
-    if len(fixed) == len(names):
-        fixed = []
-    return ort.bind(node, [arrays[name] for name in names], out, threads, fixed)
-
-
-def _product(scope: Scope, arrays: Mapping[str, Array], out: Array) -> Call | None:
-    product = contraction.contraction(scope)
-    if product is None or out.size == 0:
-        return None
-    left, right = (arrays[a.source.name] for a in (product.left, product.right) if isinstance(a.source, Tensor))
-    return contraction.bind(product, left, right, out)
+    fixed = {name: constants[name] for name in reads if name in constants}
+    if len(fixed) == len(set(reads)):
+        fixed = {}  # it is run once
+    return ort.NodeCall(node, reads, tuple(arrays[name].shape for name in reads), shape, threads, fixed)

@@ -7,6 +7,14 @@ from dataclasses import dataclass, field
 from statistics import median, quantiles
 from time import perf_counter, sleep
 
+SETTLE = 0.01
+"""Seconds after which an engine's waiting threads no longer spin."""
+
+
+def pause(threads: int) -> float:
+    """What ``compare`` lets pass between engines of *threads* threads each: one's must not take the other's cores."""
+    return SETTLE if threads > 1 else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:

@@ -1,88 +1,101 @@
-"""Library operators as ONNX Runtime sessions of one node."""
+"""Library operators in ONNX Runtime: as nodes of a larger session, or each as a session of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
 
+from einnet_explore.backends.fragment import Shape, Writer, session
 from einnet_explore.operators import OnnxNode
 
 Array = npt.NDArray[Any]
 
-OPSET, IR_VERSION = 21, 10
+
+@dataclass(frozen=True, eq=False)
+class NodeCall:
+    """*node* on the tensors *reads*, of *shapes*, giving a tensor of *shape*; *fixed* are those that never change."""
+
+    node: OnnxNode
+    reads: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    shape: Shape
+    threads: int
+    fixed: Mapping[str, Array] = field(default_factory=dict, repr=False)
+    engine = "onnxruntime"
+
+    def bind(self, arrays: Mapping[str, Array], out: Array) -> Callable[[], object]:
+        """A call that reads *arrays* (canonical shapes, any strides) and writes *out*, which is packed.
+
+        What is *fixed* ONNX Runtime has packed once.
+        """
+        binding = self._session.io_binding()
+        gathered: list[tuple[Array, Array]] = []
+        held = [out]
+        for name, value in zip(self._fed, _values(len(self._fed)), strict=True):
+            array = arrays[name]
+            packed = array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)
+            if packed is not array:
+                gathered.append((packed, array))
+            held.append(packed)
+            binding.bind_input(value, "cpu", 0, np.float32, list(packed.shape), packed.ctypes.data)
+        binding.bind_output("y", "cpu", 0, np.float32, list(self.shape), out.ctypes.data)
+        run = self._session.run_with_iobinding
+
+        def call(held: Sequence[Array] = tuple(held)) -> None:  # the binding knows addresses only
+            del held
+            for packed, array in gathered:
+                np.copyto(packed, array)
+            run(binding)
+
+        return call
+
+    def write(self, writer: Writer, makes: str) -> bool:
+        """Add the node, with its operands' reshapes and transposes, to *writer*."""
+        values = []
+        for name, shape, order in zip(self.reads, self.node.shapes, self.node.permutations, strict=True):
+            value = writer.shaped(name, shape)
+            values.append(writer.add("Transpose", [value], perm=list(order)) if order else value)
+        attributes: dict[str, Any] = dict(self.node.attributes)
+        if self.node.output == self.shape:
+            writer.add(self.node.op_type, values, makes, **attributes)
+        else:
+            writer.reshape(writer.add(self.node.op_type, values, **attributes), self.shape, makes)
+        return True
+
+    @property
+    def _fed(self) -> tuple[str, ...]:
+        return tuple(name for name in dict.fromkeys(self.reads) if name not in self.fixed)
+
+    @cached_property
+    def _session(self) -> onnxruntime.InferenceSession:
+        numbered = dict(zip(dict.fromkeys(self.reads), (f"t{n}" for n in range(len(self.reads))), strict=False))
+        same = NodeCall(self.node, tuple(numbered[n] for n in self.reads), self.shapes, self.shape, self.threads)
+        fixed = {numbered[name]: array for name, array in self.fixed.items()}
+        if fixed:
+            return _alone(same, fixed)
+        return _shared(self.node, same.reads, self.shapes, self.shape, self.threads)
 
 
-def bind(
-    node: OnnxNode, operands: Sequence[Array], out: Array, threads: int = 1, constant: Collection[int] = ()
-) -> Callable[[], object]:
-    """A call that runs *node* on *operands* (canonical shapes, any strides) and writes *out*, which is packed.
-
-    Operands numbered in *constant* never change: ONNX Runtime packs them once.
-    """
-    fixed = {
-        p: np.ascontiguousarray(_turned(operands[p].reshape(node.shapes[p]), node.permutations[p])) for p in constant
-    }
-    made = session(_model(node, fixed), threads) if fixed else _node_session(node, threads)
-    binding = made.io_binding()
-    gathered: list[tuple[Array, Array]] = []
-    for p, (array, shape) in enumerate(zip(operands, node.shapes, strict=True)):
-        if p in fixed:
-            continue
-        packed = array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)
-        if packed is not array:
-            gathered.append((packed, array))
-        binding.bind_input(f"x{p}", "cpu", 0, np.float32, list(shape), packed.ctypes.data)
-    binding.bind_output("y", "cpu", 0, np.float32, list(node.output), out.ctypes.data)
-    held = (*operands, *(packed for packed, _ in gathered), out)  # the binding knows addresses only
-
-    def call(held: tuple[Array, ...] = held) -> None:
-        del held
-        for packed, array in gathered:
-            np.copyto(packed, array)
-        made.run_with_iobinding(binding)
-
-    return call
+def _values(number: int) -> tuple[str, ...]:
+    return tuple(f"x{n}" for n in range(number))
 
 
 @cache
-def _node_session(node: OnnxNode, threads: int) -> onnxruntime.InferenceSession:
-    return session(_model(node, {}), threads)
+def _shared(
+    node: OnnxNode, reads: tuple[str, ...], shapes: tuple[Shape, ...], shape: Shape, threads: int
+) -> onnxruntime.InferenceSession:
+    return _alone(NodeCall(node, reads, shapes, shape, threads), {})
 
 
-def _model(node: OnnxNode, fixed: Mapping[int, Array]) -> onnx.ModelProto:
-    inputs, nodes, names = [], [], []
-    for p, (shape, order) in enumerate(zip(node.shapes, node.permutations, strict=True)):
-        name = f"x{p}"
-        if p not in fixed:
-            inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)))
-            if order:
-                nodes.append(helper.make_node("Transpose", [name], [f"t{p}"], perm=list(order)))
-                name = f"t{p}"
-        names.append(name)
-    attributes: dict[str, Any] = dict(node.attributes)
-    nodes.append(helper.make_node(node.op_type, names, ["y"], **attributes))
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, list(node.output))
-    weights = [numpy_helper.from_array(array, f"x{p}") for p, array in fixed.items()]
-    graph = helper.make_graph(nodes, node.op_type, inputs, [output], initializer=weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
-
-
-def _turned(array: Array, order: tuple[int, ...] | None) -> Array:
-    return array.transpose(order) if order else array
-
-
-def session(model: onnx.ModelProto, threads: int) -> onnxruntime.InferenceSession:
-    """*model* in ONNX Runtime with *threads* threads; spinning is off, so that other engines may share the cores."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+def _alone(call: NodeCall, fixed: Mapping[str, Array]) -> onnxruntime.InferenceSession:
+    fed = tuple(name for name in dict.fromkeys(call.reads) if name not in fixed)
+    shapes = {**dict(zip(call.reads, call.shapes, strict=True)), "y": call.shape}
+    writer = Writer({**dict(zip(fed, _values(len(fed)), strict=True)), "y": "y"}, shapes, fixed)
+    call.write(writer, "y")
+    return session(writer.model(fed, ["y"]), call.threads, spinning=False)

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
+from einnet_explore.algebra.guarding import guard
+from einnet_explore.algebra.lookup import written
 from einnet_explore.algebra.substitute import fresh, substitute
 from einnet_explore.ir import (
     Access,
     Apply,
-    Box,
     Compare,
     Const,
     Index,
@@ -26,6 +27,7 @@ from einnet_explore.ir import (
     Remainder,
     Scalar,
     Scope,
+    Table,
     Tensor,
     accesses,
     add,
@@ -50,7 +52,7 @@ def prepare(scope: Scope) -> Scope:
 
     def inner(access: Access) -> Access:
         match access.source:
-            case Tensor():
+            case Tensor() | Table():
                 return access
             case Scope() as nested:
                 if nested not in ready:
@@ -59,23 +61,14 @@ def prepare(scope: Scope) -> Scope:
 
     scope = replace(scope, body=map_accesses(scope.body, inner))
     scope = _undomained(_written_out(_windowed(scope)))
-    return replace(scope, body=_inlined(scope))
+    return replace(scope, body=_inlined(replace(scope, body=map_accesses(scope.body, _written))))
 
 
-def guard(index: tuple[Index, ...], box: Box, inside: Scalar, outside: float) -> Scalar:
-    """*inside* where *index* lies in *box*, else the constant; conditions that always hold are dropped."""
-    for i, (lo, hi) in reversed(tuple(zip(index, box, strict=True))):
-        least, most = i.bounds
-        if most < lo or least >= hi:
-            return Const(outside)
-        if most >= hi:
-            inside = Apply("where", (Compare("<", i, as_index(hi)), inside, Const(outside)))
-        if least < lo:
-            inside = Apply("where", (Compare(">=", i, as_index(lo)), inside, Const(outside)))
-    return inside
+def _written(access: Access) -> Scalar:
+    return written(access.source, access.index) if isinstance(access.source, Table) else access
 
 
-def strides(source: Tensor | Scope) -> tuple[int, ...]:
+def strides(source: Tensor | Table | Scope) -> tuple[int, ...]:
     """Elements between neighbours of each dimension, row-major over the box."""
     shape = source.shape
     return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))

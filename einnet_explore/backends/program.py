@@ -1,51 +1,130 @@
-"""Whole programs: every equation given its engine and place once, then run with a call each."""
+"""Whole programs: every equation given its engine once, then run in one session, or with a call each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnxruntime
 
-from einnet_explore.backends import blas, library, tvm_cpu
+from einnet_explore.backends import blas, library
+from einnet_explore.backends.contexts import Context, Contexts, Step
 from einnet_explore.backends.errors import BackendError
+from einnet_explore.backends.fragment import Writer, session
+from einnet_explore.backends.tvm_cpu import aligned_empty
+from einnet_explore.backends.ways import ViewCall, Way
 from einnet_explore.ir import Equation, Program, Scope, tensors
 from einnet_explore.operators import OPERATORS, Operator
 
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CompiledProgram:
-    """A program that runs.  Its arrays are its own: results are copied out, inputs are copied in."""
+    """A program that runs, from several threads at once if need be; results belong to the caller.
+
+    Where library calls or threads are in it and sessions can run kernels (``hosted``) it is one session of ONNX
+    Runtime; otherwise its equations are run by a call each, in execution contexts.
+    """
 
     program: Program
     threads: int
     engines: Mapping[str, str]
-    """What runs each equation: ``view``, ``onnxruntime``, ``matmul``, ``tvm`` or ``constant``."""
-    inputs: Mapping[str, Array] = field(repr=False)
-    outputs: Mapping[str, Array] = field(repr=False)
-    calls: tuple[Callable[[], object], ...] = field(repr=False)
+    """What runs each equation: ``view``, ``onnxruntime``, ``matmul``, ``tiled``, ``tvm`` or ``constant``."""
+    contexts: Contexts = field(repr=False)
 
     def run(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
         """The outputs for *inputs*; raises BackendError for one that is missing or has another shape."""
-        for name, place in self.inputs.items():
+        given: dict[str, Array] = {}
+        for name, shape in self.contexts.inputs.items():
             if name not in inputs:
                 raise BackendError(f"input {name} is missing, given {', '.join(inputs) or 'none'}")
             array = np.asarray(inputs[name])
-            if array.shape != place.shape:
-                raise BackendError(f"input {name} has shape {list(array.shape)}, expected {list(place.shape)}")
-            np.copyto(place, array, casting="unsafe")
-        self.execute()
-        return {name: place.copy() for name, place in self.outputs.items()}
+            if array.shape != shape:
+                raise BackendError(f"input {name} has shape {list(array.shape)}, expected {list(shape)}")
+            given[name] = array
+        if self._session is None:
+            return self.contexts.run(given)
+        feeds = {name: np.asarray(array, np.float32) for name, array in given.items()}
+        return dict(zip(self.program.outputs, self._session.run(self.program.outputs, feeds), strict=True))
 
     def execute(self) -> None:
-        """Compute the outputs from what the input arrays hold now: what ``run`` does, without copies."""
-        blas.set_threads(self.threads)
-        for call in self.calls:
-            call()
+        """Compute ``outputs`` from what the arrays in ``inputs`` hold now, without copies; for one thread at a time."""
+        self._own.execute()
+
+    @property
+    def inputs(self) -> Mapping[str, Array]:
+        """The arrays that ``execute`` reads."""
+        return self._own.inputs
+
+    @property
+    def outputs(self) -> Mapping[str, Array]:
+        """The arrays that ``execute`` writes."""
+        return self._own.outputs
+
+    @property
+    def calls(self) -> Sequence[Callable[[], object]]:
+        """What ``execute`` does: nothing where there are only views and constants."""
+        return self._own.calls
+
+    def write(self, names: Mapping[str, str], prefix: str) -> Writer | None:
+        """The program as a piece of an ONNX graph; None where a session cannot run some equation.
+
+        *names* gives its inputs' and outputs' values there; all other values begin with *prefix*.
+        """
+        steps, outputs = self.contexts.steps, self.program.outputs
+        shapes = {t.name: t.shape for t in self.program.inputs} | {
+            e.name: e.scope.shape for e in self.program.equations
+        }
+        writer = Writer(names, shapes, self.contexts.constants, prefix)
+        needed = set(outputs)
+        for step in reversed(steps):
+            if step.name in needed:
+                needed |= set(step.way.reads)
+        made = {step.name for step in steps}
+        for step in steps:
+            if step.name in needed and not step.way.write(writer, step.name):
+                return None
+        for name in outputs:
+            if name not in made:  # a constant, or an input
+                writer.add("Identity", [writer.value(name)], name)
+        return writer
+
+    @cached_property
+    def _session(self) -> onnxruntime.InferenceSession | None:
+        used = {step.way.engine for step in self.contexts.steps} - {"view"}
+        if not used or ("onnxruntime" not in used and self.threads == 1):
+            return None  # kernels of one thread are called faster without
+        inputs, outputs = tuple(self.contexts.inputs), self.program.outputs
+        if not set(inputs).isdisjoint(outputs):
+            return None
+        writer = self.write({name: name for name in (*inputs, *outputs)}, "/")
+        if writer is None:
+            return None
+        try:
+            return session(writer.model(inputs, outputs), self.threads)
+        except Exception as error:  # ONNX Runtime has a class of its own for every kind of failure
+            raise BackendError(f"ONNX Runtime refuses the program: {str(error).strip()}") from error
+
+    @cached_property
+    def _own(self) -> Context:
+        held = self._session
+        if held is None:
+            return self.contexts.context()
+        binding = held.io_binding()
+        shapes = {e.name: e.scope.shape for e in self.program.equations}
+        inputs = {name: aligned_empty(shape) for name, shape in self.contexts.inputs.items()}
+        outputs = {name: aligned_empty(shapes[name]) for name in self.program.outputs}
+        for name, array in inputs.items():
+            array[...] = 0
+            binding.bind_input(name, "cpu", 0, np.float32, list(array.shape), array.ctypes.data)
+        for name, array in outputs.items():
+            binding.bind_output(name, "cpu", 0, np.float32, list(array.shape), array.ctypes.data)
+        return Context(inputs, outputs, (lambda: held.run_with_iobinding(binding),))
 
 
 def compile_program(
@@ -55,70 +134,75 @@ def compile_program(
     constants: Mapping[str, npt.ArrayLike] | None = None,
     operators: Sequence[Operator] = OPERATORS,
     tune: bool = False,
+    choose: library.Choose = library.first,
 ) -> CompiledProgram:
     """Compile *program* for this CPU.
 
     Equations that only depend on *constants* (arrays by input name) are evaluated here, once.  An equation whose
     ``via`` is None is run as a matrix product where it is one and as a generated kernel otherwise.  *tune* measures the
-    applicable schedules of every kernel.  Raises BackendError, which names the equation, where an engine refuses.
+    applicable schedules of every kernel, *choose* takes one of an equation's engines.  Raises BackendError, which names
+    the equation, where an engine refuses.
     """
     if np.dtype(dtype) != np.float32:
         raise BackendError(f"dtype {np.dtype(dtype)}: programs run in float32")
     given = constants or {}
-    arrays = {t.name: _input(t.name, t.shape, given) for t in program.inputs}
-    known = {name for name in arrays if name in given}
+    fixed = {t.name: _constant(t.name, t.shape, given[t.name]) for t in program.inputs if t.name in given}
+    inputs = {t.name: t.shape for t in program.inputs if t.name not in given}
+    # Arrays of the right shapes and strides: nothing is written to those that are no constants.
+    arrays = {**fixed, **{name: aligned_empty(shape) for name, shape in inputs.items()}}
     views: dict[str, Scope] = {}
-    engines: dict[str, str] = {}
-    calls: list[Callable[[], object]] = []
+    names: dict[str, str] = {}
+    steps: list[Step] = []
     blas.set_threads(threads)
     for equation in program.equations:
-        placed = _placed(equation, arrays, views, operators, threads, tune, known)
-        arrays[equation.name], engines[equation.name] = placed.array, placed.engine
-        if placed.engine == "view":
-            views[equation.name] = library.through_views(equation.scope, views)
-        if all(t.name in known for t in tensors(equation.scope)):
-            known.add(equation.name)
-            engines[equation.name] = "constant"
-            if placed.call is not None:
-                _first_run(equation, placed.call)
-        elif placed.call is not None:
-            calls.append(placed.call)
-    return CompiledProgram(
-        program,
-        threads,
-        engines,
-        {t.name: arrays[t.name] for t in program.inputs if t.name not in given},
-        {name: arrays[name] for name in program.outputs},
-        tuple(calls),
-    )
+        out = aligned_empty(equation.scope.shape)
+        way = _way(equation, arrays, out, views, operators, threads, tune, fixed, choose)
+        names[equation.name] = way.engine
+        match way:
+            case ViewCall():
+                views[equation.name] = library.through_views(equation.scope, views)
+                shown = way.view(arrays)
+                assert shown is not None
+                out = shown
+        arrays[equation.name] = out
+        if all(t.name in fixed for t in tensors(equation.scope)):
+            if way.engine != "view":
+                _first_run(equation, way, arrays, out)
+            fixed[equation.name], names[equation.name] = out, "constant"
+        else:
+            steps.append(Step(equation.name, equation.scope.shape, way))
+    return CompiledProgram(program, threads, names, Contexts(tuple(steps), inputs, fixed, program.outputs, threads))
 
 
-def _input(name: str, shape: tuple[int, ...], given: Mapping[str, npt.ArrayLike]) -> Array:
-    place = tvm_cpu.aligned_empty(shape)
-    if name not in given:
-        place[...] = 0
-        return place
-    array = np.asarray(given[name])
+def _constant(name: str, shape: tuple[int, ...], given: npt.ArrayLike) -> Array:
+    array = np.asarray(given)
     if array.shape != shape:
         raise BackendError(f"constant {name} has shape {list(array.shape)}, expected {list(shape)}")
+    place = aligned_empty(shape)
     np.copyto(place, array, casting="unsafe")
     return place
 
 
-def _placed(
+def _way(
     equation: Equation,
     arrays: Mapping[str, Array],
+    out: Array,
     views: Mapping[str, Scope],
     operators: Sequence[Operator],
     threads: int,
     tune: bool,
-    known: set[str],
-) -> library.Placed:
+    constants: Mapping[str, Array],
+    choose: library.Choose,
+) -> Way:
     missing = [t.name for t in tensors(equation.scope) if t.name not in arrays]
     if missing:
         raise BackendError(f"equation {equation.name} reads {', '.join(missing)}, which nothing before it defines")
     try:
-        return library.place(equation, arrays, views, operators, threads, tune, known)
+        shown = library.view(equation, views, threads)
+        if shown is not None and shown.view(arrays) is not None:
+            return shown
+        ways = library.engines(equation, arrays, out, views, operators, threads, tune, constants)
+        return choose(equation, ways, arrays, out, constants)
     except BackendError as error:
         raise BackendError(f"equation {equation.name}: {error}") from error
     except Exception as error:
@@ -126,8 +210,8 @@ def _placed(
         raise BackendError(f"equation {equation.name} ({via}): {type(error).__name__}: {error}") from error
 
 
-def _first_run(equation: Equation, call: Callable[[], object]) -> None:
+def _first_run(equation: Equation, way: Way, arrays: Mapping[str, Array], out: Array) -> None:
     try:
-        call()
+        way.bind(arrays, out)()
     except Exception as error:
         raise BackendError(f"equation {equation.name}: {type(error).__name__}: {error}") from error

@@ -5,6 +5,7 @@
 | rows | no reduction, innermost iterator runs along memory | phases unrolled, borders cut off, vectors |
 | tile | no reduction, a read runs along memory in another iterator | tiles, vector reads |
 | turn | the same, where tiles fit | two stages: rows along that iterator, tiles transposed in registers |
+| combine | coefficients that hang on other iterators | these unrolled around each vector: it is loaded once for all |
 | outer | reduction, innermost iterator runs along memory | summations outside the vectorised row |
 | inner | reduction, a summation runs along memory | partial sums in lanes (rfactor) |
 | plain | anything else | as written |
@@ -20,11 +21,11 @@ from typing import Any
 
 from tvm.s_tir import Schedule
 
-from einnet_explore.backends.structure import LANES, borders, lanes_of, moved, period_of, runs_along, tile_of
+from einnet_explore.backends.structure import LANES, borders, cased, lanes_of, moved, period_of, runs_along, tile_of
 from einnet_explore.backends.transpose import transposing
 from einnet_explore.ir import Access, Iterator, Scope, accesses, as_index
 
-VERSION = 20
+VERSION = 24
 """Part of the key of compiled kernels: to be raised when a template changes."""
 
 ROW = 4 * LANES
@@ -43,6 +44,8 @@ def apply(template: str, schedule: Schedule, block: str, scope: Scope, threads: 
     match template:
         case "rows":
             _rows(stage)
+        case "combine":
+            _combine(stage)
         case "tile":
             _tile(stage)
         case "outer":
@@ -54,7 +57,7 @@ def apply(template: str, schedule: Schedule, block: str, scope: Scope, threads: 
         case "plain":
             stage.parallel(len(scope.traversals))
         case _:
-            raise ValueError(f"template {template!r} is none of rows, tile, turn, outer, inner, plain")
+            raise ValueError(f"template {template!r} is none of rows, combine, tile, turn, outer, inner, plain")
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,32 @@ def _tile(stage: _Stage) -> None:
     extents = [x.extent for x in stage.scope.traversals]
     extents[n] //= along
     _parallel(stage, outer[:-1], extents)
+
+
+def _combine(stage: _Stage) -> None:
+    """Every case of a vector's coefficients side by side: what they combine is loaded once."""
+    schedule, scope = stage.schedule, stage.scope
+    cases = dict(cased(scope))
+    loops = stage.loops
+    width = gcd(scope.traversals[-1].extent, LANES)
+    chunk, lane = schedule.split(loops[-1], [None, width])
+    outer, phases, extents = [], [], []
+    for n, (loop, x) in enumerate(zip(loops[:-1], scope.traversals, strict=False)):
+        if n in cases and cases[n] == x.extent:
+            phases.append(loop)
+        elif n in cases:
+            rest, phase = schedule.split(loop, [None, cases[n]])
+            outer.append(rest)
+            extents.append(-(-x.extent // cases[n]))
+            phases.append(phase)
+        else:
+            outer.append(loop)
+            extents.append(x.extent)
+    schedule.reorder(*outer, chunk, *phases, lane)
+    for phase in phases:
+        schedule.unroll(phase)
+    schedule.vectorize(lane)
+    _parallel(stage, outer, extents)
 
 
 def _outer(stage: _Stage) -> None:

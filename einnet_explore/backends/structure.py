@@ -41,6 +41,8 @@ def templates(scope: Scope) -> tuple[str, ...]:
     if not scope.traversals or points(scope) == 0:
         return ("plain",)
     reads = tuple(a for a in accesses(scope.body) if a.index)
+    if not scope.summations and cased(scope):
+        return ("combine", "rows", "plain")
     if scope.summations:
         last = scope.traversals[-1]
         along = [s for s in scope.summations if lanes_of(s) and reads and runs_along(reads, s)]
@@ -50,6 +52,34 @@ def templates(scope: Scope) -> tuple[str, ...]:
     if turned(scope) is not None:
         return ("turn", "tile", "rows", "plain")
     return ("tile", "rows", "plain") if tile_of(scope) else ("rows", "plain")
+
+
+def cased(scope: Scope) -> tuple[tuple[int, int], ...]:
+    """(position, period) of the traversals whose value, or its remainder, decides between constants.
+
+    None where the innermost one does, or where its extent holds no vector.
+    """
+    last = scope.traversals[-1]
+    if last.extent % (LANES // 2) or not all(abs(step(a, last)) <= 1 for a in accesses(scope.body)):
+        return ()
+    found: dict[int, int] = {}
+    for index in _choices(scope.body):
+        match index.terms:
+            case ((Iterator() as x, 1),) if x.extent <= PHASES:
+                found[scope.traversals.index(x)] = x.extent
+            case ((Remainder(numerator, d), 1),) if d <= PHASES and (along := numerator.single) is not None:
+                found[scope.traversals.index(along)] = d
+    return () if len(scope.traversals) - 1 in found else tuple(sorted(found.items()))
+
+
+def _choices(body: Scalar) -> Iterable[Index]:
+    """The indices of ``where(index == n, ...)`` between constants."""
+    match body:
+        case Apply("where", (Compare("==", left, right), Const() | Apply("where"), Const() | Apply("where"))):
+            yield left if not right.terms else right
+        case Apply(args=args):
+            for arg in args:
+                yield from _choices(arg)
 
 
 def turned(scope: Scope) -> Scope | None:

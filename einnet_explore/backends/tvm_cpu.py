@@ -14,13 +14,16 @@ import tvm_ffi
 from tvm import te
 from tvm.s_tir import Schedule, ScheduleError
 
+from einnet_explore.algebra.nest import Nest, nest
 from einnet_explore.backends import compiled, measure, schedule, structure
 from einnet_explore.backends.emit import lower
 from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.identity import identity
 from einnet_explore.backends.prepare import prepare
+from einnet_explore.backends.rows import kernel as rows
 from einnet_explore.backends.squash import squash
 from einnet_explore.ir import Scope, tensors
+from einnet_explore.kernels.machine import this_machine
 
 Array = npt.NDArray[Any]
 
@@ -53,7 +56,12 @@ class Source:
     @cached_property
     def prepared(self) -> Scope:
         """What the kernel computes: equal to *scope*, with dimensions merged where nothing looks between them."""
-        return squash(prepare(self.scope))
+        return squash(prepare(self.scope)) if self.nest is None else prepare(self.scope)
+
+    @cached_property
+    def nest(self) -> Nest | None:
+        """The scope as work on rows, where it is that: how the kernel of rank 0 does it."""
+        return nest(self.scope) if self.dtype == "float32" else None
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -63,7 +71,9 @@ class Source:
 
     @cached_property
     def template(self) -> str:
-        """The schedule template of the last stage."""
+        """The schedule template of the last stage; ``nest`` where the whole is written as work on rows."""
+        if self.nest is not None and self.rank == 0:
+            return "nest"
         names = structure.templates(self.prepared)
         names = tuple(n for n in names if n != "turn") if self.dtype != "float32" else names
         return names[min(self.rank, len(names) - 1)]
@@ -71,6 +81,9 @@ class Source:
     @cached_property
     def function(self) -> Any:
         """The scheduled PrimFunc."""
+        if self.nest is not None and self.rank == 0:
+            inputs = dict(zip(self.inputs, self.shapes, strict=False))
+            return rows.function(self.nest, inputs, self.threads, this_machine())
         if self.template == "turn" and (view := structure.turned(self.prepared)) is not None:
             function, _ = self._lowered(view)
             trial = Schedule(function)
@@ -97,7 +110,8 @@ class Source:
     @cached_property
     def key(self) -> str:
         """What a compiled kernel is remembered by."""
-        parts = (identity(self.scope), self.dtype, self.threads, self.rank, schedule.VERSION, *compiled.platform())
+        own = (self.dtype, self.threads, self.rank, schedule.VERSION, this_machine())
+        parts = (identity(self.scope), *own, *compiled.platform())
         return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:40]
 
 

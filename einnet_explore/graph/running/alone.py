@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from einnet_explore.backends.measure import Timing, compare
+from einnet_explore.backends.measure import Timing, compare, pause
 from einnet_explore.graph.running.regions import Array, start
 
 
@@ -41,7 +41,9 @@ def main(file: str, arrays: str, threads: str, rounds: str, *names: str) -> None
     with np.load(arrays) as held:
         feeds = {name: held[f"arr_{n}"] for n, name in enumerate(names)}
     session = start(file, int(threads))
-    timing = compare({"it": lambda: session.run(None, feeds)}, rounds=int(rounds), min_seconds=0.5)["it"]
+    # Sampled as plans are: a pause before each sample, so that threads have to be woken for its first call.
+    calls = {"it": lambda: session.run(None, feeds)}
+    timing = compare(calls, rounds=int(rounds), min_seconds=0.5, settle=pause(int(threads)))["it"]
     print(json.dumps({"median": timing.median, "iqr": timing.iqr, "n": timing.n}))
 
 

@@ -6,14 +6,17 @@ The nodes that stay run in as few sessions as the replaced groups allow: with
 
 (groups take the largest *s* before them, -1 where nothing stays before them), all nodes of one *s* run in one session.
 The longest alternation along a path forces that many, so fewer are impossible.
+
+Where every group is a compiled program that a session can run (``backends.hosted``), there is one session for all: what
+stays and what replaces is written into one graph, in which ONNX Runtime lays out memory and shares its threads.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,7 +24,10 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
+from einnet_explore.backends.fragment import Writer
 from einnet_explore.graph.reading.model import Model, Node
+from einnet_explore.graph.running.compiled import ByValue, spliced
+from einnet_explore.graph.running.parts import check_disjoint, parts
 from einnet_explore.graph.running.regions import Array, PlanError, Regions, random_inputs, start, subgraph_session, told
 
 __all__ = ["Plan", "PlanError", "Run", "Segment", "build_plan", "random_inputs", "subgraph_session"]
@@ -78,9 +84,9 @@ def build_plan(model: Model, replacements: Mapping[tuple[str, ...], Run] | None 
     """The plan of *model* in which each group of nodes (by name) is run by its callable, the others by ONNX Runtime.
 
     A callable gets the values that cross the group's border and gives those that cross it outwards, by value name;
-    weights it holds itself.  It is never called by two threads at once.  Without replacements the plan is one session
-    on the model as it was read.  Raises PlanError, naming nodes, where a group is unknown, shares a node with another
-    or is not convex, and where ONNX Runtime refuses a region; running raises it where a group's result lacks.
+    weights it holds itself.  Only ``ByValue`` is called by two threads at once.  Without replacements the plan is one
+    session on the model as it was read.  Raises PlanError, naming nodes, where a group is unknown, shares a node with
+    another or is not convex, and where ONNX Runtime refuses a region; running raises it where a group's result lacks.
     """
     given = {v.name: v.dtype for v in model.inputs}
     names = tuple(v.name for v in model.outputs)
@@ -89,17 +95,61 @@ def build_plan(model: Model, replacements: Mapping[tuple[str, ...], Run] | None 
         return Plan((segment,), {name: given[name] for name in feeds}, names, {}, threads)
     regions = Regions(model.proto)
     groups = tuple((regions.named(group), run) for group, run in replacements.items())
-    _disjoint(groups)
-    parts = _parts(regions, [nodes for nodes, _ in groups])
+    check_disjoint(nodes for nodes, _ in groups)
+    found = parts(regions, [nodes for nodes, _ in groups])
     runs = dict(enumerate(run for _, run in groups))
+    if (joined := _joined(model, regions, found, runs, threads)) is not None:
+        return Plan((joined,), given, names, {}, threads)
     segments = []
-    for group, nodes in parts:
+    for group, nodes in found:
         if group is None:
             segments.append(_session(regions, nodes, threads))
         else:
             segments.append(_group(model, regions, nodes, runs[group]))
     constants = {name: _array(regions, name) for name in names if regions.constant(name)}
     return Plan(_freed(segments, names), given, names, constants, threads)
+
+
+def _joined(
+    model: Model,
+    regions: Regions,
+    found: Sequence[tuple[int | None, tuple[Node, ...]]],
+    runs: Mapping[int, Run],
+    threads: int,
+) -> Segment | None:
+    """All parts *found* in one session; None where some group is no program that a session can run."""
+    written: list[tuple[tuple[Node, ...], Writer | None]] = []
+    free = _free_prefix(regions)
+    for group, nodes in found:
+        match runs.get(group) if group is not None else None:
+            case None:
+                written.append((nodes, None))
+            case ByValue() as run:
+                made = run.write(model, nodes, regions.border(nodes)[1], f"{free}{group}/")
+                if made is None:
+                    return None
+                written.append((nodes, made))
+            case _:
+                return None
+    proto = spliced(regions, written, regions.proto.opset_import)
+    if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
+        return None
+    session = start(proto, threads, nodes=[node for nodes, _ in written for node in nodes])
+    feeds, outputs = tuple(v.name for v in session.get_inputs()), regions.outputs
+
+    def run_all(held: dict[str, Array]) -> Sequence[Array]:
+        return session.run(outputs, {name: held[name] for name in feeds})  # type: ignore[no-any-return]
+
+    return Segment(tuple(node.name for nodes, _ in written for node in nodes), False, feeds, outputs, run_all)
+
+
+def _free_prefix(regions: Regions) -> str:
+    """The beginning of names that no value of the model has."""
+    names = {name for node in regions.nodes for name in (*node.reads, *node.results)}
+    prefix = "/"
+    while any(name.startswith(prefix) for name in names):
+        prefix += "/"
+    return prefix
 
 
 def _whole(model: Model, outputs: tuple[str, ...], threads: int) -> Segment:
@@ -112,65 +162,6 @@ def _whole(model: Model, outputs: tuple[str, ...], threads: int) -> Segment:
         return session.run(outputs, {name: held[name] for name in feeds})  # type: ignore[no-any-return]
 
     return Segment(tuple(node.name for node in model.nodes), False, feeds, outputs, run)
-
-
-def _disjoint(groups: Iterable[tuple[Collection[Node], Run]]) -> None:
-    seen: set[str] = set()
-    for nodes, _ in groups:
-        if not nodes:
-            raise PlanError("a group holds no node, expected at least one")
-        if twice := seen & {node.name for node in nodes}:
-            raise PlanError(f"node {', '.join(sorted(twice))}: found in two groups, expected one")
-        seen |= {node.name for node in nodes}
-
-
-def _parts(regions: Regions, groups: Sequence[Collection[Node]]) -> list[tuple[int | None, tuple[Node, ...]]]:
-    """The groups (by number) and, between them, the nodes that stay (None), fewest sets first to last."""
-    member = {node.name: n for n, nodes in enumerate(groups) for node in nodes}
-    maker = {name: node.name for node in regions.nodes for name in node.results}
-    unit: dict[str, int | str] = {node.name: member.get(node.name, node.name) for node in regions.nodes}
-    before: dict[int | str, set[int | str]] = {u: set() for u in unit.values()}
-    for node in regions.nodes:
-        found = {unit[maker[name]] for name in node.reads if name in maker}
-        before[unit[node.name]] |= found - {unit[node.name]}
-    try:
-        order = tuple(TopologicalSorter(before).static_order())
-    except CycleError as error:
-        cycle = " <- ".join(_unit(u, groups) for u in error.args[1])
-        raise PlanError(f"found a cycle {cycle}, expected convex groups") from None
-    rank: dict[int | str, int] = {}
-    for u in order:
-        stays = [rank[p] for p in before[u] if isinstance(p, str)]
-        replaced = [rank[p] for p in before[u] if isinstance(p, int)]
-        rank[u] = (
-            max((*stays, *replaced), default=-1) if isinstance(u, int) else max((0, *stays, *(r + 1 for r in replaced)))
-        )
-    live = _live(regions)
-    out: list[tuple[int | None, tuple[Node, ...]]] = []
-    place = {node.name: n for n, node in enumerate(regions.nodes)}
-    for s in range(-1, max(rank.values(), default=-1) + 1):
-        # Where nothing stays before a group, it must not wait for a session.
-        staying = [u for u in order if isinstance(u, str) and rank[u] == s and u in live]
-        nodes = sorted(staying, key=place.__getitem__)
-        if nodes:
-            out.append((None, regions.named(nodes)))
-        out.extend((u, tuple(groups[u])) for u in order if isinstance(u, int) and rank[u] == s)
-    return out
-
-
-def _live(regions: Regions) -> set[str]:
-    """The nodes that some output needs."""
-    needed = set(regions.outputs)
-    live = set()
-    for node in reversed(regions.nodes):
-        if not needed.isdisjoint(node.results):
-            live.add(node.name)
-            needed.update(node.reads)
-    return live
-
-
-def _unit(unit: int | str, groups: Sequence[Collection[Node]]) -> str:
-    return unit if isinstance(unit, str) else "{" + ", ".join(node.name for node in groups[unit]) + "}"
 
 
 def _session(regions: Regions, nodes: tuple[Node, ...], threads: int) -> Segment:
@@ -188,8 +179,12 @@ def _session(regions: Regions, nodes: tuple[Node, ...], threads: int) -> Segment
 def _group(model: Model, regions: Regions, nodes: tuple[Node, ...], call: Run) -> Segment:
     inputs, outputs = regions.border(nodes)
     types = tuple(model.values[name].dtype if name in model.values else None for name in outputs)
-    # Compiled programs compute in arrays of their own: one call at a time.
-    alone = threading.Lock()
+    # Compiled programs have a context for each thread; other callables may compute in arrays of their own.
+    match call:
+        case ByValue():
+            alone: AbstractContextManager[object] = nullcontext()
+        case _:
+            alone = threading.Lock()
 
     def run(held: dict[str, Array]) -> Sequence[Array]:
         with alone:

@@ -11,6 +11,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import helper
 
+from einnet_explore.backends.fragment import imports, session_options
 from einnet_explore.graph.reading.model import Model, Node, nodes_of
 
 Array = NDArray[Any]
@@ -87,14 +88,8 @@ def start(
     model: onnx.ModelProto | bytes | str, threads: int, spinning: bool = True, nodes: Collection[Node] = ()
 ) -> onnxruntime.InferenceSession:
     """*model* (or its path) in ONNX Runtime with all its graph optimisations; raises PlanError where it refuses."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = 3
-    if not spinning:
-        # Threads that wait in a loop take the cores from the other engine of a mixed program.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    kernels = isinstance(model, onnx.ModelProto) and bool(imports(model.graph.node))
+    options = session_options(threads, spinning, kernels)
     try:
         held = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
         return onnxruntime.InferenceSession(held, options, providers=["CPUExecutionProvider"])
@@ -104,13 +99,12 @@ def start(
 
 
 def subgraph_session(
-    model: Model | onnx.ModelProto, node_names: Iterable[str], threads: int = 1, spinning: bool = False
+    model: Model | onnx.ModelProto, node_names: Iterable[str], threads: int = 1, spinning: bool = True
 ) -> onnxruntime.InferenceSession:
     """The nodes called *node_names* as they are, in a session of their own: the original of a subprogram.
 
-    Its inputs and outputs are the values that cross the group's border; weights are held.  Its threads do not spin, as
-    in a mixed plan.  Raises PlanError, with the nodes, where one is unknown, a border value has no known type, or ONNX
-    Runtime refuses.
+    Its inputs and outputs are the values that cross the group's border; weights are held.  Raises PlanError, with the
+    nodes, where one is unknown, a border value has no known type, or ONNX Runtime refuses.
     """
     regions = Regions(_proto(model))
     nodes = regions.named(node_names)

@@ -1,0 +1,111 @@
+"""Plans: groups of a model as Matmul + eOperator, in one session and called between sessions, beside the original.
+
+``python -m benchmarks.plans [--model NAME] [--replaced N] [--threads N] [--seconds N]`` prints µs, and how many
+times faster each is.  The first N groups that become a Matmul are replaced, whether that pays or not.
+A sample is the third fastest of eight calls after two; the engines take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from functools import partial
+from statistics import median, quantiles
+from time import perf_counter, sleep
+from typing import Any
+
+import einnet_explore as ee
+from einnet_explore.backends.measure import pause
+from einnet_explore.backends.program import compile_program
+from einnet_explore.cli.output import table
+from einnet_explore.graph.models import write
+from einnet_explore.graph.post.fusing import fuse
+from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.running.compiled import ByValue
+from einnet_explore.graph.running.plan import Run, build_plan
+from einnet_explore.graph.split import Subprogram, partition
+from einnet_explore.graph.whole import telling_inputs
+
+SEARCH = 20
+"""Seconds, at most, that a group is searched for."""
+
+
+def replaced(model: Model, part: Subprogram, threads: int) -> ByValue | None:
+    """*part* with a Matmul and eOperators; None where none is found."""
+    run = ee.search(part.program, target="Matmul", limit=SEARCH).start().wait()
+    if run.best is None:
+        return None
+    program = fuse(run.best.derivation).end
+    if not any(e.via is not None and e.via.operator == "Matmul" for e in program.equations):
+        return None
+    names = {model.identifiers[value]: value for value in (*part.inputs, *part.outputs)}
+    weights = {t.name: model.weights[names[t.name]] for t in program.inputs if t.weight}
+    return ByValue(compile_program(program, threads, constants=weights), names)
+
+
+def called(run: Run) -> Run:
+    """*run* as something that is no program: a plan has to call it."""
+    return partial(run)
+
+
+def timed(calls: Mapping[str, Callable[[], Any]], seconds: float, threads: int) -> dict[str, list[float]]:
+    """Samples of each call, in turns."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    begin, turn = perf_counter(), 0
+    while perf_counter() - begin < seconds:
+        for name in (*calls, *calls)[turn % len(calls) :][: len(calls)]:
+            sleep(pause(threads))
+            samples[name].append(_sample(calls[name]))
+        turn += 1
+    return samples
+
+
+def _sample(call: Callable[[], Any]) -> float:
+    taken = []
+    for _ in range(10):
+        begin = perf_counter()
+        call()
+        taken.append(perf_counter() - begin)
+    return sorted(taken[2:])[2]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="infogan")
+    parser.add_argument("--replaced", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=10)
+    chosen = parser.parse_args()
+    model = load(write(chosen.model))
+    runs: dict[tuple[str, ...], Run] = {}
+    for part in partition(model).subprograms:
+        if len(runs) < chosen.replaced and (run := replaced(model, part, chosen.threads)) is not None:
+            runs[part.nodes] = run
+    original = build_plan(model, {}, chosen.threads)
+    plans = {
+        "original": original,
+        "one session": build_plan(model, runs, chosen.threads),
+        "called": build_plan(model, {nodes: called(run) for nodes, run in runs.items()}, chosen.threads),
+    }
+    feeds = telling_inputs(model, original)
+    calls = {name: lambda plan=plan: plan.run(feeds) for name, plan in plans.items()}
+    samples = timed(calls, chosen.seconds, chosen.threads)
+    base = samples["original"]
+    rows = [["plan", "sessions", "segments", "tenth µs", "median µs", "tenths", "median of pairs"]]
+    for name, plan in plans.items():
+        low = [quantiles(taken, n=10)[0] for taken in (base, samples[name])]
+        pairs = median(one / other for one, other in zip(base, samples[name], strict=True))
+        figures = [
+            f"{low[1] * 1e6:.0f}",
+            f"{median(samples[name]) * 1e6:.0f}",
+            f"{low[0] / low[1]:.2f}",
+            f"{pairs:.2f}",
+        ]
+        rows.append([name, str(plan.sessions), str(len(plan.segments)), *figures])
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

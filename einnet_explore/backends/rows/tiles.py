@@ -1,0 +1,77 @@
+r"""Products in vector registers: a few rows times a few vectors, summed over one loop.
+
+.. math::  C[r, x] \mathrel{+}= \sum_k a(r, k)\, b(k, x)
+
+The sums live in small buffers of default scope: TVM 0.27 puts those on the stack, where LLVM makes registers of them
+(buffers of local scope go to the heap, whatever their size).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as T
+
+Expr = Any
+
+SUMS = 16
+"""Registers for sums: more than a multiply-add takes cycles, twice over, and half of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """*rows* rows of *vectors* vectors of *lanes* elements."""
+
+    rows: int
+    vectors: int
+    lanes: int
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return self.vectors * self.lanes
+
+
+def tile_for(columns: int, lanes: int) -> Tile:
+    """The tile for *columns* columns: as many vectors as there are, up to four, and rows for the other registers."""
+    vectors = min(4, -(-columns // lanes))
+    vectors = max(v for v in (1, 2, 4) if v <= vectors)
+    return Tile(SUMS // vectors, vectors, lanes)
+
+
+def vector(buffer: Any, at: Expr, lanes: int) -> Expr:
+    """Elements *at* … *at* + *lanes* - 1 of a buffer of one dimension."""
+    return buffer.vload([at], f"float32x{lanes}")
+
+
+def store(buffer: Any, value: Expr, at: Expr, lanes: int) -> None:
+    """Write a vector *at* … of a buffer of one dimension."""
+    T.buffer_store(buffer, value, [tirx.Ramp(at, 1, lanes)])
+
+
+def multiply(
+    tile: Tile,
+    loop: Callable[[Callable[[Expr], None]], None],
+    left: Callable[[int, Expr], Expr],
+    right: Callable[[Expr, int], Expr],
+) -> list[Any]:
+    """The sums of *tile*, a buffer a row: ``loop(body)`` runs body(k); *left* (row, k) is a scalar, *right* (k, column)
+    a vector."""
+    zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
+    sums = [T.alloc_buffer((tile.width,), "float32") for _ in range(tile.rows)]
+    starts = [v * tile.lanes for v in range(tile.vectors)]
+    for total in sums:
+        for start in starts:
+            store(total, zero, start, tile.lanes)
+
+    def step(k: Expr) -> None:
+        for row, total in enumerate(sums):
+            factor = tirx.Broadcast(left(row, k), tile.lanes)
+            for start in starts:
+                store(total, vector(total, start, tile.lanes) + factor * right(k, start), start, tile.lanes)
+
+    loop(step)
+    return sums

@@ -1,0 +1,179 @@
+"""The ways to run an equation: a library operator, a matrix product, a generated kernel, or nothing at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
+
+from einnet_explore.algebra.flatten import row_major, view_strides
+from einnet_explore.backends import contraction, generated, hosted, tvm_cpu
+from einnet_explore.backends.fragment import Writer, session
+from einnet_explore.ir import Scope, Tensor, accesses
+
+Array = npt.NDArray[Any]
+Call = Callable[[], object]
+
+
+class Way(Protocol):
+    """A way to run an equation, made ready once: sessions, kernels and packed weights belong to it."""
+
+    @property
+    def engine(self) -> str:
+        """What runs it: ``onnxruntime``, ``matmul``, ``tiled``, ``tvm`` or ``view``."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The tensors that it reads."""
+
+    def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
+        """A call that reads *arrays*, where they are now, and writes *out*; it may be bound as often as wanted."""
+
+    def write(self, writer: Writer, makes: str) -> bool:
+        """Add it to a session's graph; False where no session runs it."""
+
+
+@dataclass(frozen=True, eq=False)
+class KernelCall:
+    """A generated kernel."""
+
+    kernel: tvm_cpu.Kernel
+    engine = "tvm"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return self.kernel.source.inputs
+
+    def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
+        return self.kernel.bind([arrays[name] for name in self.reads], out)
+
+    def write(self, writer: Writer, makes: str) -> bool:
+        source = self.kernel.source
+        values = [writer.value(name) for name in self.reads]
+        node = hosted.node(source.key, source.shapes, source.scope.shape, source.threads, values, writer.made(makes))
+        return writer.put(node)
+
+
+@dataclass(frozen=True, eq=False)
+class TiledCall:
+    """A contraction by a kernel made for it; an operand in *constants* is packed once."""
+
+    made: generated.Contraction
+    constants: Mapping[str, Array] = field(repr=False)
+    engine = "tiled"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return self.made.reads
+
+    def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
+        return self.made.bind(arrays, out)
+
+    def write(self, writer: Writer, makes: str) -> bool:
+        made = self.made
+        assert made.function is not None  # it is compiled, or loaded, when it is asked for
+        values = [writer.value(name) for name in self.reads if name != self._packed]
+        if self._packed is not None:
+            values.insert(1, writer.weight(self._packed, made.packed(self.constants[self._packed])))
+        node = hosted.node(made.key, made.shapes, made.scope.shape, made.plan.threads, values, writer.made(makes))
+        return writer.put(node)
+
+    @property
+    def _packed(self) -> str | None:
+        return self.reads[1] if self.made.plan.other is None else None
+
+
+@dataclass(frozen=True, eq=False)
+class ProductCall:
+    """A matrix product by NumPy's BLAS, on strided views."""
+
+    product: contraction.Contraction
+    engine = "matmul"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        sides = (self.product.left.source, self.product.right.source)
+        return tuple(side.name for side in sides if isinstance(side, Tensor))
+
+    def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
+        left, right = (arrays[name] for name in self.reads)
+        call = contraction.bind(self.product, left, right, out)
+        assert call is not None, "bound to arrays with other strides than it was chosen for"
+        return call
+
+    def write(self, writer: Writer, makes: str) -> bool:
+        return False
+
+
+@dataclass(frozen=True, eq=False)
+class ViewCall:
+    """A tensor's elements seen otherwise: nothing is done, or they are moved by a kernel where a session needs them."""
+
+    scope: Scope
+    inlined: Scope
+    threads: int
+    engine = "view"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(a.source.name for a in accesses(self.scope.body) if isinstance(a.source, Tensor))
+
+    def view(self, arrays: Mapping[str, Array]) -> Array | None:
+        """The array itself; None where its source's elements do not lie one after the other."""
+        found = view_strides(self.scope)
+        source = arrays[self.reads[0]]
+        if found is None or not source.flags.c_contiguous:
+            return None
+        offset, strides = found
+        flat = source.reshape(-1)[offset:]
+        return as_strided(flat, self.scope.shape, tuple(s * flat.itemsize for s in strides))
+
+    def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
+        return self._moved.bind(arrays, out)
+
+    def write(self, writer: Writer, makes: str) -> bool:
+        source, shape = self.reads[0], self.scope.shape
+        found = view_strides(self.scope)
+        if found == (0, row_major(shape)) and prod(writer.shapes[source]) == prod(shape):
+            writer.reshape(writer.value(source), shape, makes)
+            return True
+        return self._moved.write(writer, makes)
+
+    @cached_property
+    def _moved(self) -> KernelCall:
+        return KernelCall(tvm_cpu.compile_scope(self.inlined, "float32", self.threads))
+
+
+def in_session(
+    way: Way, arrays: Mapping[str, Array], out: Array, constants: Collection[str], threads: int
+) -> Call | None:
+    """A call that runs *way* as a session of its own, with the session's threads, as a plan would run it.
+
+    It reads *arrays* where they are now, those named in *constants* once, and writes *out*; None where no session runs
+    it, or an array is not packed.
+    """
+    fed = tuple(name for name in dict.fromkeys(way.reads) if name not in constants)
+    held = {name: arrays[name] for name in way.reads}
+    if not all(array.flags.c_contiguous for array in held.values()):
+        return None
+    shapes = {**{name: array.shape for name, array in held.items()}, "": out.shape}
+    fixed = {name: array for name, array in held.items() if name in constants}
+    writer = Writer({name: f"in {name}" for name in fed} | {"": "out"}, shapes, fixed)
+    if not way.write(writer, ""):
+        return None
+    made = session(writer.model(fed, [""]), threads)
+    binding = made.io_binding()
+    for name in fed:
+        binding.bind_input(f"in {name}", "cpu", 0, np.float32, list(shapes[name]), held[name].ctypes.data)
+    binding.bind_output("out", "cpu", 0, np.float32, list(out.shape), out.ctypes.data)
+
+    def call(held: object = (held, out)) -> None:  # the binding knows addresses only
+        made.run_with_iobinding(binding)
+
+    return call

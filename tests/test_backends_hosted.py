@@ -1,0 +1,111 @@
+"""Kernels as nodes of sessions: any memory, any threads, errors; one session for a whole plan."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from einnet_explore.backends import compile_scope, compiled, hosted
+from einnet_explore.backends.fragment import session
+from einnet_explore.ir import Scope, tensors
+from einnet_explore.text import parse
+
+pytestmark = pytest.mark.skipif(not hosted.available(), reason="no C compiler")
+
+
+def scope_of(text: str) -> Scope:
+    return parse(text).equations[-1].scope
+
+
+def model(scope: Scope, threads: int = 1) -> onnx.ModelProto:
+    kernel = compile_scope(scope, threads=threads)
+    source = kernel.source
+    node = hosted.node(source.key, source.shapes, scope.shape, threads, source.inputs, "Y")
+    assert node is not None
+    shapes = {t.name: t.shape for t in tensors(scope)}
+    inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shapes[n]) for n in kernel.source.inputs]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("Y", TensorProto.FLOAT, scope.shape)])
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid(hosted.DOMAIN, 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_memory_that_is_not_aligned(threads: int) -> None:
+    """Inputs and outputs of the caller lie anywhere; 0, 4 and 60 bytes past a multiple of 64 are tried."""
+    size = 50_000
+    held = session(
+        model(scope_of(f"tensor A[{size}]\ntensor B[{size}]\nY[i:{size}] = A[i] * 2 + B[i]"), threads), threads
+    )
+    raw = np.empty(3 * size + 64, np.float32)
+    for shift in (0, 1, 15):
+        start = (-raw.ctypes.data % 64) // 4 + shift
+        a, b, y = (raw[start + n * size : start + (n + 1) * size] for n in range(3))
+        a[:], b[:], y[:] = np.arange(size), 1, -1
+        binding = held.io_binding()
+        for name, array in (("A", a), ("B", b)):
+            binding.bind_input(name, "cpu", 0, np.float32, [size], array.ctypes.data)
+        binding.bind_output("Y", "cpu", 0, np.float32, [size], y.ctypes.data)
+        held.run_with_iobinding(binding)
+        np.testing.assert_array_equal(y, np.arange(size) * 2.0 + 1)
+        np.testing.assert_array_equal(held.run(None, {"A": a, "B": b})[0], y)
+
+
+def test_kernels_take_the_threads_of_their_session() -> None:
+    """The same kernel gives the same inside and outside of sessions, whichever asked for threads first."""
+    scope = scope_of("tensor A[64, 3000]\nY[i:64, j:3000] = exp(A[i, j]) * 2")
+    array = np.random.default_rng(0).standard_normal((64, 3000)).astype(np.float32)
+    kernel = compile_scope(scope, threads=2)
+    before = kernel(array)
+    held = session(model(scope, 2), 2)
+    np.testing.assert_array_equal(held.run(None, {"A": array})[0], before)
+    np.testing.assert_array_equal(kernel(array), before)
+    np.testing.assert_array_equal(session(model(scope, 2), 1).run(None, {"A": array})[0], before)
+
+
+def test_scalars_and_other_shapes_of_the_same_elements() -> None:
+    held = session(model(scope_of("tensor A[3, 4, 5]\nY[] = sum[i:3, j:4, k:5] A[i, j, k]")), 1)
+    found = held.run(None, {"A": np.ones((3, 4, 5), np.float32)})[0]
+    assert found.shape == () and found == 60
+
+
+def test_a_kernel_that_fails_is_an_error() -> None:
+    made = model(scope_of("tensor A[8]\nY[i:8] = A[i] + 1"))
+    node = made.graph.node[0]
+    for attribute in node.attribute:
+        if attribute.name == "shapes":
+            attribute.ints[3] = 7  # the kernel checks what it is given
+    with pytest.raises(Exception, match="a compiled kernel failed"):
+        session(made, 1).run(None, {"A": np.zeros(8, np.float32)})
+
+
+def test_without_a_compiler_there_is_nothing_to_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_linker", lambda: None)
+    assert compiled.c_library("int one(void) { return 1; }") is None
+
+
+def test_what_does_not_compile_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EINNET_EXPLORE_CACHE", str(tmp_path))
+    assert compiled.c_library("int one(void) { return x; }") is None
+    good = "int one(void) { return 1; }"
+    path = compiled.c_library(good)
+    assert path is not None and path.exists()
+    path.write_bytes(path.read_bytes()[:-5])  # damaged: it is built again
+    assert compiled.c_library(good) == path and path.read_bytes()[-5:] != b""
+
+
+def test_a_runtime_that_refuses_the_operator_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no")
+
+    class Options:
+        register_custom_ops_library = refuse
+
+    monkeypatch.setattr(onnxruntime, "SessionOptions", Options)
+    hosted._operator.cache_clear()
+    try:
+        assert not hosted.available()
+    finally:
+        hosted._operator.cache_clear()
