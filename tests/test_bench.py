@@ -1,4 +1,4 @@
-"""Paired measurement: what it reports, on one thread in this process and on two in processes of their own."""
+"""Paired measurement: what it reports, the engines one by one, and the processes that they run in."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,43 @@ from onnx_building import build, node
 from test_cli import CASE
 
 from einnet_explore.cli import main
-from einnet_explore.graph.bench import engines
+from einnet_explore.graph.bench import engines, workers
 from einnet_explore.graph.bench import paired as bench
-from einnet_explore.graph.bench.engines import Task, prepare
+from einnet_explore.graph.bench.engines import (
+    COMPILED,
+    DIRECT,
+    EXPORTED,
+    NUMPY,
+    ORT,
+    OURS,
+    TORCH,
+    Engine,
+    Task,
+    prepare,
+)
 from einnet_explore.graph.bench.workers import Worker
+from einnet_explore.graph.contest import Arrays
+
+
+class Here:
+    """A worker in this process: what it says is the same, and nothing has to start."""
+
+    def __enter__(self) -> "Here":
+        return self
+
+    def ready(self) -> None:
+        pass
+
+    def open(self, task: Task, feeds: Arrays | None) -> Engine:
+        return prepare(task, feeds)
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "Worker", Here)
 
 
 @pytest.fixture
@@ -32,57 +65,101 @@ def case(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_model(model: str, threads: int) -> None:
-    said = bench.benchmark(model, threads=threads, rounds=3, shapes={"x": (1, 3, 4, 4)}, budget=2.0, max_depth=4)
-    assert list(said["engines"]) == ["einnet_explore", "onnxruntime"]
-    assert said["reference"] == "onnxruntime" and said["apart"] is (threads > 1)
+def test_model_in_processes_of_their_own(model: str) -> None:
+    said = bench.benchmark(model, threads=2, rounds=3, shapes={"x": (1, 3, 4, 4)}, budget=2.0, max_depth=4)
+    assert list(said["engines"]) == [OURS, EXPORTED, ORT]
+    assert said["reference"] == ORT and said["best"] == ORT and said["refused"] == {}
     assert all(len(e["samples"]) == 3 and min(e["samples"]) > 0 for e in said["engines"].values())
-    assert said["ratios"]["einnet_explore"] == 1.0 and said["ratios"]["onnxruntime"] > 0
-    assert said["max_rel_error"]["onnxruntime"] == 0 and said["max_rel_error"]["einnet_explore"] <= 1e-4
+    assert said["ratios"][OURS] == 1.0 and said["speedup"] == said["ratios"][ORT] > 0
+    assert said["max_rel_error"][ORT] == 0 and max(said["max_rel_error"].values()) <= 1e-4
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_case(case: str, threads: int) -> None:
-    said = bench.benchmark(case, threads=threads, rounds=2, max_depth=2, budget=2.0)
-    assert list(said["engines"]) == ["einnet_explore", "direct", "onnxruntime"]
+@pytest.mark.usefixtures("here")
+def test_case(case: str) -> None:
+    said = bench.benchmark(case, against=(ORT, NUMPY), threads=1, rounds=2, max_depth=2, budget=2.0)
+    assert list(said["engines"]) == [OURS, DIRECT, ORT, NUMPY]
     assert max(said["max_rel_error"].values()) <= 1e-5
-    assert "Matmul" in said["engines"]["einnet_explore"]["says"] or "Conv" in said["engines"]["einnet_explore"]["says"]
+    assert any(name in said["engines"][OURS]["says"] for name in ("Matmul", "Conv"))
+    assert said["best"] in (ORT, NUMPY) and said["speedup"] == said["ratios"][said["best"]]
 
 
+@pytest.mark.usefixtures("here")
 def test_without_rivals(case: str) -> None:
     said = bench.benchmark(case, against=(), threads=1, rounds=1, max_depth=1)
-    assert list(said["engines"]) == ["einnet_explore", "direct"] and said["engines"]["direct"]["iqr"] == 0
+    assert list(said["engines"]) == [OURS, DIRECT] and said["engines"][DIRECT]["iqr"] == 0
+    assert said["best"] is None and said["speedup"] is None
 
 
+def test_a_rival_that_cannot_is_left_out(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Weak(Here):
+        def open(self, task: Task, feeds: Arrays | None) -> Engine:
+            if task.engine == ORT:
+                raise ValueError("no kernel")
+            return super().open(task, feeds)
+
+    monkeypatch.setattr(bench, "Worker", Weak)
+    said = bench.benchmark(case, threads=1, rounds=1, max_depth=1)
+    assert said["refused"] == {ORT: "no kernel"} and list(said["engines"]) == [OURS, DIRECT]
+    monkeypatch.setattr(engines, "derived", lambda *_: (_ for _ in ()).throw(ValueError("found no candidate")))
+    with pytest.raises(ValueError, match="found no candidate"):
+        bench.benchmark(case, threads=1, rounds=1)
+
+
+@pytest.mark.usefixtures("here")
 def test_command(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", case, "--threads", "1", "--rounds", "2", "--json", "-"]) == 0
     said = capsys.readouterr()
     assert [c["case"] for c in json.loads(said.out)["cases"]] == [case] and said.err == ""
-    assert main(["bench", case, "--threads", "1", "--rounds", "2"]) == 0
+    assert main(["bench", case, "--threads", "1", "--rounds", "2", "--budget", "1"]) == 0
     assert "times ours" in capsys.readouterr().out
+
+
+def test_interrupted_the_command_keeps_what_was_measured(
+    case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done: list[str] = []
+
+    class Once(Here):
+        def open(self, task: Task, feeds: Arrays | None) -> Engine:
+            if task.engine == OURS and done:
+                raise KeyboardInterrupt
+            done.append(task.engine)
+            return super().open(task, feeds)
+
+    monkeypatch.setattr(bench, "Worker", Once)
+    assert main(["bench", case, case, "--threads", "1", "--rounds", "1", "--json", "-"]) == 130
+    said = capsys.readouterr()
+    assert len(json.loads(said.out)["cases"]) == 1 and "1 of 2 cases" in said.err
 
 
 def test_every_engine_has_its_turn_first() -> None:
     order: list[str] = []
+    warm: list[bool] = []
 
-    def call(name: str) -> bench.Callable[[int], float]:
-        def run(repeats: int) -> float:
+    def call(name: str, seconds: float) -> bench.Sampler:
+        def run(repeats: int, warmed: bool) -> float:
             order.append(name)
-            return 0.02 * repeats
+            warm.append(warmed)
+            return seconds * repeats
 
         return run
 
-    samples = bench.interleaved({name: call(name) for name in "abc"}, 3)
+    samples = bench.interleaved({"a": call("a", 0.02), "b": call("b", 0.5), "c": call("c", 0.001)}, 3)
     assert order[3:] == list("abcbcacab")
-    assert samples == {name: [0.02] * 3 for name in "abc"}
+    assert samples == {"a": [0.02] * 3, "b": [0.5] * 3, "c": pytest.approx([0.001] * 3)}
+    assert [w for name, w in zip(order[3:], warm[3:], strict=True) if name == "b"] == [False] * 3
+    assert all(w for name, w in zip(order, warm, strict=True) if name != "b")
+
+
+def test_no_round_begins_after_the_limit() -> None:
+    samples = bench.interleaved({"a": lambda repeats, _: 1.0 * repeats}, 50, limit=0.0)
+    assert len(samples["a"]) == bench.LEAST_ROUNDS
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"against": ("abacus",)}, "expected one of onnxruntime, torch"),
-        ({"against": ("torch",)}, "expected an ONNX model"),
+        ({"against": ("abacus",)}, "expected one of onnxruntime, torch, torch.compile, numpy"),
         ({"device": "cuda"}, "no CUDA backend"),
         ({"rounds": 0}, "expected at least 1"),
     ],
@@ -92,20 +169,47 @@ def test_refusals(case: str, options: dict[str, object], expected: str) -> None:
         bench.benchmark(case, threads=1, **options)  # type: ignore[arg-type]
 
 
-def test_missing_torch_is_said(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="torch is not installed; expected"):
-        bench.benchmark(model, against=("torch",))
+def test_numpy_runs_cases_only(model: str) -> None:
+    with pytest.raises(ValueError, match=r"found the model .*m\.onnx, expected a case"):
+        bench.benchmark(model, against=(NUMPY,))
 
 
-def test_worker_passes_on_what_is_wrong(tmp_path: Path) -> None:
-    task = Task(str(tmp_path / "none.ein"), "direct", 1)
-    with pytest.raises(ValueError, match=r"none\.ein"), Worker(task, None):
-        pass
+@pytest.mark.parametrize("name", [TORCH, COMPILED])
+def test_missing_torch_is_said(model: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ValueError, match=f"torch is not installed; expected it for the engine {name}"):
+        bench.benchmark(model, against=(name,))
+
+
+def test_a_worker_passes_on_what_is_wrong_and_serves_on(tmp_path: Path, case: str) -> None:
+    with Worker() as worker:
+        worker.ready()
+        with pytest.raises(ValueError, match=r"none\.ein"):
+            worker.open(Task(str(tmp_path / "none.ein"), DIRECT, 1), None)
+        first = worker.open(Task(case, DIRECT, 1), None)
+        other = worker.open(Task(case, NUMPY, 1), first.feeds)
+        assert min(first.sample(2), other.sample(1, False)) > 0
+        np.testing.assert_allclose(other.outputs["Y"], first.outputs["Y"], rtol=1e-4, atol=1e-4)
+        with pytest.raises(RuntimeError, match="the engine's process ended with code 1"):
+            worker.ask("nonsense")
+
+
+def test_a_worker_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers.sys, "executable", "/bin/false")
+    with Worker() as worker, pytest.raises(RuntimeError, match="the engine's process ended with code 1"):
+        worker.ready()
 
 
 def test_engines_get_the_same_inputs(case: str) -> None:
-    ours = prepare(Task(case, "direct", 1))
-    other = prepare(Task(case, "onnxruntime", 1), ours.feeds)
-    assert other.feeds is ours.feeds
-    np.testing.assert_allclose(other.outputs["Y"], ours.outputs["Y"], rtol=1e-4, atol=1e-4)
+    ours = prepare(Task(case, DIRECT, 1))
+    for name in (ORT, NUMPY):
+        other = prepare(Task(case, name, 1), ours.feeds)
+        assert other.feeds is ours.feeds
+        np.testing.assert_allclose(other.outputs["Y"], ours.outputs["Y"], rtol=1e-4, atol=1e-4)
+
+
+def test_the_exported_model_is_what_was_found(model: str, tmp_path: Path) -> None:
+    out = str(tmp_path / "OUT.onnx")
+    ours = prepare(Task(model, OURS, 1, {"x": (1, 3, 4, 4)}, 4, 1.0, out))
+    exported = prepare(Task(model, EXPORTED, 1, {}, 4, 1.0, out), ours.feeds)
+    np.testing.assert_allclose(exported.outputs["y"], ours.outputs["y"], rtol=1e-4, atol=1e-4)

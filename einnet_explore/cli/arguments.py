@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from einnet_explore.cli.errors import BAD_INPUT
 
-EXPERIMENTS = ("e4", "e5", "e6")
+EXPERIMENTS = ("e1", "e2", "e3", "e4", "e5", "e6")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -69,12 +69,22 @@ def parser() -> argparse.ArgumentParser:
     optimize.add_argument("--html", metavar="FILE", help="the report as one page")
     optimize.add_argument("--max-depth", type=_depth, default=7, metavar="N")
     optimize.add_argument("--budget", type=_positive, metavar="SECONDS", help="stop searching and measuring after this")
+    optimize.add_argument(
+        "--target-runtime",
+        default="plan",
+        metavar="plan|onnxruntime",
+        help="what OUT.onnx is made fast for: our plan (the default), or ONNX Runtime alone",
+    )
+    optimize.add_argument("--certificates", metavar="DIR", help="write one RECORD.json for each kept derivation there")
     _model(optimize)
     _json(optimize)
 
     bench = command("bench", "measure against other engines, interleaved")
     bench.add_argument("cases", nargs="+", metavar="MODEL.onnx|CASE.ein")
-    bench.add_argument("--against", default="onnxruntime", metavar="NAMES", help="onnxruntime,torch")
+    bench.add_argument(
+        "--against", default="onnxruntime", metavar="NAMES", help="of onnxruntime,torch,torch.compile,numpy"
+    )
+    bench.add_argument("--budget", type=_positive, metavar="SECONDS", help="stop searching and measuring after this")
     bench.add_argument("--rounds", type=_count, default=20, metavar="N")
     _model(bench)
     _json(bench)
@@ -83,8 +93,10 @@ def parser() -> argparse.ArgumentParser:
     reproduce.add_argument("experiments", nargs="+", choices=EXPERIMENTS, metavar="|".join(EXPERIMENTS))
     reproduce.add_argument("--quick", action="store_true", help="smaller depths and limits: less than a minute")
     reproduce.add_argument("--out", metavar="DIR", help="write CSV, Markdown and SVG files there")
-    reproduce.add_argument("--max-depth", type=_count, metavar="N")
+    reproduce.add_argument("--max-depth", type=_count, metavar="N", help="of the searches of e4 to e6")
     reproduce.add_argument("--limit-seconds", type=_positive, metavar="S", help="for each of the searches")
+    reproduce.add_argument("--threads", type=_count, metavar="N", help="of e1 to e3 (default: 1 and 2, and 1)")
+    reproduce.add_argument("--model", action="append", default=[], metavar="NAME", help="of e1 only this; repeatable")
 
     models = command("models", "the evaluation models")
     actions = models.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=_Parser)
@@ -92,6 +104,7 @@ def parser() -> argparse.ArgumentParser:
     write = actions.add_parser("write", help="write one as ONNX")
     write.add_argument("name")
     write.add_argument("--batch", type=_count, default=1, metavar="N")
+    write.add_argument("--size", type=_count, metavar="S", help="another size than the published one, see list")
     write.add_argument("-o", "--output", required=True, metavar="FILE.onnx")
     return top
 

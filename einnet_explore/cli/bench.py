@@ -7,37 +7,44 @@ from collections.abc import Mapping
 from typing import Any
 
 from einnet_explore.cli.arguments import shapes
-from einnet_explore.cli.errors import OK
-from einnet_explore.cli.output import STDOUT, progress, seconds, table, writable, write_json
+from einnet_explore.cli.errors import INTERRUPTED, OK
+from einnet_explore.cli.output import STDOUT, progress, say, seconds, table, writable, write_json
 from einnet_explore.graph.bench.engines import check_engines
 from einnet_explore.graph.bench.paired import benchmark
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure every case in turn; one table each, or one JSON document of all."""
+    """Measure every case in turn; one table each, or one JSON document of all.  Interrupted, those that were done."""
     writable(arguments.json)
     against = tuple(name.strip() for name in arguments.against.split(",") if name.strip())
     for case in arguments.cases:
         check_engines(case, against)
     given = shapes(arguments.shape)
     results: list[Mapping[str, Any]] = []
+    interrupted = False
     with progress(len(arguments.cases), "cases") as bar:
         for case in arguments.cases:
-            result = benchmark(
-                case,
-                against=against,
-                device=arguments.device,
-                threads=arguments.threads,
-                rounds=arguments.rounds,
-                shapes=given,
-            )
+            try:
+                result = benchmark(
+                    case,
+                    against=against,
+                    device=arguments.device,
+                    threads=arguments.threads,
+                    rounds=arguments.rounds,
+                    shapes=given,
+                    budget=arguments.budget,
+                )
+            except KeyboardInterrupt:
+                say(f"interrupted: {len(results)} of {len(arguments.cases)} cases were measured")
+                interrupted = True
+                break
             results.append(result)
             bar.update()
             if arguments.json != STDOUT:
                 print(_table(result))
     if arguments.json:
         write_json(arguments.json, {"cases": results})
-    return OK
+    return INTERRUPTED if interrupted else OK
 
 
 def _table(result: Mapping[str, Any]) -> str:
@@ -47,4 +54,5 @@ def _table(result: Mapping[str, Any]) -> str:
         error = f"{result['max_rel_error'][name]:.1e}"
         ratio = f"{result['ratios'][name]:.2f}"
         rows.append([name, seconds(engine["seconds"]), seconds(engine["iqr"]), ratio, error, engine["says"]])
-    return "\n".join([head, table(rows), ""])
+    refused = [f"{name}: not measured: {why}" for name, why in result["refused"].items()]
+    return "\n".join([head, table(rows), *refused, ""])

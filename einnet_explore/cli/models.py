@@ -6,14 +6,15 @@ import argparse
 
 from einnet_explore.cli.errors import OK
 from einnet_explore.cli.output import save, table, writable
-from einnet_explore.graph.models import MODELS, write
+from einnet_explore.graph.models import MODELS, PARTS, write
 
 
 def run(arguments: argparse.Namespace) -> int:
     """``list`` prints the names, ``write`` writes one model (weights are the same every time)."""
     if arguments.action == "list":
-        print(table([["name", "what it is"], *([m.name, m.title] for m in MODELS)]))
+        rows = [[m.name, m.title, f"{m.size} {m.counts}" if m.counts else ""] for m in (*MODELS, *PARTS)]
+        print(table([["name", "what it is", "size"], *rows]))
         return OK
     writable(arguments.output)
-    save(arguments.output, write(arguments.name, arguments.batch).SerializeToString())
+    save(arguments.output, write(arguments.name, arguments.batch, arguments.size).SerializeToString())
     return OK

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import argparse
 from html import escape
+from pathlib import Path
 
 from einnet_explore.cli.arguments import shapes
 from einnet_explore.cli.errors import INTERRUPTED, NO, OK
 from einnet_explore.cli.output import STDOUT, progress, save, say, table, writable, write_json
 from einnet_explore.explore.figures import graph_figure
 from einnet_explore.explore.page import page
+from einnet_explore.explore.records import save as save_record
+from einnet_explore.explore.records import to_record
 from einnet_explore.graph.contest import AGREEMENT
-from einnet_explore.graph.optimise import Optimiser, read, settings
+from einnet_explore.graph.judging import certificates
+from einnet_explore.graph.optimise import Optimiser
 from einnet_explore.graph.optimised import Optimised
+from einnet_explore.graph.request import read, settings
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 0: done; 1: the optimised model does not agree; 130: interrupted, with what was found so far saved."""
-    chosen = settings(arguments.device, arguments.threads, arguments.max_depth)
+    chosen = settings(arguments.device, arguments.threads, arguments.max_depth, arguments.target_runtime)
     model = read(arguments.model, shapes(arguments.shape))
     writable(arguments.output, arguments.html, arguments.json)
     work = Optimiser(model, chosen, arguments.budget)
@@ -25,15 +30,20 @@ def run(arguments: argparse.Namespace) -> int:
     report = fast.report()
     if arguments.output:
         save(arguments.output, fast.onnx().SerializeToString())
+        if slower := fast.exported.slower:
+            say(f"{arguments.output}: {slower}")
     if arguments.html:
         save(arguments.html, report_page(fast))
+    if arguments.certificates:
+        records(arguments.certificates, fast)
     if arguments.json:
+        report["attribution"] = [found.to_json() for found in fast.attribution()]
         write_json(arguments.json, report)
     if arguments.json != STDOUT:
         print(table(fast.rows()))
         print(fast.summary())
     if work.interrupted:
-        say(f"interrupted after {len(work.parts)} of {len(work.split.subprograms)} subprograms: these are reported")
+        say(f"interrupted after {len(work.parts)} of {len(work.subprograms)} subprograms: these are reported")
         return INTERRUPTED
     return OK if report["max_rel_error"] <= AGREEMENT else NO
 
@@ -41,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _result(work: Optimiser) -> Optimised:
     """Everything that was found; Ctrl-C ends the search, and a second one ends the command."""
     try:
-        with progress(len(work.split.subprograms), "subprograms") as bar:
+        with progress(len(work.subprograms), "subprograms") as bar:
             for step in work.run():
                 bar.update()
                 bar.set_postfix(kept=sum(p.kept for p in work.parts), states=step.part.outcome.states)
@@ -50,6 +60,15 @@ def _result(work: Optimiser) -> Optimised:
         work.interrupted = True
         say(f"interrupted: measuring what {len(work.parts)} subprograms gave")
         return work.result()
+
+
+def records(directory: str, fast: Optimised) -> None:
+    """One record with its certificates for each kept derivation, in *directory*, which is made where there is none."""
+    where = Path(directory)
+    where.mkdir(parents=True, exist_ok=True)
+    for name, derivation in fast.derivations().items():
+        save_record(where / f"{name}.json", to_record(derivation, certificates(derivation), model=fast.model.path))
+    say(f"saved {len(fast.derivations())} records in {directory}")
 
 
 def report_page(fast: Optimised) -> str:

@@ -3,41 +3,144 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from einnet_explore.cli.errors import INTERRUPTED, OK
 from einnet_explore.cli.output import save, say
 from einnet_explore.explore.plots import plot
 from einnet_explore.explore.reproduce import QUICK, Effort, Lab, needed, sheets
+from einnet_explore.explore.sheet import Sheet
+from einnet_explore.explore.svg import Figure
+from einnet_explore.storage import write_atomically
+
+Experiment: TypeAlias = "Callable[[bool], tuple[Sheet, ...]]"
+"""The tables of an experiment from what was done so far; the argument says whether that is all there will be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What experiments need to have done, and what of it was."""
+
+    run: Callable[[], None]
+    done: Callable[[], str]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search, print the tables, and write CSV, Markdown and SVG files where ``--out`` is given."""
-    base = QUICK if arguments.quick else Effort()
-    effort = Effort(arguments.max_depth or base.max_depth, arguments.limit_seconds or base.limit, base.measure)
+    """Do the experiments, print the tables, and write CSV, Markdown and SVG files where ``--out`` is given.
+
+    Interrupted, what was done so far is printed and written.
+    """
     if arguments.out:
         Path(arguments.out).mkdir(parents=True, exist_ok=True)
     wanted = tuple(dict.fromkeys(arguments.experiments))
-    lab = Lab(effort, say)
+    tables: dict[str, Experiment] = {}
+    works = [make(arguments, wanted, tables) for make in (_end_to_end, _operators, _searches)]
     interrupted = False
     try:
-        lab.run(variant for experiment in wanted for variant in needed(experiment))
+        for work in works:
+            if work:
+                work.run()
     except KeyboardInterrupt:
         interrupted = True
     for experiment in wanted:
-        made = sheets(experiment, lab.results, measure=effort.measure and not interrupted)
+        made = tables[experiment](not interrupted)
         if any(sheet.rows for sheet in made):
-            text = "\n".join(sheet.markdown() for sheet in made)
-            print(text)
+            print(_markdown(made))
             if arguments.out:
-                save(str(Path(arguments.out) / f"{experiment}.md"), text)
-                for sheet in made:
-                    save(str(Path(arguments.out) / f"{sheet.name}.csv"), sheet.csv())
-                try:
-                    save(str(Path(arguments.out) / f"{experiment}.svg"), plot(made).svg + "\n")
-                except ValueError as missing:
-                    say(f"{experiment}.svg: not written: {missing}")
+                _write(Path(arguments.out), experiment, made, save)
+                _draw(Path(arguments.out), experiment, made)
     if interrupted:
-        say(f"interrupted: the tables are of the {len(lab.results)} searches that were done")
+        done = " and ".join(work.done() for work in works if work)
+        say(f"interrupted: the tables are of the {done} that were done")
         return INTERRUPTED
     return OK
+
+
+def _searches(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: dict[str, Experiment]) -> Work | None:
+    """``e4`` to ``e6`` share their searches."""
+    mine = [name for name in wanted if name in ("e4", "e5", "e6")]
+    base = QUICK if arguments.quick else Effort()
+    effort = Effort(arguments.max_depth or base.max_depth, arguments.limit_seconds or base.limit, base.measure)
+    lab = Lab(effort, say)
+    for name in mine:
+        tables[name] = lambda all_, name=name: sheets(name, lab.results, measure=effort.measure and all_)  # type: ignore[misc]
+    if not mine:
+        return None
+    return Work(
+        lambda: lab.run(variant for name in mine for variant in needed(name)), lambda: f"{len(lab.results)} searches"
+    )
+
+
+def _end_to_end(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: dict[str, Experiment]) -> Work | None:
+    """``e1``: the models."""
+    if "e1" not in wanted:
+        return None
+    from einnet_explore.explore import end_to_end
+
+    effort = end_to_end.QUICK if arguments.quick else end_to_end.Effort()
+    if arguments.threads:
+        effort = replace(effort, threads=(arguments.threads,))
+    if arguments.model:
+        effort = replace(effort, models=end_to_end.known(arguments.model))
+    if arguments.limit_seconds:
+        effort = replace(effort, budget=arguments.limit_seconds)
+    lab = end_to_end.Lab(effort, say)
+    tables["e1"] = lambda _: end_to_end.sheets(lab.results, lab.failures)
+    lab.done = lambda: _so_far(arguments, "e1", tables)
+    return Work(lab.run, lambda: f"{len(lab.results)} models")
+
+
+def _operators(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: dict[str, Experiment]) -> Work | None:
+    """``e2`` and ``e3`` share their measurements."""
+    mine = [name for name in wanted if name in ("e2", "e3")]
+    if not mine:
+        return None
+    from einnet_explore.explore import operator_cases, operator_tables
+
+    effort = operator_cases.effort(arguments.quick)
+    if arguments.threads:
+        effort = replace(effort, threads=arguments.threads)
+    if arguments.limit_seconds:
+        effort = replace(effort, search=arguments.limit_seconds)
+    lab = operator_cases.Lab(effort, say)
+    made: dict[str, Experiment] = {
+        "e2": lambda _: (operator_tables.table3(lab.results.values(), lab.failures),),
+        "e3": lambda _: (operator_tables.fig16(lab.results.values(), lab.failures, effort.present),),
+    }
+    tables |= {name: made[name] for name in mine}
+    lab.done = lambda: _so_far(arguments, mine[0], tables)
+    return Work(lab.run, lambda: f"{len(lab.results)} operators")
+
+
+def _markdown(made: tuple[Sheet, ...]) -> str:
+    return "\n".join(sheet.markdown() for sheet in made)
+
+
+def _so_far(arguments: argparse.Namespace, experiment: str, tables: dict[str, Experiment]) -> None:
+    """Write the tables of what was measured: hours of work must not hang on the last minute."""
+    if arguments.out:
+        _write(Path(arguments.out), experiment, tables[experiment](False), write_atomically)
+
+
+def _write(folder: Path, name: str, made: tuple[Sheet, ...], write: Callable[[str, str], object]) -> None:
+    write(str(folder / f"{name}.md"), _markdown(made))
+    for sheet in made:
+        write(str(folder / f"{sheet.name}.csv"), sheet.csv())
+
+
+def _draw(folder: Path, name: str, made: tuple[Sheet, ...]) -> None:
+    try:
+        save(str(folder / f"{name}.svg"), _figure(name, made).svg + "\n")
+    except ValueError as missing:
+        say(f"{name}.svg: not written: {missing}")
+
+
+def _figure(name: str, made: tuple[Sheet, ...]) -> Figure:
+    if name in ("e1", "e2", "e3"):
+        from einnet_explore.explore.bars import bars
+
+        return bars(made[0])
+    return plot(made)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from einnet_explore.algebra.certificate import Certificate, certify
 from einnet_explore.cost import program_seconds
-from einnet_explore.explore import records
+from einnet_explore.explore import records, scripts
+from einnet_explore.explore.faces import load_faces
 from einnet_explore.explore.figures import Figure, graph_figure
 from einnet_explore.explore.run import Run
 from einnet_explore.explore.session import Session
@@ -22,12 +24,19 @@ if TYPE_CHECKING:
 
 
 def explore(program: Program) -> Session:
-    """A session on *program*: rules by hand, undo, branches, certificates."""
+    """A session on *program*: rules by hand, undo, branches, certificates.
+
+    In a notebook it shows itself as an explorer, where ``einnet_widgets`` is installed.
+    """
+    if "ipykernel" in sys.modules:
+        load_faces()
     return Session(program)
 
 
-def load(path: str | Path) -> Program | Derivation | Run:
-    """A program from an ``.ein`` file, a derivation from a record's JSON, or a search from an ``.einx`` file."""
+def load(path: str | Path) -> Program | Derivation | Run | Session:
+    """A program (``.ein``), a derivation (a record's ``.json``), a search (``.einx``) or a session (``.eins``)."""
+    if str(path).endswith(scripts.SUFFIX):
+        return Session.load(path)
     if str(path).endswith(".einx"):
         return Run.load(path, program_seconds)
     if str(path).endswith(".json"):
@@ -77,10 +86,10 @@ def benchmark(model: str | Path, **options: Any) -> Mapping[str, Any]:
     return run(model, **options)
 
 
-def write_model(name: str, path: str | Path, batch: int = 1) -> Path:
+def write_model(name: str, path: str | Path, batch: int = 1, size: int | None = None) -> Path:
     """Write one of the evaluation models as ONNX."""
     from einnet_explore.graph.models import write
     from einnet_explore.storage import write_atomically
 
-    write_atomically(path, write(name, batch).SerializeToString())
+    write_atomically(path, write(name, batch, size).SerializeToString())
     return Path(path)

@@ -16,7 +16,7 @@ from einnet_explore.explore.dag import search_graph
 from einnet_explore.explore.figures import Figure, tree_figure
 from einnet_explore.ir import Program
 from einnet_explore.operators import OPERATORS, Operator
-from einnet_explore.rules import Derivation
+from einnet_explore.rules import FEWER_PRODUCTS, Derivation
 from einnet_explore.search.candidate import Candidate, verdict
 from einnet_explore.search.engine import Cost, Options, Search
 from einnet_explore.search.events import Found, Pruned, Reached, Refused, SearchEvent
@@ -138,10 +138,27 @@ class Run:
         """Ask the search to end after its current event; what it found is kept."""
         self._stopped.set()
 
+    @property
+    def running(self) -> bool:
+        """Whether a started run still goes on in its thread."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was asked to stop, and is still at the event that it was at."""
+        return self.running and self._stopped.is_set()
+
     def wait(self, timeout: float | None = None) -> Run:
-        """Wait until a started run ends; raises what stopped it, TimeoutError after *timeout* seconds."""
+        """Wait until a started run ends; raises what stopped it, TimeoutError after *timeout* seconds.
+
+        An interrupt stops the run, too: what it found is kept.
+        """
         if self._thread is not None:
-            self._thread.join(timeout)
+            try:
+                self._thread.join(timeout)
+            except KeyboardInterrupt:
+                self.stop()
+                raise
             if self._thread.is_alive():
                 raise TimeoutError(f"the search still runs after {timeout} s")
         if self.error is not None:
@@ -173,8 +190,10 @@ class Run:
     def verdict(self, candidate: Candidate) -> str:
         """The weakest certificate between the states that lead to *candidate*: a choice and its clean-ups are one.
 
-        Where one of these is not proved, every step decides.
+        Where one of these is not proved, or other products are made step by step, every step decides.
         """
+        if any(step.match.rule in FEWER_PRODUCTS for step in candidate.derivation.steps):
+            return verdict(self.certificates(candidate.derivation))
         chain = [candidate.state]
         while chain[-1]:
             chain.append(self.search.states[chain[-1]].parent)

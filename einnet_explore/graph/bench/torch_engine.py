@@ -1,104 +1,130 @@
-"""An ONNX model run by PyTorch, node by node, for benchmarks only.
+"""An ONNX model run by PyTorch, eagerly or compiled by Inductor, for benchmarks only.
 
-PyTorch is no dependency: ``engines.check_engines`` says so where it is missing.  A node whose operator or attributes
-are not known here is refused with its name; nothing is approximated.
+PyTorch is an optional extra: ``engines.check_engines`` says so where it is missing.  The model becomes a graph module
+whose weights are parameters; both memory formats (and, compiled, weights frozen or not) are tried, and the fastest is
+the engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+import operator
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from einnet_explore.backends.measure import compare
+from einnet_explore.graph.bench.torch_operators import step
 from einnet_explore.graph.contest import Arrays
-from einnet_explore.graph.reading.model import Model, Node
+from einnet_explore.graph.reading.model import Model
 
-Step: TypeAlias = "Callable[[Sequence[Any]], Any]"
+TRIAL = 0.3
+"""Seconds for which each variant is tried."""
+
+Call: TypeAlias = "Callable[[], Arrays]"
 
 
-def torch_call(model: Model, feeds: Arrays, threads: int) -> Callable[[], Arrays]:
-    """A call that runs *model* on *feeds* in PyTorch; raises ValueError, with the node, where it cannot."""
+@dataclass(frozen=True, slots=True)
+class Torch:
+    """A call of a model in PyTorch, and what is to be said of it."""
+
+    call: Call
+    said: str
+
+
+def torch_engine(model: Model, feeds: Arrays, threads: int, compiled: bool = False) -> Torch:
+    """*model* on *feeds* in PyTorch: the fastest of its variants.
+
+    Where Inductor fails (it needs a C++ compiler) for all of them the model is run eagerly, and ``said`` tells why.
+    Raises ValueError, with the node, for an operator that is not known here.
+    """
     import torch
 
     torch.set_num_threads(threads)
-    held = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in (*model.weights.items(), *feeds.items())}
-    steps = [(node, _step(torch, model, node)) for node in model.nodes]
-    outputs = [v.name for v in model.outputs]
+    module = graph_module(torch, model).eval()
+    tried: dict[str, Call] = {}
+    failed: list[str] = []
+    for name, form, frozen in _variants(torch, model, compiled):
+        # Every variant has weights of its own: freezing drops the originals.
+        mine = copy.deepcopy(module).to(memory_format=form)
+        try:
+            tried[name] = (
+                _compiled(torch, mine, model, feeds, form, frozen)
+                if compiled
+                else _ready(torch, mine, model, feeds, form)
+            )
+        except Exception as problem:
+            if not compiled:
+                raise
+            failed.append(f"{name}: {type(problem).__name__}: {' '.join(str(problem).split())[:200]}")
+    if not tried:
+        eager = torch_engine(model, feeds, threads)
+        return Torch(eager.call, f"run eagerly, {eager.said}: Inductor failed: {failed[0]}")
+    best = next(iter(tried))
+    if len(tried) > 1:
+        times = compare(tried, rounds=5, min_seconds=TRIAL)
+        best = min(tried, key=lambda name: times[name].low)
+    how = f"torch {torch.__version__}, {'Inductor' if compiled else 'eager'}, {best}"
+    return Torch(tried[best], "; ".join([how, *failed]))
+
+
+def _variants(torch: Any, model: Model, compiled: bool) -> Iterable[tuple[str, Any, bool]]:
+    """(name, memory format, whether weights are frozen)."""
+    forms = [("channels first", torch.contiguous_format)]
+    if any(node.op in ("Conv", "ConvTranspose") and len(model.shape(node.inputs[1])) == 4 for node in model.nodes):
+        forms.append(("channels last", torch.channels_last))
+    for name, form in forms:
+        yield from ((f"{name}, frozen", form, True), (name, form, False)) if compiled else ((name, form, False),)
+
+
+def _compiled(torch: Any, module: Any, model: Model, feeds: Arrays, form: Any, frozen: bool) -> Call:
+    import torch._inductor.config as inductor
+
+    # Dynamo asks this setting as well: given as an option of ``torch.compile`` it would change nothing.
+    with inductor.patch(freezing=frozen), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of compilers, about things that nobody here can change
+        return _ready(torch, torch.compile(module, dynamic=False), model, feeds, form)
+
+
+def _ready(torch: Any, run: Callable[..., Any], model: Model, feeds: Arrays, form: Any) -> Call:
+    """A call of *run*, made once."""
+    given = [torch.from_numpy(np.array(feeds[v.name])) for v in model.inputs]
+    names = [v.name for v in model.outputs]
 
     def call() -> Arrays:
         with torch.inference_mode():
-            values = dict(held)
-            for node, step in steps:
-                values[node.outputs[0]] = step([values[name] if name else None for name in node.inputs])
-            return {name: values[name].numpy() for name in outputs}
+            inputs = [x.contiguous(memory_format=form) if x.dim() == 4 else x for x in given]
+            return {name: made.numpy() for name, made in zip(names, run(*inputs), strict=True)}
 
+    call()
     return call
 
 
-def _step(torch: Any, model: Model, node: Node) -> Step:
-    at = node.attributes
-    f = torch.nn.functional
-    simple: Mapping[str, Step] = {
-        "Add": lambda x: x[0] + x[1],
-        "Sub": lambda x: x[0] - x[1],
-        "Mul": lambda x: x[0] * x[1],
-        "Div": lambda x: x[0] / x[1],
-        "MatMul": lambda x: x[0] @ x[1],
-        "Relu": lambda x: torch.relu(x[0]),
-        "Tanh": lambda x: torch.tanh(x[0]),
-        "Sigmoid": lambda x: torch.sigmoid(x[0]),
-        "LeakyRelu": lambda x: f.leaky_relu(x[0], at.get("alpha", 0.01)),
-        "HardSigmoid": lambda x: torch.clamp(at.get("alpha", 0.2) * x[0] + at.get("beta", 0.5), 0, 1),
-        "GlobalAveragePool": lambda x: x[0].mean(tuple(range(2, x[0].dim())), keepdim=True),
-        "Flatten": lambda x: x[0].flatten(at.get("axis", 1)),
-        "Concat": lambda x: torch.cat(list(x), at["axis"]),
-        "Transpose": lambda x: x[0].permute(at.get("perm", tuple(reversed(range(x[0].dim()))))),
-        "BatchNormalization": lambda x: f.batch_norm(x[0], x[3], x[4], x[1], x[2], False, 0, at.get("epsilon", 1e-5)),
-    }
-    if not node.domain and node.op in simple and (node.op != "Flatten" or at.get("axis", 1) == 1):
-        return simple[node.op]
-    spatial = len(model.shape(node.inputs[0])) - 2 if model.known(node.inputs[0]) else 0
-    pads = _pads(node, spatial)
-    stride = at.get("strides", [1] * spatial)
-    dilation, groups = at.get("dilations", [1] * spatial), at.get("group", 1)
-    known = (
-        not node.domain
-        and pads is not None
-        and not at.get("ceil_mode", 0)
-        and not at.get("auto_pad", b"").strip(b"NOTSET")
-    )
-    match node.op:
-        case "Conv" if known and spatial in (1, 2, 3):
-            conv = getattr(f, f"conv{spatial}d")
-            return lambda x: conv(x[0], x[1], x[2] if len(x) > 2 else None, stride, pads, dilation, groups)
-        case "ConvTranspose" if known and spatial in (1, 2, 3) and "output_shape" not in at:
-            conv = getattr(f, f"conv_transpose{spatial}d")
-            extra = at.get("output_padding", [0] * spatial)
-            return lambda x: conv(x[0], x[1], x[2] if len(x) > 2 else None, stride, pads, extra, groups, dilation)
-        case "MaxPool" if known and len(node.results) == 1 and spatial in (1, 2, 3):
-            pool = getattr(f, f"max_pool{spatial}d")
-            return lambda x: pool(x[0], at["kernel_shape"], stride, pads, dilation)
-        case "Gemm" if not node.domain:
-            alpha, beta, left, right = (
-                at.get("alpha", 1.0),
-                at.get("beta", 1.0),
-                at.get("transA", 0),
-                at.get("transB", 0),
-            )
-
-            def gemm(x: Sequence[Any]) -> Any:
-                product = alpha * ((x[0].T if left else x[0]) @ (x[1].T if right else x[1]))
-                return product + beta * x[2] if len(x) > 2 and x[2] is not None else product
-
-            return gemm
-        case "Reshape" if not node.domain and model.known(node.outputs[0]):
-            shape = model.shape(node.outputs[0])
-            return lambda x: x[0].reshape(shape)
-    raise ValueError(f"{model.path}: {node}: found an operator that the engine torch does not run, leave torch out")
-
-
-def _pads(node: Node, spatial: int) -> list[int] | None:
-    """Symmetric padding, or None where it is not."""
-    pads = list(node.attributes.get("pads", [0] * (2 * spatial)))
-    return pads[:spatial] if pads[:spatial] == pads[spatial:] else None
+def graph_module(torch: Any, model: Model) -> Any:
+    """*model* as a ``torch.fx`` graph module: weights are parameters (buffers where not real), a call a node."""
+    root = torch.nn.Module()
+    graph = torch.fx.Graph()
+    values: dict[str, Any] = {v.name: graph.placeholder(f"input_{n}") for n, v in enumerate(model.inputs)}
+    used = {name for node in model.nodes for name in node.reads} | {v.name for v in model.outputs}
+    for n, (name, array) in enumerate((k, a) for k, a in model.weights.items() if k in used):
+        tensor = torch.from_numpy(np.array(array))
+        if tensor.is_floating_point():
+            root.register_parameter(f"weight_{n}", torch.nn.Parameter(tensor, requires_grad=False))
+        else:
+            root.register_buffer(f"weight_{n}", tensor)
+        values[name] = graph.get_attr(f"weight_{n}")
+    for node in model.nodes:
+        call = step(torch, model, node)
+        if call.__name__ == "<lambda>":  # generated code calls it by its name
+            call.__name__ = node.op.lower()
+        made = graph.call_function(call, tuple(values[name] if name else None for name in node.inputs))
+        if node.op == "Split":
+            values |= {name: graph.call_function(operator.getitem, (made, n)) for n, name in enumerate(node.outputs)}
+        else:
+            values[node.outputs[0]] = made
+    graph.output(tuple(values[v.name] for v in model.outputs))
+    graph.eliminate_dead_code()
+    return torch.fx.GraphModule(root, graph)

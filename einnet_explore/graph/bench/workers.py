@@ -1,82 +1,128 @@
-"""An engine in a process of its own: asked for samples over a pipe, one at a time."""
+"""Engines in processes of their own: opened and asked for samples over a pipe, one at a time.
+
+Engines whose thread pools wait in loops take the cores from one another within a process, so each has its own, and
+only one of them runs at any time.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from types import TracebackType
+from typing import Any
 
-from einnet_explore.graph.bench.engines import Task, prepare
+from einnet_explore.graph.bench.engines import Engine, Task, prepare
 from einnet_explore.graph.contest import Arrays
 
 
-class Worker:
-    """What ``engines.prepare`` gives, in another process; leaving the context ends that process."""
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """What ``engines.prepare`` gives, in another process."""
 
-    feeds: Arrays
-    outputs: Arrays
+    worker: Worker = field(repr=False)
+    number: int
+    feeds: Arrays = field(repr=False)
+    outputs: Arrays = field(repr=False)
     said: str
+    details: Mapping[str, Any]
 
-    def __init__(self, task: Task, feeds: Arrays | None) -> None:
-        # Forked children of a process with thread pools may hang: begin afresh.
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, task, feeds), daemon=True)
-        self._process.start()
-        theirs.close()
+    def sample(self, repeats: int, warm: bool = True) -> float:
+        """Seconds that *repeats* runs take together."""
+        seconds: float = self.worker.ask(self.number, repeats, warm)
+        return seconds
+
+
+class Worker:
+    """A process that engines are opened in; leaving the context ends it.
+
+    It starts at once and takes some seconds: wait until all are ``ready`` before one of them measures.
+    """
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        # A fresh interpreter: forked children of a process with thread pools may hang, and what ``multiprocessing``
+        # spawns runs the caller's script again.
+        command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+        with theirs:
+            # In a session of its own: Ctrl-C is for the command, which then ends this.
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdout=subprocess.DEVNULL, start_new_session=True
+            )
+        self._pipe = Connection(ours.detach())
 
     def __enter__(self) -> Worker:
-        try:
-            answer = self._pipe.recv()
-        except EOFError:
-            self._end()
-            raise RuntimeError(f"the engine's process ended with code {self._process.exitcode}") from None
-        except BaseException:
-            self._end()
-            raise
-        if isinstance(answer, Exception):
-            self._end()
-            raise answer
-        self.feeds, self.outputs, self.said = answer
         return self
+
+    def ready(self) -> None:
+        """Wait until it can be asked; raises RuntimeError where it died."""
+        self._heard()
+
+    def open(self, task: Task, feeds: Arrays | None) -> Remote:
+        """The engine of *task*; ValueError says what is wrong with it, RuntimeError that it failed otherwise."""
+        return Remote(self, *self.ask(task, feeds))
+
+    def ask(self, *what: object) -> Any:
+        """The answer to *what*; raises it if it is an exception, and RuntimeError where the process died."""
+        with suppress(OSError):  # where it died, that is heard
+            self._pipe.send(what)
+        answer = self._heard()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _heard(self) -> Any:
+        try:
+            return self._pipe.recv()
+        except (EOFError, OSError):
+            self._process.wait()
+            raise RuntimeError(f"the engine's process ended with code {self._process.returncode}") from None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
-
-    def sample(self, repeats: int) -> float:
-        """Seconds that *repeats* runs take together."""
-        self._pipe.send(repeats)
-        seconds: float = self._pipe.recv()
-        return seconds
-
-    def _end(self) -> None:
         self._pipe.close()
-        self._process.join(1)
-        if self._process.is_alive():
+        if kind is not None:
             self._process.kill()
-            self._process.join()
+        try:
+            self._process.wait(1)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
-def _serve(pipe: Connection, task: Task, feeds: Arrays | None) -> None:
-    # Ctrl-C is for the command, which then closes the pipe.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def main(descriptor: str) -> None:
+    """Serve over the socket of that number until it is closed."""
+    pipe = Connection(int(descriptor))
+    engines: list[Engine] = []
     try:
-        engine = prepare(task, feeds)
-    except Exception as error:
-        # Not every exception survives a pipe; what it says does.
-        plain = (
-            ValueError(str(error))
-            if isinstance(error, ValueError | LookupError | OSError)
-            else RuntimeError(f"{type(error).__name__}: {error}")
-        )
-        pipe.send(plain)
-        return
-    pipe.send((engine.feeds, engine.outputs, engine.said))
-    try:
+        pipe.send(None)
         while True:
-            pipe.send(engine.sample(pipe.recv()))
+            pipe.send(_answer(engines, *pipe.recv()))
     except (EOFError, OSError):
         return
+
+
+def _answer(engines: list[Engine], *asked: Any) -> object:
+    match asked:
+        case (Task() as task, feeds):
+            try:
+                engine = prepare(task, feeds)
+            except (ValueError, LookupError, OSError) as error:
+                # Not every exception survives a pipe; what it says does.
+                return ValueError(str(error))
+            except Exception as error:
+                return RuntimeError(f"{type(error).__name__}: {error}")
+            engines.append(engine)
+            return len(engines) - 1, engine.feeds, engine.outputs, engine.said, engine.details
+        case (number, repeats, warm):
+            return engines[number].sample(repeats, warm)
+    raise TypeError(f"asked {asked}: expected a task and inputs, or a number, repeats and warm")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -5,23 +5,36 @@ from __future__ import annotations
 import onnx
 
 from einnet_explore.graph.models.builder import EvaluationModel
-from einnet_explore.graph.models.infogan import INFOGAN
+from einnet_explore.graph.models.csrnet import CSRNET
+from einnet_explore.graph.models.fsrcnn import FSRCNN
+from einnet_explore.graph.models.gcn import GCN, GCN_HEADS
+from einnet_explore.graph.models.generators import DCGAN, INFOGAN
+from einnet_explore.graph.models.longformer import LONGFORMER
 from einnet_explore.graph.models.resnet import RESNET18
 
-MODELS: tuple[EvaluationModel, ...] = (INFOGAN, RESNET18)
-"""Every evaluation model; one more is one more value."""
+MODELS: tuple[EvaluationModel, ...] = (INFOGAN, DCGAN, FSRCNN, GCN, RESNET18, CSRNET, LONGFORMER)
+"""The models of the paper's Fig. 12 (§7.2); one more is one more value."""
 
-__all__ = ["MODELS", "EvaluationModel", "write"]
+PARTS: tuple[EvaluationModel, ...] = (GCN_HEADS,)
+"""Parts of them that are looked at by themselves."""
+
+__all__ = ["MODELS", "PARTS", "EvaluationModel", "write"]
 
 
-def write(name: str, batch: int = 1, models: tuple[EvaluationModel, ...] = MODELS) -> onnx.ModelProto:
-    """The model *name* at *batch*, opset 21, IR 10; the same bytes every time.
+def write(
+    name: str, batch: int = 1, size: int | None = None, models: tuple[EvaluationModel, ...] = (*MODELS, *PARTS)
+) -> onnx.ModelProto:
+    """The model *name* at *batch* and *size* (default: the published one), opset 21, IR 10; the same bytes every time.
 
-    Raises ValueError on an unknown name or a batch below 1.
+    Raises ValueError on an unknown name, a batch below 1, or a size that the model cannot have.
     """
     if batch < 1:
         raise ValueError(f"batch {batch}: expected at least 1")
     found = next((model for model in models if model.name == name), None)
     if found is None:
         raise ValueError(f"model {name!r}: expected one of {', '.join(model.name for model in models)}")
-    return found.write(batch)
+    if size is not None and not found.counts:
+        raise ValueError(f"size {size}: the model {name} has only one, expected none")
+    if size is not None and (size < found.step or size % found.step):
+        raise ValueError(f"size {size}: expected a positive multiple of {found.step} {found.counts}")
+    return found.write(batch, size or found.size)

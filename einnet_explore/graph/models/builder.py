@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod, sqrt
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+Pair: TypeAlias = "int | tuple[int, int]"
+
 OPSET, IR = 21, 10
 """What every runtime at hand reads."""
+
+HE, XAVIER = 2.0, 1.0
+"""A weight's variance times its fan-in: the first keeps the scale of what a ReLU follows (He et al. 2015), the second
+of what is not followed by one (Glorot and Bengio 2010)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationModel:
-    """A model that the evaluation names: *write* makes it at a batch size."""
+    """A model that the evaluation names: *write* makes it at a batch size and a *size*.
+
+    *size* is the published one and *counts* says of what (empty: the model has no other); others are multiples of
+    *step*.
+    """
 
     name: str
     title: str
-    write: Callable[[int], onnx.ModelProto]
+    write: Callable[[int, int], onnx.ModelProto]
+    size: int = 1
+    counts: str = ""
+    step: int = 1
 
 
 @dataclass(slots=True)
@@ -49,24 +62,63 @@ class Builder:
         self.weights.append(numpy_helper.from_array(values.astype(np.float32), name))
         return name
 
-    def normal(self, word: str, *shape: int, fan: int) -> str:
-        """Gaussian weights of variance 2/*fan*: a ReLU network keeps its activations' scale (He et al. 2015)."""
-        return self.weight(word, self.random.standard_normal(shape, np.float32) * np.float32(sqrt(2 / fan)))
+    def normal(self, word: str, *shape: int, fan: int, gain: float = HE) -> str:
+        """Gaussian weights of variance *gain*/*fan*."""
+        return self.weight(word, self.random.standard_normal(shape, np.float32) * np.float32(sqrt(gain / fan)))
 
-    def conv(self, x: str, c: int, f: int, kernel: int, stride: int = 1, padding: int = 0) -> str:
-        """A square convolution without bias."""
-        k = self.normal("conv_weight", f, c, kernel, kernel, fan=c * kernel * kernel)
-        return self.node("Conv", x, k, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[padding] * 4)
+    def bias(self, word: str, f: int) -> str:
+        """Small uniform numbers."""
+        return self.weight(word, self.random.uniform(-0.1, 0.1, f))
 
-    def conv_transpose(self, x: str, c: int, f: int, kernel: int, stride: int = 1, padding: int = 0) -> str:
-        """A square transposed convolution without bias; a result sums over c·(kernel/stride)² products."""
-        k = self.normal("deconv_weight", c, f, kernel, kernel, fan=max(1, c * (kernel // stride) ** 2))
-        return self.node("ConvTranspose", x, k, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[padding] * 4)
+    def conv(
+        self,
+        x: str,
+        c: int,
+        f: int,
+        kernel: Pair,
+        stride: int = 1,
+        padding: Pair = 0,
+        dilation: int = 1,
+        gain: float = HE,
+        bias: bool = False,
+    ) -> str:
+        """A convolution; a pair is (down, across)."""
+        k, p = _pair(kernel), _pair(padding)
+        reads = [x, self.normal("conv_weight", f, c, *k, fan=c * prod(k), gain=gain)]
+        if bias:
+            reads.append(self.bias("conv_bias", f))
+        more = {"dilations": [dilation] * 2} if dilation > 1 else {}
+        return self.node("Conv", *reads, kernel_shape=[*k], strides=[stride] * 2, pads=[*p, *p], **more)
 
-    def batch_norm(self, x: str, c: int) -> str:
-        """Batch normalisation as a trained network has it: statistics near (0, 1), scales near 1."""
+    def conv_transpose(
+        self,
+        x: str,
+        c: int,
+        f: int,
+        kernel: int,
+        stride: int = 1,
+        padding: int = 0,
+        extra: int = 0,
+        gain: float = HE,
+        bias: bool = False,
+    ) -> str:
+        """A square transposed convolution; a result sums over about c·(kernel/stride)² products.
+
+        *extra* rows and columns more are made at the end.
+        """
+        fan = max(1, round(c * (kernel / stride) ** 2))
+        reads = [x, self.normal("deconv_weight", c, f, kernel, kernel, fan=fan, gain=gain)]
+        if bias:
+            reads.append(self.bias("deconv_bias", f))
+        more = {"output_padding": [extra] * 2} if extra else {}
+        return self.node(
+            "ConvTranspose", *reads, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[padding] * 4, **more
+        )
+
+    def batch_norm(self, x: str, c: int, gain: float = 1.0) -> str:
+        """Batch normalisation as a trained network has it: statistics near (0, 1), scales near *gain*."""
         draw = self.random.uniform
-        scale, shift = draw(0.8, 1.2, c), draw(-0.1, 0.1, c)
+        scale, shift = draw(0.8, 1.2, c) * gain, draw(-0.1, 0.1, c)
         mean, variance = draw(-0.1, 0.1, c), draw(0.8, 1.2, c)
         values = {"scale": scale, "bias": shift, "mean": mean, "var": variance}
         named = (self.weight(f"bn_{word}", v) for word, v in values.items())
@@ -75,21 +127,31 @@ class Builder:
     def linear(self, x: str, c: int, f: int) -> str:
         """x·Wᵀ + b."""
         w = self.normal("fc_weight", f, c, fan=2 * c)
-        return self.node("Gemm", x, w, self.weight("fc_bias", self.random.uniform(-0.1, 0.1, f)), transB=1)
+        return self.node("Gemm", x, w, self.bias("fc_bias", f), transB=1)
 
     def model(self, inputs: dict[str, tuple[int, ...]], output: str, shape: tuple[int, ...]) -> onnx.ModelProto:
-        """The finished model, checked and with all shapes; *output* is renamed to ``output``."""
-        self.nodes[-1].output[0] = "output"
+        """The finished model of one output, which is renamed to ``output``; it is the last node's."""
         if prod(shape) < 1 or output != self.nodes[-1].name:
             raise ValueError(f"output {output} of shape {shape}: expected the last node's, not empty")
+        self.nodes[-1].output[0] = "output"
+        return self.finished(inputs, {"output": shape})
+
+    def finished(
+        self, inputs: Mapping[str, tuple[int, ...]], outputs: Mapping[str, tuple[int, ...]]
+    ) -> onnx.ModelProto:
+        """The finished model, checked and with all shapes; *outputs* are names of results."""
         graph = helper.make_graph(
             self.nodes,
             self.name,
             [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s) for n, s in inputs.items()],
-            [helper.make_tensor_value_info("output", onnx.TensorProto.FLOAT, shape)],
+            [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s) for n, s in outputs.items()],
             self.weights,
         )
         model = helper.make_model(
             graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR, producer_name="einnet-explore"
         )
         return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+
+
+def _pair(given: Pair) -> tuple[int, int]:
+    return (given, given) if isinstance(given, int) else given

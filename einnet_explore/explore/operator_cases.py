@@ -1,0 +1,209 @@
+"""The operators of the paper's case studies before and after: Table 3 (``e2``) and Fig. 16 (``e3``).
+
+*Before* is the operator in its library's own layout, *after* the program that the paper derives (a library operator
+with eOperators), found here by search.  Both are run by several backends: ONNX Runtime and PyTorch on standard
+operators, our kernel generator on everything, and our own plan, which mixes library calls and generated kernels.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+from einnet_explore.algebra.certificate import certify
+from einnet_explore.cost import program_seconds
+from einnet_explore.explore.run import find_operators
+from einnet_explore.graph.bench.engines import COMPILED, DIRECT, GENERATED, NUMPY, ORT, TORCH, Task
+from einnet_explore.graph.bench.paired import Measured, measured
+from einnet_explore.graph.post.fusing import fuse
+from einnet_explore.ir import EOPERATOR, VIEW, Program
+from einnet_explore.operators import expressions as ops
+from einnet_explore.render.text import text
+from einnet_explore.rules import Derivation
+from einnet_explore.search.candidate import verdict
+from einnet_explore.search.engine import Options, Search
+from einnet_explore.search.events import Found
+
+BEFORE, AFTER = "before", "after"
+
+HOMES = {NUMPY: "ours", DIRECT: "ours", GENERATED: "ours"}
+"""Backends that share a process; before and after always do."""
+
+CHOICE = 1.0
+"""Seconds for which cheaper programs with the wanted call are looked for, once one is found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator of Table 3: *wanted* with *attributes* is the call that the paper derives.
+
+    *published* are its milliseconds before and after on an A100, at sizes that need not be those of *program*.
+    """
+
+    name: str
+    figure: str
+    program: Program
+    wanted: str
+    attributes: Mapping[str, int]
+    published: tuple[float, float]
+
+
+def operators(quick: bool = False) -> tuple[Operator, ...]:
+    """The four cases; *quick*: small ones.
+
+    G2BMM is smaller than the paper's (8 heads of 10000 rows, half-width 1000), for which standard operators, which have
+    to gather every window, would take more than 40 GiB.
+    """
+    c, n, side, m, w = (64, 1, 56, 512, 16) if quick else (512, 16, 224, 4096, 128)
+    dilation = 4
+    return (
+        Operator(
+            "Conv3x3", "Fig. 3", ops.conv2d(1, 7, 7, c, c, 3, 3, layout="NCHW"), "Matmul", {"k": c}, (0.126, 0.0487)
+        ),
+        Operator(
+            "ConvTranspose", "Fig. 11",
+            ops.conv_transpose2d(n, 2, 2, 448, 256, 4, 4, stride=2, padding=1, layout="NCHW"),
+            "Matmul", {"k": 448}, (0.247, 0.0480),
+        ),
+        Operator(
+            "Conv5x5", "Fig. 6", ops.conv2d(n, side, side, 32, 1, 5, 5, layout="NCHW"),
+            "Conv2d", {"r": 3, "s": 3, "f": 4}, (0.954, 0.599),
+        ),
+        Operator(
+            "G2BMM", "Fig. 14", ops.g2bmm(2, m, w, 64, dilation), "G2BMM", {"b": 2 * dilation, "d": 1}, (13.02, 2.86)
+        ),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """The operators, threads, backends, rounds and seconds of them, and seconds of search for each."""
+
+    cases: tuple[Operator, ...]
+    threads: int = 1
+    backends: tuple[str, ...] = (ORT, TORCH, COMPILED, GENERATED)
+    rounds: int = 15
+    limit: float = 30.0
+    search: float = 20.0
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Those of *backends* that are installed."""
+        there = importlib.util.find_spec("torch") is not None
+        return tuple(name for name in self.backends if there or name not in (TORCH, COMPILED))
+
+
+def effort(quick: bool = False) -> Effort:
+    """The published cases, or small ones and fewer backends."""
+    if quick:
+        return Effort(operators(True), backends=(ORT, TORCH, GENERATED), rounds=5, limit=3.0, search=4.0)
+    return Effort(operators())
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One operator: its derivation, the verdict of the derivation's certificates, and the times.
+
+    Labels of *times* are (when, backend); the backend ``DIRECT`` is our plan.
+    """
+
+    case: Operator
+    derivation: Derivation
+    certificate: str
+    times: Measured
+
+    def seconds(self, when: str, backend: str) -> float | None:
+        """The median, None where it does not run."""
+        label = label_of(when, backend)
+        return float(self.times.summary(label)["seconds"]) if label in self.times.samples else None
+
+    def fastest(self, when: str, backends: Iterable[str]) -> str | None:
+        """The backend among *backends* that is fastest."""
+        there = {name: s for name in backends if (s := self.seconds(when, name)) is not None}
+        return min(there, key=lambda name: there[name], default=None)
+
+    def speedup(self, backend: str, base: str | None = None) -> float | None:
+        """How many times as fast *backend* runs it after as *base* (default: itself) before, in the same rounds."""
+        before, after = label_of(BEFORE, base or backend), label_of(AFTER, backend)
+        if before not in self.times.samples or after not in self.times.samples:
+            return None
+        return self.times.ratio(before, after)
+
+
+def label_of(when: str, backend: str) -> str:
+    """What the times of *backend* are called."""
+    return f"{when}, {backend}"
+
+
+@dataclass(slots=True)
+class Lab:
+    """Comparisons by operator; *note* hears of each before it begins, *done* after it.
+
+    ``results`` and ``failures`` (why one could not be compared) hold what is done when this is interrupted.
+    """
+
+    effort: Effort
+    note: Callable[[str], object] = lambda _: None
+    done: Callable[[], object] = lambda: None
+    results: dict[str, Compared] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Compare every operator that is not in ``results``."""
+        for case in self.effort.cases:
+            if case.name in self.results or case.name in self.failures:
+                continue
+            self.note(case.name)
+            try:
+                self.results[case.name] = compared(case, self.effort)
+            except (ValueError, RuntimeError) as problem:
+                self.failures[case.name] = str(problem)
+            self.done()
+
+
+def derive(case: Operator, limit: float) -> Derivation:
+    """The cheapest derivation, by estimate, to a program with the wanted call; raises ValueError if none is found."""
+    search = Search(case.program, program_seconds, Options(targets=find_operators([case.wanted])))
+    found: list[tuple[float, int]] = []
+    until = perf_counter() + limit
+    for event in search.run():
+        if isinstance(event, Found) and _has(event.state.program, case):
+            if not found:
+                until = min(until, perf_counter() + CHOICE)
+            found.append((event.seconds, event.state.id))
+        if perf_counter() > until:
+            break
+    if not found:
+        wanted = f"{case.wanted} with {dict(case.attributes)}"
+        raise ValueError(f"{case.name}: found no program with {wanted} among {len(search.states)} states, expected one")
+    return fuse(search.derivation(min(found)[1]))
+
+
+def _has(program: Program, case: Operator) -> bool:
+    vias = [e.via for e in program.equations if e.via and e.via.operator not in (EOPERATOR, VIEW)]
+    return any(
+        via.operator.removeprefix("Batch") == case.wanted and case.attributes.items() <= dict(via.attributes).items()
+        for via in vias
+    )
+
+
+def compared(case: Operator, effort: Effort) -> Compared:
+    """*case* derived and measured; raises ValueError where it is not derived or our plan does not run it."""
+    derivation = derive(case, effort.search)
+    certificate = verdict(tuple(certify(step.before, step.after) for step in derivation.steps))
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {when: Path(folder) / f"{when}.ein" for when in (BEFORE, AFTER)}
+        paths[BEFORE].write_text(text(derivation.start))
+        paths[AFTER].write_text(text(derivation.end))
+        tasks = {
+            label_of(when, backend): Task(str(path), backend, effort.threads)
+            for when, path in paths.items()
+            for backend in (*((NUMPY,) if when == BEFORE else (DIRECT,)), *effort.present)
+        }
+        homes = {label: HOMES.get(task.engine, task.engine) for label, task in tasks.items()}
+        times = measured(tasks, label_of(AFTER, DIRECT), effort.rounds, effort.limit, homes)
+    return Compared(case, derivation, certificate, times)

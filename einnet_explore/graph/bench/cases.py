@@ -1,0 +1,113 @@
+"""A case (an ``.ein`` program) as what the engines run: derived, as it is, in standard ONNX operators, by NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.backends.epilogues import compile_measured
+from einnet_explore.backends.errors import BackendError
+from einnet_explore.backends.measure import compare
+from einnet_explore.backends.profiles import ProfileStore
+from einnet_explore.backends.program import CompiledProgram
+from einnet_explore.cost import program_seconds, weight_only
+from einnet_explore.graph.contest import Arrays, Settings
+from einnet_explore.graph.finalists import entries, finalists
+from einnet_explore.graph.post.fusing import fuse
+from einnet_explore.graph.writing.export import IR_VERSION, OPSET, to_onnx
+from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
+from einnet_explore.search.engine import Options, Search
+from einnet_explore.search.events import Found
+
+MEASURED = 6
+"""How many candidates of a case are measured."""
+
+LIBRARY_FORMS = 4
+"""How many ways to write a case as library operators are tried beside the way that it is written."""
+
+
+def random_inputs_of(program: Program) -> Arrays:
+    """An array for every tensor of *program*, the same every time."""
+    rng = np.random.default_rng(0)
+    return {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in program.inputs}
+
+
+def split_inputs(program: Program, feeds: Arrays) -> tuple[Arrays, Arrays]:
+    """*feeds* as what is given at run time and what is known before."""
+    inputs = {t.name: feeds[t.name] for t in program.inputs if not t.weight}
+    return inputs, {t.name: feeds[t.name] for t in program.inputs if t.weight}
+
+
+def derived(
+    program: Program, constants: Arrays, inputs: Arrays, settings: Settings, budget: float | None = None
+) -> tuple[CompiledProgram, str]:
+    """The fastest, as measured, of the cheapest candidates; raises ValueError where none runs."""
+    if budget is not None:
+        settings = replace(settings, seconds=budget)
+    ranked, _ = entries(program, program_seconds, settings.max_depth, settings.seconds)
+    ready: dict[str, CompiledProgram] = {}
+    store = ProfileStore()
+    for entry in finalists(ranked, MEASURED, inf):
+        derivation = fuse(entry.derivation())
+        try:
+            compiled = compile_measured(derivation.end, settings.threads, constants, store)
+        except BackendError:
+            continue
+        compiled.run(inputs)
+        ready[f"{called(derivation.end)} ({len(derivation.steps)} steps)"] = compiled
+    if not ready:
+        raise ValueError(f"found no candidate that runs among {len(ranked)}, expected one to measure")
+    times = compare({name: compiled.execute for name, compiled in ready.items()}, rounds=5, min_seconds=0.05)
+    best = min(times, key=lambda name: times[name].low)
+    return ready[best], best
+
+
+def forms(program: Program) -> Iterable[Program]:
+    """*program* as it is written, then as library operators, cheapest first; nothing is derived.
+
+    One that says of every equation what runs it has no other form.
+    """
+    yield program
+    if all(e.via for e in program.equations):
+        return
+    search = Search(program, program_seconds, Options(max_depth=0))
+    found = sorted(((e.seconds, e.state.program) for e in search.run() if isinstance(e, Found)), key=lambda f: f[0])
+    yield from (written for _, written in found[:LIBRARY_FORMS])
+
+
+def exported(program: Program, inputs: Arrays, constants: Arrays) -> onnx.ModelProto:
+    """*program* in standard ONNX operators, with the names of the case; raises ValueError where it cannot."""
+    outputs = {e.name: e.scope.shape for e in program.equations if e.name in program.outputs}
+    made = to_onnx(program, {name: name for name in (*inputs, *outputs)}, constants, "v_")
+    graph = helper.make_graph(
+        list(made.nodes),
+        "case",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, a.shape) for name, a in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()],
+        list(made.initialisers),
+    )
+    imports = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(f.domain, 1) for f in made.functions[:1])]
+    return helper.make_model(graph, functions=list(made.functions), opset_imports=imports, ir_version=IR_VERSION)
+
+
+def generated(program: Program) -> Program:
+    """*program* with no equation run by a library."""
+    return replace(program, equations=tuple(replace(e, via=Instance(EOPERATOR)) for e in program.equations))
+
+
+def evaluated(program: Program, feeds: Arrays) -> Callable[[], Arrays]:
+    """*program* by NumPy: windows are strided views, products go to its BLAS."""
+    return lambda: evaluate(program, feeds, np.float32, outputs_only=True)
+
+
+def called(program: Program) -> str:
+    """The operators of *program* that take time, in order: views and what only depends on weights are free."""
+    folded = weight_only(program)
+    runs = [e.via for e in program.equations if e.name not in folded]
+    return " + ".join(repr(via) if via else "as written" for via in runs if via is None or via.operator != VIEW)

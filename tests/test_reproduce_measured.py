@@ -1,0 +1,195 @@
+"""``reproduce e1 e2 e3``: what the tables say of measurements, the figures, and what an interruption leaves."""
+
+import csv
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_bench import Here
+
+from einnet_explore.cli import main
+from einnet_explore.explore import end_to_end, operator_cases, operator_tables
+from einnet_explore.explore.bars import bars
+from einnet_explore.explore.end_to_end import Unit
+from einnet_explore.explore.operator_cases import AFTER, BEFORE, Compared, Operator, derive, operators
+from einnet_explore.explore.sheet import Sheet
+from einnet_explore.graph.bench import paired
+from einnet_explore.graph.bench.engines import COMPILED, DIRECT, EXPORTED, GENERATED, NUMPY, ORT, OURS, TORCH
+from einnet_explore.operators import expressions as ops
+
+
+def result(**milliseconds: float) -> dict[str, Any]:
+    """What ``benchmark`` says of engines that take so long."""
+    names = {"ours": OURS, "out": EXPORTED, "ort": ORT, "torch": TORCH}
+    seconds = {names[k]: v / 1e3 for k, v in milliseconds.items()}
+    ratios = {k: v / seconds[OURS] for k, v in seconds.items()}
+    best = min((k for k in ratios if k in (ORT, TORCH)), key=lambda k: ratios[k])
+    return {
+        "engines": {k: {"seconds": v, "iqr": v / 10, "says": f"says {k}"} for k, v in seconds.items()},
+        "ratios": ratios,
+        "best": best,
+        "speedup": ratios[best],
+        "max_rel_error": dict.fromkeys(seconds, 1e-6),
+        "refused": {COMPILED: "no compiler"},
+        "load": 1e3,
+        "attribution": [{"nodes": [["Conv_0", "Relu_1"], ["Conv_2", "Relu_3"]], "speedup": 1.5}],
+    }
+
+
+RESULTS = {
+    Unit(1, 1, "infogan"): result(ours=1.0, out=1.5, ort=2.0, torch=9.0),
+    Unit(1, 1, "dcgan"): result(ours=1.0, out=1.0, ort=8.0, torch=8.5),
+    Unit(16, 2, "dcgan"): result(ours=2.0, out=2.0, ort=1.0, torch=4.0),
+}
+
+
+def test_end_to_end_tables() -> None:
+    ratios, attribution = end_to_end.sheets(RESULTS, {Unit(16, 2, "gcn"): "out of memory"})
+    assert ratios.column("model") == ("infogan", "dcgan", "dcgan")
+    assert ratios.column("speedup") == pytest.approx((2.0, 8.0, 0.5))
+    assert ratios.column("torch_times_ours") == pytest.approx((9.0, 8.5, 2.0))
+    assert ratios.column("torch_compile_ms") == (None,) * 3
+    assert ratios.column("best_rival") == (ORT,) * 3 and ratios.column("refused")[0] == "torch.compile: no compiler"
+    assert "over 2 models at batch 1, 1 threads: 4.00; least 2.00, most 8.00" in ratios.note
+    assert "over 1 models at batch 16, 2 threads: 0.50" in ratios.note
+    assert "The machine was busy: a load of up to 1000.0 on" in ratios.note
+    assert "gcn at batch 16, 2 threads was not measured: out of memory." in ratios.note
+    assert attribution.rows[0] == ("infogan", 1, 1, 2, "Conv_0, Relu_1", 1.5)
+
+
+def test_nothing_measured_is_an_empty_table() -> None:
+    (only,) = end_to_end.sheets({})
+    assert only.rows == ()
+    with pytest.raises(ValueError, match="table 'e1' is empty, expected a row to draw"):
+        bars(only)
+
+
+def test_units_come_cheapest_first_and_rivals_are_installed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    effort = end_to_end.Effort(("a", "b"), (1, 16), (1, 2))
+    assert [u.size for u in end_to_end.Effort(("longformer", "gcn"), (16,), (1,)).units()] == [1000, None]
+    assert [(u.model, u.batch, u.threads) for u in effort.units()][:3] == [("a", 1, 1), ("b", 1, 1), ("a", 1, 2)]
+    monkeypatch.setattr(end_to_end.importlib.util, "find_spec", lambda _: None)
+    assert effort.rivals == (ORT,)
+    assert operator_cases.effort().present == (ORT, GENERATED)
+
+
+def test_models_are_known() -> None:
+    assert end_to_end.known(["gcn", "gcn-heads", "gcn"]) == ("gcn", "gcn-heads")
+    with pytest.raises(ValueError, match="model 'vgg': expected one of infogan, dcgan"):
+        end_to_end.known(["vgg"])
+
+
+@pytest.mark.parametrize("case", operators(quick=True), ids=lambda case: case.name)
+def test_the_papers_programs_are_found(case: Operator) -> None:
+    derivation = derive(case, 20)
+    assert derivation.start == case.program
+    vias = [e.via for e in derivation.end.equations if e.via]
+    assert any(case.wanted in via.operator and case.attributes.items() <= dict(via.attributes).items() for via in vias)
+
+
+def test_what_is_not_found_is_said() -> None:
+    case = Operator("odd", "Fig. 3", ops.conv2d(1, 4, 4, 2, 2, 3, 3), "Matmul", {"k": 5}, (1.0, 1.0))
+    with pytest.raises(ValueError, match=r"odd: found no program with Matmul with \{'k': 5\} among \d+ states"):
+        derive(case, 0.2)
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> operator_cases.Lab:
+    monkeypatch.setattr(paired, "Worker", Here)
+    small = Operator(
+        "Conv3x3", "Fig. 3", ops.conv2d(1, 5, 5, 4, 6, 3, 3, layout="NCHW"), "Matmul", {"k": 4}, (2.0, 1.0)
+    )
+    never = Operator("never", "Fig. 3", small.program, "Matmul", {"k": 5}, (2.0, 1.0))
+    return operator_cases.Lab(operator_cases.Effort((small, never), 1, (ORT, GENERATED), 3, 1.0, 0.5))
+
+
+def test_an_operator_before_and_after_on_each_backend(lab: operator_cases.Lab) -> None:
+    lab.run()
+    (one,) = lab.results.values()
+    assert list(lab.failures) == ["never"] and one.certificate == "proved" and one.times.refused == {}
+    assert max(one.times.errors.values()) < 1e-5
+    assert one.seconds(BEFORE, DIRECT) is None and one.speedup(DIRECT) is None
+    assert one.speedup(DIRECT, ORT) is not None and one.seconds(AFTER, GENERATED) is not None
+    table = operator_tables.table3(lab.results.values(), lab.failures)
+    assert "never was not compared: never: found no program" in table.note
+    (row,) = [dict(zip(table.head, r, strict=True)) for r in table.rows]
+    assert row["before_gflop"] == pytest.approx(2 * 25 * 6 * 4 * 9 / 1e9) and row["published_speedup"] == 2.0
+    assert row["after"].startswith("Matmul(") and row["before_by"] in (ORT, NUMPY, GENERATED)
+    figure = operator_tables.fig16(lab.results.values(), lab.failures, lab.effort.present)
+    assert figure.column("backend") == (ORT, GENERATED, "our plan")
+    assert figure.column("before_by")[:2] == (None, None) and figure.column("before_by")[2] in (ORT, NUMPY)
+    for sheet in (table, figure):
+        assert bars(sheet).svg.startswith("<svg")
+
+
+def fig16_with(refused: dict[str, str]) -> Sheet:
+    samples = {f"{BEFORE}, {ORT}": (0.002, 0.002), f"{AFTER}, {DIRECT}": (0.001, 0.001)}
+    times = paired.Measured(samples, dict.fromkeys(samples, ""), dict.fromkeys(samples, 0.0), {}, "", refused)
+    case = operators(True)[0]
+    return operator_tables.fig16([Compared(case, derive(case, 5), "proved", times)], {}, (ORT,))
+
+
+def test_a_backend_that_cannot_run_one_of_the_two_says_why() -> None:
+    sheet = fig16_with({f"{AFTER}, {ORT}": "no kernel"})
+    assert sheet.rows == (
+        ("Conv3x3", ORT, 2.0, None, None, None, "no kernel"),
+        ("Conv3x3", "our plan", 2.0, 1.0, 2.0, ORT, None),
+    )
+
+
+def test_figures_cut_long_bars_and_say_the_same_in_words() -> None:
+    drawn = bars(end_to_end.sheets(RESULTS)[0])
+    words = repr(drawn)
+    assert "batch 1, 1 thread (time relative to ours)" in words and "batch 16, 2 threads" in words
+    assert "infogan: ours 1, out_onnx 1.5, onnxruntime 2, torch 9; 2.00×" in words
+    assert bars(end_to_end.sheets(RESULTS)[0]).svg == drawn.svg
+
+
+def test_figures_that_cannot_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="table 'e9': expected one of e1, e2, e3"):
+        bars(Sheet("e9", "", ("a",), ((1,),)))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ValueError, match="matplotlib is not installed; expected it for figures"):
+        bars(end_to_end.sheets(RESULTS)[0])
+
+
+def test_the_command_writes_what_was_measured_and_keeps_it_when_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def measured(path: Path, **options: Any) -> dict[str, Any]:
+        asked.append(path.stem)
+        if len(asked) == 2:
+            raise ValueError("does not fit")
+        if len(asked) == 4:
+            assert (tmp_path / "e1.csv").exists()  # before the end
+            raise KeyboardInterrupt
+        assert options["threads"] == 2 and options["budget"] == 3.0
+        return result(ours=1.0, ort=2.0)
+
+    monkeypatch.setattr(end_to_end, "benchmark", measured)
+    options = ["--threads", "2", "--limit-seconds", "3", "--model", "infogan", "--model", "fsrcnn"]
+    assert main(["reproduce", "e1", *options, "--out", str(tmp_path)]) == 130
+    assert asked == ["infogan", "fsrcnn", "infogan", "fsrcnn"]
+    said = capsys.readouterr()
+    assert "of the 2 models that were done" in said.err and "fsrcnn at batch 1, 2 threads was not measured" in said.out
+    with (tmp_path / "e1.csv").open() as file:
+        assert [(r["model"], r["batch"], r["speedup"]) for r in csv.DictReader(file)] == [
+            ("infogan", "1", "2.0"), ("infogan", "16", "2.0"),
+        ]  # fmt: skip
+    assert {p.name for p in tmp_path.iterdir()} == {"e1.csv", "e1.md", "e1.svg", "e1_attribution.csv"}
+    assert main(["reproduce", "e1", "--model", "vgg"]) == 2
+
+
+def test_the_command_compares_operators_once_for_both(
+    lab: operator_cases.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(operator_cases, "effort", lambda _: lab.effort)
+    assert main(["reproduce", "e3", "e2", "--quick", "--out", str(tmp_path)]) == 0
+    assert {p.name for p in tmp_path.iterdir()} == {
+        f"{e}.{kind}" for e in ("e2", "e3") for kind in ("csv", "md", "svg")
+    }
+    said = capsys.readouterr()
+    assert said.err.count("Conv3x3\n") == 1 and said.out.index("Fig. 16") < said.out.index("Table 3")
