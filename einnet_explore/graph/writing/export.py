@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,7 @@ def rewrite_model(
     pieces = [(place[node.name], node.proto) for node in nodes_of(out.graph) if node.name not in taken]
     functions = {(f.domain, f.name): f for f in out.functions}
     weights = list(out.graph.initializer)
+    held: dict[bytes, str] = {}
     for n, group in enumerate(groups):
         dtype = _dtype(out, group)
         made = to_onnx(
@@ -88,13 +90,28 @@ def rewrite_model(
             operators=operators,
         )
         first = min(place[name] for name in group.nodes)
-        pieces.extend((first, node) for node in made.nodes)
-        weights.extend(made.initialisers)
+        pieces.extend((first, node) for node in _shared(made, held, weights))
         functions |= {(f.domain, f.name): f for f in made.functions}
     nodes = [node for _, node in sorted(pieces, key=lambda piece: piece[0])]
     _fill(out, nodes, weights, functions.values())
     _check(out)
     return out
+
+
+def _shared(made: Exported, held: dict[bytes, str], weights: list[onnx.TensorProto]) -> Sequence[onnx.NodeProto]:
+    """The nodes of *made*, which read equal arrays under one name; those not *held* yet are added to *weights*."""
+    called: dict[str, str] = {}
+    for tensor in made.initialisers:
+        name = tensor.name
+        bare = _copy(tensor)
+        bare.name = ""
+        called[name] = held.setdefault(sha256(bare.SerializeToString(deterministic=True)).digest(), name)
+        if called[name] == name:
+            weights.append(tensor)
+    for node in made.nodes:
+        for n, name in enumerate(node.input):
+            node.input[n] = called.get(name, name)
+    return made.nodes
 
 
 def _current(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -16,7 +16,9 @@ from math import isfinite, prod
 
 import numpy as np
 
+from einnet_explore.algebra.nest import nest
 from einnet_explore.backends.prepare import prepare
+from einnet_explore.graph.writing import banded
 from einnet_explore.graph.writing.body import Body
 from einnet_explore.graph.writing.digits import in_digits, indices
 from einnet_explore.graph.writing.reads import Held, mask, pads_needed, read
@@ -31,6 +33,7 @@ from einnet_explore.ir import (
     Padding,
     Scalar,
     Scope,
+    Table,
     Tensor,
     accesses,
     as_index,
@@ -48,6 +51,9 @@ def lower(scope: Scope, places: Mapping[str, str], body: Body) -> str:
 
     Raises ValueError for a function that is none of ``FUNCTIONS`` and for a tensor without a place.
     """
+    found = nest(scope)
+    if found is not None and found.banded:
+        return banded.write(found, places, body, lambda s, held: _Scopes(held, body, {}).instantiate(prepare(s)))
     return _Scopes(places, body, {}).instantiate(prepare(scope))
 
 
@@ -81,13 +87,15 @@ class _Scopes:
             held = values.bounded(bound, held, plain.value)
         return values.result(held, plain.traversals, shape)
 
-    def source(self, source: Tensor | Scope) -> str:
+    def source(self, source: Tensor | Table | Scope) -> str:
         """The value of what an access reads."""
         match source:
             case Tensor(name):
                 if name not in self.places:
                     raise ValueError(f"tensor {name} has no value, only {', '.join(self.places) or 'none'} have")
                 return self.places[name]
+            case Table(shape, entries):
+                return self.body.constant(np.array([float(x) for x in entries]).reshape(shape), self.body.dtype)
             case Scope():
                 return self.instantiate(source)
 
@@ -99,7 +107,7 @@ class _Values:
     scopes: _Scopes
     grid: tuple[Iterator, ...]
     summations: tuple[Iterator, ...]
-    pads: Mapping[Tensor | Scope, Padding]
+    pads: Mapping[Tensor | Table | Scope, Padding]
     done: dict[Scalar, Held] = field(default_factory=dict)
 
     @property

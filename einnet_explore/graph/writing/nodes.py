@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 from einnet_explore.algebra.evaluate import evaluate
 from einnet_explore.graph.writing.body import Array, Body
 from einnet_explore.graph.writing.lowering import lower
-from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, Scope, Tensor, accesses, tensors
+from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, Scope, Table, Tensor, accesses, tensors
 from einnet_explore.operators import OPERATORS, OnnxNode, Operator
 
 DOMAIN = "einnet_explore"
@@ -182,7 +182,7 @@ class _Export:
         return body.nodes
 
     @staticmethod
-    def source(source: Tensor | Scope, places: Mapping[str, str]) -> str:
+    def source(source: Tensor | Table | Scope, places: Mapping[str, str]) -> str:
         match source:
             case Tensor(name) if name in places:
                 return places[name]

@@ -28,6 +28,7 @@ from einnet_explore.ir import (
     Remainder,
     Scalar,
     Scope,
+    Table,
     Tensor,
     accesses,
 )
@@ -67,9 +68,9 @@ class _Dim:
         return None
 
 
-def pads_needed(bodies: Iterable[Scalar]) -> dict[Tensor | Scope, Padding]:
+def pads_needed(bodies: Iterable[Scalar]) -> dict[Tensor | Table | Scope, Padding]:
     """How far every source has to be padded so that all reads find what they need: one ``Pad`` serves them all."""
-    needed: dict[Tensor | Scope, Padding] = {}
+    needed: dict[Tensor | Table | Scope, Padding] = {}
     for body in bodies:
         for access in accesses(body):
             own = tuple(_need(i, box) for i, box in zip(access.index, access.source.box, strict=True))
