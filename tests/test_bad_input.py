@@ -194,7 +194,7 @@ def model(tmp_path: Path) -> str:
         (["bench", "MODEL", "--against", "abacus"], "'abacus'"),
         (["bench", "MODEL", "--rounds", "0"], "whole number from 1"),
         (["bench", "MODEL", "--device", "cuda"], "CUDA"),
-        (["bench", "CASE", "--against", "torch"], "expected an ONNX model"),
+        (["bench", "MODEL", "--against", "numpy"], "expected a case (.ein)"),
         (["models", "write", "alexnet", "-o", "DIR/a.onnx"], "infogan"),
         (["models", "write", "infogan", "--batch", "0", "-o", "DIR/a.onnx"], "whole number from 1"),
         (["models", "write", "infogan"], "-o"),

@@ -350,6 +350,31 @@ def test_weights_that_nothing_reads_are_dropped() -> None:
     assert before == 5
 
 
+def test_equal_folded_weights_are_stored_once() -> None:
+    i, j = Iterator("i", 0, 3), Iterator("j", 0, 4)
+    doubled = Equation("D", Scope((j,), (), Apply("*", (Const(2), Tensor("b", (4,), weight=True)[j,]))))
+
+    def scaled(read: str, made: str) -> Program:
+        scope = Scope((i, j), (), Apply("+", (Tensor(read, (3, 4))[i, j], doubled.tensor[j,])))
+        return Program(
+            (Tensor(read, (3, 4)), Tensor("b", (4,), weight=True)), (doubled, Equation(made, scope)), (made,)
+        )
+
+    constants = {"b": np.array([1.0, 2, 3, 4])}
+    groups = [
+        Replacement(("bias", "relu"), scaled("m", "r"), {"m": "m", "r": "r"}, constants),
+        Replacement(("residual",), scaled("n", "y"), {"n": "n", "y": "y"}, constants),
+    ]
+    after = rewrite_model(two_layers(), groups)
+    assert len(after.graph.initializer) == 2  # A, and 2·b for both
+    x = np.arange(12).reshape(3, 4) - 5
+    weight = numpy_helper.to_array(two_layers().graph.initializer[0])
+    r = x @ weight + 2 * constants["b"]
+    for got in run(after, {"x": x}):
+        np.testing.assert_array_equal(got["r"], r)
+        np.testing.assert_array_equal(got["y"], r @ weight + 2 * constants["b"])
+
+
 def test_an_old_model_without_converter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise RuntimeError("no adapter")

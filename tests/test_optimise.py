@@ -4,8 +4,10 @@ No test asserts a time: the machine may be busy.  What must hold however it is: 
 1, and what is kept is proved and agrees.
 """
 
+import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,25 +21,36 @@ from onnx_building import build, node
 import einnet_explore as ee
 from einnet_explore.backends.measure import Timing, compare, times_faster
 from einnet_explore.backends.profiles import ProfileStore
+from einnet_explore.cli import main
+from einnet_explore.cli import optimize as command
 from einnet_explore.graph import contest as contest_module
-from einnet_explore.graph import optimise as optimise_module
+from einnet_explore.graph import remembered as remembered_module
+from einnet_explore.graph import result as result_module
 from einnet_explore.graph import whole as whole_module
 from einnet_explore.graph.contest import AGREEMENT, Outcome, Settings, largest_error
+from einnet_explore.graph.judging import judged
 from einnet_explore.graph.models import write
-from einnet_explore.graph.optimise import Optimiser, optimize, seconds_of
-from einnet_explore.graph.optimised import Optimised
+from einnet_explore.graph.optimise import Optimiser, optimize
+from einnet_explore.graph.optimised import Exported, Optimised
+from einnet_explore.graph.part import Part
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.request import seconds_of, settings
+from einnet_explore.graph.result import held_against_alone
 from einnet_explore.graph.running.alone import alone
 from einnet_explore.graph.running.plan import build_plan
 from einnet_explore.graph.running.regions import random_inputs
 from einnet_explore.graph.whole import telling_inputs
+from einnet_explore.graph.writing.export import ExportError
 from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match, Step
 
 FIELDS = {
     "model", "device", "seconds_before", "seconds_after", "speedup", "max_abs_error", "max_rel_error",
     "search_seconds", "subprograms", "folded_weights", "fused_eoperators", "skipped",
 }  # fmt: skip
+SHORT = Settings(1, 3, 0.3, 2)
+"""One thread, three choices deep, a third of a second for a search, two finalists."""
+
 PART_FIELDS = {
     "nodes", "kept", "seconds_before", "seconds_after", "operators", "eoperators", "certificate", "steps"
 }  # fmt: skip
@@ -55,6 +68,20 @@ def transposed() -> onnx.ModelProto:
         node("Relu", ["c"], ["y"]),
     ]
     return build(nodes, {"x": [1, 24, 3, 5]}, ["y"], {k: v.astype(np.float32) for k, v in weights.items()})
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Tests share times that were measured, but not what became of them."""
+    monkeypatch.setattr(remembered_module, "engine", lambda: request.node.nodeid)
+
+
+def searched(of: Model, chosen: Settings = SHORT) -> Optimised:
+    """*of*, optimised with little effort, however slow the machine is."""
+    work = Optimiser(of, chosen)
+    for _ in work.run():
+        pass
+    return work.result()
 
 
 def model(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Model:
@@ -106,7 +133,7 @@ def kept_programs(fast: Optimised) -> list[Any]:
 
 def test_small_model(tmp_path: Path) -> None:
     proto = transposed()
-    fast = optimize(model(proto), threads=1, budget=20)
+    fast = searched(model(proto))
     said = sound(fast, tmp_path)
     assert [part["nodes"] for part in said["subprograms"]] == [
         ["convtranspose_a", "relu_b"],
@@ -121,15 +148,17 @@ def test_kept_whatever_the_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for name in ("MARGIN", "NEGLIGIBLE"):
         monkeypatch.setattr(contest_module, name, {"MARGIN": 1e9, "NEGLIGIBLE": 0.0}[name])
     monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
-    monkeypatch.setattr(optimise_module, "WORTH", 0.0)
+    monkeypatch.setattr(result_module, "WORTH", 0.0)
+    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined",)})
     monkeypatch.setattr(whole_module, "PAYS", 0.0)
-    fast = optimize(model(transposed()), threads=1, budget=8)
+    fast = searched(model(transposed()))
     said = sound(fast, tmp_path)
     assert [part["kept"] for part in said["subprograms"]] == [True, True]
-    assert len(fast.plan.segments) == 2 and fast.plan.sessions == 0
+    assert fast.form == "joined" and len(fast.programs) == 1 and fast.programs[0].certificate in ("proved", "none")
+    assert fast.programs[0].piece.nodes == tuple(name for part in said["subprograms"] for name in part["nodes"])
     assert "2 of 2 subprograms replaced" in fast.summary()
     page = fast._repr_html_()
-    assert page.count("<tr>") == 3 and "Matmul" in page
+    assert page.count("<tr>") == 3 and "eOperators" in page
     assert len(fast.graphs()) == 2
     assert {"before", "after"} == set(fast.benchmark(3))
 
@@ -138,13 +167,13 @@ def test_what_does_not_pay_in_the_whole_is_given_back(tmp_path: Path, monkeypatc
     monkeypatch.setattr(contest_module, "MARGIN", 1e9)
     monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
     monkeypatch.setattr(whole_module, "PAYS", 1e9)
-    fast = optimize(model(transposed()), threads=1, budget=8)
+    fast = searched(model(transposed()))
     said = sound(fast, tmp_path)
     assert said["speedup"] == 1.0 and not any(part["kept"] for part in said["subprograms"])
     assert all("of its speed without" in part["why"] for part in said["subprograms"])
     monkeypatch.setattr(whole_module, "PAYS", 0.0)
-    monkeypatch.setattr(optimise_module, "WORTH", 1e9)
-    again = sound(optimize(model(transposed()), threads=1, budget=8), tmp_path)
+    monkeypatch.setattr(result_module, "WORTH", 1e9)
+    again = sound(searched(model(transposed())), tmp_path)
     assert again["speedup"] == 1.0 and all("of its speed" in part["why"] for part in again["subprograms"])
 
 
@@ -163,13 +192,17 @@ def test_what_disagrees_in_the_whole_is_given_back(tmp_path: Path, monkeypatch: 
 
 def test_a_second_run_measures_nothing_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     store = ProfileStore(tmp_path / "profiles.sqlite")
-    settings = Settings(1, 2, 60.0)
+    chosen = Settings(1, 2, 60.0)
     proto = model(transposed())
-    first = Optimiser(proto, settings, store=store)
+    first = Optimiser(proto, chosen, store=store)
     assert len(list(first.run())) == 2
     monkeypatch.setattr(contest_module, "compare", lambda *_, **__: pytest.fail("measured again"))
-    second = Optimiser(proto, settings, store=ProfileStore(tmp_path / "profiles.sqlite"))
+    monkeypatch.setattr(contest_module, "entries", lambda *_, **__: pytest.fail("searched again"))
+    second = Optimiser(proto, chosen, store=ProfileStore(tmp_path / "profiles.sqlite"))
     assert len(list(second.run())) == 2
+    assert [p.certificate for p in first.parts] == [p.certificate for p in second.parts]
+    ends = [[p.derivation.end if p.derivation else None for p in w.parts] for w in (first, second)]
+    assert ends[0] == ends[1]
     times = [[(p.outcome.seconds_before, p.outcome.seconds_after) for p in w.parts] for w in (first, second)]
     assert times[0] == times[1]
 
@@ -201,7 +234,7 @@ def test_a_mistake_in_one_search_costs_no_other(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Optimiser, "_contest", first_fails)
     with pytest.warns(RuntimeWarning, match="no such schedule"):
-        fast = optimize(model(transposed()), threads=1, budget=8)
+        fast = searched(model(transposed()))
     said = fast.report()["subprograms"]
     assert said[0]["why"] == "its search failed: RuntimeError: no such schedule" and not said[0]["kept"]
     assert not said[1]["why"].startswith("its search failed")
@@ -272,7 +305,7 @@ def test_times_are_compared_round_by_round() -> None:
 
 
 def test_infogan(tmp_path: Path) -> None:
-    said = sound(optimize(model(write("infogan")), threads=1, budget=20), tmp_path)
+    said = sound(searched(model(write("infogan"))), tmp_path)
     assert len(said["subprograms"]) == 5
 
 
@@ -298,20 +331,20 @@ def test_a_winner_with_a_false_step_is_not_kept() -> None:
     wrong = ee.parse("tensor A[3]\nY[x:3] = A[x] + 2")
     match = Match(EOPERATOR_GENERATION, (0,), None)
     won = contest_module.Outcome(2.0, 1.0, Derivation(right, (Step(right, match, wrong),)), 0.0, 1, "2x")
-    part = optimise_module.judged(("a", "b"), won)
+    part = judged(("a", "b"), won)
     assert not part.kept and part.certificate == "false" and "false step" in part.why
 
 
 def test_a_plan_is_held_against_the_original_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    work = Optimiser(load(write("infogan")), Settings(threads=2))
+    model = load(write("infogan"))
     timings = {"before": Timing(1.0, 0.0, 1), "after": Timing(0.8, 0.0, 1)}
-    monkeypatch.setattr(optimise_module, "alone", lambda *_: Timing(0.5, 0.0, 1))
-    held, ratio = work._held_against_alone(timings, 1.25)
+    monkeypatch.setattr(result_module, "alone", lambda *_: Timing(0.5, 0.0, 1))
+    held, ratio = held_against_alone(model, {}, 2, timings, 1.25, 1.0)
     assert held["before"].median == 0.5 and math.isclose(ratio, 0.625)
-    monkeypatch.setattr(optimise_module, "alone", lambda *_: Timing(2.0, 0.0, 1))
-    assert work._held_against_alone(timings, 1.25) == (timings, 1.25)
-    monkeypatch.setattr(optimise_module, "alone", lambda *_: None)
-    assert work._held_against_alone(timings, 1.25) == (timings, 0.0)
+    monkeypatch.setattr(result_module, "alone", lambda *_: Timing(2.0, 0.0, 1))
+    assert held_against_alone(model, {}, 2, timings, 1.25, 1.0) == (timings, 1.25)
+    monkeypatch.setattr(result_module, "alone", lambda *_: None)
+    assert held_against_alone(model, {}, 2, timings, 1.25, 1.0) == (timings, 0.0)
 
 
 def test_the_original_is_timed_in_a_process_of_its_own() -> None:
@@ -319,3 +352,134 @@ def test_the_original_is_timed_in_a_process_of_its_own() -> None:
     timing = alone(model.original, random_inputs(model, 0), 2, 5)
     assert timing is not None and timing.median > 0
     assert alone(model.original, {"nobody": np.zeros(1, np.float32)}, 2, 5) is None
+
+
+def everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every candidate that agrees counts as faster, by itself and in the whole."""
+    for name in ("MARGIN", "NEGLIGIBLE"):
+        monkeypatch.setattr(contest_module, name, {"MARGIN": 1e9, "NEGLIGIBLE": 0.0}[name])
+    monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
+    monkeypatch.setattr(result_module, "WORTH", 0.0)
+    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined", "apart"), "onnxruntime": ("exported",)})
+    monkeypatch.setattr(whole_module, "PAYS", 0.0)
+
+
+def test_each_kept_derivation_is_switched_off_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything(monkeypatch)
+    fast = searched(model(transposed()))
+    found = fast.attribution()
+    assert [part.nodes for part in found] == [(part.nodes,) for part in fast.parts]
+    assert all(math.isfinite(part.speedup) and part.speedup > 0 for part in found)
+    assert found[0].to_json()["nodes"] == [["convtranspose_a", "relu_b"]]
+    records = fast.derivations()
+    assert {name.split("-")[0] for name in records} >= {"000", "001"}
+    assert Optimiser(model(transposed()), SHORT).result().attribution() == ()
+
+
+def test_the_exported_model_is_what_counts_where_onnxruntime_runs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything(monkeypatch)
+    fast = searched(model(transposed()), replace(SHORT, runtime="onnxruntime"))
+    said = sound(fast, tmp_path)
+    assert fast.form == "exported" and all(part["kept"] for part in said["subprograms"])
+    assert fast.plan.sessions == 1 and said["export"]["speedup"] == fast.exported.speedup is not None
+
+
+def test_the_report_says_how_fast_the_export_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything(monkeypatch)
+    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined", "exported")})
+    said = sound(searched(model(transposed())), tmp_path)
+    assert said["export"]["speedup"] > 0 and "beside the original" in said["export"]["why"]
+
+    def refuse(*_: object) -> None:
+        raise ExportError("no such operator")
+
+    monkeypatch.setattr(result_module.Assembler, "export", refuse)
+    again = searched(model(transposed()), replace(SHORT, max_depth=2)).report()
+    assert again["export"] == {"speedup": None, "why": "it is not run: no such operator"}
+    nothing = Optimiser(model(transposed()), SHORT).result().report()
+    assert nothing["export"]["speedup"] == 1.0
+
+
+def test_a_second_result_selects_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything(monkeypatch)
+    store = ProfileStore(tmp_path / "profiles.sqlite")
+    first = Optimiser(model(transposed()), SHORT, store=store)
+    assert len(list(first.run())) == 2
+    before = first.result()
+    monkeypatch.setattr(result_module, "select", lambda *_: pytest.fail("selected again"))
+    second = Optimiser(model(transposed()), SHORT, store=store)
+    assert len(list(second.run())) == 2
+    after = second.result()
+    assert [p.kept for p in before.parts] == [p.kept for p in after.parts] == [True, True]
+    assert before.form == after.form and before.exported == after.exported
+
+
+def test_a_remembered_selection_that_no_longer_holds_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything(monkeypatch)
+    store = ProfileStore(tmp_path / "profiles.sqlite")
+    first = Optimiser(model(transposed()), SHORT, store=store)
+    assert len(list(first.run())) == 2 and first.result().replacements
+    monkeypatch.setattr(result_module, "WORTH", 1e9)
+    second = Optimiser(model(transposed()), SHORT, store=store)
+    assert len(list(second.run())) == 2
+    said = second.result()
+    assert said.speedup == 1.0 and not said.replacements
+    assert all("not faster by more than noise" in part.why for part in said.parts)
+
+
+def test_a_joined_subprogram_replaces_its_parts_only_where_it_gains_more() -> None:
+    end = Derivation(ee.parse("tensor A[3]\nY[x:3] = A[x] + 1"))
+
+    def part(nodes: tuple[str, ...], before: float, after: float) -> Part:
+        return Part(nodes, Outcome(before, after, end, 0.0, 1, "faster"), True, "proved", "faster")
+
+    for gain, kept in ((1.5, [False, False, True]), (0.9, [True, True, False])):
+        work = Optimiser(model(transposed()), SHORT)
+        work.parts = [part(("a",), 2.0, 1.5), part(("b",), 2.0, 1.4)]
+        whole = work._among(part(("a", "b"), 4.0, 4.0 - gain))
+        assert [p.kept for p in (*work.parts, whole)] == kept
+    assert "its parts" in whole.why
+
+
+def test_nearly_winning_is_enough_beside_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    everything(monkeypatch)
+    monkeypatch.setattr(contest_module, "MARGIN", 0.0)
+    monkeypatch.setattr(contest_module, "NEAR", 1e9)
+    fast = searched(model(transposed()))
+    assert all(part.kept and part.outcome.winner is None for part in fast.parts)
+
+
+@pytest.mark.parametrize(
+    ("speedup", "said"),
+    [(1.0, ""), (1.3, ""), (0.5, "at 0.50 of the original's speed"), (None, "not known (it broke)")],
+)
+def test_a_slow_export_is_not_passed_in_silence(speedup: float | None, said: str) -> None:
+    told = Exported(speedup, "it broke").slower
+    assert said in told and bool(told) == bool(said)
+
+
+def test_the_command_writes_records_that_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything(monkeypatch)
+    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined",)})
+    monkeypatch.setattr(command, "settings", lambda *_: SHORT)
+    path, said, records = tmp_path / "m.onnx", tmp_path / "m.json", tmp_path / "records"
+    onnx.save(transposed(), path)
+    assert main(["optimize", str(path), "--json", str(said), "--certificates", str(records)]) == 0
+    report = json.loads(said.read_text())
+    assert [len(part["nodes"]) for part in report["attribution"]] == [1, 1]
+    assert report["form"] == "joined" and len(report["programs"]) == 1 and "speedup" in report["export"]
+    written = sorted(records.iterdir())
+    assert len(written) >= 2
+    for record in written:
+        assert main(["check", str(record)]) == 0
+    with pytest.raises(SystemExit):
+        main(["optimize", str(path), "--certificates"])
+
+
+def test_bad_runtimes() -> None:
+    with pytest.raises(ValueError, match="target runtime 'abacus': expected one of plan, onnxruntime"):
+        settings("cpu", 1, 7, "abacus")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from einnet_explore.ir import Access, Equation, Program, Scalar, Scope, Tensor, map_accesses
+from einnet_explore.ir import Access, Equation, Program, Scalar, Scope, Table, Tensor, map_accesses
 from einnet_explore.render import text
 
 
@@ -48,5 +48,7 @@ def _renamed(scope: Scope, to: Mapping[str, str]) -> Scope:
                 return Access(replace(tensor, name=to[name]), access.index)
             case Scope() as inner:
                 return Access(_renamed(inner, to), access.index)
+            case Table():
+                return access
 
     return replace(scope, body=map_accesses(scope.body, change))

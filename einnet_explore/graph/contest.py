@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from einnet_explore.algebra.measure import intensity
 from einnet_explore.backends.errors import BackendError
-from einnet_explore.backends.measure import compare, times_faster
+from einnet_explore.backends.measure import compare, pause, times_faster
 from einnet_explore.backends.profiles import Key, ProfileStore, key_of
-from einnet_explore.backends.program import CompiledProgram, compile_program
-from einnet_explore.graph.fuse import fuse
+from einnet_explore.graph.finalists import SLACK, Entry, entries, finalists
+from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.ir import Program
 from einnet_explore.rules import Derivation
-from einnet_explore.search.engine import Cost, Options, Search
-from einnet_explore.search.events import Found
+from einnet_explore.search.engine import Cost
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
+
+Engine = Callable[[Program, Arrays], Callable[[Arrays], Arrays]]
+"""Makes a program, with the arrays of its weights, into what computes its outputs from its inputs, all by name."""
 
 AGREEMENT = 1e-4
 """The largest error allowed, relative to the largest output."""
@@ -30,32 +32,42 @@ AGREEMENT = 1e-4
 MARGIN = 0.95
 """A candidate replaces the original when it takes less than this part of its time: less is within the noise."""
 
+NEAR = 1.25
+"""The fastest candidate that takes less than this part of the original's time may still pay beside its neighbours."""
+
 EFFORT = 45.0
 """Seconds of search for a whole model, dealt out to its subprograms by their part of its time."""
 
 LEAST = 0.5
 """Seconds of search for the smallest subprogram that is worth one."""
 
+MOST = 120.0
+"""Seconds of search for any subprogram."""
+
 NEGLIGIBLE = 1e-3
 """The part of the model's time below which a subprogram is left alone: any gain drowns in the noise of the whole."""
-
-COMPUTE_BOUND = 4.0
-"""The paper's threshold (§5): FLOPs a tensor element below which an expression is memory-bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How much to search and to measure for one subprogram."""
+    """How much to search and to measure for one subprogram, and what shall run it.
+
+    *runtime* is ``plan`` (kernels, library calls and sessions in turn) or ``onnxruntime`` (one exported model).
+    """
 
     threads: int = 1
     max_depth: int = 7
     seconds: float = 4.0
-    finalists: int = 3
+    finalists: int = 4
+    runtime: str = "plan"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a contest: the winner's derivation (None: the original stays) and the times measured."""
+    """What came of a contest: the winner's derivation (None: the original stays) and the times measured.
+
+    Without a winner, *contender* is the fastest candidate if it came near.
+    """
 
     seconds_before: float
     seconds_after: float
@@ -63,95 +75,115 @@ class Outcome:
     search_seconds: float
     states: int
     why: str
+    contender: Derivation | None = None
 
 
-def candidates(program: Program, cost: Cost, settings: Settings) -> tuple[list[tuple[float, int]], Search]:
-    """The search, and its executable programs as (estimated seconds, state), cheapest first.
+Opened = Callable[[], "tuple[Callable[[], Arrays], Arrays]"]
+"""The original, ready to run, with what it is run on: its outputs by name, and the inputs by the program's names."""
 
-    Choices are made on the compute-bound equations; the others are generated as they are.
+
+@dataclass(frozen=True)
+class Contest:
+    """*program* against its original, which is *opened* if it has to be run.
+
+    *constants* are the arrays of its weights, *engine* runs candidates, *cost* orders them, times go to *store*.
     """
-    heavy = {e.name for e in program.equations if intensity(e.scope) >= COMPUTE_BOUND}
-    fixed = frozenset(e.name for e in program.equations if heavy and e.name not in heavy)
-    search = Search(program, cost, Options(max_depth=settings.max_depth, fixed=fixed))
-    until = perf_counter() + settings.seconds
-    found: list[tuple[float, int]] = []
-    for event in search.run():
-        if isinstance(event, Found):
-            found.append((event.seconds, event.state.id))
-        if perf_counter() > until:
-            break
-    return sorted(found), search
 
+    program: Program
+    opened: Opened
+    constants: Arrays
+    engine: Engine
+    cost: Cost
+    settings: Settings
+    store: ProfileStore
 
-def contest(
-    program: Program,
-    original: Callable[[], Arrays],
-    feeds: Arrays,
-    constants: Arrays,
-    cost: Cost,
-    settings: Settings,
-    store: ProfileStore,
-    model_seconds: float,
-) -> Outcome:
-    """Search *program*, run the finalists on *feeds* beside *original* and say which is the fastest that agrees.
+    @cached_property
+    def alone(self) -> float:
+        """Seconds of the original by itself.
 
-    The search lasts as long as the part of *model_seconds* that *original* takes is worth; there is none where that
-    part is too small to be seen in the whole.
+        It has a name of its own among the times: the same search is held again however the finalists' times came out.
+        """
+        return _time(self.store, self._key("onnxruntime alone"), lambda: self.opened()[0])
 
-    *feeds* and *constants* are keyed by *program*'s input names, *original* returns its outputs by name.  Times go to
-    *store*; a contest whose times are all there is not measured again.
-    """
-    began = perf_counter()
-    want = original()
-    mine = replace(key_of(program, settings.threads), operator="onnxruntime")
-    # Measured alone, under a name of its own: the same search is held again however the finalists' times came out.
-    before = _time(store, replace(mine, operator="onnxruntime alone"), original)
-    share = before / model_seconds
-    if share < NEGLIGIBLE:
+    def effort(self, model_seconds: float) -> float | None:
+        """Seconds of search that the original's part of *model_seconds* is worth.
+
+        None where that part is too small for any gain to be seen in the whole.
+        """
+        share = self.alone / model_seconds
+        return None if share < NEGLIGIBLE else min(self.settings.seconds, max(LEAST, EFFORT * share), MOST)
+
+    def negligible(self, model_seconds: float) -> Outcome:
+        """The outcome where ``effort`` is None."""
+        before = self.alone
         why = f"takes {before * 1e6:.0f} µs of the model's {model_seconds * 1e3:.1f} ms: no gain there could be seen"
-        return Outcome(before, before, None, perf_counter() - began, 0, why)
-    settings = replace(settings, seconds=min(settings.seconds, max(LEAST, EFFORT * share)))
-    ranked, search = candidates(program, cost, settings)
-    promising = [search.derivation(state) for seconds, state in ranked[: settings.finalists] if seconds < before]
-    if not promising:
-        least = f"{ranked[0][0] * 1e6:.0f} µs" if ranked else "no candidate"
-        why = f"the cheapest of {len(ranked)} candidates: estimated {least}, the original takes {before * 1e6:.0f} µs"
-        return Outcome(before, before, None, perf_counter() - began, len(search.states), why)
-    runners: dict[str, Callable[[], object]] = {"original": original}
-    entered: dict[str, Derivation] = {}
-    refused: list[str] = []
-    for n, derivation in enumerate(promising):
-        fused = fuse(derivation)
-        try:
-            compiled = compile_program(fused.end, settings.threads, constants=constants)
-            error = largest_error(want, compiled.run(feeds))
-        except BackendError as problem:
-            refused.append(str(problem))
-            continue
-        if error > AGREEMENT:
-            refused.append(f"a candidate differs by {error:.1e} of the largest output")
-            continue
-        entered[str(n)] = fused
-        runners[str(n)] = runner(compiled, feeds)
-    keys = {"original": mine, **{name: key_of(d.end, settings.threads) for name, d in entered.items()}}
-    times = _times(store, keys, runners)
-    before = times.pop("original")
-    spent = perf_counter() - began
-    best = min(times, key=lambda name: times[name], default=None)
-    if best is None:
-        return Outcome(before, before, None, spent, len(search.states), "; ".join(refused))
-    after = times[best]
-    if after > MARGIN * before:
+        return Outcome(before, before, None, 0.0, 0, why)
+
+    def hold(self, seconds: float) -> Outcome:
+        """Search for *seconds*, run the finalists beside the original and say which is the fastest that agrees.
+
+        A contest whose times are all stored is not measured again.
+        """
+        began = perf_counter()
+        before = self.alone
+        ranked, states = entries(self.program, self.cost, self.settings.max_depth, seconds)
+        promising = finalists(ranked, self.settings.finalists, SLACK * before)
+        if not promising:
+            least = f"{ranked[0].seconds * 1e6:.0f} µs" if ranked else "no candidate"
+            why = (
+                f"the cheapest of {len(ranked)} candidates: estimated {least}, the original takes {before * 1e6:.0f} µs"
+            )
+            return Outcome(before, before, None, perf_counter() - began, states, why)
+        original, feeds = self.opened()
+        entered, runners, refused = self._entered(promising, original(), feeds)
+        keys = {name: self._key("program", derivation.end) for name, derivation in entered.items()}
+        times = _times(self.store, {"original": self._key("onnxruntime"), **keys}, {"original": original, **runners})
+        before = times.pop("original")
+        spent = perf_counter() - began
+        if not times:
+            return Outcome(before, before, None, spent, states, "; ".join(refused))
+        best = min(times, key=lambda name: times[name])
+        after = times[best]
+        if after <= MARGIN * before:
+            return Outcome(before, after, entered[best], spent, states, f"{before / after:.2f}x in its own right")
         why = f"the fastest of {len(entered)} measured candidates takes {after / before:.2f} of the original's time"
-        return Outcome(before, after, None, spent, len(search.states), why)
-    return Outcome(before, after, entered[best], spent, len(search.states), f"{before / after:.2f}x in its own right")
+        contender = entered[best] if after <= NEAR * before else None
+        return Outcome(before, after, None, spent, states, why, contender)
+
+    def _entered(
+        self, promising: Iterable[Entry], want: Arrays, feeds: Arrays
+    ) -> tuple[dict[str, Derivation], dict[str, Callable[[], object]], list[str]]:
+        """The finalists that agree, post-optimised, with what runs them; and why the others are out."""
+        entered: dict[str, Derivation] = {}
+        runners: dict[str, Callable[[], object]] = {}
+        refused: list[str] = []
+        for n, entry in enumerate(promising):
+            derivation = fuse(entry.derivation())
+            try:
+                run = self.engine(derivation.end, self.constants)
+                error = largest_error(want, run(feeds))
+            except (BackendError, ValueError) as problem:
+                refused.append(str(problem))
+                continue
+            if error > AGREEMENT:
+                refused.append(f"a candidate differs by {error:.1e} of the largest output")
+                continue
+            entered[str(n)] = derivation
+            runners[str(n)] = runner(run, feeds)
+        return entered, runners, refused
+
+    def _key(self, operator: str, program: Program | None = None) -> Key:
+        key = replace(key_of(program or self.program, self.settings.threads), operator=operator)
+        if self.settings.runtime == "plan":
+            return key
+        return replace(key, operator=f"{operator} in {self.settings.runtime}")
 
 
-def _time(store: ProfileStore, key: Key, call: Callable[[], object]) -> float:
+def _time(store: ProfileStore, key: Key, opened: Callable[[], Callable[[], object]]) -> float:
     known = store.get(key)
     if known:
         return known.seconds
-    measured = compare({"it": call}, rounds=5, min_seconds=0.02)["it"].low
+    measured = compare({"it": opened()}, rounds=5, min_seconds=0.02, settle=pause(key.threads))["it"].low
     store.put(key, measured, "measured alone")
     return measured
 
@@ -161,7 +193,7 @@ def _times(store: ProfileStore, keys: Mapping[str, Key], calls: Mapping[str, Cal
     known = {name: profile.seconds for name, key in keys.items() if (profile := store.get(key))}
     if len(known) == len(keys):
         return known
-    timings = compare(calls, rounds=9, min_seconds=0.05)
+    timings = compare(calls, rounds=9, min_seconds=0.05, settle=pause(keys["original"].threads))
     base = timings["original"]
     measured = {name: base.low / times_faster(base, timing) for name, timing in timings.items()}
     for name, seconds in measured.items():
@@ -169,9 +201,9 @@ def _times(store: ProfileStore, keys: Mapping[str, Key], calls: Mapping[str, Cal
     return measured
 
 
-def runner(compiled: CompiledProgram, feeds: Arrays) -> Callable[[], object]:
-    """A call that runs *compiled* as a plan does: inputs copied in, outputs out."""
-    return lambda: compiled.run(feeds)
+def runner(run: Callable[[Arrays], Arrays], feeds: Arrays) -> Callable[[], object]:
+    """A call that runs on *feeds* as a plan does: inputs copied in, outputs out."""
+    return lambda: run(feeds)
 
 
 def largest_error(want: Arrays, got: Arrays) -> float:

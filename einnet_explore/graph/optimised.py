@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,17 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from einnet_explore.backends.measure import Timing, compare
-from einnet_explore.graph.contest import Outcome
+from einnet_explore.backends.measure import Timing, compare, times_faster
+from einnet_explore.graph.assembled import Assembled
+from einnet_explore.graph.part import Part
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.running.plan import Plan
 from einnet_explore.graph.running.regions import random_inputs
 from einnet_explore.graph.split import Skipped
+from einnet_explore.graph.whole import paired, rounds_for
 from einnet_explore.graph.writing.export import Replacement, rewrite_model
-from einnet_explore.ir import EOPERATOR, VIEW, Program
+from einnet_explore.ir import Program
+from einnet_explore.rules import Derivation
 from einnet_explore.storage import write_atomically
 
 Array = npt.NDArray[Any]
@@ -28,42 +32,38 @@ LEFT = "style='text-align:left'"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One subprogram: its nodes, how its contest ended, and whether the derived program is in the plan."""
+class Exported:
+    """How many times faster than the original the exported model runs in ONNX Runtime (None: it does not); *why*."""
 
-    nodes: tuple[str, ...]
-    outcome: Outcome
-    kept: bool
-    certificate: str
+    speedup: float | None
     why: str
 
     @property
-    def gain(self) -> float:
-        """Seconds that the derived program saves by itself."""
-        return self.outcome.seconds_before - self.outcome.seconds_after
+    def slower(self) -> str:
+        """What to say where the file alone is slower than the original; empty where it is not."""
+        if self.speedup is None:
+            return f"its speed in ONNX Runtime is not known ({self.why})"
+        if self.speedup >= 1:
+            return ""
+        return (
+            f"in ONNX Runtime alone it runs at {self.speedup:.2f} of the original's speed: what was gained needs our "
+            "plan, and the target runtime onnxruntime keeps what pays there"
+        )
 
-    @property
-    def program(self) -> Program | None:
-        """The derived program, where one won."""
-        return self.outcome.winner.end if self.outcome.winner else None
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """What the derivation of *nodes* (one entry for each of the equal parts) brings to the whole.
+
+    *speedup* is the time of the plan without it over that of the plan, both measured in turns.
+    """
+
+    nodes: tuple[tuple[str, ...], ...]
+    speedup: float
 
     def to_json(self) -> dict[str, Any]:
-        """One entry of ``subprograms`` in the JSON of ``optimize``."""
-        equations = self.program.equations if self.program and self.kept else ()
-        calls = [e.via for e in equations if e.via and e.via.operator not in (EOPERATOR, VIEW)]
-        steps = self.outcome.winner.steps if self.outcome.winner and self.kept else ()
-        return {
-            "nodes": list(self.nodes),
-            "kept": self.kept,
-            "seconds_before": self.outcome.seconds_before,
-            "seconds_after": self.outcome.seconds_after if self.kept else self.outcome.seconds_before,
-            "operators": [{"name": via.operator, "attributes": dict(via.attributes)} for via in calls],
-            "eoperators": sum(bool(e.via and e.via.operator == EOPERATOR) for e in equations),
-            "certificate": self.certificate,
-            "why": self.why,
-            "states": self.outcome.states,
-            "steps": [step.match.to_json() for step in steps],
-        }
+        """One entry of ``attribution`` in the JSON of ``optimize``."""
+        return {"nodes": [list(names) for names in self.nodes], "speedup": self.speedup}
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,12 @@ class Optimised:
     fused_eoperators: int
     threads: int
     interrupted: bool = False
+    form: str = "joined"
+    programs: tuple[Assembled, ...] = ()
+    exported: Exported = Exported(None, "it was not measured")
+    feeds: Mapping[str, Array] = field(default_factory=dict, repr=False)
+    groups: tuple[tuple[int, ...], ...] = ()
+    plan_of: Callable[[Sequence[int]], Plan] | None = field(default=None, repr=False)
 
     def __call__(self, **inputs: npt.ArrayLike) -> dict[str, Array]:
         """The outputs by name; raises ValueError on a missing or misshapen input."""
@@ -122,7 +128,28 @@ class Optimised:
             "fused_eoperators": self.fused_eoperators,
             "skipped": [{"node": s.node, "why": s.why} for s in self.skipped],
             "interrupted": self.interrupted,
+            "form": self.form,
+            "programs": [part.to_json() for part in self.programs],
+            "export": {"speedup": self.exported.speedup, "why": self.exported.why},
         }
+
+    def attribution(self) -> tuple[Attribution, ...]:
+        """The plan with each kept derivation switched off in turn (equal parts together), measured beside the plan."""
+        kept = [n for group in self.groups for n in group]
+        found = []
+        for group in self.groups:
+            assert self.plan_of is not None
+            without = self.plan_of([n for n in kept if n not in group])
+            times = paired(without, self.plan, dict(self.feeds), rounds_for(self.timings["after"].median, 11), 0.3)
+            speedup = times_faster(times["before"], times["after"])
+            found.append(Attribution(tuple(self.parts[n].nodes for n in group), speedup))
+        return tuple(found)
+
+    def derivations(self) -> dict[str, Derivation]:
+        """Every kept subprogram's derivation, and what post-optimisation did to the joined ones, by name."""
+        found = {f"{n:03d}-{_word(p.nodes[0])}": p.derivation for n, p in enumerate(self.parts) if p.kept}
+        found |= {f"joined-{n:03d}": p.derivation for n, p in enumerate(self.programs) if p.derivation.steps}
+        return {name: derivation for name, derivation in found.items() if derivation is not None}
 
     def benchmark(self, repeat: int = 30) -> dict[str, Timing]:
         """Time the plan and the original again, in *repeat* interleaved rounds."""
@@ -168,9 +195,9 @@ class Optimised:
     def graphs(self) -> list[tuple[str, Program, Program]]:
         """For every kept subprogram: its first node's name, and its program before and after."""
         return [
-            (part.nodes[0], part.outcome.winner.start, part.outcome.winner.end)
+            (part.nodes[0], part.derivation.start, part.derivation.end)
             for part in self.parts
-            if part.kept and part.outcome.winner
+            if part.kept and part.derivation
         ]
 
     def __repr__(self) -> str:
@@ -181,6 +208,11 @@ class Optimised:
         cells = "".join(f"<th {LEFT}>{escape(c)}</th>" for c in head)
         body = "".join("<tr>" + "".join(_cell(n, c) for n, c in enumerate(row)) + "</tr>" for row in rest)
         return f"<p><b>{escape(self.summary())}</b></p><table><tr>{cells}</tr>{body}</table>"
+
+
+def _word(name: str) -> str:
+    """*name* as part of a file name."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "part"
 
 
 def _cell(column: int, text: str) -> str:

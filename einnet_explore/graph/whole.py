@@ -7,14 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from einnet_explore.backends.measure import Timing, compare, times_faster
+from einnet_explore.backends.measure import SETTLE, Timing, compare, times_faster
 from einnet_explore.graph.contest import AGREEMENT, Arrays, largest_error
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.running.plan import Plan
 from einnet_explore.graph.running.regions import random_inputs
-
-SETTLE = 0.01
-"""Seconds after which ONNX Runtime's waiting threads no longer spin."""
 
 WORTH = 1.02
 """A model that is not faster by more than this is given back as it was: less is within the noise of measuring."""
@@ -24,6 +21,9 @@ PAYS = 1.005
 
 TRIALS = 8
 """Kinds of subprograms that are tried one by one in the whole model; those that gain less are tried together."""
+
+SECONDS = 4
+"""Kinds of subprograms that nearly won by themselves and are tried in the whole model."""
 
 DRAWS = 16
 """How many random inputs are tried to find one on which the model itself is well-conditioned."""
@@ -53,21 +53,28 @@ def select(
     plan_of: Callable[[list[int]], Plan],
     feeds: Arrays,
     once: float,
+    contenders: Sequence[Sequence[int]] = (),
 ) -> tuple[list[int], Plan, dict[int, str]]:
     """The parts that are worth it in the whole model, the plan with them, and why the other winners are not.
 
-    *groups* are equal parts, taken in together, most gain (seconds, of each part by itself) first; *plan_of* makes the
-    plan with some parts.  *once* is about how many seconds a run takes.
+    *groups* are equal parts, taken in together, most gain (seconds, of each part by itself) first; *contenders* did not
+    win by themselves and come last.  *plan_of* makes the plan with some parts, or raises ValueError.  *once* is about
+    how many seconds a run takes.
     """
     want = original.run(feeds)
     order = sorted(groups, key=lambda group: -sum(gains[n] for n in group))
     trials = [list(group) for group in order[:TRIALS]]
     if len(order) > TRIALS:
         trials.append([n for group in order[TRIALS:] for n in group])
+    trials += [list(group) for group in sorted(contenders, key=lambda group: -sum(gains[n] for n in group))[:SECONDS]]
     kept: list[int] = []
     plan, refused = original, dict[int, str]()
     for more in trials:
-        trial = plan_of([*kept, *more])
+        try:
+            trial = plan_of(sorted((*kept, *more)))
+        except ValueError as problem:
+            refused |= dict.fromkeys(more, str(problem))
+            continue
         error = largest_error(want, trial.run(feeds))
         if error > AGREEMENT:
             refused |= dict.fromkeys(more, f"with it the model differs by {error:.1e} of its largest output")
@@ -77,7 +84,7 @@ def select(
         if ratio < PAYS:
             refused |= dict.fromkeys(more, f"with it the whole model runs at {ratio:.2f} of its speed without")
             continue
-        kept, plan = [*kept, *more], trial
+        kept, plan = sorted((*kept, *more)), trial
     return kept, plan, refused
 
 

@@ -7,7 +7,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
-from einnet_explore.ir import Access, Box, Equation, Iterator, Padding, Program, Scope, Tensor, map_accesses, tensors
+from einnet_explore.ir import (
+    Access,
+    Box,
+    Equation,
+    Iterator,
+    Padding,
+    Program,
+    Scope,
+    Table,
+    Tensor,
+    map_accesses,
+    tensors,
+)
 
 Read: TypeAlias = "tuple[Padding, float]"
 
@@ -56,6 +68,8 @@ def _unified(scope: Scope, common: Mapping[str, Read]) -> Scope:
 
     def change(access: Access) -> Access:
         match access.source:
+            case Table():
+                return access
             case Scope() as inner:
                 return Access(_unified(inner, common), access.index)
             case Tensor(name=name) as tensor:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
+import numpy as np
+
 from einnet_explore.graph.reading.call import (
     Call,
     Express,
@@ -21,7 +23,7 @@ from einnet_explore.graph.reading.call import (
     iterators,
     read,
 )
-from einnet_explore.graph.reading.model import Shape
+from einnet_explore.graph.reading.model import Array, Shape
 from einnet_explore.ir import Equation, Index, Scope, add, as_index
 
 Moved = Callable[[Call, tuple[Index, ...]], Iterable[Index]]
@@ -135,13 +137,29 @@ def _tile(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
 def _gather(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
     shape = call.shape(0)
     axis = call.axis(call.get("axis", 0), len(shape))
-    wanted = call.constant(1, "indices")
-    places = at[axis : axis + wanted.ndim]
-    found = (wanted.reshape(-1) + shape[axis] * (wanted.reshape(-1) < 0)).tolist()
-    step = found[1] - found[0] if len(found) > 1 else 0
-    if not found or any(v != found[0] + step * n for n, v in enumerate(found)):
+    wanted = call.constant(1, "indices").astype(np.int64)
+    found = _affine(np.where(wanted < 0, wanted + shape[axis], wanted), at[axis : axis + wanted.ndim])
+    return (*at[:axis], found, *at[axis + wanted.ndim :])
+
+
+def _affine(table: Array, places: tuple[Index, ...]) -> Index:
+    """The affine index of *places* whose values *table* holds: a row, a stride, windows :math:`d\\,w + m`."""
+    if not table.size:
+        raise Unclear("it gathers nothing")
+    origin = (0,) * table.ndim
+    start = int(table[origin])
+    steps = [int(table[*origin[:d], 1, *origin[d + 1 :]]) - start if n > 1 else 0 for d, n in enumerate(table.shape)]
+    grid = sum(
+        (step * np.arange(n).reshape([-1 if e == d else 1 for e in range(table.ndim)])
+         for d, (n, step) in enumerate(zip(table.shape, steps, strict=True))),
+        np.int64(start),
+    )  # fmt: skip
+    if not np.array_equal(table, np.broadcast_to(grid, table.shape)):
         raise Unclear("its indices are no arithmetic progression")
-    return (*at[:axis], flat(places, wanted.shape) * step + found[0], *at[axis + wanted.ndim :])
+    out = Index((), start)
+    for place, step in zip(places, steps, strict=True):
+        out = out + place * step
+    return out
 
 
 def _depth_to_space(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:

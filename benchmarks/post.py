@@ -1,0 +1,79 @@
+"""What post-optimisation does to each evaluation model: ``python -m benchmarks.post [--batch N] [MODEL …]``.
+
+Every subprogram takes its cheapest candidate by estimate, whatever it is worth, so that the figures are counts that do
+not depend on the machine: equations that run, before and after joining, fusion and layouts; steps, and how they are
+proved; seconds of processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from time import process_time
+
+from einnet_explore.cost import program_seconds, weight_only
+from einnet_explore.graph.anonymous import anonymous
+from einnet_explore.graph.finalists import entries
+from einnet_explore.graph.joining import Piece, joined
+from einnet_explore.graph.judging import certificates
+from einnet_explore.graph.models import MODELS, write
+from einnet_explore.graph.post.fusing import fuse
+from einnet_explore.graph.post.layouts import laid_out
+from einnet_explore.graph.post.price import estimated
+from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.split import partition
+from einnet_explore.ir import VIEW, Program
+from einnet_explore.rules import Derivation
+
+SECONDS = 0.5
+"""Seconds of search for one subprogram."""
+
+
+def pieces(model: Model) -> Iterable[Piece]:
+    """Every subprogram's cheapest candidate by estimate; equal ones are searched once."""
+    known: dict[str, Derivation | None] = {}
+    for s in partition(model).subprograms:
+        anon = anonymous(s.program)
+        if anon.signature not in known:
+            found, _ = entries(anon.program, program_seconds, 4, SECONDS)
+            known[anon.signature] = fuse(found[0].derivation()) if found else None
+        if (derivation := known[anon.signature]) is not None:
+            back = {model.identifiers[name]: name for name in (*s.inputs, *s.outputs)}
+            names = {new: back[old] for new, old in anon.names.items() if old in back}
+            yield Piece(s.nodes, derivation.end, names)
+
+
+def running(program: Program) -> int:
+    """The equations that are run: neither views nor work on weights."""
+    folded = weight_only(program)
+    return sum(e.name not in folded and e.via is not None and e.via.operator != VIEW for e in program.equations)
+
+
+def main(names: Sequence[str] = (), batch: int = 1) -> None:
+    """Print the table."""
+    print("model        parts programs  run before  after  steps  relaid  proved  seconds")
+    for name in names or tuple(model.name for model in MODELS):
+        model = load(write(name, batch), {})
+        found = list(pieces(model))
+        began = process_time()
+        whole = joined(model, found)
+        done = [fuse(laid_out(fuse(Derivation(piece.program)), estimated)) for piece in whole]
+        steps = [step.match.rule.name for d in done for step in d.steps]
+        kinds = Counter(c.kind for d in done for c in certificates(d))
+        spent = process_time() - began
+        before, after = (sum(map(running, ps)) for ps in ([p.program for p in found], [d.end for d in done]))
+        print(
+            f"{name:12} {len(found):5} {len(whole):8}  {before:10}  {after:5}  {len(steps):5}  "
+            f"{steps.count('storage_layout'):6}  {kinds['proved']:3}/{kinds.total():3}  {spent:7.1f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="What post-optimisation does to each evaluation model.")
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--batch", type=int, default=1)
+    asked = parser.parse_args()
+    main(asked.models, asked.batch)

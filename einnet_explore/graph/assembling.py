@@ -1,0 +1,95 @@
+"""From derived subprograms to one plan: adjacent ones joined and post-optimised, weights folded, all compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from einnet_explore.backends.epilogues import compile_measured
+from einnet_explore.backends.program import CompiledProgram
+from einnet_explore.backends.store import Store
+from einnet_explore.graph.assembled import Assembled
+from einnet_explore.graph.contest import Settings
+from einnet_explore.graph.exporting import exported_plan
+from einnet_explore.graph.folding import Folder
+from einnet_explore.graph.joining import Piece, joined
+from einnet_explore.graph.judging import certificates
+from einnet_explore.graph.post.fusing import fuse
+from einnet_explore.graph.post.layouts import Price, laid_out
+from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.running.compiled import ByValue
+from einnet_explore.graph.running.plan import Plan, build_plan
+from einnet_explore.graph.writing.export import Replacement
+from einnet_explore.ir import Program
+from einnet_explore.rules import Derivation
+from einnet_explore.search.candidate import verdict
+
+
+@dataclass
+class Assembler:
+    """Makes plans of *model* from pieces; what was made once is not made again."""
+
+    model: Model
+    settings: Settings
+    rough: Price
+    exact: Price
+    store: Store = field(default_factory=Store)
+    folder: Folder = field(init=False)
+    _post: dict[Program, tuple[Derivation, str]] = field(default_factory=dict)
+    _runs: dict[tuple[object, ...], CompiledProgram] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder = Folder(self.settings.threads)
+
+    def together(self, pieces: Sequence[Piece]) -> tuple[Assembled, ...]:
+        """*pieces* joined where they are adjacent and post-optimised; those that are not proved equal stay apart."""
+        out: list[Assembled] = []
+        for piece in joined(self.model, pieces):
+            derivation, kind = self._optimised(piece.program)
+            if kind == "false":
+                out += [self._as_it_is(p) for p in pieces if set(p.nodes) <= set(piece.nodes)]
+            else:
+                out.append(Assembled(replace(piece, program=derivation.end), derivation, kind))
+        return tuple(out)
+
+    def apart(self, pieces: Iterable[Piece]) -> tuple[Assembled, ...]:
+        """*pieces* as they are."""
+        return tuple(map(self._as_it_is, pieces))
+
+    @staticmethod
+    def _as_it_is(piece: Piece) -> Assembled:
+        return Assembled(piece, Derivation(piece.program), "none")
+
+    def _optimised(self, program: Program) -> tuple[Derivation, str]:
+        if program not in self._post:
+            done = fuse(laid_out(fuse(Derivation(program)), self.rough, self.exact))
+            self._post[program] = done, verdict(certificates(done))
+        return self._post[program]
+
+    def replacements(self, parts: Iterable[Assembled]) -> tuple[Replacement, ...]:
+        """*parts* with the arrays of their weights, work on weights alone done: what a plan or an export takes."""
+        out = []
+        for part in parts:
+            piece = part.piece
+            weights = {t.name: self.model.weights[piece.names[t.name]] for t in piece.program.inputs if t.weight}
+            program, constants = self.folder.fold(piece.program, weights)
+            names = {k: v for k, v in piece.names.items() if k not in weights}
+            out.append(Replacement(piece.nodes, program, names, constants))
+        return tuple(out)
+
+    def plan(self, parts: Iterable[Assembled]) -> Plan:
+        """The plan with *parts* in it."""
+        runs = {r.nodes: ByValue(self._compiled(r), r.names) for r in self.replacements(parts)}
+        return build_plan(self.model, runs, self.settings.threads)
+
+    def export(self, parts: Iterable[Assembled]) -> Plan:
+        """The exported model with *parts* in it, in one session; raises ExportError and PlanError."""
+        return exported_plan(self.model, self.replacements(parts), self.settings.threads)
+
+    def _compiled(self, replacement: Replacement) -> CompiledProgram:
+        key = replacement.program, *((name, id(array)) for name, array in sorted(replacement.constants.items()))
+        if key not in self._runs:
+            self._runs[key] = compile_measured(
+                replacement.program, self.settings.threads, replacement.constants, self.store
+            )
+        return self._runs[key]

@@ -1,0 +1,73 @@
+"""The exported model as a way to run: programs and whole models as standard ONNX operators in one session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import onnx
+from onnx import TensorProto, helper
+
+from einnet_explore.graph.contest import Array, Arrays, Engine
+from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.running.plan import Plan, Segment
+from einnet_explore.graph.running.regions import start
+from einnet_explore.graph.writing.export import IR_VERSION, OPSET, ExportError, Replacement, rewrite_model, to_onnx
+from einnet_explore.ir import Program
+
+
+def program_model(program: Program, constants: Arrays) -> onnx.ModelProto:
+    """*program* as a model of its own: inputs and outputs by its names, weights held; raises ExportError."""
+    names = {t.name: t.name for t in program.inputs if t.name not in constants}
+    shapes = {e.name: e.scope.shape for e in program.equations if e.name in program.outputs}
+    made = to_onnx(program, names | {name: name for name in shapes}, constants, "v__")
+    graph = helper.make_graph(
+        made.nodes,
+        "program",
+        [helper.make_tensor_value_info(t.name, TensorProto.FLOAT, t.shape) for t in program.inputs if t.name in names],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in program.outputs],
+        initializer=made.initialisers,
+    )
+    imports = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(f.domain, 1) for f in made.functions[:1])]
+    return helper.make_model(graph, functions=made.functions, opset_imports=imports, ir_version=IR_VERSION)
+
+
+def in_onnxruntime(threads: int) -> Engine:
+    """Programs in ONNX Runtime, as a subprogram's original is run."""
+
+    def engine(program: Program, constants: Arrays) -> Callable[[Arrays], Arrays]:
+        session = start(program_model(program, constants), threads)
+        outputs = list(program.outputs)
+
+        def run(inputs: Arrays) -> Arrays:
+            return dict(zip(outputs, session.run(outputs, dict(inputs)), strict=True))
+
+        return run
+
+    return engine
+
+
+def exported(model: Model, replacements: Iterable[Replacement]) -> onnx.ModelProto:
+    """*model* with *replacements* in standard operators; raises ExportError, also for what no protocol buffer holds."""
+    made = rewrite_model(model.proto, replacements)
+    if made.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
+        raise ExportError(f"the model has {made.ByteSize()} bytes, expected at most {onnx.checker.MAXIMUM_PROTOBUF}")
+    return made
+
+
+def exported_plan(model: Model, replacements: Iterable[Replacement], threads: int) -> Plan:
+    """The exported model in one session of ONNX Runtime; raises ExportError, and PlanError where it is refused."""
+    return session_plan(model, exported(model, replacements), threads)
+
+
+def session_plan(model: Model, proto: onnx.ModelProto, threads: int) -> Plan:
+    """*proto*, which has the inputs and outputs of *model*, in one session."""
+    session = start(proto, threads)
+    types = {v.name: v.dtype for v in model.inputs}
+    feeds = tuple(v.name for v in session.get_inputs())
+    outputs = tuple(v.name for v in model.outputs)
+
+    def run(held: dict[str, Array]) -> Sequence[Array]:
+        return session.run(outputs, {name: held[name] for name in feeds})  # type: ignore[no-any-return]
+
+    segment = Segment(tuple(node.name for node in model.nodes), False, feeds, outputs, run)
+    return Plan((segment,), {name: types[name] for name in feeds}, outputs, {}, threads)

@@ -1,0 +1,98 @@
+"""Which candidates are worth measuring: the cheapest by estimate, of different kinds first.
+
+The estimate orders programs of one kind well and programs of different kinds badly, so the true best may not be among
+the cheapest few.  A kind is the library operators that a program calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+
+from einnet_explore.algebra.measure import intensity
+from einnet_explore.graph.rows import by_rows
+from einnet_explore.ir import EOPERATOR, VIEW, Program, Table, accesses
+from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
+from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
+from einnet_explore.search.closure import Limits, candidates, compute_bound
+from einnet_explore.search.engine import Cost, Options, Search
+from einnet_explore.search.events import Found
+
+EVERY_RULE = (*RULES, *FEWER_PRODUCTS)
+"""What is equal up to rounding may replace a subprogram: how much it differs is measured."""
+
+PATIENCE = 10
+"""How many times as long as it should a search may take to its first candidate."""
+
+SLACK = 3.0
+"""A candidate is worth measuring if its estimate is below so many times the original's measured time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A candidate: its estimated *seconds*, the library operators that it calls, and what gives its *derivation*."""
+
+    seconds: float
+    kind: Hashable
+    derivation: Callable[[], Derivation]
+
+
+def search(program: Program, cost: Cost, max_depth: int, seconds: float) -> tuple[list[tuple[float, int]], Search]:
+    """The search, and its executable programs as (estimated seconds, state), cheapest first.
+
+    Choices are made on the compute-bound equations; the others are generated as they are.
+    """
+    heavy = {e.name for e in program.equations if intensity(e.scope) >= COMPUTE_BOUND}
+    fixed = frozenset(e.name for e in program.equations if heavy and e.name not in heavy)
+    made = Search(program, cost, Options(max_depth=max_depth, fixed=fixed, rules=EVERY_RULE))
+    began = perf_counter()
+    found: list[tuple[float, int]] = []
+    for event in made.run():
+        if isinstance(event, Found):
+            found.append((event.seconds, event.state.id))
+        # On a busy machine the time may be over before there is anything at all.
+        if perf_counter() - began > (seconds if found else PATIENCE * seconds):
+            break
+    return sorted(found), made
+
+
+def entries(program: Program, cost: Cost, max_depth: int, seconds: float) -> tuple[list[Entry], int]:
+    """The candidates of a subprogram, cheapest first, and how many states were seen (0: they were not counted).
+
+    Several compute-bound expressions are searched one by one and merged where that can be (Algorithm 1).  Rows that
+    need not be written between two contractions are not held against forms that write them.
+    """
+    if (rows := by_rows(program)) is not None:
+        return [Entry(cost(rows.end)[0], _kind(rows.end), partial(_same, rows))], 0
+    if len(compute_bound(program)) > 1:
+        limits = Limits(seconds=seconds, max_depth=max_depth, rules=EVERY_RULE)
+        held = candidates(program, cost, limits)
+        found = [Entry(c.seconds, _kind(c.derivation.end), partial(_same, c.derivation)) for c in held]
+        return sorted(found, key=lambda entry: entry.seconds), 0
+    ranked, made = search(program, cost, max_depth, seconds)
+    found = [Entry(s, _kind(made.states[state].program), partial(made.derivation, state)) for s, state in ranked]
+    return found, len(made.states)
+
+
+def _same(derivation: Derivation) -> Derivation:
+    return derivation
+
+
+def _kind(program: Program) -> Hashable:
+    """The library operators that *program* calls, each as often as it does, and how many sums have coefficients."""
+    vias = [e.via.operator for e in program.equations if e.via]
+    tables = sum(any(isinstance(a.source, Table) for a in accesses(e.scope.body)) for e in program.equations)
+    return tables, *sorted(name for name in vias if name not in (EOPERATOR, VIEW))
+
+
+def finalists(ranked: Iterable[Entry], most: int, below: float) -> tuple[Entry, ...]:
+    """At most *most* of *ranked* estimated below *below* seconds: the best of each kind, then the next best."""
+    promising = [entry for entry in ranked if entry.seconds < below]
+    first: dict[Hashable, Entry] = {}
+    for entry in promising:
+        first.setdefault(entry.kind, entry)
+    best = list(first.values())[:most]
+    rest = [entry for entry in promising if all(entry is not b for b in best)]
+    return tuple(sorted((*best, *rest[: most - len(best)]), key=lambda entry: entry.seconds))

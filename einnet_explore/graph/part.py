@@ -1,0 +1,54 @@
+"""One subprogram in a result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from einnet_explore.graph.contest import Outcome
+from einnet_explore.ir import EOPERATOR, VIEW, Program
+from einnet_explore.rules import Derivation
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One subprogram: its nodes, how its contest ended, and whether the derived program is in the plan."""
+
+    nodes: tuple[str, ...]
+    outcome: Outcome
+    kept: bool
+    certificate: str
+    why: str
+
+    @property
+    def gain(self) -> float:
+        """Seconds that the derived program saves by itself."""
+        return self.outcome.seconds_before - self.outcome.seconds_after
+
+    @property
+    def derivation(self) -> Derivation | None:
+        """The derivation that won, or came near."""
+        return self.outcome.winner or self.outcome.contender
+
+    @property
+    def program(self) -> Program | None:
+        """The derived program, where one won or came near."""
+        return self.derivation.end if self.derivation else None
+
+    def to_json(self) -> dict[str, Any]:
+        """One entry of ``subprograms`` in the JSON of ``optimize``."""
+        equations = self.program.equations if self.program and self.kept else ()
+        calls = [e.via for e in equations if e.via and e.via.operator not in (EOPERATOR, VIEW)]
+        steps = self.derivation.steps if self.derivation and self.kept else ()
+        return {
+            "nodes": list(self.nodes),
+            "kept": self.kept,
+            "seconds_before": self.outcome.seconds_before,
+            "seconds_after": self.outcome.seconds_after if self.kept else self.outcome.seconds_before,
+            "operators": [{"name": via.operator, "attributes": dict(via.attributes)} for via in calls],
+            "eoperators": sum(bool(e.via and e.via.operator == EOPERATOR) for e in equations),
+            "certificate": self.certificate,
+            "why": self.why,
+            "states": self.outcome.states,
+            "steps": [step.match.to_json() for step in steps],
+        }

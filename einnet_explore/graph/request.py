@@ -1,0 +1,49 @@
+"""What a user asks for, as the values that optimising takes: a model, a device, threads, a budget, a runtime."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from einnet_explore.graph.contest import Settings
+from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.reading.model import Model
+
+NOTHING: Mapping[str, tuple[int, ...]] = {}
+
+RUNTIMES = ("plan", "onnxruntime")
+"""What the optimised model may be run by: our plan, or ONNX Runtime alone on the exported file."""
+
+
+def read(model: str | Path | Model, shapes: Mapping[str, tuple[int, ...]] = NOTHING) -> Model:
+    """*model* itself, or read from a file."""
+    return model if isinstance(model, Model) else load(model, shapes)
+
+
+def settings(device: str, threads: int | None, max_depth: int, runtime: str = "plan") -> Settings:
+    """The settings of a search; raises ValueError on a device or a runtime that is not there."""
+    check_device(device)
+    if runtime not in RUNTIMES:
+        raise ValueError(f"target runtime {runtime!r}: expected one of {', '.join(RUNTIMES)}")
+    return Settings(threads or len(os.sched_getaffinity(0)), max_depth, runtime=runtime)
+
+
+def check_device(device: str) -> None:
+    """Raise ValueError, with what is missing, unless *device* can be used."""
+    if device == "cuda":
+        driver = "an NVIDIA driver but" if ctypes.util.find_library("cuda") else "no NVIDIA driver, and"
+        raise ValueError(f"device 'cuda': found {driver} no CUDA backend in this release, expected cpu")
+    if device != "cpu":
+        raise ValueError(f"device {device!r}: found no such device, expected cpu or cuda")
+
+
+def seconds_of(budget: float | str | None) -> float | None:
+    """``60``, ``60.0`` and ``"60s"`` are sixty seconds; raises ValueError on what is no positive number."""
+    if budget is None:
+        return None
+    value = float(str(budget).removesuffix("s"))
+    if not value > 0:
+        raise ValueError(f"budget {budget!r}: expected a positive number of seconds")
+    return value

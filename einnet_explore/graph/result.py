@@ -1,0 +1,247 @@
+"""What stands when the contests are over: which winners pay in the whole model, in which form, and what that gives.
+
+What won alone need not win in the whole, where it breaks ONNX Runtime's own fusions and layouts: equal subprograms are
+taken in together, most gain first, and stay if the whole model then runs faster and agrees.  The forms are: adjacent
+parts joined and post-optimised; each part as it won; and either of them exported, in one session of ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+
+from einnet_explore.backends.measure import SETTLE, Timing, compare, times_faster
+from einnet_explore.cost import weight_only
+from einnet_explore.graph.assembled import Assembled
+from einnet_explore.graph.assembling import Assembler
+from einnet_explore.graph.contest import AGREEMENT, Arrays, Settings, largest_error
+from einnet_explore.graph.joining import Piece
+from einnet_explore.graph.judging import fusions
+from einnet_explore.graph.optimised import Exported, Optimised
+from einnet_explore.graph.part import Part
+from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.remembered import Memory
+from einnet_explore.graph.running.alone import alone
+from einnet_explore.graph.running.plan import Plan
+from einnet_explore.graph.whole import WORTH, least_gain, rounds_for, select, timed
+
+FORMS: Mapping[str, tuple[str, ...]] = {
+    "plan": ("joined", "apart", "exported"),
+    "onnxruntime": ("exported", "exported apart"),
+}
+"""The forms that a plan may have, by runtime; the first is the one that parts are tried in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The numbers of the parts kept, the form of the plan, why other winners are not kept, and the export's speed."""
+
+    kept: tuple[int, ...]
+    form: str
+    refused: Mapping[int, str]
+    exported: Exported
+
+
+@dataclass
+class Result:
+    """Making the result of one model from what its contests gave."""
+
+    model: Model
+    settings: Settings
+    original: Plan
+    feeds: dict[str, Any]
+    seconds: float
+    assembler: Assembler
+    memory: Memory
+    parts: Sequence[Part]
+    signatures: Sequence[str]
+    pieces: Callable[[Iterable[int]], list[Piece]]
+
+    def optimised(self) -> Optimised:
+        """The plan, measured and checked against ONNX Runtime."""
+        chosen = self._remembered() or self._selected()
+        found = self._held(chosen)
+        if found is None:
+            chosen = self._selected()
+            found = self._held(chosen) or self._nothing(chosen)
+        chosen, plan, timings, errors = found
+        assembled = self._assembled(chosen.kept, chosen.form)
+        kept = set(chosen.kept)
+        parts = tuple(
+            replace(part, kept=n in kept, why=part.why if n in kept else chosen.refused.get(n, part.why))
+            for n, part in enumerate(self.parts)
+        )
+        derivations = [*(p.derivation for p in parts if p.kept), *(a.derivation for a in assembled)]
+        return Optimised(
+            self.model,
+            plan,
+            self.original,
+            parts,
+            self.assembler.replacements(assembled),
+            (),
+            timings,
+            errors,
+            0.0,
+            sum(len(weight_only(a.piece.program)) for a in assembled),
+            sum(fusions(d) for d in derivations if d is not None),
+            self.settings.threads,
+            form=chosen.form if kept else "original",
+            programs=assembled,
+            exported=chosen.exported,
+            feeds=self.feeds,
+            groups=self._groups(chosen.kept),
+            plan_of=lambda numbers: self._plan(numbers, chosen.form),
+        )
+
+    def _assembled(self, kept: Iterable[int], form: str) -> tuple[Assembled, ...]:
+        pieces = self.pieces(kept)
+        return self.assembler.apart(pieces) if form.endswith("apart") else self.assembler.together(pieces)
+
+    def _plan(self, kept: Iterable[int], form: str) -> Plan:
+        numbers = tuple(kept)
+        if not numbers:
+            return self.original
+        parts = self._assembled(numbers, form)
+        return self.assembler.export(parts) if form.startswith("exported") else self.assembler.plan(parts)
+
+    def _groups(self, numbers: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+        """Equal parts among *numbers*."""
+        found: dict[str, tuple[int, ...]] = {}
+        for n in numbers:
+            found[self.signatures[n]] = (*found.get(self.signatures[n], ()), n)
+        return tuple(found.values())
+
+    def _selected(self) -> Selection:
+        """What pays in the whole model, by measurement."""
+        forms = FORMS[self.settings.runtime]
+        winners = [n for n, part in enumerate(self.parts) if part.kept]
+        near = [n for n, p in enumerate(self.parts) if not p.kept and p.outcome.contender and p.certificate != "false"]
+        gains = {n: part.gain for n, part in enumerate(self.parts)}
+        kept, _, refused = select(
+            self._groups(winners),
+            gains,
+            self.original,
+            lambda numbers: self._plan(numbers, forms[0]),
+            self.feeds,
+            self.seconds,
+            self._groups(near),
+        )
+        found = self._in_form(tuple(kept), refused)
+        self.memory.put(_told(found), "selection", *self._key)
+        return found
+
+    def _in_form(self, kept: tuple[int, ...], refused: Mapping[int, str]) -> Selection:
+        """*kept* in the form that is the fastest by measurement, and how fast the exported model is."""
+        forms = FORMS[self.settings.runtime]
+        if not kept:
+            return Selection((), forms[0], refused, Exported(1.0, "nothing is kept: it is the original"))
+        want = self.original.run(self.feeds)
+        plans = {"before": self.original}
+        whys: dict[str, str] = {}
+        for form in forms:
+            if form.endswith("apart") and len(self._assembled(kept, forms[0])) == len(kept):
+                continue  # nothing was joined
+            try:
+                plan = self._plan(kept, form)
+                error = largest_error(want, plan.run(self.feeds))
+            except ValueError as problem:
+                whys[form] = str(problem)
+                continue
+            if error <= AGREEMENT:
+                plans[form] = plan
+            else:
+                whys[form] = f"it differs by {error:.1e} of its largest output"
+        calls = {name: _call(plan, self.feeds) for name, plan in plans.items()}
+        settle = SETTLE if self.settings.threads > 1 else 0
+        times = compare(calls, rounds=rounds_for(self.seconds, 11), min_seconds=0.3, settle=settle)
+        ratios = {name: times_faster(times["before"], timing) for name, timing in times.items() if name != "before"}
+        if "exported" in ratios:
+            exported = Exported(ratios["exported"], "measured beside the original in ONNX Runtime")
+        else:
+            exported = Exported(None, f"it is not run: {whys.get('exported', 'no form of it was tried')}")
+        # The first form is what the parts were chosen in: another one has to be faster by more than noise.
+        first = ratios.get(forms[0], 0.0)
+        best = max(ratios, key=lambda name: ratios[name], default=forms[0])
+        return Selection(kept, best if ratios.get(best, 0.0) > WORTH * first else forms[0], refused, exported)
+
+    def _held(self, chosen: Selection) -> tuple[Selection, Plan, dict[str, Timing], tuple[float, float]] | None:
+        """The plan of *chosen* beside the original; None where it does not agree, or is not faster after all."""
+        want = self.original.run(self.feeds)
+        try:
+            plan = self._plan(chosen.kept, chosen.form)
+            got = plan.run(self.feeds) if chosen.kept else want
+        except ValueError:
+            return None
+        errors = _errors(want, got)
+        if errors[1] > AGREEMENT:
+            return None
+        timings = timed(self.original, plan, self.feeds, self.seconds)
+        ratio = least_gain(timings)
+        if chosen.kept and self.settings.threads > 1:
+            timings, ratio = held_against_alone(
+                self.model, self.feeds, self.settings.threads, timings, ratio, self.seconds
+            )
+        if chosen.kept and ratio < WORTH:
+            return None
+        return chosen, plan, timings, errors
+
+    def _nothing(self, chosen: Selection) -> tuple[Selection, Plan, dict[str, Timing], tuple[float, float]]:
+        """The original, since *chosen* does not hold what it promised."""
+        why = "with it the whole model is not faster by more than noise"
+        refused = {**chosen.refused, **dict.fromkeys(chosen.kept, why)}
+        nothing = Selection((), chosen.form, refused, Exported(1.0, "nothing is kept: it is the original"))
+        self.memory.put(_told(nothing), "selection", *self._key)
+        return nothing, self.original, timed(self.original, self.original, self.feeds, self.seconds), (0.0, 0.0)
+
+    @cached_property
+    def _key(self) -> tuple[object, ...]:
+        candidates = [repr(p.derivation.end) if p.derivation else "" for p in self.parts]
+        return _digest(self.model), replace(self.settings, seconds=0.0), *candidates
+
+    def _remembered(self) -> Selection | None:
+        found = self.memory.get("selection", *self._key)
+        if found is None:
+            return None
+        refused = {int(n): why for n, why in found["refused"].items()}
+        return Selection(tuple(found["kept"]), found["form"], refused, Exported(*found["exported"]))
+
+
+def held_against_alone(
+    model: Model, feeds: dict[str, Any], threads: int, timings: dict[str, Timing], ratio: float, seconds: float
+) -> tuple[dict[str, Timing], float]:
+    """*timings* with the original as fast as it is in a process of its own, where it does not share the cores."""
+    before = alone(model.original, feeds, threads, rounds_for(seconds, 21))
+    if before is None:  # nothing to hold the plan against: it is not kept on the word of a disturbed measurement
+        return timings, 0.0
+    if before.median >= timings["before"].median:
+        return timings, ratio
+    return {**timings, "before": before}, min(ratio, before.median / timings["after"].median)
+
+
+def _told(chosen: Selection) -> dict[str, Any]:
+    exported = [chosen.exported.speedup, chosen.exported.why]
+    return {"kept": chosen.kept, "form": chosen.form, "refused": dict(chosen.refused), "exported": exported}
+
+
+def _errors(want: Arrays, got: Arrays) -> tuple[float, float]:
+    absolute = max((float(np.max(np.abs(want[k] - got[k]), initial=0)) for k in want), default=0.0)
+    return absolute, largest_error(want, got)
+
+
+def _call(plan: Plan, feeds: dict[str, Any]) -> Callable[[], object]:
+    return lambda: plan.run(feeds)
+
+
+def _digest(model: Model) -> str:
+    found = hashlib.sha256()
+    if model.original.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
+        found.update(repr([(n.name, n.op, n.reads, n.results) for n in model.nodes]).encode())
+    else:
+        found.update(model.original.SerializeToString(deterministic=True))
+    return found.hexdigest()

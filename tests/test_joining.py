@@ -1,0 +1,276 @@
+"""Adjacent derived subprograms as one program; weights folded once; what contests came to, remembered."""
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx_building import build, node
+
+import einnet_explore as ee
+from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.algebra.rereading import map_reads, read_instead
+from einnet_explore.backends.profiles import ProfileStore
+from einnet_explore.graph.assembling import Assembler
+from einnet_explore.graph.contest import Outcome, Settings
+from einnet_explore.graph.exporting import exported, in_onnxruntime, program_model
+from einnet_explore.graph.folding import Folder
+from einnet_explore.graph.joining import Piece, join, joined
+from einnet_explore.graph.judging import from_json, to_json
+from einnet_explore.graph.post.price import estimated
+from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.remembered import Memory
+from einnet_explore.graph.running.plan import build_plan
+from einnet_explore.graph.running.regions import random_inputs
+from einnet_explore.graph.split import Subprogram, partition
+from einnet_explore.graph.writing.export import ExportError, Replacement
+from einnet_explore.ir import Access, Program, tensors
+from einnet_explore.operators import OPERATORS
+from einnet_explore.rules import EOPERATOR_GENERATION, Derivation
+from einnet_explore.search.instantiation import matching_rule
+
+
+def weights(**shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {name: rng.integers(-2, 3, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def two_products(between: str = "Relu") -> Model:
+    """Two linear layers; what lies *between* them belongs to the first."""
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"]),
+        node(between, ["a"], ["b"]),
+        node("MatMul", ["b", "v"], ["c"]),
+        node("Relu", ["c"], ["y"]),
+    ]
+    return load(build(nodes, {"x": [4, 6]}, ["y"], weights(w=(6, 5), v=(5, 7))), {})
+
+
+def piece(s: Subprogram) -> Piece:
+    names = dict(zip((t.name for t in s.program.inputs), s.inputs, strict=True))
+    return Piece(s.nodes, s.program, names | dict(zip(s.program.outputs, s.outputs, strict=True)))
+
+
+def pieces(model: Model) -> list[Piece]:
+    return [piece(s) for s in partition(model, beside=False).subprograms]
+
+
+def run(instance: Program) -> Program:
+    """*instance* with means: products by the library where they are one, the rest generated."""
+    derivation = Derivation(instance)
+    for _ in instance.equations:
+        n = next(n for n, e in enumerate(derivation.end.equations) if e.via is None)
+        found = [
+            *matching_rule(OPERATORS).matches(derivation.end, (n,)),
+            *EOPERATOR_GENERATION.matches(derivation.end, (n,)),
+        ]
+        derivation = derivation.then(found[0])
+    return derivation.end
+
+
+def agree(model: Model, made: tuple[Piece, ...]) -> None:
+    """The joined programs compute what the model does."""
+    feeds = random_inputs(model, 0)
+    held: dict[str, np.ndarray] = {**feeds, **model.weights}
+    want = build_plan(model, {}, 1).run(feeds)
+    for each in made:
+        inputs = {t.name: held[each.names[t.name]] for t in each.program.inputs}
+        out = evaluate(each.program, inputs, np.float64, outputs_only=True)
+        held |= {each.names[name]: array for name, array in out.items()}
+    for name, array in want.items():
+        np.testing.assert_allclose(held[name], array, rtol=1e-5, atol=1e-5)
+
+
+def test_what_reads_the_other_is_joined() -> None:
+    model = two_products()
+    apart = pieces(model)
+    (whole,) = joined(model, apart)
+    assert whole.nodes == tuple(name for p in apart for name in p.nodes)
+    assert whole.program.outputs == ("y",) and [t.name for t in whole.program.inputs] == ["x", "w", "v"]
+    agree(model, (whole,))
+
+
+def test_names_are_kept_apart() -> None:
+    model = two_products()
+    apart = [
+        replace(
+            p,
+            program=Program(
+                p.program.inputs,
+                tuple(replace(e, name="T" if e.name not in p.program.outputs else e.name) for e in p.program.equations),
+                p.program.outputs,
+            ),
+        )
+        for p in pieces(model)
+    ]
+    # Both call their first equation T; its readers have to be told.
+    apart = [replace(p, program=_rewired(p.program)) for p in apart]
+    (whole,) = joined(model, apart)
+    assert [e.name for e in whole.program.equations] == ["b__T", "b", "y__T", "y"]
+    agree(model, (whole,))
+
+
+def _rewired(program: Program) -> Program:
+    first, second = program.equations
+    inputs = {t.name for t in program.inputs}
+    (old,) = (t.name for t in tensors(second.scope) if t.name not in inputs)
+    scope = map_reads(second.scope, old, lambda access: Access(first.tensor, access.index))
+    return replace(program, equations=(first, replace(second, scope=scope)))
+
+
+def test_siblings_are_joined_and_what_others_read_stays_an_output() -> None:
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"]),
+        node("Relu", ["a"], ["b"]),
+        node("MatMul", ["x", "v"], ["c"]),
+        node("Relu", ["c"], ["d"]),
+        node("Softmax", ["b"], ["y"]),
+        node("Softmax", ["d"], ["z"]),
+    ]
+    model = load(build(nodes, {"x": [4, 6]}, ["y", "z"], weights(w=(6, 5), v=(6, 5))), {})
+    apart = [p for p in pieces(model) if len(p.nodes) == 2]
+    (whole,) = joined(model, apart)
+    assert set(whole.program.outputs) == {"b", "d"}
+
+
+def test_a_path_outside_keeps_programs_apart() -> None:
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"]),
+        node("Relu", ["a"], ["b"]),
+        node("CumSum", ["b", "axis"], ["s"]),
+        node("MatMul", ["b", "v"], ["c"]),
+        node("Add", ["c", "s"], ["y"]),
+    ]
+    held = {**weights(w=(6, 5), v=(5, 5)), "axis": np.array(0)}
+    model = load(build(nodes, {"x": [4, 6]}, ["y"], held), {})
+    apart = pieces(model)
+    assert len(apart) == 2 and joined(model, apart) == tuple(apart)
+
+
+def test_readers_that_expect_different_values_outside_are_not_joined() -> None:
+    nodes = [
+        node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
+        node("Relu", ["a"], ["b"]),
+        node("Conv", ["x", "v"], ["c"], pads=[1, 1, 1, 1]),
+        node("Relu", ["c"], ["d"]),
+        node("Add", ["b", "d"], ["y"]),
+    ]
+    model = load(build(nodes, {"x": [1, 2, 5, 5]}, ["y"], weights(w=(3, 2, 3, 3), v=(3, 2, 3, 3))), {})
+    one, other, *_ = pieces(model)
+    assert join(model, [one, other]) is not None
+    x = next(t for t in other.program.inputs if t.name == "x")
+    odd = replace(x, value=-1.0)
+    changed = read_instead(
+        replace(other.program, inputs=tuple(odd if t == x else t for t in other.program.inputs)), x.name, odd
+    )
+    assert join(model, [one, replace(other, program=changed)]) is None
+
+
+def test_wider_padding_serves_all_readers() -> None:
+    nodes = [
+        node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
+        node("Relu", ["a"], ["b"]),
+        node("Conv", ["b", "v"], ["c"], pads=[2, 2, 2, 2]),
+        node("Relu", ["c"], ["y"]),
+    ]
+    model = load(build(nodes, {"x": [1, 2, 5, 5]}, ["y"], weights(w=(3, 2, 3, 3), v=(2, 3, 5, 5))), {})
+    (whole,) = joined(model, pieces(model))
+    made = next(e for e in whole.program.equations if e.name == "b")
+    assert made.scope.padding[2:] == ((2, 2), (2, 2))
+    agree(model, (whole,))
+
+
+def assembler(model: Model) -> Assembler:
+    return Assembler(model, Settings(1), estimated, estimated)
+
+
+def test_plans_and_exports_of_joined_programs_agree() -> None:
+    model = two_products()
+    apart = [replace(p, program=run(p.program)) for p in pieces(model)]
+    makes = assembler(model)
+    feeds = random_inputs(model, 1)
+    want = build_plan(model, {}, 1).run(feeds)["y"]
+    together = makes.together(apart)
+    assert len(together) == 1 and together[0].certificate in ("proved", "none")
+    for parts in (together, makes.apart(apart)):
+        np.testing.assert_allclose(makes.plan(parts).run(feeds)["y"], want, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(makes.export(parts).run(feeds)["y"], want, rtol=1e-5, atol=1e-5)
+    said = together[0].to_json()
+    assert said["operators"] == ["Matmul", "Matmul"] and said["eoperators"] >= 1
+
+
+def test_equal_work_on_equal_weights_is_done_once() -> None:
+    start = ee.parse(
+        """tensor x[4, 6]
+tensor w[6, 5] weight
+t[j:5, i:6] = w[i, j] * 2 via eOperator(kind="elementwise")
+y[n:4, j:5] = sum[i:6] x[n, i] * t[j, i]
+output y"""
+    )
+    array = weights(w=(6, 5))["w"]
+    folder = Folder()
+    made, constants = folder.fold(start, {"w": array})
+    again, same = folder.fold(start, {"w": array})
+    assert [e.name for e in made.equations] == ["y"] and {t.name for t in made.inputs} == {"x", "t"}
+    np.testing.assert_array_equal(constants["t"], array.T * 2)
+    assert same["t"] is constants["t"] and folder.shared == 1 and again == made
+    _, other = folder.fold(start, {"w": array + 1})
+    assert other["t"] is not constants["t"]
+
+
+def test_programs_run_in_onnxruntime() -> None:
+    model = two_products()
+    (whole,) = joined(model, pieces(model))
+    constants = {t.name: model.weights[whole.names[t.name]] for t in whole.program.inputs if t.weight}
+    feeds = random_inputs(model, 0)
+    got = in_onnxruntime(1)(whole.program, constants)(feeds)
+    np.testing.assert_allclose(got["y"], build_plan(model, {}, 1).run(feeds)["y"], rtol=1e-5, atol=1e-5)
+    onnx.checker.check_model(program_model(whole.program, constants), full_check=True)
+
+
+def test_models_beyond_a_protocol_buffer_are_not_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = two_products()
+    (whole,) = joined(model, pieces(model))
+    constants = {t.name: model.weights[whole.names[t.name]] for t in whole.program.inputs if t.weight}
+    names = {k: v for k, v in whole.names.items() if k not in constants}
+    replacement = Replacement(whole.nodes, whole.program, names, constants)
+    assert exported(model, [replacement]).graph.node
+    monkeypatch.setattr(onnx.checker, "MAXIMUM_PROTOBUF", 10)
+    with pytest.raises(ExportError, match="bytes, expected at most 10"):
+        exported(model, [replacement])
+
+
+def test_memory_lasts_and_a_broken_file_is_no_trouble(tmp_path: Path) -> None:
+    store = ProfileStore(tmp_path / "profiles.sqlite")
+    memory = Memory(store)
+    assert memory.get("contest", "a") is None
+    memory.put({"seconds": 1.5}, "contest", "a")
+    assert Memory(store).get("contest", "a") == {"seconds": 1.5}
+    assert Memory(store).get("selection", "a") is None and Memory(store).get("contest", "b") is None
+    (tmp_path / "broken.sqlite").write_bytes(b"no database" * 100)
+    broken = Memory(ProfileStore(tmp_path / "broken.sqlite"))
+    broken.put([1], "contest", "a")
+    assert broken.get("contest", "a") == [1] and broken.get("contest", "b") is None
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("UPDATE remembered SET found = 'no json'")
+    assert Memory(store).get("contest", "a") is None
+
+
+def test_outcomes_are_told_and_applied_again() -> None:
+    model = two_products()
+    program = pieces(model)[0].program
+    end = Derivation(program)
+    for n in range(len(program.equations)):
+        for match in EOPERATOR_GENERATION.matches(end.end, (n,)):
+            end = end.then(match)
+    told = to_json(Outcome(2.0, 1.0, end, 0.1, 3, "2x", None))
+    again = from_json(told, program)
+    assert again is not None and again.winner is not None and again.winner.end == end.end
+    assert (again.seconds_before, again.seconds_after, again.states, again.why) == (2.0, 1.0, 3, "2x")
+    broken = {**told, "winner": [{"rule": "eoperator_generation", "at": "9", "params": {}}]}
+    assert from_json(broken, program) is None
+    assert from_json({**told, "winner": [{"rule": "nobody's", "at": "0", "params": {}}]}, program) is None
+    assert from_json({}, program) is None
