@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from benchmarks import eoperators, search
+from benchmarks import contractions, costs, eoperators, search
 
 
 def main() -> None:
     """Print every table."""
     search.main()
     eoperators.main()
+    contractions.main()
+    costs.main()
 
 
 if __name__ == "__main__":
