@@ -31,6 +31,7 @@ from einnet_explore.ir.path import (
     scopes,
     show_path,
     tensors,
+    told,
 )
 from einnet_explore.ir.program import EOPERATOR, VIEW, Attribute, Equation, Instance, Program, program
 
@@ -76,4 +77,5 @@ __all__ = [
     "show_path",
     "tensors",
     "terms",
+    "told",
 ]

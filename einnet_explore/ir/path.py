@@ -57,7 +57,8 @@ def tensors(root: Scope) -> Iterable[Tensor]:
     return tuple(found)
 
 
-def _called(source: Tensor | Table) -> str:
+def told(source: Tensor | Table) -> str:
+    """What *source* is called in messages."""
     return f"tensor {source.name}" if isinstance(source, Tensor) else "a table"
 
 
@@ -69,7 +70,7 @@ def scope_at(root: Scope, path: Path) -> Scope:
             raise LookupError(f"path {show_path(path)}: step {depth} is {step}, the body has {len(here)} accesses")
         inner = here[step].source
         if not isinstance(inner, Scope):
-            raise LookupError(f"path {show_path(path)}: step {depth} leads to {_called(inner)}, not to a scope")
+            raise LookupError(f"path {show_path(path)}: step {depth} leads to {told(inner)}, not to a scope")
         root = inner
     return root
 

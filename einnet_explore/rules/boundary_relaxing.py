@@ -22,7 +22,19 @@ from einnet_explore.algebra.ranges import changed
 from einnet_explore.algebra.regions import always, reach
 from einnet_explore.algebra.structure import residues, windows
 from einnet_explore.algebra.substitute import substitute_domain
-from einnet_explore.ir import REDUCTIONS, Access, Bound, Iterator, Path, Program, Scope, Tensor, accesses, map_accesses
+from einnet_explore.ir import (
+    REDUCTIONS,
+    Access,
+    Bound,
+    Iterator,
+    Path,
+    Program,
+    Scope,
+    Tensor,
+    accesses,
+    map_accesses,
+    told,
+)
 from einnet_explore.rules.base import Refused, Rule, refusing
 
 
@@ -79,7 +91,7 @@ def _unbound(scope: Scope, params: Unbound) -> Scope:
     access = found[params.access]
     inner = access.source
     if not isinstance(inner, Scope):
-        raise Refused(f"access {params.access} reads {inner!r}, which has no domain")
+        raise Refused(f"access {params.access} reads {told(inner)}, which has no domain")
     if not params.bounds:
         raise Refused("no bound is named")
     if stray := [n for n in params.bounds if not 0 <= n < len(inner.domain)]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from einnet_explore.algebra.regions import always, reach
 from einnet_explore.algebra.substitute import rename, substitute, substitute_domain
-from einnet_explore.ir import Access, Bound, Scalar, Scope, accesses, factors, map_accesses, mul
+from einnet_explore.ir import Access, Bound, Scalar, Scope, accesses, factors, map_accesses, mul, told
 from einnet_explore.rules.base import Refused, refusing, scope_rule
 
 
@@ -52,7 +52,7 @@ def rewrite(scope: Scope, params: Merging) -> Scope:
     access = found[params.access]
     inner = access.source
     if not isinstance(inner, Scope):
-        raise Refused(f"access {params.access} reads {inner!r}, not a scope")
+        raise Refused(f"access {params.access} reads {told(inner)}, not a scope")
     for z, i in zip(inner.traversals, access.index, strict=True):
         if not always(Bound(i, z.lo, z.hi), scope.domain):
             lo, hi = reach(i, scope.domain)
