@@ -131,6 +131,15 @@ def test_the_rule_is_proved(outputs: int, m: int, padding: int, backwards: bool)
     assert certify(program, first(program, outputs=m)).kind == "proved"
 
 
+@pytest.mark.parametrize("body", ["A[2*h + 2*r + g]", "A[h + r + 4*g]", "A[3*h - 3*r + g + 6]"])
+def test_residues_and_blocks_beside_the_filter(body: str) -> None:
+    program = ee.parse(f"tensor A[30]\ntensor K[3] weight\nY[h:5, g:2] = sum[r:3] {body} * K[r]")
+    after = first(program, outputs=2)
+    arrays = {"A": np.arange(30) ** 2 % 17, "K": np.array([2, -3, 5])}
+    assert np.array_equal(evaluate(program, arrays)["Y"], evaluate(after, arrays)["Y"])
+    assert certify(program, after).kind == "proved"
+
+
 def test_both_dimensions_of_a_window() -> None:
     program = ee.ops.conv2d(N=1, H=6, W=5, C=2, F=3, R=3, S=3)
     rows = first(program, outputs=2)
@@ -149,9 +158,9 @@ def test_both_dimensions_of_a_window() -> None:
         ("Y[h:4] = max[r:3] A[h + r] * K[r]", "h", "r", "takes the max, expected a plain sum"),
         ("Y[h:4] = sum[r:3] A[h + r] + K[r]", "h", "r", "the body is no product of elements"),
         ("Y[h:4] = sum[r:3] A[h + r] * K[r] * B[h]", "h", "r", "h occurs in 2 factors and r in 2"),
-        ("Y[h:4] = sum[r:3] A[h + 2*r] * K[r]", "h", "r", r"read at h\+2\*r, expected h \+ r"),
-        ("Y[h:4] = sum[r:3] A[2*h + r] * K[r]", "h", "r", r"read at 2\*h\+r, expected h \+ r"),
-        ("Y[h:4, g:2] = sum[r:3] A[h + r + g] * K[r]", "h", "r", r"expected h \+ r or h - r and a number"),
+        ("Y[h:4] = sum[r:3] A[h + 2*r] * K[r]", "h", "r", r"read at h\+2\*r, expected a multiple of h \+ r"),
+        ("Y[h:4] = sum[r:3] A[2*h + r] * K[r]", "h", "r", r"read at 2\*h\+r, expected a multiple of h \+ r"),
+        ("Y[h:4] = sum[r:3] A[h + r + h//2] * K[r]", "h", "r", r"expected a multiple of h \+ r or of h - r"),
     ],
 )
 def test_what_is_no_filter_is_refused(case: str, h: str, r: str, why: str) -> None:

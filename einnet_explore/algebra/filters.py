@@ -1,21 +1,30 @@
-"""Filters in an expression: a traversal and a summation that only meet as h + r, where data meet taps."""
+"""Filters in an expression: a traversal and a summation that only meet as k·(h ± r), where data meet taps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from einnet_explore.ir import Access, Const, Iterator, Scope, as_index, factors, mul
+from einnet_explore.ir import Access, Const, Index, Iterator, Scope, as_index, factors, mul
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Where h and r meet: *data* at its dimension *d* with h + base + (taps from 0), and the access of the *taps*."""
+    """Where h and r meet: *data* at its dimension *d*, and the access of the *taps*.
+
+    The index there is *start* + *step* · (outputs from 0 + taps from 0); *start* may depend on other iterators.
+    """
 
     data: Access
     d: int
-    base: int
+    start: Index
+    step: int
     taps: Access
     backwards: bool
+
+    @property
+    def beside(self) -> tuple[Iterator, ...]:
+        """The iterators that *start* depends on."""
+        return self.start.iterators
 
 
 def window_of(scope: Scope, h: Iterator, r: Iterator) -> Window | str:
@@ -34,13 +43,14 @@ def window_of(scope: Scope, h: Iterator, r: Iterator) -> Window | str:
     taps = next(a for a in of_r if a is not data)
     where = [d for d, i in enumerate(data.index) if h in i.iterators or r in i.iterators]
     index = data.index[where[0]]
-    rest = index - h - as_index(r) * index.coefficient(r)
-    if len(where) != 1 or index.coefficient(h) != 1 or abs(index.coefficient(r)) != 1 or rest.terms:
+    step = index.coefficient(h)
+    rest = index - as_index(h) * step - as_index(r) * index.coefficient(r)
+    if len(where) != 1 or step < 1 or abs(index.coefficient(r)) != step or {h, r} & set(rest.iterators):
         told = ", ".join(repr(data.index[d]) for d in where)
-        return f"the data are read at {told}, expected {h.name} + {r.name} or {h.name} - {r.name} and a number"
+        return f"the data are read at {told}, expected a multiple of {h.name} + {r.name} or of {h.name} - {r.name}"
     backwards = index.coefficient(r) < 0
     first = 1 - r.hi if backwards else r.lo
-    return Window(data, where[0], rest.const + h.lo + first, taps, backwards)
+    return Window(data, where[0], rest + step * (h.lo + first), step, taps, backwards)
 
 
 def channels_last(scope: Scope, window: Window) -> tuple[Scope, Window, Scope | None]:

@@ -118,23 +118,23 @@ def _data(scope: Scope, window: Window, params: Filter, p: Iterator, t: Iterator
     """Σ_i U[p,i]·A[m·t + i, ·] over what is read of A; it is 0 where all of A is."""
     source, index = window.data.source, window.data.index
     m, data, _ = params.algorithm.shape
-    i = Iterator(fresh("i", {p.name, t.name}), 0, data)
+    i = Iterator(fresh("i", {p.name, t.name, *(x.name for x in window.beside)}), 0, data)
     zero = source.value == 0
     over: list[Iterator] = [p]
     padding = [(0, 0)]
     reads: list[Index] = []
     for d, (at, box) in enumerate(zip(index, source.box, strict=True)):
         if d == window.d:
-            over.append(t)
-            padding.append((0, 0))
-            reads.append(window.base + as_index(t) * m + i)
+            over += (t, *window.beside)
+            padding += [(0, 0)] * (1 + len(window.beside))
+            reads.append(window.start + (as_index(t) * m + i) * window.step)
             continue
         lo, most = reach(at, scope.domain)
         hi = most + 1
         first, last = (max(lo, box[0]), min(hi, box[1])) if zero else (lo, hi)
         if first >= last:
             first, last = lo, hi
-        z = Iterator(fresh(f"z{d + 1}", {x.name for x in (*over, i)}), first, last)
+        z = Iterator(fresh(f"z{d + 1}", {x.name for x in (*over, *window.beside, i)}), first, last)
         over.append(z)
         padding.append((first - lo, hi - last))
         reads.append(as_index(z))
@@ -155,7 +155,8 @@ def _own(taps: Access, r: Iterator) -> tuple[Iterator, ...]:
 
 
 def _at(window: Window, p: Iterator, t: Iterator) -> tuple[Index | Iterator, ...]:
-    return (p, *(t if d == window.d else i for d, i in enumerate(window.data.index)))
+    at = window.data.index
+    return (p, *at[: window.d], t, *window.beside, *at[window.d + 1 :])
 
 
 def _table(matrix: Matrix) -> Table:
