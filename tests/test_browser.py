@@ -28,7 +28,7 @@ def by_hand(folder: Path) -> int:
 
 def test_the_tour_by_hand_runs_in_jupyterlab(tmp_path: Path) -> None:
     count = by_hand(tmp_path)
-    with jupyterlab(tmp_path) as address, visit(height=5000) as visiting:  # high: all cells are on the page
+    with jupyterlab(tmp_path) as address, visit(height=12000) as visiting:  # high: all cells are on the page
         page = visiting.page
         visiting.open(address, "tour.ipynb")
         visiting.run_all(60)

@@ -283,3 +283,17 @@ def test_any_graph_splits_into_units_that_run_and_agree(proto: onnx.ModelProto, 
     model = load(proto)
     x = np.random.default_rng(seed).standard_normal((1, 2, 3, 3), np.float32)
     computes_what_the_model_does(model, {"x": x})
+
+
+def test_what_reads_the_other_is_not_beside_it() -> None:
+    """A contraction of the result of another, both also readers of one value: they are no siblings."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        node("Conv", ["x", "k"], ["a"], pads=[1, 1, 1, 1]),
+        node("Add", ["a", "x"], ["b"]),
+        node("Conv", ["b", "k"], ["c"], pads=[1, 1, 1, 1]),
+        node("Add", ["c", "x"], ["d"]),
+        node("Conv", ["d", "k"], ["e"], pads=[1, 1, 1, 1]),
+    ]
+    model = load(build(nodes, {"x": (1, 2, 3, 3)}, ["e"], {"k": integers(rng, 2, 2, 3, 3) / 8}))
+    computes_what_the_model_does(model, {"x": rng.standard_normal((1, 2, 3, 3), np.float32)})

@@ -1,5 +1,7 @@
 """Sibling merging: one product in place of several with a shared operand, for every difference that it can bridge."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from einnet_explore.algebra.keys import program_key
 from einnet_explore.explore.session import Session
 from einnet_explore.ir import Program, tensors
 from einnet_explore.render import text
-from einnet_explore.rules import SIBLING_MERGING
+from einnet_explore.rules import SIBLING_MERGING, Refused
 from einnet_explore.text import parse
 from tests.rules_kit import assert_equal, check_rule, refuses
 
@@ -255,3 +257,18 @@ def test_only_whole_equations_merge() -> None:
     assert not list(SIBLING_MERGING.matches(nested, (0, 0)))
     assert SIBLING_MERGING.explain(nested, (0, 0)) == message  # type: ignore[misc]
     assert SIBLING_MERGING.explain(nested, (0,)) == "Q sums nothing"  # type: ignore[misc]
+
+
+def test_equations_that_stand_in_no_order_are_refused() -> None:
+    """Where a reader stands in front of what it reads, no order of the merged program is found."""
+    program = parse(
+        """
+        tensor X[4, 4]
+        tensor W[4, 4] weight
+        A[i:4, j:4] = sum[k:4] X[i, k] * W[k, j]
+        B[i:4, j:4] = sum[k:4] A[i, k] * W[k, j]
+        """
+    )
+    turned = replace(program, equations=program.equations[::-1])
+    with pytest.raises(Refused, match="would read one another in a circle"):
+        SIBLING_MERGING.match(turned, (0,), others=["A"], tensor="W").apply(turned)

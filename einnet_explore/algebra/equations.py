@@ -54,7 +54,7 @@ def weight_only(program: Program) -> frozenset[str]:
 def exchanged(program: Program, new: Mapping[str, Equation], more: Iterable[Equation]) -> Program:
     """*program* with equations replaced by name and *more* added, in an order in which each reads earlier ones.
 
-    Equations that no output needs any more are dropped.
+    Equations that no output needs any more are dropped.  Raises ValueError where there is no such order.
     """
     everything = [*more, *(new.get(e.name, e) for e in program.equations)]
     reads = {e.name: {t.name for t in tensors(e.scope)} for e in everything}
@@ -68,7 +68,9 @@ def exchanged(program: Program, new: Mapping[str, Equation], more: Iterable[Equa
     have = {t.name for t in program.inputs}
     left = [e for e in everything if e.name in needed]
     while left:
-        ready = next(e for e in left if reads[e.name] <= have)
+        ready = next((e for e in left if reads[e.name] <= have), None)
+        if ready is None:
+            raise ValueError(f"{', '.join(e.name for e in left)} would read one another in a circle")
         placed.append(ready)
         have.add(ready.name)
         left.remove(ready)

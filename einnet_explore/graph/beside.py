@@ -7,7 +7,7 @@ from math import prod
 
 from einnet_explore.graph.reading.assemble import assemble
 from einnet_explore.graph.units import Units
-from einnet_explore.ir import Equation
+from einnet_explore.ir import Equation, tensors
 from einnet_explore.rules import SIBLING_MERGING
 from einnet_explore.rules.sibling_merging import Siblings
 
@@ -28,7 +28,12 @@ def join_siblings(units: Units) -> None:
 
 
 def mergeable(one: tuple[Equation, ...], other: tuple[Equation, ...]) -> bool:
-    """Whether sibling merging accepts an equation of *one* with one of *other*, over what is no weight."""
+    """Whether sibling merging accepts an equation of *one* with one of *other*, over what is no weight.
+
+    Where one reads a result of the other they are not beside one another.
+    """
+    if _reads(one, other) or _reads(other, one):
+        return False
     program = assemble((*one, *other), tuple(e.name for e in (*one, *other)))
     weights = {t.name for t in program.inputs if t.weight}
     ours, theirs = ({e.name for e in equations} for equations in (one, other))
@@ -39,6 +44,12 @@ def mergeable(one: tuple[Equation, ...], other: tuple[Equation, ...]) -> bool:
             if params.tensor not in weights and together & ours and together & theirs:
                 return True
     return False
+
+
+def _reads(one: tuple[Equation, ...], other: tuple[Equation, ...]) -> bool:
+    """Whether *one* reads a result of *other*."""
+    made = {e.name for e in other}
+    return any(t.name in made for e in one for t in tensors(e.scope))
 
 
 def join_parallel(units: Units) -> None:

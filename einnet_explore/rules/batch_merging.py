@@ -94,7 +94,8 @@ def rewrite(program: Program, at: Path, params: Batch) -> Program:
     made = {row: Equation(name, stacked(program, row, b)) for name, row in zip(names, unequal, strict=True)}
     one = Equation(whole, _whole(base.scope, b, [made.get(row) for row in rows]))
     parts = {e.name: replace(e, scope=_part(e.scope, one, n), via=None) for n, e in enumerate(equations)}
-    return exchanged(program, parts, (*made.values(), one))
+    with refusing():
+        return exchanged(program, parts, (*made.values(), one))
 
 
 def _read(program: Program, scope: Scope) -> set[tuple[str, Box]]:

@@ -70,7 +70,8 @@ def rewrite(program: Program, at: Path, params: Siblings) -> Program:
         operand, whole = fresh_names(program, "K", "M")
         found = merged((_sibling(program, e, params.tensor) for e in equations), operand, whole)
     parts = {e.name: replace(e, scope=found.parts[e.name], via=None) for e in equations}
-    return exchanged(program, parts, (found.operand, found.whole))
+    with refusing():
+        return exchanged(program, parts, (found.operand, found.whole))
 
 
 def _sibling(program: Program, equation: Equation, tensor: str) -> Sibling:
