@@ -29,7 +29,11 @@ FLAGS = [
     "--disable-sync",
 ]
 IDLE = "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
-SETTINGS = {"@jupyterlab/apputils-extension": {"notification": {"fetchNews": "false", "checkForUpdates": False}}}
+SETTINGS: dict[str, dict[str, dict[str, object]]] = {
+    "@jupyterlab/apputils-extension": {"notification": {"fetchNews": "false", "checkForUpdates": False}},
+    # All cells are on the page, also those that are not in view.
+    "@jupyterlab/notebook-extension": {"tracker": {"windowingMode": "none"}},
+}
 
 
 def browser() -> str | None:

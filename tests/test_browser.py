@@ -28,12 +28,13 @@ def by_hand(folder: Path) -> int:
 
 def test_the_tour_by_hand_runs_in_jupyterlab(tmp_path: Path) -> None:
     count = by_hand(tmp_path)
-    with jupyterlab(tmp_path) as address, visit(height=12000) as visiting:  # high: all cells are on the page
+    with jupyterlab(tmp_path) as address, visit() as visiting:
         page = visiting.page
         visiting.open(address, "tour.ipynb")
         visiting.run_all(60)
         page.wait_for_selector(".jp-RenderedLatex mjx-container, .jp-RenderedLatex .MathJax")
         assert page.locator(ERRORS).count() == 0
+        page.locator(".jp-CodeCell .jp-InputPrompt").get_by_text(f"[{count}]:").wait_for()
         prompts = page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts()
         assert [p.strip() for p in prompts] == [f"[{n}]:" for n in range(1, count + 1)]
         assert page.locator(".jp-RenderedLatex mjx-merror").count() == 0
