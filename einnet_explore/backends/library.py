@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from math import prod
 from typing import Any, TypeAlias
 
@@ -13,7 +12,7 @@ from einnet_explore.algebra.flatten import view_strides
 from einnet_explore.algebra.nest import nest
 from einnet_explore.backends import contraction, generated, hosted, ort, tvm_cpu
 from einnet_explore.backends.ways import KernelCall, ProductCall, TiledCall, ViewCall, Way
-from einnet_explore.ir import EOPERATOR, VIEW, Access, Equation, Scope, Tensor, accesses, map_accesses
+from einnet_explore.ir import EOPERATOR, VIEW, Equation, Scope, Tensor, accesses, map_tensors
 from einnet_explore.operators import Operator
 
 Array = npt.NDArray[Any]
@@ -80,15 +79,7 @@ def engines(
 def through_views(scope: Scope, views: Mapping[str, Scope]) -> Scope:
     """*scope* with reads of views replaced by reads of what they show: a kernel follows strides by itself."""
 
-    def look(access: Access) -> Access:
-        match access.source:
-            case Tensor(name) if name in views:
-                return Access(views[name], access.index)
-            case Scope() as inner:
-                return Access(through_views(inner, views), access.index)
-        return access
-
-    return replace(scope, body=map_accesses(scope.body, look))
+    return map_tensors(scope, lambda tensor: views.get(tensor.name, tensor))
 
 
 def _packed(array: Array | None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from einnet_explore.ir import Access, Equation, Program, Scalar, Scope, Table, Tensor, map_accesses
+from einnet_explore.ir import Equation, Program, Scope, map_tensors
 from einnet_explore.render import text
 
 
@@ -42,13 +42,4 @@ def anonymous(program: Program) -> Anonymous:
 
 
 def _renamed(scope: Scope, to: Mapping[str, str]) -> Scope:
-    def change(access: Access) -> Scalar:
-        match access.source:
-            case Tensor(name=name) as tensor:
-                return Access(replace(tensor, name=to[name]), access.index)
-            case Scope() as inner:
-                return Access(_renamed(inner, to), access.index)
-            case Table():
-                return access
-
-    return replace(scope, body=map_accesses(scope.body, change))
+    return map_tensors(scope, lambda tensor: replace(tensor, name=to[tensor.name]))

@@ -13,7 +13,15 @@ from dataclasses import dataclass, replace
 import networkx as nx
 
 from einnet_explore.graph.reading.model import Model
-from einnet_explore.ir import Access, Equation, Padding, Program, Scalar, Scope, Table, Tensor, map_accesses, tensors
+from einnet_explore.ir import (
+    Equation,
+    Padding,
+    Program,
+    Scope,
+    Tensor,
+    map_tensors,
+    tensors,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +155,8 @@ def _renamed(e: Equation, called: Mapping[str, str], shared: Mapping[str, Tensor
 
 
 def _reading(scope: Scope, called: Mapping[str, str], shared: Mapping[str, Tensor]) -> Scope:
-    def change(access: Access) -> Scalar:
-        match access.source:
-            case Tensor() as tensor:
-                new = called[tensor.name]
-                return Access(shared.get(new, replace(tensor, name=new)), access.index)
-            case Scope() as inner:
-                return Access(_reading(inner, called, shared), access.index)
-            case Table():
-                return access
+    def change(tensor: Tensor) -> Tensor:
+        new = called[tensor.name]
+        return shared.get(new, replace(tensor, name=new))
 
-    return replace(scope, body=map_accesses(scope.body, change))
+    return map_tensors(scope, change)

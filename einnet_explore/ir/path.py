@@ -57,6 +57,20 @@ def tensors(root: Scope) -> Iterable[Tensor]:
     return tuple(found)
 
 
+def map_tensors(root: Scope, change: Callable[[Tensor], Tensor | Scope]) -> Scope:
+    """*root* with what every read of a tensor reads, at any depth, replaced by *change*."""
+
+    def swap(access: Access) -> Access:
+        match access.source:
+            case Tensor() as tensor:
+                return Access(change(tensor), access.index)
+            case Scope() as inner:
+                return Access(map_tensors(inner, change), access.index)
+        return access
+
+    return replace(root, body=map_accesses(root.body, swap))
+
+
 def told(source: Tensor | Table) -> str:
     """What *source* is called in messages."""
     return f"tensor {source.name}" if isinstance(source, Tensor) else "a table"

@@ -33,6 +33,15 @@ def refusing() -> Generator[None, None, None]:
         raise Refused(f"the parameter {why} is missing") from why
 
 
+def accepted(rewrite: Callable[[Program, Path, P], Program], program: Program, at: Path, params: P) -> bool:
+    """Whether *rewrite*, a rule's law, does not refuse *params* at *at*."""
+    try:
+        rewrite(program, at, params)
+    except Refused:
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Rule(Generic[P]):
     """An equation that may be read left to right.

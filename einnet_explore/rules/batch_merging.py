@@ -34,7 +34,7 @@ from einnet_explore.ir import (
     as_index,
     map_accesses,
 )
-from einnet_explore.rules.base import Refused, Rule, refusing
+from einnet_explore.rules.base import Refused, Rule, accepted, refusing
 
 ORDERS = 4
 """Up to so many operands every order of them is tried: 4! = 24."""
@@ -60,9 +60,9 @@ def propose(program: Program, at: Path) -> Iterable[Batch]:
     for other in program.equations[at[0] + 1 :]:
         if outline != tuple(what for _, what, _ in _outlines(other.scope, other.scope)):
             continue
-        if not mine & _read(program, other.scope) and _accepted(program, at, Batch((other.name,))):
+        if not mine & _read(program, other.scope) and accepted(rewrite, program, at, Batch((other.name,))):
             alone.append(other.name)
-            if _accepted(program, at, Batch((*together, other.name))):
+            if accepted(rewrite, program, at, Batch((*together, other.name))):
                 together.append(other.name)
     if len(together) > 1:
         yield Batch(tuple(together))
@@ -177,14 +177,6 @@ def _whole(base: Scope, b: Iterator, operands: list[Equation | None]) -> Scope:
 def _part(scope: Scope, whole: Equation, n: int) -> Scope:
     body = whole.tensor[(n, *scope.traversals)]
     return replace(scope, summations=(), reduce="sum", domain=(), body=body)
-
-
-def _accepted(program: Program, at: Path, params: Batch) -> bool:
-    try:
-        rewrite(program, at, params)
-    except Refused:
-        return False
-    return True
 
 
 def explain(program: Program, at: Path) -> str:

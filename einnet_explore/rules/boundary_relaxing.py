@@ -35,7 +35,7 @@ from einnet_explore.ir import (
     map_accesses,
     told,
 )
-from einnet_explore.rules.base import Refused, Rule, refusing
+from einnet_explore.rules.base import Refused, Rule, accepted, refusing
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def propose(program: Program, at: Path) -> Iterable[Relaxing]:
     each = [((x, *span),) for x, span in wider.items()]
     for ranges in dict.fromkeys((tuple(r for (r,) in each), *each)):
         params = Wider(ranges)
-        if ranges and _accepted(program, at, params):
+        if ranges and accepted(rewrite, program, at, params):
             yield params
 
 
@@ -158,14 +158,6 @@ def _multiples(scope: Scope) -> tuple[tuple[Iterator, int], ...]:
     """Summations and what should divide their extents: divisors that indices suggest, and 2 for windows (halves)."""
     halves = ((x, 2) for x in windows(scope) if x.extent > 2)
     return (*residues(scope, scope.summations), *halves)
-
-
-def _accepted(program: Program, at: Path, params: Relaxing) -> bool:
-    try:
-        rewrite(program, at, params)
-    except Refused:
-        return False
-    return True
 
 
 def explain(program: Program, at: Path) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from einnet_explore.ir import Access, Equation, Path, Program, Scalar, Scope, Tensor, map_accesses, tensors
+from einnet_explore.ir import Equation, Path, Program, Scope, map_tensors, tensors
 from einnet_explore.rules.base import Refused, Rule
 
 
@@ -50,15 +50,7 @@ def rewrite(program: Program, at: Path, params: Intermediate) -> Program:
 def inline(scope: Scope, source: Equation) -> Scope:
     """*scope* with every read of *source*'s tensor, at any depth, made a read of its scope."""
 
-    def change(access: Access) -> Scalar:
-        match access.source:
-            case Tensor(name=name) if name == source.name:
-                return Access(source.scope, access.index)
-            case Scope() as inner:
-                return Access(inline(inner, source), access.index)
-        return access
-
-    return replace(scope, body=map_accesses(scope.body, change))
+    return map_tensors(scope, lambda tensor: source.scope if tensor.name == source.name else tensor)
 
 
 def _why_not(program: Program, reader: int, name: str) -> str | None:

@@ -21,7 +21,7 @@ from einnet_explore.algebra.concatenation import Sibling
 from einnet_explore.algebra.equations import dependent, exchanged, fresh_names, generated, named, resolved, weight_only
 from einnet_explore.algebra.siblings import called, merged, sibling
 from einnet_explore.ir import Access, Equation, Path, Program, factors, tensors
-from einnet_explore.rules.base import Refused, Rule, refusing
+from einnet_explore.rules.base import Refused, Rule, accepted, refusing
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ def propose(program: Program, at: Path) -> Iterable[Siblings]:
     later = {e.name: _factors(program, e) for e in program.equations[at[0] + 1 :] if not generated(e)}
     for tensor in sorted(dict.fromkeys(_factors(program, base)), key=lambda name: name in constant):
         readers = (name for name, read in later.items() if tensor in read)
-        alone = [s for name in readers if _accepted(program, at, s := Siblings((name,), tensor))]
+        alone = [s for name in readers if accepted(rewrite, program, at, s := Siblings((name,), tensor))]
         together = Siblings(tuple(s.others[0] for s in alone), tensor)
-        if len(alone) > 1 and _accepted(program, at, together):
+        if len(alone) > 1 and accepted(rewrite, program, at, together):
             yield together
         yield from alone
 
@@ -89,14 +89,6 @@ def _sibling(program: Program, equation: Equation, tensor: str) -> Sibling:
 
 def _read(equation: Equation) -> str:
     return ", ".join(t.name for t in tensors(equation.scope)) or "nothing"
-
-
-def _accepted(program: Program, at: Path, params: Siblings) -> bool:
-    try:
-        rewrite(program, at, params)
-    except Refused:
-        return False
-    return True
 
 
 def explain(program: Program, at: Path) -> str:

@@ -17,15 +17,10 @@ from einnet_explore.algebra.measure import intensity
 from einnet_explore.ir import (
     EOPERATOR,
     VIEW,
-    Access,
     Equation,
     Instance,
     Program,
-    Scalar,
-    Scope,
-    Table,
-    Tensor,
-    map_accesses,
+    map_tensors,
     tensors,
 )
 from einnet_explore.rules import RULES, Derivation, Rule
@@ -174,17 +169,4 @@ def standalone(program: Program, n: int) -> Program:
         t.name: replace(t, name=f"{'w' if t.name in constant else 'x'}{k}", weight=t.name in constant)
         for k, t in enumerate(dict.fromkeys(tensors(scope)), 1)
     }
-    return Program(tuple(to.values()), (Equation("y", _reading(scope, to)),), ("y",))
-
-
-def _reading(scope: Scope, to: dict[str, Tensor]) -> Scope:
-    def change(access: Access) -> Scalar:
-        match access.source:
-            case Table():
-                return access
-            case Tensor(name=name):
-                return Access(to[name], access.index)
-            case Scope() as inner:
-                return Access(_reading(inner, to), access.index)
-
-    return replace(scope, body=map_accesses(scope.body, change))
+    return Program(tuple(to.values()), (Equation("y", map_tensors(scope, lambda t: to[t.name])),), ("y",))
