@@ -7,14 +7,12 @@ parts joined and post-optimised; each part as it won; and either of them exporte
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import onnx
 
 from einnet_explore.backends.measure import SETTLE, Timing, compare, times_faster
 from einnet_explore.cost import weight_only
@@ -202,7 +200,7 @@ class Result:
     @cached_property
     def _key(self) -> tuple[object, ...]:
         candidates = [repr(p.derivation.end) if p.derivation else "" for p in self.parts]
-        return _digest(self.model), replace(self.settings, seconds=0.0), *candidates
+        return self.model.digest(), replace(self.settings, seconds=0.0), *candidates
 
     def _remembered(self) -> Selection | None:
         found = self.memory.get("selection", *self._key)
@@ -236,12 +234,3 @@ def _errors(want: Arrays, got: Arrays) -> tuple[float, float]:
 
 def _call(plan: Plan, feeds: dict[str, Any]) -> Callable[[], object]:
     return lambda: plan.run(feeds)
-
-
-def _digest(model: Model) -> str:
-    found = hashlib.sha256()
-    if model.original.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
-        found.update(repr([(n.name, n.op, n.reads, n.results) for n in model.nodes]).encode())
-    else:
-        found.update(model.original.SerializeToString(deterministic=True))
-    return found.hexdigest()

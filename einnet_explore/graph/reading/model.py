@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -108,6 +109,14 @@ class Model:
         if value is None or value.dtype is None:
             raise ModelError(f"{self.path}: value {name}: found no element type, expected a tensor")
         return value.dtype
+
+    def digest(self) -> str:
+        """A digest of what was read: of everything, or of the nodes alone where protobuf cannot write the weights."""
+        if self.original.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
+            text = repr([(n.name, n.op, n.reads, n.results) for n in self.nodes]).encode()
+        else:
+            text = self.original.SerializeToString(deterministic=True)
+        return hashlib.sha256(text).hexdigest()
 
 
 def opset(proto: onnx.ModelProto) -> int:
