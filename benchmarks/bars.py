@@ -18,7 +18,7 @@ from functools import cache
 
 import einnet_explore as ee
 from einnet_explore.algebra.certificate import Certificate, certify
-from einnet_explore.cost import weight_only
+from einnet_explore.algebra.equations import weight_only
 from einnet_explore.explore.run import find_operators
 from einnet_explore.ir import EOPERATOR, VIEW, Program
 from einnet_explore.rules import Derivation

@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from time import process_time
 
-from einnet_explore.cost import program_seconds, weight_only
+from einnet_explore.algebra.equations import weight_only
+from einnet_explore.cost import program_seconds
 from einnet_explore.graph.anonymous import anonymous
 from einnet_explore.graph.finalists import entries
 from einnet_explore.graph.joining import Piece, joined

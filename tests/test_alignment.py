@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from einnet_explore.algebra.alignment import Alignment, Reading, align
-from einnet_explore.algebra.equations import ancestors, dependent, exchanged, fresh_names, named, resolved, weight_only
+from einnet_explore.algebra.equations import (
+    ancestors,
+    constants,
+    dependent,
+    exchanged,
+    fresh_names,
+    named,
+    resolved,
+    weight_only,
+)
 from einnet_explore.ir import Equation, Index, Iterator, accesses, as_index
 from einnet_explore.text import parse
 
@@ -119,7 +128,7 @@ def test_who_needs_whom() -> None:
     assert ancestors(PROGRAM)["E"] == {"B", "C", "D"}
     assert dependent(PROGRAM, ("E", "F")) is None
     assert dependent(PROGRAM, ("E", "B")) == "E reads B, directly or through others: they are not independent"
-    assert weight_only(PROGRAM) == {"W", "D"}
+    assert constants(PROGRAM) == {"W", "D"} and weight_only(PROGRAM) == {"D"}
     assert fresh_names(PROGRAM, "A", "A", "Z") == ("A1", "A2", "Z1")
     with pytest.raises(ValueError, match="no equation is called 'Z': there are B, C, D, E, F"):
         named(PROGRAM, "Z")

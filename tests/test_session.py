@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import einnet_explore as ee
+from einnet_explore.algebra.certificate import certify
 from einnet_explore.checker import check_file
 from einnet_explore.checker.record import RecordError
 from einnet_explore.explore.records import from_record
 from einnet_explore.explore.session import Session
 from einnet_explore.ir import Program
 from einnet_explore.render import text
-from einnet_explore.rules import Refused
+from einnet_explore.rules import STORAGE_LAYOUT, Derivation, Refused
 
 CONV = """
 tensor A[1, 5, 4, 3] pad [0, 1, 1, 0]
@@ -246,3 +247,24 @@ def test_a_run_shows_its_candidates_and_its_tree() -> None:
     assert run.best is not None
     assert f"the way to state {run.best.state} is thick" in run.tree().svg
     assert "Run: " in repr(run)
+
+
+def test_what_the_ends_do_not_show_is_proved_by_the_steps() -> None:
+    # Tensors of the same names lie in other layouts at the end, between functions that are no polynomials.
+    start = ee.parse("""
+tensor S[4, 6]
+tensor V[6, 3]
+E[i:4, j:6] = exp(S[i, j])
+D[i:4] = sum[j:6] E[i, j]
+P[i:4, j:6] = E[i, j] / D[i]
+Y[i:4, n:3] = sum[j:6] P[i, j] * V[j, n]
+output Y
+""")
+    turned = {"b": "j", "a": "i"}
+    derivation = Derivation(start)
+    for n, phi in enumerate((turned, {"a": "i//2", "b": "i%2"}, turned)):
+        derivation = derivation.then(STORAGE_LAYOUT.match(derivation.end, (n,), phi=phi))
+    session = ee.explore(start)
+    session.adopt(derivation)
+    assert certify(start, derivation.end).kind == "exact"
+    assert (session.check().kind, session.check().method) == ("proved", "composition")

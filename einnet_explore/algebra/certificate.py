@@ -8,7 +8,7 @@ terms (``tally``: a proof); where that theory does not reach they are evaluated 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from typing import Any, Literal, TypeAlias
@@ -44,8 +44,8 @@ class Certificate:
 
     *kind*: ``proved``, ``exact`` (equal on random integers, over *elements* output elements) or ``false`` (then
     *counterexample* names an output element and what is wrong with it).  *method*: ``identical``, ``term relation``,
-    ``evaluation``, ``structure`` or ``illegal read``.  *at*: the path of the scope that was compared, in the first
-    program (for an illegal read: the equation of the second).
+    ``composition``, ``evaluation``, ``structure`` or ``illegal read``.  *at*: the path of the scope that was compared,
+    in the first program (for an illegal read: the equation of the second).
     """
 
     kind: Kind
@@ -210,6 +210,14 @@ def _settle(why: str | Witness, before: Scope, after: Scope, number: int, points
         told = f"element {list(element)} is {found}, expected {expected}"
         return Certificate("false", "evaluation", str(number), sample.elements, told, str(why))
     return Certificate("exact", "evaluation", str(number), sample.elements, None, str(why))
+
+
+def composed(steps: Sequence[Certificate]) -> Certificate:
+    """What the certificates of all steps of a derivation say of its two ends, equality being transitive."""
+    if wrong := next((step for step in steps if not step.ok), None):
+        return wrong
+    kind: Kind = "proved" if all(step.kind == "proved" for step in steps) else "exact"
+    return Certificate(kind, "composition", detail=f"{len(steps)} steps")
 
 
 def _weakest(results: list[Certificate]) -> Certificate:

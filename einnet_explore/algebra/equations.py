@@ -42,11 +42,15 @@ def dependent(program: Program, names: Iterable[str]) -> str | None:
 
 
 def weight_only(program: Program) -> frozenset[str]:
-    """The inputs and equations that are known at compile time: weights, and what only reads such."""
+    """The equations that depend on weights alone, also through one another: they are evaluated at compile time."""
+    return constants(program) - {t.name for t in program.inputs}
+
+
+def constants(program: Program) -> frozenset[str]:
+    """What is known at compile time: weights, and the equations that read nothing else."""
     known = {t.name for t in program.inputs if t.weight}
     for equation in program.equations:
-        read = tuple(tensors(equation.scope))
-        if read and all(t.name in known for t in read):
+        if all(t.name in known for t in tensors(equation.scope)):
             known.add(equation.name)
     return frozenset(known)
 

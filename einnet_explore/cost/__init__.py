@@ -2,7 +2,7 @@
 
 from einnet_explore.cost.device import CPU_DEFAULT, Device, cpu_default
 from einnet_explore.cost.least import products
-from einnet_explore.cost.model import CostModel, Estimate, program_least, program_seconds, weight_only
+from einnet_explore.cost.model import CostModel, Estimate, program_least, program_seconds
 from einnet_explore.cost.work import Work, work
 
 __all__ = [
@@ -15,6 +15,5 @@ __all__ = [
     "products",
     "program_least",
     "program_seconds",
-    "weight_only",
     "work",
 ]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from einnet_explore.algebra.equations import weight_only
 from einnet_explore.cost.device import CPU_DEFAULT, Device
 from einnet_explore.cost.least import products
 from einnet_explore.cost.work import ELEMENT, row_utilisation, utilisation, work
@@ -99,17 +100,6 @@ def _computes(equation: Equation) -> bool:
     """Whether *equation* does more than move elements, which a view may do for nothing."""
     scope = equation.scope
     return not isinstance(scope.body, Access) or any(y.extent > 1 for y in scope.summations)
-
-
-def weight_only(program: Program) -> frozenset[str]:
-    """The equations that depend on weights alone, also through one another: they are evaluated at compile time."""
-    known = {t.name for t in program.inputs if t.weight}
-    found: set[str] = set()
-    for e in program.equations:
-        if all(t.name in known for t in tensors(e.scope)):
-            known.add(e.name)
-            found.add(e.name)
-    return frozenset(found)
 
 
 def program_least(program: Program) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from einnet_explore.cost import weight_only, work
+from einnet_explore.algebra.equations import weight_only
+from einnet_explore.cost import work
 from einnet_explore.explore.operator_cases import AFTER, BEFORE, Compared, label_of
 from einnet_explore.explore.sheet import Cell, Sheet
 from einnet_explore.graph.bench.cases import called

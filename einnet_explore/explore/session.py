@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from os import PathLike
 from typing import Any
 
-from einnet_explore.algebra.certificate import Certificate, certify
+from einnet_explore.algebra.certificate import Certificate, certify, composed
 from einnet_explore.checker.record import load_json
 from einnet_explore.cost import program_seconds
 from einnet_explore.explore import records, scripts, views
@@ -24,7 +24,7 @@ from einnet_explore.explore.views import Formula, Matches, Table
 from einnet_explore.explore.walk import Walk
 from einnet_explore.ir import Path, Program, read_path, show_path
 from einnet_explore.operators import OPERATORS, Operator
-from einnet_explore.rules import INTER_RULES, RULES, Derivation, Match, Refused, Rule
+from einnet_explore.rules import ALL_RULES, INTER_RULES, RULES, Derivation, Match, Refused, Rule
 from einnet_explore.rules.base import places
 from einnet_explore.search.engine import Options
 from einnet_explore.search.instantiation import matching_rule
@@ -156,8 +156,15 @@ class Session(Walk):
         return run
 
     def check(self) -> Certificate:
-        """Prove that the program here equals the start; a false one carries a counterexample."""
-        return certify(self.nodes[0].end, self.program)
+        """Prove that the program here equals the start, by the two alone or else step by step.
+
+        A false certificate carries a counterexample.
+        """
+        whole = certify(self.nodes[0].end, self.program)
+        if whole.kind != "exact":
+            return whole
+        steps = composed(self.certificates())
+        return steps if steps.kind == "proved" else whole
 
     def certificates(self) -> tuple[Certificate, ...]:
         """A certificate for every step from the start to here."""
@@ -229,7 +236,7 @@ class Session(Walk):
 
 
 def _whole(data: object, source: str) -> Session:
-    known = {rule.name: rule for rule in (*RULES, *INTER_RULES, matching_rule(OPERATORS))}
+    known = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
     nodes, parents, here = scripts.tree_from_json(data, known, source)
     session = Session(nodes[0].end)
     session.nodes, session.parents, session.here = nodes, parents, here

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from einnet_explore.cost import weight_only
+from einnet_explore.algebra.equations import weight_only
 from einnet_explore.graph.joining import Piece
 from einnet_explore.ir import EOPERATOR, VIEW
 from einnet_explore.rules import Derivation

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from einnet_explore.algebra.equations import weight_only
 from einnet_explore.backends.program import compile_program
-from einnet_explore.cost import weight_only
 from einnet_explore.graph.anonymous import anonymous
 from einnet_explore.graph.contest import Array, Arrays
 from einnet_explore.ir import VIEW, Equation, Program, Tensor, tensors
@@ -56,7 +56,8 @@ class Folder:
             return self.held[key]
         made = compile_program(program, self.threads, constants=given).run({})
         self._sources.append(given)  # an array that is let go might give its identity to another
-        self.held[key] = np.ascontiguousarray(made[program.outputs[0]])
+        found = made[program.outputs[0]]
+        self.held[key] = np.ascontiguousarray(found).reshape(found.shape)  # rank 0 would become rank 1
         return self.held[key]
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from einnet_explore.algebra.equations import weight_only
 from einnet_explore.backends.measure import SETTLE, Timing, compare, times_faster
-from einnet_explore.cost import weight_only
 from einnet_explore.graph.assembled import Assembled
 from einnet_explore.graph.assembling import Assembler
 from einnet_explore.graph.contest import AGREEMENT, Arrays, Settings, largest_error

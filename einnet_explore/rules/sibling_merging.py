@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from einnet_explore.algebra.concatenation import Sibling
-from einnet_explore.algebra.equations import dependent, exchanged, fresh_names, generated, named, resolved, weight_only
+from einnet_explore.algebra.equations import constants, dependent, exchanged, fresh_names, generated, named, resolved
 from einnet_explore.algebra.siblings import called, merged, sibling
 from einnet_explore.ir import Access, Equation, Path, Program, factors, tensors
 from einnet_explore.rules.base import Refused, Rule, accepted, refusing
@@ -38,7 +38,7 @@ def propose(program: Program, at: Path) -> Iterable[Siblings]:
         return
     if all(y.extent == 1 for y in base.scope.summations):
         return
-    constant = weight_only(program)
+    constant = constants(program)
     later = {e.name: _factors(program, e) for e in program.equations[at[0] + 1 :] if not generated(e)}
     for tensor in sorted(dict.fromkeys(_factors(program, base)), key=lambda name: name in constant):
         readers = (name for name, read in later.items() if tensor in read)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
-from einnet_explore.cost import weight_only
+from einnet_explore.algebra.equations import weight_only
 from einnet_explore.ir import Program
 
 KEEP_PRODUCTS: frozenset[str] = frozenset(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from einnet_explore.algebra.certificate import Certificate
-from einnet_explore.cost import weight_only
+from einnet_explore.algebra.equations import weight_only
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program
 from einnet_explore.rules import Derivation
 

@@ -12,7 +12,7 @@ from itertools import combinations, product
 from time import perf_counter
 from typing import Any, TypeAlias
 
-from einnet_explore.algebra.equations import weight_only
+from einnet_explore.algebra.equations import constants
 from einnet_explore.algebra.measure import intensity
 from einnet_explore.ir import (
     EOPERATOR,
@@ -163,7 +163,7 @@ def standalone(program: Program, n: int) -> Program:
 
     What is known at compile time counts as a weight.
     """
-    constant = weight_only(program)
+    constant = constants(program)
     scope = program.equations[n].scope
     to = {
         t.name: replace(t, name=f"{'w' if t.name in constant else 'x'}{k}", weight=t.name in constant)

@@ -10,13 +10,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from einnet_explore.algebra.equations import weight_only
 from einnet_explore.algebra.evaluate import evaluate
 from einnet_explore.backends.epilogues import compile_measured
 from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.measure import compare
 from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.backends.program import CompiledProgram
-from einnet_explore.cost import program_seconds, weight_only
+from einnet_explore.cost import program_seconds
 from einnet_explore.graph.contest import Arrays, Settings
 from einnet_explore.graph.finalists import entries, finalists
 from einnet_explore.graph.post.fusing import fuse

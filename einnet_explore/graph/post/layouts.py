@@ -12,8 +12,8 @@ from functools import cached_property
 from itertools import product
 
 from einnet_explore.algebra.bijection import Bijection, bijection
+from einnet_explore.algebra.equations import weight_only
 from einnet_explore.algebra.rereading import map_reads
-from einnet_explore.cost import weight_only
 from einnet_explore.graph.post.assignment import Mode, Transform, assign, total
 from einnet_explore.graph.post.candidates import Phi, layouts
 from einnet_explore.graph.post.steps import as_eoperator, as_library, equation, generated, merged, then

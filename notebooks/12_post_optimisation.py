@@ -1,0 +1,145 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # After the search
+#
+# A derivation that pays leaves things behind: kernels that only move data, transforms of weights, layouts that one operator makes and the next undoes.
+# EinNet cleans them up afterwards (§6.3, Figures 11 and 14). Here each clean-up is a rule like any other, so it has a proof as well.
+
+# %%
+import einnet_explore as ee
+from einnet_explore.graph.post.fusing import fuse
+from einnet_explore.graph.post.layouts import laid_out
+from einnet_explore.graph.post.price import estimated
+from einnet_explore.search.closure import Limits, candidates
+
+
+def calls(candidate):
+    return " + ".join(repr(e.via) for e in candidate.operators)
+
+
+def kernels(program):
+    return [e.name for e in program.equations if e.via and e.via.operator == "eOperator"]
+
+
+# %% [markdown]
+# ## Fig. 11: the end of a generator
+#
+# Two transposed convolutions with stride 2 make an image of 16×16 from one of 4×4; ReLU and tanh follow them. The second one's weights are stored output channel
+# first, as those of a convolution are.
+
+# %%
+generator = ee.parse("""
+tensor X[1, 48, 4, 4]
+tensor K[48, 24, 4, 4] weight pad [0, 0, 7, 7]
+tensor L[8, 24, 4, 4] weight pad [0, 0, 15, 15]
+Y[n:1, c:24, y:8, x:8] = sum[f:48, h:4, w:4] X[n, f, h, w] * K[f, c, y-2*h+1, x-2*w+1]
+R[n:1, c:24, y:8, x:8] = relu(Y[n, c, y, x])
+Z[n:1, c:8, y:16, x:16] = sum[f:24, h:8, w:8] R[n, f, h, w] * L[c, f, y-2*h+1, x-2*w+1]
+T[n:1, c:8, y:16, x:16] = tanh(Z[n, c, y, x])
+output T
+""")
+ee.graph(generator, "before")
+
+# %% [markdown]
+# Search turns both into matrix products. Of the programs that it finds, this is the cheapest with two:
+
+# %%
+found = sorted(candidates(generator, ee.program_seconds, Limits(seconds=20, max_depth=2)), key=lambda c: c.seconds)
+products = next(c for c in found if calls(c).count("Matmul") == 2)
+ee.graph(products.program, "as searched")
+
+# %% [markdown]
+# Every eOperator is a kernel, and each reads what the one before has written to memory. Two things can be saved:
+#
+# 1. **Consecutive eOperators fuse** (the dashed boxes of the figure): expression fusion puts the one's expression into the other's.
+# 2. **What depends on weights alone is evaluated at compile time**: the layout of $L$ changes once, not at each call. (Views cost nothing at all:
+#    they read the same memory by other strides.)
+
+# %%
+after = fuse(products.derivation)
+print(len(kernels(products.program)), "eOperators become", len(kernels(after.end)))
+ee.graph(after.end, "fused; what only depends on weights runs at compile time")
+
+# %%
+session = ee.explore(generator)
+session.adopt(after)
+session.history(certificates=True)
+
+# %% [markdown]
+# The overlap-add of the first transposed convolution and its ReLU are one expression now, $R$: four values of the product meet in each pixel, and what they come to
+# is never written before ReLU.
+
+# %%
+ee.show(next(e.scope for e in after.end.equations if e.name == "R"))
+
+# %%
+session.check()
+
+# %% [markdown]
+# ## Fig. 14: attention to every second neighbour
+#
+# LongFormer's attention sees a *band*: each row, $2w+1$ others. With dilation 2 it sees every second one. As a program: scores $S$, softmax over the band, a weighted
+# sum of $V$.
+
+# %%
+attention = ee.parse("""
+tensor Q[2, 64, 16]
+tensor K[2, 64, 16] pad [0, 8, 0]
+tensor V[2, 64, 16] pad [0, 8, 0]
+S[b:2, m:64, w:9] = sum[k:16] Q[b, m, k] * K[b, m+2*w-8, k]
+M[b:2, m:64] = max[w:9] S[b, m, w]
+E[b:2, m:64, w:9] = exp(S[b, m, w] - M[b, m])
+D[b:2, m:64] = sum[w:9] E[b, m, w]
+P[b:2, m:64, w:9] = E[b, m, w] / D[b, m]
+Y[b:2, m:64, n:16] = sum[w:9] P[b, m, w] * V[b, m+2*w-8, n]
+output Y
+""")
+ee.graph(attention, "before: both bands are dilated")
+
+# %% [markdown]
+# A dilated band jumps through memory. The even rows see only even rows, the odd ones only odd rows: in a layout where they lie apart, the band is dense. It is not enough
+# to reorder the rows, though: at the border between the even and the odd ones a window would look across. The search finds the form that is right, with the residue
+# as another *batch*, so that each class has its own border of zeros.
+
+# %%
+found = sorted(candidates(attention, ee.program_seconds, Limits(seconds=25, max_depth=3)), key=lambda c: c.seconds)
+dense = next(
+    c for c in found if [e.via.operator for e in c.operators] == ["G2BMM", "GBMM"] and calls(c).count("d=1") == 2
+)
+print(calls(dense))
+ee.graph(dense.program, "as searched: two dense bands")
+
+# %% [markdown]
+# The price: a transform before each product and its inverse behind. Between them stands the softmax, which treats each row by itself and does not care where it lies.
+# So a layout is chosen for *all* tensors together (an assignment problem, solved by `scipy`'s `milp`), and the transforms in the middle cancel.
+
+# %%
+after = fuse(laid_out(fuse(dense.derivation), estimated))
+moves = [e.name for e in after.end.equations if e.via and dict(e.via.attributes).get("kind") == "layout"]
+print("transforms that are left:", ", ".join(moves))
+ee.graph(after.end, "after: the inverse pair has gone")
+
+# %%
+session = ee.explore(attention)
+session.adopt(after)
+session.history(certificates=True)
+
+# %%
+session.check()
+
+# %% [markdown]
+# Of this program the band, the softmax and the sum can also be one kernel over rows, which never writes the scores to memory: that is what `optimize` runs
+# (decision 0010).
+#
+# **Exercise.** Give $V$ another dilation than $K$. Which transforms can still cancel?
