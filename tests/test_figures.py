@@ -58,16 +58,16 @@ def boxes(svg: str) -> dict[str, tuple[float, float, float, float]]:
             x, y, w, h = (float(shape.get(k, "")) for k in ("x", "y", "width", "height"))
             found[title] = (x, y, x + w, y + h)
         else:
-            x, y = (float(n) for n in shape.get("d", "")[1:].split(" ")[0].split(","))
-            w, h = (float(shape.get("d", "").split(" ")[n][1:]) for n in (1, 3))
-            found[title] = (x, y, x + w + 9, y + h + 9)
+            corners = [tuple(map(float, it.strip("ML").split(","))) for it in shape.get("d", "").split(" ")[:-1]]
+            (left, right), (top, bottom) = ((min(c), max(c)) for c in zip(*corners, strict=True))
+            found[title] = (left, top, right, bottom)
     return found
 
 
 @settings(max_examples=60)
 @given(graphs())
 def test_our_layout_keeps_nodes_apart_and_edges_downwards(drawn: Graph) -> None:
-    svg = layered(drawn, "title")
+    svg = layered(drawn, "title").svg()
     found = boxes(svg)
     assert set(found) == {node.name for node in drawn.nodes}
     wide, high = (float(read(svg).get(k, "")) for k in ("width", "height"))
@@ -81,7 +81,7 @@ def test_our_layout_keeps_nodes_apart_and_edges_downwards(drawn: Graph) -> None:
 
 
 def test_our_layout_shows_kinds_labels_and_odd_names() -> None:
-    svg = layered(graph(TWO), "a < b & 'c'")
+    svg = layered(graph(TWO), "a < b & 'c'").svg()
     shown = texts(svg)
     assert shown[0] == "a < b & 'c'" and "w<&>'1" in shown and "3×5" in shown
     classes = {it.get("class") for it in read(svg).iter(f"{SVG}g")}
@@ -89,7 +89,7 @@ def test_our_layout_shows_kinds_labels_and_odd_names() -> None:
 
 
 def test_our_layout_of_an_empty_graph() -> None:
-    assert texts(layered(Graph((), ()), "nothing")) == ["nothing"]
+    assert texts(layered(Graph((), ()), "nothing").svg()) == ["nothing"]
 
 
 def test_graphs_with_and_without_graphviz_say_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:

@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 from einnet_explore.cli.errors import INTERRUPTED, OK
 from einnet_explore.cli.output import save, say
+from einnet_explore.explore.figure import Figure
 from einnet_explore.explore.plots import plot
 from einnet_explore.explore.reproduce import QUICK, Effort, Lab, needed, sheets
 from einnet_explore.explore.sheet import Sheet
-from einnet_explore.explore.svg import Figure
 from einnet_explore.storage import write_atomically
 
 Experiment: TypeAlias = "Callable[[bool], tuple[Sheet, ...]]"

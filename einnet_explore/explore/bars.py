@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from einnet_explore.explore.figure import Figure
 from einnet_explore.explore.plots import COLOURS
 from einnet_explore.explore.sheet import Sheet
-from einnet_explore.explore.svg import Figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

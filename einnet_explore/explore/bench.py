@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from html import escape
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
 from einnet_explore.cost import program_seconds
+from einnet_explore.explore.figure import Figure, of_picture
+from einnet_explore.explore.picture import Box, Look, Outline, Picture, Shape, Words
 from einnet_explore.explore.sheet import Sheet
-from einnet_explore.explore.svg import FONT, Figure, opened, width_of
+from einnet_explore.explore.svg import width_of
 from einnet_explore.explore.views import Table, seconds
 from einnet_explore.ir import Program
 
@@ -88,23 +89,19 @@ class Benched:
         left = max((width_of(name, TEXT) for name in names), default=0.0) + 16
         slowest = max((max(self.samples[name]) for name in names), default=1.0)
         high = ROW * len(names) + 34
-        parts = [opened(left + BAR + 100, high)]
+        shapes: list[Shape] = []
         for n, name in enumerate(names):
             y, middle, half = 8 + ROW * n, self.median(name) or 0.0, self.iqr(name) / 2
             end = left + BAR * middle / slowest
             lo, hi = (left + BAR * max(0.0, middle + d) / slowest for d in (-half, half))
-            parts.append(
-                f"<text x='{left - 8:.1f}' y='{y + 14:.1f}' text-anchor='end' font-size='{TEXT}' {FONT}>"
-                f"{escape(name)}</text>"
-                f"<rect x='{left:.1f}' y='{y + 3:.1f}' width='{end - left:.1f}' height='14' fill='#2e6da4'/>"
-                f"<line x1='{lo:.1f}' x2='{hi:.1f}' y1='{y + 10:.1f}' y2='{y + 10:.1f}' stroke='#000000'/>"
-                f"<text x='{hi + 6:.1f}' y='{y + 14:.1f}' font-size='11' {FONT}>{seconds(middle)}</text>"
-            )
-        parts.append(
-            f"<text x='8' y='{high - 8:.0f}' font-size='11' fill='#555555' {FONT}>"
-            f"{escape(self.table().caption)}</text></svg>"
-        )
-        return Figure("".join(parts), repr(self.table()))
+            shapes += [
+                Words(left - 8, y + 14, name, TEXT, "end"),
+                Box(left, y + 3, end - left, 14, Look("#2e6da4")),
+                Outline(((lo, y + 10), (hi, y + 10)), Look(stroke="#000000")),
+                Words(hi + 6, y + 14, seconds(middle), 11),
+            ]
+        shapes.append(Words(8, high - 8, self.table().caption, 11))
+        return of_picture(Picture(left + BAR + 100, high, tuple(shapes)), repr(self.table()))
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return {**self.table()._repr_mimebundle_(), "image/svg+xml": self.plot().svg}

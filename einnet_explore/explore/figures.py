@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 import graphviz
 
+from einnet_explore.explore.figure import Figure, of_picture
 from einnet_explore.explore.layered import layered
-from einnet_explore.explore.svg import FONT, Figure, opened, width_of
+from einnet_explore.explore.picture import Box, Look, Oval, Picture, Point, Shape, Way, Words
+from einnet_explore.explore.svg import width_of
 from einnet_explore.ir import Program
-from einnet_explore.render.graph import Graph, dot, graph
+from einnet_explore.render.graph import Graph, dot_of, graph
 from einnet_explore.search.events import State
 
 ON, OFF, FOUND = "#c0392b", "#2e6da4", "#e0a526"
@@ -23,11 +24,16 @@ WIDTH, ROW = 900.0, 60.0
 
 def graph_figure(program: Program, title: str = "") -> Figure:
     """The computation graph of *program*."""
-    drawn = graph(program)
+    return drawn_figure(graph(program), title)
+
+
+def drawn_figure(drawn: Graph, title: str = "") -> Figure:
+    """A graph of nodes and edges."""
+    own = layered(drawn, title)
     try:
-        return Figure(_graphviz(dot(program, title)), _says(drawn, title))
+        return Figure(_graphviz(dot_of(drawn, title)), _says(drawn, title), own)
     except (graphviz.ExecutableNotFound, graphviz.CalledProcessError):
-        return Figure(layered(drawn, title), _says(drawn, title))
+        return of_picture(own, _says(drawn, title))
 
 
 def _graphviz(source: str) -> str:
@@ -101,20 +107,17 @@ def draw_tree(nodes: Sequence[TreeNode], chosen: int | None, caption: str) -> Fi
     leaves = max(1, sum(node.id not in below for node in nodes))
     radius = min(6.0, max(1.6, (WIDTH - 60) / leaves / 2.4))
     height = 56 + ROW * max(depth.values(), default=0)
-    parts = [opened(WIDTH, height)]
     at = {node.id: (x[node.id], 22 + ROW * depth[node.id]) for node in nodes}
+    shapes: list[Shape] = []
     for on in (False, True):  # the chosen way lies above the rest
+        look = Look(stroke=ON, thick=2.5) if on else Look(stroke="#bbbbbb", thick=0.8)
         for node in nodes:
             if node.parent >= 0 and (node.id in path) == on:
-                parts.append(_branch(at[node.parent], at[node.id], on))
-        for node in nodes:
-            if (node.id in path) == on:
-                parts.append(_dot(at[node.id], node, radius + on, on))
-    for node in nodes:
-        if node.id in path:
-            parts.append(_label(at[node.id], node.label, radius))
-    parts.append(f"<text x='8' y='{height - 8:.0f}' font-size='12' {FONT}>{escape(caption)}</text></svg>")
-    return Figure("".join(parts), f"tree: {caption}")
+                shapes.append(Way((at[node.parent], at[node.id]), look))
+        shapes += [_dot(at[node.id], node, radius + on, on) for node in nodes if (node.id in path) == on]
+    shapes += [_label(at[node.id], node.label, radius) for node in nodes if node.id in path]
+    shapes.append(Words(8, height - 8, caption, 12))
+    return of_picture(Picture(WIDTH, height, tuple(shapes)), f"tree: {caption}")
 
 
 def _spread(nodes: Sequence[TreeNode], below: dict[int, list[TreeNode]]) -> dict[int, float]:
@@ -136,32 +139,18 @@ def _spread(nodes: Sequence[TreeNode], below: dict[int, list[TreeNode]]) -> dict
     return {node.id: 30 + (WIDTH - 60) * slot[node.id] / max(1, free) for node in nodes}
 
 
-def _branch(a: tuple[float, float], b: tuple[float, float], on: bool) -> str:
-    middle = (a[1] + b[1]) / 2
-    look = f"stroke='{ON}' stroke-width='2.5'" if on else "stroke='#bbbbbb' stroke-width='0.8'"
-    return (
-        f"<path d='M{a[0]:.1f},{a[1]:.1f} C{a[0]:.1f},{middle:.1f} {b[0]:.1f},{middle:.1f} {b[0]:.1f},{b[1]:.1f}' "
-        f"fill='none' {look}/>"
-    )
-
-
-def _dot(at: tuple[float, float], node: TreeNode, radius: float, on: bool) -> str:
+def _dot(at: Point, node: TreeNode, radius: float, on: bool) -> Shape:
     x, y = at
-    colour = ON if on else FOUND if node.candidate else OFF
-    tip = f"<title>{escape(node.tip)}</title>"
+    look = Look(ON if on else FOUND if node.candidate else OFF)
     if node.candidate:
-        corner, side = f"x='{x - radius:.1f}' y='{y - radius:.1f}'", 2 * radius
-        return f"<rect {corner} width='{side:.1f}' height='{side:.1f}' fill='{colour}'>{tip}</rect>"
-    return f"<circle cx='{x:.1f}' cy='{y:.1f}' r='{radius:.1f}' fill='{colour}'>{tip}</circle>"
+        return Box(x - radius, y - radius, 2 * radius, 2 * radius, look, node.tip)
+    return Oval(x, y, radius, radius, look, node.tip)
 
 
-def _label(at: tuple[float, float], label: str, radius: float) -> str:
+def _label(at: Point, label: str, radius: float) -> Shape:
     right = at[0] + radius + 6 + width_of(label, 12) < WIDTH
     x, anchor = (at[0] + radius + 6, "start") if right else (at[0] - radius - 6, "end")
-    return (
-        f"<text x='{x:.1f}' y='{at[1] + 4:.1f}' text-anchor='{anchor}' font-size='12' {FONT} stroke='white' "
-        f"stroke-width='4' paint-order='stroke'>{escape(label)}</text>"
-    )
+    return Words(x, at[1] + 4, label, 12, anchor, halo=4)
 
 
-__all__ = ["Figure", "TreeNode", "draw_tree", "graph_figure", "tree_figure"]
+__all__ = ["Figure", "TreeNode", "draw_tree", "drawn_figure", "graph_figure", "tree_figure"]

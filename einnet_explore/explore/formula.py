@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from html import escape
 
-from einnet_explore.explore.svg import Figure
+from einnet_explore.explore.figure import Figure
 
 SIZE = 12
 """Points."""

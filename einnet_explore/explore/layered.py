@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
-from itertools import pairwise
 from statistics import mean
 
-from einnet_explore.explore.svg import FONT, opened, width_of
+from einnet_explore.explore.picture import Box, Group, Look, Outline, Oval, Picture, Shape, Way, Words
+from einnet_explore.explore.svg import width_of
 from einnet_explore.render.graph import COLOURS, Graph, GraphNode
 
 GAP, STEP, LINE = 28.0, 46.0, 14.0
@@ -32,8 +31,8 @@ class _Layout:
     y: dict[str, float] = field(default_factory=dict)
 
 
-def layered(drawn: Graph, title: str = "") -> str:
-    """*drawn* as SVG, from top to bottom."""
+def layered(drawn: Graph, title: str = "") -> Picture:
+    """*drawn* from top to bottom."""
     nodes = {node.name: node for node in drawn.nodes}
     layout, bends = _layers(nodes, drawn.edges)
     _order(layout)
@@ -45,13 +44,9 @@ def layered(drawn: Graph, title: str = "") -> str:
         layout.x[cell] -= left
     width = right - left
     height = max((layout.y[c] + layout.high[c] for c in layout.y), default=30.0) + GAP / 2
-    parts = [opened(width, height)]
-    parts.append(f"<text x='{width / 2:.0f}' y='20' text-anchor='middle' font-size='14' {FONT}>{escape(title)}</text>")
-    for n, edge in enumerate(drawn.edges):
-        parts += _edge(layout, edge, bends[n])
-    for node in drawn.nodes:
-        parts += _node(layout, node)
-    return "".join([*parts, "</svg>"])
+    heading = Words(width / 2, 20, title, 14, "middle")
+    edges = (shape for n, edge in enumerate(drawn.edges) for shape in _edge(layout, edge, bends[n]))
+    return Picture(width, height, (heading, *edges, *(_node(layout, node) for node in drawn.nodes)))
 
 
 def _layers(nodes: Mapping[str, GraphNode], edges: Sequence[tuple[str, str, str]]) -> tuple[_Layout, list[list[str]]]:
@@ -124,42 +119,32 @@ def _apart(wanted: Sequence[float], wide: Sequence[float]) -> Iterable[float]:
     return [(a + b) / 2 for a, b in zip(from_left, from_right, strict=True)]
 
 
-def _edge(layout: _Layout, edge: tuple[str, str, str], way: Sequence[str]) -> Iterable[str]:
+def _edge(layout: _Layout, edge: tuple[str, str, str], way: Sequence[str]) -> tuple[Shape, Shape]:
     a, b, label = edge
     points = [(layout.x[a], layout.y[a] + layout.high[a])]
     points += [(layout.x[bend], layout.y[bend]) for bend in way]
     points.append((layout.x[b], layout.y[b] - 1))
-    path = f"M{points[0][0]:.1f},{points[0][1]:.1f}"
-    for (px, py), (x, y) in pairwise(points):
-        middle = (py + y) / 2
-        path += f" C{px:.1f},{middle:.1f} {x:.1f},{middle:.1f} {x:.1f},{y:.1f}"
-    yield f"<path d='{path}' fill='none' stroke='#666666' marker-end='url(#arrow)'/>"
     (px, py), (x, y) = points[0], points[1]
-    yield (
-        f"<text x='{0.7 * px + 0.3 * x + 5:.1f}' y='{0.6 * py + 0.4 * y + 3:.1f}' font-size='10' {FONT} stroke='white' "
-        f"stroke-width='3' paint-order='stroke'>{escape(label)}</text>"
-    )
+    shape = Words(0.7 * px + 0.3 * x + 5, 0.6 * py + 0.4 * y + 3, label, 10, halo=3)
+    return Way(tuple(points), Look(stroke="#666666"), arrow=True), shape
 
 
-def _node(layout: _Layout, node: GraphNode) -> Iterable[str]:
+def _node(layout: _Layout, node: GraphNode) -> Group:
     wide, high = layout.wide[node.name], layout.high[node.name]
     x, y = layout.x[node.name] - wide / 2, layout.y[node.name]
-    look = f"fill='{COLOURS[node.kind]}' stroke='black' stroke-width='{2 if node.kind == 'eOperator' else 1}'"
-    yield f"<g class='node {node.kind}'><title>{escape(node.name)}</title>"
+    look = Look(COLOURS[node.kind], "black", 2 if node.kind == "eOperator" else 1)
+    shapes: tuple[Shape, ...]
     match node.kind:
         case "input" | "weight":
-            centre = f"cx='{x + wide / 2:.1f}' cy='{y + high / 2:.1f}'"
-            yield f"<ellipse {centre} rx='{wide / 2:.1f}' ry='{high / 2:.1f}' {look}/>"
+            shapes = (Oval(x + wide / 2, y + high / 2, wide / 2, high / 2, look),)
         case "view":
-            ear = 9.0
-            outline = f"M{x:.1f},{y:.1f} h{wide - ear:.1f} l{ear},{ear} v{high - ear:.1f} h{-wide:.1f} z"
-            fold = f"M{x + wide - ear:.1f},{y:.1f} v{ear} h{ear}"
-            yield f"<path d='{outline}' {look}/><path d='{fold}' fill='none' stroke='black'/>"
+            right, ear = x + wide, 9.0
+            corners = ((x, y), (right - ear, y), (right, y + ear), (right, y + high), (x, y + high))
+            fold = ((right - ear, y), (right - ear, y + ear), (right, y + ear))
+            shapes = (Outline(corners, look), Outline(fold, Look(stroke="black")))
         case _:
-            yield f"<rect x='{x:.1f}' y='{y:.1f}' width='{wide:.1f}' height='{high:.1f}' {look}/>"
-    for n, line in enumerate(node.label.split("\n")):
-        yield (
-            f"<text x='{x + wide / 2:.1f}' y='{y + 18 + LINE * n:.1f}' text-anchor='middle' font-size='11' {FONT}>"
-            f"{escape(line)}</text>"
-        )
-    yield "</g>"
+            shapes = (Box(x, y, wide, high, look),)
+    lines = (
+        Words(x + wide / 2, y + 18 + LINE * n, line, 11, "middle") for n, line in enumerate(node.label.split("\n"))
+    )
+    return Group(f"node {node.kind}", node.name, (*shapes, *lines))

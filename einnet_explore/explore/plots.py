@@ -6,8 +6,8 @@ import io
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from einnet_explore.explore.figure import Figure
 from einnet_explore.explore.sheet import Cell, Sheet
-from einnet_explore.explore.svg import Figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

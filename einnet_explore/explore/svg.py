@@ -2,33 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from os import PathLike
-
-from einnet_explore.storage import write_atomically
-
 FONT = "font-family='Helvetica, Arial, sans-serif'"
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """An SVG picture; notebooks show it, ``save`` writes it."""
-
-    svg: str
-    says: str = "(figure)"
-
-    def _repr_svg_(self) -> str:
-        return self.svg
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return {"image/svg+xml": self.svg, "text/plain": self.says}
-
-    def __repr__(self) -> str:
-        return self.says
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the picture as an SVG file, whole or not at all."""
-        write_atomically(path, self.svg)
 
 
 def width_of(text: str, size: float) -> float:

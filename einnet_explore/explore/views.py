@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
+from einnet_explore.explore.figure import Figure
 from einnet_explore.explore.formula import formula_figure
 from einnet_explore.ir import EOPERATOR, VIEW, Access, Path, Program, Scope, Tensor, accesses, map_accesses, show_path
-from einnet_explore.render import align, latex, text
+from einnet_explore.render import align, latex, notation, text
+from einnet_explore.render.notation import words
 from einnet_explore.rules import Derivation, Match
 from einnet_explore.search.candidate import Candidate
 
@@ -44,6 +46,15 @@ class Table:
         )
         below = f"<div>{escape(self.caption)}</div>" if self.caption else ""
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
+
+    def to_latex(self) -> str:
+        """A ``tabular`` with the rules of the package ``booktabs``."""
+        lines = (" & ".join(map(words, row)) + r" \\" for row in (self.head, *self.rows))
+        head, *rows = lines
+        return "\n".join(
+            [rf"\begin{{tabular}}{{{'l' * len(self.head)}}}", r"\toprule", head, r"\midrule", *rows, r"\bottomrule",
+             r"\end{tabular}"]
+        )  # fmt: skip
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return {"text/html": self._repr_html_(), "text/plain": repr(self)}
@@ -82,16 +93,18 @@ class Formula:
         shown = latex(self.program, marks=dict.fromkeys(self.marks, CHANGED))
         return rf"{self.title}\quad {shown}" if self.title else shown
 
+    def figure(self) -> Figure:
+        """The formula as a picture, without TeX."""
+        lines = _mathtext(latex(self.program, dialect="mathtext", marks=dict.fromkeys(self.marks, CHANGED)))
+        if self.title:
+            lines[0] = rf"{self.title}:\ \ {lines[0]}"
+        return formula_figure(lines, text(self.program))
+
     def _repr_latex_(self) -> str:
         return f"$\\displaystyle {self.latex()}$"
 
     def _repr_svg_(self) -> str:
-        marks = dict.fromkeys(self.marks, CHANGED)
-        shown = latex(self.program, dialect="mathtext", marks=marks)
-        lines = shown.replace(r"{\mathbf{L}} ", r"{\mathbf{L}}\ ").split("\n")  # mathtext spaces no operators
-        if self.title:
-            lines[0] = rf"{self.title}:\ \ {lines[0]}"
-        return formula_figure(lines, text(self.program)).svg
+        return self.figure().svg
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return {
@@ -101,20 +114,45 @@ class Formula:
         }
 
 
+def _mathtext(shown: str) -> list[str]:
+    """Lines for Matplotlib, which spaces no operators."""
+    return shown.replace(r"{\mathbf{L}} ", r"{\mathbf{L}}\ ").split("\n")
+
+
 @dataclass(frozen=True, slots=True)
 class Steps:
     """A derivation as a notebook shows it: every program that a step led to, with its reason."""
 
     derivation: Derivation
 
+    @property
+    def _reasons(self) -> list[str]:
+        return [f"{step.match.rule.name} at {show_path(step.match.at)}" for step in self.derivation.steps]
+
     def latex(self) -> str:
         """An ``align*`` block."""
-        steps = self.derivation.steps
-        reasons = [f"{step.match.rule.name} at {show_path(step.match.at)}" for step in steps]
-        return align([self.derivation.start, *(step.after for step in steps)], reasons)
+        return align([self.derivation.start, *(step.after for step in self.derivation.steps)], self._reasons)
+
+    def figure(self) -> Figure:
+        """The steps below one another as a picture, without TeX: what a step made or changed, after its reason."""
+        lines = [rf"E_{{0}}:\ \ {line}" for line in _mathtext(latex(self.derivation.start, dialect="mathtext"))]
+        for n, (step, reason) in enumerate(zip(self.derivation.steps, self._reasons, strict=True), 1):
+            told = "".join(notation.escaped(c) for c in reason).replace(" ", r"\ ")
+            known = set(step.before.equations)
+            new = tuple(e for e in step.after.equations if e not in known)
+            lines.append(rf"\Rightarrow\ \mathrm{{{told}}}:")
+            lines += [
+                rf"E_{{{n}}}:\ \ {line}"
+                for line in _mathtext(latex(replace(step.after, equations=new or step.after.equations), "mathtext"))
+            ]
+        return formula_figure(lines, repr(history(self.derivation)))
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return {"text/latex": self.latex(), "text/plain": repr(history(self.derivation))}
+        return {
+            "text/latex": self.latex(),
+            "image/svg+xml": self.figure().svg,
+            "text/plain": repr(history(self.derivation)),
+        }
 
 
 def show(it: Program | Scope | Candidate | Derivation) -> Formula | Steps:

@@ -70,7 +70,11 @@ def graph(program: Program) -> Graph:
 
 def dot(program: Program, title: str = "") -> str:
     """*program*'s graph in Graphviz's language."""
-    drawn = graph(program)
+    return dot_of(graph(program), title)
+
+
+def dot_of(drawn: Graph, title: str = "") -> str:
+    """*drawn* in Graphviz's language."""
     lines = [
         "digraph program {",
         '  graph [rankdir=TB, fontname="Helvetica", labelloc=t, label=' + _quote(title) + "];",

@@ -27,6 +27,19 @@ def escaped(text: str) -> str:
     return "".join(_SPECIAL.get(c, c) for c in text)
 
 
+_WORDS = {
+    "\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}", "×": r"$\times$", "·": r"$\cdot$", "−": r"$-$",
+    "Δ": r"$\Delta$", "Σ": r"$\Sigma$", "Φ": r"$\Phi$", "µ": r"$\mu$", "–": "--", "…": r"\dots{}", "→": r"$\to$",
+    "≤": r"$\leq$", "≥": r"$\geq$", "∞": r"$\infty$", "✓": r"$\surd$", "✗": r"$\times$", "±": r"$\pm$", "∈": r"$\in$",
+} | {c: f"\\{c}" for c in "%&_{}$#"}  # fmt: skip
+
+
+def words(text: str) -> str:
+    """*text* for TeX outside formulas; a sign that has no command there becomes a question mark."""
+    return "".join(_WORDS.get(c, c if c.isascii() else "?") for c in text)
+
+
 def name(text: str) -> str:
     """``T1`` as ``T_{1}``; names of several letters as one italic word."""
     if text.isidentifier() and (found := re.fullmatch(r"(.*?[^\d_])_?(\d+)", text)):
