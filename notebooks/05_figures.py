@@ -1,0 +1,296 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Figures for papers and slides
+#
+# Each figure of the EinNet paper that an engine can draw, drawn by this one: nothing is copied, all of it is found or computed here. Each has a function of its own; take
+# it, change the sizes, save what it gives:
+#
+# | what | as |
+# |---|---|
+# | any figure | `figure.save("fig.svg")`, `.pdf`, `.png`; `width="3.3in"` fits it to a column |
+# | graphs and trees | `figure.save("fig.tikz")` or `figure.tikz()`: TikZ, in the fonts of the paper |
+# | expressions, derivations | `ee.show(it).latex()`: `amsmath` |
+# | tables | `table.to_latex()`: `booktabs` |
+#
+# Searches have no random choices, so the same figure comes out each time.
+
+# %%
+from pathlib import Path
+
+import einnet_explore as ee
+from einnet_explore.explore.mapping import mapping_table
+from einnet_explore.explore.views import Table
+from einnet_explore.graph.post.fusing import fuse
+from einnet_explore.graph.post.layouts import laid_out
+from einnet_explore.graph.post.price import estimated
+from einnet_explore.ir import scopes
+from einnet_explore.operators import Unmatched, distance
+from einnet_explore.operators.library import MATMUL
+from einnet_explore.search.closure import Limits, candidates
+
+CONV = ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3)
+MATMULS = ee.search(CONV, max_depth=3, limit=60).start().wait()
+
+
+def the(run, operator, **sizes):
+    """The cheapest candidate of *run* that calls *operator* alone, with these attributes."""
+
+    def fits(candidate):
+        calls = [e.via for e in candidate.operators]
+        return [c.operator for c in calls] == [operator] and sizes.items() <= dict(calls[0].attributes).items()
+
+    return min((c for c in run.candidates if fits(c)), key=lambda c: c.seconds)
+
+
+OFFSET_REDUCE = the(MATMULS, "Matmul", m=196, n=288, k=32)
+
+# %% [markdown]
+# ## Fig. 3: Conv3×3 beside Conv1×1, merged into one product
+
+
+# %%
+def merged():
+    """Before, and the program with both convolutions in one Matmul, the OffsetReduce fused with the ReLU."""
+    start = ee.parse("""
+    tensor A[1, 24, 9, 8] pad [0, 0, 1, 1]
+    tensor K[16, 24, 3, 3] weight
+    tensor L[32, 24, 1, 1] weight
+    Y[n:1, f:16, h:9, w:8] = sum[c:24, r:3, s:3] A[n, c, h+r-1, w+s-1] * K[f, c, r, s]
+    Z[n:1, f:32, h:9, w:8] = sum[c:24, r:1, s:1] A[n, c, h+r, w+s] * L[f, c, r, s]
+    R[n:1, f:16, h:9, w:8] = relu(Y[n, f, h, w])
+    output R, Z
+    """)
+    found = candidates(start, ee.program_seconds, Limits(seconds=12, max_depth=2))
+    both = next(c for c in found if any(dict(e.via.attributes).get("m") == 9 * 16 + 32 for e in c.operators))
+    return ee.graph(start, "Fig. 3, before"), ee.graph(fuse(both.derivation).end, "Fig. 3, after")
+
+
+fig3_before, fig3 = merged()
+fig3_before
+
+# %%
+fig3
+
+# %% [markdown]
+# ## Fig. 4: an expression with a scope
+#
+# $A \times B \times C$: the braces are a scope, the intermediate product, which is computed once.
+
+
+# %%
+def three_matrices():
+    return ee.show(
+        ee.parse("""
+        tensor A[5, 4]
+        tensor B[4, 3]
+        tensor C[3, 6]
+        Y[r:5, c:6] = sum[q:3] {[r:5, q:3] sum[p:4] A[r, p] * B[p, q]}[r, q] * C[q, c]
+        """)
+    )
+
+
+fig4 = three_matrices()
+fig4
+
+# %% [markdown]
+# ## Fig. 5: from a convolution to Matmul and OffsetReduce, step by step
+
+# %%
+fig5 = ee.show(OFFSET_REDUCE.derivation)
+fig5
+
+# %% [markdown]
+# ## Fig. 6: a 5×5 convolution as a 3×3 one
+
+
+# %%
+def smaller_window():
+    five = ee.ops.conv2d(N=16, H=224, W=224, C=32, F=1, R=5, S=5, layout="NCHW")
+    run = ee.search(five, target="Conv2d", max_depth=4, limit=4).start().wait()
+    return ee.graph(the(run, "Conv2d", r=3, s=3, f=4).program, "Fig. 6: Conv5×5 as Conv3×3")
+
+
+fig6 = smaller_window()
+fig6
+
+# %% [markdown]
+# ## Fig. 7: the space of programs around one convolution
+#
+# The search as a tree; the way to Fig. 5 is drawn through. The squares are programs that run: im2col, grouped convolutions and smaller windows are among them
+# (notebook 10 shows them one by one).
+
+# %%
+fig7 = MATMULS.tree(to=OFFSET_REDUCE)
+fig7
+
+# %% [markdown]
+# ## Fig. 8: matching an operator
+#
+# Any strides will do, as long as the library has an attribute for them. $Y$'s second operand has its batch in the middle here; the attributes of the library call
+# are solved from the coefficients of the flattened tensors.
+
+
+# %%
+def matched():
+    batched = ee.parse("""
+    tensor X[6, 8, 5]
+    tensor Z[5, 6, 7]
+    Y[u:6, v:8, w:7] = sum[x:5] X[u, v, x] * Z[x, u, w]
+    """)
+    run = ee.search(batched, target="Matmul", max_depth=1, limit=4).start().wait()
+    return ee.show(min(run.candidates, key=lambda c: c.seconds).program)
+
+
+fig8 = matched()
+fig8
+
+# %% [markdown]
+# The iterator mapping table beside it (Table 2):
+
+# %%
+table2 = mapping_table(CONV, (0,), MATMUL)
+table2
+
+# %% [markdown]
+# ## Fig. 10: distance guides the search
+#
+# How many iterators of the nearest scope do not fit a Matmul's table, step by step along the derivation of Fig. 5. Explorative steps may go any way, converging ones only down.
+
+
+# %%
+def distances(derivation):
+    rows = [("0", "start", distance_to_matmul(derivation.start))]
+    rows += [(str(n), s.match.rule.name, distance_to_matmul(s.after)) for n, s in enumerate(derivation.steps, 1)]
+    return Table(("E", "rule", "distance to Matmul"), tuple(rows))
+
+
+def distance_to_matmul(program):
+    if any(e.via and e.via.operator == "Matmul" for e in program.equations):
+        return "matched"
+    known = [far for e in program.equations for _, scope in scopes(e.scope) for far in compared(scope)]
+    return str(min(known)) if known else "no such scope"
+
+
+def compared(scope):
+    try:
+        yield distance(scope, MATMUL).total
+    except Unmatched:  # another shape of expression altogether
+        return
+
+
+fig10 = distances(OFFSET_REDUCE.derivation)
+fig10
+
+# %% [markdown]
+# ## Fig. 11: post-optimisation of a generator's layer
+#
+# eOperators that follow one another are fused; the transform of the weights runs at compile time.
+
+
+# %%
+def generator():
+    start = ee.parse("""
+    tensor X[1, 48, 4, 4]
+    tensor L[8, 48, 4, 4] weight pad [0, 0, 7, 7]
+    Z[n:1, c:8, y:8, x:8] = sum[f:48, h:4, w:4] X[n, f, h, w] * L[c, f, y-2*h+1, x-2*w+1]
+    T[n:1, c:8, y:8, x:8] = tanh(Z[n, c, y, x])
+    output T
+    """)
+    found = candidates(start, ee.program_seconds, Limits(seconds=6, max_depth=2))
+    best = min((c for c in found if any(e.via.operator == "Matmul" for e in c.operators)), key=lambda c: c.seconds)
+    return ee.graph(best.program, "Fig. 11 b: as searched"), ee.graph(fuse(best.derivation).end, "Fig. 11 c: fused")
+
+
+fig11_searched, fig11 = generator()
+fig11
+
+# %% [markdown]
+# ## Fig. 14: dilated attention as dense bands
+
+
+# %%
+def dense_bands():
+    start = ee.parse("""
+    tensor Q[2, 64, 16]
+    tensor K[2, 64, 16] pad [0, 8, 0]
+    tensor V[2, 64, 16] pad [0, 8, 0]
+    S[b:2, m:64, w:9] = sum[k:16] Q[b, m, k] * K[b, m+2*w-8, k]
+    E[b:2, m:64, w:9] = exp(S[b, m, w])
+    Y[b:2, m:64, n:16] = sum[w:9] E[b, m, w] * V[b, m+2*w-8, n]
+    output Y
+    """)
+    found = candidates(start, ee.program_seconds, Limits(seconds=15, max_depth=3))
+    both = [c for c in found if sum(dict(e.via.attributes).get("d") == 1 for e in c.operators) == 2]
+    best = min(both, key=lambda c: (len(c.operators), c.seconds))
+    return ee.graph(start, "Fig. 14, before"), ee.graph(
+        fuse(laid_out(fuse(best.derivation), estimated)).end, "Fig. 14 d"
+    )
+
+
+fig14_before, fig14 = dense_bands()
+fig14
+
+# %% [markdown]
+# ## Fig. 15: separable convolutions: one Matmul and one BatchMatmul
+
+
+# %%
+def separable():
+    start = ee.parse("""
+    tensor X[1, 24, 8, 7] pad [0, 0, 2, 2]
+    tensor A[9, 24, 5, 1] weight
+    tensor B[9, 9, 1, 5] weight
+    tensor C[9, 24, 1, 5] weight
+    tensor D[9, 9, 5, 1] weight
+    P[n:1, f:9, h:8, w:7] = sum[c:24, r:5, s:1] X[n, c, h+r-2, w+s] * A[f, c, r, s] pad [0, 0, 0, 2]
+    Q[n:1, f:9, h:8, w:7] = sum[c:9, r:1, s:5] P[n, c, h+r, w+s-2] * B[f, c, r, s]
+    R[n:1, f:9, h:8, w:7] = sum[c:24, r:1, s:5] X[n, c, h+r, w+s-2] * C[f, c, r, s] pad [0, 0, 2, 0]
+    S[n:1, f:9, h:8, w:7] = sum[c:9, r:5, s:1] R[n, c, h+r-2, w+s] * D[f, c, r, s]
+    Y[n:1, f:9, h:8, w:7] = Q[n, f, h, w] + S[n, f, h, w]
+    """)
+    wanted = ["batch_merging", "sibling_merging"]
+
+    def between(candidate):
+        return sorted(s.match.rule.name for s in candidate.derivation.steps if s.match.rule.name in wanted)
+
+    found = candidates(start, ee.program_seconds, Limits(seconds=15, max_depth=2))
+    best = min((c for c in found if between(c) == wanted), key=lambda c: c.seconds)
+    return ee.graph(start, "Fig. 15 a"), ee.graph(fuse(best.derivation).end, "Fig. 15 c")
+
+
+fig15_before, fig15 = separable()
+fig15
+
+# %% [markdown]
+# ## Into the paper
+#
+# Everything in one folder: pictures in the width of a column, and what TeX takes as it is.
+
+# %%
+out = Path("figures")
+out.mkdir(exist_ok=True)
+pictures = {
+    "fig3": fig3, "fig4": fig4.figure(), "fig5": fig5.figure(), "fig6": fig6, "fig7": fig7, "fig8": fig8.figure(), "fig11": fig11,
+    "fig14": fig14, "fig15": fig15,
+}  # fmt: skip
+for name, picture in pictures.items():
+    picture.save(out / f"{name}.pdf", width="3.3in")
+for name in ("fig3", "fig6", "fig7", "fig11", "fig14", "fig15"):
+    pictures[name].save(out / f"{name}.tikz")
+(out / "fig5.tex").write_text(fig5.latex(), encoding="utf-8")
+(out / "fig10.tex").write_text(fig10.to_latex(), encoding="utf-8")
+sorted(path.name for path in out.iterdir())
+
+# %% [markdown]
+# **Exercise.** Draw Fig. 5 for a transposed convolution (`ee.ops.conv_transpose2d`). Which step is new?
