@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -20,6 +21,10 @@ from einnet_explore.rules import FEWER_PRODUCTS, Derivation
 from einnet_explore.search.candidate import Candidate, verdict
 from einnet_explore.search.engine import Cost, Options, Search
 from einnet_explore.search.events import Found, Pruned, Reached, Refused, SearchEvent
+
+SETTLED = 2_000
+"""After so many events, the garbage collector is spared what there is: a search keeps its states, which hold no cycles,
+and to walk over 20,000 of them takes seconds, in which no event comes and nothing can be stopped."""
 
 Observer: TypeAlias = Callable[[SearchEvent], None]
 
@@ -76,14 +81,19 @@ class Run:
         if self._going is None:
             self._going = iter(self.search.run())
         before, began = self.seconds, time.perf_counter()
-        for event in self._going:
-            spent = time.perf_counter() - began
-            self.seconds = before + spent
-            self.events += 1
-            self._record(event)
-            yield event
-            if self._stopped.is_set() or (self.limit is not None and spent > self.limit):
-                return
+        try:
+            for event in self._going:
+                spent = time.perf_counter() - began
+                self.seconds = before + spent
+                self.events += 1
+                if self.events % SETTLED == 0:
+                    gc.freeze()
+                self._record(event)
+                yield event
+                if self._stopped.is_set() or (self.limit is not None and spent > self.limit):
+                    return
+        finally:
+            gc.unfreeze()
 
     def behind(self, events: int) -> None:
         """Say that what this run holds is what its search says in its first *events* events, without having run it."""

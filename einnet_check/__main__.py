@@ -1,0 +1,31 @@
+"""``python -m einnet_check RECORD.json [PROGRAM.ein]``: exit 0 proved, 1 not proved, 2 no record."""
+
+import json
+import sys
+from pathlib import Path
+
+from einnet_check.record import check
+
+
+def main(arguments: list[str]) -> int:
+    """A line a step, and one that says it all."""
+    if not 1 <= len(arguments) <= 2:
+        print("usage: python -m einnet_check RECORD.json [PROGRAM.ein]", file=sys.stderr)
+        return 2
+    try:
+        record = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+        program = Path(arguments[1]).read_text(encoding="utf-8-sig") if len(arguments) > 1 else None
+        for verdict in check(record, program):
+            if verdict.why is not None:
+                print(f"{arguments[0]}: {verdict.step}: NOT PROVED: {verdict.why}", file=sys.stderr)
+                return 1
+            print(f"{verdict.step}: proved")
+        print(f"{arguments[0]}: proved, the last program computes what the first does")
+        return 0
+    except (OSError, RecursionError, ValueError) as error:
+        print(f"error: {arguments[0]}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

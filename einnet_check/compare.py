@@ -1,0 +1,159 @@
+"""Whether two scopes, and two programs, compute the same: their multisets of terms as integer sets.
+
+For every product of factors the map from (output element, indices) to the total coefficient is a finite union of
+integer sets; two scopes are equal if these are.  A point that is summed has to be determined by the element and the
+indices, else the count is beyond integer sets; an integer that occurs nowhere multiplies by its extent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from fractions import Fraction
+from functools import lru_cache
+from itertools import groupby, permutations, product
+from typing import Any
+
+import islpy as isl
+
+from einnet_check.terms import Beyond, Form, Rows, Space, Term, name, reduces, simple
+from einnet_check.text import Box, Expr, Program, Read, Scope, Tensor, tensors
+
+CONTEXT = isl.Context()
+CONTEXT.set_max_operations(20_000_000)
+
+
+@lru_cache(1 << 12)
+def difference(before: Scope, after: Scope, box: Box) -> str | None:
+    """None where both scopes are proved to be one function on *box*, else why not."""
+    kinds = {k for k in (kind(before), kind(after)) if k} or {"sum"}
+    space, reduce = Space(box, lambda a, b: a == b or difference(a, b, a.reach) is None), min(kinds)
+    CONTEXT.reset_operations()
+    try:
+        if len(kinds) > 1:
+            raise Beyond(f"{' and '.join(sorted(kinds))} have no common form")
+        sides = [by_factors(space.terms(scope, space.point, reduce)) for scope in (before, after)]
+        for names in {**sides[0], **sides[1]}:
+            for commuted in (False, True) if len(set(names)) < len(names) else (False,):
+                one, other = (counts(space, side.get(names, []), reduce in ("sum", "prod"), commuted) for side in sides)
+                wrong = [p - b[k] if k in b else p for a, b in ((one, other), (other, one)) for k, p in a.items()]
+                if all(points.is_empty() for points in wrong):
+                    break
+            else:
+                point = next(points for points in wrong if not points.is_empty()).lexmin().sample_point()
+                return f"{' · '.join(names) or '1'} is counted differently at {point} (an element, then indices)"
+    except (Beyond, isl.Error) as error:
+        return f"beyond integer sets: {error}"
+    return None
+
+
+def kind(scope: Scope) -> str | None:
+    """The reduction under which *scope* is compared: that of the first scope below it that reduces."""
+    if reduces(scope):
+        return scope.reduce
+    return kind(scope.body.source) if isinstance(scope.body, Read) and isinstance(scope.body.source, Scope) else None
+
+
+def by_factors(terms: Iterable[Term]) -> dict[tuple[str, ...], list[Term]]:
+    out: dict[tuple[str, ...], list[Term]] = {}
+    for term in terms:
+        factors = tuple(sorted(term.factors, key=lambda f: f[0]))
+        out.setdefault(tuple(n for n, _ in factors), []).append(term._replace(factors=factors))
+    return out
+
+
+def counts(space: Space, terms: list[Term], counted: bool, commuted: bool) -> dict[Any, Any]:
+    """Disjoint sets of (element, indices), one a total coefficient; *commuted*: under all orders of like factors."""
+    total: dict[Any, Any] = {}
+    for term in terms:
+        orders = [permutations(list(g)) for _, g in groupby(term.factors, key=lambda f: f[0] if commuted else id(f))]
+        for order in product(*orders):
+            k, piece = points(space, term, [form for group in order for _, at in group for form in at], counted)
+            found: dict[Any, Any] = {}
+            for c, old in total.items():
+                for n, part in ((c, old - piece), (simple(c + k) if counted else c, old & piece)):
+                    if n and not part.is_empty():
+                        found[n] = found[n] | part if n in found else part
+                piece = piece - old
+            if not piece.is_empty():
+                found[k] = found[k] | piece if k in found else piece
+            total = found
+    return total
+
+
+def points(space: Space, term: Term, forms: list[Form], counted: bool) -> tuple[Any, Any]:
+    """The coefficient of *term*, and where it occurs as a set of (element, indices); raises Beyond."""
+    used = frozenset[str]().union(*(space.inside[v] for f in (*forms, *term.where) for v in f))
+    summed, k = [y for y in term.summed if y in used], simple(term.coefficient) if counted else 1
+    for y in set(term.summed) - used:
+        k = k * (space.range[y][1] - space.range[y][0] + 1) if counted else 1
+    rows = [f"{space.range[v][0]} <= {v} <= {space.range[v][1]}" for v in (*space.x, *summed)]
+    rows += [f"{name(row)} >= 0" for row in term.where]
+    # A coordinate that is just a summed integer lends it its name: one existential less to eliminate.
+    names: list[str] = []
+    for n, form in enumerate(forms):
+        bare = next((y for y in summed if form == {y: 1, "": 0} and y not in names), None)
+        names.append(bare or f"i{n}")
+        rows += [] if bare else [f"i{n} = {name(form)}"]
+    hidden, image = [y for y in summed if y not in names], ", ".join((*space.x, *names))
+    if counted and hidden:
+        map_ = isl.Map(f"{{ [{image}] -> [{', '.join(hidden)}] : {' and '.join(rows)} }}", CONTEXT)
+        if not map_.is_single_valued():
+            raise Beyond("one term stands for several points of a sum, whose number integer sets do not hold")
+        return k, map_.domain()
+    return k, isl.Set(f"{{ [{image}] : {exists(hidden)}{' and '.join(rows) or 'true'} }}", CONTEXT)
+
+
+def exists(hidden: list[str]) -> str:
+    return f"exists {', '.join(hidden)} : " if hidden else ""
+
+
+def occurs(space: Space, summed: tuple[str, ...], where: Rows) -> bool:
+    """Whether all of *where* holds somewhere."""
+    try:
+        return not points(space, Term(Fraction(1), (), summed, where), [], False)[1].is_empty()
+    except isl.Error as error:
+        raise Beyond(f"beyond integer sets: {error}") from None
+
+
+def prove(before: Program, after: Program) -> str | None:
+    """None where *after* computes every output of *before*, else why that is not proved.
+
+    An equation that both have stays a tensor for its readers as long as that can be proved; else it is put into them.
+    """
+    if before.outputs != after.outputs or not set(after.inputs) <= set(before.inputs):
+        return "inputs or outputs are others"
+    boxes = [{e.name: e.scope.box for e in p.equations} for p in (before, after)]
+    kept = {n for n, box in boxes[0].items() if box == boxes[1].get(n)}
+    if strange := [n for n in before.outputs if n in boxes[0] and n not in kept]:
+        return f"output {strange[0]} has another box"
+    while True:
+        left, right = inlined(before, kept), inlined(after, kept)
+        wrong = ((n, left[n] != right[n] and difference(left[n], right[n], boxes[0][n])) for n in boxes[0] if n in kept)
+        found, why = next(((n, why) for n, why in wrong if why), ("", None))
+        if why is None:
+            return None
+        one, other = (tensors(side[found]) & kept for side in (left, right))
+        opened = (one ^ other) or (one | other if found in before.outputs else {found})
+        if not opened:
+            return f"{found}: {why}"
+        kept -= opened
+
+
+def inlined(program: Program, kept: Iterable[str]) -> dict[str, Scope]:
+    """Every equation's scope by name, with the equations that are not *kept* in place of reads of them."""
+    out: dict[str, Scope] = {}
+
+    def put(e: Expr) -> Expr:
+        match e:
+            case Read(Tensor(of), index) if of in out and of not in kept:
+                return Read(out[of], index)
+            case Read(Scope() as source, index):
+                return Read(replace(source, body=put(source.body)), index)
+            case (op, *args) if not isinstance(e, Read):
+                return (op, *map(put, args))
+        return e
+
+    for equation in program.equations:
+        out[equation.name] = replace(equation.scope, body=put(equation.scope.body))
+    return out

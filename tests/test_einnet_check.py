@@ -1,0 +1,478 @@
+"""The checker that stands alone: it believes what the optimiser does, and nothing that is wrong."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from certificate_steps import STEPS, mutants, programs, reread
+from mutation import CASES, attributes, chosen, kind, mutant, right, steps
+from test_certificate import CASES as PAIRS
+from test_certificate import SOME
+
+import einnet_explore as ee
+from einnet_check import certificate, check
+from einnet_check.compare import prove
+from einnet_check.legal import wrong_equations
+from einnet_check.terms import MOST, Beyond, simple
+from einnet_check.text import Parser
+from einnet_explore.explore import cases, records
+from einnet_explore.explore.run import Run
+from einnet_explore.ir import Program
+from einnet_explore.render import text
+from einnet_explore.rules import ALL_RULES, Derivation
+from einnet_explore.rules.base import places
+from einnet_explore.search.engine import Options
+
+ROOT = Path(__file__).resolve().parents[1]
+QUICK = ("strided", "maximum", "bias and relu", "two equations")
+"""Cases whose searches take little; all of them are gone through in the slow sweep."""
+
+
+def record_of(*texts: str, rule: str = "any", at: str = "0") -> dict[str, Any]:
+    taken = [{"rule": rule, "at": at, "params": {}, "after": after} for after in texts[1:]]
+    return {"format": "einnet-explore record", "version": 1, "start": texts[0], "steps": taken}
+
+
+def believed(before: Program, after: Program) -> bool:
+    """Whether the checker proves a step; one that the text form cannot hold is no record."""
+    try:
+        return certificate(record_of(text(before), text(after)))["kind"] == "proved"
+    except ValueError:
+        return False
+
+
+def why(before: str, after: str) -> str | None:
+    return prove(Parser(before).program(), Parser(after).program())
+
+
+def wrong(program: str) -> str | None:
+    return wrong_equations(Parser(program).program())
+
+
+def judged(names: Iterable[str], each: int, most: int) -> tuple[Counter[str], int]:
+    """Wrong mutants by kind, and how many were right: of *each* steps a rule and case, *most* a step."""
+    by_kind, same = Counter[str](), 0
+    for case in names:
+        by_rule: dict[str, list[Any]] = {}
+        for step in steps(case):
+            by_rule.setdefault(step.match.rule.name, []).append(step)
+        for of_rule in by_rule.values():
+            for step in of_rule[:: max(1, len(of_rule) // each)][:each]:
+                assert believed(step.before, step.after), step.match.to_json()
+                for told, changed in chosen(step, most):
+                    after = mutant(changed)
+                    if right(step.before, after):
+                        same += 1
+                        continue
+                    assert not believed(step.before, after), f"{case}, {step.match.to_json()}, {told}:\n{after}"
+                    by_kind[kind(told)] += 1
+    return by_kind, same
+
+
+def test_no_mutant_of_a_rule_is_believed() -> None:
+    by_kind, same = judged(QUICK, 1, 8)
+    assert by_kind.total() >= 150 and len(by_kind) >= 12 and same >= 5, (by_kind, same)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_no_mutant_of_many_steps_is_believed() -> None:
+    by_kind, same = judged(CASES, 3, 12)
+    assert by_kind.total() >= 3_000 and len(by_kind) == 14, (by_kind, same)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_written_by_hand_and_their_mutants(name: str) -> None:
+    before, after = programs(name)
+    assert believed(before, after) and believed(after, before)
+    made = [reread(p) for _, p in mutants(after)]
+    tried = [p for p in made[:: max(1, len(made) // 25)] if not right(before, p)]
+    assert len(tried) >= 10
+    assert not [text(p) for p in tried if believed(before, p)]
+
+
+@pytest.mark.parametrize(("verdict", "before", "after"), PAIRS)
+def test_what_is_proved(verdict: str, before: str, after: str) -> None:
+    found = why(SOME + before, SOME + after)
+    assert (found is None) == (verdict == "proved"), found
+
+
+def found_by_search(case: cases.Case, depth: int, **options: Any) -> Run:
+    run = Run(case.make(), ee.program_seconds, target=case.targets, options=Options(max_depth=depth), **options)
+    for _ in run:
+        pass
+    return run
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_the_gallery_is_proved(name: str, tmp_path: Path) -> None:
+    run = found_by_search(cases.CASES[name], 1)
+    assert run.candidates
+    for n, candidate in enumerate(sorted(run.candidates, key=lambda c: c.seconds)[:2]):
+        record = json.loads(json.dumps(run.record(candidate, name)))
+        found = certificate(record, text(cases.CASES[name].make()))
+        assert (found["kind"], found["steps"]) == ("proved", len(candidate.derivation.steps)), found
+        assert n or found["steps"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("name", cases.CASES)
+def test_every_candidate_of_the_gallery_is_proved(name: str) -> None:
+    run = found_by_search(cases.CASES[name], 3, limit=60)
+    for candidate in run.candidates[:: max(1, len(run.candidates) // 150)]:
+        found = certificate(run.record(candidate))
+        assert found["kind"] == "proved", found
+
+
+def derived(start: Program, *names: str) -> Derivation:
+    """The first match of each rule in turn."""
+    found = Derivation(start)
+    for name in names:
+        rule = next(rule for rule in ALL_RULES if rule.name == name)
+        found = found.then(next(m for path, _ in places(found.end) for m in rule.matches(found.end, path)))
+    return found
+
+
+def test_bilinear_steps_are_checked_by_their_tables() -> None:
+    steps_ = derived(ee.ops.conv2d(N=1, H=6, W=3, C=2, F=2, R=3, S=3), "bilinear_substitution")
+    record = records.to_record(steps_)
+    assert certificate(record)["kind"] == "proved"
+    after = record["steps"][0]["after"]
+    tables = list(re.finditer(r"table\[[^]]*\]\(([^)]*)\)", after))
+    assert len(tables) == 3
+    for table in tables:
+        entries = table[1].split(", ")
+        n = next(n for n, entry in enumerate(entries) if entry not in ("0", "1"))
+        for other in ("0", "7/3"):
+            changed = ", ".join([*entries[:n], other, *entries[n + 1 :]])
+            record["steps"][0]["after"] = after[: table.start(1)] + changed + after[table.end(1) :]
+            assert certificate(record)["kind"] == "unproved"
+
+
+BETWEEN = [
+    (
+        "inlined",
+        "T[i:6] = tanh(A[i, 0])\nY[i:6] = T[i] * T[5-i]",
+        "Y[i:6] = tanh(A[i, 0]) * tanh(A[5-i, 0])",
+    ),
+    (
+        "common subexpression",
+        "T[i:6] = sum[j:4] A[i, j]\nU[a:6] = sum[b:4] A[a, b]\nY[i:6] = exp(T[i]) - U[5-i]",
+        "T[i:6] = sum[j:4] A[i, j]\nY[i:6] = exp(T[i]) - T[5-i]",
+    ),
+    ("dead equation", "T[i:6] = A[i, 1]\nY[i:6] = A[i, 0]\noutput Y", "Y[i:6] = A[i, 0]"),
+    (
+        "storage layout, with padding",
+        "T[i:6, j:4] = relu(A[i, j]) pad [1, 0]\nY[i:6] = sum[r:3, j:4] T[i+r-1, j]",
+        "T[j:4, i:6] = relu(A[i, j]) pad [0, 1]\nY[i:6] = sum[r:3, j:4] T[j, i+r-1]",
+    ),
+    (
+        "blocked layout",
+        "T[i:6, j:4] = relu(A[i, j])\nY[i:6, j:4] = exp(T[i, j])",
+        "T[a:3, j:4, b:2] = relu(A[2*a+b, j])\nY[i:6, j:4] = exp(T[i//2, j, i%2])",
+    ),
+    (
+        "a row of a softmax",
+        "S[i:6] = sum[j:4] exp(A[i, j])\nY[i:6, j:4] = exp(A[i, j]) / S[i]",
+        "Y[i:6, j:4] = exp(A[i, j]) / {[i:6] sum[k:4] exp(A[i, k])}[i]",
+    ),
+    (
+        "siblings merged",
+        "T[i:6] = sum[j:4] A[i, j]*B[j]\nU[i:6] = sum[j:4] A[i, j]*C[j]\nY[i:6] = exp(T[i]) * tanh(U[i])",
+        "K[p:2, j:4] = where(p < 1, B[j], C[j])\nM[p:2, i:6] = sum[j:4] A[i, j]*K[p, j]\n"
+        "Y[i:6] = exp(M[0, i]) * tanh(M[1, i])",
+    ),
+    (
+        "maxima by idempotence",
+        "Y[i:6] = max[j:4] A[i, j]",
+        "T[i:6] = max[j:3] A[i, j]\nU[i:6] = max[j:1..4] A[i, j]\nY[i:6] = maximum(T[i], U[i])",
+    ),
+    (
+        "distributed",
+        "Y[i:6] = sum[j:4] A[i, j] * (B[j] + C[j])",
+        "T[i:6] = sum[j:4] A[i, j]*B[j]\nY[i:6] = T[i] + {[i:6] sum[j:4] C[j]*A[i, j]}[i]",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after"), [pair[1:] for pair in BETWEEN], ids=[pair[0] for pair in BETWEEN])
+def test_steps_between_expressions(before: str, after: str) -> None:
+    tensors = "tensor A[6, 4]\ntensor B[4]\ntensor C[4]\n"
+    assert why(tensors + before, tensors + after) is None
+    assert "Y" in before and why(tensors + after, tensors + before) is None
+    held = ee.parse(tensors + before)
+    tried = [reread(p) for _, p in mutants(ee.parse(tensors + after))][::7]
+    assert not [text(p) for p in tried if believed(held, p) and not right(held, p)]
+
+
+def matched() -> dict[str, Any]:
+    """A record whose last steps are matches with leading dimensions, views and transposed operands."""
+    start = ee.parse("tensor A[4, 6]\ntensor B[6, 5] weight\nY[m:4, n:5] = sum[k:3] A[m, k+2] * B[k, n]")
+    run = Run(start, ee.program_seconds, target="Matmul", options=Options(max_depth=1))
+    for _ in run:
+        pass
+    found = next(c for c in run.candidates if any("lda" in dict(e.via.attributes) for e in c.operators if e.via))
+    return json.loads(json.dumps(run.record(found)))  # type: ignore[no-any-return]
+
+
+def changed_numbers(record: dict[str, Any]) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Records that differ in one number of one program, or in one thing that a match says of itself."""
+    for n, step in enumerate(record["steps"]):
+        for number in re.finditer(r"(?<![\w.])\d+", step["after"]):
+            for by in (1, -1):
+                made = copy.deepcopy(record)
+                after = step["after"]
+                made["steps"][n]["after"] = after[: number.start()] + str(int(number[0]) + by) + after[number.end() :]
+                yield f"{n}: {after[max(0, number.start() - 12) : number.end() + 4]!r} {by:+d}", made
+        if step["rule"] != "operator_matching":
+            continue
+        for name, value in step["params"]["attributes"].items():
+            made = copy.deepcopy(record)
+            made["steps"][n]["params"]["attributes"][name] = value + 1
+            yield f"{n}: attribute {name}", made
+            del made["steps"][n]["params"]["attributes"][name]
+            yield f"{n}: no attribute {name}", made
+        made = copy.deepcopy(record)
+        iterators = made["steps"][n]["params"]["iterators"]
+        iterators["m"], iterators["k"] = iterators["k"], iterators["m"]
+        yield f"{n}: iterators", made
+        made = copy.deepcopy(record)
+        made["steps"][n]["params"]["operator"] = "Conv1d"
+        yield f"{n}: operator", made
+        made = copy.deepcopy(record)
+        made["steps"][n]["at"] = "7"
+        yield f"{n}: place", made
+
+
+def holds(record: dict[str, Any]) -> bool:
+    """Whether every step of *record* is right, by evaluation; a text that does not parse is not."""
+    try:
+        held = [ee.parse(t) for t in (record["start"], *(s["after"] for s in record["steps"]))]
+        return all(right(a, b) for a, b in pairwise(held))
+    except ValueError:
+        return False
+
+
+def accepted(record: dict[str, Any]) -> bool:
+    try:
+        return certificate(record)["kind"] == "proved"
+    except ValueError:
+        return False
+
+
+def test_no_changed_record_is_believed() -> None:
+    record = matched()
+    assert accepted(record) and holds(record)
+    count = 0
+    for told, made in changed_numbers(record):
+        own = any(a["after"] != b["after"] for a, b in zip(made["steps"], record["steps"], strict=True))
+        count += 1
+        if accepted(made):
+            leading = re.search(r"ld[ab]=|offset=", told)
+            assert own and holds(made) and not leading, f"{told}:\n{json.dumps(made, indent=1)}"
+    assert count >= 50
+
+
+def test_steps_left_out_or_exchanged_are_seen() -> None:
+    start = "tensor A[4]\nY[i:4] = 2*A[i]"
+    other = "tensor A[4]\nY[i:4] = A[i] + 3*A[i]"
+    assert not accepted(record_of(start, other, start))
+    verdicts = [v.why for v in check(record_of(start, other, start))]
+    assert verdicts[0] is None and verdicts[1] is not None and verdicts[2] is not None
+    assert certificate(record_of(start, start), other)["why"].startswith("start: Y: ")
+    assert accepted(record_of(start)) and certificate(record_of(start), start)["steps"] == 0
+
+
+@pytest.mark.parametrize("case", QUICK)
+def test_leading_dimensions_and_attributes(case: str) -> None:
+    """Every attribute of every kind of call is looked at, leading dimensions too."""
+    seen: dict[tuple[Any, ...], Program] = {}
+    for step in steps(case):
+        for e in step.after.equations:
+            if e.via and e.via.operator != "eOperator":
+                seen.setdefault((e.via.operator, *(k for k, _ in e.via.attributes)), step.after)
+    for program in list(seen.values())[:4]:
+        assert wrong(text(program)) is None
+        every = range(len(program.equations))
+        for told, changed in attributes(program, every):
+            if right(program, changed):
+                continue
+            assert wrong(text(changed)) is not None, f"{told}:\n{text(changed)}"
+
+
+WRONG = [
+    ("Y[i:4] = A[i", "2:13: found 'the end', expected ]"),
+    ("Y[i:4] = A[j]", "2:13: found ']', expected one of A, B, i instead of j before"),
+    ("Y[i:4] = A[i, 0]", "2:17: found 'the end', expected 1 indices before"),
+    ("Y[i:0] = A[i]", "2:6: found '] = A[i]', expected a range of i that is new and not empty before"),
+    ("Y[i:4, i:4] = A[i]", "a range of i that is new and not empty before"),
+    ("Y[i:4] = {[j:4] A[i]}[i]", "expected one of A, B, j instead of i before"),
+    ("Y[i:4] = relu(A[i], A[i])", "1 arguments of relu before"),
+    ("Y[i:4] = table[2, 2](1, 2, 3)[0, 0]", "as many entries as the shape says before"),
+    ("Y[i:4] = A[i] pad [1, 1]", "1 pads before"),
+    ("Y[i:4] = A[i] value A[0]", "a number before"),
+    ("Y[i:4] = A[i]\nY[i:4] = A[i]", "no second definition of Y before"),
+    ("tensor C[0]\nY[i:4] = A[i]", "sizes of C above 0 before"),
+    ("output Z", "equations and outputs before"),
+    ("Y[i:4] = A[i] via X(a=b)", "an integer"),
+    ("Y[i:4] = $", "found '$', expected a name"),
+    ("3[i:4] = A[i]", "expected a name"),
+]
+
+
+@pytest.mark.parametrize(("after", "message"), WRONG)
+def test_texts_that_are_no_programs(after: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Parser("tensor A[4]\ntensor B[4, 4]\n".replace("\ntensor B", " tensor B") + after).program()
+
+
+def test_the_documents_programs_are_read_alike() -> None:
+    for block in (ROOT / "docs" / "text-form.md").read_text().split("```ein")[1:]:
+        source = block.split("```")[0]
+        again = text(ee.parse(source))
+        assert why(source, again) is None and why(again, source) is None and wrong(source) is None
+
+
+MATRICES = "tensor A[4, 2]\ntensor B[2, 4]\ntensor C[4, 4]\ntensor D[4] pad [1]\n"
+PRODUCT = "Y[m:4, n:4] = sum[k:2] A[m, k]*B[k, n] via "
+SOLE = [
+    (f"{PRODUCT}Matmul(m=4, n=4, k=2)", None),
+    (f"{PRODUCT}Matmul(m=4, n=4, k=2, lda=2, ldb=4)", None),
+    (f"{PRODUCT}Nothing(m=4)", "Nothing is no known operator"),
+    (f"{PRODUCT}Matmul(m=4)", "Matmul: KeyError('n')"),
+    (f"{PRODUCT}Matmul(m=5, n=4, k=2)", "operand 0 of Matmul is no tensor of shape [5, 2]"),
+    (f"{PRODUCT}Matmul(m=4, n=4, k=2, lda=3)", "rows of operand 0 are 2 apart, not 3"),
+    (f"{PRODUCT}Matmul(m=4, n=4, k=2, x=3)", "Matmul has no attribute x"),
+    (f"{PRODUCT}Matmul(m=4, n=4, k=2, b=3)", "operand 0 of Matmul is no tensor of shape [3, 4, 2]"),
+    (f"{PRODUCT}Add(i=16)", "operand 0 of Add is no tensor of shape [16]"),
+    ("Y[m:2, n:4] = sum[k:4] C[m, k]*C[k, n] via Matmul(m=4, n=4, k=4)", "gives a result of box"),
+    ("Y[m:4, n:4] = sum[k:4] C[m, k]*C[n, k] via Matmul(m=4, n=4, k=4)", "is counted differently at"),
+    ("Y[m:4, n:4] = sum[k:4] C[m, k]*C[n, k] via Matmul(m=4, n=4, k=4, tb=1)", None),
+    ("Y[m:4, n:4] = max[k:4] C[m, k]*C[k, n] via Matmul(m=4, n=4, k=4)", "max and sum have no common form"),
+    ("Y[m:4, n:2] = {[i:4] C[i, i]}[m] * A[m, n] via Mul(i=8)", "operand 0 of Mul is no tensor"),
+    ("Y[i:4] = sum[k:4] C[i, k] via View", "a view reads one tensor and nothing else"),
+    ("Y[i:4] = A[i//2, 0] via View", "a view lies elsewhere"),
+    ("Y[i:5] = D[i] via View", "a view lies elsewhere"),
+    ("Y[i:4, j:4] = C[j, 3-i] via View(offset=3, strides=(-1, 4))", None),
+    ("Y[i:4, j:4] = C[j, 3-i] via View(offset=2, strides=(-1, 4))", "offset 2 and strides (-1, 4)"),
+    ("Y[i:4, j:4] = C[j, 3-i] via View(offset=3, strides=(1, 4))", "offset 3 and strides (1, 4)"),
+    ("Y[i:16] = C[i//4, i%4] via View(offset=0, strides=(1,))", None),
+    ("Y[i:4] = D[i+2]", "D is read beyond its reach [(-1, 5)]"),
+    ("Y[i:4] = {[i:4] A[i, 0]}[i+1]", "a scope is read beyond its reach [(0, 4)]"),
+    ("Y[i:8] = where(i < 4, A[i, 0], A[7-i, 0])", None),
+    ("Y[i:8 | 0 <= i < 4] = A[i, 0]", None),
+    ("Y[i:8 | 0 <= i < 5] = A[i, 0]", "A is read beyond its reach"),
+    ("T[i:4, j:2] = C[i, j+1] via View(offset=1, strides=(4, 1))\n"
+     "Y[m:4, n:4] = sum[k:2] T[m, k]*B[k, n] via Matmul(m=4, n=4, k=2, lda=4)", None),
+    ("T[i:4, j:2] = C[i, j+1] via View(offset=1, strides=(4, 1))\n"
+     "Y[m:4, n:4] = sum[k:2] T[m, k]*B[k, n] via Matmul(m=4, n=4, k=2)", "rows of operand 0 are 4 apart, not 2"),
+    ("Y[m:4, w:4] = sum[k:2] A[m, k]*A[(m+w)//2, k] via G2BMM(m=4, w=4, k=2, d=1, W=1)", "G2BMM is no known operator"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("program", "message"), SOLE)
+def test_equations_by_themselves(program: str, message: str | None) -> None:
+    found = wrong(MATRICES + program)
+    assert found is None if message is None else found is not None and message in found, found
+
+
+def test_what_is_beyond_the_theory_says_why() -> None:
+    padded = "tensor A[9] pad [1] value 2\n"
+    many = " + ".join(f"A[i-{n % 2}]" for n in range(40))
+    sums = f"({' + '.join(f'A[{n}]' for n in range(9))})"
+    cube = f"({sums}*{sums}*{sums})"
+    for before, after, message in (
+        ("Y[i:4] = 2*A[i] + inf", "Y[i:4] = A[i] + A[i] + inf", "an infinite constant is added or multiplied"),
+        ("Y[i:3] = sum[a:3, b:3] A[i+a+b]", "Y[i:3] = sum[b:9] A[i+b//3+b%3]", "one term stands for several points"),
+        (f"Y[i:4] = relu({many})", "Y[i:4] = A[i]", f"+ has more than {MOST} cases"),
+        (f"Y[i:4] = {sums}*{sums}*{sums}*{sums}", "Y[i:4] = A[i]", f"a scope has more than {MOST} kinds of terms"),
+        (f"Y[i:4] = {cube}*{cube}", "Y[i:4] = A[i]", "a product has 729 times 729 terms"),
+        ("Y[i:4] = A[i] + i", "Y[i:4] = A[i]", "'i' is no number"),
+        ("Y[i:4] = A[i*i]", "Y[i:4] = A[i]", "is no index"),
+        ("Y[i:4] = A[i//0]", "Y[i:4] = A[i]", "is no index"),
+    ):
+        found = why(padded + before, padded + after)
+        assert found is not None and message in found, found
+    assert simple(1 / 6) == simple(Fraction(1, 6)) != simple(Fraction(1, 6) + Fraction(1, 10**7))
+    with pytest.raises(Beyond, match="an infinite constant"):
+        simple(float("nan"))
+
+
+def test_programs_that_do_not_compare() -> None:
+    start = "tensor A[4]\ntensor B[4]\nY[i:4] = A[i]\n"
+    assert why(start, "tensor A[4]\ntensor B[4]\nZ[i:4] = A[i]") == "inputs or outputs are others"
+    assert why(start, "tensor A[5]\nY[i:4] = A[i]") == "inputs or outputs are others"
+    assert why(start, "tensor A[4]\nY[i:3] = A[i]") == "output Y has another box"
+    assert why(start, "tensor A[4]\nY[i:4] = A[i]") is None
+    assert why(start, "tensor A[4]\ntensor B[4]\nT[i:4] = A[i] + B[i]\nY[i:4] = T[i] - B[i]") is None
+    # What both call T need not be one thing, as long as nobody can tell.
+    one = "tensor A[4]\nT[i:4] = 2*A[i]\nY[i:4] = exp(T[i])"
+    assert why(one, "tensor A[4]\nT[i:4] = 3*A[i]\nY[i:4] = exp(T[i] - A[i])") is None
+    assert why(one, "tensor A[4]\nT[i:4] = 3*A[i]\nY[i:4] = exp(T[i])") is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "other"}, "$: found something else"),
+        ({"version": 2}, "$: found something else"),
+        ({"start": None}, "$.start: expected str"),
+        ({"start": "Y[i:4] = A[i]"}, "$.start:1:"),
+        ({"steps": {}}, "$.steps: expected list"),
+        ({"steps": [3]}, "$.steps[0].rule: expected str"),
+        ({"steps": [{"rule": "any", "at": "0", "after": "tensor"}]}, "$.steps[0].after:1:7"),
+    ],
+)
+def test_files_that_are_no_records(change: dict[str, Any], message: str, tmp_path: Path, capsys: Any) -> None:
+    from einnet_check.__main__ import main
+
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps({**record_of("tensor A[4]\nY[i:4] = A[i]"), **change}))
+    assert main([str(path)]) == 2
+    assert f"error: {path}: {message}" in capsys.readouterr().err
+
+
+def test_the_command(tmp_path: Path) -> None:
+    record, program = tmp_path / "r.json", tmp_path / "p.ein"
+    start = "tensor A[4, 4]\nY[i:4] = sum[j:4] A[i, j]\n"
+    split = "tensor A[4, 4]\nY[i:4] = sum[p:2] {[i:4, p:2] sum[q:2] A[i, 2*p+q]}[i, p]\n"
+    program.write_text(start)
+
+    def run(*arguments: object) -> Any:
+        command = [sys.executable, "-m", "einnet_check", *map(str, arguments)]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    record.write_text(json.dumps(record_of(start, split)))
+    done = run(record, program)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[:2] == ["start: proved", "0. any at 0: proved"]
+    record.write_text(json.dumps(record_of(start, split.replace("2*p", "p"))))
+    done = run(record, program)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"{record}: 0. any at 0: NOT PROVED: Y: ")
+    record.write_text("{")
+    assert run(record).returncode == run(tmp_path / "none.json").returncode == run().returncode == 2
+    record.write_text("[" * 100_000)
+    assert run(record).returncode == 2
+
+
+def test_it_stands_alone() -> None:
+    code = "import sys, einnet_check.__main__; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"einnet_explore", "numpy", "lark", "onnx", "tvm"} & set(out.stdout.split())
+    imported: set[str] = set()
+    for path in (ROOT / "einnet_check").glob("*.py"):
+        imported |= set(re.findall(r"^(?:from|import) (\w+)", path.read_text(), re.MULTILINE))
+    assert imported <= {*sys.stdlib_module_names, "islpy", "einnet_check"}
