@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         search_all,
         write_model,
     )
+    from einnet_explore.explore.gradients import grad
     from einnet_explore.explore.session import Session
     from einnet_explore.explore.views import show
     from einnet_explore.operators import OPERATORS
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from einnet_explore.render import latex, text
     from einnet_explore.rules import RULES, Refused
     from einnet_explore.search.cleanup import clean
+    from einnet_explore.stash import cse
     from einnet_explore.text import parse
 
 __all__ = [
@@ -50,8 +52,10 @@ __all__ = [
     "certify",
     "check",
     "clean",
+    "cse",
     "evaluate",
     "explore",
+    "grad",
     "graph",
     "latex",
     "load",
@@ -83,12 +87,14 @@ _HOMES = {
         "search_all",
         "write_model",
     ),
+    "explore.gradients": ("grad",),
     "explore.session": ("Session",),
     "explore.views": ("show",),
     "operators": ("OPERATORS",),
     "render": ("latex", "text"),
     "rules": ("RULES", "Refused"),
     "search.cleanup": ("clean",),
+    "stash": ("cse",),
     "text": ("parse",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

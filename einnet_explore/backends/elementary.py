@@ -44,6 +44,8 @@ def apply(op: str, args: tuple[Expr, ...], dtype: str) -> Expr:
             return tirx.abs(a)
         case "erf", (a,):
             return tirx.erf(a)
+        case "pow", (tirx.FloatImm(value=0.0), b):
+            return _zero_to_the(b, dtype)
         case "pow", (a, b):
             return tirx.power(a, b)
         case "maximum", (a, b):
@@ -53,6 +55,13 @@ def apply(op: str, args: tuple[Expr, ...], dtype: str) -> Expr:
         case "where", (condition, a, b):
             return tirx.if_then_else(condition, a, b)
     raise ValueError(f"{op} with {len(args)} arguments is no scalar function")
+
+
+def _zero_to_the(exponent: Expr, dtype: str) -> Expr:
+    """0 to the *exponent*, as gradients of kinks have it, without a call of pow: 1, 0 or ∞; NaN stays NaN."""
+    one, zero, far = (tirx.const(v, dtype) for v in (1, 0, inf))
+    below = tirx.Select(exponent < zero, far, exponent)
+    return tirx.Select(exponent == zero, one, tirx.Select(exponent > zero, zero, below))
 
 
 def _f32(value: float) -> Expr:

@@ -1,0 +1,1 @@
+"""The parts of reverse-mode differentiation: scalars, pre-images, adjoints, linearity."""
