@@ -1,0 +1,134 @@
+"""Backward passes that read what the forward pass stashed, beside the one that computes everything again.
+
+``python -m benchmarks.gradients [--threads N] [--quick]``.  A line is a plan of the curve: bytes stashed, operations
+that are left, and how many times faster the backward pass ran than the recomputing one, in turn with it; for some also
+the forward pass with the stash as outputs beside the one without.  Where torch is installed its backward pass is the
+last line: it reads what torch saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import einnet_explore as ee
+from einnet_explore.backends.measure import Timing, compare, pause, times_faster
+from einnet_explore.backends.program import CompiledProgram, compile_program
+from einnet_explore.ir import Program
+from einnet_explore.stash import Passes, cse, front, split
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def batch_normalisation(N: int, C: int, H: int, W: int) -> str:
+    """Training's batch normalisation of NCHW images."""
+    x, y, m = f"n:{N}, c:{C}, h:{H}, w:{W}", f"n:{N}, h:{H}, w:{W}", N * H * W
+    return f"""
+        tensor X[{N}, {C}, {H}, {W}]
+        tensor g[{C}]
+        tensor b[{C}]
+        E[c:{C}] = {{[c:{C}] sum[{y}] X[n, c, h, w]}}[c] / {m}
+        V[c:{C}] = {{[c:{C}] sum[{y}] (X[n, c, h, w] - E[c]) * (X[n, c, h, w] - E[c])}}[c] / {m}
+        Y[{x}] = g[c] * ((X[n, c, h, w] - E[c]) / sqrt(V[c] + 0.00001)) + b[c]"""
+
+
+def attention(heads: int, rows: int, features: int) -> str:
+    """Softmax attention."""
+    a, scale = f"h:{heads}, i:{rows}, j:{rows}", features**-0.5
+    return f"""
+        tensor Q[{heads}, {rows}, {features}]
+        tensor K[{heads}, {rows}, {features}]
+        tensor U[{heads}, {rows}, {features}]
+        T[{a}] = sum[k:{features}] Q[h, i, k] * K[h, j, k]
+        A[{a}] = {scale} * T[h, i, j]
+        M[h:{heads}, i:{rows}] = max[j:{rows}] A[h, i, j]
+        Z[{a}] = exp(A[h, i, j] - M[h, i])
+        S[h:{heads}, i:{rows}] = sum[j:{rows}] Z[h, i, j]
+        P[{a}] = Z[h, i, j] / S[h, i]
+        Y[h:{heads}, i:{rows}, k:{features}] = sum[j:{rows}] P[h, i, j] * U[h, j, k]"""
+
+
+def prepared(program: Program, arrays: Arrays, threads: int) -> CompiledProgram:
+    """*program* compiled, its inputs filled."""
+    made = compile_program(program, threads)
+    for name, place in made.inputs.items():
+        place[...] = arrays[name]
+    return made
+
+
+def measured(forward: Program, threads: int, rounds: int) -> None:
+    """Print the curve of *forward*'s gradients and what its plans are worth."""
+    backward = ee.grad(forward)
+    began = perf_counter()
+    passes = cse(forward, backward)
+    print(f"  {passes!r}, in {perf_counter() - began:.1f} s, {', '.join(c.kind for c in passes.certificates)}")
+    rng = np.random.default_rng(0)
+    arrays = {t.name: rng.standard_normal(t.shape, np.float32) for p in (forward, backward) for t in p.inputs}
+    runs: dict[str, Callable[[], object]] = {"recomputing": prepared(backward, arrays, threads).execute}
+    for form, plan in front(passes.forms):
+        found = split(form, plan, passes.forms)
+        kept = prepared(found.forward, arrays, threads)
+        kept.execute()
+        fed = arrays | {s.name: kept.outputs[s.name].copy() for s in found.stashes}
+        label = f"{plan.nbytes:>12} bytes {plan.operations:>12} operations: {', '.join(s.name for s in found.stashes)}"
+        runs[label] = prepared(found.backward, fed, threads).execute
+    if (torch := in_torch(forward, arrays, threads)) is not None:
+        runs["torch's backward"] = torch
+    told(compare(runs, rounds=rounds, min_seconds=0.3, settle=pause(threads)), "recomputing")
+    ahead(forward, passes, arrays, threads, rounds)
+
+
+def ahead(forward: Program, passes: Passes, arrays: Arrays, threads: int, rounds: int) -> None:
+    """What the stash costs the forward pass."""
+    runs = {"forward": prepared(forward, arrays, threads).execute}
+    runs["forward with the stash"] = prepared(passes.forward, arrays, threads).execute
+    told(compare(runs, rounds=rounds, min_seconds=0.3, settle=pause(threads)), "forward")
+
+
+def told(timings: Mapping[str, Timing], base: str) -> None:
+    """Print times and ratios to *base*."""
+    for name, timing in timings.items():
+        print(f"  {timing.median * 1e3:8.2f} ms {times_faster(timings[base], timing):5.2f}x  {name}")
+
+
+def in_torch(forward: Program, arrays: Arrays, threads: int) -> Callable[[], object] | None:
+    """Torch's backward pass of the same function; None where torch is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    import torch
+
+    torch.set_num_threads(threads)
+    given = {t.name: torch.tensor(arrays[t.name], requires_grad=True) for t in forward.inputs}
+    if "X" in given:
+        y = torch.nn.functional.batch_norm(given["X"], None, None, given["g"], given["b"], training=True, eps=1e-5)
+    else:
+        scores = given["Q"] @ given["K"].transpose(1, 2) * given["Q"].shape[-1] ** -0.5
+        y = torch.softmax(scores, -1) @ given["U"]
+    seed = torch.tensor(arrays["d_Y"])
+    return lambda: torch.autograd.grad(y, list(given.values()), seed, retain_graph=True)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print every case."""
+    parser = argparse.ArgumentParser(prog="benchmarks.gradients", description=__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--quick", action="store_true", help="small shapes")
+    arguments = parser.parse_args(argv)
+    cases = {
+        "batch normalisation": batch_normalisation(*((8, 16, 28, 28) if arguments.quick else (32, 64, 56, 56))),
+        "softmax attention": attention(*((2, 64, 32) if arguments.quick else (8, 512, 64))),
+    }
+    for name, written in cases.items():
+        print(name)
+        measured(ee.parse(written), arguments.threads, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

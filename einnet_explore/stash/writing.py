@@ -1,0 +1,306 @@
+"""Writing a pass anew: expressions from values, with tensors read where they hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+from einnet_explore.algebra.substitute import fresh, substitute, substitute_domain
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Compare,
+    Const,
+    Equation,
+    Index,
+    Iterator,
+    Padding,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    add,
+    as_index,
+    map_tensors,
+    mul,
+    tensors,
+)
+from einnet_explore.stash.held import Held
+from einnet_explore.stash.parts import Part, Parts, entries_with
+from einnet_explore.stash.values import Entries, Term, Use, Value, Values, constant, moved
+
+ALWAYS = -1
+"""The position of what may be read anywhere."""
+
+
+class Writer:
+    """Writes expressions in which *stashed* tensors are read, and equations of the program where they stood before.
+
+    *inputs*: the program's, by name.  *made*: what its equations hold, with their positions.
+    """
+
+    def __init__(
+        self,
+        values: Values,
+        parts: Parts,
+        inputs: Mapping[str, Tensor],
+        stashed: Sequence[Held],
+        made: Iterable[tuple[int, Held]],
+        names: Iterable[str] = (),
+    ) -> None:
+        self.values = values
+        self.parts = parts
+        self.inputs = inputs
+        self.pads: dict[str, tuple[Padding, float]] = {}
+        """How far beyond their boxes stashed tensors are read, and what is there."""
+        self.lifted: list[Equation] = []
+        """Reductions inside other expressions, which get equations of their own; none is called like one of *names*."""
+        self._used = {*names, *inputs}
+        self._stashed: dict[int, list[Held]] = {}
+        for one in stashed:
+            self._stashed.setdefault(one.use.value.number, []).append(one)
+        self._names = {one.tensor.name: one.tensor for one in stashed}
+        self._touches: dict[int, bool] = {}
+        self._root: Value | None = None
+        """What the equation computes that is written; what it is made of may be read from any other equation."""
+        self._made: dict[int, list[tuple[int, Held]]] = {}
+        for position, one in made:
+            self._made.setdefault(one.use.value.number, []).append((position, one))
+
+    def equation(self, equation: Equation, term: Term, position: int) -> Equation:
+        """*equation*, which computes *term*, with stashed tensors read; itself where it reads what it did."""
+        if not self.touches(term):
+            return equation
+        assert isinstance(term, Use)
+        self._root = term.value
+        scope = equation.scope
+        if (found := self._look(term, position)) is not None:
+            new = replace(scope, summations=(), body=found, reduce="sum")
+        elif term.value.kind == "reduction":
+            new = self._reduced(scope, term, position)
+        else:
+            new = replace(scope, summations=(), body=self._written(term, position), reduce="sum")
+        before, after = ({t.name for t in tensors(made)} for made in (scope, new))
+        return equation if before == after else replace(equation, scope=new, via=None)
+
+    def definition(self, value: Value, own: tuple[Iterator, ...], at: tuple[Index, ...], position: int) -> Scope:
+        """*value*[*at*] over *own*, by its definition."""
+        self._root = value
+        scope = Scope(own, (), Const(0))
+        use = Use(1, value, at)
+        if value.kind == "reduction":
+            return self._reduced(scope, use, position)
+        return replace(scope, body=self._written(use, position))
+
+    def touches(self, term: Term) -> bool:
+        """Whether *term* is computed from a value that a stashed tensor holds."""
+        if not isinstance(term, Use):
+            return False
+        number = term.value.number
+        if number not in self._touches:
+            split = (part.use for part in self.parts.get(number, ()))
+            reads = (*self.values.reads(term.value), *split)
+            self._touches[number] = number in self._stashed or any(map(self.touches, reads))
+        return self._touches[number]
+
+    def term(self, term: Term, position: int) -> Scalar:
+        """*term* as an expression."""
+        if isinstance(term, Const):
+            return term
+        found = self._look(term, position)
+        if found is not None:
+            return found
+        return negated(self._written(replace(term, sign=1), position), term.sign)
+
+    def stored(self, use: Use) -> Iterable[tuple[Index, ...]]:
+        """The indices at which tensors that hold *use* are read for it."""
+        if use.value.kind == "leaf":
+            yield use.at
+        for _, one in self._made.get(use.value.number, ()):
+            if (found := one.layout(use)) is not None:
+                yield tuple(found.values())
+
+    def padded(self, scope: Scope) -> Scope:
+        """*scope* with stashed tensors read as far beyond their boxes everywhere as somewhere."""
+
+        def wide(tensor: Tensor) -> Tensor:
+            if tensor.name not in self._names or tensor.name not in self.pads:
+                return tensor
+            padding, value = self.pads[tensor.name]
+            return replace(tensor, padding=padding, value=value)
+
+        return map_tensors(scope, wide)
+
+    def _look(self, use: Use, position: int) -> Scalar | None:
+        """*use* read from a tensor that holds it."""
+        number = use.value.number
+        for one in self._stashed.get(number, ()):
+            if (found := one.read(use)) is not None:
+                return found
+        if use.value.kind == "guard" and any(r.value.number in self._stashed for r in self.values.reads(use.value)):
+            return None
+        for at, one in self._made.get(number, ()):
+            if (at < position or use.value is not self._root) and (found := one.read(use)) is not None:
+                return found
+        return None
+
+    def _written(self, use: Use, position: int) -> Scalar:
+        """*use* by its definition."""
+        value = use.value
+        to = dict(zip(value.scope.traversals, use.at, strict=True))
+        match value.kind:
+            case "leaf":
+                body = value.scope.body
+                assert isinstance(body, Access)
+                source = body.source
+                read = Access(source if isinstance(source, Table) else self.inputs[_name(source)], use.at)
+                return negated(read, use.sign)
+            case "function":
+                written: Scalar = self._function(substitute(value.scope.body, to), position)
+            case "sum" | "product":
+                entries = self._entries(use, position)
+                if value.kind == "sum":
+                    return self._sum(tuple((mark * use.sign, t) for mark, t in entries), position)
+                written = self._product(entries, position)
+            case "reduction":
+                written = self._lifted(use, position)
+            case "guard":
+                written = self._guarded(use, position)
+        return negated(written, use.sign)
+
+    def _entries(self, use: Use, position: int) -> Entries:
+        """The entries of *use* with those parts that a tensor holds, or that need a stashed tensor."""
+        to = dict(zip(use.value.scope.traversals, use.at, strict=True))
+        parts: list[Part] = []
+        for part in self.parts.get(use.value.number, ()):
+            here = part.use.moved(to)
+            free = not any(part.taken & other.taken for other in parts)
+            if free and (self.touches(here) or self._look(here, position) is not None):
+                parts.append(part)
+        return tuple((mark, moved(t, to)) for mark, t in entries_with(self.values, use.value, parts))
+
+    def _sum(self, entries: Entries, position: int) -> Scalar:
+        signed = [self._signed(t, mark, position) for mark, t in entries]
+        plus, minus = ([body for sign, body in signed if sign == turn] for turn in (1, -1))
+        if not plus:
+            plus, minus = [Apply("neg", (minus[0],))], minus[1:]
+        out = add(*plus)
+        for body in minus:
+            out = Apply("-", (out, body))
+        return out
+
+    def _signed(self, term: Term, sign: int, position: int) -> tuple[int, Scalar]:
+        """*term* as an expression without its sign, which is multiplied by *sign*."""
+        match self.term(term, position):
+            case Apply("neg", (body,)):
+                return -sign, body
+            case Const(value) if value < 0:
+                return -sign, Const(-value)
+            case body:
+                return sign, body
+
+    def _product(self, entries: Entries, position: int) -> Scalar:
+        signed = [(mark, *self._signed(t, 1, position)) for mark, t in entries]
+        above, below = ([body for mark, _, body in signed if mark == way] for way in (1, -1))
+        out = mul(*above)
+        if below:
+            out = Apply("/", (out, mul(*below)))
+        return out if prod(sign for _, sign, _ in signed) > 0 else Apply("neg", (out,))
+
+    def _function(self, body: Scalar, position: int) -> Scalar:
+        match body:
+            case Apply(op, args):
+                return Apply(
+                    op,
+                    tuple(a if isinstance(a, Compare) else self.term(self.values.term(a), position) for a in args),
+                )
+        raise ValueError(f"{body!r} is no function")
+
+    def _reduced(self, scope: Scope, use: Use, position: int) -> Scope:
+        """*use* of a reduction in the box of *scope*."""
+        made = use.value.scope
+        taken = {x.name for x in scope.traversals}
+        sums: list[Iterator] = []
+        for y, name in zip(made.summations, use.value.summed, strict=True):
+            free = name if name not in taken else fresh(name, taken)
+            taken.add(free)
+            sums.append(Iterator(free, y.lo, y.hi))
+        to = dict(zip(made.traversals, use.at, strict=True)) | {
+            y: as_index(z) for y, z in zip(made.summations, sums, strict=True)
+        }
+        inner = moved(self.values.term(made.body), to)
+        if use.sign < 0:
+            inner = replace(inner, sign=-inner.sign) if isinstance(inner, Use) else Const(-inner.value)
+        return replace(scope, summations=tuple(sums), body=self.term(inner, position), reduce=made.reduce)
+
+    def _lifted(self, use: Use, position: int) -> Scalar:
+        """*use* of a reduction, read from an equation of its own."""
+        own = iterators(use.value.names, use.at)
+        shifted = tuple(Iterator(x.name, 0, x.extent) for x in own)
+        at = tuple(constant(z) + x.lo for x, z in zip(own, shifted, strict=True))
+        scope = self._reduced(Scope(shifted, (), Const(0)), Use(1, use.value, at), position)
+        name = next(n for k in range(1, len(self._used) + 2) if (n := f"sum{k}") not in self._used)
+        self._used.add(name)
+        self.lifted.append(Equation(name, scope))
+        one = Held(self.lifted[-1].tensor, Use(1, use.value, at), shifted)
+        self._made.setdefault(use.value.number, []).append((ALWAYS, one))
+        return Access(one.tensor, tuple(i - x.lo for i, x in zip(use.at, own, strict=True)))
+
+    def _guarded(self, use: Use, position: int) -> Scalar:
+        made = use.value.scope
+        own = iterators(use.value.names, tuple(map(as_index, made.traversals)))
+        to = {x: constant(y) for x, y in zip(made.traversals, own, strict=True)}
+        body = self.term(moved(self.values.term(made.body), to), position)
+        domain = substitute_domain(made.domain, to)
+        pads = {
+            x: (max(0, x.lo - lo), max(0, hi + 1 - x.hi))
+            for x, (lo, hi) in zip(own, (i.bounds for i in use.at), strict=True)
+        }
+        args = dict(zip(own, use.at, strict=True))
+        match body:
+            case Access(Tensor(name) as tensor, index) if not domain and name in self._names:
+                order = tuple(x for i in index if (x := i.single) is not None)
+                plain = (
+                    len(order) == len(index)
+                    and set(order) == set(own)
+                    and tensor.box == tuple((x.lo, x.hi) for x in order)
+                )
+                if plain and self.pads.get(name, ((), made.value))[1] == made.value:
+                    wide = wider(self.pads.get(name, ((), 0))[0], tuple(pads[x] for x in order))
+                    self.pads[name] = wide, made.value
+                    return Access(tensor, tuple(args[x] for x in order))
+        ordered = tuple(own[n] for n in use.value.order)
+        padding = tuple(pads[x] for x in ordered)
+        inner = Scope(ordered, (), body, "sum", domain, padding if any(map(any, padding)) else (), made.value)
+        return Access(inner, tuple(args[x] for x in ordered))
+
+
+def iterators(names: Sequence[str], at: Sequence[Index]) -> tuple[Iterator, ...]:
+    """An iterator for each of the indices *at*, over its bounds, called as *names* say; no two have one name."""
+    taken: list[str] = []
+    for name in names:
+        taken.append(name if name not in taken else fresh(name, taken))
+    return tuple(Iterator(name, i.bounds[0], i.bounds[1] + 1) for name, i in zip(taken, at, strict=True))
+
+
+def negated(body: Scalar, sign: int) -> Scalar:
+    """*sign* · *body*, without a minus before another."""
+    match body:
+        case _ if sign > 0:
+            return body
+        case Apply("neg", (inner,)):
+            return inner
+    return Apply("neg", (body,))
+
+
+def _name(source: Tensor | Table | Scope) -> str:
+    assert isinstance(source, Tensor)
+    return source.name
+
+
+def wider(one: Padding, other: Padding) -> Padding:
+    """As far as both reach."""
+    if not one or not other:
+        return one or other
+    return tuple((max(a, c), max(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))

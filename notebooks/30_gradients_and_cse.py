@@ -1,0 +1,182 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Several expressions as one
+# # Gradients, and what the forward pass should remember
+#
+# A training step runs a program twice: forwards, and backwards for the gradients. What the backward pass needs of the forward pass it computes again,
+# or reads if the forward pass has *stashed* it. Frameworks decide that by hand, operator by operator. Here it follows from the expressions: both passes are
+# compared, the **largest common subexpressions** are found, and a minimum cut says which of them to keep for how much memory.
+
+# %%
+from html import escape
+
+import matplotlib.pyplot as plt
+import numpy as np
+from IPython.display import HTML
+
+import einnet_explore as ee
+from einnet_explore.backends import compare, compile_program
+
+# %% [markdown]
+# ## tanh
+#
+# $Y = \tanh(X)$ has the gradient $dX = (1 - \tanh^2(X))\,dY$. `ee.grad` derives it; everything is computed from the inputs.
+
+# %%
+forward = ee.parse("tensor X[8]\nY[i:8] = tanh(X[i])")
+backward = ee.grad(forward)
+print(ee.text(backward))
+
+# %% [markdown]
+# The tangent is evaluated three times, once forwards and twice backwards. `ee.cse` sees that it is one value, and that the forward pass has it as an output already.
+
+# %%
+passes = ee.cse(forward, backward)
+print(ee.text(passes.backward))
+passes.stashes[0].evaluations
+
+# %% [markdown]
+# Both passes have a certificate: the forward pass still computes its outputs, and the backward pass, fed with the stash, the gradients that it did.
+
+# %%
+passes.certificates
+
+# %% [markdown]
+# ## Batch normalisation
+#
+# A function that colours what is stashed, each value in its own colour, in both passes:
+
+# %%
+COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf")
+
+
+def coloured(passes):
+    """Both passes; what the forward pass stashes and the backward pass reads is coloured."""
+    shown = escape("# forward\n" + ee.text(passes.forward) + "\n# backward\n" + ee.text(passes.backward))
+    for stash, colour in zip(passes.stashes, COLOURS * 9, strict=False):
+        shown = shown.replace(f"{stash.name}[", f"<b style='color:{colour}'>{stash.name}</b>[")
+    return HTML(f"<pre>{shown}</pre>")
+
+
+def normalisation(n, c, h, w):
+    x, m = f"n:{n}, c:{c}, h:{h}, w:{w}", n * h * w
+    return f"""
+tensor X[{n}, {c}, {h}, {w}]
+tensor g[{c}]
+tensor b[{c}]
+E[c:{c}] = {{[c:{c}] sum[n:{n}, h:{h}, w:{w}] X[n, c, h, w]}}[c] / {m}
+V[c:{c}] = {{[c:{c}] sum[n:{n}, h:{h}, w:{w}] (X[n, c, h, w] - E[c]) * (X[n, c, h, w] - E[c])}}[c] / {m}
+Y[{x}] = g[c] * ((X[n, c, h, w] - E[c]) / sqrt(V[c] + 0.00001)) + b[c]
+"""
+
+
+norm = ee.parse(normalisation(8, 16, 28, 28))
+gamma = ee.cse(norm, ee.grad(norm, wrt="g"))
+coloured(gamma)
+
+# %% [markdown]
+# For the gradient of $\gamma$ the *largest* common subexpression is the normalised input $\hat x = (X - E)/\sqrt{V + \varepsilon}$; neither $X - E$ nor the root alone.
+# Sums and products are compared flat, so it does not matter that the forward pass multiplies by $\gamma$ in between.
+#
+# All three gradients together:
+
+# %%
+every = ee.cse(norm, ee.grad(norm))
+coloured(every)
+
+# %% [markdown]
+# The factors that a sum does not move stand outside it here, which makes `d_g` and `d_b` parts of `d_X`: this is the formula of textbooks, found by distributivity and
+# comparison.
+#
+# ## Memory against recomputation
+#
+# Each point is a plan that no other beats in both. `ee.cse(…, memory=…)` takes the best plan within a budget.
+
+
+# %%
+def curve(passes, title):
+    figure, axes = plt.subplots(figsize=(5, 3))
+    plans = passes.curve[::-1]
+    axes.step([p.nbytes / 1e3 for p in plans], [p.operations / 1e6 for p in plans], "o-", where="post")
+    axes.set(xlabel="stash, kB", ylabel="operations backward, millions", title=title)
+    figure.tight_layout()
+
+
+curve(every, "batch normalisation")
+
+# %% [markdown]
+# Nearly all is had for the statistics of the channels, a few hundred bytes. This is what frameworks save, and what makes sense on a machine whose memory is slower than its
+# arithmetic: the whole normalised image saves one operation an element.
+
+# %%
+small = ee.cse(norm, ee.grad(norm), memory=1000)
+coloured(small)
+
+# %% [markdown]
+# ## Time
+#
+# The three backward passes, in turn (small arrays on a shared machine: `python -m benchmarks.gradients` measures larger ones).
+
+# %%
+random = np.random.default_rng(0)
+arrays = {t.name: random.standard_normal(t.shape).astype(np.float32) for t in ee.grad(norm).inputs}
+
+
+def prepared(passes):
+    ahead = compile_program(passes.forward).run({t.name: arrays[t.name] for t in passes.forward.inputs})
+    made = compile_program(passes.backward)
+    for name, place in made.inputs.items():
+        place[...] = (ahead | arrays)[name]
+    return made.execute
+
+
+recomputing = compile_program(ee.grad(norm))
+for name, place in recomputing.inputs.items():
+    place[...] = arrays[name]
+times = compare(
+    {"recomputing": recomputing.execute, "1 kB": prepared(small), "no limit": prepared(every)},
+    rounds=9,
+    min_seconds=0.1,
+)
+for name, timing in times.items():
+    print(f"{name:12} {timing.median * 1e6:6.0f} µs  {times['recomputing'].median / timing.median:.2f}x")
+
+# %% [markdown]
+# ## A residual block
+#
+# A convolution, a normalisation, the input added, a ReLU. The gradient of the convolution is a convolution; that of the ReLU asks where the output is positive.
+
+# %%
+block = ee.parse("""
+tensor X[2, 8, 8, 4] pad [0, 1, 1, 0]
+tensor K[3, 3, 4, 4]
+tensor g[4]
+tensor b[4]
+T[n:2, h:8, w:8, f:4] = sum[r:3, s:3, c:4] X[n, h+r-1, w+s-1, c] * K[r, s, c, f]
+E[f:4] = {[f:4] sum[n:2, h:8, w:8] T[n, h, w, f]}[f] / 128
+V[f:4] = {[f:4] sum[n:2, h:8, w:8] (T[n, h, w, f] - E[f]) * (T[n, h, w, f] - E[f])}[f] / 128
+Y[n:2, h:8, w:8, f:4] = relu(g[f] * ((T[n, h, w, f] - E[f]) * rsqrt(V[f] + 0.001)) + b[f] + X[n, h, w, f])
+""")
+gradients = ee.grad(block)
+residual = ee.cse(block, gradients)
+coloured(residual)
+
+# %%
+curve(residual, "residual block")
+
+# %% [markdown]
+# The step in the curve is the convolution: below its result's size the backward pass has to run it again.
+
+# %%
+[(plan.nbytes, plan.operations) for plan in residual.curve]
