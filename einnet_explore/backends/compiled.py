@@ -6,12 +6,15 @@ import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import tvm
 
+from einnet_explore.backends import trial
 from einnet_explore.storage import cache_directory, write_aside
 
 
@@ -21,10 +24,14 @@ def stored(key: str) -> Any:
 
 
 def build(function: Any, key: str, threads: int) -> Any:
-    """Compile a PrimFunc, keep it under *key* where the disk allows it, and give the callable function."""
+    """Compile a PrimFunc, keep it under *key* where the disk allows it, and give the callable function.
+
+    It has run once in another process when it is kept; raises BackendError where it crashed or hung there.
+    """
     module = tvm.compile(tvm.IRModule({"main": function}), target=_target(threads)).mod
     path = _path(key)
-    if write_aside(path, lambda new: _save(module, new)) and (kept := _read(path)) is not None:
+    arrays = [(tuple(map(int, buffer.shape)), str(buffer.dtype)) for buffer in function.params]
+    if write_aside(path, lambda new: _tried(module, new, arrays)) and (kept := _read(path)) is not None:
         return kept
     return module["main"]
 
@@ -50,14 +57,30 @@ def kernel_file(key: str) -> Path | None:
     return path if path.suffix == ".so" and path.exists() else None
 
 
-def c_library(source: str) -> Path | None:
-    """*source*, in C, as a shared library in the cache directory; None where nothing here compiles it."""
+def c_library(source: str, *flags: str) -> Path | None:
+    """*source*, in C, as a shared library in the cache directory; None where nothing here compiles it.
+
+    *flags* go to the compiler; a library made with some is kept for this processor only.
+    """
     if _linker() is None:
         return None
-    path = cache_directory() / "kernels" / f"c-{hashlib.sha256(source.encode()).hexdigest()[:40]}.so"
+    own = "\0".join((source, *flags, cpu_name())) if flags else source
+    path = cache_directory() / "kernels" / f"c-{hashlib.sha256(own.encode()).hexdigest()[:40]}.so"
     if _whole(path):
         return path
-    return path if write_aside(path, lambda new: _compile(source, new)) and _whole(path) else None
+    return path if write_aside(path, lambda new: _compile(source, new, *flags)) and _whole(path) else None
+
+
+def c_complaint(source: str, *flags: str) -> str:
+    """What the C compiler says of *source*: empty where it compiles it, or where there is no compiler."""
+    if _linker() is None:
+        return ""
+    try:
+        with tempfile.TemporaryDirectory(prefix="einnet-explore-") as folder:
+            _compile(source, Path(folder) / "kernel.so", *flags)
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def cpu_name() -> str:
@@ -84,7 +107,21 @@ def use_threads(threads: int) -> None:
         _pool = threads
 
 
+def _tried(module: Any, path: Path, arrays: Sequence[tuple[tuple[int, ...], str]]) -> None:
+    _save(module, path)
+    if path.suffix == ".so":
+        trial.run(path, arrays)
+
+
+ROOM = 4 << 20
+"""Bytes that must be free for a kernel: where the disk is full LLVM ends the process instead of saying so."""
+
+
 def _save(module: Any, path: Path) -> None:
+    reserve = path.with_suffix(".room")
+    with reserve.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, ROOM)
+    reserve.unlink()
     if path.suffix == ".ll":
         module.write_to_file(str(path), "ll")
     else:
@@ -94,10 +131,10 @@ def _save(module: Any, path: Path) -> None:
     _close(path)
 
 
-def _compile(source: str, path: Path) -> None:
+def _compile(source: str, path: Path, *flags: str) -> None:
     text = path.with_suffix(".c")
     text.write_text(source)
-    _link("-O2", "-fPIC", str(text), "-o", str(path))
+    _link("-O2", "-fPIC", *flags, str(text), "-o", str(path), *(("-lm",) if flags else ()))
     _close(path)
 
 

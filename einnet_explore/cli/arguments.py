@@ -42,6 +42,9 @@ def parser() -> argparse.ArgumentParser:
     form.add_argument("--text", action="store_true", help="the text form (the default)")
     form.add_argument("--svg", metavar="FILE", help="the computation graph as SVG")
     form.add_argument("--html", metavar="FILE", help="expressions, steps and graphs as one page")
+    form.add_argument("--table", action="store_true", help="every equation flattened: ranges, coefficients, offsets")
+    form.add_argument("--kernel", choices=("cuda", "opencl", "c"), help="generated kernels as text")
+    show.add_argument("--dtype", default="float32", metavar="NAME", help="the type of all elements, of --kernel")
 
     rules = command("rules", "the legal rule matches, and why the others are refused")
     rules.add_argument("case", metavar="CASE.ein")
@@ -59,8 +62,31 @@ def parser() -> argparse.ArgumentParser:
     derive.add_argument("--save", metavar="RECORD.json", help="write the best derivation with its certificates")
     _json(derive)
 
+    fuse = command("fuse", "a program as one kernel: its stages, sizes and text")
+    fuse.add_argument("case", metavar="CASE.ein")
+    fuse.add_argument("--dtype", default="float32", metavar="NAME", help="the type of all elements, of --kernel")
+    fused = fuse.add_mutually_exclusive_group()
+    fused.add_argument("--kernel", choices=("cuda", "opencl", "c"), help="the kernel as text")
+    fused.add_argument("--svg", metavar="FILE", help="the stages as SVG")
+
+    grad = command("grad", "the gradients of a program's inputs, as a program")
+    grad.add_argument("case", metavar="CASE.ein")
+    grad.add_argument("--wrt", action="append", default=[], metavar="A,K", help="of these inputs (default: all)")
+    grad.add_argument("--inline", action="store_true", help="put intermediates that sum nothing into their readers")
+    grad.add_argument(
+        "--stash", action="store_true", help="both passes, with what the forward pass keeps for the other"
+    )
+    grad.add_argument("--stash-budget", type=_size, metavar="BYTES", help="the same, with at most so much memory")
+    shown = grad.add_mutually_exclusive_group()
+    shown.add_argument("--latex", action="store_true")
+    shown.add_argument("--text", action="store_true", help="the text form (the default)")
+    _json(grad)
+
     check = command("check", "replay a derivation's certificates without the optimiser")
     check.add_argument("record", metavar="RECORD.json")
+    check.add_argument(
+        "--modular", action="store_true", help="also evaluate start and end modulo 2^31-1 at their real sizes"
+    )
     _json(check)
 
     optimize = command("optimize", "optimise an ONNX model")
@@ -74,6 +100,12 @@ def parser() -> argparse.ArgumentParser:
         default="plan",
         metavar="plan|onnxruntime",
         help="what OUT.onnx is made fast for: our plan (the default), or ONNX Runtime alone",
+    )
+    optimize.add_argument(
+        "--numerics",
+        default="approximate",
+        metavar="exact|reassociate|approximate",
+        help="the most that a derivation may do to the last digits; approximate allows 1e-4 of the largest output",
     )
     optimize.add_argument("--certificates", metavar="DIR", help="write one RECORD.json for each kept derivation there")
     _model(optimize)
@@ -148,6 +180,10 @@ def _depth(text: str) -> int:
 
 def _count(text: str) -> int:
     return _number(text, 1)
+
+
+def _size(text: str) -> int:
+    return _number(text, 0)
 
 
 def _number(text: str, least: int) -> int:

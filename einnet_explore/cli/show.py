@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from einnet_explore.algebra.flattening import flattened
 from einnet_explore.cli.errors import OK
-from einnet_explore.cli.output import save, writable
+from einnet_explore.cli.output import save, say, writable
 from einnet_explore.explore.api import load
 from einnet_explore.explore.figures import graph_figure
+from einnet_explore.explore.kernel_text import kernel_texts
 from einnet_explore.explore.page import derivation_page
 from einnet_explore.explore.run import Run
 from einnet_explore.explore.session import Session
@@ -28,11 +30,34 @@ def run(arguments: argparse.Namespace) -> int:
         save(arguments.svg, graph_figure(derivation.end, title).svg)
     elif arguments.html:
         save(arguments.html, derivation_page(derivation, title))
+    elif arguments.table:
+        _tables(derivation.end)
+    elif arguments.kernel:
+        _kernels(derivation.end, arguments.kernel, arguments.dtype)
     elif arguments.latex:
         print(align(programs(derivation), reasons(derivation)) if derivation.steps else latex(derivation.end))
     else:
         print(*map(_said, [None, *reasons(derivation)], map(text, programs(derivation))), sep="\n")
     return OK
+
+
+def _tables(program: Program) -> None:
+    for n, equation in enumerate(program.equations):
+        if n:
+            print()
+        print(f"{equation.name}:")
+        try:
+            print(flattened(equation.scope, equation.name))
+        except ValueError as reason:
+            say(f"{equation.name} has no table: {reason}")
+
+
+def _kernels(program: Program, dialect: str, dtype: str) -> None:
+    for kernel in kernel_texts(program, dialect, dtype):
+        if kernel.text:
+            print(kernel.text)
+        else:
+            say(f"no kernel for {kernel.why}")
 
 
 def derivation_of(case: Program | Derivation | Run | Session) -> Derivation:

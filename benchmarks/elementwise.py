@@ -1,0 +1,101 @@
+"""Element-wise kernels in C against TVM's, against NumPy and against streaming: ``python -m benchmarks.elementwise``.
+
+Each is run in turn with the others; a figure is the median of the rounds' ratios to the kernel in C (above 1: C is
+faster).  *stream* is the triad's time on as many bytes over that of the kernel: 1 is memory's own speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from einnet_explore.backends import aligned, aligned_empty, c_kernels, compare, compile_scope
+from einnet_explore.backends.measure import pause, times_faster
+from einnet_explore.ir import Const, Iterator, Scope, Tensor, add, mul, tensors
+from einnet_explore.kernels.elementwise import Functor, functor, host_kernel, operand
+from einnet_explore.kernels.source import F16, F32
+from einnet_explore.text import parse
+
+LENGTHS = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
+
+CASES = {
+    "relu": "Y[i:{n}] = relu(A[i])",
+    "residual, relu": "Y[i:{n}] = relu(A[i] + B[i])",
+    "hard swish": "Y[i:{n}] = A[i] * minimum(maximum(A[i] / 6 + 0.5, 0), 1)",
+    "swish": "Y[i:{n}] = A[i] * sigmoid(A[i])",
+}
+NUMPY: dict[str, Callable[..., object]] = {
+    "relu": lambda y, a: np.maximum(a, 0, out=y),
+    "residual, relu": lambda y, a, b: np.maximum(np.add(a, b, out=y), 0, out=y),
+    "hard swish": lambda y, a: np.multiply(a, np.clip(a / 6 + np.float32(0.5), 0, 1), out=y),
+    "swish": lambda y, a: np.divide(a, 1 + np.exp(-a), out=y),
+}
+
+
+def triad(count: int, threads: int) -> Callable[[], object]:
+    """a = b + 2·c over *count* numbers altogether."""
+    i = Iterator("i", 0, max(1, count // 3))
+    b, c = (Tensor(name, (i.extent,))[(i,)] for name in "bc")
+    made = compile_scope(Scope((i,), (), add(b, mul(Const(2), c))), threads=threads)
+    return made.bind([aligned(np.ones(i.extent, np.float32)) for _ in range(2)], aligned_empty((i.extent,)))
+
+
+def in_c(made: Functor, arrays: Sequence[np.ndarray], threads: int) -> Callable[[], object]:
+    """The kernel in C, bound to result and operands."""
+    n = arrays[0].size
+    loaded = c_kernels.load(host_kernel(made))
+    return loaded.bind(*arrays, n, -(-n // threads), grid=(threads, 1, 1), threads=threads)  # type: ignore[no-any-return]
+
+
+def measured(name: str, n: int, threads: int, seconds: float) -> tuple[float, float, float]:
+    """(TVM's time, NumPy's, the triad's) over that of the kernel in C."""
+    text = CASES[name].format(n=n)
+    used = [t for t in "AB" if f"{t}[" in text]
+    scope = parse("\n".join([*(f"tensor {t}[{n}]" for t in used), text])).equations[0].scope
+    held = [aligned(np.random.default_rng(k).normal(size=n).astype(np.float32)) for k in range(len(used))]
+    out, other, third = (aligned_empty((n,)) for _ in range(3))
+    order = {t.name: a for t, a in zip(tensors(scope), held, strict=True)}
+    made = functor(scope, name)
+    calls: dict[str, Callable[[], object]] = {
+        "c": in_c(made, [out, *(order[o] for o, _ in made.operands)], threads),
+        "tvm": compile_scope(scope, threads=threads).bind(list(order.values()), other),
+        "numpy": lambda: NUMPY[name](third, *held),
+        "triad": triad(n * (1 + len(used)), threads),
+    }
+    for call in calls.values():
+        call()
+    np.testing.assert_allclose(out, other, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(out, third, rtol=1e-4, atol=1e-6)
+    times = compare(calls, min_seconds=seconds, settle=pause(threads))
+    return tuple(times_faster(times[k], times["c"]) for k in ("tvm", "numpy", "triad"))  # type: ignore[return-value]
+
+
+def cast(n: int, threads: int, seconds: float) -> float:
+    """NumPy's time for float32 to half over that of the kernel in C."""
+    x = np.random.default_rng(0).normal(size=n).astype(np.float32)
+    out, other = np.zeros(n, np.float16), np.zeros(n, np.float16)
+    call = in_c(Functor(operand("x"), F16, (("x", F32),), name="cast"), [out, x], threads)
+    times = compare({"c": call, "numpy": lambda: np.copyto(other, x)}, min_seconds=seconds, settle=pause(threads))
+    assert (out == other).all()
+    return times_faster(times["numpy"], times["c"])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=0.2, help="of measuring, for each")
+    given = parser.parse_args(argv)
+    print(f"{'':18}{'elements':>12}{'TVM':>8}{'NumPy':>8}{'stream':>8}")
+    for n in LENGTHS:
+        for name in CASES:
+            tvm, numpy, stream = measured(name, n, given.threads, given.seconds)
+            print(f"{name:18}{n:12,}{tvm:8.2f}{numpy:8.2f}{stream:8.2f}", flush=True)
+        print(f"{'float32 to half':18}{n:12,}{'':8}{cast(n, given.threads, given.seconds):8.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Element-wise kernels
+#
+# What no library operator takes over is often *element-wise*: a function of the elements at one position. Such a kernel is limited by
+# memory alone, so everything about it serves the transfers: how many elements an instruction moves, and how many blocks share the work.
+# OneFlow's developers published a template that does this well. Here it is rebuilt from its numbers, as *values*: the plan is a pure
+# function, the kernel is a frozen tree, and its text comes out as CUDA C, OpenCL C or C.
+
+# %%
+import io
+
+import numpy as np
+from IPython.display import Code, Markdown
+from matplotlib.figure import Figure as Page
+
+import einnet_explore as ee
+from einnet_explore.backends import nvrtc, opencl
+from einnet_explore.backends.elementwise import Elementwise
+from einnet_explore.explore.figure import Figure
+from einnet_explore.explore.kernel_text import kernel_texts
+from einnet_explore.explore.sheet import Sheet
+from einnet_explore.ir import Apply
+from einnet_explore.kernels.elementwise import (
+    A100,
+    BLOCK,
+    H100,
+    WAVES,
+    Functor,
+    Launch,
+    blocks,
+    compose,
+    functor,
+    kernel,
+    operand,
+    pack_size,
+    plan,
+    planned,
+)
+from einnet_explore.kernels.source import F16, F32, F64, I8, emit
+
+# %% [markdown]
+# ## How many threads, how many blocks
+#
+# A block has at most 64 K registers, a thread at most 255. Even if every thread takes them all, $\lfloor 65536 / 255 \rfloor = 257$
+# threads fit; rounded down to a power of two that is the block size.
+
+# %%
+64 * 1024 // 255, BLOCK
+
+# %% [markdown]
+# There is at least one block, there are no more than have work, and no more than 32 *waves*, where a wave is what the device holds at a time:
+#
+# $$blocks = \max\left(1, \min\left(\left\lceil \frac{packs}{256} \right\rceil, \frac{SMs \cdot threads}{256} \cdot 32\right)\right)$$
+
+# %%
+rows = tuple(
+    (packs, blocks(packs, A100), blocks(packs, H100)) for packs in (0, 1, 256, 257, 10**5, 10**6, 10**7, 10**8)
+)
+Markdown(Sheet("blocks", f"Blocks, at most {WAVES} waves", ("packs", "A100", "H100"), rows).markdown())
+
+# %%
+picture = Page(figsize=(6, 3), layout="constrained")
+plot = picture.add_subplot(xlabel="packs", ylabel="blocks", xscale="log", yscale="log")
+counts = np.unique(np.logspace(0, 8.5, 200).astype(int))
+for name, gpu in (("A100", A100), ("H100", H100)):
+    plot.plot(counts, [blocks(int(n), gpu) for n in counts], label=f"{name}: at most {gpu.most_blocks:,}")
+plot.legend()
+svg = io.StringIO()
+picture.savefig(svg, format="svg", metadata={"Date": None})
+Figure(
+    svg.getvalue()[svg.getvalue().index("<svg") :],
+    "blocks against packs: rising by one per 256 packs, level from 32 waves on",
+)
+
+# %% [markdown]
+# ## How many elements at a time
+#
+# One instruction moves at most 128 bits. All arrays are walked in the same steps, so the widest type decides; and a pack has at most
+# 8 elements. Casting float32 to half moves 4 at a time, though 8 halves would fit.
+
+# %%
+mixes = ((F32,), (F16,), (F64,), (I8,), (F16, F32), (F16, F16), (F32, F64), (F32, I8, F16))
+rows = tuple(
+    (
+        f"{mix[0]} ← {', '.join(map(repr, mix[1:])) or mix[0]}",
+        pack_size(mix),
+        ", ".join(str(8 * k.size * pack_size(mix)) for k in mix),
+    )
+    for mix in mixes
+)
+Markdown(Sheet("packs", "Packs", ("result ← operands", "elements", "bits a transfer"), rows).markdown())
+
+# %% [markdown]
+# A *plan* puts both together. What is left over is done one by one; an array that does not begin at a multiple of its pack's size makes
+# every pack a single element; and beyond $2^{31}$ positions are 64 bits wide.
+
+# %%
+kinds = (F16, F32)
+rows = tuple(
+    (label, p.pack, p.packs, p.tail, p.blocks, repr(p.index))
+    for label, p in (
+        ("4,096 elements", plan(4096, kinds, (0, 0))),
+        ("4,099 elements", plan(4099, kinds, (0, 0))),
+        ("…, the operand 4 bytes further", plan(4099, kinds, (0, 4))),
+        ("no elements", plan(0, kinds, (0, 0))),
+        ("2³¹ + 1 elements", plan((1 << 31) + 1, kinds, (0, 0))),
+    )
+)
+Markdown(
+    Sheet(
+        "plans", "Plans: half ← float32 on an A100", ("what", "pack", "packs", "tail", "blocks", "positions"), rows
+    ).markdown()
+)
+
+# %% [markdown]
+# ## The kernel
+#
+# A *functor* is a scalar expression over operands. The document's example is the cast: the identity, from float32 to half. Where the result
+# is half precision and the pack is even, two elements are made at a time (`__float22half2_rn`).
+
+# %%
+cast = Functor(operand("x"), F16, (("x", F32),), name="cast")
+Code(emit(planned(cast, 4099), "cuda"), language="cuda")
+
+# %% [markdown]
+# The sum of two halves is *one* instruction for two elements. In single precision and rounded afterwards it would come out the same, bit by bit:
+# a half has 11 bits of precision, single precision has $24 \ge 2 \cdot 11 + 2$. So the OpenCL and C twins, which do that, agree exactly.
+
+# %%
+add = Functor(Apply("+", (operand("a"), operand("b"))), F16, (("a", F16), ("b", F16)), name="add")
+Code(emit(planned(add, 4096), "cuda"), language="cuda")
+
+# %% [markdown]
+# ## Does the compiler see it?
+#
+# There need be no GPU for this: NVIDIA's compiler is a Python package. Here is what one thread executes for four elements of the cast, by the
+# template and by a plain kernel that takes one element at a time (counted in PTX). Fewer and wider transfers are where the document's 80–90 % come
+# from; that figure itself is a GPU's, and is not measured here.
+
+
+# %%
+def counted(launch, times):
+    text = nvrtc.compile_cuda(kernel(cast, launch), "compute_80").code.decode()
+    lines = [line.strip() for line in text.splitlines()]
+    return tuple(times * sum(part in line for line in lines) for part in ("ld.global", "st.global", "cvt.rn"))
+
+
+if nvrtc.version():
+    rows = (
+        ("plain, four elements", *counted(Launch(1, 4096, 0, 16, plan(1, kinds, (0, 0)).index), 4)),
+        ("template, four elements", *counted(plan(4096, kinds, (0, 0)), 1)),
+    )
+else:
+    rows = (("NVRTC is not installed", None, None, None),)
+Markdown(Sheet("ptx", "Instructions", ("kernel", "loads", "stores", "conversions"), rows).markdown())
+
+# %% [markdown]
+# It compiles to machine code for the A100 (sm_80) and the H100 (sm_90):
+
+# %%
+[(a, f"{len(nvrtc.compile_cuda(planned(add, 4099), a).code):,} bytes") for a in nvrtc.ARCHITECTURES if nvrtc.version()]
+
+# %% [markdown]
+# ## Does it compute the right thing?
+#
+# The same kernel as OpenCL runs on a CPU too, blocks, packs and tail included. Lengths that no pack divides, and arrays that begin anywhere:
+
+
+# %%
+def errors(made, engine, reference):
+    out = []
+    for n in (0, 1, 255, 1003, 4099):
+        raw = np.zeros(4 * n + 64, np.uint8)
+        for offset in (0, 4):
+            x = raw[offset : offset + 4 * n].view(np.float32)
+            x[:] = np.random.default_rng(n).normal(size=n)
+            y = np.zeros(n, np.float16)
+            Elementwise(made, engine)(y, x)
+            out.append(int((y != reference(x)).sum()))
+    return sum(out)
+
+
+engine = "opencl" if opencl.available() else "c blocks"
+engine, errors(cast, engine, lambda x: x.astype(np.float16))
+
+# %% [markdown]
+# ## Any number of operands, composed
+#
+# OneFlow has `Unary`, `Binary`, `Ternary`, and asks for a factory for more. Functors compose, so there is one kernel for whatever is put together. What is
+# one value for all elements is a *scalar*, read once a thread. Composed, nothing is written in between:
+
+# %%
+relu = Functor(Apply("relu", (operand("x"),)), F32, (("x", F32),), name="relu")
+scaled = Functor(Apply("*", (operand("v"), operand("s"))), F32, (("v", F32),), (("s", F32),), name="scaled")
+total = Functor(
+    Apply("+", (operand("a"), operand("b"), operand("c"))), F32, (("a", F32), ("b", F32), ("c", F32)), name="total"
+)
+fused = compose(scaled, {"v": compose(relu, {"x": total})})
+Code(emit(planned(fused, 4096), "opencl"), language="c")
+
+# %%
+a, b, c = (np.random.default_rng(k).integers(-9, 9, 1003).astype(np.float32) for k in range(3))
+s, y = np.array([3], np.float32), np.zeros(1003, np.float32)
+Elementwise(fused, engine)(y, a, b, c, s)
+float(abs(y - np.maximum(a + b + c, 0) * 3).max())
+
+# %% [markdown]
+# ## From expressions
+#
+# An expression is element-wise if everything that it reads lies where it writes, whatever the shapes say: the flat positions are compared. On the command
+# line this is `einnet-explore show CASE.ein --kernel cuda`. For a CPU, a block takes neighbouring elements, and the C compiler makes the packs.
+
+# %%
+case = ee.parse("""
+tensor A[64, 31]
+tensor B[1984]
+Y[i:64, j:31] = maximum(A[i, j], 0) + B[31*i + j]
+""")
+Code(kernel_texts(case, "c")[0].text, language="c")
+
+# %% [markdown]
+# What is not element-wise says why:
+
+# %%
+try:
+    functor(ee.parse("tensor A[3, 5]\nY[j:5, i:3] = A[i, j]").equations[0].scope, "Y")
+except ValueError as refused:
+    print(refused)

@@ -1,0 +1,526 @@
+"""Element-wise kernels: the OneFlow document's numbers, the choice of packs and blocks, and values on devices."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+from syrupy.assertion import SnapshotAssertion
+
+import einnet_explore as ee
+from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.backends import BackendError, nvrtc
+from einnet_explore.backends.elementwise import Elementwise
+from einnet_explore.ir import Apply, Compare, Const, Iterator, Scalar, Scope, Table, Tensor, as_index
+from einnet_explore.kernels.elementwise import (
+    A100,
+    BLOCK,
+    H100,
+    WAVES,
+    Functor,
+    Gpu,
+    Launch,
+    blocks,
+    compose,
+    functor,
+    host_kernel,
+    kernel,
+    operand,
+    pack_size,
+    plan,
+    planned,
+)
+from einnet_explore.kernels.elementwise.launch import MAX_PACK_BYTES, MAX_PACK_SIZE, index_type
+from einnet_explore.kernels.source import (
+    BOOL,
+    F16,
+    F32,
+    F64,
+    I8,
+    I16,
+    I32,
+    I64,
+    U8,
+    U16,
+    U32,
+    U64,
+    KernelError,
+    Type,
+    emit,
+)
+from tests import kernel_machine
+from tests.test_backends_opencl import needs_c, needs_nvrtc, needs_opencl, shifted
+
+KINDS = (BOOL, I8, I16, I32, I64, U8, U16, U32, U64, F16, F32, F64)
+ENGINES = [
+    pytest.param("opencl", marks=needs_opencl),
+    pytest.param("c", marks=needs_c),
+    pytest.param("c blocks", marks=needs_c),
+]
+CAST = Functor(operand("x"), F16, (("x", F32),), name="cast")
+ADD = Functor(Apply("+", (operand("a"), operand("b"))), F16, (("a", F16), ("b", F16)), name="add")
+
+
+# ---- the document's numbers ---------------------------------------------------------------------------------------
+
+
+def test_block_size() -> None:
+    assert 64 * 1024 // 255 == 257 and BLOCK == 256 and planned(CAST, 5).block == (256, 1, 1)
+
+
+def test_waves_and_blocks() -> None:
+    assert WAVES == 32
+    assert A100.most_blocks == 108 * 2048 // 256 * 32 == 27648
+    for n in (0, 1, 255, 256, 257, 27648 * 256, 27648 * 256 + 1, 1 << 40):
+        assert blocks(n, A100) == max(1, min(ceil(n / 256), 27648))
+
+
+def test_pack_limits() -> None:
+    assert MAX_PACK_BYTES == 16 and MAX_PACK_SIZE == 8
+    assert [pack_size((k,)) for k in (F64, F32, F16, I8)] == [2, 4, 8, 8]
+    assert pack_size((F16, F32)) == 4  # float to half
+    assert pack_size((F16, F16)) == 8 and pack_size((F64, F64)) == 2 and pack_size((F16, F32, F64)) == 2
+
+
+def test_blocks_count_packs_not_elements() -> None:
+    assert plan(4096, (F16, F32), (0, 0)) == Launch(4, 1024, 0, 4, I32)
+    assert plan(4099, (F16, F32), (0, 0)) == Launch(4, 1024, 3, 4, I32)
+
+
+@pytest.mark.parametrize("dialect", ["cuda", "opencl", "c"])
+@pytest.mark.parametrize("functor", [CAST, ADD], ids=lambda f: f.name)
+def test_text(functor: Functor, dialect: str, snapshot: SnapshotAssertion) -> None:
+    made = host_kernel(functor) if dialect == "c" else planned(functor, 1003)
+    assert emit(made, dialect) == snapshot
+
+
+def test_cast_text_is_the_documents() -> None:
+    text = emit(planned(CAST, 1003), "cuda")
+    for part in ("__launch_bounds__(256)", "__float22half2_rn(make_float2(", "i += (int)gridDim.x * 256", "j += 2"):
+        assert part in text
+    assert "#pragma unroll" in text and "if (first < tail)" in text
+    assert "tail)" not in emit(planned(CAST, 1000), "cuda").split("{", 1)[1]
+
+
+@needs_nvrtc
+def test_cast_moves_128_bits_at_once() -> None:
+    code = nvrtc.compile_cuda(planned(CAST, 1000), "compute_80").code.decode()
+    lines = [line.strip() for line in code.splitlines()]
+    assert sum(line.startswith("ld.global.v4.f32") for line in lines) == 1
+    assert sum(line.startswith("st.global.v2.u32") for line in lines) == 1
+    assert sum("cvt.rn.f16x2.f32" in line for line in lines) == 2
+    assert ".maxntid 256" in code
+    assert "add.f16x2" in nvrtc.compile_cuda(planned(ADD, 1000), "compute_80").code.decode()
+    for architecture in nvrtc.ARCHITECTURES:
+        assert nvrtc.compile_cuda(planned(CAST, 1000), architecture).code.startswith(b"\x7fELF")
+
+
+# ---- the choice of pack and grid ----------------------------------------------------------------------------------
+
+MIXES = [(k,) for k in KINDS] + list(itertools.combinations_with_replacement(KINDS, 2))
+
+
+def test_the_narrowest_rule_for_every_mix() -> None:
+    for mix in [*MIXES, *itertools.combinations_with_replacement(KINDS, 3)]:
+        pack = pack_size(mix)
+        assert pack == min(8, 16 // max(k.size for k in mix)) and pack in (2, 4, 8)
+        assert all(pack * k.size <= 16 for k in mix)
+
+
+def test_every_mix_length_and_grid() -> None:
+    small = Gpu(1, 256)
+    for mix in MIXES:
+        for n in range(1001):
+            made = plan(n, mix, [0] * len(mix), small)
+            assert made.packs * made.pack + made.tail == n and 0 <= made.tail < made.pack <= 8
+            assert made.blocks == max(1, min(-(-made.packs // 256), 32)) and made.index == I32
+
+
+def test_every_mix_and_alignment() -> None:
+    for mix in MIXES:
+        pack = pack_size(mix)
+        for offsets in itertools.product(range(17), repeat=len(mix)):
+            aligned = all(at % (pack * k.size) == 0 for at, k in zip(offsets, mix, strict=True))
+            made = plan(1000, mix, [4096 + at for at in offsets])
+            assert (made.pack, made.tail) == ((pack, 1000 % pack) if aligned else (1, 0))
+            assert made.packs == 1000 // made.pack
+
+
+@given(st.integers(0, 1 << 40), st.sampled_from(MIXES), st.sampled_from([A100, H100, Gpu(1, 256)]), st.booleans())
+def test_positions_fit_their_type(n: int, mix: tuple[Type, ...], gpu: Gpu, aligned: bool) -> None:
+    made = plan(n, mix, [0 if aligned else 1 << 4 | 1] * len(mix), gpu)
+    # The largest position that any thread computes: one stride beyond its last pack.
+    furthest = (made.packs - 1 + made.blocks * BLOCK) * made.pack + made.pack - 1 if made.packs else 0
+    assert made.index == I64 or max(furthest, n) < 1 << 31
+    assert made.packs * made.pack + made.tail == n
+
+
+def test_64_bits_beyond_2_to_31() -> None:
+    assert index_type((1 << 31) - 1 - 256, 1, 1) == I32 and index_type((1 << 31) - 256, 1, 1) == I64
+    most = A100.most_blocks * BLOCK * 8
+    assert plan((1 << 31) - 1 - most, (F16,), (0,)).index == I32
+    wide = plan((1 << 31) + 5, (F16,), (0,))
+    assert wide == Launch(8, (1 << 28), 5, 27648, I64)
+    text = emit(kernel(replace(ADD, name="wide"), wide), "cuda")
+    assert "const long long packs" in text and "(long long)blockIdx.x * 256LL" in text and "i * 8LL" in text
+    assert "int i " not in text and "int first" not in text and "int last" not in text
+    assert "const long packs" in emit(kernel(ADD, wide), "opencl")
+    assert "long long" in emit(host_kernel(ADD), "c")
+
+
+def test_plans_that_cannot_be() -> None:
+    for arguments in ((-1, (F32,), (0,)), (1, (F32,), ()), (1, (F32,), (0,), Gpu(0))):
+        with pytest.raises(KernelError, match=r"elements of 1 arrays at"):
+            plan(*arguments)  # type: ignore[arg-type]
+    with pytest.raises(KernelError, match="functor cast: a pack of 0 elements"):
+        kernel(CAST, Launch(0, 1, 0, 1, I32))
+
+
+@pytest.mark.parametrize("pack", range(1, 9))
+def test_pairs_for_even_packs_only(pack: int) -> None:
+    for made, paired in ((CAST, "__float22half2_rn"), (ADD, "__hadd2")):
+        text = emit(kernel(made, Launch(pack, 10, 0, 1, I32)), "cuda")
+        assert (paired in text) == (pack % 2 == 0)
+        assert ("__float2half_rn" in text) == (pack % 2 == 1)
+    single = Functor(operand("x"), F32, (("x", F16),))
+    assert "half2" not in emit(kernel(single, Launch(pack, 10, 0, 1, I32)), "cuda").replace("__half2float", "")
+
+
+@pytest.mark.parametrize("pack", range(1, 9))
+@pytest.mark.parametrize("tail", [0, 1, 5])
+def test_any_pack_computes_the_same(pack: int, tail: int) -> None:
+    # Also packs that no rule gives: thread by thread, in plain Python.
+    n = 40 * pack + tail
+    made = kernel(ADD, Launch(pack, 40, tail, 2, I32))
+    a, b = (np.random.default_rng(k).normal(size=n).astype(np.float16) for k in range(2))
+    out = np.zeros(n, np.float16)
+    kernel_machine.run(made, {"result": out, "operand a": a, "operand b": b, "packs": 40, "tail": tail})
+    np.testing.assert_array_equal(out, a + b)
+
+
+# ---- values -------------------------------------------------------------------------------------------------------
+
+
+def oracle(made: Functor, arrays: dict[str, Any], exact: bool) -> Any:
+    """The functor's value by the evaluator, from arrays (operands) and single numbers (scalars)."""
+    n = next((a.size for k, a in arrays.items() if k in dict(made.operands)), 0)
+    i = Iterator("i", 0, n)
+    at = {name: Tensor(name, (n,))[(i,)] for name, _ in made.operands}
+    at |= {name: Tensor(name, (1,))[(0,)] for name, _ in made.scalars}
+    return evaluate(Scope((i,), (), _put(made.body, at)), arrays, "exact" if exact else "float64")
+
+
+def _put(body: Scalar, at: dict[str, Any]) -> Scalar:
+    match body:
+        case Apply(op, args):
+            return Apply(op, tuple(_put(a, at) for a in args))
+        case Const():
+            return body
+        case _:
+            return at[body.source.name]  # type: ignore[union-attr]
+
+
+LENGTHS = [0, 1, 2, 7, 8, 255, 1000, 1003, 2049]
+
+
+def exactly(made: Functor, engine: str, n: int, offsets: tuple[int, ...], seed: int = 0) -> None:
+    rng = np.random.default_rng(seed)
+    arrays: dict[str, Any] = {}
+    names = [*made.operands, *made.scalars]
+    for k, (name, kind) in enumerate(names):
+        count = n if k < len(made.operands) else 1
+        arrays[name] = shifted(count, str(kind.dtype), offsets[k % len(offsets)] * kind.size)
+        low = 0 if kind.kind in ("uint", "bool") else -4
+        arrays[name][:] = rng.integers(low, 2 if kind == BOOL else 5, count)
+    out = shifted(n, str(made.output.dtype), offsets[-1] * made.output.size)
+    Elementwise(made, engine)(out, *arrays.values())
+    if n:
+        assert out.tolist() == oracle(made, {k: a.astype(np.int64) for k, a in arrays.items()}, exact=True).tolist()
+
+
+INTEGERS = [
+    Functor(operand("x"), I32, (("x", I32),), name="copy"),
+    Functor(Apply("*", (operand("x"), operand("x"), Const(3))), I64, (("x", I8),), name="square"),
+    Functor(Apply("maximum", (operand("a"), operand("s"))), I16, (("a", I16),), (("s", I16),), name="clip"),
+    Functor(
+        Apply("-", (Apply("+", (operand("a"), operand("b"), operand("c"))), Apply("abs", (operand("d"),)))),
+        I32,
+        (("a", I8), ("b", I64), ("c", U8), ("d", I32)),
+        name="four",
+    ),
+    Functor(Apply("relu", (operand("x"),)), F32, (("x", I8),), name="real"),
+    Functor(Apply("minimum", (operand("a"), operand("b"))), U16, (("a", BOOL), ("b", U16)), name="truth"),
+]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("made", INTEGERS, ids=lambda f: f.name)
+def test_integers_exactly(made: Functor, engine: str) -> None:
+    for n in LENGTHS:
+        exactly(made, engine, n, (0,))
+        exactly(made, engine, n, (0, 0, 1))
+
+
+@st.composite
+def functors(draw: DrawFn) -> Functor:
+    """Any number of operands, of any whole types that have a common one, and any exact body over them."""
+    kinds = draw(st.lists(st.sampled_from([I8, I16, I32, I64, U8, U16, U32]), min_size=0, max_size=5))
+    scalars = draw(st.integers(0, 1 if kinds else 0))
+    names = [(f"x{k}", kind) for k, kind in enumerate(kinds)]
+
+    def body(depth: int) -> Scalar:
+        if not depth or draw(st.booleans()):
+            leaves = [operand(n) for n, _ in names]
+            return draw(st.sampled_from([*leaves, Const(draw(st.integers(-3, 3)))]))
+        op = draw(st.sampled_from(["+", "*", "-", "neg", "relu", "abs", "maximum", "minimum"]))
+        arity = 1 if op in ("neg", "relu", "abs") else 2
+        return Apply(op, tuple(body(depth - 1) for _ in range(arity)))
+
+    return Functor(body(2), draw(st.sampled_from([I64, F64])), tuple(names[scalars:]), tuple(names[:scalars]))
+
+
+@needs_c
+@settings(max_examples=10)
+@given(functors(), st.sampled_from(LENGTHS), st.tuples(*[st.integers(0, 3)] * 6))
+def test_drawn_functors_exactly(made: Functor, n: int, offsets: tuple[int, ...]) -> None:
+    if not made.operands:
+        out = np.zeros(n, made.output.dtype)
+        Elementwise(made, "c blocks")(out, *(np.ones(1, k.dtype) for _, k in made.scalars))
+        value = oracle(made, {k: np.ones(1, np.int64) for k, _ in made.scalars}, exact=True)
+        assert value.size == 0 and len(set(out.tolist())) <= 1
+        return
+    exactly(made, "c blocks", n, offsets)
+
+
+@needs_opencl
+@settings(max_examples=8)
+@given(functors().filter(lambda f: f.operands), st.sampled_from(LENGTHS), st.tuples(*[st.integers(0, 3)] * 6))
+def test_drawn_functors_exactly_by_opencl(made: Functor, n: int, offsets: tuple[int, ...]) -> None:
+    exactly(made, "opencl", n, offsets)
+
+
+def real(op: str, *args: Scalar) -> Scalar:
+    return Apply(op, args)
+
+
+X = operand("x")
+FLOATS = [
+    Functor(real("*", X, real("sigmoid", X)), F32, (("x", F32),), name="swish"),
+    Functor(
+        real("*", Const(0.5), X, real("+", Const(1), real("erf", real("/", X, Const(1.4142135623730951))))),
+        F64,
+        (("x", F64),),
+        name="gelu",
+    ),
+    Functor(real("+", real("exp", X), real("tanh", X)), F32, (("x", F32),), name="sum"),
+    Functor(real("pow", real("abs", X), operand("p")), F64, (("x", F32),), (("p", F64),), name="power"),
+    Functor(real("/", real("log", real("+", real("sqrt", real("abs", X)), Const(1))), operand("y")), F32,
+            (("x", F32), ("y", F32)), name="quotient"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("made", FLOATS, ids=lambda f: f.name)
+def test_floats_nearly(made: Functor, engine: str) -> None:
+    for n, offset in itertools.product((1, 63, 1003), (0, 1)):
+        arrays: dict[str, Any] = {}
+        for k, (name, kind) in enumerate((*made.operands, *made.scalars)):
+            count = n if k < len(made.operands) else 1
+            arrays[name] = shifted(count, str(kind.dtype), offset * kind.size)
+            arrays[name][:] = np.random.default_rng(k).uniform(0.3, 3, count)
+        out = np.empty(n, made.output.dtype)
+        Elementwise(made, engine)(out, *arrays.values())
+        np.testing.assert_allclose(out, oracle(made, arrays, exact=False), rtol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("offset", [0, 1])
+def test_halves_round_to_the_nearest(engine: str, offset: int) -> None:
+    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 65504, 65519.99, 65520, 6e-8, 2.9e-8, 1 + 2**-11, 1 + 3 * 2**-11]
+    x = shifted(1003, "float32", 4 * offset)
+    x[:] = np.resize(np.array(special, np.float32), 1003) * np.repeat([1, 1, -1, 1.0001], 251)[:1003]
+    out = np.zeros(1003, np.float16)
+    Elementwise(CAST, engine)(out, x)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(out, x.astype(np.float16))
+    for op, of in (("+", np.add), ("-", np.subtract), ("*", np.multiply)):
+        made = replace(ADD, body=Apply(op, (operand("a"), operand("b"))), name="two")
+        a, b = (np.random.default_rng(k).normal(size=1003).astype(np.float16) for k in range(2))
+        Elementwise(made, engine)(out, a, b)
+        np.testing.assert_array_equal(out, of(a, b))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_operands_may_be_read_only(engine: str) -> None:
+    x, out = np.arange(9, dtype=np.int32), np.zeros(9, np.int32)
+    x.setflags(write=False)
+    Elementwise(INTEGERS[0], engine)(out, x)
+    assert out.tolist() == list(range(9))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_in_place(engine: str) -> None:
+    x = np.arange(1003, dtype=np.int32)
+    Elementwise(Functor(Apply("*", (X, Const(2))), I32, (("x", I32),), name="twice"), engine)(x, x)
+    assert x.tolist() == list(range(0, 2006, 2))
+
+
+@needs_c
+def test_a_cpus_threads_share_the_work() -> None:
+    x = np.arange(100_003, dtype=np.int64)
+    out = np.zeros_like(x)
+    Elementwise(Functor(Apply("neg", (X,)), I64, (("x", I64),), name="minus"), "c")(out, x, threads=2)
+    assert (out == -x).all()
+
+
+# ---- functors and expressions -------------------------------------------------------------------------------------
+
+
+def test_composition() -> None:
+    relu = Functor(real("relu", X), F32, (("x", F32),), name="relu")
+    scale = Functor(real("*", operand("v"), operand("s")), F32, (("v", F32),), (("s", F32),), name="scale")
+    both = compose(
+        scale, {"v": compose(relu, {"x": Functor(real("+", X, operand("y")), F32, (("x", F32), ("y", F32)))})}
+    )
+    assert both.body == real("*", real("relu", real("+", X, operand("y"))), operand("s"))
+    assert both.operands == (("x", F32), ("y", F32)) and both.scalars == (("s", F32),)
+    with pytest.raises(KernelError, match="functor relu has no operand z: it has x"):
+        compose(relu, {"z": relu})
+    with pytest.raises(KernelError, match="an operand is named twice: s, s"):
+        compose(scale, {"v": Functor(operand("s"), F32, (("s", F16),))})
+
+
+@pytest.mark.parametrize(
+    ("output", "given_kinds", "computed"),
+    [
+        (F16, (F16, F16), F32),
+        (F16, (F32,), F32),
+        (F32, (F16, F64), F64),
+        (F32, (I8,), F32),
+        (F32, (I32,), F64),
+        (I8, (I8, U8), I32),
+        (I32, (U32, I8), I64),
+        (U64, (U32,), U64),
+        (U32, (U32,), I64),
+        (BOOL, (BOOL,), I32),
+        (F64, (U64, I8), F64),
+    ],
+)
+def test_the_type_of_arithmetic(output: Type, given_kinds: tuple[Type, ...], computed: Type) -> None:
+    operands = tuple((f"x{k}", kind) for k, kind in enumerate(given_kinds))
+    assert Functor(operand("x0"), output, operands).computed == computed
+
+
+@pytest.mark.parametrize(
+    ("output", "given_kinds", "says"),
+    [
+        (I32, (F32,), "f makes int32 of float32: fractions would be lost"),
+        (BOOL, (F16, I8), "f makes bool of float16, int8: fractions"),
+        (U64, (I8,), "f makes uint64 of int8: no integer type holds both"),
+        (I64, (U64, I8), "f makes int64 of uint64, int8: no integer type holds both"),
+    ],
+)
+def test_mixes_without_a_common_type(output: Type, given_kinds: tuple[Type, ...], says: str) -> None:
+    operands = tuple((f"x{k}", kind) for k, kind in enumerate(given_kinds))
+    with pytest.raises(KernelError, match=says):
+        Functor(operand("x0"), output, operands, name="f")
+
+
+def test_functors_that_cannot_be() -> None:
+    i = Iterator("i", 0, 3)
+    with pytest.raises(KernelError, match="functor f reads z"):
+        Functor(operand("z"), F32, (("x", F32),), name="f")
+    body = Apply("where", (Compare("<", as_index(i), as_index(2)), X, Const(0)))
+    with pytest.raises(KernelError, match=r"functor f compares i < 2: what depends on the position"):
+        Functor(body, F32, (("x", F32),), name="f")
+    with pytest.raises(KernelError, match="exp of int32: it gives no integers"):
+        planned(Functor(real("exp", X), I32, (("x", I32),)), 4)
+    with pytest.raises(KernelError, match=r"0.5 is no number of type int32"):
+        planned(Functor(real("*", X, Const(0.5)), I32, (("x", I32),)), 4)
+
+
+PROGRAMS = {
+    "rows": "tensor A[3, 5]\ntensor B[15]\nY[i:3, j:5] = relu(A[i, j]) + B[5*i + j]",
+    "shifted": "tensor A[6]\nY[i:-2..4] = A[i + 2] * 3",
+    "scalar": "tensor A[2, 4]\ntensor S[1]\ntensor R[1, 1]\nY[i:2, j:4] = A[i, j] * S[0] - R[0, 0]",
+    "nested": "tensor A[2, 4]\nY[k:8] = maximum({[i:2, j:4] A[i, j] * A[i, j]}[k // 4, k % 4], 2)",
+    "single": "tensor A[1, 4]\nY[i:1, j:4] = A[0, j] + A[i, j]",
+    "no operand": "tensor S[1]\nY[i:7] = S[0]",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_expressions_become_kernels(name: str) -> None:
+    program = ee.parse(PROGRAMS[name])
+    scope = program.equations[0].scope
+    made = functor(scope, "Y", I64)
+    arrays = {t.name: np.random.default_rng(1).integers(-9, 9, t.shape) for t in program.inputs}
+    flat = [np.ascontiguousarray(arrays[n]) for n, _ in (*made.operands, *made.scalars)]
+    out = np.zeros(scope.shape, np.int64)
+    kernel_machine.run(
+        host_kernel(made),
+        {"result": out.reshape(-1), "length": out.size, "share": 4}
+        | {f"operand {n}": a.reshape(-1) for (n, _), a in zip(made.operands, flat, strict=False)}
+        | {f"scalar {n}": a.reshape(-1) for (n, _), a in zip(made.scalars, flat[len(made.operands) :], strict=True)},
+        (2, 1, 1) if out.size == 8 else (-(-out.size // 4), 1, 1),
+    )
+    np.testing.assert_array_equal(out, evaluate(scope, arrays))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tensor A[3, 5]\nY[j:5, i:3] = A[i, j]", "Y reads A.* of 15 elements at .*not element-wise"),
+        ("tensor A[3]\nY[i:3, j:5] = A[i]", "Y reads A.* of 3 elements at i, and writes 15"),
+        ("tensor A[4] pad [1]\nY[i:4] = A[i + 1]", r"Y reads A at .* in \[1, 4\], outside \[0, 4\)"),
+        ("tensor A[4]\nY[i:4] = A[3 - i]", "not element-wise"),
+        ("tensor A[4, 5]\nY[i:4] = sum[j:5] A[i, j]", r"Y has sum\[j:0..5\]: a reduction is not element-wise"),
+        ("tensor A[1]\nY[i:1] = A[i] + {[j:1] max[k:2] A[0]}[i]", "a reduction is not element-wise"),
+        ("tensor A[4]\nY[i:4] = where(i < 2, A[i], 0)", "compares i < 2"),
+    ],
+)
+def test_expressions_that_are_not_element_wise(text: str, says: str) -> None:
+    with pytest.raises(KernelError, match=says):
+        functor(ee.parse(text).equations[0].scope, "Y")
+
+
+def test_tables_and_domains_are_not_element_wise() -> None:
+    from fractions import Fraction
+
+    from einnet_explore.ir import Bound
+
+    i = Iterator("i", 0, 2)
+    with pytest.raises(KernelError, match="Y reads a table"):
+        functor(Scope((i,), (), Table((2,), (Fraction(1), Fraction(2)))[(i,)]), "Y")
+    with pytest.raises(KernelError, match="Y is computed where 0 <= i < 1 only"):
+        functor(Scope((i,), (), Const(1), domain=(Bound(as_index(i), 0, 1),)), "Y")
+
+
+# ---- bad input ----------------------------------------------------------------------------------------------------
+
+
+def test_arrays_that_do_not_fit() -> None:
+    x = np.zeros(8, np.float32)
+    run = Elementwise(CAST, "c")
+    with pytest.raises(BackendError, match=r"functor cast: 1 arrays of \[8\] elements into 7, expected 1"):
+        run(np.zeros(7, np.float16), x)
+    with pytest.raises(BackendError, match="functor cast: 0 arrays of"):
+        run(np.zeros(7, np.float16))
+    with pytest.raises(BackendError, match="functor cast: the result overlaps an operand"):
+        run(x.view(np.float16)[:8], x)
+    with pytest.raises(BackendError, match="expected one of opencl, c, c blocks"):
+        Elementwise(CAST, "cuda")
+    scaled = Functor(real("*", X, operand("s")), F32, (("x", F32),), (("s", F32),), name="scaled")
+    with pytest.raises(BackendError, match=r"functor scaled: scalars of \[2\] elements"):
+        Elementwise(scaled, "c")(x, x, np.zeros(2, np.float32))
+    with pytest.raises(BackendError, match="functor scaled: the result overlaps a scalar"):
+        Elementwise(scaled, "c")(x, np.zeros(8, np.float32), x[3:4])
+    with pytest.raises(BackendError, match="exp of int32"):
+        Elementwise(Functor(real("exp", X), I32, (("x", I32),)), "c")(x.view(np.int32), x.view(np.int32))

@@ -1,0 +1,84 @@
+"""``show --kernel``: an element-wise program as text in each dialect, and what has no kernel."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import einnet_explore as ee
+from einnet_explore.cli import main
+from einnet_explore.explore.kernel_text import MAKERS, kernel_texts, of_elements
+from einnet_explore.kernels.source import KernelError
+
+CASE = """
+tensor A[33, 31]
+tensor S[1]
+T[i:33, j:31] = relu(A[i, j]) * S[0]
+Y[k:1023] = T[k // 31, k % 31] + 1
+Z[j:31] = sum[i:33] T[i, j]
+output Y, Z
+"""
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> str:
+    path = tmp_path / "case.ein"
+    path.write_text(CASE)
+    return str(path)
+
+
+@pytest.fixture
+def elements_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever other generators make of the rest."""
+    monkeypatch.setattr("einnet_explore.cli.show.kernel_texts", partial(kernel_texts, makers=(of_elements,)))
+
+
+@pytest.mark.usefixtures("elements_only")
+@pytest.mark.parametrize(
+    ("dialect", "parts"),
+    [
+        ("cuda", ['extern "C" __global__ void __launch_bounds__(256)', "pack_16"]),
+        ("opencl", ["reqd_work_group_size(256, 1, 1)", "float4"]),
+        ("c", ["#pragma GCC ivdep", "T_on_a_host"]),
+    ],
+)
+def test_text(case: str, dialect: str, parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", case, "--kernel", dialect]) == 0
+    said = capsys.readouterr()
+    assert all(part in said.out for part in parts)
+    assert said.out.count("operand_A") >= 2 and said.out.count("operand_T") >= 2
+    assert said.err == "no kernel for Z has sum[i:0..33]: a reduction is not element-wise\n"
+
+
+def test_other_types(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", case, "--kernel", "cuda", "--dtype", "float16"]) == 0
+    assert "__half22float2" in capsys.readouterr().out
+    assert main(["show", case, "--kernel", "cuda", "--dtype", "complex64"]) == 2
+    assert "dtype complex64: expected one of bool, int8" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("elements_only")
+def test_no_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "turned.ein"
+    path.write_text("tensor A[3, 5]\nY[j:5, i:3] = A[i, j]\n")
+    assert main(["show", str(path), "--kernel", "c"]) == 2
+    assert capsys.readouterr().err.startswith("error: no kernel: Y reads A[i, j] of 15 elements at 5*i+j")
+
+
+def test_an_unknown_dialect(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["show", case, "--kernel", "metal"])
+    assert stopped.value.code == 2 and "metal" in capsys.readouterr().err
+    with pytest.raises(KernelError, match="dialect 'metal'"):
+        kernel_texts(ee.parse("tensor A[3]\nY[i:3] = A[i]"), "metal")
+
+
+def test_an_element_wise_equation_is_none_for_the_others() -> None:
+    program = ee.parse(CASE)
+    assert MAKERS[0] is of_elements
+    for dialect in ("cuda", "opencl", "c"):
+        alone = kernel_texts(program, dialect, makers=(of_elements,))
+        assert [bool(k.text) for k in alone] == [True, True, False]
+        assert [k.text for k in kernel_texts(program, dialect)[:2]] == [k.text for k in alone[:2]]
