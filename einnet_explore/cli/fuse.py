@@ -1,0 +1,27 @@
+"""``einnet-explore fuse``: a whole program as one kernel: its stages, what its sizes need, and its text."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from einnet_explore.cli.errors import OK
+from einnet_explore.cli.output import save, writable
+from einnet_explore.explore.figures import drawn_figure
+from einnet_explore.explore.fused import fused_text, stages_text
+from einnet_explore.kernels.fusion import fuse
+from einnet_explore.kernels.fusion.diagram import diagram
+from einnet_explore.text import load_text
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the plan, or the kernel's text, or draw the stages."""
+    writable(arguments.svg)
+    made = fuse(load_text(arguments.case))
+    if arguments.svg:
+        save(arguments.svg, drawn_figure(diagram(made), Path(arguments.case).stem).svg)
+    elif arguments.kernel:
+        print(fused_text(made, arguments.kernel, arguments.dtype))
+    else:
+        print(stages_text(made))
+    return OK
