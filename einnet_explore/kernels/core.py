@@ -46,7 +46,7 @@ def split(scope: Scope) -> tuple[Scope, Scalar] | None:
     to: dict[Iterator, IndexLike] = {x: y for x, y in at.items() if y is not None}
     used = {x.name for x in scope.traversals}
     for s in summations:
-        name = fresh(s.name, used)
+        name = fresh(s.name, used) if s.name in used else s.name
         used.add(name)
         to[s] = Iterator(name, s.lo, s.hi)
     sums = tuple(as_index(to[s]).single or s for s in summations)

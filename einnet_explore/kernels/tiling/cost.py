@@ -1,0 +1,172 @@
+r"""What a tile size costs: PlaidML's fields, computed from the flattened table alone.
+
+.. math::
+   \mathit{flops/byte} = \frac{to}{wg\,(il \cdot mr + mw)}, \qquad
+   \mathit{score} = \min\!\Big(1, \frac{\mathit{flops/byte}}{goal}\Big) \min\!\Big(1, \frac{wg}{groups}\Big)
+                    \min\!\Big(1, \frac{tu}{threads}\Big)
+
+Source: PlaidML's automatic kernel generation (tile sizes), whose log ``TileCost.log`` prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+
+from einnet_explore.algebra.flattening import Flattened
+from einnet_explore.kernels.tiling.hardware import Hardware
+from einnet_explore.kernels.tiling.layout import local_layout, merged, transactions
+from einnet_explore.kernels.tiling.threads import thread_layout
+
+Tile = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A flattened contraction, the operations at each of its points, and the bytes of an element.
+
+    *operations* are two for a multiply-add, and those that follow the sum: PlaidML counts them with every product.
+    """
+
+    table: Flattened
+    operations: int = 2
+    element: int = 4
+
+    def __hash__(self) -> int:
+        return self._hash  # thousands of tile sizes are looked up by it
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.table, self.operations, self.element))
+
+    @property
+    def products(self) -> int:
+        """Points of the iteration space: multiply-accumulates."""
+        return prod(self.table.ranges)
+
+
+@dataclass(frozen=True)
+class TileCost:
+    """*tile*, a size for every row of the table, on *hardware*; bytes and counts are those of one group."""
+
+    tile: Tile
+    hardware: Hardware
+    to: int
+    """All operations."""
+    wg: int
+    """Work groups: tiles along the result."""
+    il: int
+    """Inner loops: tiles of inputs that a group loads, one after another."""
+    sm: int
+    """Bytes of inputs that are kept at a time."""
+    out: int
+    """Bytes of sums (``or`` in the log): every thread has its own."""
+    mr: int
+    """Bytes read in an inner loop, in whole transactions."""
+    mw: int
+    """Bytes written in the end."""
+    op: int
+    """Threads that have something to compute."""
+    rp: int
+    """Doublings of the threads that share a result and roll it up."""
+    tu: int
+    """Threads in use."""
+
+    @property
+    def rejected(self) -> str:
+        """Why this size cannot be; empty if it can."""
+        if self.sm > self.hardware.memory:
+            return "over memory"
+        return "over regs" if self.out > self.hardware.registers else ""
+
+    @property
+    def flops_per_byte(self) -> float:
+        """Operations a byte that is moved."""
+        return self.to / (self.wg * (self.il * self.mr + self.mw))
+
+    @property
+    def occupancy(self) -> int:
+        """Groups that count: more than the device has room for at a time are no use."""
+        return min(self.wg, self.hardware.groups)
+
+    @property
+    def ratios(self) -> tuple[float, float, float]:
+        """How near to the goal: FLOPs a byte, groups, threads; each at most 1."""
+        h = self.hardware
+        return min(self.flops_per_byte, h.goal) / h.goal, self.occupancy / h.groups, min(self.tu, h.threads) / h.threads
+
+    @cached_property
+    def score(self) -> float:
+        """The product of the ratios; -1 for a size that cannot be."""
+        return -1.0 if self.rejected else prod(self.ratios)
+
+    def log(self) -> str:
+        """What PlaidML prints while it looks for a size."""
+        fields = {"to": self.to, "wg": self.wg, "il": self.il, "sm": self.sm, "or": self.out, "mr": self.mr}
+        fields |= {"mw": self.mw, "op": self.op, "rp": self.rp, "tu": self.tu}
+        said = " ".join(f"{k}={v}" for k, v in fields.items())
+        lines = [f"Computing cost for tile size: {list(self.tile)}", f"  Compute score: {said}"]
+        if self.rejected:
+            return "\n".join((*lines, f"  {self.rejected}"))
+        roof, occ, thread = self.ratios
+        lines.append(f"  flops_per_byte={self.flops_per_byte:.6g} occupancy={self.occupancy}")
+        lines.append(f"  roof_ratio={roof:.6g} occ_ratio={occ:.6g} thread_ratio={thread:.6g} score={self.score:.6g}")
+        return "\n".join(lines)
+
+
+def tile_cost(problem: Problem, tile: Sequence[int], hardware: Hardware) -> TileCost:
+    """The cost of *tile*, one size for every row of the table.
+
+    Raises ValueError where a size is below 1 or beyond the range of its row.
+    """
+    table = problem.table
+    if len(tile) != len(table.rows) or not all(1 <= t <= n for t, n in zip(tile, table.ranges, strict=True)):
+        raise ValueError(f"tile size {list(tile)}: expected one for each of the ranges {list(table.ranges)}, within it")
+    counts = [-(-n // t) for n, t in zip(table.ranges, tile, strict=True)]
+    wg = prod(c for c, r in zip(counts, table.rows, strict=True) if r.output)
+    inputs = [_moved(problem, n, _along(table, n, tile), hardware) for n in range(1, len(table.columns))]
+    outputs, sums = _threads(problem, _results(table, tile), hardware.threads)
+    op = min(hardware.threads, prod(tile))
+    return TileCost(
+        tuple(tile),
+        hardware,
+        problem.products * problem.operations,
+        wg,
+        prod(counts) // wg,
+        sum(kept for kept, _ in inputs),
+        hardware.threads * sums * problem.element,
+        sum(read for _, read in inputs),
+        _moved(problem, 0, _along(table, 0, tile), hardware)[1],
+        op,
+        max(0, (op // outputs).bit_length() - 1),
+        max(op, outputs),
+    )
+
+
+def _along(table: Flattened, column: int, tile: Sequence[int]) -> Tile:
+    """*tile* where it moves *column*, 1 elsewhere: what the column's share of the cost depends on."""
+    moving = table.moving[column]
+    return tuple(t if n in moving else 1 for n, t in enumerate(tile))
+
+
+def _results(table: Flattened, tile: Sequence[int]) -> Tile:
+    return tuple(t if r.output else 1 for t, r in zip(tile, table.rows, strict=True))
+
+
+@lru_cache(1 << 16)
+def _moved(problem: Problem, column: int, tile: Tile, hardware: Hardware) -> tuple[int, int]:
+    """(bytes kept, bytes in transactions) of a column."""
+    table = problem.table
+    lines = transactions(merged(table, table.columns[column], tile), hardware.width, problem.element)
+    moved = lines * hardware.width
+    kept = local_layout(table, table.columns[column], tile).size * problem.element if hardware.managed else moved
+    return kept, moved
+
+
+@lru_cache(1 << 14)
+def _threads(problem: Problem, results: Tile, threads: int) -> tuple[int, int]:
+    """(threads along the result, sums that each holds)."""
+    layout = thread_layout(problem.table, results, threads)
+    return layout.outputs, prod(layout.steps(results))
