@@ -137,7 +137,7 @@ CASES = [
     ),
     ("proved", "Y[i:6] = relu({[i:4] v[i] - 1} pad [1][i-1])", "Y[i:6] = {[i:4] relu(v[i] - 1)} pad [1][i-1]"),
     ("false", "Y[i:6] = exp({[i:4] v[i] - 1} pad [1][i-1])", "Y[i:6] = {[i:4] exp(v[i] - 1)} pad [1][i-1]"),
-    ("exact", "Y[i:6] = exp(v[i])*exp(v[i+1])", "Y[i:6] = exp(v[i] + v[i+1])"),
+    ("proved", "Y[i:6] = exp(v[i])*exp(v[i+1])", "Y[i:6] = exp(v[i] + v[i+1])"),
     ("exact", "Y[i:6] = relu(relu(v[i]))", "Y[i:6] = relu(v[i])"),
     ("false", "Y[i:6] = relu(v[i])", "Y[i:6] = relu(v[i+1])"),
     (
@@ -285,7 +285,7 @@ def test_ill_formed_programs_are_false() -> None:
     assert certify(before, swapped).counterexample == "Y reads T, which is no input and no earlier equation"
     twice = replace(before, equations=(*before.equations, before.equations[1]))
     assert certify(before, twice).counterexample == "Y is defined twice"
-    stale = before.replace_at((0,), replace(before.equations[0].scope, value=3))
+    stale = before.replace_at((0,), replace(before.equations[0].scope, padding=((0, 1),), value=3))
     assert certify(before, stale).counterexample == (
         "Y reads T as [0, 4) with value 0 outside, but it is [0, 4) with value 3 outside"
     )

@@ -8,7 +8,7 @@ from math import prod
 from typing import TypeAlias
 
 from einnet_explore.algebra.lookup import entries
-from einnet_explore.algebra.polynomial import Polynomial, applied, number
+from einnet_explore.algebra.polynomial import Polynomial, applied, factored, number
 from einnet_explore.algebra.space import MOST, Beyond, Env, Form, Space, complement, enter, minus, reduces, tensor_name
 from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, Table, Tensor
 
@@ -37,10 +37,17 @@ def cases(space: Space, scalar: Scalar, env: Env) -> list[Case]:
             if prod(map(len, parts)) > MOST:
                 raise Beyond(f"{op} has more than {MOST} cases")
             return [
-                (tuple(row for where, _ in choice for row in where), applied(op, [value for _, value in choice]))
+                (
+                    tuple(row for where, _ in choice for row in where),
+                    _applied(space, op, [value for _, value in choice]),
+                )
                 for choice in product(*parts)
             ]
     raise Beyond(f"{scalar!r} is no number")
+
+
+def _applied(space: Space, op: str, args: list[Polynomial]) -> Polynomial:
+    return factored(args[0]) if op == "exp" and space.exponential else applied(op, args)
 
 
 def _scope_cases(space: Space, scope: Scope, at: tuple[Form, ...]) -> list[Case]:

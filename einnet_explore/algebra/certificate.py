@@ -28,11 +28,15 @@ from einnet_explore.ir import (
     Tensor,
     accesses,
     map_accesses,
+    scopes,
     show_path,
     tensors,
 )
 
 Kind: TypeAlias = Literal["proved", "exact", "false"]
+
+EXPONENTIAL = "with the axiom exp(a + b) = exp(a) exp(b)"
+"""What a proof says that needs more of the exponential than that it is a function."""
 
 EXACT_POINTS = 20_000_000
 """Grid points up to which two programs are evaluated whole; larger ones are evaluated in slices."""
@@ -186,7 +190,7 @@ def _compare(before: Scope, after: Scope, region: Box, at: Path) -> Certificate 
         found = [_compare(b, a, _meet(b.reach, a.reach), (*at, n)) for n, b, a in children]
         proofs = [c for c in found if isinstance(c, Certificate)]
         if len(proofs) == len(found):
-            return proofs[0] if len(proofs) == 1 else Certificate("proved", "term relation", show_path(at))
+            return proofs[0] if len(proofs) == 1 else _joint(proofs, show_path(at))
     why: Witness | str | None
     try:
         why = difference(before, after, region)
@@ -194,7 +198,24 @@ def _compare(before: Scope, after: Scope, region: Box, at: Path) -> Certificate 
         why = str(beyond)
     if why is None or _equal_pointwise(before, after):
         return Certificate("proved", "term relation", show_path(at))
+    if _has_exponentials(before) and _has_exponentials(after):
+        try:
+            if difference(before, after, region, exponential=True) is None:
+                return Certificate("proved", "term relation", show_path(at), detail=EXPONENTIAL)
+        except Beyond:
+            pass
     return why
+
+
+def _has_exponentials(scope: Scope) -> bool:
+    return any(_applies_exp(inner.body) for _, inner in scopes(scope))
+
+
+def _applies_exp(body: Scalar) -> bool:
+    match body:
+        case Apply(op, args):
+            return op == "exp" or any(map(_applies_exp, args))
+    return False
 
 
 def _settle(why: str | Witness, before: Scope, after: Scope, number: int, points: int, seed: int) -> Certificate:
@@ -226,9 +247,13 @@ def _weakest(results: list[Certificate]) -> Certificate:
     exact = [c for c in results if c.kind == "exact"]
     if exact:
         return replace(exact[0], elements=sum(c.elements for c in exact))
-    return (
-        results[0] if len(results) == 1 else Certificate("proved", "term relation", detail=f"{len(results)} equations")
-    )
+    return results[0] if len(results) == 1 else _joint(results, detail=f"{len(results)} equations")
+
+
+def _joint(proofs: Iterable[Certificate], at: str = "", detail: str = "") -> Certificate:
+    """All of *proofs* as one, which needs what any of them needs."""
+    needed = EXPONENTIAL if any(EXPONENTIAL in c.detail for c in proofs) else ""
+    return Certificate("proved", "term relation", at, detail=", ".join(filter(None, (detail, needed))))
 
 
 def inlined(program: Program, kept: Iterable[str]) -> dict[str, Scope]:

@@ -15,6 +15,8 @@ Polynomial: TypeAlias = "tuple[Monomial, ...]"
 
 _SIMPLE = 1 << 20
 
+ONE: Polynomial = ((Fraction(1), ()),)
+
 
 def applied(op: str, args: list[Polynomial]) -> Polynomial:
     """*op* of polynomials: sums and products are multiplied out, constants folded, anything else becomes a symbol."""
@@ -30,6 +32,8 @@ def applied(op: str, args: list[Polynomial]) -> Polynomial:
             return _collect((times(*(k for k, _ in c)), tuple(f for _, fs in c for f in fs)) for c in chosen)
         case "/", [a, ((k, ()),)] if not isinf(k):
             return tuple((times(c, 1 / Fraction(k)), f) for c, f in a)
+        case "/", [a, b] if a != ONE:
+            return applied("*", [a, applied("/", [ONE, b])])
     constants = [constant(arg) for arg in args]
     if op in _FOLDED and None not in constants:
         value = _FOLDED[op](*(c for c in constants if c is not None))
@@ -41,6 +45,28 @@ def applied(op: str, args: list[Polynomial]) -> Polynomial:
                 return other
     names, index = zip(*(skeleton(arg) for arg in args), strict=True)
     return ((Fraction(1), ((f"{op}({', '.join(names)})", tuple(f for forms in index for f in forms)),)),)
+
+
+def factored(value: Polynomial) -> Polynomial:
+    """The exponential of a sum as the product of those of its terms; that of nothing is 1."""
+    return applied("*", [applied("exp", [(m,)]) for m in value]) if value else ONE
+
+
+def cancelled(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
+    """*factors* without pairs of exponentials whose product is 1."""
+    kept: list[Factor] = []
+    for name, at in factors:
+        opposite = (_opposite(name), at)
+        if name.startswith("exp(") and opposite in kept:
+            kept.remove(opposite)
+        else:
+            kept.append((name, at))
+    return tuple(kept)
+
+
+def _opposite(name: str) -> str:
+    head, minus, rest = name.partition("exp(-")
+    return f"exp({rest}" if minus and not head else f"exp(-{name.removeprefix('exp(')}"
 
 
 _FOLDED: dict[str, Callable[..., Number]] = {

@@ -20,6 +20,7 @@ from itertools import product
 
 from einnet_explore.algebra.cases import Case, cases, constants, look_up, opaque_case, read
 from einnet_explore.algebra.polynomial import Polynomial, constant, number, skeleton, times
+from einnet_explore.algebra.products import opened
 from einnet_explore.algebra.space import (
     MOST,
     Beyond,
@@ -35,7 +36,7 @@ from einnet_explore.algebra.space import (
     point_of,
     reduces,
 )
-from einnet_explore.ir import REDUCTIONS, Access, Apply, Const, Scalar, Scope, Table, Tensor
+from einnet_explore.ir import REDUCTIONS, Access, Apply, Const, Scalar, Scope, Table, Tensor, add
 
 _TRIED = 64 * MOST
 """How many pairs of terms are put together before those that contradict one another are dropped."""
@@ -115,6 +116,14 @@ def _choose(space: Space, scalar: Scalar, env: Env, reduce: str) -> list[Term]:
             return choices_at(space, source, tuple(space.form(i, env) for i in index), reduce)
         case Apply(op, args) if op == _BINARY[reduce]:
             return [t for arg in args for t in _choose(space, arg, env, reduce)]
+        case Apply("+", args) if reduce in ("max", "min"):
+            for n, arg in enumerate(args):
+                if isinstance(arg, Access) and not isinstance(found := opened(arg, reduce, env), str):
+                    # g + max f is max (g + f).
+                    body = add(*args[:n], *args[n + 1 :], found[0])
+                    inside, summed = point_of(space, Scope((), found[1], body), dict(env))
+                    chosen = _choose(space, body, inside, reduce)
+                    return [replace(t, summed=(*summed, *t.summed)) for t in chosen]
     neutral = REDUCTIONS[reduce]
     return [_choice(where, value) for where, value in cases(space, scalar, env) if constant(value) != neutral]
 
@@ -142,6 +151,8 @@ def _expand(space: Space, scalar: Scalar, env: Env) -> list[Term]:
             return _product([_expand(space, arg, env) for arg in args])
         case Apply("/", (a, Const(value))) if value:
             return _scaled(_expand(space, a, env), 1 / Fraction(value))
+        case Apply("/", (a, b)) if a != Const(1):
+            return _product([_expand(space, a, env), _expand(space, Apply("/", (Const(1), b)), env)])
     return _from_cases(cases(space, scalar, env))
 
 

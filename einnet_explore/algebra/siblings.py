@@ -89,6 +89,8 @@ class _Merging:
         base = self.base
         if other.scope.reduce != base.scope.reduce:
             raise ValueError(f"{base.name} reduces by {base.scope.reduce}, {other.name} by {other.scope.reduce}")
+        if (one := base.read.source) != (two := other.read.source):
+            raise ValueError(f"{base.name} and {other.name} share no operand: they read {one!r} and {two!r}")
         try:
             found = align(self.reading, other.reading)
         except ValueError as why:

@@ -36,8 +36,10 @@ class Beyond(Exception):
 class Space:
     """The integers that one comparison speaks of: output coordinates, summed iterators and quotients, with ranges."""
 
-    def __init__(self, region: Box, same: Callable[[Scope, Scope], bool]) -> None:
+    def __init__(self, region: Box, same: Callable[[Scope, Scope], bool], exponential: bool = False) -> None:
         self._same = same
+        self.exponential = exponential
+        """Whether :math:`e^{a+b} = e^a e^b` is taken for granted; else the exponential is any function."""
         self.ranges: dict[str, tuple[int, int]] = {}
         self.quotients: dict[str, tuple[Form, int]] = {}
         self.aliases: dict[str, Form] = {}

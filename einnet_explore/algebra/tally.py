@@ -11,14 +11,14 @@ is beyond integer sets, except for iterators that occur nowhere: those multiply 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, TypeAlias
 
 import islpy as isl
 
 from einnet_explore.algebra.commute import ordered
-from einnet_explore.algebra.polynomial import rounded
+from einnet_explore.algebra.polynomial import cancelled, rounded
 from einnet_explore.algebra.relation import Term, choices_at, terms_at
 from einnet_explore.algebra.sets import Sets, context, coordinates
 from einnet_explore.algebra.space import Beyond, Number, Space, kind
@@ -47,15 +47,18 @@ class Witness:
         return f"element [{at}]: {term} occurs {_times(self.expected)} before and {_times(self.found)} after"
 
 
-def difference(before: Scope, after: Scope, region: Box) -> Witness | None:
+def difference(before: Scope, after: Scope, region: Box, *, exponential: bool = False) -> Witness | None:
     """None where both scopes are equal functions on *region*, else a term that is counted differently.
 
-    Raises Beyond where the theory does not reach.
+    With *exponential* the law :math:`e^{a+b} = e^a e^b` is an axiom; without it functions are symbols.  Raises Beyond
+    where the theory does not reach.
     """
-    space = Space(region, same)
+    space = Space(region, same, exponential)
     reduce = _common(kind(before), kind(after))
     if reduce == "sum":
         sides = [terms_at(space, scope, space.point) for scope in (before, after)]
+        if exponential:
+            sides = [[replace(t, factors=cancelled(t.factors)) for t in side] for side in sides]
     else:
         sides = [choices_at(space, scope, space.point, reduce) for scope in (before, after)]
     try:

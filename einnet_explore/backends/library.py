@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from einnet_explore.algebra.flatten import view_strides
 from einnet_explore.algebra.nest import nest
+from einnet_explore.algebra.online import Online, online
 from einnet_explore.backends import contraction, generated, hosted, ort, tvm_cpu
 from einnet_explore.backends.ways import KernelCall, ProductCall, TiledCall, ViewCall, Way
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Scope, Tensor, accesses, map_tensors
@@ -62,7 +63,9 @@ def engines(
             if contraction.bind(product, left, right, out) is not None:
                 yield call
     seen = through_views(equation.scope, views)
-    if (rows := nest(seen)) is not None and rows.banded:
+    rows = nest(seen)
+    own = (rows is not None and rows.banded) or isinstance(online(seen), Online)
+    if own:
         yield KernelCall(tvm_cpu.compile_scope(seen, "float32", threads, tune))
     made = generated.contraction(equation.scope, constants or {}, threads)
     tiled = (
@@ -70,7 +73,7 @@ def engines(
     )
     if tiled is not None and tiled.made.worthwhile:
         yield tiled
-    if rows is None or not rows.banded:
+    if not own:
         yield KernelCall(tvm_cpu.compile_scope(seen, "float32", threads, tune))
     if tiled is not None and not tiled.made.worthwhile:
         yield tiled

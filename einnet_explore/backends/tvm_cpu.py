@@ -15,12 +15,14 @@ from tvm import te
 from tvm.s_tir import Schedule, ScheduleError
 
 from einnet_explore.algebra.nest import Nest, nest
+from einnet_explore.algebra.online import Online, online
 from einnet_explore.backends import compiled, measure, schedule, structure
 from einnet_explore.backends.emit import lower
 from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.identity import identity
 from einnet_explore.backends.prepare import prepare
 from einnet_explore.backends.rows import kernel as rows
+from einnet_explore.backends.rows import online as one_pass
 from einnet_explore.backends.squash import squash
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.kernels.machine import this_machine
@@ -56,12 +58,18 @@ class Source:
     @cached_property
     def prepared(self) -> Scope:
         """What the kernel computes: equal to *scope*, with dimensions merged where nothing looks between them."""
-        return squash(prepare(self.scope)) if self.nest is None else prepare(self.scope)
+        return prepare(self.scope) if self.nest or self.online else squash(prepare(self.scope))
 
     @cached_property
     def nest(self) -> Nest | None:
         """The scope as work on rows, where it is that: how the kernel of rank 0 does it."""
         return nest(self.scope) if self.dtype == "float32" else None
+
+    @cached_property
+    def online(self) -> Online | None:
+        """The scope as a softmax-weighted sum in one pass, where it is that: how the kernel of rank 0 does it."""
+        found = online(self.scope) if self.dtype == "float32" else None
+        return found if isinstance(found, Online) and one_pass.worthwhile(found, this_machine()) else None
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -71,7 +79,10 @@ class Source:
 
     @cached_property
     def template(self) -> str:
-        """The schedule template of the last stage; ``nest`` where the whole is written as work on rows."""
+        """The schedule template of the last stage; ``nest`` where the whole is written as work on rows, ``online``
+        where that is one pass over the columns."""
+        if self.online is not None and self.rank == 0:
+            return "online"
         if self.nest is not None and self.rank == 0:
             return "nest"
         names = structure.templates(self.prepared)
@@ -81,6 +92,9 @@ class Source:
     @cached_property
     def function(self) -> Any:
         """The scheduled PrimFunc."""
+        if self.online is not None and self.rank == 0:
+            inputs = dict(zip(self.inputs, self.shapes, strict=False))
+            return one_pass.function(self.online, inputs, self.threads, this_machine())
         if self.nest is not None and self.rank == 0:
             inputs = dict(zip(self.inputs, self.shapes, strict=False))
             return rows.function(self.nest, inputs, self.threads, this_machine())

@@ -22,7 +22,8 @@ from einnet_explore.graph.request import read, settings
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 0: done; 1: the optimised model does not agree; 130: interrupted, with what was found so far saved."""
-    chosen = settings(arguments.device, arguments.threads, arguments.max_depth, arguments.target_runtime)
+    asked = (arguments.threads, arguments.max_depth, arguments.target_runtime, arguments.numerics)
+    chosen = settings(arguments.device, *asked)
     model = read(arguments.model, shapes(arguments.shape))
     writable(arguments.output, arguments.html, arguments.json)
     work = Optimiser(model, chosen, arguments.budget)

@@ -53,6 +53,7 @@ class Settings:
     """How much to search and to measure for one subprogram, and what shall run it.
 
     *runtime* is ``plan`` (kernels, library calls and sessions in turn) or ``onnxruntime`` (one exported model).
+    *numerics* is the most that a derivation may do to the last digits (``graph/numerics.py``).
     """
 
     threads: int = 1
@@ -60,6 +61,7 @@ class Settings:
     seconds: float = 4.0
     finalists: int = 4
     runtime: str = "plan"
+    numerics: str = "approximate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ class Contest:
         """
         began = perf_counter()
         before = self.alone
-        ranked, states = entries(self.program, self.cost, self.settings.max_depth, seconds)
+        ranked, states = entries(self.program, self.cost, self.settings.max_depth, seconds, self.settings.numerics)
         promising = finalists(ranked, self.settings.finalists, SLACK * before)
         if not promising:
             least = f"{ranked[0].seconds * 1e6:.0f} µs" if ranked else "no candidate"

@@ -12,6 +12,7 @@ from functools import partial
 from time import perf_counter
 
 from einnet_explore.algebra.measure import intensity
+from einnet_explore.graph.numerics import allowed, level, within
 from einnet_explore.graph.rows import by_rows
 from einnet_explore.ir import EOPERATOR, VIEW, Program, Table, accesses
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
@@ -39,14 +40,17 @@ class Entry:
     derivation: Callable[[], Derivation]
 
 
-def search(program: Program, cost: Cost, max_depth: int, seconds: float) -> tuple[list[tuple[float, int]], Search]:
+def search(
+    program: Program, cost: Cost, max_depth: int, seconds: float, numerics: str = "approximate"
+) -> tuple[list[tuple[float, int]], Search]:
     """The search, and its executable programs as (estimated seconds, state), cheapest first.
 
-    Choices are made on the compute-bound equations; the others are generated as they are.
+    Choices are made on the compute-bound equations; the others are generated as they are.  Rules that do more to the
+    last digits than *numerics* says are not used.
     """
     heavy = {e.name for e in program.equations if intensity(e.scope) >= COMPUTE_BOUND}
     fixed = frozenset(e.name for e in program.equations if heavy and e.name not in heavy)
-    made = Search(program, cost, Options(max_depth=max_depth, fixed=fixed, rules=EVERY_RULE))
+    made = Search(program, cost, Options(max_depth=max_depth, fixed=fixed, rules=allowed(EVERY_RULE, numerics)))
     began = perf_counter()
     found: list[tuple[float, int]] = []
     for event in made.run():
@@ -58,20 +62,22 @@ def search(program: Program, cost: Cost, max_depth: int, seconds: float) -> tupl
     return sorted(found), made
 
 
-def entries(program: Program, cost: Cost, max_depth: int, seconds: float) -> tuple[list[Entry], int]:
+def entries(
+    program: Program, cost: Cost, max_depth: int, seconds: float, numerics: str = "approximate"
+) -> tuple[list[Entry], int]:
     """The candidates of a subprogram, cheapest first, and how many states were seen (0: they were not counted).
 
     Several compute-bound expressions are searched one by one and merged where that can be (Algorithm 1).  Rows that
     need not be written between two contractions are not held against forms that write them.
     """
-    if (rows := by_rows(program)) is not None:
+    if (rows := by_rows(program)) is not None and within(level(rows), numerics):
         return [Entry(cost(rows.end)[0], _kind(rows.end), partial(_same, rows))], 0
     if len(compute_bound(program)) > 1:
-        limits = Limits(seconds=seconds, max_depth=max_depth, rules=EVERY_RULE)
+        limits = Limits(seconds=seconds, max_depth=max_depth, rules=allowed(EVERY_RULE, numerics))
         held = candidates(program, cost, limits)
         found = [Entry(c.seconds, _kind(c.derivation.end), partial(_same, c.derivation)) for c in held]
         return sorted(found, key=lambda entry: entry.seconds), 0
-    ranked, made = search(program, cost, max_depth, seconds)
+    ranked, made = search(program, cost, max_depth, seconds, numerics)
     found = [Entry(s, _kind(made.states[state].program), partial(made.derivation, state)) for s, state in ranked]
     return found, len(made.states)
 

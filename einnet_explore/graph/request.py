@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from einnet_explore.graph.contest import Settings
+from einnet_explore.graph.numerics import checked
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.reading.model import Model
 
@@ -22,12 +23,14 @@ def read(model: str | Path | Model, shapes: Mapping[str, tuple[int, ...]] = NOTH
     return model if isinstance(model, Model) else load(model, shapes)
 
 
-def settings(device: str, threads: int | None, max_depth: int, runtime: str = "plan") -> Settings:
-    """The settings of a search; raises ValueError on a device or a runtime that is not there."""
+def settings(
+    device: str, threads: int | None, max_depth: int, runtime: str = "plan", numerics: str = "approximate"
+) -> Settings:
+    """The settings of a search; raises ValueError on a device, a runtime or numerics that are not there."""
     check_device(device)
     if runtime not in RUNTIMES:
         raise ValueError(f"target runtime {runtime!r}: expected one of {', '.join(RUNTIMES)}")
-    return Settings(threads or len(os.sched_getaffinity(0)), max_depth, runtime=runtime)
+    return Settings(threads or len(os.sched_getaffinity(0)), max_depth, runtime=runtime, numerics=checked(numerics))
 
 
 def check_device(device: str) -> None:

@@ -4,18 +4,24 @@ from typing import Any
 
 from einnet_explore.rules.base import Derivation, Match, Refused, Rule, Step
 from einnet_explore.rules.batch_merging import BATCH_MERGING
+from einnet_explore.rules.bilinear_product import BILINEAR_PRODUCT
 from einnet_explore.rules.bilinear_substitution import BILINEAR_SUBSTITUTION
 from einnet_explore.rules.boundary_relaxing import BOUNDARY_RELAXING
 from einnet_explore.rules.boundary_tightening import BOUNDARY_TIGHTENING
 from einnet_explore.rules.common_subexpression import COMMON_SUBEXPRESSION
+from einnet_explore.rules.contraction_order import CONTRACTION_ORDER
 from einnet_explore.rules.dead_equation import DEAD_EQUATION
+from einnet_explore.rules.distributivity import DISTRIBUTIVITY
 from einnet_explore.rules.eoperator_generation import EOPERATOR_GENERATION
 from einnet_explore.rules.expression_fusion import EXPRESSION_FUSION
 from einnet_explore.rules.expression_inlining import EXPRESSION_INLINING
 from einnet_explore.rules.expression_splitting import EXPRESSION_SPLITTING
+from einnet_explore.rules.one_pass_generation import ONE_PASS_GENERATION
+from einnet_explore.rules.recentring import RECENTRING
 from einnet_explore.rules.row_generation import ROW_GENERATION
 from einnet_explore.rules.sibling_merging import SIBLING_MERGING
 from einnet_explore.rules.storage_layout import STORAGE_LAYOUT
+from einnet_explore.rules.summation_exchange import SUMMATION_EXCHANGE
 from einnet_explore.rules.summation_splitting import SUMMATION_SPLITTING
 from einnet_explore.rules.traversal_merging import TRAVERSAL_MERGING
 from einnet_explore.rules.variable_substitution import VARIABLE_SUBSTITUTION
@@ -33,6 +39,15 @@ RULES: tuple[Rule[Any], ...] = (
 FEWER_PRODUCTS: tuple[Rule[Any], ...] = (BILINEAR_SUBSTITUTION,)
 """The rules that compute with other products than the expression has: equal in exact arithmetic, rounded otherwise."""
 
+IDENTITIES: tuple[Rule[Any], ...] = (
+    DISTRIBUTIVITY,
+    SUMMATION_EXCHANGE,
+    CONTRACTION_ORDER,
+    RECENTRING,
+    BILINEAR_PRODUCT,
+)
+"""The rules that are applied where somebody asks for them: search has summation splitting apart, and no Strassen."""
+
 INTER_RULES: tuple[Rule[Any], ...] = (EXPRESSION_SPLITTING, SIBLING_MERGING, BATCH_MERGING, EXPRESSION_FUSION)
 """The rules between expressions."""
 
@@ -42,11 +57,12 @@ POST_RULES: tuple[Rule[Any], ...] = (
     DEAD_EQUATION,
     STORAGE_LAYOUT,
     ROW_GENERATION,
+    ONE_PASS_GENERATION,
 )
 """The rules that post-optimisation applies to whole programs; search does not try them."""
 
 
-ALL_RULES: tuple[Rule[Any], ...] = (*RULES, *FEWER_PRODUCTS, *INTER_RULES, *POST_RULES)
+ALL_RULES: tuple[Rule[Any], ...] = (*RULES, *FEWER_PRODUCTS, *IDENTITIES, *INTER_RULES, *POST_RULES)
 
 
 def rule(name: str) -> Rule[Any]:
@@ -60,22 +76,29 @@ def rule(name: str) -> Rule[Any]:
 __all__ = [
     "ALL_RULES",
     "BATCH_MERGING",
+    "BILINEAR_PRODUCT",
     "BILINEAR_SUBSTITUTION",
     "BOUNDARY_RELAXING",
     "BOUNDARY_TIGHTENING",
     "COMMON_SUBEXPRESSION",
+    "CONTRACTION_ORDER",
     "DEAD_EQUATION",
+    "DISTRIBUTIVITY",
     "EOPERATOR_GENERATION",
     "EXPRESSION_FUSION",
     "EXPRESSION_INLINING",
     "EXPRESSION_SPLITTING",
     "FEWER_PRODUCTS",
+    "IDENTITIES",
     "INTER_RULES",
+    "ONE_PASS_GENERATION",
     "POST_RULES",
+    "RECENTRING",
     "ROW_GENERATION",
     "RULES",
     "SIBLING_MERGING",
     "STORAGE_LAYOUT",
+    "SUMMATION_EXCHANGE",
     "SUMMATION_SPLITTING",
     "TRAVERSAL_MERGING",
     "VARIABLE_SUBSTITUTION",

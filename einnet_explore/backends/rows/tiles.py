@@ -57,15 +57,16 @@ def multiply(
     loop: Callable[[Callable[[Expr], None]], None],
     left: Callable[[int, Expr], Expr],
     right: Callable[[Expr, int], Expr],
+    begin: Callable[[int, int], Expr] | None = None,
 ) -> list[Any]:
     """The sums of *tile*, a buffer a row: ``loop(body)`` runs body(k); *left* (row, k) is a scalar, *right* (k, column)
-    a vector."""
+    a vector.  They begin at 0, or at the vectors *begin* (row, column)."""
     zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
     sums = [T.alloc_buffer((tile.width,), "float32") for _ in range(tile.rows)]
     starts = [v * tile.lanes for v in range(tile.vectors)]
-    for total in sums:
+    for row, total in enumerate(sums):
         for start in starts:
-            store(total, zero, start, tile.lanes)
+            store(total, zero if begin is None else begin(row, start), start, tile.lanes)
 
     def step(k: Expr) -> None:
         for row, total in enumerate(sums):
@@ -75,3 +76,11 @@ def multiply(
 
     loop(step)
     return sums
+
+
+def folded(buffer: Any, lanes: int, combine: Callable[[Expr, Expr], Expr]) -> Expr:
+    """The *lanes* elements of *buffer* combined, half by half; what it held is lost."""
+    while lanes > 2:
+        lanes //= 2
+        store(buffer, combine(vector(buffer, 0, lanes), vector(buffer, lanes, lanes)), 0, lanes)
+    return combine(buffer[0], buffer[1])

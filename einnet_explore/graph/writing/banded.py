@@ -7,6 +7,8 @@ The `c` rows of a chunk see :math:`c + W - 1` columns, so a band is a batch of d
 
 and put back the same way (Beltagy et al. 2020, "sliding chunks").  A window of its own for every row, which is how such
 a scope is written as it stands, takes `W` times the operand's memory; chunks of a quarter of a window take five times.
+
+Where every row sees every column a band is one dense product; a softmax-weighted sum is written with ``Softmax``.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from math import prod
 import numpy as np
 
 from einnet_explore.algebra.nest import Band, Column, Nest, Product, Reduced, Row, name
+from einnet_explore.algebra.online import Online
 from einnet_explore.algebra.substitute import substitute
 from einnet_explore.graph.writing.body import Body
-from einnet_explore.ir import Access, Iterator, Scalar, Scope, Tensor, map_accesses, mul
+from einnet_explore.ir import Access, Apply, Const, Iterator, Scalar, Scope, Tensor, factors, map_accesses, mul
 
 Lower = Callable[[Scope, Mapping[str, str]], str]
 """Writes a scope without bands, given the values of its tensors; the result has the scope's shape."""
@@ -31,12 +34,19 @@ def write(nest: Nest, places: Mapping[str, str], body: Body, lower: Lower) -> st
     return _Banded(nest, dict(places), body, lower).write()
 
 
+def write_online(online: Online, places: Mapping[str, str], body: Body, lower: Lower) -> str:
+    """Write a softmax-weighted sum into *body*; the value has the shape of its scope."""
+    return _Banded(online.nest, dict(places), body, lower, online if online.total is not None else None).write()
+
+
 @dataclass
 class _Banded:
     nest: Nest
     places: dict[str, str]
     body: Body
     lower: Lower
+    weights: Online | None = None
+    """What is summed is weighted by a softmax of this."""
 
     @property
     def rows(self) -> int:
@@ -65,22 +75,61 @@ class _Banded:
         for n, node in enumerate(nest.nodes):
             match node:
                 case Band():
-                    self.places[name(n)] = self._band(node)
+                    self.places[name(n)] = self._dense_band(node) if nest.dense else self._band(node)
                 case Column(right):
-                    read = substitute(right, {nest.column: nest.row + nest.along})
+                    read = substitute(right, {nest.column: nest.along if nest.dense else nest.row + nest.along})
                     self.places[name(n)] = self._scope(Scope(grid, (), read))
-                case Row(body):
+                case Row(body) if self.weights is None:
                     self.places[name(n)] = self._scope(Scope(grid, (), body))
-                case Reduced(reduce, body):
+                case Reduced(reduce, body) if self.weights is None:
                     self.places[name(n)] = self._scope(Scope(grid[:-1], (nest.along,), body, reduce))
         if nest.product is None:
             own = self._scope(Scope(grid, (), mul(nest.result, nest.scale)))
             return self._in_order(own, grid)
-        own = self._product(nest.product, self._scope(Scope(grid, (), nest.result)))
+        if self.weights is None:
+            rows, scale = self._scope(Scope(grid, (), nest.result)), nest.scale
+        else:
+            # Divided by their sum already.
+            rows = self.body.emit("Softmax", self._scope(Scope(grid, (), self.weights.score)), axis=-1)
+            scale = mul(*(map_accesses(f, self._but_the_total) for f in factors(nest.scale) if f != self._divisor))
+        own = self._dense_product(nest.product, rows) if nest.dense else self._product(nest.product, rows)
         grid = (*grid[:-1], nest.product.n)
         self.places["#"] = own
         made = Tensor("#", tuple(x.extent for x in grid))
-        return self._in_order(self._scope(Scope(grid, (), mul(made[grid], nest.scale))), grid)
+        return self._in_order(self._scope(Scope(grid, (), mul(made[grid], scale))), grid)
+
+    @property
+    def _divisor(self) -> Scalar:
+        """1 over the sum of the exponentials."""
+        assert self.weights is not None and self.weights.total is not None
+        return Apply("/", (Const(1), Tensor(name(self.weights.total), ())[()]))
+
+    def _but_the_total(self, access: Access) -> Scalar:
+        assert self.weights is not None and self.weights.total is not None
+        called = access.source.name if isinstance(access.source, Tensor) else ""
+        return Const(1) if called == name(self.weights.total) else access
+
+    def _dense_band(self, band: Band) -> str:
+        """(batch, row, along): every row against every column."""
+        nest, depth = self.nest, prod(s.extent for s in band.sums)
+        left = self._matrix(Scope((*nest.batch, nest.row, *band.sums), (), band.left), nest.row.extent, depth)
+        body = substitute(band.right, {nest.column: nest.along})
+        right = self._matrix(Scope((*nest.batch, nest.along, *band.sums), (), body), nest.along.extent, depth)
+        dense = self.body.emit("MatMul", left, self.body.transpose(right, [0, 2, 1]))
+        return self.body.reshape(dense, [0], [*(x.extent for x in nest.batch), nest.row.extent, nest.along.extent])
+
+    def _dense_product(self, product: Product, rows: str) -> str:
+        """(batch, row, n): the rows times the columns' rows of n."""
+        nest, n = self.nest, product.n.extent
+        held = self.body.reshape(rows, [0], [self.batches, nest.row.extent, nest.along.extent])
+        body = substitute(product.right, {nest.column: nest.along})
+        right = self._matrix(Scope((*nest.batch, nest.along, product.n), (), body), nest.along.extent, n)
+        dense = self.body.emit("MatMul", held, right)
+        return self.body.reshape(dense, [0], [*(x.extent for x in nest.batch), nest.row.extent, n])
+
+    def _matrix(self, scope: Scope, rows: int, columns: int) -> str:
+        shape = [x.extent for x in scope.traversals]
+        return self.body.reshape(self._scope(scope), shape, [self.batches, rows, columns])
 
     def _in_order(self, value: str, grid: tuple[Iterator, ...]) -> str:
         return self.body.transpose(value, [grid.index(x) for x in self.nest.scope.traversals])

@@ -1,0 +1,77 @@
+r"""The order of a contraction of several factors: which pair is multiplied and summed first.
+
+A contraction :math:`\sum_{\vec y} f_1 f_2 \cdots f_n` may be computed as a binary tree; at each node what no other
+factor and no output depends on is summed.  A node costs as many multiplications as its grid has points,
+
+.. math::  c(S) = \min_{S = A \uplus B} c(A) + c(B) + \prod_{x \in A \cup B} |x|,
+
+over all subsets, which for a chain of matrices is the classic recurrence (S. Godbole, 1973; for contractions
+R. Pfeifer et al., 2014).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import combinations
+from math import prod
+from typing import TypeAlias
+
+from einnet_explore.ir import Iterator
+
+Tree: TypeAlias = "int | tuple[Tree, Tree]"
+"""A factor by its number, or two trees whose product is summed over what nothing else needs."""
+
+MOST = 8
+"""Factors up to which every tree is looked at: 3⁸ splits of subsets."""
+
+Reads: TypeAlias = "Sequence[frozenset[Iterator]]"
+
+
+def leaves(tree: Tree) -> tuple[int, ...]:
+    """The factors of *tree*, from left to right."""
+    return (tree,) if isinstance(tree, int) else (*leaves(tree[0]), *leaves(tree[1]))
+
+
+def open_iterators(reads: Reads, inside: Iterable[int], kept: frozenset[Iterator]) -> frozenset[Iterator]:
+    """What the product of the factors *inside* still depends on once all is summed that only they read."""
+    chosen = set(inside)
+    own = frozenset[Iterator]().union(*(reads[n] for n in chosen))
+    elsewhere = frozenset[Iterator]().union(*(r for n, r in enumerate(reads) if n not in chosen))
+    return own & (elsewhere | kept)
+
+
+def multiplications(tree: Tree, reads: Reads, kept: frozenset[Iterator]) -> int:
+    """What *tree* costs: the points of its nodes' grids."""
+    if isinstance(tree, int):
+        return 0
+    grid = frozenset[Iterator]().union(*(open_iterators(reads, leaves(part), kept) for part in tree))
+    return prod(x.extent for x in grid) + sum(multiplications(part, reads, kept) for part in tree)
+
+
+def cheapest(reads: Reads, kept: frozenset[Iterator]) -> Tree:
+    """The tree with the fewest multiplications, the first in the order of factors where several have them.
+
+    Raises ValueError for fewer than two factors, or more than ``MOST``.
+    """
+    count = len(reads)
+    if not 2 <= count <= MOST:
+        raise ValueError(f"{count} factors: expected 2 to {MOST}")
+
+    @cache
+    def best(chosen: frozenset[int]) -> tuple[int, str, Tree]:
+        if len(chosen) == 1:
+            (n,) = chosen
+            return 0, str(n), n
+        first, *others = sorted(chosen)
+        found = []
+        for size in range(len(others)):
+            for more in combinations(others, size):
+                one = frozenset((first, *more))
+                a, b = best(one), best(chosen - one)
+                tree = (a[2], b[2])
+                grid = frozenset[Iterator]().union(*(open_iterators(reads, leaves(part), kept) for part in tree))
+                found.append((a[0] + b[0] + prod(x.extent for x in grid), repr(tree), tree))
+        return min(found)
+
+    return best(frozenset(range(count)))[2]

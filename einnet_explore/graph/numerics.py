@@ -1,0 +1,70 @@
+"""What a rule may do to the last digits, and which rules a user allows.
+
+``exact``: every sum keeps its terms, only where they are computed changes.  ``reassociate``: sums are taken in another
+order or in parts, factors move in and out of them; the bound of a result's error stays that of the sum of the
+magnitudes of the same terms.  ``approximate``: other terms are summed, which may be larger and cancel
+(``algebra/rounding.py`` has the bounds).  All of them are equal in exact arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from einnet_explore.rules import (
+    BATCH_MERGING,
+    BILINEAR_PRODUCT,
+    BILINEAR_SUBSTITUTION,
+    CONTRACTION_ORDER,
+    DISTRIBUTIVITY,
+    EXPRESSION_SPLITTING,
+    ONE_PASS_GENERATION,
+    RECENTRING,
+    ROW_GENERATION,
+    SUMMATION_EXCHANGE,
+    SUMMATION_SPLITTING,
+    VARIABLE_SUBSTITUTION,
+    Derivation,
+    Rule,
+)
+
+LEVELS = ("exact", "reassociate", "approximate")
+
+REASSOCIATING = frozenset(
+    rule.name
+    for rule in (
+        SUMMATION_SPLITTING, VARIABLE_SUBSTITUTION, EXPRESSION_SPLITTING, BATCH_MERGING, DISTRIBUTIVITY,
+        SUMMATION_EXCHANGE, CONTRACTION_ORDER, ROW_GENERATION,
+    )
+)  # fmt: skip
+
+APPROXIMATING = frozenset(
+    rule.name for rule in (BILINEAR_SUBSTITUTION, BILINEAR_PRODUCT, RECENTRING, ONE_PASS_GENERATION)
+)
+
+
+def checked(level: str) -> str:
+    """*level*; raises ValueError where it is none."""
+    if level not in LEVELS:
+        raise ValueError(f"numerics {level!r}: expected one of {', '.join(LEVELS)}")
+    return level
+
+
+def level_of(rule: Rule[Any]) -> str:
+    """What *rule* may do."""
+    return LEVELS[(rule.name in REASSOCIATING) + 2 * (rule.name in APPROXIMATING)]
+
+
+def level(derivation: Derivation) -> str:
+    """The most that any step of *derivation* may do."""
+    return max((level_of(step.match.rule) for step in derivation.steps), key=LEVELS.index, default=LEVELS[0])
+
+
+def allowed(rules: Iterable[Rule[Any]], most: str) -> tuple[Rule[Any], ...]:
+    """Those of *rules* that do no more than *most*."""
+    return tuple(rule for rule in rules if within(level_of(rule), most))
+
+
+def within(level: str, most: str) -> bool:
+    """Whether *level* is no more than *most*."""
+    return LEVELS.index(level) <= LEVELS.index(checked(most))

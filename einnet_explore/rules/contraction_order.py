@@ -1,0 +1,191 @@
+r"""Contraction order: associativity of products of several factors, by what each order costs.
+
+.. math::
+   \mathop{L}_{i\,l} \sum_k \Big\{ \mathop{L}_{i\,k} \sum_j A[i,j]\, B[j,k] \Big\} C[k,l]
+   \;\mapsto\;
+   \mathop{L}_{i\,l} \sum_j A[i,j] \Big\{ \mathop{L}_{j\,l} \sum_k B[j,k]\, C[k,l] \Big\}
+
+Sums that are read as factors are put in (distributivity inwards), which leaves one sum over all factors; then it is
+taken apart along a binary tree of them, in which each node sums over what no other factor needs.  The tree with the
+fewest multiplications is proposed (``algebra/chains.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from einnet_explore.algebra.chains import MOST, Tree, cheapest, leaves, multiplications, open_iterators
+from einnet_explore.algebra.products import finite, iterators_of, opened
+from einnet_explore.ir import Access, Const, Iterator, Scalar, Scope, factors, mul
+from einnet_explore.rules.base import Refused, refusing, scope_rule
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The tree of the factors, numbered as they stand once nested sums are put in; constants have no number."""
+
+    tree: Tree
+
+
+@dataclass(frozen=True, slots=True)
+class _Flat:
+    """One sum: its factors (*parts*), the constants beside them, and how it stands now."""
+
+    parts: tuple[Scalar, ...]
+    constants: tuple[Scalar, ...]
+    summations: tuple[Iterator, ...]
+    now: Tree
+
+
+def propose(scope: Scope) -> Iterable[Order]:
+    """The cheapest order, where it is cheaper than the present one."""
+    try:
+        flat = _flat(scope)
+        reads, kept = _reads(flat), frozenset(scope.traversals)
+        tree = cheapest(reads, kept)
+    except ValueError:
+        return
+    if len(flat.parts) > 2 and multiplications(tree, reads, kept) < _cost(scope):
+        yield Order(tree)
+
+
+def _cost(scope: Scope) -> int:
+    """The points of all grids of products, nested sums and all."""
+    here = prod(x.extent for x in (*scope.traversals, *scope.summations))
+    inner = (f.source for f in factors(scope.body) if isinstance(f, Access))
+    return here + sum(_cost(s) for s in inner if isinstance(s, Scope) and s.summations)
+
+
+def rewrite(scope: Scope, params: Order) -> Scope:
+    """The law; refuses what is no sum of a product, and a tree that does not hold every factor once."""
+    flat = _flat(scope)
+    held = leaves(params.tree)
+    if sorted(held) != list(range(len(flat.parts))):
+        raise Refused(f"the tree holds the factors {list(held)}, expected each of 0 to {len(flat.parts) - 1} once")
+    if isinstance(params.tree, int):
+        raise Refused("there is only one factor: nothing is associated")
+    if params.tree == flat.now:
+        raise Refused(f"this is the present order: {params.tree!r}")
+    body, summed = _built(flat, params.tree, scope)
+    out = mul(*flat.constants, body)
+    left = tuple(y for y in flat.summations if y not in summed)
+    return replace(scope, summations=left, body=out)
+
+
+def _flat(scope: Scope) -> _Flat:
+    """*scope* as one sum; raises Refused where it is none."""
+    if scope.reduce != "sum" or not scope.summations or scope.domain:
+        what = (
+            f"takes the {scope.reduce}" if scope.reduce != "sum" else "has a domain" if scope.domain else "sums nothing"
+        )
+        raise Refused(f"the scope {what}, expected a plain sum of a product")
+    if not finite(scope.body):
+        raise Refused("associativity is for finite paddings: 0 times an infinite one is no number")
+    parts: list[Scalar] = []
+    constants: list[Scalar] = []
+    summations = list(scope.summations)
+
+    def put(body: Scalar) -> Tree | None:
+        """The tree of what *body* computes, whose factors join *parts*."""
+        trees: list[Tree] = []
+        for factor in factors(body):
+            if isinstance(factor, Const):
+                constants.append(factor)
+                continue
+            if isinstance(factor, Access):
+                found = opened(factor, "sum", (*scope.traversals, *summations))
+                if not isinstance(found, str) and finite(found[0]):
+                    summations.extend(found[1])
+                    inner = put(found[0])
+                    trees += [] if inner is None else [inner]
+                    continue
+            parts.append(factor)
+            trees.append(len(parts) - 1)
+        whole: Tree | None = None
+        for tree in trees:
+            whole = tree if whole is None else (whole, tree)
+        return whole
+
+    now = put(scope.body)
+    if now is None:
+        raise Refused("the body is a constant")
+    return _Flat(tuple(parts), tuple(constants), tuple(summations), now)
+
+
+def _reads(flat: _Flat) -> tuple[frozenset[Iterator], ...]:
+    return tuple(map(iterators_of, flat.parts))
+
+
+def _built(flat: _Flat, tree: Tree, scope: Scope) -> tuple[Scalar, frozenset[Iterator]]:
+    """The body that *tree* stands for at the top, and what is summed below it."""
+    reads, kept, own = _reads(flat), frozenset(scope.traversals), (*scope.traversals, *flat.summations)
+    summed: set[Iterator] = set()
+
+    def part(tree: Tree) -> Scalar:
+        if isinstance(tree, int):
+            return flat.parts[tree]
+        body = mul(part(tree[0]), part(tree[1]))
+        there = open_iterators(reads, leaves(tree), kept)
+        read = frozenset[Iterator]().union(*(reads[n] for n in leaves(tree)))
+        gone = tuple(y for y in flat.summations if y in read and y not in there and y not in summed)
+        if not gone:
+            return body
+        summed.update(gone)
+        over = tuple(x for x in own if x in there)
+        return Scope(over, gone, body)[over]
+
+    assert not isinstance(tree, int)
+    body = mul(part(tree[0]), part(tree[1]))
+    return body, frozenset(summed)
+
+
+def explain(scope: Scope) -> str:
+    """Why no other order is proposed."""
+    try:
+        flat = _flat(scope)
+    except Refused as why:
+        return str(why)
+    if len(flat.parts) < 3:
+        return f"{len(flat.parts)} factors have one order"
+    if len(flat.parts) > MOST:
+        return f"{len(flat.parts)} factors: orders of up to {MOST} are compared"
+    return f"the present order takes {_cost(scope)} multiplications, no other fewer"
+
+
+def encode(params: Order) -> dict[str, Any]:
+    """``{"tree": [0, [1, 2]]}``."""
+    return {"tree": _lists(params.tree)}
+
+
+def _lists(tree: Tree) -> Any:
+    return tree if isinstance(tree, int) else [_lists(tree[0]), _lists(tree[1])]
+
+
+def decode(_: Scope, params: Mapping[str, Any]) -> Order:
+    """The inverse of ``encode``; refuses what is no binary tree of numbers."""
+    with refusing():
+        return Order(_tree(params["tree"]))
+
+
+def _tree(found: Any) -> Tree:
+    match found:
+        case int():
+            return found
+        case [left, right]:
+            return _tree(left), _tree(right)
+    raise Refused(f"tree {found!r}: expected a number or a pair of trees")
+
+
+CONTRACTION_ORDER = scope_rule(
+    "contraction_order",
+    r"\mathop{L}_{i l} \sum_k \Big\{ \mathop{L}_{i k} \sum_j A[i,j]\, B[j,k] \Big\} C[k,l] \;\mapsto\;"
+    r" \mathop{L}_{i l} \sum_j A[i,j] \Big\{ \mathop{L}_{j l} \sum_k B[j,k]\, C[k,l] \Big\}",
+    propose,
+    rewrite,
+    encode,
+    decode,
+    explain,
+)

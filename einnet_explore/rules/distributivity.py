@@ -1,0 +1,153 @@
+r"""Distributivity: what does not depend on a summation is pulled out of it, or put back in.
+
+.. math::
+   \mathop{L}_{\vec x} \sum_{\vec y} g(\vec x)\, f(\vec x, \vec y)
+   \;\rightleftharpoons\;
+   \mathop{L}_{\vec x} g(\vec x) \cdot \Big\{ \mathop{L}_{\vec z} \sum_{\vec y} f \Big\}[\vec z]
+
+A divisor counts as the factor 1/b, so :math:`\sum_y a/b = (\sum_y a)\,(1/b)`; under ``max`` and ``min`` terms take the
+place of factors, :math:`\max_y (g + f) = g + \max_y f`.  Outwards there are fewer products; inwards two sums become
+one, which other rules may then take apart elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from einnet_explore.algebra.products import finite, iterators_of, opened, quotient_factors
+from einnet_explore.ir import Access, Scalar, Scope, add, factors, mul, terms
+from einnet_explore.rules.base import Refused, refusing, scope_rule
+
+
+@dataclass(frozen=True, slots=True)
+class Outwards:
+    """Everything that can be is pulled out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inwards:
+    """What stands beside the factor (or term) with this number goes into the sum that it reads."""
+
+    part: int
+
+
+Direction = Outwards | Inwards
+
+
+def propose(scope: Scope) -> Iterable[Direction]:
+    """Outwards where something can go; inwards into every reduction that is read as a factor (or a term)."""
+    count = max(len(quotient_factors(scope.body)), len(terms(scope.body)))
+    tried: list[Direction] = [Outwards(), *(Inwards(n) for n in range(count))]
+    for params in tried:
+        try:
+            rewrite(scope, params)
+        except Refused:
+            continue
+        yield params
+
+
+def rewrite(scope: Scope, params: Direction) -> Scope:
+    """The law; refuses where nothing can move, with what stands in the way."""
+    if not finite(scope.body):
+        raise Refused("distributivity is for finite paddings: 0 times an infinite one is no number")
+    match params:
+        case Outwards():
+            return _out(scope)
+        case Inwards(part):
+            return _in(scope, part)
+
+
+def _out(scope: Scope) -> Scope:
+    if not scope.summations or scope.reduce == "prod":
+        raise Refused(
+            f"the scope {'takes a product' if scope.summations else 'sums nothing'}: nothing is pulled out of it"
+        )
+    if scope.domain:
+        raise Refused(f"the scope has a domain, where the inner sum would be read: {scope.domain[0]!r}")
+    summed = set(scope.summations)
+    parts = quotient_factors(scope.body) if scope.reduce == "sum" else terms(scope.body)
+    outside = [p for p in parts if not iterators_of(p) & summed]
+    inside = [p for p in parts if iterators_of(p) & summed]
+    if not outside or not inside:
+        kind = "factor" if scope.reduce == "sum" else "term"
+        raise Refused(f"of {len(parts)} {kind}s {len(inside)} depend on the summations: expected some and not all")
+    body = mul(*inside) if scope.reduce == "sum" else add(*inside)
+    kept = tuple(x for x in scope.traversals if x in iterators_of(body))
+    inner = Scope(kept, scope.summations, body, scope.reduce)[kept]
+    whole = mul(*outside, inner) if scope.reduce == "sum" else add(*outside, inner)
+    return replace(scope, summations=(), reduce="sum", body=whole)
+
+
+def _in(scope: Scope, part: int) -> Scope:
+    if scope.domain:
+        raise Refused(f"the scope has a domain: {scope.domain[0]!r}")
+    product, total = quotient_factors(scope.body), terms(scope.body)
+    parts, reduce = (product, "sum") if len(total) == 1 else (total, _inner_reduction(total, part))
+    if not 0 <= part < len(parts):
+        raise Refused(f"part {part}: the body has {len(parts)}")
+    if scope.summations and scope.reduce != reduce:
+        raise Refused(f"the scope reduces by {scope.reduce}, the inner one by {reduce}")
+    chosen = parts[part]
+    if not isinstance(chosen, Access):
+        raise Refused(f"part {part} is {chosen!r}, which reads no reduction")
+    found = opened(chosen, reduce, (*scope.traversals, *scope.summations))
+    if isinstance(found, str):
+        raise Refused(found)
+    body, summations = found
+    rest = [p for n, p in enumerate(parts) if n != part]
+    if not rest:
+        raise Refused("nothing stands beside the inner reduction")
+    together: Scalar = mul(*rest, body) if reduce == "sum" else add(*rest, body)
+    return replace(scope, summations=(*scope.summations, *summations), reduce=reduce, body=together)
+
+
+def _inner_reduction(parts: tuple[Scalar, ...], part: int) -> str:
+    match parts[part] if 0 <= part < len(parts) else None:
+        case Access(Scope(reduce=reduce)) if reduce in ("max", "min"):
+            return reduce
+    raise Refused(f"part {part} of a sum is no maximum or minimum: only these let terms in")
+
+
+def explain(scope: Scope) -> str:
+    """Why nothing moves."""
+    whys = []
+    for params in (Outwards(), Inwards(0)):
+        try:
+            rewrite(scope, params)
+        except Refused as why:
+            whys.append(str(why))
+    return "; ".join(whys)
+
+
+def encode(params: Direction) -> dict[str, Any]:
+    """``{"direction": "out"}`` or ``{"direction": "in", "part": 1}``."""
+    match params:
+        case Outwards():
+            return {"direction": "out"}
+        case Inwards(part):
+            return {"direction": "in", "part": part}
+
+
+def decode(scope: Scope, params: Mapping[str, Any]) -> Direction:
+    """The inverse of ``encode``; refuses another direction."""
+    with refusing():
+        match params["direction"]:
+            case "out":
+                return Outwards()
+            case "in":
+                return Inwards(int(params["part"]))
+    raise Refused(f"direction {params['direction']!r}: expected out or in")
+
+
+DISTRIBUTIVITY = scope_rule(
+    "distributivity",
+    r"\mathop{L}_{\vec x} \sum_{\vec y} g(\vec x)\, f(\vec x, \vec y) \;\mapsto\;"
+    r" \mathop{L}_{\vec x} g(\vec x) \cdot \Big\{ \mathop{L}_{\vec z} \sum_{\vec y} f \Big\}[\vec z]",
+    propose,
+    rewrite,
+    encode,
+    decode,
+    explain,
+)

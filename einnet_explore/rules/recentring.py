@@ -1,0 +1,110 @@
+r"""Re-centring: an exponential relative to one value becomes one relative to another, times the exponential of both.
+
+.. math::
+   e^{a - b} \;\mapsto\; e^{a - c}\, e^{c - b}, \qquad c = \Big\{ \mathop{L}_{\vec z} \max_{\vec y} a \Big\}[\vec z]
+
+for a finite `c`; here it is the largest of `a` over some of the scope's summations, so :math:`e^{a-c} \le 1`.  The
+second factor does not depend on these: distributivity then pulls it out, and each block of a softmax stands relative
+to its own maximum.  It is the only rule that needs of the exponential that :math:`e^{a+b} = e^a e^b`, which its
+certificate says.
+
+Source: M. Milakov and N. Gimelshein, Online normalizer calculation for softmax, 2018.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from einnet_explore.algebra.naming import by_name, listed
+from einnet_explore.algebra.products import iterators_of
+from einnet_explore.ir import Apply, Iterator, Scalar, Scope, factors, mul
+from einnet_explore.rules.base import Refused, refusing, scope_rule
+
+
+@dataclass(frozen=True, slots=True)
+class Centre:
+    """The factor with this number, relative to its largest argument over the summations *within*."""
+
+    factor: int
+    within: tuple[Iterator, ...]
+
+
+def propose(scope: Scope) -> Iterable[Centre]:
+    """Every exponential of a difference, relative to its maximum over each summation but one of several."""
+    if len(scope.summations) < 2:
+        return
+    for n in range(len(factors(scope.body))):
+        for y in scope.summations:
+            params = Centre(n, (y,))
+            try:
+                rewrite(scope, params)
+            except Refused:
+                continue
+            yield params
+
+
+def rewrite(scope: Scope, params: Centre) -> Scope:
+    """The law; refuses what is no exponential of a difference, and a maximum over what the argument does not read."""
+    parts = factors(scope.body)
+    if not 0 <= params.factor < len(parts):
+        raise Refused(f"factor {params.factor}: the body has {len(parts)}")
+    if scope.reduce != "sum" or scope.domain:
+        raise Refused(
+            f"the scope takes the {scope.reduce}{' over a domain' if scope.domain else ''}, expected a plain sum"
+        )
+    match parts[params.factor]:
+        case Apply("exp", (Apply("-", (a, b)),)):
+            centre = _centre(scope, a, b, params.within)
+        case other:
+            raise Refused(f"factor {params.factor} is {other!r}, expected the exponential of a difference")
+    split = (_exp(a, centre), _exp(centre, b))
+    body = mul(*(x for n, p in enumerate(parts) for x in (split if n == params.factor else (p,))))
+    return replace(scope, body=body)
+
+
+def _exp(a: Scalar, b: Scalar) -> Scalar:
+    return Apply("exp", (Apply("-", (a, b)),))
+
+
+def _centre(scope: Scope, a: Scalar, b: Scalar, within: tuple[Iterator, ...]) -> Scalar:
+    read, stray = iterators_of(a), [y for y in within if y not in scope.summations]
+    if stray or not within:
+        raise Refused(f"{listed(stray or within)} is not summed here: the summations are {listed(scope.summations)}")
+    if missing := [y for y in within if y not in read]:
+        raise Refused(f"the exponential is of {a!r}, which does not depend on {listed(missing)}")
+    if common := iterators_of(b) & set(within):
+        raise Refused(f"it is relative to {b!r}, which depends on {listed(sorted(common, key=lambda y: y.name))} too")
+    kept = tuple(x for x in (*scope.summations, *scope.traversals) if x in read and x not in within)
+    return Scope(kept, within, a, "max")[kept]
+
+
+def explain(scope: Scope) -> str:
+    """Why there is nothing to re-centre."""
+    if len(scope.summations) < 2:
+        return f"the scope has {len(scope.summations)} summations, expected one to stand within another"
+    return "no factor is the exponential of a difference of what is summed and what is not"
+
+
+def encode(params: Centre) -> dict[str, Any]:
+    """``{"factor": 0, "within": ["i"]}``."""
+    return {"factor": params.factor, "within": [y.name for y in params.within]}
+
+
+def decode(scope: Scope, params: Mapping[str, Any]) -> Centre:
+    """The inverse of ``encode``; refuses a name that no summation has."""
+    with refusing():
+        return Centre(int(params["factor"]), tuple(by_name(scope.summations, name) for name in params["within"]))
+
+
+RECENTRING = scope_rule(
+    "recentring",
+    r"e^{a - b} \;\mapsto\; e^{a - c}\, e^{c - b}, \qquad"
+    r" c = \Big\{ \mathop{L}_{\vec z} \max_{\vec y} a \Big\}[\vec z]",
+    propose,
+    rewrite,
+    encode,
+    decode,
+    explain,
+)

@@ -1,0 +1,237 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Fewer multiplications
+#
+# A direct 3×3 convolution already runs at the peak of a processor's multipliers. No other order of the same
+# multiplications is faster; only *fewer multiplications* are. This notebook derives three such algorithms as rules
+# derive anything: with a guard that is checked exactly, and a proof of every step.
+#
+# 1. **F(2, 3)**: two outputs of a filter with three taps by four multiplications instead of six;
+# 2. **Strassen**: a 2×2 product of matrices by seven instead of eight;
+# 3. **the online softmax**: no fewer multiplications, but one pass and no memory for what lies between.
+
+# %%
+from fractions import Fraction
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import einnet_explore as ee
+from einnet_explore.algebra.bilinear import correlates, correlation, wrong_entry
+from einnet_explore.algebra.certificate import certify
+from einnet_explore.algebra.monoids import softmax
+from einnet_explore.algebra.rounding import bilinear, computed, growth
+from einnet_explore.algebra.small_products import matrix_product, nested, strassen
+from einnet_explore.graph.rows import by_rows
+from einnet_explore.rules import (
+    BILINEAR_PRODUCT,
+    BILINEAR_SUBSTITUTION,
+    RECENTRING,
+    SUMMATION_SPLITTING,
+    VARIABLE_SUBSTITUTION,
+    Derivation,
+)
+
+# %% [markdown]
+# ## F(2, 3), as in a lecture
+#
+# Two outputs of three taps, written out, are
+#
+# $$y_0 = x_0 g_0 + x_1 g_1 + x_2 g_2, \qquad y_1 = x_1 g_0 + x_2 g_1 + x_3 g_2 .$$
+#
+# Read backwards this is a product of polynomials: $(a_0 + a_1 t)(g_0 + g_1 t + g_2 t^2)$ has four coefficients, so four
+# points determine it. Take $t = 0, 1, -1$ and $\infty$, where only the highest coefficients count. At each point the
+# product of polynomials is *one* multiplication of numbers. Interpolation is linear, so it costs additions only; and
+# turning the matrices round (transposition) makes a filter of the product.
+#
+# The algorithm is three tables: $U$ combines the data, $V$ the taps, $W$ the products.
+
+# %%
+f23 = correlation(2, 3)
+for name, table in (("U", f23.u), ("V", f23.v), ("W", f23.w)):
+    print(name)
+    for row in table:
+        print("   ", "  ".join(f"{x!s:>5}" for x in row))
+
+# %% [markdown]
+# So $m_1 = (x_1 + x_2)(g_0 + g_1 + g_2)/2$ and so on. Why is it right? Because of one identity, exactly:
+# $\sum_p W[k,p]\,U[p,i]\,V[p,j] = [i = k + j]$. That is what the rule checks before it does anything. Change one number and
+# it says where the identity fails.
+
+# %%
+print(f23.rank, "multiplications;", wrong_entry(f23, correlates) or "the identity holds at every (k, i, j)")
+wrong = type(f23)(f23.name, ((f23.u[0][0] + Fraction(1), *f23.u[0][1:]), *f23.u[1:]), f23.v, f23.w)
+print(wrong_entry(wrong, correlates))
+
+# %% [markdown]
+# And here it takes the place of a filter in an expression. The transform of the taps reads weights only, so it is computed
+# when a model is compiled; what is left between the transforms is one product, batched over the four points.
+
+# %%
+filtered = ee.parse("""
+tensor A[18, 8]
+tensor K[3, 8, 4] weight
+Y[h:16, f:4] = sum[r:3, c:8] A[h+r, c] * K[r, c, f]
+""")
+match = BILINEAR_SUBSTITUTION.match(filtered, (0,), traversal="h", summation="r", outputs=2)
+step = match.apply(filtered)
+print(ee.text(step.after))
+certificate = certify(step.before, step.after)
+assert certificate.kind == "proved"
+certificate
+
+# %% [markdown]
+# ## How large a tile?
+#
+# F(m, 3) takes $m + 2$ multiplications for $3m$: the larger the tile, the fewer. But more points mean larger numbers that
+# cancel. The bound is $\gamma_t \sum_c \sum_p |W| (|U||x|) (|V||g|)$; how much larger that is than for a direct sum is the
+# *growth*. Nested in two dimensions everything is squared.
+
+# %%
+rng = np.random.default_rng(0)
+tiles = range(2, 9)
+saved, bounds, errors = [], [], []
+for m in tiles:
+    triple = correlation(m, 3)
+    x, g = (rng.standard_normal((200, 64, n)).astype(np.float32) for n in (m + 2, 3))
+    exact = np.stack([computed(triple, a, b, np.float64) for a, b in zip(x, g, strict=True)])
+    found = np.stack([computed(triple, a, b) for a, b in zip(x, g, strict=True)])
+    limit = np.stack([bilinear(triple, a, b) for a, b in zip(x, g, strict=True)])
+    assert (np.abs(found - exact) <= limit).all()
+    saved.append(3 * m / triple.rank)
+    errors.append(np.abs(found - exact).max() / np.abs(exact).max())
+    bounds.append(limit.max() / np.abs(exact).max())
+    print(f"F({m},3): {saved[-1]:.2f} times fewer, growth {float(growth(triple)):10.1f}, error {errors[-1]:.1e}")
+
+# %%
+figure, axes = plt.subplots(figsize=(6, 3.5))
+axes.semilogy(tiles, bounds, "o--", label="bound")
+axes.semilogy(tiles, errors, "o-", label="measured against double precision")
+axes.axhline(1e-4, color="grey", linewidth=1)
+axes.text(2, 1.2e-4, "what is allowed", color="grey")
+axes.set_xlabel("outputs of a tile, m")
+axes.set_ylabel("error over the largest output")
+beside = axes.twinx()
+beside.plot(tiles, saved, "s:", color="tab:green")
+beside.set_ylabel("times fewer multiplications", color="tab:green")
+axes.legend(loc="lower right")
+plt.show()
+
+# %% [markdown]
+# The gain flattens at 3 while the error goes on: from four outputs on, each further one buys little and costs digits. It
+# grows in steps: points of both signs and their reciprocals balance one another, which F(2, 3), F(4, 3) and F(6, 3) have
+# room for. So search tries m = 4, 2 and 6, measures the time of each, and keeps nothing that differs by more than
+# $10^{-4}$ of the largest output. With `--numerics reassociate` it does not try them at all.
+
+# %% [markdown]
+# ## Strassen's seven products
+#
+# The same three tables, for another form: a 2×2 product of matrices, $c_{ik} = \sum_j a_{ij} b_{jk}$. The obvious algorithm
+# has eight products. Strassen found seven:
+
+# %%
+seven = strassen()
+
+
+def linear(coefficients, letter):
+    parts = [f"{'-+'[x > 0]}{letter}{n // 2}{n % 2}" for n, x in enumerate(coefficients) if x]
+    return " ".join(parts).removeprefix("+")
+
+
+for p in range(seven.rank):
+    print(f"m{p} = ({linear(seven.u[p], 'a')})({linear(seven.v[p], 'b')})")
+for k in range(4):
+    print(f"c{k // 2}{k % 2} =", " ".join(f"{'-+'[x > 0]}m{p}" for p, x in enumerate(seven.w[k]) if x))
+assert wrong_entry(seven, matrix_product((2, 2, 2))) is None
+
+# %% [markdown]
+# The numbers may be blocks. Then a rule cuts both matrices in four, and the middle is seven products of half the size.
+# Applied to those again it is 49 products of a quarter; each level multiplies the growth of the error.
+
+# %%
+matmul = ee.parse("""
+tensor A[8, 8]
+tensor B[8, 8]
+Y[m:8, n:8] = sum[k:8] A[m, k] * B[k, n]
+""")
+halved = BILINEAR_PRODUCT.match(matmul, (0,), algorithm="Strassen", rows="m", between="k", columns="n").apply(matmul)
+print([(e.name, e.scope.shape) for e in halved.after.equations])
+print(certify(halved.before, halved.after))
+print("growth of one level and of two:", float(growth(seven)), float(growth(nested(seven, seven))))
+
+# %% [markdown]
+# ## The online softmax in three steps
+#
+# Attention weighs values by a softmax: $Y = \sum_w e^{S_w - M} V_w \,/\, \sum_w e^{S_w - M}$ with $M = \max_w S_w$. It seems
+# to need all scores before it can begin, since $M$ is known last. Three steps show that it does not.
+#
+# **Step 1, blocks.** A place $w$ is a block $j$ and a place $i$ in it: variable substitution.
+#
+# **Step 2, re-centring.** $e^{S - M} = e^{S - c_j}\, e^{c_j - M}$, where $c_j$ is the largest score of the block. It is the one
+# step that knows something of the exponential, $e^{a+b} = e^a e^b$, and its certificate says so.
+#
+# **Step 3, distributivity.** $e^{c_j - M}$ does not depend on $i$: it leaves the inner sum.
+
+# %%
+weighted = ee.parse("""
+tensor S[3, 12]
+tensor V[12, 2]
+tensor M[3]
+Y[m:3, n:2] = sum[w:12] exp(S[m, w] - M[m]) * V[w, n]
+""")
+steps = Derivation(weighted)
+steps = steps.then(VARIABLE_SUBSTITUTION.match(weighted, (0,), phi={"j": "w//4", "i": "w%4"}))
+where = (0,) if len(steps.end.scope_at((0,)).summations) == 2 else (0, 0)
+steps = steps.then(RECENTRING.match(steps.end, where, factor=0, within=["i"]))
+steps = steps.then(SUMMATION_SPLITTING.match(steps.end, where, outer=["j"], apart=True))
+for done in steps.steps:
+    print(f"{done.match.rule.name}: {certify(done.before, done.after).kind} {certify(done.before, done.after).detail}")
+print(ee.text(steps.end))
+whole = certify(steps.start, steps.end)
+assert whole.kind == "proved"
+whole
+
+# %% [markdown]
+# Now a block is three numbers: its largest score, the sum of its exponentials and its weighted sum. How two blocks become
+# one is an operation $\oplus$ on such triples, and blocks may be combined in any brackets if that is associative and the
+# triple of a whole is that of its parts: a *homomorphism* into a monoid. With $2^t$ in place of $e^t$ it can be checked
+# without any rounding:
+
+# %%
+law = softmax(Fraction(2))
+scores = [(3, Fraction(1)), (-1, Fraction(2)), (4, Fraction(-1)), (0, Fraction(5)), (4, Fraction(1, 2))]
+print(law.whole(scores))
+print(law.in_blocks([scores[:2], scores[2:3], scores[3:]]))
+assert law.whole(scores) == law.in_blocks([scores[:2], scores[2:3], scores[3:]])
+
+# %% [markdown]
+# So a kernel may keep one triple for every row and meet the columns block by block. That is the flash-attention structure:
+# one pass, and memory for one block of scores. `einnet-explore optimize` finds it in MatMul, Softmax, MatMul.
+
+# %%
+attention = ee.parse("""
+tensor Q[64, 16]
+tensor K[96, 16]
+tensor V[96, 16]
+S[m:64, w:96] = sum[k:16] Q[m, k] * K[w, k]
+M[m:64] = max[w:96] S[m, w]
+E[m:64, w:96] = exp(S[m, w] - M[m])
+T[m:64] = sum[w:96] E[m, w]
+P[m:64, w:96] = E[m, w] / T[m]
+Y[m:64, n:16] = sum[w:96] P[m, w] * V[w, n]
+output Y
+""")
+found = by_rows(attention)
+print([done.match.rule.name for done in found.steps])
+print(found.end.equations[-1].via, "·", certify(attention, found.end).kind)

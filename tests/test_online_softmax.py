@@ -1,0 +1,282 @@
+"""Softmax-weighted sums in one pass: the monoid and its law, what is recognised, the rule, the kernels, the export."""
+
+from fractions import Fraction
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from einnet_explore.algebra.certificate import certify
+from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.algebra.monoids import BASES, LISTS, Homomorphism, Monoid, Triple, broken, softmax
+from einnet_explore.algebra.online import Online, online
+from einnet_explore.backends import compile_program, compiled, emit
+from einnet_explore.backends.rows.online import block_of, function
+from einnet_explore.backends.tvm_cpu import Kernel
+from einnet_explore.graph.reading.load import load as load_model
+from einnet_explore.graph.rows import by_rows
+from einnet_explore.graph.split import split
+from einnet_explore.ir import EOPERATOR, Instance, Program, Scope, tensors
+from einnet_explore.kernels.machine import Machine, this_machine
+from einnet_explore.rules import ONE_PASS_GENERATION
+from einnet_explore.text import parse
+from tests.rules_kit import refuses
+from tests.test_longformer import attention as banded
+from tests.test_longformer import exported, run
+from tests.test_rules_reductions import explained
+
+ATTENTION = """
+tensor Q[{b}, {m}, {k}]
+tensor K[{b}, {w}, {k}]
+tensor V[{b}, {w}, {n}]
+tensor mask[{m}, {w}]
+tensor bias[{w}]
+S[b:{b}, m:{m}, w:{w}] = sum[k:{k}] Q[b, m, k] * K[b, w, k]
+Z[b:{b}, m:{m}, w:{w}] = {score}
+M[b:{b}, m:{m}] = max[w:{w}] Z[b, m, w]
+E[b:{b}, m:{m}, w:{w}] = exp(Z[b, m, w] - M[b, m])
+T[b:{b}, m:{m}] = sum[w:{w}] E[b, m, w]
+P[b:{b}, m:{m}, w:{w}] = E[b, m, w] / T[b, m]
+Y[b:{b}, m:{m}, n:{n}] = sum[w:{w}] P[b, m, w] * V[b, w, n]
+output Y
+"""
+PLAIN, MASKED = "0.5 * S[b, m, w]", "0.5 * S[b, m, w] + mask[m, w] + bias[w]"
+CAUSAL = "where(w <= m, S[b, m, w], -inf)"
+
+
+def attention(b: int, m: int, w: int, k: int, n: int, score: str = PLAIN) -> Program:
+    return parse(ATTENTION.format(b=b, m=m, w=w, k=k, n=n, score=score))
+
+
+def derived(program: Program) -> Scope:
+    derivation = by_rows(program)
+    assert derivation is not None
+    (equation,) = derivation.end.equations
+    return equation.scope
+
+
+def fits(scope: Scope) -> Online:
+    found = online(scope)
+    assert isinstance(found, Online), found
+    return found
+
+
+def agree(scope: Scope, threads: int = 1, machine: Machine | None = None) -> None:
+    """The one-pass kernel itself, built without the simpler schedules that would stand in for it."""
+    rng = np.random.default_rng(0)
+    arrays = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in tensors(scope)}
+    source = emit(scope, threads=threads)
+    inputs = dict(zip(source.inputs, source.shapes, strict=False))
+    made = function(fits(scope), inputs, threads, machine or this_machine())
+    assert ("parallel" in str(made.script())) == (threads > 1)
+    kernel = Kernel(source, compiled.build(made, f"{source.key}-{machine}"[:200].replace("/", "_"), threads))
+    got = kernel(*(arrays[name] for name in source.inputs))
+    want = evaluate(scope, arrays, np.float64)
+    assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
+
+
+# The monoid
+
+pairs = st.tuples(st.integers(-20, 20), st.fractions(-9, 9, max_denominator=12))
+bases = st.fractions(Fraction(1, 5), 5, max_denominator=9)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(pairs, max_size=5), min_size=3, max_size=3), bases)
+def test_triples_are_a_monoid_and_what_lists_are_mapped_to(
+    lists: list[list[tuple[int, Fraction]]], base: Fraction
+) -> None:
+    law = softmax(base)
+    assert broken(law, lists) is None
+    together = [pair for one in lists for pair in one]
+    assert law.in_blocks(lists) == law.whole(together) == law.monoid.fold(map(law.single, together))
+
+
+@given(st.lists(pairs, min_size=1, max_size=8), bases)
+def test_the_answer_is_the_softmax(values: list[tuple[int, Fraction]], base: Fraction) -> None:
+    found = softmax(base).whole(values)
+    weights = [base**z for z, _ in values]
+    assert found.weighted / found.total == sum(p * x for p, (_, x) in zip(weights, values, strict=True)) / sum(weights)
+
+
+def test_a_broken_law_is_told() -> None:
+    law = softmax()
+
+    def forgets(a: Triple, b: Triple) -> Triple:
+        """What was summed up relative to another maximum is added as it stands."""
+        return Triple(max(a.largest or 0, b.largest or 0), a.total + b.total, a.weighted + b.weighted)
+
+    wrong = Monoid("forgetful", law.monoid.neutral, forgets)
+    assert "is not neutral for" in str(broken(Homomorphism(wrong, law.single, law.whole), LISTS))
+    difference = Homomorphism(Monoid("-", 0, lambda a, b: a - b), lambda e: e, sum)
+    assert "is not neutral" in str(broken(difference, [[1], [2]]))
+    middle = Monoid("mean", Fraction(0), lambda a, b: a + b if not a or not b else (a + b) / 2)
+    means = Homomorphism(middle, Fraction, lambda es: Fraction(sum(es)))
+    assert "(1 + 1) + 2 is 3/2, but 1 + (1 + 2) is 5/4" in str(broken(means, [[1], [2]]))
+    doubled = Homomorphism(Monoid("+", 0, lambda a, b: a + b), lambda e: 2 * e, sum)
+    assert broken(doubled, [[3]]) == "3 by itself is 3, expected 6"
+    squares = Homomorphism(Monoid("+", 0, lambda a, b: a + b), lambda e: e * e, lambda es: sum(es) ** 2)
+    assert broken(squares, [[1], [2]]) == "[1] and [1] combine to 2, the whole is 4"
+    assert all(broken(softmax(base), LISTS) is None for base in BASES)
+    with pytest.raises(ValueError, match="base 0: expected a positive number"):
+        softmax(Fraction(0))
+
+
+# What is recognised, and the rule
+
+
+@pytest.mark.parametrize("score", [PLAIN, MASKED, CAUSAL, "tanh(S[b, m, w]) * bias[w]"])
+def test_the_derivation_ends_in_one_equation(score: str) -> None:
+    start = attention(2, 6, 9, 4, 3, score)
+    derivation = by_rows(start)
+    assert derivation is not None and derivation.end.equations[0].via == Instance(EOPERATOR, (("kind", "one_pass"),))
+    assert {certify(step.before, step.after).kind for step in derivation.steps} == {"proved"}
+    assert certify(start, derivation.end).kind == "proved"
+
+
+def test_bands_are_recognised_too() -> None:
+    found = fits(derived(banded(2, 12, 4, 4, 2)))
+    assert not found.nest.dense and found.total is not None
+
+
+def test_sums_that_are_not_normalised() -> None:
+    start = attention(1, 5, 7, 3, 4)
+    whole = start.equations
+    names = {e.name: e for e in whole}
+    assert names["P"].scope.body != names["E"].scope.body
+    power = parse(ATTENTION.format(b=1, m=5, w=7, k=3, n=4, score=PLAIN).replace("E[b, m, w] / T[b, m]", "E[b, m, w]"))
+    scope = derived(power)
+    assert fits(scope).total is None
+    agree(scope)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("max[w:7] Z[b, m, w]", "min[w:7] Z[b, m, w]", "is not the largest"),
+        ("max[w:7] Z[b, m, w]", "max[w:7] S[b, m, w]", "is not the largest"),
+        ("sum[w:7] E[b, m, w]", "sum[w:7] Z[b, m, w]", "is not the sum of the exponentials"),
+        ("E[b, m, w] / T[b, m]", "E[b, m, w] * T[b, m] / M[b, m]", "scaled by the maximum"),
+        ("E[b, m, w] / T[b, m]", "relu(E[b, m, w]) / T[b, m]", "no exponential of the difference"),
+    ],
+)
+def test_what_is_no_softmax_weighted_sum(old: str, new: str, why: str) -> None:
+    text = ATTENTION.format(b=1, m=5, w=7, k=3, n=4, score=PLAIN)
+    assert old in text
+    wrong = parse(text.replace(old, new))
+    assert by_rows(wrong) is None
+    from einnet_explore.graph.rows import _moves_merged, _substituted
+    from einnet_explore.rules import Derivation
+
+    merged = _moves_merged(_substituted(Derivation(wrong)))
+    assert merged is not None
+    refuses(ONE_PASS_GENERATION, merged.end, (0,), why)
+    assert why in explained(ONE_PASS_GENERATION, merged.end)
+    assert not list(ONE_PASS_GENERATION.propose(merged.end, (0,)))
+
+
+def test_one_pass_generation_refuses() -> None:
+    product = parse("tensor A[4, 5]\ntensor B[5, 6]\nY[m:4, n:6] = sum[w:5] A[m, w] * B[w, n]")
+    refuses(ONE_PASS_GENERATION, product, (0,), "no exponential of the difference")
+    refuses(ONE_PASS_GENERATION, product, (0,), "takes no parameters, found block", block=4)
+    pool = parse("tensor A[4, 5]\nY[m:4] = max[w:5] A[m, w]")
+    refuses(ONE_PASS_GENERATION, pool, (0,), "no row values, of a band or of every column")
+    derivation = by_rows(attention(1, 5, 7, 3, 4))
+    assert derivation is not None
+    refuses(ONE_PASS_GENERATION, derivation.end, (0,), "instantiated already, by eOperator")
+    before = derivation.steps[-1].before
+    assert explained(ONE_PASS_GENERATION, before) == "it can be generated in one pass"
+
+
+# Kernels
+
+
+@settings(deadline=None, max_examples=6)
+@given(
+    b=st.integers(1, 3), m=st.integers(1, 90), w=st.integers(1, 200), k=st.integers(1, 20), n=st.integers(1, 40),
+    score=st.sampled_from([PLAIN, MASKED, CAUSAL]), threads=st.integers(1, 2),
+)  # fmt: skip
+def test_one_pass(b: int, m: int, w: int, k: int, n: int, score: str, threads: int) -> None:
+    w = max(w, 2)
+    if score == CAUSAL:
+        m = min(m, w)
+    agree(derived(attention(b, m, w, k, n, score)), threads)
+
+
+@pytest.mark.parametrize(("sizes", "threads"), [((1, 400, 16, 24, 40), 2), ((2, 70, 5, 16, 130), 1)])
+def test_one_pass_over_a_band(sizes: tuple[int, int, int, int, int], threads: int) -> None:
+    agree(derived(banded(*sizes)), threads, Machine(l1=1 << 14, l2=1 << 14))
+
+
+def test_scores_far_apart_and_rows_of_one() -> None:
+    scope = derived(attention(1, 3, 260, 1, 2))
+    arrays = {
+        "Q": np.full((1, 3, 1), 200.0),
+        "K": np.linspace(-1, 1, 260).reshape(1, 260, 1),
+        "V": np.ones((1, 260, 2)),
+    }
+    arrays["V"][:, -1] = 5
+    given = {name: a.astype(np.float32) for name, a in arrays.items()}
+    source = emit(scope)
+    assert source.template == "online"
+    kernel = Kernel(source, compiled.build(source.function, f"far-{source.key}", 1))
+    got = kernel(*(given[name] for name in source.inputs))
+    np.testing.assert_allclose(got, evaluate(scope, given, np.float64), rtol=2e-5)
+
+
+def test_blocks_follow_the_caches() -> None:
+    wide = fits(derived(attention(1, 4096, 4096, 64, 64)))
+    assert block_of(wide, Machine(l1=48 << 10)) == (64, 128) and block_of(wide, Machine(l1=1 << 20))[1] == 512
+    narrow = fits(derived(attention(1, 3, 20, 4, 5)))
+    assert block_of(narrow, Machine()) == (16, 32)
+
+
+# Models
+
+
+def model(m: int, w: int, features: int, mask: bool) -> onnx.ModelProto:
+    sizes = {"q": [1, 2, m, features], "k": [1, 2, w, features], "v": [1, 2, w, features], "y": [1, 2, m, features]}
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in sizes.items()]
+    weights = [helper.make_tensor("scale", TensorProto.FLOAT, [], [features**-0.5])]
+    values = np.where(np.tri(m, w, dtype=bool), 0, -1e9).astype(np.float32)
+    weights += [onnx.numpy_helper.from_array(values, "mask")]
+    nodes = [
+        helper.make_node("Transpose", ["k"], ["kt"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["q", "kt"], ["s"]),
+        helper.make_node("Mul", ["s", "scale"], ["z0"]),
+        helper.make_node("Add" if mask else "Identity", ["z0", "mask"] if mask else ["z0"], ["z"]),
+        helper.make_node("Softmax", ["z"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "v"], ["y"]),
+    ]
+    graph = helper.make_graph(nodes, "attention", infos[:3], infos[3:], weights if mask else weights[:1])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.mark.parametrize("mask", [True])
+def test_a_model_is_one_subprogram_and_one_kernel(mask: bool) -> None:
+    made = model(20, 30, 8, mask)
+    (part,) = split(load_model(made))
+    derivation = by_rows(part.program)
+    assert derivation is not None and len(derivation.end.equations) == 1
+    rng = np.random.default_rng(1)
+    feeds = {name: rng.standard_normal((1, 2, 20 if name == "q" else 30, 8)).astype(np.float32) for name in "qkv"}
+    constants = {"mask": onnx.numpy_helper.to_array(made.graph.initializer[-1])} if mask else {}
+    shapes = {t.name: t.shape for t in part.program.inputs}
+    arrays = {n: (feeds | constants).get(n, np.float32(8**-0.5)).reshape(shape) for n, shape in shapes.items()}
+    got = compile_program(derivation.end).run(arrays)
+    (name,) = part.program.outputs
+    np.testing.assert_allclose(got[name].reshape(1, 2, 20, 8), run(made, feeds), atol=2e-6)
+
+
+@pytest.mark.parametrize("score", [PLAIN, MASKED])
+def test_it_is_exported_with_softmax(score: str) -> None:
+    scope = derived(attention(2, 6, 9, 4, 3, score))
+    made = exported(scope)
+    used = [node.op_type for f in made.functions for node in f.node] + [node.op_type for node in made.graph.node]
+    assert used.count("MatMul") == 2 and used.count("Softmax") == 1 and "Exp" not in used
+    rng = np.random.default_rng(2)
+    arrays = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in tensors(scope)}
+    np.testing.assert_allclose(run(made, arrays), evaluate(scope, arrays, np.float64), atol=2e-6)
