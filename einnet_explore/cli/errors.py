@@ -17,6 +17,8 @@ def one_line(error: BaseException) -> str:
     match error:
         case OSError(strerror=str(said)) if said:
             return f"{error.filename}: {said}" if error.filename else said
+        case MemoryError():
+            return f"not enough memory: {' '.join(str(error).split()) or 'an allocation failed'}"
         case KeyError() if error.args:
             message = str(error.args[0])
         case _:

@@ -16,7 +16,7 @@ from einnet_explore.checker.record import FORMAT, VERSION, RecordedStep, RecordE
 from einnet_explore.ir import Program, read_path
 from einnet_explore.operators import OPERATORS
 from einnet_explore.render import text
-from einnet_explore.rules import INTER_RULES, POST_RULES, RULES
+from einnet_explore.rules import ALL_RULES
 from einnet_explore.rules.base import Derivation, Match, Refused, Rule
 from einnet_explore.search.instantiation import matching_rule
 from einnet_explore.storage import write_atomically
@@ -51,7 +51,7 @@ def from_record(record: object, rules: tuple[Rule[Any], ...] | None = None, sour
     another form, names an unknown rule, or where a rule is refused or no longer gives the recorded program.
     """
     held = read_record(record, source)
-    every = (*RULES, *INTER_RULES, *POST_RULES, matching_rule(OPERATORS))
+    every = (*ALL_RULES, matching_rule(OPERATORS))
     known = {rule.name: rule for rule in (every if rules is None else rules)}
     derivation = Derivation(held.start)
     for n, step in enumerate(held.steps):

@@ -17,7 +17,7 @@ from einnet_explore.explore.run import Run
 from einnet_explore.ir import Program, read_path, show_path
 from einnet_explore.operators import OPERATORS
 from einnet_explore.render import text
-from einnet_explore.rules import INTER_RULES, RULES, Match
+from einnet_explore.rules import ALL_RULES, Match
 from einnet_explore.rules.base import Refused as RuleRefused
 from einnet_explore.rules.base import Rule
 from einnet_explore.search.candidate import Candidate
@@ -91,7 +91,7 @@ def _read(data: Mapping[str, Any], cost: Cost) -> Run:
     options = dict(data["options"])
     if unknown := set(options) - {f.name for f in fields(Options)}:
         raise RecordError(f"unknown options {', '.join(sorted(unknown))}")
-    known: dict[str, Rule[Any]] = {rule.name: rule for rule in (*RULES, *INTER_RULES, matching_rule(OPERATORS))}
+    known: dict[str, Rule[Any]] = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
     options["rules"] = tuple(_named(known, name) for name in options["rules"])
     options["fixed"] = frozenset(options["fixed"])
     run = Run(parse(data["start"]), cost, target=data["target"], limit=data["limit"], options=Options(**options))

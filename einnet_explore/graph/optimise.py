@@ -17,6 +17,7 @@ from time import perf_counter
 
 from einnet_explore.backends.bandwidth import peak_flops, stream_bandwidth
 from einnet_explore.backends.epilogues import compile_measured
+from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.measure import compare
 from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.cost import CostModel, cpu_default
@@ -88,8 +89,12 @@ class Optimiser:
     def _model(self) -> CostModel:
         threads = self.settings.threads
         device = cpu_default(threads)
-        bandwidth, flops = stream_bandwidth(threads), peak_flops(threads)
-        here = replace(device, memory_bandwidth=max(device.memory_bandwidth, bandwidth), peak_flops=flops)
+        try:
+            bandwidth, flops = stream_bandwidth(threads), peak_flops(threads)
+        except BackendError:
+            bandwidth, flops = 0.0, 0.0  # what measures them does not run here: the usual figures stand
+        most = max(device.memory_bandwidth, bandwidth)
+        here = replace(device, memory_bandwidth=most, peak_flops=flops or device.peak_flops)
         return CostModel(here, self.store.lookup(threads))
 
     @property
@@ -230,15 +235,19 @@ def optimize(
     max_depth: int = 7,
     budget: float | str | None = None,
     target_runtime: str = "plan",
+    numerics: str = "approximate",
 ) -> Optimised:
     """Optimise an ONNX model for this machine.
 
     *shapes* fixes dynamic inputs, *budget* ends the search after so many seconds (``60`` or ``"60s"``).  With the
     *target_runtime* ``onnxruntime`` what pays in ONNX Runtime on the exported file is kept, instead of what pays in our
-    plan.  Interrupting keeps what was found so far.  Raises ModelError for a model that cannot be read, ValueError for
+    plan.  *numerics* bounds what rules may do to the last digits (``graph/numerics.py``).  Interrupting keeps
+    what was found so far.  Raises ModelError for a model that cannot be read, ValueError for
     an unknown device or runtime.
     """
-    work = Optimiser(read(model, shapes), settings(device, threads, max_depth, target_runtime), seconds_of(budget))
+    work = Optimiser(
+        read(model, shapes), settings(device, threads, max_depth, target_runtime, numerics), seconds_of(budget)
+    )
     try:
         for _ in work.run():
             pass

@@ -72,7 +72,11 @@ def partition(model: Model, beside: bool = True) -> Split:
     """
     understood: dict[int, tuple[Equation, ...]] = {}
     skipped: dict[int, str] = {}
+    used = _used(model)
     for n, node in enumerate(model.nodes):
+        if n not in used:
+            skipped[n] = "no output depends on it"
+            continue
         match _eligible(node, model):
             case NotUnderstood(reason):
                 skipped[n] = reason
@@ -99,6 +103,17 @@ def partition(model: Model, beside: bool = True) -> Split:
         tuple(replace(_subprogram(g, units, readers), parts=_parts(g, single, units, readers)) for g in groups),
         tuple(Skipped(model.nodes[n].name, why) for n, why in sorted(skipped.items())),
     )
+
+
+def _used(model: Model) -> set[int]:
+    """The nodes that outputs depend on; the others are left to ONNX Runtime, which drops them."""
+    needed = {value.name for value in model.outputs}
+    found: set[int] = set()
+    for n in reversed(range(len(model.nodes))):
+        if not needed.isdisjoint(model.nodes[n].results):
+            found.add(n)
+            needed.update(model.nodes[n].reads)
+    return found
 
 
 def _eligible(node: Node, model: Model) -> tuple[Equation, ...] | NotUnderstood:

@@ -11,7 +11,7 @@ from einnet_explore.backends.measure import SETTLE, Timing, compare, times_faste
 from einnet_explore.graph.contest import AGREEMENT, Arrays, largest_error
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.running.plan import Plan
-from einnet_explore.graph.running.regions import random_inputs
+from einnet_explore.graph.running.regions import PlanError, random_inputs
 
 WORTH = 1.02
 """A model that is not faster by more than this is given back as it was: less is within the noise of measuring."""
@@ -33,17 +33,32 @@ def telling_inputs(model: Model, plan: Plan) -> dict[str, Any]:
     """Random inputs on which *model* is well-conditioned, so that comparing outputs can tell right from wrong.
 
     Where rounding the inputs alone moves the outputs by as much as a mistake may (a saturated sigmoid gives nothing but
-    rounding errors), agreement says nothing: other inputs are drawn, and those that move them least are taken.
+    rounding errors), agreement says nothing: other inputs are drawn, and those that move them least are taken.  Raises
+    PlanError where the model fails on all of them, as one does whose inputs are sizes or positions.
     """
     found: list[tuple[float, int]] = []
+    failure = ""
     for seed in range(DRAWS):
         feeds = random_inputs(model, seed)
-        rounded = {k: np.nextafter(v, np.inf, dtype=v.dtype) if v.dtype.kind == "f" else v for k, v in feeds.items()}
-        moved = largest_error(plan.run(feeds), plan.run(rounded))
+        rounded = {k: _rounded(v) if v.dtype.kind == "f" else v for k, v in feeds.items()}
+        try:
+            moved = largest_error(plan.run(feeds), plan.run(rounded))
+        except Exception as error:  # ONNX Runtime has a class of its own for every kind of failure
+            failure = str(error).strip().splitlines()[0]
+            continue
         found.append((moved, seed))
         if moved <= AGREEMENT / 10:
             break
+    if not found:
+        raise PlanError(
+            f"{model.path}: found that it fails on random inputs ({failure}), expected one that runs on any numbers: "
+            "sizes and positions may be weights"
+        )
     return random_inputs(model, min(found)[1])
+
+
+def _rounded(array: Any) -> Any:
+    return np.asarray(np.nextafter(array, np.inf, dtype=array.dtype))
 
 
 def select(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeAlias
 
-from einnet_explore.ir.expr import Access, Apply, Compare, Const, Scalar, Scope, Table, Tensor
+from einnet_explore.ir.expr import Access, Apply, Compare, Const, Scalar, Scope, Table, Tensor, add, mul
 
 Path: TypeAlias = "tuple[int, ...]"
 
@@ -28,12 +28,15 @@ def accesses(body: Scalar) -> Iterable[Access]:
 
 
 def map_accesses(body: Scalar, change: Callable[[Access], Scalar]) -> Scalar:
-    """*body* with every access *a* replaced by ``change(a)``, left to right."""
+    """*body* with every access *a* replaced by ``change(a)``, left to right; products and sums stay flat."""
     match body:
         case Access():
             return change(body)
         case Apply(op, args):
-            return Apply(op, tuple(map_accesses(a, change) for a in args))
+            new = tuple(map_accesses(a, change) for a in args)
+            if new == args:
+                return body
+            return mul(*new) if op == "*" else add(*new) if op == "+" else Apply(op, new)
         case Const() | Compare():
             return body
 

@@ -43,11 +43,14 @@ class Equation(Node):
 
     @property
     def tensor(self) -> Tensor:
-        """What a later equation reads: the scope's result, with its box and padding, under this name."""
-        origin = tuple(x.lo for x in self.scope.traversals)
-        return Tensor(
-            self.name, self.scope.shape, self.scope.padding, self.scope.value, origin=origin if any(origin) else ()
-        )
+        """What a later equation reads: the scope's result, with its box and padding, under this name.
+
+        Without padding there is no value outside that could be read, so none is named.
+        """
+        scope = self.scope
+        origin = tuple(x.lo for x in scope.traversals)
+        value = scope.value if scope.padding else 0
+        return Tensor(self.name, scope.shape, scope.padding, value, origin=origin if any(origin) else ())
 
     def __repr__(self) -> str:
         return f"{self.name} = {self.scope!r}" + (f" via {self.via!r}" if self.via else "")

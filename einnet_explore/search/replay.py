@@ -7,7 +7,7 @@ from typing import Any
 
 from einnet_explore.ir import Program, read_path
 from einnet_explore.operators import OPERATORS
-from einnet_explore.rules import INTER_RULES, POST_RULES, RULES, Derivation, Match, Refused
+from einnet_explore.rules import ALL_RULES, Derivation, Match, Refused
 from einnet_explore.search.instantiation import matching_rule
 
 
@@ -18,7 +18,7 @@ def told(derivation: Derivation) -> list[dict[str, Any]]:
 
 def replay(start: Program, steps: Iterable[Mapping[str, Any]]) -> Derivation:
     """*start* and *steps*, as ``told`` gave them; raises Refused where a step no longer applies or is none."""
-    known = {rule.name: rule for rule in (*RULES, *INTER_RULES, *POST_RULES, matching_rule(OPERATORS))}
+    known = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
     derivation = Derivation(start)
     for n, step in enumerate(steps):
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
+from math import prod
 
 import numpy as np
 import onnx
@@ -108,6 +110,28 @@ def check_weights(file: str, nodes: Iterable[Node], weights: Mapping[str, Array]
                     f"{file}: {bad}: weight {name}: found an infinity in {n} of {array.size} elements, "
                     "expected finite numbers"
                 )
+
+
+def memory() -> int:
+    """Bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_memory(file: str, values: Iterable[Value], most: int | None = None) -> None:
+    """Raise ModelError, before anything is allocated, where one value alone takes more than *most* bytes.
+
+    None: what this machine has.
+    """
+    limit = memory() if most is None else most
+    for value in values:
+        if value.shape is None or value.dtype is None:
+            continue
+        size = prod(value.shape) * value.dtype.itemsize
+        if size > limit:
+            raise ModelError(
+                f"{file}: value {value.name}: found shape {_dims(value)}, {size / 2**30:,.1f} GiB, "
+                f"expected at most the {limit / 2**30:,.1f} GiB of memory here"
+            )
 
 
 def check_sizes(file: str, inputs: Iterable[Value], nodes: Iterable[Node], values: Mapping[str, Value]) -> None:

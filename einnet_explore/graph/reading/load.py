@@ -11,7 +11,14 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import helper, inliner, numpy_helper, version_converter
 
-from einnet_explore.graph.reading.checks import check_header, check_names, check_sizes, check_weights, in_order
+from einnet_explore.graph.reading.checks import (
+    check_header,
+    check_memory,
+    check_names,
+    check_sizes,
+    check_weights,
+    in_order,
+)
 from einnet_explore.graph.reading.model import Model, ModelError, Shape, identifiers, nodes_of, opset
 from einnet_explore.graph.reading.shapes import fold, give_shapes, values_of
 
@@ -26,7 +33,7 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Mappin
 
     Raises ModelError, one line: a file that is missing, truncated or not ONNX; an IR version or opset that is too new;
     names that are given twice or never; a cycle; shapes left open, misnamed or contradictory; NaN weights; dimensions
-    of size 0.
+    of size 0; a value larger than this machine's memory; external data outside of the model's folder.
     """
     file, proto = _read(model)
     check_header(file, proto)
@@ -48,6 +55,7 @@ def _model(file: str, proto: onnx.ModelProto, original: onnx.ModelProto) -> Mode
     nodes, values = nodes_of(graph), values_of(graph)
     weights = {w.name: numpy_helper.to_array(w) for w in graph.initializer}
     inputs = tuple(values[v.name] for v in graph.input if v.name not in weights)
+    check_memory(file, values.values())
     check_sizes(file, inputs, nodes, values)
     return Model(
         file,

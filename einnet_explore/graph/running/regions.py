@@ -126,11 +126,11 @@ def _random(name: str, dtype: np.dtype[Any] | None, shape: tuple[object, ...], r
         raise PlanError(f"input {name}: found shape {list(shape)}, expected static dimensions")
     match dtype.kind if dtype is not None else "":
         case "f":
-            return rng.standard_normal(sizes).astype(dtype)
+            return np.asarray(rng.standard_normal(sizes), dtype)  # of rank 0 it is an array too
         case "i" | "u":
-            return rng.integers(0, 2, sizes).astype(dtype)
+            return np.asarray(rng.integers(0, 2, sizes), dtype)
         case "b":
-            return rng.integers(0, 2, sizes).astype(np.bool_)
+            return np.asarray(rng.integers(0, 2, sizes), np.bool_)
     raise PlanError(f"input {name}: found type {dtype or 'unknown'}, expected a tensor of numbers")
 
 

@@ -17,6 +17,7 @@ from onnx import helper, version_converter
 
 from einnet_explore.graph.reading.checks import check_names, in_order
 from einnet_explore.graph.reading.model import ModelError, Node, nodes_of, opset
+from einnet_explore.graph.reading.shapes import stand_in
 from einnet_explore.graph.writing.body import Array
 from einnet_explore.graph.writing.nodes import (
     DOMAIN,
@@ -237,7 +238,9 @@ def _copy(message: Any) -> Any:
 def _check(model: onnx.ModelProto) -> None:
     if model.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
         return
+    checked = _copy(model)
+    stand_in(checked)
     try:
-        onnx.checker.check_model(model, full_check=True)
+        onnx.checker.check_model(checked, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ExportError(f"the model that was made: {error}") from error

@@ -17,6 +17,7 @@ from math import isfinite, prod
 import numpy as np
 
 from einnet_explore.algebra.nest import nest
+from einnet_explore.algebra.online import Online, online
 from einnet_explore.backends.prepare import prepare
 from einnet_explore.graph.writing import banded
 from einnet_explore.graph.writing.body import Body
@@ -51,6 +52,11 @@ def lower(scope: Scope, places: Mapping[str, str], body: Body) -> str:
 
     Raises ValueError for a function that is none of ``FUNCTIONS`` and for a tensor without a place.
     """
+    weighted = online(scope)
+    if isinstance(weighted, Online):
+        return banded.write_online(
+            weighted, places, body, lambda s, held: _Scopes(held, body, {}).instantiate(prepare(s))
+        )
     found = nest(scope)
     if found is not None and found.banded:
         return banded.write(found, places, body, lambda s, held: _Scopes(held, body, {}).instantiate(prepare(s)))

@@ -1,0 +1,65 @@
+"""``python -m benchmarks.soak KIND``: see the package."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from pathlib import Path
+from time import perf_counter
+
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
+from benchmarks.soak import conformance, expressions, graphs, kills  # noqa: E402
+from benchmarks.soak.runner import State, soak  # noqa: E402
+from einnet_explore.storage import cache_directory  # noqa: E402
+
+KINDS = {
+    "expressions": (expressions.item, 60.0),
+    "graphs": (graphs.item, 180.0),
+    "conformance": (conformance.item, 120.0),
+    "kills": (kills.item, 180.0),
+}
+"""What does an item, and the seconds after which it counts as hanging."""
+
+
+def main() -> int:
+    """Exit code 1 where there is a finding."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--count", type=int, help="items; expressions come 50 an item (default: until --seconds)")
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", type=int, help="this item alone, in this process, with its traceback")
+    parser.add_argument("--retry", action="store_true", help="do items with findings again")
+    parser.add_argument("--state", type=Path, default=cache_directory() / "soak")
+    given = parser.parse_args()
+    work, limit = KINDS[given.kind]
+    if given.only is not None:
+        outcome = work(given.seed, given.only)
+        print(*(outcome.findings or ["nothing found"]), dict(outcome.counts), sep="\n")
+        return int(bool(outcome.findings))
+    most = conformance.total() if given.kind == "conformance" else 10**9 if given.count is None else given.count
+    state = State(given.state / f"{given.kind}-{given.seed}.jsonl")
+    if given.retry:
+        state.forget()
+    began = perf_counter()
+    command = f"python -m benchmarks.soak {given.kind}"
+    try:
+        soak(
+            work, given.seed, range(min(most, given.count or most)), state,
+            jobs=given.jobs, seconds=given.seconds, limit=limit, command=command,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on", file=sys.stderr)
+    for name, number in sorted(state.counts.items()):
+        print(f"{number:>9,}  {name}")
+    print(f"{len(state.outcomes):,} items, {len(state.findings)} findings, {perf_counter() - began:.0f} s this time")
+    return int(bool(state.findings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

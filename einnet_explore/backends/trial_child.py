@@ -1,0 +1,60 @@
+"""Runs kernels that have not run yet, one a line of standard input; a script that knows nothing of this package.
+
+Its argument is TVM's runtime library.  A line is ``{"file", "arrays": [[shape, dtype], …]}``.  The kernel is called
+once on arrays of ones with guards before and after each; the answer is ``{"wrong": "…"}``, empty where nothing was.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from math import prod
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+
+GUARD = 4096
+"""Bytes before and after each array that no kernel may write."""
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    # What a kernel prints must not be taken for an answer.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
+    print(json.dumps({"wrong": ""}), file=answers, flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            wrong = tried(asked)
+        except Exception as error:
+            wrong = f"it raises {type(error).__name__}: {error}"
+        print(json.dumps({"wrong": wrong}), file=answers, flush=True)
+
+
+def tried(asked: dict[str, Any]) -> str:
+    """What is wrong with the kernel, or nothing."""
+    function = tvm_ffi.load_module(asked["file"])["main"]
+    held, arrays = [], []
+    for shape, dtype in asked["arrays"]:
+        kind = np.dtype(dtype)
+        size = prod(shape) * kind.itemsize
+        raw = np.full(size + 2 * GUARD + 64, 0x5A, np.uint8)
+        start = GUARD + -(raw.ctypes.data + GUARD) % 64
+        array = raw[start : start + size].view(kind).reshape(shape)
+        array[...] = 1
+        held.append((raw, start, size))
+        arrays.append(array)
+    function(*map(tvm_ffi.from_dlpack, arrays))
+    for n, (raw, start, size) in enumerate(held):
+        if (raw[:start] != 0x5A).any() or (raw[start + size :] != 0x5A).any():
+            return f"it writes beyond argument {n} of {len(held)}"
+    return ""
+
+
+if __name__ == "__main__":
+    main()

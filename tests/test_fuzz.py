@@ -1,0 +1,249 @@
+"""A short slice of ``python -m benchmarks.soak``, and what it found so far: each as a test of its own."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+from onnx_building import build, node
+from soak_kit import crash
+
+from benchmarks.soak import conformance, expressions, graphs
+from benchmarks.soak.outcome import Outcome
+from benchmarks.soak.runner import State, soak
+from einnet_explore.algebra.certificate import certify
+from einnet_explore.cost import program_seconds
+from einnet_explore.explore.records import from_record, to_record
+from einnet_explore.explore.run import Run
+from einnet_explore.graph.folding import Folder
+from einnet_explore.graph.optimise import Optimiser
+from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.running.plan import build_plan
+from einnet_explore.graph.running.regions import PlanError, random_inputs
+from einnet_explore.graph.split import partition
+from einnet_explore.graph.whole import telling_inputs
+from einnet_explore.graph.writing.export import rewrite_model
+from einnet_explore.ir import Apply, Program
+from einnet_explore.operators import OPERATORS
+from einnet_explore.render import text
+from einnet_explore.rules import (
+    BILINEAR_SUBSTITUTION,
+    SIBLING_MERGING,
+    TRAVERSAL_MERGING,
+    Derivation,
+    Refused,
+)
+from einnet_explore.search.engine import Options
+from einnet_explore.search.instantiation import matching_rule
+from einnet_explore.search.replay import replay, told
+from einnet_explore.text import parse
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def held(outcomes: list[Outcome]) -> Counter[str]:
+    """All counts, once nothing was found."""
+    assert [said for outcome in outcomes for said in outcome.findings] == []
+    return sum((outcome.counts for outcome in outcomes), Counter[str]())
+
+
+def test_expressions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expressions, "BLOCK", 10)
+    counts = held([expressions.item(0, n) for n in range(2)])
+    assert counts["programs"] >= 18 and counts["records"] >= 12 and counts["certificate proved"] > 25
+
+
+def test_graphs() -> None:
+    counts = held([graphs.item(0, n) for n in range(1, 6)])
+    assert counts["graphs"] == 5 and counts["plan"] >= 2 and counts["export"] >= 2
+
+
+def test_conformance() -> None:
+    names = [case.name for case in conformance.cases()]
+    chosen = (
+        "test_conv_with_autopad_same",
+        "test_gemm_all_attributes",
+        "test_attention_4d_expanded",
+        "test_sequence_map_identity_1_sequence",
+    )
+    counts = held([conformance.item(0, 2 * names.index(name)) for name in chosen])
+    assert counts["tests"] == len(chosen) and counts["tests with derived programs"] >= 2
+
+
+@pytest.mark.slow
+def test_more_of_everything() -> None:
+    held([expressions.item(7, n) for n in range(10)])
+    held([graphs.item(7, n) for n in range(60)])
+    held([conformance.item(7, n) for n in range(0, conformance.total(), 20)])
+
+
+def test_a_finding_says_what_and_where() -> None:
+    outcome = Outcome()
+    outcome.found("plan", ValueError("two\nlines"), "the graph")
+    assert outcome.findings == ["plan: ValueError: two lines\nthe graph"]
+
+
+def test_a_soak_survives_what_it_finds_and_goes_on_where_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "state.jsonl"
+    state = State(path)
+    soak(crash, 0, range(3), state, jobs=1, seconds=100, limit=60, command="again")
+    assert [n for n, _ in state.findings] == [1, 2] and state.counts["items"] == 1
+    assert "crash: the process ended with -9" in state.findings[0][1] and "a mistake" in state.findings[1][1]
+    assert "again --seed 0 --only 2" in capsys.readouterr().out
+    path.write_bytes(path.read_bytes()[:-7])  # killed while it wrote its last line
+    again = State(path)
+    assert sorted(again.outcomes) == [0, 1]
+    soak(crash, 0, range(5), again, jobs=1, seconds=0, limit=60, command="again")
+    assert sorted(again.outcomes) == [0, 1]
+    again.forget()
+    assert sorted(State(path).outcomes) == [0]
+
+
+# What was found, and is so no more.
+
+
+def applied(program: Program, rule: Any, at: tuple[int, ...], **params: Any) -> Derivation:
+    return Derivation(program).then(rule.match(program, at, **params))
+
+
+def test_what_is_put_into_a_sum_of_products_stays_flat() -> None:
+    # It was nested, so the text did not give it back and its record was refused.
+    program = parse("""
+        tensor A[4] weight
+        tensor B[4]
+        Y[i:4] = 2 * A[i] * {[j:4] 3 * B[j] * A[j]}[i] + {[j:4] A[j] + B[j]}[i]""")
+    done = applied(program, TRAVERSAL_MERGING, (0,), access=2)
+    done = done.then(TRAVERSAL_MERGING.match(done.end, (0,), access=1))
+    assert parse(text(done.end)) == done.end
+    body = done.end.equations[0].scope.body
+    assert isinstance(body, Apply) and body.op == "+" and len(body.args) == 3
+    assert from_record(to_record(done)).end == done.end
+
+
+def test_a_record_with_fewer_products_is_replayed() -> None:
+    # The rules that compute with other products were unknown to records, to what is remembered and to saved searches.
+    program = parse("""
+        tensor A[10]
+        tensor K[3] weight
+        Y[h:8] = sum[r:3] A[h+r] * K[r]""")
+    match = next(iter(BILINEAR_SUBSTITUTION.matches(program, (0,))))
+    done = Derivation(program).then(match)
+    assert from_record(to_record(done)).end == done.end
+    assert replay(program, told(done)).end == done.end
+
+
+def test_a_search_with_fewer_products_is_loaded(tmp_path: Path) -> None:
+    program = parse("tensor A[4]\nY[i:4] = 2 * A[i]\n")
+    run = Run(program, program_seconds, options=Options(max_depth=1, rules=(TRAVERSAL_MERGING, BILINEAR_SUBSTITUTION)))
+    for _ in run:
+        pass
+    run.save(tmp_path / "it.einx")
+    assert len(Run.load(tmp_path / "it.einx", program_seconds).search.states) == len(run.search.states)
+
+
+def test_siblings_share_what_is_the_same() -> None:
+    # Nested scopes have no name, and were taken for one another: a wrong program, which certificates called false.
+    program = parse("""
+        tensor A[]
+        tensor B[4] weight
+        tensor C[4] weight
+        Y[] = sum[c:4] A[] * {[h:4] 2 * B[h]}[c]
+        Z[] = sum[c:4] A[] * {[h:4] 3 * C[h]}[c]""")
+    with pytest.raises(Refused, match="share no operand"):
+        applied(program, SIBLING_MERGING, (0,), others=["Z"], tensor="what has no name")
+    for match in SIBLING_MERGING.matches(program, (0,)):
+        assert certify(program, match.apply(program).after).ok
+
+
+def test_a_value_outside_that_nobody_may_read_is_not_named() -> None:
+    # A matched or merged result got another one than its readers named: the program could not be written any more.
+    program = parse("""
+        tensor A[4]
+        tensor B[4]
+        Y[i:4] = A[i] + B[i] value 1
+        Z[i:2] = Y[2*i]""")
+    matches = list(matching_rule(OPERATORS).matches(program, (0,)))
+    assert matches
+    for match in matches:
+        after = match.apply(program).after
+        assert parse(text(after)) == after
+        assert certify(program, after).ok
+
+
+def test_a_merged_scope_brings_a_value_that_nobody_reads() -> None:
+    program = parse("""
+        tensor A[6]
+        Y[h:4] = {[c:4 | 1 <= c < 9] 3 * A[c]} value -2[h]
+        Z[i:2] = Y[2*i]""")
+    after = applied(program, TRAVERSAL_MERGING, (0,), access=0).end
+    assert after.equations[0].scope.value == -2
+    assert parse(text(after)) == after
+    assert certify(program, after).ok
+
+
+def test_a_weight_of_rank_zero_stays_one() -> None:
+    # NumPy makes what is contiguous one-dimensional.
+    program = parse("tensor s[] weight\ntensor A[3]\nF[] = sqrt(s[]) * 2\nY[i:3] = A[i] * F[]\n")
+    rest, constants = Folder().fold(program, {"s": np.asarray(4.0, np.float32)})
+    assert [(name, a.shape, float(a)) for name, a in constants.items()] == [("F", (), 4.0)]
+    assert [e.name for e in rest.equations] == ["Y"]
+
+
+def test_nodes_that_no_output_needs_are_left_alone() -> None:
+    # They were a subprogram without outputs, whose search failed.
+    model = load(
+        build(
+            [node("Relu", ["x"], ["y"]), node("Sqrt", ["x"], ["a"], "dead"), node("Neg", ["a"], ["b"], "dead too")],
+            {"x": [4]},
+            ["y"],
+        )
+    )
+    found = partition(model)
+    assert all("dead" not in name for sub in found.subprograms for name in sub.nodes)
+    assert {s.node: s.why for s in found.skipped}["dead"] == "no output depends on it"
+
+
+@pytest.mark.parametrize("opset", [11, 12, 13, 18])
+def test_an_operator_that_onnx_misjudges_is_read_and_written(opset: int) -> None:
+    # ONNX's shape inference reads the definition of this one by an older operator set, and refuses it.
+    model = load(
+        build(
+            [node("MeanVarianceNormalization", ["x"], ["a"]), node("Relu", ["a"], ["y"])],
+            {"x": [1, 2, 3, 4]},
+            ["y"],
+            opset=opset,
+            ir=8,
+        )
+    )
+    assert model.shape("a") == (1, 2, 3, 4)
+    assert [n.op for n in model.nodes] == ["MeanVarianceNormalization", "Relu"]
+    assert [n.op_type for n in rewrite_model(model.proto, ()).graph.node] == ["MeanVarianceNormalization", "Relu"]
+
+
+def test_a_model_that_random_inputs_break_is_refused_in_one_line() -> None:
+    # Its input is a size: ONNX Runtime's error came through.
+    graph = helper.make_graph(
+        [helper.make_node("AffineGrid", ["theta", "size"], ["y"])],
+        "sizes",
+        [
+            helper.make_tensor_value_info("theta", TensorProto.FLOAT, [2, 2, 3]),
+            helper.make_tensor_value_info("size", TensorProto.INT64, [4]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, "h", "w", 2])],
+    )
+    model = load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    with pytest.raises(PlanError, match="fails on random inputs") as told_:
+        telling_inputs(model, build_plan(model, {}, 1))
+    assert "\n" not in str(told_.value)
+    with pytest.raises(PlanError):
+        Optimiser(model, graphs.QUICK)
+
+
+def test_inputs_of_rank_zero_are_arrays() -> None:
+    model = load(build([node("Relu", ["x"], ["y"])], {"x": []}, ["y"]))
+    assert all(isinstance(a, np.ndarray) and a.shape == () for a in random_inputs(model).values())
+    assert all(isinstance(a, np.ndarray) for a in telling_inputs(model, build_plan(model, {}, 1)).values())
