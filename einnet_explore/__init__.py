@@ -32,12 +32,14 @@ if TYPE_CHECKING:
         write_model,
     )
     from einnet_explore.explore.gradients import grad
+    from einnet_explore.explore.quiz import Quiz
+    from einnet_explore.explore.rule_pages import rule_page
     from einnet_explore.explore.session import Session
     from einnet_explore.explore.views import show
-    from einnet_explore.operators import OPERATORS
+    from einnet_explore.operators import OPERATORS, Operator
     from einnet_explore.operators import expressions as ops
     from einnet_explore.render import latex, text
-    from einnet_explore.rules import RULES, Refused
+    from einnet_explore.rules import RULES, Refused, Rule, scope_rule
     from einnet_explore.search.cleanup import clean
     from einnet_explore.stash import cse
     from einnet_explore.text import parse
@@ -46,7 +48,10 @@ __all__ = [
     "OPERATORS",
     "RULES",
     "Certificate",
+    "Operator",
+    "Quiz",
     "Refused",
+    "Rule",
     "Session",
     "benchmark",
     "certify",
@@ -64,6 +69,8 @@ __all__ = [
     "parse",
     "program_key",
     "program_seconds",
+    "rule_page",
+    "scope_rule",
     "search",
     "search_all",
     "show",
@@ -88,11 +95,13 @@ _HOMES = {
         "write_model",
     ),
     "explore.gradients": ("grad",),
+    "explore.quiz": ("Quiz",),
+    "explore.rule_pages": ("rule_page",),
     "explore.session": ("Session",),
     "explore.views": ("show",),
-    "operators": ("OPERATORS",),
+    "operators": ("OPERATORS", "Operator"),
     "render": ("latex", "text"),
-    "rules": ("RULES", "Refused"),
+    "rules": ("RULES", "Refused", "Rule", "scope_rule"),
     "search.cleanup": ("clean",),
     "stash": ("cse",),
     "text": ("parse",),

@@ -85,7 +85,7 @@ def test_refusals() -> None:
     nested = parse("tensor A[4]\nY[x:4] = {[z:4] sum[k:4, q:4] A[k] * A[q]}[x // 2]")
     repeated = "the scope at 0.0 sums over k, q for every read of it: instantiate it first"
     refuses(EOPERATOR_GENERATION, nested, (0,), repeated)
-    refuses(EOPERATOR_GENERATION, nested, (0,), "eOperator generation takes no parameters, found kind", kind="layout")
+    refuses(EOPERATOR_GENERATION, nested, (0,), "eoperator_generation takes no parameters, found kind", kind="layout")
     copy = parse("tensor A[4]\nY[x:4] = A[x] + 1")
     done = EOPERATOR_GENERATION.match(copy, (0,)).apply(copy).after
     refuses(EOPERATOR_GENERATION, done, (0,), "Y is instantiated already, by eOperator")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from einnet_explore.algebra.regions import always
-from einnet_explore.ir import EOPERATOR, VIEW, Access, Bound, Equation, Program, Scope, Tensor, tensors
+from einnet_explore.ir import EOPERATOR, VIEW, Access, Bound, Equation, Instance, Path, Program, Scope, Tensor, tensors
 
 
 def named(program: Program, name: str) -> Equation:
@@ -20,6 +20,15 @@ def named(program: Program, name: str) -> Equation:
 def generated(equation: Equation) -> bool:
     """Whether a kernel of ours runs *equation*, or nothing does: a library operator's may still be rewritten."""
     return equation.via is not None and equation.via.operator in (EOPERATOR, VIEW)
+
+
+def instantiated(program: Program, at: Path, via: Instance) -> Program:
+    """The scope at *at* run as *via*: a whole equation where it stands, a nested scope as an equation of its own."""
+    if len(at) > 1:
+        new = Equation(program.fresh("T"), program.scope_at(at), via)
+        return program.replace_at(at, new.tensor, before=(new,))
+    (n,), equations = at, program.equations
+    return replace(program, equations=(*equations[:n], replace(equations[n], via=via), *equations[n + 1 :]))
 
 
 def ancestors(program: Program) -> Mapping[str, frozenset[str]]:

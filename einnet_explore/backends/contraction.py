@@ -53,10 +53,11 @@ def contraction(scope: Scope) -> Contraction | None:
     return Contraction(a, b, batch, m, n, summations, scope)
 
 
-def bind(product: Contraction, left: Array, right: Array, out: Array) -> Callable[[], object] | None:
-    """A call that writes the product of *left* and *right* to *out*; None where strides do not merge.
+def matrices(product: Contraction, left: Array, right: Array, out: Array) -> tuple[Array, Array, Array] | None:
+    """Views (first, second, result) of which the last is the (batched) matrix product of the others.
 
-    *left* and *right* hold the tensors that the accesses read and may be strided; *out* has the scope's shape.
+    None where strides do not merge, or where the result's columns are not packed.  *left* and *right* hold the tensors
+    that the accesses read and may be strided; *out* has the scope's shape.
     """
     a, b = _strides(product.left, left), _strides(product.right, right)
     y = dict(zip(product.scope.traversals, out.strides, strict=True))
@@ -74,6 +75,16 @@ def bind(product: Contraction, left: Array, right: Array, out: Array) -> Callabl
         views, result = [v.swapaxes(-1, -2) for v in reversed(views)], result.swapaxes(-1, -2)
     if result.shape[-1] > 1 and result.strides[-1] != result.itemsize:
         return None
+    first, second = views
+    return first, second, result
+
+
+def bind(product: Contraction, left: Array, right: Array, out: Array) -> Callable[[], object] | None:
+    """A call that writes the product of *left* and *right* to *out*; None as ``matrices`` gives it."""
+    found = matrices(product, left, right, out)
+    if found is None:
+        return None
+    *views, result = found
     packed = [v if _takes(v) else np.empty(v.shape, v.dtype) for v in views]
     copies = [(p, v) for p, v in zip(packed, views, strict=True) if p is not v]
     first, second = packed

@@ -15,7 +15,8 @@ from einnet_explore.explore.figures import Figure, graph_figure
 from einnet_explore.explore.run import Run
 from einnet_explore.explore.session import Session
 from einnet_explore.ir import Program
-from einnet_explore.rules import Derivation
+from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.rules import INTER_RULES, RULES, Derivation, Rule
 from einnet_explore.search.engine import Options
 from einnet_explore.text import load_text
 
@@ -23,14 +24,19 @@ if TYPE_CHECKING:
     from einnet_explore.graph.optimised import Optimised
 
 
-def explore(program: Program) -> Session:
+def explore(
+    program: Program,
+    rules: tuple[Rule[Any], ...] = (*RULES, *INTER_RULES),
+    operators: tuple[Operator, ...] = OPERATORS,
+) -> Session:
     """A session on *program*: rules by hand, undo, branches, certificates.
 
-    In a notebook it shows itself as an explorer, where ``einnet_widgets`` is installed.
+    *rules* and *operators* are those that it knows; your own are values among them.  In a notebook it shows itself as
+    an explorer, where ``einnet_widgets`` is installed.
     """
     if "ipykernel" in sys.modules:
         load_faces()
-    return Session(program)
+    return Session(program, rules, operators)
 
 
 def load(path: str | Path) -> Program | Derivation | Run | Session:
@@ -44,12 +50,19 @@ def load(path: str | Path) -> Program | Derivation | Run | Session:
     return load_text(path)
 
 
-def search(program: Program, target: str | Iterable[str] = (), limit: float | None = 60, **options: Any) -> Run:
-    """A search of *program* towards the operators named by *target* (all when empty), at most *limit* seconds.
+def search(
+    program: Program,
+    target: str | Iterable[str] = (),
+    limit: float | None = 60,
+    operators: tuple[Operator, ...] = OPERATORS,
+    **options: Any,
+) -> Run:
+    """A search of *program* towards those of *operators* named by *target* (all when empty), at most *limit* seconds.
 
-    Iterate it for its events, or ``start`` it in a thread.  *options* are those of ``search.engine.Options``.
+    Iterate it for its events, or ``start`` it in a thread.  *options* are those of ``search.engine.Options``: *rules*
+    among them, where your own may stand beside the library's.
     """
-    return Run(program, program_seconds, target=target, limit=limit, options=Options(**options))
+    return Run(program, program_seconds, target=target, limit=limit, operators=operators, options=Options(**options))
 
 
 def search_all(programs: Iterable[Program] | Mapping[str, Program], *args: Any, **options: Any) -> list[dict[str, Any]]:

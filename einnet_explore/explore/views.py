@@ -95,7 +95,7 @@ class Formula:
 
     def figure(self) -> Figure:
         """The formula as a picture, without TeX."""
-        lines = _mathtext(latex(self.program, dialect="mathtext", marks=dict.fromkeys(self.marks, CHANGED)))
+        lines = mathtext_lines(latex(self.program, dialect="mathtext", marks=dict.fromkeys(self.marks, CHANGED)))
         if self.title:
             lines[0] = rf"{self.title}:\ \ {lines[0]}"
         return formula_figure(lines, text(self.program))
@@ -114,7 +114,7 @@ class Formula:
         }
 
 
-def _mathtext(shown: str) -> list[str]:
+def mathtext_lines(shown: str) -> list[str]:
     """Lines for Matplotlib, which spaces no operators."""
     return shown.replace(r"{\mathbf{L}} ", r"{\mathbf{L}}\ ").split("\n")
 
@@ -135,7 +135,7 @@ class Steps:
 
     def figure(self) -> Figure:
         """The steps below one another as a picture, without TeX: what a step made or changed, after its reason."""
-        lines = [rf"E_{{0}}:\ \ {line}" for line in _mathtext(latex(self.derivation.start, dialect="mathtext"))]
+        lines = [rf"E_{{0}}:\ \ {line}" for line in mathtext_lines(latex(self.derivation.start, dialect="mathtext"))]
         for n, (step, reason) in enumerate(zip(self.derivation.steps, self._reasons, strict=True), 1):
             told = "".join(notation.escaped(c) for c in reason).replace(" ", r"\ ")
             known = set(step.before.equations)
@@ -143,7 +143,7 @@ class Steps:
             lines.append(rf"\Rightarrow\ \mathrm{{{told}}}:")
             lines += [
                 rf"E_{{{n}}}:\ \ {line}"
-                for line in _mathtext(latex(replace(step.after, equations=new or step.after.equations), "mathtext"))
+                for line in mathtext_lines(latex(replace(step.after, equations=new or step.after.equations), "mathtext"))
             ]
         return formula_figure(lines, repr(history(self.derivation)))
 

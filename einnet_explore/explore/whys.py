@@ -48,7 +48,7 @@ def why_refused_at(search: Search, name: str, state: int, at: str) -> str:
     program, path, options = search.states[state].program, read_path(at), search.options
     program.scope_at(path)
     known = {rule.name: rule for rule in (*options.rules, matching_rule(options.targets))}
-    known |= {o.name: matching_rule((o,)) for o in OPERATORS}
+    known |= {o.name: matching_rule((o,)) for o in (*OPERATORS, *options.targets)}
     if name not in known:
         raise LookupError(f"no rule or operator is called {name!r}: there are {', '.join(known)}")
     ways = sum(1 for _ in known[name].matches(program, path))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from einnet_explore.rules.base import Derivation, Match, Refused, Rule, Step
+from einnet_explore.rules.base import Derivation, Match, Refused, Rule, Step, scope_rule
 from einnet_explore.rules.batch_merging import BATCH_MERGING
 from einnet_explore.rules.bilinear_product import BILINEAR_PRODUCT
 from einnet_explore.rules.bilinear_substitution import BILINEAR_SUBSTITUTION
@@ -108,4 +108,5 @@ __all__ = [
     "Rule",
     "Step",
     "rule",
+    "scope_rule",
 ]

@@ -160,3 +160,50 @@ def scope_rule(
         local=True,
         explain=None if explain is None else lambda program, at: explain(program.scope_at(at)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The parameters of a rule that has none: the place says everything.  Their JSON form is ``{}``."""
+
+
+def place_rule(
+    name: str,
+    law: str,
+    rewrite: Callable[[Program, Path], Program],
+    otherwise: Callable[[Path], str],
+    tried: Callable[[Path], bool] = lambda _: True,
+    local: bool = False,
+) -> Rule[Place]:
+    """A rule without parameters, proposed where *tried* holds of the path and *rewrite* does not refuse.
+
+    *otherwise* says why nothing is proposed where nothing is refused.
+    """
+
+    def law_at(program: Program, at: Path, _: Place) -> Program:
+        return rewrite(program, at)
+
+    def propose(program: Program, at: Path) -> Iterable[Place]:
+        if tried(at) and accepted(law_at, program, at, Place()):
+            yield Place()
+
+    def decode(_: Program, __: Path, params: Mapping[str, Any]) -> Place:
+        if params:
+            raise Refused(f"{name} takes no parameters, found {', '.join(params)}")
+        return Place()
+
+    def explain(program: Program, at: Path) -> str:
+        try:
+            rewrite(program, at)
+        except Refused as why:
+            return str(why)
+        return otherwise(at)
+
+    return Rule(name, law, propose, law_at, lambda _: {}, decode, local, explain)
+
+
+def not_run_yet(program: Program, at: Path) -> None:
+    """Refuses what stands in an equation that is instantiated already."""
+    equation = program.equations[at[0]]
+    if equation.via is not None:
+        raise Refused(f"{equation.name} is instantiated already, by {equation.via.operator}")

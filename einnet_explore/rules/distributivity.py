@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from einnet_explore.algebra.products import finite, iterators_of, opened, quotient_factors
-from einnet_explore.ir import Access, Scalar, Scope, add, factors, mul, terms
+from einnet_explore.ir import Access, Scalar, Scope, add, mul, terms
 from einnet_explore.rules.base import Refused, refusing, scope_rule
 
 

@@ -12,18 +12,16 @@ caller sees an array.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
 
+from einnet_explore.algebra.equations import instantiated
 from einnet_explore.algebra.flatten import row_major, view_strides
 from einnet_explore.algebra.measure import intensity, reads_once
 from einnet_explore.ir import (
     EOPERATOR,
     VIEW,
     Access,
-    Equation,
     Instance,
     Path,
     Program,
@@ -32,46 +30,27 @@ from einnet_explore.ir import (
     scopes,
     show_path,
 )
-from einnet_explore.rules.base import Refused, Rule
+from einnet_explore.rules.base import Refused, not_run_yet, place_rule
 
 COMPUTE_BOUND = 4
 """FLOPs an element from which the paper calls an expression compute-bound (§5.2)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """eOperator generation has no parameters: the place says everything."""
-
-
-def propose(program: Program, at: Path) -> Iterable[Generation]:
-    """The whole equation at *at*, if it may be generated; a nested scope is taken out only by hand."""
-    if len(at) > 1:
-        return
-    try:
-        rewrite(program, at, Generation())
-    except Refused:
-        return
-    yield Generation()
-
-
 @lru_cache(256)  # what is proposed has been rewritten once already
-def rewrite(program: Program, at: Path, _: Generation) -> Program:
+def rewrite(program: Program, at: Path) -> Program:
     """The law; refuses what is compute-bound, what sums inside, and what is instantiated already."""
+    not_run_yet(program, at)
     scope = program.scope_at(at)
-    n = at[0]
-    equation = program.equations[n]
-    if equation.via is not None:
-        raise Refused(f"{equation.name} is instantiated already, by {equation.via.operator}")
     if (repeated := next(iter(_repeated(scope, at)), None)) is not None:
         path, inner = repeated
         sums = ", ".join(y.name for y in inner.summations)
         raise Refused(f"the scope at {show_path(path)} sums over {sums} for every read of it: instantiate it first")
-    if (view := _view(scope, output=len(at) == 1 and equation.name in program.outputs)) is not None:
-        return _put(program, at, scope, view)
+    if (view := _view(scope, output=len(at) == 1 and program.equations[at[0]].name in program.outputs)) is not None:
+        return instantiated(program, at, view)
     measured = intensity(scope)
     if measured >= COMPUTE_BOUND:
         raise Refused(f"intensity {measured:.1f} FLOP/element is not below {COMPUTE_BOUND}: this is compute-bound")
-    return _put(program, at, scope, Instance(EOPERATOR, (("kind", _kind(scope)),)))
+    return instantiated(program, at, Instance(EOPERATOR, (("kind", _kind(scope)),)))
 
 
 def _repeated(scope: Scope, at: Path) -> Iterable[tuple[Path, Scope]]:
@@ -82,15 +61,6 @@ def _repeated(scope: Scope, at: Path) -> Iterable[tuple[Path, Scope]]:
                 yield from _repeated(inner, (*at, n))
             case Scope() as inner:
                 yield from (((*at, n, *path), s) for path, s in scopes(inner) if s.summations)
-
-
-def _put(program: Program, at: Path, scope: Scope, via: Instance) -> Program:
-    n = at[0]
-    equations = program.equations
-    if len(at) == 1:
-        return replace(program, equations=(*equations[:n], replace(equations[n], via=via), *equations[n + 1 :]))
-    new = Equation(program.fresh("T"), scope, via)
-    return program.replace_at(at, new.tensor, before=(new,))
 
 
 def _view(scope: Scope, output: bool) -> Instance | None:
@@ -111,33 +81,11 @@ def _kind(scope: Scope) -> str:
     return "elementwise"
 
 
-def explain(program: Program, at: Path) -> str:
-    """Why no kernel is proposed: the refusal, or that a nested scope is taken out only by hand."""
-    try:
-        rewrite(program, at, Generation())
-    except Refused as why:
-        return str(why)
-    return f"the scope at {show_path(at)} is nested: it is computed in place, or taken out by hand"
-
-
-def encode(_: Generation) -> dict[str, Any]:
-    """``{}``."""
-    return {}
-
-
-def decode(_: Program, __: Path, params: Mapping[str, Any]) -> Generation:
-    """The inverse of ``encode``; refuses parameters, since there are none."""
-    if params:
-        raise Refused(f"eOperator generation takes no parameters, found {', '.join(params)}")
-    return Generation()
-
-
-EOPERATOR_GENERATION = Rule(
+EOPERATOR_GENERATION = place_rule(
     "eoperator_generation",
     r"\frac{\mathrm{FLOPs}}{\text{tensor elements}} < 4 \;\Rightarrow\; \text{eOperator}",
-    propose,
     rewrite,
-    encode,
-    decode,
-    explain=explain,
+    lambda at: f"the scope at {show_path(at)} is nested: it is computed in place, or taken out by hand",
+    tried=lambda at: len(at) == 1,
 )
+"""A nested scope is taken out only by hand."""

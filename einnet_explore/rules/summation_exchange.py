@@ -11,31 +11,18 @@ for any monoid, the same for both: it is commutative.  The inner scope must be r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from einnet_explore.algebra.products import opened
 from einnet_explore.ir import Access, Scope
-from einnet_explore.rules.base import Refused, scope_rule
+from einnet_explore.rules.base import Refused, place_rule
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """Summation exchange has no parameters: all that is summed outside changes places with all inside."""
+def exchanged(scope: Scope) -> Scope:
+    """The law: all that is summed outside changes places with all inside.
 
-
-def propose(scope: Scope) -> Iterable[Exchange]:
-    """The exchange, where a reduction of a reduction stands."""
-    try:
-        rewrite(scope, Exchange())
-    except Refused:
-        return
-    yield Exchange()
-
-
-def rewrite(scope: Scope, _: Exchange) -> Scope:
-    """The law; refuses what is no reduction of one by the same monoid, read inside its box."""
+    Refuses what is no reduction of one by the same monoid, read inside its box.
+    """
     if not scope.summations:
         raise Refused("the scope sums nothing")
     if scope.domain:
@@ -51,35 +38,12 @@ def rewrite(scope: Scope, _: Exchange) -> Scope:
     return replace(scope, summations=summations, body=inner[kept])
 
 
-def explain(scope: Scope) -> str:
-    """Why nothing changes places."""
-    try:
-        rewrite(scope, Exchange())
-    except Refused as why:
-        return str(why)
-    return "the summations can change places"
-
-
-def encode(_: Exchange) -> dict[str, Any]:
-    """``{}``."""
-    return {}
-
-
-def decode(_: Scope, params: Mapping[str, Any]) -> Exchange:
-    """The inverse of ``encode``; refuses parameters, since there are none."""
-    if params:
-        raise Refused(f"summation exchange takes no parameters, found {', '.join(params)}")
-    return Exchange()
-
-
-SUMMATION_EXCHANGE = scope_rule(
+SUMMATION_EXCHANGE = place_rule(
     "summation_exchange",
     r"\mathop{L}_{\vec x} \sum_{\vec s} \Big\{ \mathop{L}_{\vec z} \sum_{\vec y} f \Big\}[\pi(\vec s, \vec x)]"
     r" \;\mapsto\; \mathop{L}_{\vec x} \sum_{\vec y} \Big\{ \mathop{L}_{\vec y \vec x} \sum_{\vec s} f \Big\}"
     r"[\vec y, \vec x]",
-    propose,
-    rewrite,
-    encode,
-    decode,
-    explain,
+    lambda program, at: program.replace_at(at, exchanged(program.scope_at(at))),
+    lambda _: "the summations can change places",
+    local=True,
 )
