@@ -306,6 +306,14 @@ def test_a_convolution_of_four_dimensions_stays() -> None:
     assert found == NotUnderstood("it has 4 spatial dimensions, one to three are understood")
 
 
+@pytest.mark.parametrize("op", ["AveragePool", "MaxPool"])
+def test_a_window_larger_than_its_input_stays(op: str) -> None:
+    pool = node(op, ["x"], ["y"], kernel_shape=[5, 2], strides=[2, 1], pads=[1, 0, 0, 0])
+    model = load(build([pool], {"x": (1, 1, 3, 2)}, ["y"]))
+    found = express(model.nodes[0], model)
+    assert found == NotUnderstood("its window spans 5, its input with padding 4")
+
+
 def test_a_shape_known_only_at_run_time_is_said() -> None:
     model = load(build([node("NonZero", ["x"], ["n"]), node("Cast", ["n"], ["y"], to=1)], {"x": (3,)}, ["y"]))
     assert not model.known("n")

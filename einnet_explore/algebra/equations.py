@@ -50,6 +50,18 @@ def dependent(program: Program, names: Iterable[str]) -> str | None:
     return None
 
 
+def to_merge(program: Program, names: Iterable[str]) -> tuple[Equation, ...]:
+    """The equations called *names*; raises ValueError where there is but one, or one twice, or one needs another."""
+    equations = tuple(named(program, name) for name in names)
+    if len(equations) == 1:
+        raise ValueError(f"{equations[0].name} alone is nothing to merge")
+    if len({e.name for e in equations}) < len(equations):
+        raise ValueError(f"{', '.join(e.name for e in equations)} names an equation twice")
+    if (why := dependent(program, (e.name for e in equations))) is not None:
+        raise ValueError(why)
+    return equations
+
+
 def weight_only(program: Program) -> frozenset[str]:
     """The equations that depend on weights alone, also through one another: they are evaluated at compile time."""
     return constants(program) - {t.name for t in program.inputs}

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any
 
-from einnet_explore.algebra.equations import dependent, exchanged, fresh_names, generated, named, resolved
+from einnet_explore.algebra.equations import exchanged, fresh_names, generated, resolved, to_merge
 from einnet_explore.algebra.keys import key
+from einnet_explore.algebra.rereading import whole_equation
 from einnet_explore.algebra.stacking import stacked
 from einnet_explore.algebra.substitute import fresh
 from einnet_explore.ir import (
@@ -71,17 +72,9 @@ def propose(program: Program, at: Path) -> Iterable[Batch]:
 
 def rewrite(program: Program, at: Path, params: Batch) -> Program:
     """The law; refuses with the ranges, shapes or index maps that differ, or with what one needs of another."""
-    if len(at) != 1:
-        raise Refused(f"path {at} is a scope inside an equation, expected an equation")
-    base = program.equations[at[0]]
-    if not params.others:
-        raise Refused(f"{base.name} alone is nothing to merge")
     with refusing():
-        equations = (base, *(named(program, name) for name in params.others))
-        if len({e.name for e in equations}) < len(equations):
-            raise Refused(f"{', '.join(e.name for e in equations)} names an equation twice")
-        if (why := dependent(program, (e.name for e in equations))) is not None:
-            raise Refused(why)
+        base = whole_equation(program, at)
+        equations = to_merge(program, (base.name, *params.others))
         orders = [_order(base, other) for other in equations[1:]]
     columns = [tuple(a.source for a in accesses(base.scope.body))]
     for other, order in zip(equations[1:], orders, strict=True):

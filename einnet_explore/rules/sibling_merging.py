@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from einnet_explore.algebra.concatenation import Sibling
-from einnet_explore.algebra.equations import constants, dependent, exchanged, fresh_names, generated, named, resolved
+from einnet_explore.algebra.equations import constants, exchanged, fresh_names, generated, resolved, to_merge
+from einnet_explore.algebra.rereading import whole_equation
 from einnet_explore.algebra.siblings import called, merged, sibling
 from einnet_explore.ir import Access, Equation, Path, Program, factors, tensors
 from einnet_explore.rules.base import Refused, Rule, accepted, refusing
@@ -56,17 +57,9 @@ def _factors(program: Program, equation: Equation) -> tuple[str, ...]:
 
 def rewrite(program: Program, at: Path, params: Siblings) -> Program:
     """The law; refuses with the index maps, ranges or reductions that differ, or with what one needs of another."""
-    if len(at) != 1:
-        raise Refused(f"path {at} is a scope inside an equation, expected an equation")
-    base = program.equations[at[0]]
-    if not params.others:
-        raise Refused(f"{base.name} alone is nothing to merge")
     with refusing():
-        equations = (base, *(named(program, name) for name in params.others))
-        if len({e.name for e in equations}) < len(equations):
-            raise Refused(f"{', '.join(e.name for e in equations)} names an equation twice")
-        if (why := dependent(program, (e.name for e in equations))) is not None:
-            raise Refused(why)
+        base = whole_equation(program, at)
+        equations = to_merge(program, (base.name, *params.others))
         operand, whole = fresh_names(program, "K", "M")
         found = merged((_sibling(program, e, params.tensor) for e in equations), operand, whole)
     parts = {e.name: replace(e, scope=found.parts[e.name], via=None) for e in equations}

@@ -91,13 +91,22 @@ def windows(call: Call, kernel: Shape, spatial: Shape, out: Shape) -> tuple[Shap
     match call.get("auto_pad", "NOTSET"):
         case "NOTSET":
             begin = call.get("pads", (0,) * (2 * rank))[:rank]
+            _fitting(kernel, dilations, spatial, begin, call.get("pads", (0,) * (2 * rank))[rank:])
         case "VALID":
             begin = (0,) * rank
+            _fitting(kernel, dilations, spatial, begin, begin)
         case side:
             spans = ((n - 1) * s + (r - 1) * d + 1 for n, s, r, d in zip(out, strides, kernel, dilations, strict=True))
             total = (max(0, span - size) for span, size in zip(spans, spatial, strict=True))
             begin = tuple(t // 2 if side == "SAME_UPPER" else t - t // 2 for t in total)
     return strides, dilations, begin
+
+
+def _fitting(kernel: Shape, dilations: Shape, spatial: Shape, begin: Shape, end: Shape) -> None:
+    """Refuse a window larger than its input: the size of the result is then rounded in more ways than one."""
+    for r, d, n, b, e in zip(kernel, dilations, spatial, begin, end, strict=True):
+        if (r - 1) * d + 1 > n + b + e:
+            raise Unclear(f"its window spans {(r - 1) * d + 1}, its input with padding {n + b + e}")
 
 
 _SPATIAL = {1: ("h", "r"), 2: ("hw", "rs"), 3: ("dhw", "qrs")}
