@@ -483,3 +483,17 @@ def test_the_command_writes_records_that_check(tmp_path: Path, monkeypatch: pyte
 def test_bad_runtimes() -> None:
     with pytest.raises(ValueError, match="target runtime 'abacus': expected one of plan, onnxruntime"):
         settings("cpu", 1, 7, "abacus")
+
+
+def test_a_program_is_optimised_as_a_model() -> None:
+    forward = ee.parse(
+        "tensor A[4, 6]\ntensor B[6, 5]\nY[i:4, j:5] = tanh({[i:4, j:5] sum[k:6] A[i, k]*B[k, j]}[i, j])"
+    )
+    backward = ee.cse(forward, ee.grad(forward)).backward
+    fast = ee.optimize(backward, budget=2.0, max_depth=1)
+    arrays = {t.name: np.random.default_rng(0).standard_normal(t.shape).astype(np.float32) for t in backward.inputs}
+    want = ee.evaluate(backward, arrays, np.float64)
+    got = fast(**arrays)
+    for name in backward.outputs:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-5)
+    assert fast.summary()

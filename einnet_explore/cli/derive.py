@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import gc
-from typing import Any
 
 from einnet_explore.cli.errors import INTERRUPTED, NO, OK
 from einnet_explore.cli.output import STDOUT, progress, say, seconds, table, writable, write_json
 from einnet_explore.cost import program_seconds
 from einnet_explore.explore.run import Run
 from einnet_explore.render import text
-from einnet_explore.search.engine import Options
+from einnet_explore.search.candidate import Candidate
+from einnet_explore.search.engine import Cost, Options
 from einnet_explore.text import load_text
 
 ROWS = 10
@@ -27,7 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
         converging=not arguments.no_converging,
     )
     program = load_text(arguments.case)
-    search = Run(program, program_seconds, target=arguments.target, limit=arguments.limit_seconds, options=options)
+    cost = _cost(arguments.device, arguments.threads)
+    search = Run(program, cost, target=arguments.target, limit=arguments.limit_seconds, options=options)
     writable(arguments.save, arguments.json)
     # Expressions are trees that refer to nothing above them: looking for cycles among them costs a fifth of the time.
     gc.set_threshold(50_000, 20, 20)
@@ -39,15 +40,22 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"saved {arguments.save}")
     elif arguments.save:
         say(f"{arguments.save}: not written, no candidate was found")
-    report = search.report(arguments.case)
     if arguments.json:
-        write_json(arguments.json, report)
+        write_json(arguments.json, search.report(arguments.case))
     if arguments.json != STDOUT:
-        print(_summary(search, report["candidates"]))
+        print(_summary(search))
     if interrupted:
         say(f"interrupted: {len(search.candidates)} candidates found so far are reported")
         return INTERRUPTED
     return OK if wanted else NO
+
+
+def _cost(device: str, threads: int | None) -> Cost:
+    if device == "cpu":
+        return program_seconds
+    from einnet_explore.graph.devices import cost_for  # loads compilers, which a search on this machine needs not
+
+    return cost_for(device, threads)
 
 
 def _search(search: Run) -> bool:
@@ -61,7 +69,7 @@ def _search(search: Run) -> bool:
     return False
 
 
-def _summary(search: Run, described: list[dict[str, Any]]) -> str:
+def _summary(search: Run) -> str:
     best = search.best
     stopped = "complete" if search.search.complete else "not exhausted"
     head = (
@@ -71,22 +79,24 @@ def _summary(search: Run, described: list[dict[str, Any]]) -> str:
     if best is None:
         whys = list(dict.fromkeys(f"  {r.target}: {r.why}" for r in search.refused))
         return "\n".join([head, "no candidate was found; refusals:", *whys[:8]])
-    rows = _rows(search, described)
-    more = [f"and {len(rows) - 1 - ROWS} kinds more (--json lists every candidate)"] if len(rows) - 1 > ROWS else []
-    return "\n".join([head, "", table(rows[: ROWS + 1]), *more, "", "the best:", text(best.program)])
+    kinds = _kinds(search)
+    head_row: list[object] = ["estimate", "ways", "steps", "eOperators", "certificate", "library operators"]
+    rows = [_row(search, operators, ways) for operators, ways in kinds[:ROWS]]
+    more = [f"and {len(kinds) - ROWS} kinds more (--json lists every candidate)"] if len(kinds) > ROWS else []
+    return "\n".join([head, "", table([head_row, *rows]), *more, "", "the best:", text(best.program)])
 
 
-def _rows(search: Run, described: list[dict[str, Any]]) -> list[list[object]]:
-    """One row a kind of candidate (the same library operators and as many eOperators), cheapest first."""
-    kinds: dict[tuple[object, ...], list[int]] = {}
-    for n in sorted(range(len(described)), key=lambda n: search.candidates[n].seconds):
-        c = search.candidates[n]
+def _kinds(search: Run) -> list[tuple[str, list[Candidate]]]:
+    """Kinds of candidates (the same library operators and as many eOperators) by their operators, cheapest first."""
+    kinds: dict[tuple[str, int], list[Candidate]] = {}
+    for c in sorted(search.candidates, key=lambda c: c.seconds):
         named = "; ".join(repr(e.via) for e in c.operators) or "none"
-        kinds.setdefault((named, c.eoperators), []).append(n)
-    rows: list[list[object]] = [["estimate", "ways", "steps", "eOperators", "certificate", "library operators"]]
-    for (operators, kernels), ways in kinds.items():
-        first = min(ways, key=lambda n: (search.candidates[n].seconds, len(search.candidates[n].derivation.steps)))
-        c = search.candidates[first]
-        proof = described[first]["certificate"]
-        rows.append([seconds(c.seconds), len(ways), len(c.derivation.steps), kernels, proof, operators])
-    return rows
+        kinds.setdefault((named, c.eoperators), []).append(c)
+    return [(operators, ways) for (operators, _), ways in kinds.items()]
+
+
+def _row(search: Run, operators: str, ways: list[Candidate]) -> list[object]:
+    """A kind by its cheapest candidate of fewest steps, which is proved here."""
+    c = min(ways, key=lambda c: (c.seconds, len(c.derivation.steps)))
+    steps = len(c.derivation.steps)
+    return [seconds(c.seconds), len(ways), steps, c.eoperators, search.verdict(c), operators]

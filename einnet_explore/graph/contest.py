@@ -218,7 +218,8 @@ def _relative(want: Array, got: Array) -> float:
         return float("inf")
     if not want.size:
         return 0.0
-    difference = float(np.max(np.abs(want.astype(np.float64) - got.astype(np.float64))))
+    with np.errstate(invalid="ignore"):  # infinity less infinity: told apart below
+        difference = float(np.max(np.abs(want.astype(np.float64) - got.astype(np.float64))))
     largest = float(np.max(np.abs(want)))
     if np.isnan(difference):
         return 0.0 if np.array_equal(want, got, equal_nan=True) else float("inf")

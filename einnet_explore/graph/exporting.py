@@ -7,12 +7,31 @@ from collections.abc import Callable, Iterable, Sequence
 import onnx
 from onnx import TensorProto, helper
 
+from einnet_explore.cost import program_seconds
 from einnet_explore.graph.contest import Array, Arrays, Engine
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.running.plan import Plan, Segment
 from einnet_explore.graph.running.regions import start
 from einnet_explore.graph.writing.export import IR_VERSION, OPSET, ExportError, Replacement, rewrite_model, to_onnx
 from einnet_explore.ir import Program
+from einnet_explore.search.engine import Options, Search
+from einnet_explore.search.events import Found
+
+LIBRARY_FORMS = 4
+"""How many ways to write a case as library operators are tried beside the way that it is written."""
+
+
+def forms(program: Program) -> Iterable[Program]:
+    """*program* as it is written, then as library operators, cheapest first; nothing is derived.
+
+    One that says of every equation what runs it has no other form.
+    """
+    yield program
+    if all(e.via for e in program.equations):
+        return
+    search = Search(program, program_seconds, Options(max_depth=0))
+    found = sorted(((e.seconds, e.state.program) for e in search.run() if isinstance(e, Found)), key=lambda f: f[0])
+    yield from (written for _, written in found[:LIBRARY_FORMS])
 
 
 def program_model(program: Program, constants: Arrays) -> onnx.ModelProto:

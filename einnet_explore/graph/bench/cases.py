@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
@@ -23,14 +23,9 @@ from einnet_explore.graph.finalists import entries, finalists
 from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.graph.writing.export import IR_VERSION, OPSET, to_onnx
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
-from einnet_explore.search.engine import Options, Search
-from einnet_explore.search.events import Found
 
 MEASURED = 6
 """How many candidates of a case are measured."""
-
-LIBRARY_FORMS = 4
-"""How many ways to write a case as library operators are tried beside the way that it is written."""
 
 
 def random_inputs_of(program: Program) -> Arrays:
@@ -67,19 +62,6 @@ def derived(
     times = compare({name: compiled.execute for name, compiled in ready.items()}, rounds=5, min_seconds=0.05)
     best = min(times, key=lambda name: times[name].low)
     return ready[best], best
-
-
-def forms(program: Program) -> Iterable[Program]:
-    """*program* as it is written, then as library operators, cheapest first; nothing is derived.
-
-    One that says of every equation what runs it has no other form.
-    """
-    yield program
-    if all(e.via for e in program.equations):
-        return
-    search = Search(program, program_seconds, Options(max_depth=0))
-    found = sorted(((e.seconds, e.state.program) for e in search.run() if isinstance(e, Found)), key=lambda f: f[0])
-    yield from (written for _, written in found[:LIBRARY_FORMS])
 
 
 def exported(program: Program, inputs: Arrays, constants: Arrays) -> onnx.ModelProto:

@@ -14,12 +14,12 @@ from einnet_explore.graph.bench.cases import (
     derived,
     evaluated,
     exported,
-    forms,
     generated,
     random_inputs_of,
     split_inputs,
 )
 from einnet_explore.graph.contest import Arrays, Settings
+from einnet_explore.graph.exporting import forms
 from einnet_explore.graph.optimise import optimize
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.reading.model import Model
