@@ -1,21 +1,61 @@
 """What derivations may do to the last digits: bounds, errors against double precision, and the levels of rules."""
 
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx_building import build, node
 
 import einnet_explore as ee
 from einnet_explore.algebra.bilinear import Bilinear, correlation
+from einnet_explore.algebra.certificate import inlined
+from einnet_explore.algebra.evaluate import IllegalRead, evaluate
 from einnet_explore.algebra.rounding import bilinear, computed, gamma, growth, roundings, softmax
+from einnet_explore.algebra.running_error import running_error
 from einnet_explore.algebra.small_products import karatsuba, laderman, nested, strassen
+from einnet_explore.backends.errors import BackendError
 from einnet_explore.cost import program_seconds
-from einnet_explore.graph.finalists import entries
+from einnet_explore.graph import badge as badge_module
+from einnet_explore.graph import contest as contest_module
+from einnet_explore.graph import result as result_module
+from einnet_explore.graph import whole as whole_module
+from einnet_explore.graph.badge import Badge, badge
+from einnet_explore.graph.contest import Settings
+from einnet_explore.graph.finalists import Entry, entries
 from einnet_explore.graph.numerics import APPROXIMATING, LEVELS, REASSOCIATING, allowed, level, level_of
+from einnet_explore.graph.optimise import Optimiser
+from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.request import settings as asked
 from einnet_explore.graph.rows import by_rows
-from einnet_explore.ir import Table, accesses
-from einnet_explore.rules import ALL_RULES, RULES, Derivation
+from einnet_explore.ir import (
+    Apply,
+    Compare,
+    Const,
+    Equation,
+    Iterator,
+    Program,
+    Scope,
+    Table,
+    Tensor,
+    accesses,
+    as_index,
+)
+from einnet_explore.rules import (
+    ALL_RULES,
+    BILINEAR_PRODUCT,
+    BILINEAR_SUBSTITUTION,
+    CONTRACTION_ORDER,
+    FEWER_PRODUCTS,
+    RULES,
+    Derivation,
+)
+from einnet_explore.search.engine import Options, Search
+from einnet_explore.search.events import Found
 from tests.test_online_softmax import attention
 
 TRIPLES = [correlation(m, 3) for m in (2, 4, 6)] + [strassen(), laderman(), nested(strassen(), strassen()), karatsuba()]
@@ -106,3 +146,210 @@ def test_unknown_numerics() -> None:
     with pytest.raises(ValueError, match="numerics 'sloppy': expected one of exact, reassociate, approximate"):
         asked("cpu", 1, 7, numerics="sloppy")
     assert asked("cpu", 1, 7, numerics="exact").numerics == "exact"
+
+
+Arrays = Mapping[str, Any]
+
+
+def drawn(program: Program, seed: int = 0) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in program.inputs}
+
+
+def single(program: Program, constants: Arrays) -> Callable[[Arrays], Arrays]:
+    """An engine: NumPy in single precision."""
+    return lambda feeds: evaluate(program, {**feeds, **constants}, np.float32, outputs_only=True)
+
+
+def badged(derivation: Derivation, seed: int = 0) -> Badge:
+    """The badge of *derivation* where single precision in NumPy runs both of its ends."""
+    given = drawn(derivation.start, seed)
+    return badge(derivation, lambda: (lambda: single(derivation.start, {})(given), given), {}, single)
+
+
+def held(program: Program, given: Arrays) -> None:
+    """Every error of *program* in single precision is within its bound, and its value is what evaluation gives."""
+    scope = inlined(program, ())[program.outputs[0]]
+    near = running_error(scope, given)
+    want = evaluate(program, given, np.float64, outputs_only=True)[program.outputs[0]]
+    got = single(program, {})(given)[program.outputs[0]]
+    assert np.allclose(near.value, want, rtol=1e-12, atol=1e-12, equal_nan=True)
+    assert (np.abs(got - near.value) <= near.error).all()
+
+
+BODIES = [
+    "Y[i:5] = sum[k:9] A[i,k]*v[k] - 1/3*B[k,i]",
+    "S[i:5] = sum[k:9] A[i,k]*v[k]\nY[i:5] = relu(S[i])*tanh(A[i,0])/(2 + abs(S[i]))",
+    "Y[i:5] = exp(A[i,1] - v[i]) + sigmoid(v[i])*erf(B[i,0]) - pow(v[i], 3)",
+    "Y[i:5] = sqrt(1 + abs(v[i])) + rsqrt(2 + B[i,0]*B[i,0]) + log(2 + abs(A[i,3])) + pow(2 + abs(v[i]), 0.5)",
+    "Y[i:5] = max[k:9] maximum(A[i,k], v[k]) + minimum(A[i,k], -v[k])",
+    "Y[i:5] = prod[k:3] (A[i,k] + v[k])",
+    "M[i:5] = max[k:9] A[i,k]\nS[i:5] = sum[k:9] exp(A[i,k] - M[i])\nY[i:5] = sum[k:9] exp(A[i,k] - M[i])*v[k]/S[i]",
+    "Y[i:5, j:7] = where(i < j, A[i, j], v[i] + B[j, i])",
+]
+
+
+@pytest.mark.parametrize("text", BODIES)
+@given(seed=st.integers(0, 2**31))
+def test_running_errors(text: str, seed: int) -> None:
+    program = ee.parse(f"tensor A[5,9]\ntensor B[9,5]\ntensor v[9]\n{text}")
+    held(program, drawn(program, seed))
+
+
+def test_running_errors_of_reads_that_are_no_affine_ones_and_of_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    pooled = ee.parse("tensor A[2,9]\nY[i:2, j:5] = sum[k:3] A[i, (j + k)/2]*A[i, (j + 2*k)%3]")
+    held(pooled, drawn(pooled))
+    conv = ee.ops.conv2d(1, 6, 6, 4, 4, 3, 3, padding=1)
+    whole = running_error(inlined(conv, ())[conv.outputs[0]], drawn(conv))
+    monkeypatch.setattr("einnet_explore.algebra.running_error._LIMIT", 16)
+    pieces = running_error(inlined(conv, ())[conv.outputs[0]], drawn(conv))
+    assert np.allclose(whole.value, pieces.value) and np.allclose(whole.error, pieces.error, rtol=0.2)
+    assert (pieces.error > 0).all()
+
+
+def test_what_has_no_bound() -> None:
+    i, v = Iterator("i", 0, 2), Tensor("v", (2,))
+    one, none = np.array([1, 2], np.float32), np.array([0, 0], np.float32)
+    quotient = Scope((i,), (), Apply("/", (Const(1), Apply("-", (v[i,], v[i,])))))
+    assert np.isinf(running_error(quotient, {"v": one}).error).all()
+    power = Scope((i,), (), Apply("pow", (v[i,], v[i,])))
+    assert np.isinf(running_error(power, {"v": none}).error).all()
+    with pytest.raises(ValueError, match="tensor v has no array: given are w"):
+        running_error(quotient, {"w": one})
+    with pytest.raises(ValueError, match="outside the condition of where"):
+        running_error(Scope((i,), (), Compare("<", as_index(i), as_index(1))), {})
+    with pytest.raises(ValueError, match="gcd of 1 arguments has no error bound"):
+        running_error(Scope((i,), (), Apply("gcd", (v[i,],))), {"v": one})
+    with pytest.raises(IllegalRead, match="outside its reach"):
+        running_error(Scope((i,), (), v[i + 1,]), {"v": one})
+
+
+def test_an_infinite_padding_stays_itself() -> None:
+    i, k = Iterator("i", 0, 3), Iterator("k", 0, 3)
+    v = Tensor("v", (3,), ((1, 1),), float("-inf"))
+    near = running_error(Scope((i,), (k,), v[i + k - 1,], "max"), {"v": np.array([1, 2, 3], np.float32)})
+    assert near.value.tolist() == [2, 3, 3] and not near.error.any()
+    soft = running_error(Scope((i,), (), Apply("exp", (v[i - 1,],))), {"v": np.array([1, 2, 3], np.float32)})
+    assert soft.value[0] == soft.error[0] == 0 and (soft.error[1:] > 0).all()
+
+
+def winograd(outputs: int) -> Derivation:
+    conv = Derivation(ee.ops.conv2d(1, 12, 12, 8, 8, 3, 3, padding=1))
+    found = [m for m in BILINEAR_SUBSTITUTION.matches(conv.end, (0,)) if m.params.algorithm.name == f"F({outputs},3)"]
+    return conv.then(found[0])
+
+
+def test_badges_of_tiles_of_different_sizes() -> None:
+    badges = [badged(winograd(outputs)) for outputs in (2, 4, 6)]
+    for found, name in zip(badges, ("F(2,3)", "F(4,3)", "F(6,3)"), strict=True):
+        assert found.level == "approximate" and found.rules == (f"bilinear substitution {name}",)
+        assert found.before and found.after and found.elements == found.whole == 12 * 12 * 8
+        assert found.before.bound and found.after.bound
+        assert 0 < found.before.error <= found.before.bound < 1e-4
+        assert 0 < found.after.error <= found.after.bound < 1e-3
+        assert found.before == badges[0].before
+        assert str(found).startswith(f"approximate (bilinear substitution {name}): error ")
+        assert Badge.from_json(json.loads(json.dumps(found.to_json()))) == found
+    two, four, six = (b.after.bound for b in badges if b.after and b.after.bound)
+    assert 2 * two < four and 1.2 * four < six
+
+
+CHAIN = """
+tensor A[8,16]
+tensor B[16,16]
+tensor C[16,4]
+Y[m:8, n:4] = sum[k:16, l:16] A[m,k]*B[k,l]*C[l,n]
+"""
+
+
+def test_badges_of_matrix_products() -> None:
+    start = Derivation(ee.parse("tensor A[8,32]\ntensor B[32,8]\nY[m:8,n:8] = sum[k:32] A[m,k]*B[k,n]"))
+    same = badged(start)
+    assert same.level == "exact" and same.rules == () and same.before == same.after and same.after is not None
+    assert str(same).startswith("exact: error ")
+    chain = Derivation(ee.parse(CHAIN))
+    other = badged(chain.then(next(iter(CONTRACTION_ORDER.matches(chain.end, (0,))))))
+    assert other.level == "reassociate" and other.rules == ("contraction order",)
+    assert str(other).startswith("re-association only: error ") and other.before and other.after
+    assert other.before.bound and other.after.bound and other.after.error <= other.after.bound < 2 * other.before.bound
+    products = [m for m in BILINEAR_PRODUCT.matches(start.end, (0,)) if m.params.algorithm.name == "Strassen"]
+    fewer = badged(start.then(products[0]))
+    assert fewer.rules == ("bilinear product Strassen",) and fewer.after and fewer.after.bound
+    assert same.after.bound and 2 * same.after.bound < fewer.after.bound
+
+
+def test_a_softmax_in_one_pass_is_rescaled() -> None:
+    derivation = by_rows(attention(1, 5, 40, 3, 4))
+    assert derivation is not None
+    found = badged(derivation)
+    assert found.level == "approximate" and "one pass generation" in found.rules
+    assert found.before and found.after and found.before.bound and found.after.bound
+    assert found.after.error <= found.after.bound < 1e-4 and found.before.bound < found.after.bound
+
+
+def test_what_is_large_is_looked_at_in_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = badged(winograd(4))
+    monkeypatch.setattr(badge_module, "WORK", 100_000)
+    part = badged(winograd(4))
+    assert 0 < part.elements < part.whole == whole.whole and part.before and part.after and whole.after
+    assert part.after.bound and whole.after.bound and 0 < part.after.error <= part.after.bound <= whole.after.bound
+    monkeypatch.setattr(badge_module, "WORK", 10)
+    none = badged(winograd(4))
+    assert none.after is None and none.why == "one output element alone takes too long in double precision"
+    assert "not measured, one output element" in str(none) and Badge.from_json(none.to_json()) == none
+
+
+def test_a_program_that_does_not_run_has_no_figures() -> None:
+    derivation = winograd(2)
+    given = drawn(derivation.start)
+
+    def broken(program: Program, constants: Arrays) -> Callable[[Arrays], Arrays]:
+        raise BackendError("no compiler")
+
+    found = badge(derivation, lambda: (lambda: single(derivation.start, {})(given), given), {}, broken)
+    assert (found.level, found.after, found.why) == ("approximate", None, "no compiler")
+
+
+def fewest(program: Program, *_: object) -> tuple[list[Entry], int]:
+    """The first candidate with fewer multiplications that the search finds, however long that takes."""
+    search = Search(program, program_seconds, Options(max_depth=1, rules=FEWER_PRODUCTS))
+    found = (event for event in search.run() if isinstance(event, Found))
+    first = next(e for e in found if any(map(with_table, search.states[e.state.id].program.equations)))
+    return [Entry(first.seconds, (), lambda: search.derivation(first.state.id))], len(search.states)
+
+
+def with_table(equation: Equation) -> bool:
+    return any(isinstance(a.source, Table) for a in accesses(equation.scope.body))
+
+
+def test_the_report_of_a_kept_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A convolution that is kept by Winograd's algorithm, whatever the times, and what is said of it."""
+    for name in ("MARGIN", "NEGLIGIBLE"):
+        monkeypatch.setattr(contest_module, name, {"MARGIN": 1e9, "NEGLIGIBLE": 0.0}[name])
+    monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
+    monkeypatch.setattr(contest_module, "_times", lambda _, keys, __: dict.fromkeys(keys, 1.0))
+    monkeypatch.setattr(contest_module, "entries", fewest)
+    monkeypatch.setattr(result_module, "WORTH", 0.0)
+    monkeypatch.setattr(result_module, "FORMS", {"onnxruntime": ("exported apart",)})
+    monkeypatch.setattr(whole_module, "PAYS", 0.0)
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((16, 16, 3, 3)).astype(np.float32)}
+    proto = build([node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])], {"x": [1, 16, 12, 12]}, ["y"], weights)
+    work = Optimiser(load(proto, {}), Settings(1, 3, 0.5, 2, runtime="onnxruntime"))
+    before = [step.part.numerics for step in work.run()]
+    fast = work.result()
+    (part,) = fast.report()["subprograms"]
+    assert part["kept"], part["why"]
+    assert before[0] is not None and before[0].after is None
+    said = part["numerics"]
+    assert said["level"] == "approximate" and any(r.startswith("bilinear substitution F(") for r in said["rules"])
+    assert said["elements"] == said["of"] == 16 * 12 * 12 and not said["why"]
+    assert 0 < said["error_before"] <= said["bound_before"] < said["bound_after"]
+    assert 0 < said["error_after"] <= said["bound_after"] < 1e-2
+    assert "numerics: approximate (bilinear substitution F(" in fast.summary()
+    assert fast.rows()[1][-1] == str(fast.parts[0].numerics) and ">numerics</th>" in fast._repr_html_()
+    monkeypatch.setitem(Optimiser.result.__globals__, "badge", lambda *_: pytest.fail("measured again"))
+    assert work.result().parts[0].numerics == fast.parts[0].numerics
+    nothing = replace(fast, parts=tuple(replace(part, kept=False) for part in fast.parts))
+    assert "numerics:" not in nothing.summary() and nothing.rows()[1][-1] == ""
+    assert nothing.report()["subprograms"][0]["numerics"] is None

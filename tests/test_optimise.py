@@ -298,10 +298,16 @@ def test_calling_an_optimised_model_wrongly() -> None:
 
 
 def test_times_are_compared_round_by_round() -> None:
+    # A slow spell over the last three rounds: the medians of all rounds would say 5, round by round it is 4.
+    a = Timing(20.0, 0.0, 5, (4.0, 4.0, 20.0, 20.0, 20.0))
+    b = Timing(4.0, 0.0, 5, (1.0, 1.0, 5.0, 4.0, 5.0))
+    assert (times_faster(a, a), times_faster(a, b), times_faster(b, a)) == (1.0, 4.0, 0.25)
+
+
+def test_every_round_has_a_sample_of_each() -> None:
     timings = compare({"a": lambda: sum(range(4000)), "b": lambda: sum(range(1000))}, rounds=5, min_seconds=0.01)
-    assert times_faster(timings["a"], timings["a"]) == 1.0
-    assert times_faster(timings["a"], timings["b"]) > 1.0 > times_faster(timings["b"], timings["a"])
-    assert timings["a"].low <= timings["a"].median and len(timings["a"].samples) == timings["a"].n
+    assert timings["a"].low <= timings["a"].median
+    assert len(timings["a"].samples) == timings["a"].n == len(timings["b"].samples) >= 5
 
 
 def test_infogan(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.cost import CostModel, cpu_default
 from einnet_explore.graph.anonymous import Anonymous, anonymous
 from einnet_explore.graph.assembling import Assembler
-from einnet_explore.graph.contest import Arrays, Contest, Engine, Outcome, Settings
+from einnet_explore.graph.badge import Badge, badge
+from einnet_explore.graph.contest import Arrays, Contest, Engine, Opened, Outcome, Settings
 from einnet_explore.graph.exporting import in_onnxruntime
 from einnet_explore.graph.joining import Piece
 from einnet_explore.graph.judging import from_json, judged, to_json
@@ -160,17 +161,7 @@ class Optimiser:
 
     def _contest(self, subprogram: Subprogram, anon: Anonymous, spent: float) -> Outcome:
         """The contest of *subprogram*, or what an equal one came to that was given as much time."""
-        original = self._values(subprogram, anon)
-        constants = {t.name: self.model.weights[original[t.name]] for t in anon.program.inputs if t.weight}
-        wanted = [original[name] for name in anon.program.outputs]
-
-        @cache
-        def opened() -> tuple[Callable[[], Arrays], Arrays]:
-            session = subgraph_session(self.model, subprogram.nodes, self.settings.threads)
-            feeds = random_inputs(session, 0)
-            inputs = {t.name: feeds[original[t.name]] for t in anon.program.inputs if not t.weight}
-            return lambda: dict(zip(anon.program.outputs, session.run(wanted, feeds), strict=True)), inputs
-
+        opened, constants = self._opened(subprogram, anon)
         contest = Contest(anon.program, opened, constants, self.engine, self.cost, self._effort(spent), self.store)
         effort = contest.effort(self.seconds)
         if effort is None:
@@ -184,6 +175,32 @@ class Optimiser:
         outcome = contest.hold(effort)
         self.memory.put({"effort": effort, "outcome": to_json(outcome)}, "contest", *key)
         return outcome
+
+    def _opened(self, subprogram: Subprogram, anon: Anonymous) -> tuple[Opened, Arrays]:
+        """The original of *subprogram*, opened where it has to be run, and its weights, by *anon*'s names."""
+        original = self._values(subprogram, anon)
+        wanted = [original[name] for name in anon.program.outputs]
+
+        @cache
+        def opened() -> tuple[Callable[[], Arrays], Arrays]:
+            session = subgraph_session(self.model, subprogram.nodes, self.settings.threads)
+            feeds = random_inputs(session, 0)
+            inputs = {t.name: feeds[original[t.name]] for t in anon.program.inputs if not t.weight}
+            return lambda: dict(zip(anon.program.outputs, session.run(wanted, feeds), strict=True)), inputs
+
+        return opened, {t.name: self.model.weights[original[t.name]] for t in anon.program.inputs if t.weight}
+
+    def _badged(self, n: int, part: Part) -> Part:
+        """*part*, the *n*-th, with what its derivation does to the last digits, if it is in the plan."""
+        if not part.kept or part.derivation is None:
+            return part
+        subprogram, anon = self.done[n]
+        key = (anon.signature, replace(self.settings, seconds=0.0), repr(part.derivation.end))
+        known = self.memory.get("numerics", *key)
+        if known is None:
+            known = badge(part.derivation, *self._opened(subprogram, anon), self.engine).to_json()
+            self.memory.put(known, "numerics", *key)
+        return replace(part, measured=Badge.from_json(known))
 
     def _values(self, subprogram: Subprogram, anon: Anonymous) -> dict[str, str]:
         """The model's value for each tensor that *anon* shares with the model."""
@@ -218,8 +235,10 @@ class Optimiser:
             self.model, self.settings, self.original, self.feeds, self.seconds, self.assembler, self.memory,
             self.parts, signatures, self.pieces,
         )  # fmt: skip
+        found = work.optimised()
         return replace(
-            work.optimised(),
+            found,
+            parts=tuple(self._badged(n, part) for n, part in enumerate(found.parts)),
             skipped=self.split.skipped,
             search_seconds=self.search_seconds,
             interrupted=self.interrupted,
@@ -227,7 +246,7 @@ class Optimiser:
 
 
 def optimize(
-    model: str | Path | Model,
+    model: str | Path | Model | Program,
     *,
     shapes: Mapping[str, tuple[int, ...]] = NOTHING,
     device: str = "cpu",
@@ -237,7 +256,7 @@ def optimize(
     target_runtime: str = "plan",
     numerics: str = "approximate",
 ) -> Optimised:
-    """Optimise an ONNX model for this machine.
+    """Optimise an ONNX model for this machine, or a program, whose weights are inputs then.
 
     *shapes* fixes dynamic inputs, *budget* ends the search after so many seconds (``60`` or ``"60s"``).  With the
     *target_runtime* ``onnxruntime`` what pays in ONNX Runtime on the exported file is kept, instead of what pays in our

@@ -15,6 +15,7 @@ import onnx
 
 from einnet_explore.backends.measure import Timing, compare, times_faster
 from einnet_explore.graph.assembled import Assembled
+from einnet_explore.graph.numerics import LEVELS
 from einnet_explore.graph.part import Part
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.running.plan import Plan
@@ -170,7 +171,7 @@ class Optimised:
 
     def rows(self) -> list[list[str]]:
         """The before/after table: one row for every subprogram, slowest first."""
-        rows = [["nodes", "before", "after", "ratio", "now", "certificate"]]
+        rows = [["nodes", "before", "after", "ratio", "now", "certificate", "numerics"]]
         for part in sorted(self.parts, key=lambda p: -p.outcome.seconds_before):
             before = part.outcome.seconds_before
             after = part.outcome.seconds_after if part.kept else before
@@ -180,7 +181,7 @@ class Optimised:
             )
             names = ", ".join(part.nodes[:2]) + (f", … ({len(part.nodes)})" if len(part.nodes) > 2 else "")
             cells = [names, f"{before * 1e6:.0f} µs", f"{after * 1e6:.0f} µs", f"{before / after:.2f}" if after else ""]
-            rows.append([*cells, now or f"original ({part.why})", part.certificate])
+            rows.append([*cells, now or f"original ({part.why})", part.certificate, str(part.numerics or "")])
         return rows
 
     def summary(self) -> str:
@@ -189,8 +190,16 @@ class Optimised:
         return (
             f"{kept} of {len(self.parts)} subprograms replaced; {self.timings['before'].median * 1e3:.3f} ms before, "
             f"{self.timings['after'].median * 1e3:.3f} ms after ({self.speedup:.2f}x); "
-            f"largest error {self.errors[1]:.1e} of the largest output"
+            f"largest error {self.errors[1]:.1e} of the largest output{self._rounding()}"
         )
+
+    def _rounding(self) -> str:
+        """What the kept derivation that loses most does to the last digits; empty where nothing is kept."""
+        badges = [part.numerics for part in self.parts if part.numerics]
+        if not badges:
+            return ""
+        worst = max(badges, key=lambda b: (LEVELS.index(b.level), b.after.error if b.after else 0.0))
+        return f"; numerics: {worst}"
 
     def graphs(self) -> list[tuple[str, Program, Program]]:
         """For every kept subprogram: its first node's name, and its program before and after."""

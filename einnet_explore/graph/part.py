@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from einnet_explore.graph.badge import Badge, named
 from einnet_explore.graph.contest import Outcome
 from einnet_explore.ir import EOPERATOR, VIEW, Program
 from einnet_explore.rules import Derivation
@@ -12,13 +13,17 @@ from einnet_explore.rules import Derivation
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One subprogram: its nodes, how its contest ended, and whether the derived program is in the plan."""
+    """One subprogram: its nodes, how its contest ended, and whether the derived program is in the plan.
+
+    *measured* is what its derivation does to the last digits, where that has been looked at.
+    """
 
     nodes: tuple[str, ...]
     outcome: Outcome
     kept: bool
     certificate: str
     why: str
+    measured: Badge | None = None
 
     @property
     def gain(self) -> float:
@@ -35,11 +40,19 @@ class Part:
         """The derived program, where one won or came near."""
         return self.derivation.end if self.derivation else None
 
+    @property
+    def numerics(self) -> Badge | None:
+        """What the derivation in the plan does to the last digits; None where the original stays."""
+        if not self.kept or self.derivation is None:
+            return None
+        return self.measured or named(self.derivation)
+
     def to_json(self) -> dict[str, Any]:
         """One entry of ``subprograms`` in the JSON of ``optimize``."""
         equations = self.program.equations if self.program and self.kept else ()
         calls = [e.via for e in equations if e.via and e.via.operator not in (EOPERATOR, VIEW)]
         steps = self.derivation.steps if self.derivation and self.kept else ()
+        numerics = self.numerics
         return {
             "nodes": list(self.nodes),
             "kept": self.kept,
@@ -48,6 +61,7 @@ class Part:
             "operators": [{"name": via.operator, "attributes": dict(via.attributes)} for via in calls],
             "eoperators": sum(bool(e.via and e.via.operator == EOPERATOR) for e in equations),
             "certificate": self.certificate,
+            "numerics": numerics.to_json() if numerics else None,
             "why": self.why,
             "states": self.outcome.states,
             "steps": [step.match.to_json() for step in steps],
