@@ -19,6 +19,7 @@
 # compared, the **largest common subexpressions** are found, and a minimum cut says which of them to keep for how much memory.
 
 # %%
+import re
 from html import escape
 
 import matplotlib.pyplot as plt
@@ -65,7 +66,7 @@ def coloured(passes):
     """Both passes; what the forward pass stashes and the backward pass reads is coloured."""
     shown = escape("# forward\n" + ee.text(passes.forward) + "\n# backward\n" + ee.text(passes.backward))
     for stash, colour in zip(passes.stashes, COLOURS * 9, strict=False):
-        shown = shown.replace(f"{stash.name}[", f"<b style='color:{colour}'>{stash.name}</b>[")
+        shown = re.sub(rf"(?<!\w){stash.name}\[", f"<b style='color:{colour}'>{stash.name}</b>[", shown)
     return HTML(f"<pre>{shown}</pre>")
 
 

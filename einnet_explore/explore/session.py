@@ -192,12 +192,24 @@ class Session(Walk):
             records.save(path, self.record(case))
 
     @staticmethod
-    def load(path: str | PathLike[str]) -> Session:
-        """The session that was saved at *path*, its rules applied again; raises RecordError or OSError."""
+    def load(
+        path: str | PathLike[str],
+        rules: tuple[Rule[Any], ...] = (*RULES, *INTER_RULES),
+        operators: tuple[Operator, ...] = OPERATORS,
+    ) -> Session:
+        """The session that was saved at *path*, its rules applied again; raises RecordError or OSError.
+
+        *rules* and *operators* are those that it shall know; it may hold steps by any of the library's rules besides.
+        """
+        known = (*ALL_RULES, *rules, matching_rule(operators))
         if str(path).endswith(scripts.SUFFIX):
-            return _whole(load_json(path), str(path))
-        derivation = records.from_record(records.load(path), source=str(path))
-        session = Session(derivation.start)
+            named = {rule.name: rule for rule in known}
+            nodes, parents, here = scripts.tree_from_json(load_json(path), named, str(path))
+            session = Session(nodes[0].end, rules, operators)
+            session.nodes, session.parents, session.here = nodes, parents, here
+            return session
+        derivation = records.from_record(records.load(path), known, source=str(path))
+        session = Session(derivation.start, rules, operators)
         session.adopt(derivation)
         return session
 
@@ -233,14 +245,6 @@ class Session(Walk):
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return self.formula()._repr_mimebundle_()
-
-
-def _whole(data: object, source: str) -> Session:
-    known = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
-    nodes, parents, here = scripts.tree_from_json(data, known, source)
-    session = Session(nodes[0].end)
-    session.nodes, session.parents, session.here = nodes, parents, here
-    return session
 
 
 def _path(at: str, program: Program) -> Path:

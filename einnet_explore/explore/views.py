@@ -143,7 +143,9 @@ class Steps:
             lines.append(rf"\Rightarrow\ \mathrm{{{told}}}:")
             lines += [
                 rf"E_{{{n}}}:\ \ {line}"
-                for line in mathtext_lines(latex(replace(step.after, equations=new or step.after.equations), "mathtext"))
+                for line in mathtext_lines(
+                    latex(replace(step.after, equations=new or step.after.equations), "mathtext")
+                )
             ]
         return formula_figure(lines, repr(history(self.derivation)))
 

@@ -1,0 +1,130 @@
+"""Rules and operators that are not the library's: values that sessions, searches, records and the checker take."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import einnet_explore as ee
+from einnet_explore.checker import check_file
+from einnet_explore.checker.record import RecordError
+from einnet_explore.explore.session import Session
+from einnet_explore.ir import Apply, Program, Scope
+from einnet_explore.rules import INTER_RULES, RULES, Rule
+from tests.rules_kit import check_rule
+
+DEPTHWISE = ee.Operator(
+    "DepthwiseConv2d",
+    "Y[n, c, h, w] = sum[r, s] X[n, c, sh*h + dh*r - ph : H, sw*w + dw*s - pw : W] * K[c, r, s]",
+)
+OPERATORS = (*ee.OPERATORS, DEPTHWISE)
+MOBILE = ee.ops.depthwise_conv2d(N=1, H=8, W=8, C=4, R=3, S=3, stride=2, padding=1)
+POOLED = ee.parse("tensor A[1, 4, 8, 8]\nY[n:1, c:4, h:7, w:7] = max[r:2, s:2] relu(A[n, c, h+r, w+s])")
+
+
+def rewrite(scope: Scope, params: None = None) -> Scope:
+    match scope:
+        case Scope(reduce="max", summations=(_, *_), domain=(), body=Apply("relu", (inside,))):
+            largest = replace(scope, body=inside, padding=(), value=0)
+            outside = Apply("relu", (largest[scope.traversals],))
+            return replace(scope, summations=(), reduce="sum", body=outside)
+    raise ee.Refused(f"expected the max of a relu, found the {scope.reduce} of {scope.body!r}")
+
+
+def propose(scope: Scope) -> list[None]:
+    try:
+        rewrite(scope)
+    except ee.Refused:
+        return []
+    return [None]
+
+
+def encode(_: None) -> dict[str, Any]:
+    return {}
+
+
+MAX_OUTSIDE: Rule[None] = ee.scope_rule(
+    "max_outside", r"\max \varphi \mapsto \varphi \max", propose, rewrite, encode, lambda scope, params: None
+)
+OWN = (*RULES, *INTER_RULES, MAX_OUTSIDE)
+
+
+def test_a_rule_of_ones_own_keeps_values_as_the_others_do() -> None:
+    assert check_rule(MAX_OUTSIDE, POOLED) == 1
+
+
+def test_a_session_applies_and_certifies_it() -> None:
+    session = ee.explore(POOLED, rules=OWN)
+    assert "max_outside" in {m.rule.name for m in session.rules(at="Y")}
+    session.apply("max_outside", at="Y")
+    assert session.check().ok
+    with pytest.raises(ee.Refused, match="expected the max of a relu, found the sum of relu"):
+        session.apply("max_outside", at="Y")
+    with pytest.raises(LookupError, match="no rule is called 'max_outside'"):
+        ee.explore(POOLED).apply("max_outside", at="Y")
+
+
+def test_a_search_uses_it_and_finds_what_it_opens() -> None:
+    def pools(rules: tuple[Rule[Any], ...]) -> list[str]:
+        run = ee.search(POOLED, max_depth=1, rules=rules).start().wait()
+        assert all(certificate.ok for c in run.candidates for certificate in ee.check(c.derivation))
+        return [e.via.operator for c in run.candidates for e in c.operators if e.via]
+
+    assert pools(RULES) == []
+    assert pools((*RULES, MAX_OUTSIDE)) == ["MaxPool2d"]
+
+
+def test_an_operator_of_ones_own_is_matched_with_its_attributes_solved() -> None:
+    assert ee.explore(MOBILE, operators=OPERATORS).table("DepthwiseConv2d").operator == DEPTHWISE
+    run = ee.search(MOBILE, target="DepthwiseConv2d", operators=OPERATORS, max_depth=1).start().wait()
+    found = next(c for c in run.candidates if c.operators)
+    (call,) = found.operators
+    assert call.via is not None and call.via.operator == "DepthwiseConv2d"
+    solved = dict(call.via.attributes)
+    assert {k: solved[k] for k in ("sh", "dh", "ph", "H")} == {"sh": 2, "dh": 1, "ph": 1, "H": 8}
+    assert ee.certify(MOBILE, found.program).kind == "proved"
+    assert run.why_refused("DepthwiseConv2d").startswith("DepthwiseConv2d applies, in ")
+
+
+def test_unknown_targets_are_refused_with_the_operators_that_there_are() -> None:
+    with pytest.raises(ValueError, match="unknown target 'DepthwiseConv2d', expected one of Matmul"):
+        ee.search(MOBILE, target="DepthwiseConv2d")
+    with pytest.raises(ValueError, match=r"unknown target 'x', expected one of .*DepthwiseConv2d$"):
+        ee.search(MOBILE, target="x", operators=OPERATORS)
+
+
+@pytest.mark.parametrize("name", ["own.eins", "own.json"])
+def test_sessions_with_them_are_saved_loaded_and_checked(name: str, tmp_path: Path) -> None:
+    session = ee.explore(POOLED, rules=OWN, operators=OPERATORS)
+    session.apply("max_outside", at="Y")
+    session.save(tmp_path / name)
+    again = Session.load(tmp_path / name, rules=OWN, operators=OPERATORS)
+    assert again.program == session.program and again.rule("max_outside") == MAX_OUTSIDE
+    with pytest.raises(RecordError, match=r"found (the rule )?'max_outside', expected one of"):
+        Session.load(tmp_path / name)
+
+
+def test_the_checker_knows_no_rules_and_sees_a_false_step(tmp_path: Path) -> None:
+    session = ee.explore(POOLED, rules=OWN)
+    session.apply("max_outside", at="Y")
+    path = tmp_path / "record.json"
+    session.save(path)
+    assert check_file(path).ok
+    held = json.loads(path.read_text())
+    held["steps"][0]["after"] = held["steps"][0]["after"].replace("relu(", "abs(")
+    path.write_text(json.dumps(held))
+    assert not check_file(path).ok
+
+
+def test_a_wrong_rule_is_found_out() -> None:
+    def wrong(scope: Scope, params: None = None) -> Scope:
+        return replace(scope, reduce="min")
+
+    bad: Rule[None] = ee.scope_rule("bad", "", lambda _: [None], wrong, encode, lambda scope, params: None)
+    session: Session = ee.explore(POOLED, rules=(bad,))
+    program: Program = session.apply("bad", at="Y")
+    assert program != POOLED
+    certificate = session.check()
+    assert certificate.kind == "false" and certificate.counterexample
