@@ -19,6 +19,7 @@ from einnet_explore.ir import (
     Remainder,
     Scalar,
     Scope,
+    Table,
     Tensor,
     accesses,
     add,
@@ -249,5 +250,7 @@ def _reread(scope: Scope, held: dict[str, Tensor]) -> Scope:
                 return Access(held[name], access.index)
             case Scope() as inner:
                 return Access(_reread(inner, held), access.index)
+            case Table():
+                return access
 
     return replace(scope, body=map_accesses(scope.body, at))

@@ -33,7 +33,9 @@ from einnet_explore.kernels.source import (
     StorePair,
     Var,
 )
-from einnet_explore.kernels.source.values import Binary, Call, Cast, Expr, Id, Literal, Load, Select, Unary
+from einnet_explore.kernels.source.arrays import Load
+from einnet_explore.kernels.source.calls import Call, Select
+from einnet_explore.kernels.source.values import Binary, Cast, Expr, Id, Literal, Unary
 
 BINARY = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "<": operator.lt, "<=": operator.le, ">": operator.gt,

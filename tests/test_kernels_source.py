@@ -55,8 +55,9 @@ from einnet_explore.kernels.source import (
     select,
     type_of,
 )
+from einnet_explore.kernels.source.calls import Select
 from einnet_explore.kernels.source.lowering import index, scalar
-from einnet_explore.kernels.source.values import Binary, Cast, Select, Unary
+from einnet_explore.kernels.source.values import Binary, Cast, Unary
 from tests import kernel_machine
 from tests.pointwise import index_at
 

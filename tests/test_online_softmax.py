@@ -14,7 +14,8 @@ from einnet_explore.algebra.evaluate import evaluate
 from einnet_explore.algebra.monoids import BASES, LISTS, Homomorphism, Monoid, Triple, broken, softmax
 from einnet_explore.algebra.online import Online, online
 from einnet_explore.backends import compile_program, compiled, emit
-from einnet_explore.backends.rows.online import block_of, function
+from einnet_explore.backends.rows.blocks import block_of
+from einnet_explore.backends.rows.online import function
 from einnet_explore.backends.tvm_cpu import Kernel
 from einnet_explore.graph.reading.load import load as load_model
 from einnet_explore.graph.rows import by_rows

@@ -13,7 +13,7 @@ from math import prod
 from typing import TypeAlias
 
 from einnet_explore.algebra.alignment import Reading, constant
-from einnet_explore.algebra.indices import map_indices, read_indices
+from einnet_explore.algebra.indices import iterators_of, map_indices, read_indices
 from einnet_explore.algebra.substitute import fresh
 from einnet_explore.ir import Access, Equation, Index, Iterator, Scalar, Scope, add, as_index, factors, padded
 
@@ -40,7 +40,7 @@ class Sibling:
     def free(self) -> tuple[Iterator, ...]:
         """The traversals that need no partner: those of several values, or else the last other."""
         bound = self._bound()
-        held = {x for i in read_indices(self.own) for x in i.iterators}
+        held = iterators_of(self.own)
         found = tuple(x for x in self.scope.traversals if x not in bound)
         return tuple(x for x in found if x.extent > 1) or tuple(x for x in found if x in held)[-1:]
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from einnet_explore.algebra import parts
 from einnet_explore.algebra.grid import Grid, IllegalRead, check, compare, holds, name, strided
+from einnet_explore.algebra.indices import iterators_of
 from einnet_explore.algebra.parts import Array, Part
 from einnet_explore.ir import REDUCTIONS, Access, Apply, Compare, Const, Iterator, Program, Scalar, Scope, Table, Tensor
 
@@ -106,7 +107,7 @@ def _instantiate(scope: Scope, run: _Run) -> Part:
     for bound in scope.domain:
         if foreign := [x.name for x in bound.index.iterators if x not in scope.traversals]:
             raise ValueError(f"domain {bound!r} of a scope names {', '.join(foreign)}: only traversals may occur")
-    if clash := {x.name for x in _occurring(scope.body)} - {x.name for x in (*scope.traversals, *scope.summations)}:
+    if clash := {x.name for x in iterators_of(scope.body)} - {x.name for x in (*scope.traversals, *scope.summations)}:
         raise ValueError(f"{', '.join(sorted(clash))}: no iterator of the scope that uses it")
     grid = Grid({x: (x.lo, x.hi) for x in (*scope.traversals, *scope.summations)})
     out = _region(scope, grid, run)
@@ -247,22 +248,10 @@ def _stored(tensor: Tensor, run: _Run) -> Part:
     return held
 
 
-def _occurring(body: Scalar) -> frozenset[Iterator]:
-    match body:
-        case Access(_, index):
-            return frozenset(x for i in index for x in i.iterators)
-        case Apply(_, args):
-            return frozenset[Iterator]().union(*map(_occurring, args))
-        case Compare(_, left, right):
-            return frozenset((*left.iterators, *right.iterators))
-        case Const():
-            return frozenset()
-
-
 def _materialised(scope: Scope) -> Iterable[frozenset[Iterator]]:
     """The iterators over which intermediate arrays are made."""
     if scope.reduce != "sum":
-        yield _occurring(scope.body)
+        yield iterators_of(scope.body)
         return
     later = frozenset(scope.summations)
 
@@ -272,7 +261,7 @@ def _materialised(scope: Scope) -> Iterable[frozenset[Iterator]]:
                 for arg in args:
                     yield from below(arg)
             case Apply("*", args):
-                own = [_occurring(a) for a in args]
+                own = [iterators_of(a) for a in args]
                 yield from own
                 made = own[0]
                 for n, factor in enumerate(own[1:], 2):
@@ -280,7 +269,7 @@ def _materialised(scope: Scope) -> Iterable[frozenset[Iterator]]:
                     made = (made | factor) - (later - needed)
                     yield made
             case _:
-                yield _occurring(body)
+                yield iterators_of(body)
 
     yield from below(scope.body)
 

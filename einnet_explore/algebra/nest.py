@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from einnet_explore.algebra.indices import iterators_of
 from einnet_explore.algebra.row_nodes import (
     Band,
     Column,
@@ -26,7 +27,6 @@ from einnet_explore.algebra.row_nodes import (
     RowNodes,
     Unfit,
     flat,
-    iterators,
     name,
     reads,
     support,
@@ -142,7 +142,7 @@ def _product(scope: Scope, row: Iterator, *, dense: bool = False) -> Nest:
     (along,), n = scope.summations, scope.traversals[-1]
     batch = tuple(x for x in scope.traversals[:-1] if x != row)
     places = Places(row, along, _dense_column(along) if dense else _column(row, along), dense)
-    right = [f for f in factors(scope.body) if n in iterators(f)]
+    right = [f for f in factors(scope.body) if n in iterators_of(f)]
     left = [f for f in factors(scope.body) if f not in right]
     if not right or len(left) + len(right) != len(factors(scope.body)):
         raise Unfit(f"no factor is {n.name}'s")
@@ -245,11 +245,11 @@ def _apart(body: Scalar, along: Iterator) -> tuple[Scalar, Scalar]:
     inside: list[Scalar] = []
     outside: list[Scalar] = []
     for factor in factors(body):
-        if along not in iterators(factor):
+        if along not in iterators_of(factor):
             outside.append(factor)
             continue
         match factor:
-            case Apply("/", (a, b)) if along not in iterators(b):
+            case Apply("/", (a, b)) if along not in iterators_of(b):
                 more, scale = _apart(a, along)
                 inside.append(more)
                 outside += [scale, Apply("/", (Const(1), b))]

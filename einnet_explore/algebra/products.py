@@ -11,7 +11,6 @@ from einnet_explore.ir import (
     Access,
     Apply,
     Bound,
-    Compare,
     Const,
     Iterator,
     Scalar,
@@ -19,19 +18,6 @@ from einnet_explore.ir import (
     accesses,
     factors,
 )
-
-
-def iterators_of(body: Scalar) -> frozenset[Iterator]:
-    """The iterators that *body* depends on; those of nested scopes are their own."""
-    match body:
-        case Access(index=index):
-            return frozenset(x for i in index for x in i.iterators)
-        case Apply(args=args):
-            return frozenset[Iterator]().union(*map(iterators_of, args))
-        case Compare(left=left, right=right):
-            return frozenset((*left.iterators, *right.iterators))
-        case Const():
-            return frozenset()
 
 
 def quotient_factors(body: Scalar) -> tuple[Scalar, ...]:

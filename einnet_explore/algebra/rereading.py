@@ -67,7 +67,7 @@ def widened(program: Program, name: str, padding: Padding, value: float) -> tupl
         held = program.equations[number_of(program, name)].tensor
     if padding and held.padding and held.value != value:
         raise ValueError(f"{name} is {held.value:g} outside its box, expected {value:g}")
-    wide = _wider(held.padding, padding)
+    wide = wider(held.padding, padding)
     if wide == held.padding:
         return program, held
     value = value if padding else held.value
@@ -100,7 +100,8 @@ def _made(program: Program, name: str) -> Equation | None:
     return next((e for e in program.equations if e.name == name), None)
 
 
-def _wider(one: Padding, other: Padding) -> Padding:
+def wider(one: Padding, other: Padding) -> Padding:
+    """As far beyond a box as both reach."""
     if not one or not other:
         return one or other
     return tuple((max(a, c), max(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from einnet_explore.algebra.guarding import guard
+from einnet_explore.algebra.indices import iterators_of
 from einnet_explore.algebra.substitute import rename, substitute
 from einnet_explore.ir import (
     Access,
@@ -93,7 +94,7 @@ class Places:
         """*body* over *column*; raises Unfit where it depends on more of a row and a place in it."""
         to = {self.along: as_index(self.column)} if self.dense else {self.row: as_index(self.column) - self.along}
         moved = substitute(body, to)
-        left = set(iterators(moved))
+        left = set(iterators_of(moved))
         if self.along in left or self.row in left or self.column not in left:
             on = self.along.name if self.dense else f"{self.row.name} + {self.along.name}"
             raise Unfit(f"{body!r} does not depend on {on} alone")
@@ -135,10 +136,10 @@ class RowNodes:
             raise Unfit("a nested scope has a domain")
         if not inner.summations:
             found = self.scalar(body)
-            if isinstance(found, Access | Const) or self.places.along not in iterators(found):
+            if isinstance(found, Access | Const) or self.places.along not in iterators_of(found):
                 return found
             return self._node(Row(found))
-        if self.places.along in iterators(body):
+        if self.places.along in iterators_of(body):
             if inner.reduce != "sum":
                 raise Unfit(f"a nested scope reduces by {inner.reduce} at each place of a row")
             return self.band(inner.summations, body)
@@ -154,7 +155,7 @@ class RowNodes:
 
     def band(self, sums: tuple[Iterator, ...], body: Scalar) -> Scalar:
         """Σ over *sums* of *body* as a band; raises Unfit where it is none."""
-        right = [f for f in factors(body) if self.places.along in iterators(f)]
+        right = [f for f in factors(body) if self.places.along in iterators_of(f)]
         left = [f for f in factors(body) if f not in right]
         if len(left) + len(right) != len(factors(body)) or any(s.lo for s in sums):
             raise Unfit("a factor stands twice")
@@ -222,19 +223,6 @@ def _where(index: Index, column: Iterator, first: int | None, last: int | None) 
 
 def _meet(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
     return max(a[0], b[0]), min(a[1], b[1])
-
-
-def iterators(body: Scalar) -> Iterable[Iterator]:
-    """Every iterator that the indices of *body* name; nested scopes' own are theirs."""
-    match body:
-        case Access(_, index):
-            return tuple(x for i in index for x in i.iterators)
-        case Compare(_, left, right):
-            return (*left.iterators, *right.iterators)
-        case Apply(args=args):
-            return tuple(x for a in args for x in iterators(a))
-        case Const():
-            return ()
 
 
 def reads(body: Scalar) -> Iterable[int]:

@@ -19,7 +19,7 @@ from math import isfinite
 
 from einnet_explore.algebra.alignment import Reading, align, constant
 from einnet_explore.algebra.concatenation import Member, Sibling, Slots, Span, Spans, strides
-from einnet_explore.algebra.indices import read_indices
+from einnet_explore.algebra.indices import iterators_of
 from einnet_explore.algebra.legality import excess
 from einnet_explore.algebra.substitute import fresh
 from einnet_explore.ir import Access, Equation, Index, Iterator, Scope, Tensor, as_index, factors, mul
@@ -46,7 +46,7 @@ def sibling(name: str, scope: Scope, number: int, read: Access) -> Sibling:
     found = Sibling(name, scope, shared, read, mul(*(part for n, part in enumerate(parts) if n != number)))
     if loose := [y.name for y in scope.summations if y.extent > 1 and y not in bound]:
         raise ValueError(f"{name} sums over {', '.join(loose)}, by which {called(read)} is not read")
-    held = {x for i in read_indices(found.own) for x in i.iterators}
+    held = iterators_of(found.own)
     if loose := [x.name for x in found.free if x not in held]:
         raise ValueError(f"{name} repeats its elements along {', '.join(loose)}")
     return found

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import permutations
 
-from einnet_explore.ir import Access, Apply, Compare, Const, Iterator, Scalar, Scope, Tensor, accesses, map_accesses
+from einnet_explore.algebra.indices import compared
+from einnet_explore.ir import Access, Iterator, Scalar, Scope, Tensor, accesses, map_accesses
 
 
 def squash(scope: Scope) -> Scope:
@@ -23,7 +24,7 @@ def squash(scope: Scope) -> Scope:
     rows = zip(scope.traversals, scope.traversals[1:], strict=False)
     for x, y in (*rows, *permutations(scope.summations, 2)):
         places = _places(reads, x, y)
-        if places is not None and not _compared(scope.body, {x, y}):
+        if places is not None and not {x, y} & {*compared(scope.body)}:
             return squash(_merge(scope, x, y, places))
     return scope
 
@@ -76,13 +77,3 @@ def _merge(scope: Scope, x: Iterator, y: Iterator, places: Mapping[str, int]) ->
         body=map_accesses(scope.body, merged),
         padding=(),
     )
-
-
-def _compared(body: Scalar, of: set[Iterator]) -> bool:
-    match body:
-        case Compare(_, left, right):
-            return bool(of & {*left.iterators, *right.iterators})
-        case Apply(args=args):
-            return any(_compared(a, of) for a in args)
-        case Access() | Const():
-            return False

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from math import gcd, lcm, prod
+from math import gcd, prod
 
+from einnet_explore.algebra.indices import period
 from einnet_explore.backends.prepare import points, step
 from einnet_explore.ir import (
     Access,
@@ -15,7 +16,6 @@ from einnet_explore.ir import (
     Const,
     Index,
     Iterator,
-    Quotient,
     Remainder,
     Scalar,
     Scope,
@@ -106,17 +106,8 @@ def lanes_of(s: Iterator) -> int:
 
 def period_of(scope: Scope, x: Iterator) -> int:
     """The number of phases after which every ``//`` and ``%`` of *x* repeats (1: there are none, or too many)."""
-    period = lcm(*(d // gcd(d, k) for index in _indices(scope.body) for d, k in _digits(index, x)), 1)
-    return period if period <= PHASES and x.extent % period == 0 and x.extent > period else 1
-
-
-def _digits(index: Index, x: Iterator) -> Iterable[tuple[int, int]]:
-    for atom, _ in index.terms:
-        match atom:
-            case Quotient(numerator, d) | Remainder(numerator, d):
-                if x in numerator.iterators:
-                    yield d, numerator.coefficient(x) or 1
-                    yield from _digits(numerator, x)
+    found = period(_indices(scope.body), x)
+    return found if found <= PHASES and x.extent % found == 0 and x.extent > found else 1
 
 
 def borders(scope: Scope, last: Iterator, period: int) -> tuple[int, int]:

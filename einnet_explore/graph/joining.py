@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 import networkx as nx
 
+from einnet_explore.algebra.rereading import wider
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.ir import (
     Equation,
-    Padding,
     Program,
     Scope,
     Tensor,
@@ -136,14 +136,8 @@ def _shared(model: Model, pieces: Sequence[Piece]) -> dict[str, Tensor] | None:
             if tensor.name in made and (domain := made[tensor.name].scope).domain and domain.value != old.value:
                 return None
             value = old.value if old.padding else new.value
-            found[new.name] = replace(old, padding=_wider(old.padding, new.padding), value=value)
+            found[new.name] = replace(old, padding=wider(old.padding, new.padding), value=value)
     return found
-
-
-def _wider(one: Padding, other: Padding) -> Padding:
-    if not one or not other:
-        return one or other
-    return tuple((max(a, c), max(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 def _renamed(e: Equation, called: Mapping[str, str], shared: Mapping[str, Tensor]) -> Equation:

@@ -9,21 +9,17 @@ which every index is affine; neighbouring traversals that are one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
-from math import gcd, lcm, prod
+from math import prod
 
+from einnet_explore.algebra.indices import compared, period
 from einnet_explore.ir import (
     Access,
-    Apply,
-    Compare,
-    Const,
     Index,
     Iterator,
-    Quotient,
-    Remainder,
     Scalar,
     Scope,
     Tensor,
@@ -109,7 +105,7 @@ def _merged(core: Scope, epilogue: Scalar) -> tuple[Scope, Scalar]:
     """Neighbouring traversals that every read has as neighbouring dimensions, the inner one whole, as one."""
     for x, y in zip(core.traversals, core.traversals[1:], strict=False):
         reads = (*accesses(core.body), *(a for a in accesses(epilogue) if a.source != RESULT))
-        if _compared(epilogue, {x, y}) or not all(_neighbours(a, x, y) for a in reads):
+        if {x, y} & {*compared(epilogue)} or not all(_neighbours(a, x, y) for a in reads):
             continue
         both = Iterator(x.name, 0, x.extent * y.extent)
 
@@ -145,19 +141,9 @@ def _as_one(access: Access, x: Iterator, y: Iterator, both: Iterator) -> Scalar:
     return access
 
 
-def _compared(body: Scalar, of: set[Iterator]) -> bool:
-    match body:
-        case Compare(_, left, right):
-            return bool(of & {*left.iterators, *right.iterators})
-        case Apply(args=args):
-            return any(_compared(a, of) for a in args)
-        case Access() | Const():
-            return False
-
-
 def _phased(core: Scope, reads: tuple[Access, Access], epilogue: Scalar) -> Form | None:
     indices = [i for a in reads for i in a.index]
-    periods = tuple(_period(indices, x) for x in core.traversals)
+    periods = tuple(period(indices, x) for x in core.traversals)
     if any(x.extent % p for x, p in zip(core.traversals, periods, strict=True)) or prod(periods) > PHASES:
         return None
     inner = tuple(Iterator(x.name, 0, x.extent // p) for x, p in zip(core.traversals, periods, strict=True))
@@ -177,17 +163,3 @@ def _phased(core: Scope, reads: tuple[Access, Access], epilogue: Scalar) -> Form
 
 def _put(to: Mapping[Iterator, Index], x: Iterator) -> Index:
     return to[x] if x in to else as_index(x)
-
-
-def _period(indices: Iterable[Index], x: Iterator) -> int:
-    """After so many steps every quotient and remainder of *x* repeats."""
-    return lcm(*(d // gcd(d, k) for index in indices for d, k in _digits(index, x)), 1)
-
-
-def _digits(index: Index, x: Iterator) -> Iterable[tuple[int, int]]:
-    for atom, _ in index.terms:
-        match atom:
-            case Quotient(numerator, d) | Remainder(numerator, d):
-                if x in numerator.iterators:
-                    yield d, numerator.coefficient(x) or 1
-                    yield from _digits(numerator, x)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from einnet_explore.ir import Path, Program, Scope, scopes, show_path
+from einnet_explore.ir import Access, Path, Program, Scope, accesses, scopes, show_path
 
 P = TypeVar("P")
 
@@ -126,6 +126,14 @@ class Derivation:
 
     def __repr__(self) -> str:
         return f"<Derivation of {len(self.steps)} steps: {', '.join(s.match.rule.name for s in self.steps)}>"
+
+
+def access_of(scope: Scope, number: int) -> Access:
+    """The access of that *number* in the body of *scope*, counted from 0; refuses where there are fewer."""
+    found = tuple(accesses(scope.body))
+    if not 0 <= number < len(found):
+        raise Refused(f"access {number}: the body has {len(found)} accesses")
+    return found[number]
 
 
 def places(program: Program) -> Iterable[tuple[Path, Scope]]:

@@ -21,9 +21,9 @@ from fractions import Fraction
 from typing import Any
 
 from einnet_explore.algebra.bilinear import Bilinear, Form, Matrix, entries, wrong_entry
+from einnet_explore.algebra.indices import iterators_of
 from einnet_explore.algebra.lookup import entries as entries_at
 from einnet_explore.algebra.naming import by_name
-from einnet_explore.algebra.products import iterators_of
 from einnet_explore.algebra.small_products import Sizes, gauss, karatsuba, laderman, matrix_product, strassen
 from einnet_explore.algebra.substitute import fresh, substitute
 from einnet_explore.ir import (

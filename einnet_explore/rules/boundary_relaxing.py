@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, TypeAlias
 
 from einnet_explore.algebra.constancy import constancy, reduced
@@ -35,7 +36,7 @@ from einnet_explore.ir import (
     map_accesses,
     told,
 )
-from einnet_explore.rules.base import Refused, Rule, accepted, refusing
+from einnet_explore.rules.base import Refused, Rule, accepted, access_of, refusing
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +86,7 @@ def rewrite(program: Program, at: Path, params: Relaxing) -> Program:
 
 
 def _unbound(scope: Scope, params: Unbound) -> Scope:
-    found = list(accesses(scope.body))
-    if not 0 <= params.access < len(found):
-        raise Refused(f"access {params.access}: the body has {len(found)} accesses")
-    access = found[params.access]
+    access = access_of(scope, params.access)
     inner = access.source
     if not isinstance(inner, Scope):
         raise Refused(f"access {params.access} reads {told(inner)}, which has no domain")
@@ -101,9 +99,9 @@ def _unbound(scope: Scope, params: Unbound) -> Scope:
     for n in params.bounds:
         if (why := _needed(scope, access, freed, inner.domain[n], inner.value)) is not None:
             raise Refused(why)
-    count = iter(range(len(found)))
+    number = count()
     return replace(
-        scope, body=map_accesses(scope.body, lambda a: Access(freed, a.index) if next(count) == params.access else a)
+        scope, body=map_accesses(scope.body, lambda a: Access(freed, a.index) if next(number) == params.access else a)
     )
 
 

@@ -18,7 +18,8 @@ from math import prod
 from typing import Any
 
 from einnet_explore.algebra.chains import MOST, Tree, cheapest, leaves, multiplications, open_iterators
-from einnet_explore.algebra.products import finite, iterators_of, opened
+from einnet_explore.algebra.indices import iterators_of
+from einnet_explore.algebra.products import finite, opened
 from einnet_explore.ir import Access, Const, Iterator, Scalar, Scope, factors, mul
 from einnet_explore.rules.base import Refused, refusing, scope_rule
 

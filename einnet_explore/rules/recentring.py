@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from einnet_explore.algebra.indices import iterators_of
 from einnet_explore.algebra.naming import by_name, listed
-from einnet_explore.algebra.products import iterators_of
 from einnet_explore.ir import Apply, Iterator, Scalar, Scope, factors, mul
 from einnet_explore.rules.base import Refused, refusing, scope_rule
 

@@ -29,11 +29,12 @@ from itertools import combinations
 from math import isfinite
 from typing import Any
 
+from einnet_explore.algebra.indices import iterators_of
 from einnet_explore.algebra.keys import numbering
 from einnet_explore.algebra.legality import excess
 from einnet_explore.algebra.naming import by_name, listed
 from einnet_explore.algebra.structure import roles
-from einnet_explore.ir import Access, Apply, Compare, Const, Iterator, Scalar, Scope, accesses, factors, mul
+from einnet_explore.ir import Iterator, Scope, accesses, factors, mul
 from einnet_explore.rules.base import Refused, refusing, scope_rule
 
 ENUMERATED = 5
@@ -113,13 +114,13 @@ def rewrite(scope: Scope, params: Splitting) -> Scope:
 def _apart(scope: Scope, outer: tuple[Iterator, ...], rest: tuple[Iterator, ...]) -> Scope:
     if (why := _why_not_apart(scope, rest)) is not None:
         raise Refused(why)
-    inside = [f for f in factors(scope.body) if _reads(f) & set(rest)]
-    used = frozenset[Iterator]().union(*map(_reads, inside))
+    inside = [f for f in factors(scope.body) if iterators_of(f) & set(rest)]
+    used = frozenset[Iterator]().union(*map(iterators_of, inside))
     kept = tuple(x for x in (*outer, *scope.traversals) if x in used)
     inner = Scope(kept, rest, mul(*inside), scope.reduce)
     if scope.domain and (beyond := excess(inner)):
         raise Refused(f"apart, the inner scope would read beyond its sources without the domain: {beyond[0]!r}")
-    outside = (f for f in factors(scope.body) if not _reads(f) & set(rest))
+    outside = (f for f in factors(scope.body) if not iterators_of(f) & set(rest))
     return replace(scope, summations=outer, body=mul(*outside, inner[kept]))
 
 
@@ -128,23 +129,10 @@ def _why_not_apart(scope: Scope, rest: tuple[Iterator, ...]) -> str | None:
         return f"apart is for sums, the scope reduces by {scope.reduce}"
     if not all(isfinite(a.source.value) for a in accesses(scope.body)):
         return "apart is for finite paddings: 0 times an infinite one is no number"
-    free = [f for f in factors(scope.body) if not _reads(f) & set(rest)]
-    if not any(_reads(f) for f in free):
+    free = [f for f in factors(scope.body) if not iterators_of(f) & set(rest)]
+    if not any(iterators_of(f) for f in free):
         return f"every factor reads an iterator of s2 = {listed(rest)}: none can stay outside"
     return None if len(free) < len(factors(scope.body)) else f"no factor reads s2 = {listed(rest)}"
-
-
-def _reads(factor: Scalar) -> frozenset[Iterator]:
-    """The iterators that *factor* depends on."""
-    match factor:
-        case Access(index=index):
-            return frozenset(x for i in index for x in i.iterators)
-        case Apply(args=args):
-            return frozenset[Iterator]().union(*map(_reads, args))
-        case Compare(left=left, right=right):
-            return frozenset((*left.iterators, *right.iterators))
-        case Const():
-            return frozenset()
 
 
 def explain(scope: Scope) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 from einnet_explore.algebra.regions import always, reach
 from einnet_explore.algebra.substitute import rename, substitute, substitute_domain
 from einnet_explore.ir import Access, Bound, Scalar, Scope, accesses, factors, map_accesses, mul, told
-from einnet_explore.rules.base import Refused, refusing, scope_rule
+from einnet_explore.rules.base import Refused, access_of, refusing, scope_rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,7 @@ def propose(scope: Scope) -> Iterable[Merging]:
 @lru_cache(256)  # what is proposed has been rewritten once already
 def rewrite(scope: Scope, params: Merging) -> Scope:
     """The law; refuses with the values that Φ reaches outside Z, or with the reductions that do not mix."""
-    found = list(accesses(scope.body))
-    if not 0 <= params.access < len(found):
-        raise Refused(f"access {params.access}: the body has {len(found)} accesses")
-    access = found[params.access]
+    access = access_of(scope, params.access)
     inner = access.source
     if not isinstance(inner, Scope):
         raise Refused(f"access {params.access} reads {told(inner)}, not a scope")

@@ -15,7 +15,8 @@ from einnet_explore.stash.parts import Parts, below, common_parts, reads_with
 from einnet_explore.stash.plan import Chosen, Node, Problem
 from einnet_explore.stash.reading import Pass, read
 from einnet_explore.stash.splitting import apart, definition, renamed, writer
-from einnet_explore.stash.values import Use, Value, Values
+from einnet_explore.stash.uses import Use, Value
+from einnet_explore.stash.values import Values
 from einnet_explore.stash.writing import Writer
 
 

@@ -5,18 +5,16 @@ r"""The canonical form of a definition: which of its indices are parameters, in 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from einnet_explore.algebra.indices import compared
 from einnet_explore.algebra.keys import key, numbering
-from einnet_explore.algebra.substitute import at, with_iterators
+from einnet_explore.algebra.substitute import substitute, with_iterators
 from einnet_explore.ir import (
     Access,
-    Apply,
     Bound,
-    Compare,
-    Const,
     Index,
     Iterator,
     Scalar,
@@ -66,45 +64,22 @@ def _parameters(
     An index is a parameter as a whole where its iterators occur in no other index, are not summed and not compared;
     otherwise its iterators are.
     """
-    compared = {x for c in _compares(body) for i in (c.left, c.right) for x in i.iterators}
     indices = tuple(dict.fromkeys(i for a in accesses(body) for i in a.index))
-    fixed = compared | set(summations)
+    fixed = {*compared(body), *summations}
     whole: dict[Index, Iterator] = {}
     for i in indices:
         mine = set(i.iterators)
         if not mine & fixed and not any(mine & set(j.iterators) for j in indices if j != i):
             whole[i] = Iterator(f"a{len(whole)}", -FREE, FREE)
     rest = dict.fromkeys(x for i in indices if i not in whole for x in i.iterators)
-    rest.update((x, None) for c in _compares(body) for i in (c.left, c.right) for x in i.iterators)
+    rest |= dict.fromkeys(compared(body))
     number = count()
     kept = {x: Iterator(f"b{next(number)}", x.lo, x.hi) for x in rest if x not in summations}
     sums = {y: Iterator(f"s{n}", y.lo, y.hi) for n, y in enumerate(summations)}
     to: dict[Iterator, Iterator] = {**kept, **sums}
 
     def read(access: Access) -> Access:
-        return Access(access.source, tuple(as_index(whole[i]) if i in whole else at(i, to) for i in access.index))
+        return Access(access.source, tuple(as_index(whole[i]) if i in whole else i for i in access.index))
 
     args = {p: i for i, p in whole.items()} | {p: as_index(x) for x, p in kept.items()}
-    return args, {p: y for y, p in sums.items()}, _turned(map_accesses(body, read), to)
-
-
-def _compares(body: Scalar) -> Iterable[Compare]:
-    match body:
-        case Compare():
-            yield body
-        case Apply(_, args):
-            for arg in args:
-                yield from _compares(arg)
-        case Access() | Const():
-            pass
-
-
-def _turned(body: Scalar, to: dict[Iterator, Iterator]) -> Scalar:
-    """*body* with the iterators of its comparisons replaced; its accesses are already."""
-    match body:
-        case Compare(op, left, right):
-            return Compare(op, at(left, to), at(right, to))
-        case Apply(op, args):
-            return Apply(op, tuple(_turned(a, to) for a in args))
-        case Access() | Const():
-            return body
+    return args, {p: y for y, p in sums.items()}, substitute(map_accesses(body, read), to)

@@ -15,7 +15,8 @@ from einnet_explore.algebra.substitute import at
 from einnet_explore.ir import Box, Index, Iterator
 from einnet_explore.stash.parts import Parts, Reads, below, entries_with
 from einnet_explore.stash.reading import Pass
-from einnet_explore.stash.values import Use, Value, Values
+from einnet_explore.stash.uses import Use, Value
+from einnet_explore.stash.values import Values
 
 ITEM = 4
 """Bytes of an element (float32)."""

@@ -9,7 +9,7 @@ from einnet_explore.algebra.regions import always
 from einnet_explore.algebra.substitute import substitute_domain
 from einnet_explore.ir import Access, Apply, Bound, Index, Iterator, Scalar, Tensor, as_index
 from einnet_explore.stash.reading import Pass
-from einnet_explore.stash.values import Use, Value, constant
+from einnet_explore.stash.uses import Use, Value, constant
 
 
 @dataclass(frozen=True)

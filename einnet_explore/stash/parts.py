@@ -13,7 +13,8 @@ from itertools import combinations
 from typing import TypeAlias
 
 from einnet_explore.ir import Const, as_index
-from einnet_explore.stash.values import GROUPS, Entries, Term, Use, Value, Values, called
+from einnet_explore.stash.uses import GROUPS, Entries, Term, Use, Value, called
+from einnet_explore.stash.values import Values
 
 MOST = 12
 """Entries that two sums or products share up to which all sub-multisets are compared; beyond, pairs are.

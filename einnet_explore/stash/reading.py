@@ -21,7 +21,8 @@ from einnet_explore.ir import (
     Table,
     Tensor,
 )
-from einnet_explore.stash.values import Term, Use, Values, constant, moved
+from einnet_explore.stash.uses import Term, Use, constant, moved
+from einnet_explore.stash.values import Values
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from einnet_explore.algebra.certificate import Certificate, certify
 from einnet_explore.algebra.equations import exchanged
 from einnet_explore.algebra.inverses import divides, with_inverses
+from einnet_explore.algebra.rereading import wider
 from einnet_explore.ir import (
     Access,
     Equation,
@@ -26,8 +27,9 @@ from einnet_explore.stash.costs import Demand
 from einnet_explore.stash.held import Held, given, held
 from einnet_explore.stash.parts import Parts, whole
 from einnet_explore.stash.reading import Pass
-from einnet_explore.stash.values import Use, Value, Values, constant
-from einnet_explore.stash.writing import Writer, iterators, wider
+from einnet_explore.stash.uses import Use, Value, constant
+from einnet_explore.stash.values import Values
+from einnet_explore.stash.writing import Writer, iterators
 
 
 def writer(values: Values, one: Pass, parts: Parts, stashed: Sequence[Held], used: Iterable[str] = ()) -> Writer:
@@ -56,7 +58,7 @@ def layout(by: Writer, value: Value) -> tuple[int, ...]:
         use = waiting.pop()
         if use not in seen:
             seen.add(use)
-            for index in by.stored(use):
+            for index in by.shelf.stored(use):
                 found = tuple(dict.fromkeys(params.index(x) for i in index if (x := i.single) in params))
                 best = found if len(found) > len(best) else best
             to = dict(zip(use.value.scope.traversals, use.at, strict=True))
@@ -99,9 +101,11 @@ def with_stash(
     end = len(program.equations)
     defined = [Equation(h.tensor.name, definition(made, demand, end)) for demand, h in new]
     rewritten = {e.name: made.equation(e, one.terms[e.name], n) for n, e in enumerate(program.equations)}
-    more = [replace(e, scope=_reaching(made.padded(e.scope), *made.pads.get(e.name, ((), 0)))) for e in defined]
-    more += [replace(e, scope=made.padded(e.scope)) for e in made.lifted]
-    changed = {n: replace(e, scope=made.padded(e.scope)) for n, e in rewritten.items()}
+    more = [
+        replace(e, scope=_reaching(made.shelf.padded(e.scope), *made.shelf.pads.get(e.name, ((), 0)))) for e in defined
+    ]
+    more += [replace(e, scope=made.shelf.padded(e.scope)) for e in made.lifted]
+    changed = {n: replace(e, scope=made.shelf.padded(e.scope)) for n, e in rewritten.items()}
     outputs = (*program.outputs, *(h.tensor.name for h in out if h.tensor.name not in program.outputs))
     return exchanged(replace(program, outputs=outputs), changed, more), tuple(out)
 
@@ -120,16 +124,16 @@ def with_placeholders(
     if clash := sorted(names & set(program.outputs)):
         raise ValueError(f"{', '.join(clash)} is an output of both passes, expected different names")
     changed = {
-        e.name: replace(new, scope=made.padded(new.scope))
+        e.name: replace(new, scope=made.shelf.padded(new.scope))
         for n, e in enumerate(program.equations)
         for new in [made.equation(e, one.terms[e.name], n)]
     }
     holders = {h.tensor.name: h.tensor for h in stashed}
     inputs = [t for t in program.inputs if t.name not in holders]
     for name, tensor in holders.items():
-        padding, value = made.pads.get(name, (tensor.padding, tensor.value))
+        padding, value = made.shelf.pads.get(name, (tensor.padding, tensor.value))
         inputs.append(replace(tensor, padding=padding, value=value))
-    lifted = [replace(e, scope=made.padded(e.scope)) for e in made.lifted]
+    lifted = [replace(e, scope=made.shelf.padded(e.scope)) for e in made.lifted]
     rest = exchanged(replace(program, inputs=tuple(inputs)), changed, lifted)
     read = {t.name for e in rest.equations for t in tensors(e.scope)}
     rest = replace(rest, inputs=tuple(t for t in rest.inputs if t.name in read or t.name in rest.outputs))

@@ -15,23 +15,20 @@ from einnet_explore.ir import (
     Equation,
     Index,
     Iterator,
-    Padding,
     Scalar,
     Scope,
     Table,
     Tensor,
     add,
     as_index,
-    map_tensors,
     mul,
     tensors,
 )
 from einnet_explore.stash.held import Held
 from einnet_explore.stash.parts import Part, Parts, entries_with
-from einnet_explore.stash.values import Entries, Term, Use, Value, Values, constant, moved
-
-ALWAYS = -1
-"""The position of what may be read anywhere."""
+from einnet_explore.stash.shelf import Shelf
+from einnet_explore.stash.uses import Entries, Term, Use, Value, constant, moved
+from einnet_explore.stash.values import Values
 
 
 class Writer:
@@ -52,30 +49,19 @@ class Writer:
         self.values = values
         self.parts = parts
         self.inputs = inputs
-        self.pads: dict[str, tuple[Padding, float]] = {}
-        """How far beyond their boxes stashed tensors are read, and what is there."""
+        self.shelf = Shelf(values, parts, stashed, made)
         self.lifted: list[Equation] = []
         """Reductions inside other expressions, which get equations of their own; none is called like one of *names*."""
         self._used = {*names, *inputs}
-        self._stashed: dict[int, list[Held]] = {}
-        for one in stashed:
-            self._stashed.setdefault(one.use.value.number, []).append(one)
-        self._names = {one.tensor.name: one.tensor for one in stashed}
-        self._touches: dict[int, bool] = {}
-        self._root: Value | None = None
-        """What the equation computes that is written; what it is made of may be read from any other equation."""
-        self._made: dict[int, list[tuple[int, Held]]] = {}
-        for position, one in made:
-            self._made.setdefault(one.use.value.number, []).append((position, one))
 
     def equation(self, equation: Equation, term: Term, position: int) -> Equation:
         """*equation*, which computes *term*, with stashed tensors read; itself where it reads what it did."""
-        if not self.touches(term):
+        if not self.shelf.touches(term):
             return equation
         assert isinstance(term, Use)
-        self._root = term.value
+        self.shelf.root = term.value
         scope = equation.scope
-        if (found := self._look(term, position)) is not None:
+        if (found := self.shelf.look(term, position)) is not None:
             new = replace(scope, summations=(), body=found, reduce="sum")
         elif term.value.kind == "reduction":
             new = self._reduced(scope, term, position)
@@ -86,64 +72,21 @@ class Writer:
 
     def definition(self, value: Value, own: tuple[Iterator, ...], at: tuple[Index, ...], position: int) -> Scope:
         """*value*[*at*] over *own*, by its definition."""
-        self._root = value
+        self.shelf.root = value
         scope = Scope(own, (), Const(0))
         use = Use(1, value, at)
         if value.kind == "reduction":
             return self._reduced(scope, use, position)
         return replace(scope, body=self._written(use, position))
 
-    def touches(self, term: Term) -> bool:
-        """Whether *term* is computed from a value that a stashed tensor holds."""
-        if not isinstance(term, Use):
-            return False
-        number = term.value.number
-        if number not in self._touches:
-            split = (part.use for part in self.parts.get(number, ()))
-            reads = (*self.values.reads(term.value), *split)
-            self._touches[number] = number in self._stashed or any(map(self.touches, reads))
-        return self._touches[number]
-
     def term(self, term: Term, position: int) -> Scalar:
         """*term* as an expression."""
         if isinstance(term, Const):
             return term
-        found = self._look(term, position)
+        found = self.shelf.look(term, position)
         if found is not None:
             return found
         return negated(self._written(replace(term, sign=1), position), term.sign)
-
-    def stored(self, use: Use) -> Iterable[tuple[Index, ...]]:
-        """The indices at which tensors that hold *use* are read for it."""
-        if use.value.kind == "leaf":
-            yield use.at
-        for _, one in self._made.get(use.value.number, ()):
-            if (found := one.layout(use)) is not None:
-                yield tuple(found.values())
-
-    def padded(self, scope: Scope) -> Scope:
-        """*scope* with stashed tensors read as far beyond their boxes everywhere as somewhere."""
-
-        def wide(tensor: Tensor) -> Tensor:
-            if tensor.name not in self._names or tensor.name not in self.pads:
-                return tensor
-            padding, value = self.pads[tensor.name]
-            return replace(tensor, padding=padding, value=value)
-
-        return map_tensors(scope, wide)
-
-    def _look(self, use: Use, position: int) -> Scalar | None:
-        """*use* read from a tensor that holds it."""
-        number = use.value.number
-        for one in self._stashed.get(number, ()):
-            if (found := one.read(use)) is not None:
-                return found
-        if use.value.kind == "guard" and any(r.value.number in self._stashed for r in self.values.reads(use.value)):
-            return None
-        for at, one in self._made.get(number, ()):
-            if (at < position or use.value is not self._root) and (found := one.read(use)) is not None:
-                return found
-        return None
 
     def _written(self, use: Use, position: int) -> Scalar:
         """*use* by its definition."""
@@ -176,7 +119,7 @@ class Writer:
         for part in self.parts.get(use.value.number, ()):
             here = part.use.moved(to)
             free = not any(part.taken & other.taken for other in parts)
-            if free and (self.touches(here) or self._look(here, position) is not None):
+            if free and (self.shelf.touches(here) or self.shelf.look(here, position) is not None):
                 parts.append(part)
         return tuple((mark, moved(t, to)) for mark, t in entries_with(self.values, use.value, parts))
 
@@ -244,7 +187,7 @@ class Writer:
         self._used.add(name)
         self.lifted.append(Equation(name, scope))
         one = Held(self.lifted[-1].tensor, Use(1, use.value, at), shifted)
-        self._made.setdefault(use.value.number, []).append((ALWAYS, one))
+        self.shelf.put(one)
         return Access(one.tensor, tuple(i - x.lo for i, x in zip(use.at, own, strict=True)))
 
     def _guarded(self, use: Use, position: int) -> Scalar:
@@ -259,16 +202,14 @@ class Writer:
         }
         args = dict(zip(own, use.at, strict=True))
         match body:
-            case Access(Tensor(name) as tensor, index) if not domain and name in self._names:
+            case Access(Tensor(name) as tensor, index) if not domain and self.shelf.stashes(name):
                 order = tuple(x for i in index if (x := i.single) is not None)
                 plain = (
                     len(order) == len(index)
                     and set(order) == set(own)
                     and tensor.box == tuple((x.lo, x.hi) for x in order)
                 )
-                if plain and self.pads.get(name, ((), made.value))[1] == made.value:
-                    wide = wider(self.pads.get(name, ((), 0))[0], tuple(pads[x] for x in order))
-                    self.pads[name] = wide, made.value
+                if plain and self.shelf.widen(name, tuple(pads[x] for x in order), made.value):
                     return Access(tensor, tuple(args[x] for x in order))
         ordered = tuple(own[n] for n in use.value.order)
         padding = tuple(pads[x] for x in ordered)
@@ -297,10 +238,3 @@ def negated(body: Scalar, sign: int) -> Scalar:
 def _name(source: Tensor | Table | Scope) -> str:
     assert isinstance(source, Tensor)
     return source.name
-
-
-def wider(one: Padding, other: Padding) -> Padding:
-    """As far as both reach."""
-    if not one or not other:
-        return one or other
-    return tuple((max(a, c), max(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))

@@ -8,41 +8,26 @@ Operands are packed once, by columns: what computes them is evaluated there, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from math import prod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from einnet_explore.algebra.nest import Band, Column, Nest, Product, Reduced, Row, name, reads
-from einnet_explore.backends.emit import constant, expression
-from einnet_explore.backends.rows.tiles import Tile, multiply, store, tile_for, vector
-from einnet_explore.ir import REDUCTIONS, Const, Iterator, Scalar, Scope, Table, Tensor
+from einnet_explore.algebra.nest import Band, Column, Nest, Row
+from einnet_explore.backends.rows import frame
+from einnet_explore.backends.rows.frame import ROWS, Expr, Frame, digits
+from einnet_explore.backends.rows.packing import Columns, Factor
+from einnet_explore.backends.rows.passes import OneRow
+from einnet_explore.backends.rows.tiles import fill, multiply, over, put, store, vector
+from einnet_explore.ir import Iterator
 from einnet_explore.kernels.machine import Machine
-
-Expr = Any
-Reader = Callable[..., Expr]
-
-ROWS = 64
-"""Rows of a block, at most."""
 
 
 def function(nest: Nest, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine) -> Any:
     """The PrimFunc that computes *nest* from *inputs* (shapes by name, in the order of its parameters)."""
-    with IRBuilder() as builder, T.prim_func(s_tir=True):
-        T.func_name("main")
-        places = {
-            tensor: T.match_buffer(T.arg(f"t{n}", T.handle()), shape, "float32")
-            for n, (tensor, shape) in enumerate(inputs.items())
-        }
-        result = T.match_buffer(T.arg("y", T.handle()), nest.scope.shape, "float32")
-        T.func_attr({"tir.noalias": True})
-        _Kernel(nest, places, result, threads, machine).write()
-    return builder.get()
+    return frame.function(nest, inputs, lambda places, result: _Kernel(nest, places, result, threads, machine).write())
 
 
 def rows_of(nest: Nest, machine: Machine) -> int:
@@ -55,148 +40,35 @@ def rows_of(nest: Nest, machine: Machine) -> int:
 
 
 @dataclass
-class _Kernel:
-    nest: Nest
-    places: Mapping[str, Any]
-    result: Any
-    threads: int
-    machine: Machine
-    lanes: int = field(init=False)
-    rows: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.lanes = self.machine.lanes
-        self.rows = rows_of(self.nest, self.machine)
+class _Kernel(Frame):
+    @property
+    def rows(self) -> int:
+        """Rows of a block."""
+        return rows_of(self.nest, self.machine)
 
     def write(self) -> None:
         """All statements: operands packed, then every block of rows."""
-        bands = {n: _Columns(self, node) for n, node in enumerate(self.nest.nodes) if isinstance(node, Band)}
+        bands = {n: Columns(self, node) for n, node in enumerate(self.nest.nodes) if isinstance(node, Band)}
         columns = {n: self._column(node) for n, node in enumerate(self.nest.nodes) if isinstance(node, Column)}
-        product = _Factor(self, self.nest.product) if self.nest.product else None
+        product = Factor(self, self.nest.product) if self.nest.product else None
         for band in bands.values():
             band.pack()
         if product:
             product.pack()
         blocks = -(-self.nest.row.extent // self.rows)
-        with self.loop(prod(x.extent for x in self.nest.batch) * blocks) as at:
+        with self.loop(self.batches * blocks) as at:
             batch = T.bind(at // blocks)
             first = T.bind(at % blocks * self.rows)
             _Block(self, bands, columns, product, batch, first).write()
 
     def _column(self, node: Column) -> Any:
         """What depends on the column alone, a value for each."""
-        batches, extent = prod(x.extent for x in self.nest.batch), self.nest.column.extent
-        buffer = T.alloc_buffer((batches * extent,))
-        with self.loop(batches) as batch, T.serial(extent) as u:
+        extent = self.nest.column.extent
+        buffer = T.alloc_buffer((self.batches * extent,))
+        with self.loop(self.batches) as batch, T.serial(extent) as u:
             value = self.scalar(node.right, {**self.over_batch(batch), self.nest.column: u})
             T.buffer_store(buffer, value, [batch * extent + u])
         return buffer
-
-    def loop(self, extent: int) -> AbstractContextManager[Expr]:
-        """The outermost loop, in parallel where there are threads for it."""
-        return T.parallel(extent) if self.threads > 1 else T.serial(extent)  # type: ignore[no-any-return]
-
-    def over_batch(self, batch: Expr) -> dict[Iterator, Expr]:
-        """The iterators of the batch where it is counted as one."""
-        return _digits(self.nest.batch, batch)
-
-    def scalar(self, body: Scalar, env: Mapping[Iterator, Expr], nodes: Mapping[str, Reader] | None = None) -> Expr:
-        """*body* where iterators are *env* and nodes are read by *nodes*."""
-
-        def read(source: Tensor | Table | Scope) -> Reader:
-            match source:
-                case Tensor(called) if nodes and called in nodes:
-                    return nodes[called]
-                case Tensor(called):
-                    return lambda *at: self.places[called][at]
-            raise TypeError(f"{source!r} is no tensor")
-
-        return expression(body, env, read, "float32")
-
-
-def _digits(group: tuple[Iterator, ...], number: Expr) -> dict[Iterator, Expr]:
-    out: dict[Iterator, Expr] = {}
-    for x in reversed(group):
-        out[x] = number % x.extent
-        number = number // x.extent
-    return out
-
-
-@dataclass
-class _Columns:
-    """The right operand of a band, packed: tiles of columns, in each the summation, then the columns."""
-
-    kernel: _Kernel
-    band: Band
-    tile: Tile = field(init=False)
-    first: int = field(init=False)
-    last: int = field(init=False)
-    buffer: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tile = tile_for(2 * self.kernel.lanes, self.kernel.lanes)
-        lo, hi = self.band.support
-        self.first, self.last = lo // self.tile.width, -(-hi // self.tile.width)
-
-    @property
-    def depth(self) -> int:
-        """How many products are summed."""
-        return prod(s.extent for s in self.band.sums)
-
-    @property
-    def tiles(self) -> int:
-        """Tiles that hold anything but 0."""
-        return max(1, self.last - self.first)
-
-    def pack(self) -> None:
-        """Evaluate the operand into its buffer."""
-        kernel, width = self.kernel, self.tile.width
-        self.buffer = T.alloc_buffer((prod(x.extent for x in kernel.nest.batch) * self.tiles * self.depth * width,))
-        with kernel.loop(prod(x.extent for x in kernel.nest.batch) * self.tiles) as at:
-            env = kernel.over_batch(at // self.tiles)
-            with T.serial(width) as x:
-                env[kernel.nest.column] = (at % self.tiles + self.first) * width + x
-                with T.serial(self.depth) as k:
-                    value = kernel.scalar(self.band.right, {**env, **_digits(self.band.sums, k)})
-                    T.buffer_store(self.buffer, value, [(at * self.depth + k) * width + x])
-
-    def at(self, batch: Expr, tile: Expr) -> Expr:
-        """Where the packed *tile* starts."""
-        return (batch * self.tiles + tile - self.first) * (self.depth * self.tile.width)
-
-
-@dataclass
-class _Factor:
-    """The factor of the last product, packed: a row of n for every column."""
-
-    kernel: _Kernel
-    product: Product
-    tile: Tile = field(init=False)
-    width: int = field(init=False)
-    buffer: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tile = tile_for(self.product.n.extent, self.kernel.lanes)
-        self.width = -(-self.product.n.extent // self.tile.width) * self.tile.width
-
-    @property
-    def columns(self) -> int:
-        """Columns that hold anything but 0."""
-        return max(1, self.product.support[1] - self.product.support[0])
-
-    def pack(self) -> None:
-        """Evaluate the factor into its buffer; it is filled up to whole tiles with 0."""
-        kernel, n = self.kernel, self.product.n
-        batches = prod(x.extent for x in kernel.nest.batch)
-        self.buffer = T.alloc_buffer((batches * self.columns * self.width,))
-        with kernel.loop(batches) as batch, T.serial(self.columns) as u:
-            env = {**kernel.over_batch(batch), kernel.nest.column: u + self.product.support[0]}
-            start = (batch * self.columns + u) * self.width
-            with T.serial(n.extent) as x:
-                T.buffer_store(self.buffer, kernel.scalar(self.product.right, {**env, n: x}), [start + x])
-            if self.width > n.extent:
-                with T.serial(self.width - n.extent) as x:
-                    T.buffer_store(self.buffer, tirx.const(0.0, "float32"), [start + n.extent + x])
 
 
 @dataclass
@@ -204,9 +76,9 @@ class _Block:
     """One block of rows."""
 
     kernel: _Kernel
-    bands: Mapping[int, _Columns]
+    bands: Mapping[int, Columns]
     columns: Mapping[int, Any]
-    product: _Factor | None
+    product: Factor | None
     batch: Expr
     first: Expr
 
@@ -225,23 +97,21 @@ class _Block:
         with T.serial(count) as r:
             here = {**env, nest.row: self.first + r}
             if held is not None:
-                with T.serial(span // kernel.lanes) as x:
-                    zero = tirx.Broadcast(tirx.const(0.0, "float32"), kernel.lanes)
-                    store(held, zero, r * span + x * kernel.lanes, kernel.lanes)
+                fill(held, 0.0, span, kernel.lanes, r * span)
             starts = {n: (buffer, start(r)) for n, (buffer, start) in skewed.items()}
             at = self.batch * nest.column.extent + self.first + r
             starts |= {n: (buffer, at) for n, buffer in self.columns.items()}
-            _RowOf(kernel, here, starts, buffers).write(held, r * span + r, scales, r)
+            OneRow(kernel, here, starts, buffers).write(held, r * span + r, scales, r)
         if self.product is not None:
             self._multiply(self.product, held, span, scales, env, count)
 
-    def _band(self, columns: _Columns, env: Mapping[Iterator, Expr], count: Expr) -> tuple[Any, Callable[..., Expr]]:
+    def _band(self, columns: Columns, env: Mapping[Iterator, Expr], count: Expr) -> tuple[Any, Callable[..., Expr]]:
         """(buffer, where a row's values start in it): the dense product of the block."""
         kernel, tile, depth = self.kernel, columns.tile, columns.depth
         along = kernel.nest.along.extent
         left = T.alloc_buffer((kernel.rows * depth,))
         with T.serial(count) as r, T.serial(depth) as k:
-            here = {**env, kernel.nest.row: self.first + r, **_digits(columns.band.sums, k)}
+            here = {**env, kernel.nest.row: self.first + r, **digits(columns.band.sums, k)}
             T.buffer_store(left, kernel.scalar(columns.band.left, here), [r * depth + k])
         tiles = -(-(tile.width - 1 + kernel.rows + along - 1) // tile.width)
         span = tiles * tile.width
@@ -253,21 +123,13 @@ class _Block:
             with T.If(inside):
                 with T.Then():
                     base = T.bind(start)
-
-                    def loop(body: Callable[[Expr], None]) -> None:
-                        with T.serial(depth) as k:
-                            body(k)
-
                     sums = multiply(
                         tile,
-                        loop,
+                        over(depth),
                         lambda row, k: left[(rt * tile.rows + row) * depth + k],
                         lambda k, x: vector(columns.buffer, base + k * tile.width + x, tile.lanes),
                     )
-                    for row, total in enumerate(sums):
-                        for x in range(0, tile.width, tile.lanes):
-                            to = (rt * tile.rows + row) * span + t * tile.width + x
-                            store(out, vector(total, x, tile.lanes), to, tile.lanes)
+                    put(tile, sums, out, lambda row, x: (rt * tile.rows + row) * span + t * tile.width + x)
                 with T.Else(), T.serial(tile.rows) as row, T.serial(tile.vectors) as x:
                     zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
                     to = (rt * tile.rows + row) * span + t * tile.width + x * tile.lanes
@@ -276,7 +138,7 @@ class _Block:
         return out, lambda r: r * span + offset + r
 
     def _multiply(
-        self, factor: _Factor, held: Any, span: int, scales: Any, env: Mapping[Iterator, Expr], count: Expr
+        self, factor: Factor, held: Any, span: int, scales: Any, env: Mapping[Iterator, Expr], count: Expr
     ) -> None:
         """The rows that are *held* times the columns' rows of n, scaled and written."""
         kernel, nest, tile, n = self.kernel, self.kernel.nest, factor.tile, factor.product.n
@@ -285,14 +147,9 @@ class _Block:
         end = T.bind(tirx.min(self.first + kernel.rows + nest.along.extent - 1, hi))
         base = T.bind((self.batch * factor.columns - lo) * factor.width)
         with T.serial(kernel.rows // tile.rows) as rt, T.serial(factor.width // tile.width) as nt:
-
-            def loop(body: Callable[[Expr], None]) -> None:
-                with T.serial(tirx.max(end - begin, 0)) as u:
-                    body(u + begin)
-
             sums = multiply(
                 tile,
-                loop,
+                over(tirx.max(end - begin, 0), begin),
                 lambda row, u: held[(rt * tile.rows + row) * span + u - self.first],
                 lambda u, x: vector(factor.buffer, base + u * factor.width + nt * tile.width + x, tile.lanes),
             )
@@ -302,142 +159,3 @@ class _Block:
                 with T.If(r < count), T.Then(), T.serial(width) as x:
                     at = {**env, nest.row: self.first + r, n: nt * tile.width + x}
                     T.buffer_store(kernel.result, total[x] * scales[r], [at[y] for y in nest.scope.traversals])
-
-
-@dataclass
-class _RowOf:
-    """One row: its nodes pass by pass, a pass for every reduction that the next values wait for."""
-
-    kernel: _Kernel
-    env: Mapping[Iterator, Expr]
-    skewed: Mapping[int, tuple[Any, Expr]]
-    buffers: Mapping[int, Any]
-    readers: dict[str, Reader] = field(default_factory=dict)
-
-    def write(self, held: Any, at: Expr, scales: Any, r: Expr) -> None:
-        """Compute the row into *held* from *at* on and its scale into *scales*, or both into the result."""
-        nest = self.kernel.nest
-        for n, (buffer, start) in self.skewed.items():
-            self.readers[name(n)] = _offset(buffer, T.bind(start))
-        passes = _passes(nest)
-        last = _turn(nest, nest.result, passes)
-        for turn in range(max((*passes.values(), last)) + 1):
-            self._pass([n for n, p in passes.items() if p == turn], turn == last, held, at)
-        T.buffer_store(scales, self.kernel.scalar(nest.scale, self.env, self.readers), [r])
-        if held is None and not self._unscaled:
-            # Not in place: vectors overlap where rows end.
-            self._along(lambda w, _: self._put(self.buffers[-1][w] * scales[r], w))
-
-    def _last(self, held: Any, at: Expr) -> Callable[[Expr, Expr, Any], None]:
-        """What is done with the row's values, which are not scaled yet."""
-        if held is not None:
-            return _writes(held, at)
-        return (lambda value, w, _: self._put(value, w)) if self._unscaled else _writes(self.buffers[-1], 0)
-
-    @property
-    def _unscaled(self) -> bool:
-        return self.kernel.nest.scale == Const(1)
-
-    def _put(self, value: Expr, w: Expr) -> None:
-        T.buffer_store(self.kernel.result, value, self._where(w))
-
-    def _where(self, w: Expr) -> list[Expr]:
-        nest = self.kernel.nest
-        return [w if x == nest.along else self.env[x] for x in nest.scope.traversals]
-
-    def _pass(self, numbers: Iterable[int], last: bool, held: Any, at: Expr) -> None:
-        nest = self.kernel.nest
-        steps: list[tuple[Callable[[Expr], Expr], Callable[[Expr, Expr, Expr], None]]] = []
-        sums: list[tuple[int, Any]] = []
-        for n in numbers:
-            match nest.nodes[n]:
-                case Row(body):
-                    steps.append((self._value(body), _writes(self.buffers[n], 0)))
-                    self.readers[name(n)] = _offset(self.buffers[n], 0)
-                case Reduced(reduce, body):
-                    total = T.alloc_buffer((self._lanes,))
-                    neutral = constant(REDUCTIONS[reduce], "float32")
-                    store(total, tirx.Broadcast(neutral, self._lanes), 0, self._lanes)
-                    steps.append((self._value(body), _adds(total, reduce, neutral)))
-                    sums.append((n, total))
-        if last:
-            steps.append((self._value(nest.result), self._last(held, at)))
-
-        def step(w: Expr, fresh: Any) -> None:
-            for value, use in steps:
-                use(value(w), w, fresh)
-
-        self._along(step)
-        for n, total in sums:
-            self._total(n, total)
-
-    @property
-    def _lanes(self) -> int:
-        extent = self.kernel.nest.along.extent
-        lanes = self.kernel.lanes
-        while lanes > extent:
-            lanes //= 2
-        return lanes
-
-    def _value(self, body: Scalar) -> Callable[[Expr], Expr]:
-        return lambda w: self.kernel.scalar(body, {**self.env, self.kernel.nest.along: w}, self.readers)
-
-    def _along(self, step: Callable[[Expr, Any], None]) -> None:
-        """Vectors of the row; the last one ends with the row, and starts inside the one before where it must."""
-        extent, lanes = self.kernel.nest.along.extent, self._lanes
-        with T.serial(extent // lanes) as c, T.vectorized(lanes) as x:
-            step(c * lanes + x, (x, None))
-        if rest := extent % lanes:
-            with T.vectorized(lanes) as x:
-                step(extent - lanes + x, (x, x >= lanes - rest))
-
-    def _total(self, n: int, lanes: Any) -> None:
-        node = self.kernel.nest.nodes[n]
-        assert isinstance(node, Reduced)
-        total = T.alloc_buffer((1,))
-        T.buffer_store(total, lanes[0], [0])
-        for x in range(1, self._lanes):
-            T.buffer_store(total, _COMBINE[node.reduce](total[0], lanes[x]), [0])
-        self.readers[name(n)] = lambda: total[0]
-
-
-_COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {
-    "sum": lambda a, b: a + b,
-    "prod": lambda a, b: a * b,
-    "max": lambda a, b: tirx.max(a, b),  # noqa: PLW0108 - TVM's are overloaded
-    "min": lambda a, b: tirx.min(a, b),  # noqa: PLW0108
-}
-
-
-def _offset(buffer: Any, start: Expr) -> Reader:
-    return lambda w: buffer[start + w]
-
-
-def _writes(buffer: Any, start: Expr) -> Callable[[Expr, Expr, Expr], None]:
-    return lambda value, w, _: T.buffer_store(buffer, value, [start + w])
-
-
-def _adds(total: Any, reduce: str, neutral: Expr) -> Callable[[Expr, Expr, Any], None]:
-    def add(value: Expr, w: Expr, lane: Any) -> None:
-        del w
-        x, fresh = lane
-        counted = value if fresh is None else tirx.Select(fresh, value, neutral)
-        T.buffer_store(total, _COMBINE[reduce](total[x], counted), [x])
-
-    return add
-
-
-def _passes(nest: Nest) -> dict[int, int]:
-    """The pass of every node that is no band: after those of the reductions that it reads."""
-    out: dict[int, int] = {}
-    for n, node in enumerate(nest.nodes):
-        match node:
-            case Row(body) | Reduced(_, body):
-                out[n] = _turn(nest, body, out)
-    return out
-
-
-def _turn(nest: Nest, body: Scalar, passes: Mapping[int, int]) -> int:
-    """The first pass in which *body* can be computed."""
-    waits = ((passes[n], isinstance(nest.nodes[n], Reduced)) for n in reads(body) if n in passes)
-    return max((turn + wait for turn, wait in waits), default=0)

@@ -12,32 +12,23 @@ The operands over the columns are packed once for each element of the batch.  (T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
 from einnet_explore.algebra.nest import Band, Column, name
 from einnet_explore.algebra.online import Online
 from einnet_explore.backends import elementary
-from einnet_explore.backends.emit import expression
-from einnet_explore.backends.rows.tiles import Tile, folded, multiply, store, tile_for, vector
-from einnet_explore.ir import Iterator, Scalar, Scope, Table, Tensor
+from einnet_explore.backends.rows import frame
+from einnet_explore.backends.rows.blocks import Blocks
+from einnet_explore.backends.rows.frame import ROWS, Expr, Reader, digits
+from einnet_explore.backends.rows.tiles import fill, folded, multiply, over, put, store, vector
+from einnet_explore.ir import Iterator
 from einnet_explore.kernels.machine import Machine
-
-Expr = Any
-Reader = Callable[..., Expr]
-
-ROWS = 64
-"""Rows of a block, at most."""
-
-COLUMNS = 512
-"""Columns of a block, at most."""
 
 LEAST = -3.4028234663852886e38
 """Below every score but −∞, and finite: the difference of two of them is 0."""
@@ -45,16 +36,11 @@ LEAST = -3.4028234663852886e38
 
 def function(online: Online, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine) -> Any:
     """The PrimFunc that computes *online* from *inputs* (shapes by name, in the order of its parameters)."""
-    with IRBuilder() as builder, T.prim_func(s_tir=True):
-        T.func_name("main")
-        places = {
-            tensor: T.match_buffer(T.arg(f"t{n}", T.handle()), shape, "float32")
-            for n, (tensor, shape) in enumerate(inputs.items())
-        }
-        result = T.match_buffer(T.arg("y", T.handle()), online.nest.scope.shape, "float32")
-        T.func_attr({"tir.noalias": True})
-        _Kernel(online, places, result, threads, machine).write()
-    return builder.get()
+    return frame.function(
+        online.nest,
+        inputs,
+        lambda places, result: _Kernel(online.nest, places, result, threads, machine, online).write(),
+    )
 
 
 def worthwhile(online: Online, machine: Machine) -> bool:
@@ -63,123 +49,19 @@ def worthwhile(online: Online, machine: Machine) -> bool:
     return nest.dense or 4 * ROWS * nest.along.extent > machine.l2
 
 
-def block_of(online: Online, machine: Machine) -> tuple[int, int]:
-    """(rows, columns) of a block: the values of its columns stay in the first cache, its scores in the second."""
-    nest = online.nest
-    assert nest.product is not None
-    out = tile_for(nest.product.n.extent, machine.lanes)
-    score = tile_for(2 * machine.lanes, machine.lanes)
-    whole = max(out.rows, score.rows, machine.lanes)
-    rows = min(ROWS, -(-nest.row.extent // whole) * whole)
-    seen = nest.along.extent + (0 if nest.dense else rows - 1)
-    columns = COLUMNS
-    width = -(-nest.product.n.extent // out.width) * out.width
-    while columns > score.width and (4 * columns * width > machine.l1 * 3 // 4 or columns >= 2 * seen):
-        columns //= 2
-    return rows, columns
-
-
 @dataclass
-class _Kernel:
-    online: Online
-    places: Mapping[str, Any]
-    result: Any
-    threads: int
-    machine: Machine
-    rows: int = field(init=False)
-    columns: int = field(init=False)
-    tile: Tile = field(init=False)
-    out: Tile = field(init=False)
-
-    def __post_init__(self) -> None:
-        assert self.online.nest.product is not None
-        self.rows, self.columns = block_of(self.online, self.machine)
-        self.tile = tile_for(2 * self.machine.lanes, self.machine.lanes)
-        self.n = self.online.nest.product.n
-        self.out = tile_for(self.n.extent, self.machine.lanes)
-        self.width = -(-self.n.extent // self.out.width) * self.out.width
-        nest = self.online.nest
-        seen = nest.along.extent + (0 if nest.dense else nest.row.extent - 1)
-        self.blocks = -(-seen // self.columns)
-        self.groups = -(-nest.row.extent // self.rows)
-
+class _Kernel(Blocks):
     def write(self) -> None:
         """For each element of the batch: operands packed, then every block of rows."""
-        nest = self.online.nest
-        batches = prod(x.extent for x in nest.batch)
+        nest = self.nest
         inside = self.threads > 1 and self.groups >= 4 * self.threads
-        with self._loop(batches, self.threads > 1 and not inside) as batch:
-            env = _digits(nest.batch, batch)
-            packed = {n: self._packed(node, env) for n, node in enumerate(nest.nodes) if isinstance(node, Band)}
-            columns = {n: self._column(node, env) for n, node in enumerate(nest.nodes) if isinstance(node, Column)}
-            values = self._values(env)
-            with self._loop(self.groups, inside) as group:
+        with self.loop(self.batches, not inside) as batch:
+            env = self.over_batch(batch)
+            packed = {n: self.packed(node, env) for n, node in enumerate(nest.nodes) if isinstance(node, Band)}
+            columns = {n: self.column(node, env) for n, node in enumerate(nest.nodes) if isinstance(node, Column)}
+            values = self.values(env)
+            with self.loop(self.groups, inside) as group:
                 _Block(self, env, packed, columns, values, T.bind(group * self.rows)).write()
-
-    def _loop(self, extent: int, parallel: bool) -> AbstractContextManager[Expr]:
-        return T.parallel(extent) if parallel else T.serial(extent)  # type: ignore[no-any-return]
-
-    def _packed(self, band: Band, env: Mapping[Iterator, Expr]) -> Any:
-        """The right operand of a band: tiles of columns, in each the summation, then the columns."""
-        depth, width = prod(s.extent for s in band.sums), self.tile.width
-        tiles = self.blocks * self.columns // width
-        buffer = T.alloc_buffer((tiles * depth * width,))
-        with T.serial(tiles) as tile, T.serial(width) as x:
-            at = T.bind(tile * width + x)
-            with T.serial(depth) as k:
-                value = self.over_columns(band.right, {**env, **_digits(band.sums, k)}, at)
-                T.buffer_store(buffer, value, [(tile * depth + k) * width + x])
-        return buffer
-
-    def _column(self, column: Column, env: Mapping[Iterator, Expr]) -> Any:
-        buffer = T.alloc_buffer((self.blocks * self.columns,))
-        with T.serial(self.blocks * self.columns) as u:
-            T.buffer_store(buffer, self.over_columns(column.right, env, u), [u])
-        return buffer
-
-    def _values(self, env: Mapping[Iterator, Expr]) -> Any:
-        """The values, a row of n for every column, filled up to whole tiles and whole blocks with 0."""
-        product = self.online.nest.product
-        assert product is not None
-        buffer = T.alloc_buffer((self.blocks * self.columns * self.width,))
-        with T.serial(self.blocks * self.columns) as u:
-            with T.serial(self.n.extent) as x:
-                value = self.over_columns(product.right, {**env, self.n: x}, u)
-                T.buffer_store(buffer, value, [u * self.width + x])
-            if self.width > self.n.extent:
-                with T.serial(self.width - self.n.extent) as x:
-                    zero = tirx.const(0.0, "float32")
-                    T.buffer_store(buffer, zero, [u * self.width + self.n.extent + x])
-        return buffer
-
-    def over_columns(self, body: Scalar, env: Mapping[Iterator, Expr], u: Expr) -> Expr:
-        """*body* at column *u*; 0 beyond the columns that are there."""
-        column = self.online.nest.column
-        value = self.scalar(body, {**env, column: u})
-        if self.blocks * self.columns <= column.extent:
-            return value
-        return tirx.if_then_else(u < column.extent, value, tirx.const(0.0, "float32"))
-
-    def scalar(self, body: Scalar, env: Mapping[Iterator, Expr], nodes: Mapping[str, Reader] | None = None) -> Expr:
-        """*body* where iterators are *env* and nodes are read by *nodes*."""
-
-        def read(source: Tensor | Table | Scope) -> Reader:
-            match source:
-                case Tensor(called) if nodes and called in nodes:
-                    return nodes[called]
-                case Tensor(called):
-                    return lambda *at: self.places[called][at]
-            raise TypeError(f"{source!r} is no tensor")
-
-        return expression(body, env, read, "float32")
-
-
-def _digits(group: tuple[Iterator, ...], number: Expr) -> dict[Iterator, Expr]:
-    out: dict[Iterator, Expr] = {}
-    for x in reversed(group):
-        out[x] = number % x.extent
-        number = number // x.extent
-    return out
 
 
 @dataclass
@@ -195,8 +77,8 @@ class _Block:
 
     def write(self) -> None:
         """The triples begin as the neutral element, meet every block of columns, and are written scaled."""
-        kernel, nest = self.kernel, self.kernel.online.nest
-        lanes = kernel.machine.lanes
+        kernel, nest = self.kernel, self.kernel.nest
+        lanes = kernel.lanes
         self.left = {n: self._left(band) for n, band in enumerate(nest.nodes) if isinstance(band, Band)}
         self.scores = {n: T.alloc_buffer((kernel.rows * kernel.columns,)) for n in self.left}
         self.powers = (
@@ -204,9 +86,9 @@ class _Block:
         )
         self.most, self.total, self.again = (T.alloc_buffer((max(kernel.rows, lanes),)) for _ in range(3))
         self.held = T.alloc_buffer((kernel.rows * kernel.width,))
-        _fill(self.most, LEAST, kernel.rows, lanes)
-        _fill(self.total, 0.0, kernel.rows, lanes)
-        _fill(self.held, 0.0, kernel.rows * kernel.width, lanes)
+        fill(self.most, LEAST, kernel.rows, lanes)
+        fill(self.total, 0.0, kernel.rows, lanes)
+        fill(self.held, 0.0, kernel.rows * kernel.width, lanes)
         if nest.dense:
             begin: Expr = 0
             count: Expr = kernel.blocks
@@ -220,20 +102,20 @@ class _Block:
 
     def _left(self, band: Band) -> Any:
         """The left operand: what lies beyond the last row is that row again, and read by nobody."""
-        kernel, nest = self.kernel, self.kernel.online.nest
+        kernel, nest = self.kernel, self.kernel.nest
         depth = prod(s.extent for s in band.sums)
         buffer = T.alloc_buffer((kernel.rows * depth,))
         with T.serial(kernel.rows) as r:
             row = T.bind(tirx.min(self.first + r, nest.row.extent - 1))
             with T.serial(depth) as k:
-                value = kernel.scalar(band.left, {**self.env, nest.row: row, **_digits(band.sums, k)})
+                value = kernel.scalar(band.left, {**self.env, nest.row: row, **digits(band.sums, k)})
                 T.buffer_store(buffer, value, [r * depth + k])
         return buffer
 
     def _meet(self, begin: Expr) -> None:
         """The columns from *begin* on."""
-        kernel, lanes = self.kernel, self.kernel.machine.lanes
-        for n, node in enumerate(kernel.online.nest.nodes):
+        kernel, lanes = self.kernel, self.kernel.lanes
+        for n, node in enumerate(kernel.nest.nodes):
             if isinstance(node, Band):
                 self._scores(n, prod(s.extent for s in node.sums), begin)
         largest = T.alloc_buffer((max(kernel.rows, lanes),))
@@ -254,25 +136,17 @@ class _Block:
         with T.serial(kernel.columns // tile.width) as t:
             base = T.bind((begin // tile.width + t) * (depth * tile.width))
             with T.serial(kernel.rows // tile.rows) as rt:
-
-                def loop(body: Callable[[Expr], None]) -> None:
-                    with T.serial(depth) as k:
-                        body(k)
-
                 sums = multiply(
                     tile,
-                    loop,
+                    over(depth),
                     lambda row, k: left[(rt * tile.rows + row) * depth + k],
                     lambda k, x: vector(right, base + k * tile.width + x, tile.lanes),
                 )
-                for row, total in enumerate(sums):
-                    for x in range(0, tile.width, tile.lanes):
-                        to = (rt * tile.rows + row) * kernel.columns + t * tile.width + x
-                        store(out, vector(total, x, tile.lanes), to, tile.lanes)
+                put(tile, sums, out, lambda row, x: (rt * tile.rows + row) * kernel.columns + t * tile.width + x)
 
     def _largest(self, largest: Any, r: Expr, begin: Expr) -> None:
         """The scores of row *r* in their place, and the largest of these and of those before."""
-        kernel, nest, lanes = self.kernel, self.kernel.online.nest, self.kernel.machine.lanes
+        kernel, nest, lanes = self.kernel, self.kernel.nest, self.kernel.lanes
         row = T.bind(tirx.min(self.first + r, nest.row.extent - 1))
         start = T.bind(r * kernel.columns)
         most = T.alloc_buffer((lanes,))
@@ -296,7 +170,7 @@ class _Block:
 
     def _powers(self, r: Expr) -> None:
         """The exponentials of row *r*, and their sum with those before."""
-        kernel, lanes = self.kernel, self.kernel.machine.lanes
+        kernel, lanes = self.kernel, self.kernel.lanes
         start = T.bind(r * kernel.columns)
         sums = T.alloc_buffer((lanes,))
         store(sums, tirx.Broadcast(tirx.const(0.0, "float32"), lanes), 0, lanes)
@@ -312,16 +186,12 @@ class _Block:
         kernel, tile = self.kernel, self.kernel.out
         with T.serial(kernel.width // tile.width) as nt, T.serial(kernel.rows // tile.rows) as rt:
 
-            def loop(body: Callable[[Expr], None]) -> None:
-                with T.serial(kernel.columns) as u:
-                    body(u)
-
             def place(row: int, x: int) -> Expr:
                 return (rt * tile.rows + row) * kernel.width + nt * tile.width + x
 
             sums = multiply(
                 tile,
-                loop,
+                over(kernel.columns),
                 lambda row, u: self.powers[(rt * tile.rows + row) * kernel.columns + u],
                 lambda u, x: vector(self.values, (begin + u) * kernel.width + nt * tile.width + x, tile.lanes),
                 lambda row, x: (
@@ -329,12 +199,10 @@ class _Block:
                     * tirx.Broadcast(self.again[rt * tile.rows + row], tile.lanes)
                 ),
             )
-            for row, total in enumerate(sums):
-                for x in range(0, tile.width, tile.lanes):
-                    store(self.held, vector(total, x, tile.lanes), place(row, x), tile.lanes)
+            put(tile, sums, self.held, place)
 
     def _written(self) -> None:
-        kernel, nest = self.kernel, self.kernel.online.nest
+        kernel, nest = self.kernel, self.kernel.nest
         with T.serial(tirx.min(kernel.rows, nest.row.extent - self.first)) as r:
             env = {**self.env, nest.row: self.first + r}
             total = kernel.online.total
@@ -349,8 +217,3 @@ class _Block:
 
 def _at(buffer: Any, at: Expr) -> Reader:
     return lambda *_: buffer[at]
-
-
-def _fill(buffer: Any, value: float, extent: int, lanes: int) -> None:
-    with T.serial(extent // lanes) as c:
-        store(buffer, tirx.Broadcast(tirx.const(value, "float32"), lanes), c * lanes, lanes)

@@ -78,6 +78,30 @@ def multiply(
     return sums
 
 
+def over(extent: Expr, start: Expr | None = None) -> Callable[[Callable[[Expr], None]], None]:
+    """The loop of a product: *extent* steps, from *start* on."""
+
+    def loop(body: Callable[[Expr], None]) -> None:
+        with T.serial(extent) as k:
+            body(k if start is None else k + start)
+
+    return loop
+
+
+def put(tile: Tile, sums: list[Any], buffer: Any, place: Callable[[int, int], Expr]) -> None:
+    """Write the sums of *tile* into *buffer*, a vector at a time, at *place* (row, column)."""
+    for row, total in enumerate(sums):
+        for x in range(0, tile.width, tile.lanes):
+            store(buffer, vector(total, x, tile.lanes), place(row, x), tile.lanes)
+
+
+def fill(buffer: Any, value: float, extent: Expr, lanes: int, start: Expr | None = None) -> None:
+    """Write *value* into *extent* elements of *buffer*, whole vectors, from *start* on."""
+    with T.serial(extent // lanes) as c:
+        at = c * lanes if start is None else start + c * lanes
+        store(buffer, tirx.Broadcast(tirx.const(value, "float32"), lanes), at, lanes)
+
+
 def folded(buffer: Any, lanes: int, combine: Callable[[Expr, Expr], Expr]) -> Expr:
     """The *lanes* elements of *buffer* combined, half by half; what it held is lost."""
     while lanes > 2:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import count
 
 from einnet_explore.ir import Iterator
 from einnet_explore.kernels.fusion.flat import Flat, reads_of
 from einnet_explore.kernels.fusion.frame import Frame, join
+from einnet_explore.kernels.fusion.loops import Loops
 from einnet_explore.kernels.fusion.operations import read_name
 from einnet_explore.kernels.fusion.stages import Nest, Stage, Step
 from einnet_explore.kernels.source import (
@@ -44,8 +44,6 @@ ROW = 4096
 LANES = 256
 """Points of the grid, or traversals, that go side by side."""
 
-Body = Callable[[Frame], Iterable[Statement]]
-
 
 def cpu_kernel(flat: Flat, kind: Type) -> Kernel:
     """The kernel of *flat*: inputs, outputs, slots, ``FIRST``, sizes and strides, constants; see ``Frame``.
@@ -71,14 +69,8 @@ def blocks(flat: Flat) -> int:
 
 
 @dataclass(frozen=True)
-class _Writer:
-    flat: Flat
+class _Writer(Loops):
     rows: dict[str, Array] = field(default_factory=dict)
-    _next: Callable[[], int] = field(default_factory=lambda: count().__next__)
-
-    def var(self, stem: str, kind: Type = I64) -> Var:
-        """A new variable."""
-        return Var(f":{stem} {self._next()}", kind)
 
     def kernel(self, frame: Frame, first: Var) -> Iterable[Statement]:
         """The point of the grid, then its stages."""
@@ -102,7 +94,7 @@ class _Writer:
         for n, stage in enumerate(self.flat.fused.stages):
             yield Note(f"stage {n}")
             if lanes is None:
-                frame, made = self._values(frame, stage.heads)
+                frame, made = self.values(frame, stage.heads)
                 yield from made
                 for nest in stage.nests:
                     frame, made = self._nest(frame, nest)
@@ -112,48 +104,16 @@ class _Writer:
                 for nest in stage.nests:
                     yield from self._row_nest(frame, nest, row)
 
-    def _values(self, frame: Frame, steps: Iterable[Step]) -> tuple[Frame, list[Statement]]:
-        """Element-wise values, here, as variables, and in memory where they are kept."""
-        out: list[Statement] = []
-        for step in steps:
-            var = self.var(step.name, frame.kind)
-            out.append(Declare(var, frame.guarded(step, frame.scalar(step.body))))
-            frame = frame.holding({step.name: var})
-            if step.stores:
-                out.append(frame.store(step, var))
-        return frame, out
-
-    def _steps(self, frame: Frame, nest: Nest, join_to: Callable[[Step, Expr], Statement]) -> list[Statement]:
-        """All steps of *nest* at one point; what is reduced goes to *join_to*."""
-        out: list[Statement] = []
-        for step in nest.steps:
-            if step.reduce is None:
-                frame, made = self._values(frame, (step,))
-                out += made
-            else:
-                out.append(join_to(step, frame.scalar(step.body)))
-        return out
-
-    def _loops(self, frame: Frame, axes: Iterable[Iterator], body: Body, simd: bool = False) -> list[Statement]:
-        """*body* in loops over *axes*, the last one innermost and, if asked for, in vectors."""
-        axes = tuple(axes)
-        if not axes:
-            return list(body(frame))
-        x, *rest = axes
-        var = self.var(x.name)
-        inner = self._loops(frame.standing(x, var), rest, body, simd)
-        return [For(var, Literal(0, I64), frame.extent(x), Literal(1, I64), tuple(inner), simd=simd and not rest)]
-
     def _nest(self, frame: Frame, nest: Nest) -> tuple[Frame, list[Statement]]:
         """The loops of *nest*; gives a frame that holds what it reduced to one value."""
         loops = tuple(x for x in self.flat.order if x in nest.axes)
         reduced = [s for s in nest.steps if s.reduce is not None]
         if not reduced:
-            return frame, self._loops(frame, loops, lambda f: self._values(f, nest.steps)[1], simd=True)
+            return frame, self.loops(frame, loops, lambda f: self.values(f, nest.steps)[1], simd=True)
         outside = tuple(x for x in loops if x in nest.traversals)
         sums = tuple(x for x in loops if x in nest.summations)
         if outside and loops[-1] == outside[-1]:
-            return frame, self._loops(frame, outside[:-1], lambda f: self._blocks(f, nest, outside[-1]))
+            return frame, self.loops(frame, outside[:-1], lambda f: self._blocks(f, nest, outside[-1]))
         held: dict[str, Expr] = {}
 
         def body(f: Frame) -> list[Statement]:
@@ -166,7 +126,7 @@ class _Writer:
                     out.append(f.store(step, var))
             return out
 
-        made = self._loops(frame, outside, body)
+        made = self.loops(frame, outside, body)
         return (frame if outside else frame.holding(held)), made
 
     def _summed(
@@ -178,8 +138,7 @@ class _Writer:
         out: list[Statement] = [Declare(totals[s.name], frame.total(s, True)[1]) for s in reduced]
 
         def row(f: Frame) -> list[Statement]:
-            inside = self._steps(f, nest, lambda s, value: Assign(parts[s.name], join(s, parts[s.name], value)))
-            return inside
+            return self.steps(f, nest, lambda s, value: Assign(parts[s.name], join(s, parts[s.name], value)))
 
         def rows(f: Frame) -> list[Statement]:
             made: list[Statement] = [Declare(parts[s.name], f.total(s, False)[1]) for s in reduced]
@@ -201,7 +160,7 @@ class _Writer:
             end, step = f.extent(sums[-1]), Literal(ROW, I64)
             return [For(self._chunk, Literal(0, I64), end, step, tuple(rows(f)))]
 
-        return out + self._loops(frame, sums[:-1], chunks), totals
+        return out + self.loops(frame, sums[:-1], chunks), totals
 
     @property
     def _chunk(self) -> Var:
@@ -224,8 +183,8 @@ class _Writer:
         loops = tuple(x for x in self.flat.order if x in nest.axes)
         if all(s.reduce is None for s in nest.steps):
             steps = nest.steps
-            return self._loops(
-                frame, loops, lambda f: [row.loop(self, f, at_lane, lambda g, _: self._values(g, steps)[1])]
+            return self.loops(
+                frame, loops, lambda f: [row.loop(self, f, at_lane, lambda g, _: self.values(g, steps)[1])]
             )
         outside = tuple(x for x in loops if x in nest.traversals)
         keep = () if outside else tuple(s.name for s in nest.steps if s.reduce is not None)
@@ -233,7 +192,7 @@ class _Writer:
         for name in keep:
             self.rows[name] = Array(f":row {name} {self._next()}", frame.kind, LANES, "private", align=64)
             out.append(Local(self.rows[name]))
-        return out + self._loops(frame, outside, lambda f: self._side_by_side(f, nest, row, keep, at_lane))
+        return out + self.loops(frame, outside, lambda f: self._side_by_side(f, nest, row, keep, at_lane))
 
     def _side_by_side(
         self, frame: Frame, nest: Nest, row: _Row, keep: tuple[str, ...], at_lane: Callable[[Frame, Expr], Frame]
@@ -254,7 +213,7 @@ class _Writer:
                 array = totals[step.name]
                 return Store(array, lane, join(step, array[lane], cast(array.kind, value)))
 
-            return self._steps(f, nest, to)
+            return self.steps(f, nest, to)
 
         def finish(f: Frame, lane: Expr) -> list[Statement]:
             made: list[Statement] = []
@@ -267,7 +226,7 @@ class _Writer:
 
         sums = tuple(x for x in self.flat.order if x in nest.summations)
         out.append(row.loop(self, frame, at_lane, clear))
-        out += self._loops(frame, sums, lambda f: [row.loop(self, f, at_lane, add)])
+        out += self.loops(frame, sums, lambda f: [row.loop(self, f, at_lane, add)])
         out.append(row.loop(self, frame, at_lane, finish))
         return out
 
@@ -292,7 +251,7 @@ class _Writer:
             return replace(f.holding({m: array[lane] for m, array in known.items()}), base=self._lane(lane))
 
         def body(f: Frame, lane: Expr) -> list[Statement]:
-            f, made = self._values(f, stage.heads)
+            f, made = self.values(f, stage.heads)
             kept = (s.name for s in stage.heads if s.name in read)
             return [*made, *(Store(self.rows[m], lane, f.values[m]) for m in kept)]
 

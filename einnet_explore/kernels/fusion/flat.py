@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from einnet_explore.algebra.flattening import neighbours
 from einnet_explore.ir import Access, Iterator, Scalar, accesses
 from einnet_explore.kernels.fusion.operations import read_name
 from einnet_explore.kernels.fusion.plan import Fused, argument
@@ -188,4 +189,4 @@ def _neighbours(use: Use, extents: Mapping[Iterator, int], strides: Strides, a: 
     if a not in axes or b not in axes:
         return (a in axes) == (b in axes)
     steps = dict(zip(axes, strides[memory], strict=True))
-    return steps[a] == steps[b] * extents[b]
+    return neighbours([(steps[a], steps[b])], extents[b])

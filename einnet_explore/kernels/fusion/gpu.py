@@ -8,12 +8,12 @@ of arrays, so that none waits for the readers of the one before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from itertools import count
+from dataclasses import dataclass, replace
 
 from einnet_explore.ir import Iterator
 from einnet_explore.kernels.fusion.flat import Flat, slot_name, slot_sizes
 from einnet_explore.kernels.fusion.frame import Frame, join
+from einnet_explore.kernels.fusion.loops import Body, Loops
 from einnet_explore.kernels.fusion.stages import Nest, Stage, Step
 from einnet_explore.kernels.source import (
     I32,
@@ -41,7 +41,6 @@ THREADS = 256
 """Of a block; a power of two."""
 
 _THREAD = Id("thread")
-Body = Callable[[Frame], list[Statement]]
 
 
 def gpu_kernel(flat: Flat, kind: Type, threads: int = THREADS) -> Kernel:
@@ -87,14 +86,8 @@ def _spans(flat: Flat, name: str) -> Iterable[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class _Writer:
-    flat: Flat
+class _Writer(Loops):
     threads: int
-    _next: Callable[[], int] = field(default_factory=lambda: count().__next__)
-
-    def var(self, stem: str, kind: Type) -> Var:
-        """A new variable."""
-        return Var(f":{stem} {self._next()}", kind)
 
     def together(self, frame: Frame, slots: tuple[Var, ...]) -> Iterable[Statement]:
         """A block a point."""
@@ -129,7 +122,7 @@ class _Writer:
         inside = replace(inside, base={n: point * size for n, size in enumerate(slots)})
         for n, stage in enumerate(self.flat.fused.stages):
             body.append(Note(f"stage {n}"))
-            inside, made = self._values(inside, stage.heads)
+            inside, made = self.values(inside, stage.heads)
             body += made
             for nest in stage.nests:
                 inside, made = self._serial(inside, nest)
@@ -147,20 +140,8 @@ class _Writer:
             frame = frame.standing(x, place)
         return frame, out
 
-    def _values(self, frame: Frame, steps: Iterable[Step], once: bool = False) -> tuple[Frame, list[Statement]]:
-        """Element-wise values, here, as variables, and in memory where they are kept (*once*: by one thread)."""
-        out: list[Statement] = []
-        for step in steps:
-            var = self.var(step.name, frame.kind)
-            out.append(Declare(var, frame.guarded(step, frame.scalar(step.body))))
-            frame = frame.holding({step.name: var})
-            if step.stores:
-                store = frame.store(step, var)
-                out.append(If(_THREAD.eq(0), (store,)) if once else store)
-        return frame, out
-
     def _stage(self, frame: Frame, stage: Stage, trees: tuple[Array, ...]) -> tuple[Frame, list[Statement]]:
-        frame, out = self._values(frame, stage.heads, once=True)
+        frame, out = self.values(frame, stage.heads, lambda store: If(_THREAD.eq(0), (store,)))
         joined: list[tuple[Step, Var]] = []
         for nest in stage.nests:
             if nest.traversals:
@@ -168,8 +149,8 @@ class _Writer:
                 continue
             parts = self._parts(frame, nest)
             out += [Declare(var, frame.total(step, False)[1]) for step, var in parts]
-            own = {s.name: v for s, v in parts}
-            out += self._shared(frame, nest.summations, lambda f, nest=nest, own=own: self._steps(f, nest, own))  # type: ignore[misc]
+            joins = _joins(parts)
+            out += self._shared(frame, nest.summations, lambda f, nest=nest, joins=joins: self.steps(f, nest, joins))  # type: ignore[misc]
             joined += parts
         if joined:
             out += self._tree(joined, trees)
@@ -210,29 +191,17 @@ class _Writer:
         start, step = cast(frame.wide, _THREAD), Literal(self.threads, frame.wide)
         return [For(flat, start, total, step, (*made, *body(here)))]
 
-    def _steps(self, frame: Frame, nest: Nest, parts: dict[str, Var]) -> list[Statement]:
-        """All steps of *nest* at one point."""
-        out: list[Statement] = []
-        for step in nest.steps:
-            if step.reduce is None:
-                frame, made = self._values(frame, (step,))
-                out += made
-            else:
-                part = parts[step.name]
-                out.append(Assign(part, join(step, part, frame.scalar(step.body))))
-        return out
-
     def _point(self, frame: Frame, nest: Nest) -> list[Statement]:
         """*nest* at one point of its traversals, by one thread."""
         if all(s.reduce is None for s in nest.steps):
-            return self._values(frame, nest.steps)[1]
+            return self.values(frame, nest.steps)[1]
         return self._reduced(frame, nest)[1]
 
     def _reduced(self, frame: Frame, nest: Nest) -> tuple[Frame, list[Statement]]:
         parts = self._parts(frame, nest)
         out: list[Statement] = [Declare(var, frame.total(step, False)[1]) for step, var in parts]
-        own = {s.name: v for s, v in parts}
-        out += self._loops(frame, nest.summations, lambda f: self._steps(f, nest, own))
+        joins = _joins(parts)
+        out += self.loops(frame, nest.summations, lambda f: self.steps(f, nest, joins))
         values = {}
         for step, part in parts:
             values[step.name] = var = self.var(step.name, frame.kind)
@@ -244,12 +213,10 @@ class _Writer:
         """*nest* by one thread."""
         if not nest.traversals:
             return self._reduced(frame, nest)
-        return frame, self._loops(frame, nest.traversals, lambda f: self._point(f, nest))
+        return frame, self.loops(frame, nest.traversals, lambda f: self._point(f, nest))
 
-    def _loops(self, frame: Frame, axes: Iterable[Iterator], body: Body) -> list[Statement]:
-        left = [x for x in self.flat.order if x in axes]
-        if not left:
-            return body(frame)
-        var = self.var(left[0].name, frame.wide)
-        inner = self._loops(frame.standing(left[0], var), left[1:], body)
-        return [For(var, Literal(0, frame.wide), frame.extent(left[0]), Literal(1, frame.wide), tuple(inner))]
+
+def _joins(parts: Iterable[tuple[Step, Var]]) -> Callable[[Step, Expr], Statement]:
+    """What joins a value to the part of its step."""
+    own = {step.name: part for step, part in parts}
+    return lambda step, value: Assign(own[step.name], join(step, own[step.name], value))

@@ -4,6 +4,8 @@ A ``Kernel`` says what one thread of a block of a grid does.  ``emit(kernel, dia
 ``backends.opencl``, ``backends.nvrtc`` and ``backends.c_kernels`` compile and run it.
 """
 
+from einnet_explore.kernels.source.arrays import Array, Load
+from einnet_explore.kernels.source.calls import call, select
 from einnet_explore.kernels.source.check import check
 from einnet_explore.kernels.source.emit import emit, entry
 from einnet_explore.kernels.source.fission import fissioned
@@ -41,20 +43,7 @@ from einnet_explore.kernels.source.types import (
     Type,
     type_of,
 )
-from einnet_explore.kernels.source.values import (
-    Array,
-    Expr,
-    Id,
-    Literal,
-    Load,
-    Var,
-    binary,
-    call,
-    cast,
-    conjunction,
-    literal,
-    select,
-)
+from einnet_explore.kernels.source.values import Expr, Id, Literal, Var, binary, cast, conjunction, literal
 
 __all__ = [
     "BOOL",

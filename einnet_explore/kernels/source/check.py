@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from einnet_explore.kernels.source.arrays import Array, Load
+from einnet_explore.kernels.source.calls import Select
 from einnet_explore.kernels.source.statements import (
     Assign,
     Copy,
@@ -22,7 +24,7 @@ from einnet_explore.kernels.source.statements import (
     nested,
 )
 from einnet_explore.kernels.source.types import BOOL, F16, F32, KernelError, Type
-from einnet_explore.kernels.source.values import Array, Binary, Cast, Expr, Id, Literal, Load, Select, Unary, Var
+from einnet_explore.kernels.source.values import Binary, Cast, Expr, Id, Literal, Unary, Var
 from einnet_explore.kernels.source.walk import arrays, assigned, constant, everything, expressions, parts, written
 
 Known = Mapping[str, "Array | Var"]

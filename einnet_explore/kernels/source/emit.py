@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from einnet_explore.kernels.source.arrays import Array, Load
 from einnet_explore.kernels.source.check import check
 from einnet_explore.kernels.source.dialects import (
     CUDA,
@@ -33,20 +34,12 @@ from einnet_explore.kernels.source.statements import (
     Statement,
     Store,
     StorePair,
-    nested,
 )
 from einnet_explore.kernels.source.sums import sums
 from einnet_explore.kernels.source.terms import UNARY, Terms
 from einnet_explore.kernels.source.types import F16, F64, KernelError, Type
-from einnet_explore.kernels.source.values import (
-    Array,
-    Binary,
-    Expr,
-    Id,
-    Load,
-    Var,
-)
-from einnet_explore.kernels.source.walk import arrays, constant, everything, expressions
+from einnet_explore.kernels.source.values import Binary, Expr, Id, Var
+from einnet_explore.kernels.source.walk import arrays, constant, each, everything, expressions, ids
 
 _MOST_UNROLLED = 64
 
@@ -107,8 +100,9 @@ class _Printer(Terms):
         yield "    #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)"
         yield "    for (long long group = 0; group < groups; ++group) {"
         where = ("group % grid_x", "group / grid_x % grid_y", "group / ((long long)grid_x * grid_y)")
+        asked = ids(kernel.body)
         for d, at in enumerate(where):
-            if any(i == Id("block", d) for i in _ids(kernel.body)):
+            if Id("block", d) in asked:
                 yield f"        const int block_{'xyz'[d]} = (int)({at});"
 
     def _parameter(self, p: Array | Var) -> str:
@@ -262,24 +256,13 @@ def _wrapped(params: list[str]) -> str:
     return line if len(line) <= 50 else "\n    " + ",\n    ".join(params)
 
 
-def _each(body: Iterable[Statement]) -> Iterable[Statement]:
-    for s in body:
-        yield s
-        for inner in nested(s):
-            yield from _each(inner)
-
-
 def _kinds(kernel: Kernel) -> frozenset[Type]:
     found = {p.kind for p in kernel.params}
-    for s in _each(kernel.body):
+    for s in each(kernel.body):
         found |= {a.kind for a in arrays(s)}
         found |= {e.type for x in expressions(s) for e in everything(x)}
     return frozenset(found)
 
 
 def _packs(body: Iterable[Statement]) -> frozenset[int]:
-    return frozenset(s.size * s.target.kind.size for s in _each(body) if isinstance(s, Copy) and s.whole)
-
-
-def _ids(body: Iterable[Statement]) -> frozenset[Id]:
-    return frozenset(e for s in _each(body) for x in expressions(s) for e in everything(x) if isinstance(e, Id))
+    return frozenset(s.size * s.target.kind.size for s in each(body) if isinstance(s, Copy) and s.whole)

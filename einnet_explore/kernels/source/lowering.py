@@ -21,17 +21,9 @@ from einnet_explore.ir import (
     Table,
     Tensor,
 )
+from einnet_explore.kernels.source.calls import call, select
 from einnet_explore.kernels.source.types import I32, KernelError, Type
-from einnet_explore.kernels.source.values import (
-    Expr,
-    Literal,
-    binary,
-    call,
-    cast,
-    conjunction,
-    literal,
-    select,
-)
+from einnet_explore.kernels.source.values import Expr, Literal, binary, cast, conjunction, literal
 
 At: TypeAlias = Mapping[Iterator, Expr]
 Reads: TypeAlias = Callable[[Tensor | Table | Scope, tuple[Expr, ...]], Expr]

@@ -6,8 +6,9 @@ from math import prod
 from typing import TypeAlias
 
 from einnet_explore.ir.node import Node, node
+from einnet_explore.kernels.source.arrays import Array
 from einnet_explore.kernels.source.types import F16, F32, KernelError
-from einnet_explore.kernels.source.values import Array, Expr, Literal, Var
+from einnet_explore.kernels.source.values import Expr, Literal, Var
 
 PACK_BYTES = 16
 """The widest transfer of one instruction: 128 bits."""

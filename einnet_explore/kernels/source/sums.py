@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from einnet_explore.kernels.source.calls import Call
 from einnet_explore.kernels.source.statements import Assign, For
-from einnet_explore.kernels.source.values import Binary, Call, Var
+from einnet_explore.kernels.source.values import Binary, Var
 
 _JOINS = {"+": "+", "*": "*", "maximum": "max", "minimum": "min"}
 

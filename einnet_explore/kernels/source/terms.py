@@ -7,22 +7,12 @@ from math import inf, isinf, isnan
 
 import numpy as np
 
+from einnet_explore.kernels.source.arrays import Array, Load
+from einnet_explore.kernels.source.calls import Call, Select
 from einnet_explore.kernels.source.dialects import CUDA, OPENCL, C, Dialect
 from einnet_explore.kernels.source.names import Names
 from einnet_explore.kernels.source.types import BOOL, F16, F32, KernelError, Type
-from einnet_explore.kernels.source.values import (
-    Array,
-    Binary,
-    Call,
-    Cast,
-    Expr,
-    Id,
-    Literal,
-    Load,
-    Select,
-    Unary,
-    Var,
-)
+from einnet_explore.kernels.source.values import Binary, Cast, Expr, Id, Literal, Unary, Var
 
 _PRECEDENCE = {
     "||": 1, "&&": 2, "|": 3, "^": 4, "&": 5, "==": 6, "!=": 6, "<": 7, "<=": 7, ">": 7, ">=": 7, "<<": 8, ">>": 8,

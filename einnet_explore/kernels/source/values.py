@@ -10,17 +10,11 @@ from math import isfinite
 from typing import TypeAlias
 
 from einnet_explore.ir.node import Node, node
-from einnet_explore.kernels.source.types import BOOL, F32, F64, I32, KernelError, Type
+from einnet_explore.kernels.source.types import BOOL, F32, I32, KernelError, Type
 
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 ARITHMETIC = ("+", "-", "*", "/", "%", "&", "|", "^", "<<", ">>")
 LOGIC = ("&&", "||")
-
-CALLS: dict[str, int] = {
-    "exp": 1, "log": 1, "sqrt": 1, "rsqrt": 1, "tanh": 1, "erf": 1, "floor": 1, "sigmoid": 1, "pow": 2, "fma": 3,
-    "abs": 1, "maximum": 2, "minimum": 2,
-}  # fmt: skip
-"""The functions and how many arguments each takes; the last three take integers too."""
 
 
 class Expr(Node):
@@ -173,18 +167,6 @@ class Binary(Expr):
 
 
 @node
-class Call(Expr):
-    """A function of ``CALLS``, of arguments of one type; made by ``call``."""
-
-    name: str
-    args: tuple[Expr, ...]
-
-    @property
-    def type(self) -> Type:
-        return self.args[0].type
-
-
-@node
 class Cast(Expr):
     """*arg* as a value of type *kind*; numbers with a fraction become integers by truncation."""
 
@@ -194,59 +176,6 @@ class Cast(Expr):
     @property
     def type(self) -> Type:
         return self.kind
-
-
-@node
-class Select(Expr):
-    """*yes* where *condition* holds, else *no*; only the one that is chosen is evaluated."""
-
-    condition: Expr
-    yes: Expr
-    no: Expr
-
-    @property
-    def type(self) -> Type:
-        return self.yes.type
-
-
-@node
-class Array(Node):
-    """Elements of *kind*: a parameter (``global``), a block's (``shared``) or a thread's own (``private``).
-
-    *size* counts elements (0: not known, of parameters only).  *const*: it is only read.  *noalias*: no other array
-    overlaps it.  *align* is the alignment in bytes that is asked for where the array is declared.
-    """
-
-    name: str
-    kind: Type
-    size: int = 0
-    space: str = "global"
-    const: bool = False
-    noalias: bool = True
-    align: int = 0
-
-    def __post_init__(self) -> None:
-        if self.space not in ("global", "shared", "private"):
-            raise KernelError(f"array {self.name} in {self.space}: expected global, shared or private")
-        if self.size < 0 or (self.space != "global" and self.size == 0):
-            raise KernelError(f"{self.space} array {self.name} has {self.size} elements, expected at least 1")
-        if self.align & (self.align - 1) or self.align < 0:
-            raise KernelError(f"array {self.name}: an alignment of {self.align} bytes is no power of two")
-
-    def __getitem__(self, index: ExprLike) -> Load:
-        return Load(self, whole(index))
-
-
-@node
-class Load(Expr):
-    """array[index]."""
-
-    array: Array
-    index: Expr
-
-    @property
-    def type(self) -> Type:
-        return self.array.kind.computed
 
 
 def literal(value: float | int | bool, kind: Type | None = None) -> Literal:
@@ -260,20 +189,12 @@ def _exactly(value: float | int | bool) -> float | int | bool:
     return int(value) if isfinite(value) and int(value) == value and not isinstance(value, bool) else value
 
 
-def whole(index: ExprLike) -> Expr:
-    """*index* as an expression; raises KernelError where it is no integer."""
-    made = literal(index) if isinstance(index, int) else index
-    if not isinstance(made, Expr) or not made.type.integer:
-        raise KernelError(f"an index of type {made.type if isinstance(made, Expr) else type(made).__name__}")
-    return made
-
-
 def binary(op: str, left: ExprLike, right: ExprLike) -> Expr:
     """left op right with both of one type; zeros and ones of integers, and constants, are folded.
 
     Raises KernelError for an unknown operator, or where the types cannot be joined.
     """
-    a, b = _joined(op, left, right)
+    a, b = joined(op, left, right)
     of = a.type
     if op in LOGIC:
         good = of == BOOL
@@ -286,7 +207,8 @@ def binary(op: str, left: ExprLike, right: ExprLike) -> Expr:
     return _folded(op, a, b) if of.integer else Binary(op, a, b)
 
 
-def _joined(op: str, left: ExprLike, right: ExprLike) -> tuple[Expr, Expr]:
+def joined(op: str, left: ExprLike, right: ExprLike) -> tuple[Expr, Expr]:
+    """Both with one type; raises KernelError, in which *op* is named, where they have none."""
     match left, right:
         case Expr(), Expr():
             a, b = left, right
@@ -345,25 +267,3 @@ def cast(kind: Type, arg: ExprLike) -> Expr:
     if isinstance(made, Literal) and (kind.kind == "float" or (kind.integer and int(made.value) == made.value)):
         return literal(made.value, kind)
     return Cast(kind, made)
-
-
-def call(name: str, *args: ExprLike) -> Expr:
-    """name(args); raises KernelError for an unknown function, a wrong number of arguments, or other types."""
-    if CALLS.get(name) != len(args):
-        raise KernelError(f"{name} of {len(args)} arguments is no function; known are {', '.join(sorted(CALLS))}")
-    first = next((a for a in args if isinstance(a, Expr)), None)
-    made = tuple(a if isinstance(a, Expr) else literal(a, first.type if first else None) for a in args)
-    of = made[0].type
-    if any(a.type != of for a in made) or not (
-        of in (F32, F64) or (of.integer and name in ("abs", "maximum", "minimum"))
-    ):
-        raise KernelError(f"{name} of {', '.join(repr(a.type) for a in made)}: expected floats of one type")
-    return Call(name, made)
-
-
-def select(condition: Expr, yes: ExprLike, no: ExprLike) -> Expr:
-    """*yes* where *condition* holds, else *no*, both of one type."""
-    if condition.type != BOOL:
-        raise KernelError(f"a condition of type {condition.type!r}, expected bool")
-    a, b = _joined("a choice", yes, no)
-    return a if a == b else Select(condition, a, b)

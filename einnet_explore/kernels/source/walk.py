@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from einnet_explore.kernels.source.arrays import Array, Load
+from einnet_explore.kernels.source.calls import Call, Select
 from einnet_explore.kernels.source.statements import (
     Assign,
     Barrier,
@@ -21,19 +23,7 @@ from einnet_explore.kernels.source.statements import (
     StorePair,
     nested,
 )
-from einnet_explore.kernels.source.values import (
-    Array,
-    Binary,
-    Call,
-    Cast,
-    Expr,
-    Id,
-    Literal,
-    Load,
-    Select,
-    Unary,
-    Var,
-)
+from einnet_explore.kernels.source.values import Binary, Cast, Expr, Id, Literal, Unary, Var
 
 Change = Callable[[Expr], "Expr | None"]
 
@@ -81,6 +71,14 @@ def change(expr: Expr, to: Change) -> Expr:
             return Load(array, change(index, to))
         case _:
             return expr
+
+
+def each(body: Iterable[Statement]) -> Iterable[Statement]:
+    """The statements of *body* and those inside of them, in order."""
+    for s in body:
+        yield s
+        for inner in nested(s):
+            yield from each(inner)
 
 
 def expressions(statement: Statement) -> tuple[Expr, ...]:
@@ -205,9 +203,4 @@ def constant(expr: Expr) -> int | None:
 
 def ids(body: Iterable[Statement]) -> frozenset[Id]:
     """The ids of thread, block and grid that *body* asks for."""
-    found: set[Id] = set()
-    for s in body:
-        found |= {e for x in expressions(s) for e in everything(x) if isinstance(e, Id)}
-        for inner in nested(s):
-            found |= ids(inner)
-    return frozenset(found)
+    return frozenset(e for s in each(body) for x in expressions(s) for e in everything(x) if isinstance(e, Id))
