@@ -15,12 +15,14 @@ def main(arguments: list[str]) -> int:
     try:
         record = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
         program = Path(arguments[1]).read_text(encoding="utf-8-sig") if len(arguments) > 1 else None
+        axioms = set[str]()
         for verdict in check(record, program):
             if verdict.why is not None:
                 print(f"{arguments[0]}: {verdict.step}: NOT PROVED: {verdict.why}", file=sys.stderr)
                 return 1
-            print(f"{verdict.step}: proved")
-        print(f"{arguments[0]}: proved, the last program computes what the first does")
+            print(", ".join(filter(None, (f"{verdict.step}: proved", verdict.axiom))))
+            axioms |= {verdict.axiom} - {""}
+        print(", ".join((f"{arguments[0]}: proved, the last program computes what the first does", *axioms)))
         return 0
     except (OSError, RecursionError, ValueError) as error:
         print(f"error: {arguments[0]}: {error}", file=sys.stderr)

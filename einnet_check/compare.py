@@ -24,10 +24,38 @@ CONTEXT.set_max_operations(20_000_000)
 
 
 @lru_cache(1 << 12)
-def difference(before: Scope, after: Scope, box: Box) -> str | None:
-    """None where both scopes are proved to be one function on *box*, else why not."""
+def difference(before: Scope, after: Scope, box: Box, exponential: bool = False) -> str | None:
+    """None where both scopes are proved to be one function on *box*, else why not.
+
+    With *exponential* that e^(a + b) = e^a e^b for finite a and b is an axiom, else functions are symbols.
+    """
+    why = terms_differ(before, after, box, exponential)
+    if why and replace(after, body=before.body, reach=before.reach) == before:
+        # The same function of scopes that are the same where both may be read.
+        for a, b in (inner := aligned(before.body, after.body) or []):
+            both = tuple((max(p, r), min(q, s)) for (p, q), (r, s) in zip(a.reach, b.reach, strict=True))
+            if a != b and difference(a, b, both, exponential):
+                return why
+        return why if not inner else None
+    return why
+
+
+def aligned(a: Expr, b: Expr) -> list[tuple[Scope, Scope]] | None:
+    """The scopes that *a* and *b* read in the same places; None if they differ in anything else."""
+    match a, b:
+        case Read(Scope() as one, i), Read(Scope() as other, j) if i == j:
+            return [(one, other)]
+        case (str(f), *x), (str(g), *y) if f == g and len(x) == len(y):
+            parts = [aligned(p, q) for p, q in zip(x, y, strict=True)]
+            return None if None in parts else [pair for part in parts if part for pair in part]
+    return [] if a == b else None
+
+
+def terms_differ(before: Scope, after: Scope, box: Box, exponential: bool) -> str | None:
+    """As ``difference``, by their terms."""
     kinds = {k for k in (kind(before), kind(after)) if k} or {"sum"}
-    space, reduce = Space(box, lambda a, b: a == b or difference(a, b, a.reach) is None), min(kinds)
+    space = Space(box, lambda a, b: a == b or difference(a, b, a.reach, exponential) is None, exponential)
+    reduce = min(kinds)
     CONTEXT.reset_operations()
     try:
         if len(kinds) > 1:
@@ -101,11 +129,8 @@ def points(space: Space, term: Term, forms: list[Form], counted: bool) -> tuple[
         if not map_.is_single_valued():
             raise Beyond("one term stands for several points of a sum, whose number integer sets do not hold")
         return k, map_.domain()
-    return k, isl.Set(f"{{ [{image}] : {exists(hidden)}{' and '.join(rows) or 'true'} }}", CONTEXT)
-
-
-def exists(hidden: list[str]) -> str:
-    return f"exists {', '.join(hidden)} : " if hidden else ""
+    exists = f"exists {', '.join(hidden)} : " if hidden else ""
+    return k, isl.Set(f"{{ [{image}] : {exists}{' and '.join(rows) or 'true'} }}", CONTEXT)
 
 
 def occurs(space: Space, summed: tuple[str, ...], where: Rows) -> bool:
@@ -116,7 +141,7 @@ def occurs(space: Space, summed: tuple[str, ...], where: Rows) -> bool:
         raise Beyond(f"beyond integer sets: {error}") from None
 
 
-def prove(before: Program, after: Program) -> str | None:
+def prove(before: Program, after: Program, exponential: bool = False) -> str | None:
     """None where *after* computes every output of *before*, else why that is not proved.
 
     An equation that both have stays a tensor for its readers as long as that can be proved; else it is put into them.
@@ -129,7 +154,8 @@ def prove(before: Program, after: Program) -> str | None:
         return f"output {strange[0]} has another box"
     while True:
         left, right = inlined(before, kept), inlined(after, kept)
-        wrong = ((n, left[n] != right[n] and difference(left[n], right[n], boxes[0][n])) for n in boxes[0] if n in kept)
+        sides = ((n, left[n], right[n]) for n in boxes[0] if n in kept)
+        wrong = ((n, a != b and difference(a, b, boxes[0][n], exponential)) for n, a, b in sides)
         found, why = next(((n, why) for n, why in wrong if why), ("", None))
         if why is None:
             return None

@@ -2,95 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
+from fractions import Fraction
 from functools import lru_cache
+from math import inf
 from typing import Any
 
 from einnet_check.compare import difference, occurs
-from einnet_check.terms import NEUTRAL, Form, Rows, Space, complement, plus
+from einnet_check.terms import Form, Rows, Space, complement, plus
 from einnet_check.text import Equation, Expr, Parser, Read, Scope, Tensor, reads
 
-D, H, W = ("d", "q", "D"), ("h", "r", "H"), ("w", "s", "W")
-WINDOWS = {"Conv1d": [H], "Conv2d": [H, W], "Conv3d": [D, H, W], "MaxPool2d": [H, W], "AveragePool2d": [H, W]}
-WINDOWS |= {"ConvTranspose1d": [("y", "h", "R")], "ConvTranspose2d": [("y", "h", "R"), ("x", "w", "S")]}
-"""The composite dimensions of operators: output iterator, summed iterator, extent."""
-BINARY = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/"}
+OPERATORS = {
+    **dict.fromkeys(["Matmul", "BatchMatmul"], "b m n | k | b m k | b k n"),
+    "Conv1d": "n g f h | c r | n g c H=sh*h+dh*r-ph | g f c r",
+    "Conv2d": "n g f h w | c r s | n g c H=sh*h+dh*r-ph W=sw*w+dw*s-pw | g f c r s",
+    "Conv3d": "n g f d h w | c q r s | n g c D=sd*d+dd*q-pd H=sh*h+dh*r-ph W=sw*w+dw*s-pw | g f c q r s",
+    "ConvTranspose1d": "n g f y | c h | n g c h | g c f R=y-sh*h+ph",
+    "ConvTranspose2d": "n g f y x | c h w | n g c h w | g c f R=y-sh*h+ph S=x-sw*w+pw",
+    "MaxPool2d": "n c h w | r s | n c H=sh*h+dh*r-ph W=sw*w+dw*s-pw",
+    "AveragePool2d": "n c h w | r s | n c H=sh*h+dh*r-ph W=sw*w+dw*s-pw",
+    "G2BMM": "b m w | k | b m k | b m=m+d*w-d*W k",
+    "GBMM": "b m n | w | b m w | b m=m+d*w-d*W n",
+    **dict.fromkeys(["Add", "Sub", "Mul", "Div"], "i | | i | i"),
+}
+"""Traversals, summations and operands of library operators; a dimension is an iterator, or ``EXTENT=index``."""
+BINARY = {"Add": "+", "Sub": "-", "Div": "/"}
 
 
-def canonical(operator: str, a: dict[str, Any]) -> tuple[Any, ...]:
-    """The expression of a library operator with the attributes *a*: reduction, what combines the operands, divisor,
-    traversals, summations, and for every operand its dimensions: an iterator's, or an index with an extent.
-    """
-    b, g = ([x] if a.get(x, 1) != 1 else [] for x in "bg")
-    windows = WINDOWS.get(operator, [])
-    out, taps = [y for y, _, _ in windows], [r for _, r, _ in windows]
-    if operator.startswith("ConvTranspose"):
-        kernel = [(f"{y} - {a['s' + h]}*{h} + {a['p' + h]}", a[size]) for y, h, size in windows]
-        return "sum", "*", 1, ["n", *g, "f", *out], ["c", *taps], [["n", *g, "c", *taps], [*g, "c", "f", *kernel]]
-    image = [(f"{a['s' + h]}*{h} + {a['d' + h]}*{r} - {a['p' + h]}", a[size]) for h, r, size in windows]
-    match operator:
-        case "Matmul" | "BatchMatmul":
-            left, right = "km" if a.get("ta") else "mk", "nk" if a.get("tb") else "kn"
-            return "sum", "*", 1, [*b, "m", "n"], ["k"], [[*b, *left], [*b, *right]]
-        case "Conv1d" | "Conv2d" | "Conv3d":
-            return "sum", "*", 1, ["n", *g, "f", *out], ["c", *taps], [["n", *g, "c", *image], [*g, "f", "c", *taps]]
-        case "MaxPool2d":
-            return "max", "", 1, ["n", "c", *out], taps, [["n", "c", *image]]
-        case "AveragePool2d":
-            return "sum", "", a["r"] * a["s"], ["n", "c", *out], taps, [["n", "c", *image]]
-        case "G2BMM" | "GBMM" if a["w"] == 2 * a["W"] + 1:
-            band, (x, y, z) = (f"m + {a['d']}*w - {a['d'] * a['W']}", a["m"]), "kwk" if operator[1] == "2" else "wnn"
-            return "sum", "*", 1, [*b, "m", y], [x], [[*b, "m", x], [*b, band, z]]
-        case "Add" | "Sub" | "Mul" | "Div":
-            return "sum", BINARY[operator], 1, ["i"], [], [["i"], ["i"]]
-    raise ValueError(f"{operator} is no known operator, or has other attributes")
+def canonical(operator: str, a: Callable[..., int]) -> tuple[str, list[list[int]]]:
+    """The equation of a library operator with the attributes *a*, and the shapes of its operands ``T0`` and ``T1``."""
+    table = OPERATORS.get(operator, "")
+    if not table or ("m=m" in table and a("w") != 2 * a("W") + 1):
+        raise ValueError(f"{operator} is no known operator, or has other attributes")
+    # A batch or group of one is no dimension.
+    parts = [[d for d in part.split() if d not in "bg" or a(d, 1) != 1] for part in table.split("|")]
+    for n, turned in enumerate(("ta", "tb") if operator.endswith("Matmul") else ()):
+        parts[2 + n][-2:] = parts[2 + n][-2:][:: -1 if a(turned, 0) else 1]
+    out, sums, *operands = [[d.partition("=") for d in part] for part in parts]
+    known = {x for x, _, _ in (*out, *sums)}
 
+    def index(text: str) -> str:
+        return re.sub(r"\w+", lambda x: x[0] if x[0] in known else str(a(x[0])), text)
 
-class Used(dict[str, Any]):
-    """Attributes that note which of them were looked at."""
-
-    def __init__(self, held: Any) -> None:
-        super().__init__(held)
-        self.seen = set[str]()
-
-    def __getitem__(self, name: str) -> Any:
-        self.seen.add(name)
-        return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.seen.add(name)
-        return super().get(name, default)
+    reads_ = (f"T{n}[{', '.join(index(i or x) for x, _, i in dims)}]" for n, dims in enumerate(operands))
+    ranges = [", ".join(f"{x}:{a(x)}" for x, _, _ in part) for part in (out, sums)]
+    reduced = f"{'max' if operator == 'MaxPool2d' else 'sum'}[{ranges[1]}] " if sums else ""
+    body = f" {BINARY.get(operator, '*')} ".join(reads_) + (f" / {a('r') * a('s')}" if "Average" in operator else "")
+    return f"Y[{ranges[0]}] = {reduced}{body}", [[a(x) for x, _, _ in dims] for dims in operands]
 
 
 def wrong_call(equation: Equation, views: dict[str, tuple[int, ...]]) -> str | None:
     """Why *equation* is not what its operator computes of its operands; *views*: strides of those that are views."""
-    a = Used(equation.attributes)
+    attributes, seen = equation.attributes, set[str]()
+
+    def a(name: str, default: Any = None) -> int:
+        seen.add(name)
+        if not isinstance(value := attributes.get(name, default), int):
+            raise ValueError(f"attribute {name} is {value!r}, expected an integer")
+        return value
+
     try:
-        reduce, op, divisor, out, sums, operands = canonical(equation.operator, a)
-        ranges = [", ".join(f"{x}:{a[x]}" for x in names) for names in (out, sums)]
-        sources, called, given = [r.source for r in reads(equation.scope.body)], [], {}
-        for n, dimensions in enumerate(operands):
-            shape = [a[d] if isinstance(d, str) else d[1] for d in dimensions]
-            index = ", ".join(d if isinstance(d, str) else d[0] for d in dimensions)
-            called.append(f"T{n}[{index}]")
-            source = sources[n] if len(sources) == len(operands) else None
+        text, shapes = canonical(equation.operator, a)
+        sources, given = [r.source for r in reads(equation.scope.body)], {}
+        for n, shape in enumerate(shapes):
+            source = sources[n] if len(sources) == len(shapes) else None
             if not isinstance(source, Tensor) or source.box != tuple((0, k) for k in shape):
                 return f"operand {n} of {equation.operator} is no tensor of shape {shape}"
-            given[f"T{n}"] = Tensor(source.name, source.box, source.box, NEUTRAL[reduce])
+            given[f"T{n}"] = Tensor(source.name, source.box, source.box, -inf if "= max" in text else Fraction(0))
             row = views.get(source.name, (0, shape[-1], 1))[-2:][0] if len(shape) > 1 else 0
             name = f"ld{'ab'[n]}" if equation.operator.endswith("Matmul") else ""
-            if len(shape) > 1 and row != a.get(name, shape[-1]) and (name in a or shape[-2] > 1):
-                return f"rows of operand {n} are {row} apart, not {a.get(name, shape[-1])}"
-        reduced = f"{reduce}[{ranges[1]}] " if sums else ""
-        text = f"Y[{ranges[0]}] = {reduced}{f' {op} '.join(called)}" + f" / {divisor}" * (divisor != 1)
+            named = a(name, shape[-1]) if name else shape[-1]
+            if len(shape) > 1 and row != named and (name in attributes or shape[-2] > 1):
+                return f"rows of operand {n} are {row} apart, not {named}"
         scope = Parser(text, given).equation().scope
-        if unknown := set(a) - a.seen:
+        if unknown := set(attributes) - seen:
             return f"{equation.operator} has no attribute {', '.join(sorted(unknown))}"
         if scope.box != equation.scope.box:
             return f"{equation.operator} gives a result of box {scope.box}"
         return None if scope == equation.scope else difference(scope, equation.scope, scope.box)
-    except (KeyError, TypeError, ValueError) as error:
-        return f"{equation.operator}: {error!r}"
+    except ValueError as error:
+        return f"{equation.operator}: {error}"
 
 
 def strides(equation: Equation) -> tuple[int, ...]:

@@ -9,14 +9,18 @@ from typing import Any, NamedTuple
 
 from einnet_check.compare import prove
 from einnet_check.legal import wrong_equations
-from einnet_check.text import Parser, Program, reads
+from einnet_check.text import Parser, Program, reads, walk
+
+EXPONENTIAL = "with the axiom exp(a + b) = exp(a) exp(b), a and b finite"
+"""What a proof says that needs more of the exponential than that it is a function."""
 
 
 class Verdict(NamedTuple):
-    """A step by its name, and why it is not proved (None: it is)."""
+    """A step by its name, why it is not proved (None: it is), and the axiom that the proof needs, if any."""
 
     step: str
     why: str | None
+    axiom: str = ""
 
 
 def check(record: Any, program: str | None = None) -> Iterable[Verdict]:
@@ -29,12 +33,24 @@ def check(record: Any, program: str | None = None) -> Iterable[Verdict]:
         raise ValueError("$: found something else, expected an einnet-explore record of version 1")
     here = _program(record, "start", "$")
     given = here if program is None else Parser(program).program()
-    yield Verdict("start", wrong_equations(here) or (None if given == here else prove(given, here)))
+    yield _verdict("start", given, here)
     for n, step in enumerate(_field(record, "steps", list, "$")):
         at = f"$.steps[{n}]"
         name = f"{n}. {_field(step, 'rule', str, at)} at {_field(step, 'at', str, at)}"
         before, here = here, _program(step, "after", at)
-        yield Verdict(name, wrong_equations(here) or prove(before, here) or _wrong_match(step, before, here, at))
+        found = _verdict(name, before, here)
+        yield found if found.why else found._replace(why=_wrong_match(step, before, here, at))
+
+
+def _verdict(step: str, before: Program, after: Program) -> Verdict:
+    """Without the axiom where that is enough."""
+    why = wrong_equations(after)
+    if why or before == after or (why := prove(before, after)) is None:
+        return Verdict(step, why)
+    inside = (e for p in (before, after) for q in p.equations for e in walk(q.scope.body, inside=True))
+    if any(isinstance(e, tuple) and e[0] == "exp" for e in inside) and prove(before, after, exponential=True) is None:
+        return Verdict(step, None, EXPONENTIAL)
+    return Verdict(step, why)
 
 
 def certificate(record: Any, program: str | None = None) -> dict[str, Any]:
@@ -49,6 +65,7 @@ def certificate(record: Any, program: str | None = None) -> dict[str, Any]:
     why = None if wrong is None else f"{wrong.step}: {wrong.why}"
     return {
         "kind": "proved" if why is None else "unproved",
+        "axioms": sorted({v.axiom for v in verdicts if v.axiom}),
         "steps": len(verdicts) - 1,
         "start": start,
         "end": end,

@@ -11,12 +11,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
-from functools import reduce as fold
 from itertools import islice, permutations, product
 from math import gcd, inf, isfinite, prod
 from typing import Any, NamedTuple, TypeAlias
 
-from einnet_check.text import Box, Expr, Number, Read, Scope, Table, Tensor, reads
+from einnet_check.text import Box, Expr, Number, Read, Scope, Table, Tensor, infinite, reads, walk
 
 Form: TypeAlias = "dict[str, int]"
 """c + Σ k·v over integers and quotients *v*; c stands at ``""``.  As a condition it means ``form >= 0``."""
@@ -28,7 +27,9 @@ Cases: TypeAlias = "list[tuple[Rows, Polynomial]]"
 ONE: Polynomial = ((Fraction(1), ()),)
 MOST = 3000
 NEUTRAL: dict[str, Number] = {"sum": Fraction(0), "prod": Fraction(1), "max": -inf, "min": inf}
-BINARY = {"max": "maximum", "min": "minimum", "prod": "*"}
+BINARY = {"sum": "+", "max": "maximum", "min": "minimum", "prod": "*"}
+OVER = {"sum": "*", "max": "+", "min": "+"}
+"""What distributes over a reduction."""
 
 
 class Beyond(ValueError):
@@ -42,6 +43,8 @@ class Term(NamedTuple):
     factors: Factors
     summed: tuple[str, ...] = ()
     where: Rows = ()
+    value: Polynomial = ()
+    """What its one factor stands for, under max, min and prod."""
 
 
 def plus(a: Form, b: Form, k: int = 1) -> Form:
@@ -85,8 +88,8 @@ def complement(rows: Rows | None) -> list[Rows]:
 class Space:
     """The integers of one comparison, with their ranges, and the scopes that stand for functions in it."""
 
-    def __init__(self, box: Box, same: Callable[[Scope, Scope], bool]) -> None:
-        self.same, self.opaque, self.count = same, list[Scope](), 0
+    def __init__(self, box: Box, same: Callable[[Scope, Scope], bool], exponential: bool = False) -> None:
+        self.same, self.opaque, self.count, self.exponential = same, list[Scope](), 0, exponential
         self.range: dict[str, tuple[int, int]] = {}
         self.inside: dict[str, frozenset[str]] = {"": frozenset()}
         self.x = tuple(self.fresh("x", lo, hi) for lo, hi in box)
@@ -110,10 +113,8 @@ class Space:
                 return env[index]
             case Fraction(denominator=1):
                 return {"": int(index)}
-            case ("neg", a):
-                return plus({"": 0}, self.form(a, env), -1)
-            case ("+" | "-", a, b):
-                return plus(self.form(a, env), self.form(b, env), 1 if index[0] == "+" else -1)
+            case ("+", a, b):
+                return plus(self.form(a, env), self.form(b, env))
             case ("*", Fraction(denominator=1) as k, a) | ("*", a, Fraction(denominator=1) as k):
                 return plus({"": 0}, self.form(a, env), int(k))
             case ("/" | "//", a, Fraction(denominator=1) as d) if d > 0:
@@ -193,6 +194,7 @@ class Space:
                 pairs = zip(self.decided(condition, env), (yes, no), strict=True)
                 return [((*r, *w), v) for pieces, arg in pairs for r in pieces for w, v in self.cases(arg, env)]
             case (str() as op, *args):
+                op = "e^" if op == "exp" and self.exponential else op
                 parts = [self.cases(arg, env) for arg in args]
                 if prod(map(len, parts)) > MOST:
                     raise Beyond(f"{op} has more than {MOST} cases")
@@ -202,8 +204,10 @@ class Space:
     def read(self, source: Any, at: Rows) -> Cases:
         """``source[at]``: what lies inside the box, and the value of the padding outside."""
         if isinstance(source, Table):
-            places = product(*(range(lo, hi) for lo, hi in source.box))
-            pieces = zip((self.within(at, [(n, n + 1) for n in i]) for i in places), source.entries, strict=True)
+            entries = dict(zip(product(*(range(*ends) for ends in source.box)), source.entries, strict=True))
+            spans = zip(map(self.bounds, at), source.box, strict=True)
+            places = product(*(range(max(lo, least), min(hi, most + 1)) for (least, most), (lo, hi) in spans))
+            pieces = ((self.within(at, [(n, n + 1) for n in i]), entries[i]) for i in places)
             return [(rows, constant(k)) for rows, k in pieces if rows is not None]
         inner: Cases
         if isinstance(source, Tensor):
@@ -229,9 +233,9 @@ class Space:
                 own, reach = tuple(scope.own[d] for d in order), tuple(scope.reach[d] for d in order)
                 turned = replace(scope, own=own, reach=reach)
                 if (turned.reach, turned.box) == (known.reach, known.box) and self.same(known, turned):
-                    return f"{{{n}}}", tuple(at[d] for d in order)
+                    return symbol(n, known), tuple(at[d] for d in order)
         self.opaque.append(scope)
-        return f"{{{len(self.opaque) - 1}}}", at
+        return symbol(len(self.opaque) - 1, scope), at
 
     def terms(self, scope: Scope, at: Rows, reduce: str) -> list[Term]:
         """The terms of ``scope[at]`` under *reduce*."""
@@ -242,8 +246,8 @@ class Space:
         if rows is None:
             return found
         for inner, summed in self.points(scope, env):
-            for k, factors, more, where in self.expanded(scope.body, inner, reduce):
-                found.append(Term(k, factors, (*summed, *more), (*rows, *where)))
+            for t in self.expanded(scope.body, inner, reduce):
+                found.append(t._replace(summed=(*summed, *t.summed), where=(*rows, *t.where)))
         return merged(found)
 
     def expanded(self, e: Expr, env: Mapping[str, Form], reduce: str) -> list[Term]:
@@ -251,30 +255,39 @@ class Space:
         match e:
             case Read(Scope() as source, index) if not reduces(source) or source.reduce == reduce:
                 return self.terms(source, tuple(self.form(i, env) for i in index), reduce)
-            case (op, a, b) if op == BINARY.get(reduce, "+"):
+            case (op, a, b) if op == BINARY[reduce]:
                 return self.expanded(a, env, reduce) + self.expanded(b, env, reduce)
-            case ("-", a, b) if reduce == "sum":
-                return self.expanded(("+", a, ("*", Fraction(-1), b)), env, reduce)
-            case ("neg", a) if reduce == "sum":
-                return self.expanded(("*", Fraction(-1), a), env, reduce)
-            case ("/", a, Fraction() as k) if reduce == "sum" and k:
-                return self.expanded(("*", 1 / k, a), env, reduce)
             case ("/", a, b) if reduce == "sum" and a != 1:
                 return self.expanded(("*", a, ("/", Fraction(1), b)), env, reduce)
-            case ("*", a, b) if reduce == "sum":
+            case (op, a, b) if op == OVER.get(reduce):
                 left, right = self.expanded(a, env, reduce), self.expanded(b, env, reduce)
                 if len(left) * len(right) > 64 * MOST:
                     raise Beyond(f"a product has {len(left)} times {len(right)} terms")
-                both = product(left, right)
-                return merged(Term(s[0] * t[0], s[1] + t[1], s[2] + t[2], s[3] + t[3]) for s, t in both)
+                return merged(joined(s, t, reduce) for s, t in product(left, right))
         return single(self.cases(e, env), reduce)
+
+
+def joined(s: Term, t: Term, reduce: str) -> Term:
+    """Of products the product, of values that are reduced the sum: max f + max g is max (f + g)."""
+    summed, where = s.summed + t.summed, s.where + t.where
+    if reduce == "sum":
+        return Term(s.coefficient * t.coefficient, s.factors + t.factors, summed, where)
+    if any(k == -NEUTRAL[reduce] for k, _ in (*s.value, *t.value)):  # its sum with a neutral value is no number
+        raise Beyond("an infinite constant is added or multiplied")
+    value = applied("+", [s.value, t.value])
+    return Term(Fraction(1), (skeleton(value),), summed, where, value)
+
+
+def symbol(number: int, scope: Scope) -> str:
+    """The name of a scope that is a factor; it tells whether its values may be infinite."""
+    return f"{{{number}}}" + "∞" * infinite(scope)
 
 
 def single(found: Cases, reduce: str) -> list[Term]:
     """A value by cases as terms."""
     if reduce == "sum":
         return [Term(k, factors, (), w) for w, v in found for k, factors in v]
-    return [Term(Fraction(1), (skeleton(v),), (), w) for w, v in found if v != constant(NEUTRAL[reduce])]
+    return [Term(Fraction(1), (skeleton(v),), (), w, v) for w, v in found if v != constant(NEUTRAL[reduce])]
 
 
 def tabulated(scope: Scope) -> set[str]:
@@ -284,21 +297,16 @@ def tabulated(scope: Scope) -> set[str]:
         inner = tabulated(source) if isinstance(source, Scope) else set()
         own = [x for x, _, _ in source.own] if isinstance(source, Scope) else [""] * len(indices)
         for x, index in zip(own, indices, strict=True):
-            found |= iterators(index) if x in inner or isinstance(source, Table) else set()
+            found |= (
+                {i for i in walk(index) if isinstance(i, str)} if x in inner or isinstance(source, Table) else set()
+            )
     return found
-
-
-def iterators(index: Expr) -> set[str]:
-    """The iterators of an index."""
-    if isinstance(index, tuple):
-        return set[str]().union(*map(iterators, index[1:]))
-    return {index} if isinstance(index, str) else set()
 
 
 def merged(terms: Iterable[Term]) -> list[Term]:
     """Families that differ in nothing but the coefficient are one; those with 0 are none."""
     total: dict[Any, Term] = {}
-    for t in terms:
+    for t in (t._replace(factors=cancelled(t.factors)) for t in terms):
         of = tuple((n, *map(name, at)) for n, at in t.factors), frozenset(t.summed), frozenset(map(name, t.where))
         total[of] = t._replace(coefficient=t.coefficient + (total[of].coefficient if of in total else 0))
     if len(total) > MOST:
@@ -311,18 +319,14 @@ def applied(op: str, args: list[Polynomial]) -> Polynomial:
     match op, args:
         case "+", [a, b]:
             return collected((*a, *b))
-        case "-", [a, b]:
-            return collected((*a, *((-k, f) for k, f in b)))
-        case "neg", [a]:
-            return tuple((-k, f) for k, f in a)
         case "*", [a, b]:
             return collected((k * m, f + g) for (k, f), (m, g) in product(a, b))
         case "/", [a, ((Fraction() as k, ()),)]:
             return tuple((c / k, f) for c, f in a)
         case "/", [a, b] if a != ONE:
             return applied("*", [a, applied("/", [ONE, b])])
-        case "exp", [a] if len(a) != 1:  # of a sum: the product of those of its terms
-            return fold(lambda x, m: applied("*", [x, applied("exp", [(m,)])]), a, ONE)
+        case "e^", [a]:  # the axiom: of a sum it is the product of those of its terms
+            return collected([(Fraction(1), tuple((f"e^({of})", at) for of, at in (skeleton((m,)) for m in a)))])
         case (("maximum" | "minimum"), [a, b]) if (neutral := constant(-inf if op == "maximum" else inf)) in (a, b):
             return b if a == neutral else a
         case "relu", [() | ((_, ()),) as a]:
@@ -331,11 +335,23 @@ def applied(op: str, args: list[Polynomial]) -> Polynomial:
     return element(f"{op}({', '.join(of for of, _ in parts)})", tuple(f for _, at in parts for f in at))
 
 
+def cancelled(factors: Factors) -> Factors:
+    """*factors* without pairs e^a · e^-a for finite a, which is 1 by the axiom."""
+    kept: list[tuple[str, Rows]] = []
+    for of, at in factors:
+        opposite = f"e^({of[4:]}" if of.startswith("e^(-") else f"e^(-{of[3:]}", at
+        if of.startswith("e^(") and "∞" not in of and opposite in kept:
+            kept.remove(opposite)
+        else:
+            kept.append((of, at))
+    return tuple(kept)
+
+
 def collected(monomials: Iterable[tuple[Number, Factors]]) -> Polynomial:
     """Like monomials added up, in an order that depends on names first."""
     total: dict[Any, tuple[Number, Factors]] = {}
     for k, factors in monomials:
-        sorted_ = tuple(sorted(factors, key=lambda f: (f[0], *map(name, f[1]))))
+        sorted_ = tuple(sorted(cancelled(factors), key=lambda f: (f[0], *map(name, f[1]))))
         of = tuple(n for n, _ in sorted_), tuple(tuple(map(name, at)) for _, at in sorted_)
         total[of] = k + (total[of][0] if of in total else 0), sorted_
     return tuple(m for _, m in sorted((([*of[0], str(m[0])], of), m) for of, m in total.items() if m[0]))
@@ -343,5 +359,6 @@ def collected(monomials: Iterable[tuple[Number, Factors]]) -> Polynomial:
 
 def skeleton(value: Polynomial) -> tuple[str, Rows]:
     """A polynomial as a function of elements, by its text, and where these elements lie."""
-    text = " + ".join("*".join((str(k if k in (inf, -inf) else simple(k)), *(n for n, _ in fs))) for k, fs in value)
+    numbers = (str(k if k in (inf, -inf) else simple(k)).replace("inf", "∞") for k, _ in value)
+    text = " + ".join("*".join((k, *(n for n, _ in fs))) for k, (_, fs) in zip(numbers, value, strict=True))
     return text or "0", tuple(form for _, fs in value for _, at in fs for form in at)

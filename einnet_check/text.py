@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import inf, prod
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypeAlias
 Box: TypeAlias = "tuple[tuple[int, int], ...]"
 Number: TypeAlias = "Fraction | float"
 Expr: TypeAlias = "Any"
-"""A number, the name of an iterator, a ``Read``, or ``(op, argument, …)``: an index has ``+ - * / // % neg``, a scalar
-``+ - * / neg``, functions, and ``where`` whose first argument is ``(comparison, index, index)``."""
+"""A number, the name of an iterator, a ``Read``, or ``(op, argument, …)``: an index has ``+ * / // %``, a scalar has
+``+ * /``, functions, and ``where`` whose first argument is ``(comparison, index, index)``."""
 ARITY = dict.fromkeys(["relu", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "abs", "erf"], 1)
 ARITY |= {"pow": 2, "maximum": 2, "minimum": 2, "where": 3}
 
@@ -82,23 +82,39 @@ class Program(NamedTuple):
     outputs: tuple[str, ...]
 
 
-def reads(body: Expr) -> list[Read]:
-    """The accesses of *body*, from left to right; not those inside the scopes that it reads."""
-    if isinstance(body, Read):
-        return [body]
-    return [r for arg in body[1:] for r in reads(arg)] if isinstance(body, tuple) else []
+def walk(e: Expr, inside: bool = False) -> Iterable[Expr]:
+    """*e* and all that it is made of, from left to right; not the indices of reads, of scopes only with *inside*."""
+    yield e
+    match e:
+        case Read(Scope(body=body)) if inside:
+            yield from walk(body, inside)
+        case (str(), *args):
+            for arg in args:
+                yield from walk(arg, inside)
+
+
+def reads(body: Expr, inside: bool = False) -> list[Read]:
+    """The accesses of *body*, with *inside* also those of the scopes that it reads."""
+    return [e for e in walk(body, inside) if isinstance(e, Read)]
 
 
 def tensors(scope: Scope) -> set[str]:
     """The tensors that *scope* reads, also inside."""
-    sources = [r.source for r in reads(scope.body)]
-    inner = (tensors(s) for s in sources if isinstance(s, Scope))
-    return {s.name for s in sources if isinstance(s, Tensor)}.union(*inner)
+    return {r.source.name for r in reads(scope.body, True) if isinstance(r.source, Tensor)}
+
+
+def infinite(scope: Scope) -> bool:
+    """Whether an infinite constant occurs in *scope* or around what it reads, also inside."""
+    values = (
+        e.source.value if isinstance(e, Read) and not isinstance(e.source, Table) else e
+        for e in walk(Read(scope, ()), True)
+    )
+    return any(isinstance(value, float) for value in values)
 
 
 _TOKEN = re.compile(
     r"(?:\s|#[^\n]*)*(?:(?P<str>\"(?:\\.|[^\"\\\n])*\")|(?P<word>[^\W\d]\w*)"
-    r"|(?P<num>(?:\d+\.(?!\.)\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+)"
+    r"|(?P<num>(?:\d+\.(?!\.)\d*|\.\d+)(?:[eE][+-]?\d{1,3})?|\d+[eE][+-]?\d{1,3}|\d+)"
     r"|(?P<op>//|<=|>=|==|!=|\.\.|[][(){}<>=+*/%,:|-])|(?P<end>\Z)|(?P<bad>\S))"
 )
 
@@ -142,6 +158,11 @@ class Parser:
         sign = -1 if self.take("-") else 1
         self.need(self.tokens[self.at][1].isdecimal(), "an integer")
         return sign * int(self.token("num"))
+
+    def entry(self) -> Fraction:
+        above, below = self.integer(), self.integer() if self.take("/") else 1
+        self.need(below, "a denominator other than 0 before")
+        return Fraction(above, below)
 
     def items(self, opening: str, item: Callable[[], Any], closing: str) -> tuple[Any, ...]:
         found = []
@@ -241,7 +262,8 @@ class Parser:
         """An index or a scalar; what is no index, or no scalar, is found where it is used."""
         out = self.product()
         while op := self.take("+", "-"):
-            out = (op, out, self.product())
+            more = self.product()
+            out = ("+", out, more if op == "+" else ("*", Fraction(-1), more))
         return out
 
     def product(self) -> Expr:
@@ -254,7 +276,7 @@ class Parser:
         kind = self.tokens[self.at][0]
         if self.take("-"):
             inner = self.factor()
-            return -inner if isinstance(inner, Fraction | float) else ("neg", inner)
+            return -inner if isinstance(inner, Fraction | float) else ("*", Fraction(-1), inner)
         if self.take("("):
             inner, _ = self.sum(), self.must(")")
             return inner
@@ -264,7 +286,7 @@ class Parser:
             return self.read(self.scope(""))
         if self.take("table"):
             box = tuple((0, n) for n in self.items("[", self.integer, "]"))
-            entries = self.items("(", lambda: Fraction(self.integer(), self.integer() if self.take("/") else 1), ")")
+            entries = self.items("(", self.entry, ")")
             self.need(len(entries) == prod(n for _, n in box), "as many entries as the shape says before")
             return self.read(Table(box, box, entries))
         name, following = self.name(), self.tokens[self.at][1]

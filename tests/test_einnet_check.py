@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from certificate_steps import STEPS, mutants, programs, reread
 from mutation import CASES, attributes, chosen, kind, mutant, right, steps
@@ -24,13 +25,26 @@ import einnet_explore as ee
 from einnet_check import certificate, check
 from einnet_check.compare import prove
 from einnet_check.legal import wrong_equations
+from einnet_check.record import EXPONENTIAL
 from einnet_check.terms import MOST, Beyond, simple
 from einnet_check.text import Parser
+from einnet_explore.algebra.evaluate import IllegalRead, evaluate
 from einnet_explore.explore import cases, records
 from einnet_explore.explore.run import Run
+from einnet_explore.graph.rows import by_rows
 from einnet_explore.ir import Program
 from einnet_explore.render import text
-from einnet_explore.rules import ALL_RULES, Derivation
+from einnet_explore.rules import (
+    ALL_RULES,
+    BILINEAR_PRODUCT,
+    CONTRACTION_ORDER,
+    DISTRIBUTIVITY,
+    RECENTRING,
+    SUMMATION_EXCHANGE,
+    SUMMATION_SPLITTING,
+    Derivation,
+    Rule,
+)
 from einnet_explore.rules.base import places
 from einnet_explore.search.engine import Options
 
@@ -53,7 +67,9 @@ def believed(before: Program, after: Program) -> bool:
 
 
 def why(before: str, after: str) -> str | None:
-    return prove(Parser(before).program(), Parser(after).program())
+    """Why a step is not proved, even with the axiom of exponentials."""
+    left, right_ = Parser(before).program(), Parser(after).program()
+    return prove(left, right_) and prove(left, right_, exponential=True)
 
 
 def wrong(program: str) -> str | None:
@@ -145,8 +161,55 @@ def derived(start: Program, *names: str) -> Derivation:
     return found
 
 
-def test_bilinear_steps_are_checked_by_their_tables() -> None:
+REDUCED = "tensor A[4, 5]\ntensor B[5, 6]\ntensor C[6, 3]\ntensor g[4]\ntensor v[5]\n"
+CHAIN = "sum[k:6] {[i:4, k:6] sum[j:5] A[i, j] * B[j, k]}[i, k] * C[k, l] * 2"
+TIMES = "tensor A[{0}, {0}]\ntensor B[{0}, {0}]\nY[m:{0}, n:{0}] = {1}sum[k:{0}] A[m, k] * B[k, n]{2}"
+BLOCKS = {"rows": "m", "between": "k", "columns": "n"}
+OUT: dict[str, Any] = {"direction": "out"}
+IN: dict[str, Any] = {"direction": "in", "part": 1}
+POLYNOMIALS = ", ".join(str(int(k == i + j)) for k in range(3) for i in range(2) for j in range(2))
+NEW: dict[str, tuple[str, Rule[Any], tuple[int, ...], dict[str, Any]]] = {
+    "out of a sum": (f"{REDUCED}Y[i:4] = sum[j:5] g[i]*A[i, j] / exp(g[i])", DISTRIBUTIVITY, (0,), OUT),
+    "out of a maximum": (f"{REDUCED}Y[i:4] = max[j:5] g[i] + A[i, j]", DISTRIBUTIVITY, (0,), OUT),
+    "out, in a function": (f"{REDUCED}Y[i:4] = relu({{[i:4] sum[j:5] g[i]*A[i, j]}}[i])", DISTRIBUTIVITY, (0, 0), OUT),
+    "out of a maximum, in a sum": (
+        f"{REDUCED}Y[i:4] = sum[k:6] C[k, 0] * {{[i:4] max[j:5] g[i] + A[i, j]}}[i]", DISTRIBUTIVITY, (0, 1), OUT
+    ),
+    "into a sum": (f"{REDUCED}Y[i:4] = sum[j:5] A[i, j] * {{[k:5] sum[j:6] B[k, j]}}[j]", DISTRIBUTIVITY, (0,), IN),
+    "into a minimum": (f"{REDUCED}Y[i:4] = g[i] + {{[i:4] min[j:5] A[i, j]*v[j]}}[i]", DISTRIBUTIVITY, (0,), IN),
+    "into a maximum, in a function": (
+        f"{REDUCED}Y[i:4] = tanh({{[i:4] g[i] + {{[i:4] max[j:5] A[i, j]}}[i]}}[i])", DISTRIBUTIVITY, (0, 0), IN
+    ),
+    **{
+        f"{r} exchanged": (
+            f"{REDUCED}Y[i:4] = {r}[k:5] {{[i:4, k:5] {r}[j:6] A[i, k]*B[k, j]}}[i, k]", SUMMATION_EXCHANGE, (0,), {}
+        )
+        for r in ("sum", "max", "prod")
+    },
+    "associated": (f"{REDUCED}Y[i:4, l:3] = {CHAIN}", CONTRACTION_ORDER, (0,), {"tree": [0, [1, 2]]}),
+    "associated, in a function": (
+        f"{REDUCED}Y[i:4, l:3] = exp({{[i:4, l:3] {CHAIN}}}[i, l])", CONTRACTION_ORDER, (0, 0), {"tree": [0, [1, 2]]}
+    ),
+    "Strassen": (TIMES.format(4, "", ""), BILINEAR_PRODUCT, (0,), {"algorithm": "Strassen", **BLOCKS}),
+    "Laderman": (TIMES.format(3, "", ""), BILINEAR_PRODUCT, (0,), {"algorithm": "Laderman", **BLOCKS}),
+    "Strassen, in a function": (
+        TIMES.format(2, "relu({[m:2, n:2] ", "}[m, n])"), BILINEAR_PRODUCT, (0, 0), {"algorithm": "Strassen", **BLOCKS}
+    ),
+    "Karatsuba": (
+        "tensor A[2, 2]\ntensor B[2, 2]\n"
+        f"Y[k:3] = sum[i:2, j:2, c:2] table[3, 2, 2]({POLYNOMIALS})[k, i, j] * A[i, c] * B[j, c]",
+        BILINEAR_PRODUCT, (0,), {"algorithm": "Karatsuba"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", ["Winograd", "Strassen", "Laderman"])
+def test_bilinear_steps_are_checked_by_their_tables(algorithm: str) -> None:
     steps_ = derived(ee.ops.conv2d(N=1, H=6, W=3, C=2, F=2, R=3, S=3), "bilinear_substitution")
+    if algorithm != "Winograd":
+        start, rule, at, params = NEW[algorithm]
+        start_ = ee.parse(start)
+        steps_ = Derivation(start_).then(rule.match(start_, at, **params))
     record = records.to_record(steps_)
     assert certificate(record)["kind"] == "proved"
     after = record["steps"][0]["after"]
@@ -154,11 +217,123 @@ def test_bilinear_steps_are_checked_by_their_tables() -> None:
     assert len(tables) == 3
     for table in tables:
         entries = table[1].split(", ")
-        n = next(n for n, entry in enumerate(entries) if entry not in ("0", "1"))
+        n = max(range(len(entries)), key=lambda n: (entries[n] != "0", entries[n] != "1"))
         for other in ("0", "7/3"):
             changed = ", ".join([*entries[:n], other, *entries[n + 1 :]])
             record["steps"][0]["after"] = after[: table.start(1)] + changed + after[table.end(1) :]
             assert certificate(record)["kind"] == "unproved"
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_identities_of_reductions_and_their_mutants(name: str) -> None:
+    start, rule, at, params = NEW[name]
+    before = ee.parse(start)
+    found = Derivation(before).then(rule.match(before, at, **params))
+    proof = certificate(json.loads(json.dumps(records.to_record(found))))
+    assert (proof["kind"], proof["axioms"]) == ("proved", []), proof
+    (step,) = found.steps
+    tried = [
+        p
+        for p in (mutant(changed) for _, changed in chosen(step, 9 if name == "Laderman" else 24))
+        if not right(before, p)
+    ]
+    assert len(tried) >= 7
+    assert not [text(p) for p in tried if believed(before, p)]
+
+
+def blocked(score: str) -> Derivation:
+    """A softmax-weighted sum in blocks of two, each relative to its own maximum."""
+    start = f"tensor S[3, 4]\ntensor V[4]\ntensor M[3]\nY[m:3] = sum[j:2, i:2] exp({score} - M[m]) * V[2*j+i]"
+    found = Derivation(ee.parse(start))
+    found = found.then(RECENTRING.match(found.end, (0,), factor=0, within=["i"]))
+    return found.then(SUMMATION_SPLITTING.match(found.end, (0,), outer=["j"], apart=True))
+
+
+def test_recentring_is_proved_with_an_axiom_that_is_named(tmp_path: Path, capsys: Any) -> None:
+    from einnet_check.__main__ import main
+
+    found = blocked("S[m, 2*j+i]")
+    record = json.loads(json.dumps(records.to_record(found)))
+    assert [(v.why, v.axiom) for v in check(record)] == [(None, ""), (None, EXPONENTIAL), (None, "")]
+    assert (certificate(record)["kind"], certificate(record)["axioms"]) == ("proved", [EXPONENTIAL])
+    (tmp_path / "r.json").write_text(json.dumps(record))
+    assert main([str(tmp_path / "r.json")]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[1] == f"0. recentring at 0: proved, {EXPONENTIAL}" and told[2].endswith(": proved")
+    assert told[-1].endswith(f"what the first does, {EXPONENTIAL}")
+
+    def value(program: Program) -> Any:
+        inputs = {t.name: np.random.default_rng(0).standard_normal(t.shape) for t in program.inputs}
+        return evaluate(program, inputs, np.float64)["Y"]
+
+    want, wrong_ = value(found.start), 0
+    np.testing.assert_allclose(value(found.end), want)
+    for step in found.steps:
+        for told_, changed in chosen(step, 60):
+            after = mutant(changed)
+            try:
+                differs = not np.allclose(value(after), want, rtol=1e-9)
+            except (IllegalRead, ValueError):
+                differs = True
+            wrong_ += differs
+            assert not (differs and believed(step.before, after)), f"{told_}:\n{after}"
+    assert wrong_ >= 50
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "proved"),
+    [
+        ("exp(a[i] - b[i])", "exp(a[i] - c[i]) * exp(c[i] - b[i])", True),
+        ("relu(exp(a[i]) - 1)", "relu(exp(a[i] + b[i]) * exp(-b[i]) - 1)", True),
+        ("exp(a[i] - b[i])", "exp(a[i] - c[i]) * exp(c[4-i] - b[i])", False),
+        ("exp(a[i] - b[i])", "exp(a[i] - c[i]) * exp(c[i] + b[i])", False),
+        ("exp(a[i] - b[i])", "exp(a[i] - b[i]) * exp(a[i] - b[i])", False),
+        ("exp(a[i])", "exp(2*a[i]) * exp(-1/2*a[i])", False),
+        ("tanh(a[i] - b[i])", "tanh(a[i] - c[i]) * tanh(c[i] - b[i])", False),
+        ("1", "exp(a[i] - a[i])", True),
+        ("2", "exp(a[i] - a[i])", False),
+        ("exp(a[i])", "exp(a[i] - inf) * exp(inf)", False),
+        ("exp(a[i])", "exp(a[i] - {[] max[j:5] -inf}[]) * exp({[] max[j:5] -inf}[])", False),
+    ],
+)
+def test_what_the_axiom_proves(before: str, after: str, proved: bool) -> None:
+    found = why(*(f"tensor a[5]\ntensor b[5]\ntensor c[5]\nY[i:5] = {body}" for body in (before, after)))
+    assert (found is None) == proved, found
+
+
+def test_a_block_that_may_be_masked_is_not_recentred() -> None:
+    """The largest of nothing but -inf is no centre: e^(-inf + inf) is no number."""
+    found = blocked("{[m:3, w:4] where(w <= m, S[m, w], -inf)}[m, 2*j+i]")
+    first, *_ = (v.why for v in check(records.to_record(found)) if v.why)
+    assert "is counted differently" in first
+
+
+ATTENTION = """
+tensor Q[6, 4]
+tensor K[9, 4]
+tensor V[9, 3]
+S[m:6, w:9] = sum[k:4] Q[m, k] * K[w, k]
+Z[m:6, w:9] = where(w <= m, 0.5 * S[m, w], -inf)
+M[m:6] = max[w:9] Z[m, w]
+E[m:6, w:9] = exp(Z[m, w] - M[m])
+T[m:6] = sum[w:9] E[m, w]
+P[m:6, w:9] = E[m, w] / T[m]
+Y[m:6, n:3] = sum[w:9] P[m, w] * V[w, n]
+output Y
+"""
+
+
+def test_attention_in_one_pass_is_proved_step_by_step() -> None:
+    found = by_rows(ee.parse(ATTENTION))
+    assert found is not None and found.steps[-1].match.rule.name == "one_pass_generation"
+    record = json.loads(json.dumps(records.to_record(found)))
+    proof = certificate(record, ATTENTION)
+    assert (proof["kind"], proof["axioms"], proof["steps"]) == ("proved", [], len(found.steps)), proof
+    end = record["steps"][-1]["after"]
+    for old, new in (("max[", "min["), ("sum[", "max["), ("<= 0", "< 0"), ("exp(", "tanh("), (" / ", " * ")):
+        for place in list(re.finditer(re.escape(old), end))[:4]:
+            record["steps"][-1]["after"] = end[: place.start()] + new + end[place.end() :]
+            assert not accepted(record), record["steps"][-1]["after"]
 
 
 BETWEEN = [
@@ -321,6 +496,8 @@ WRONG = [
     ("Y[i:4] = {[j:4] A[i]}[i]", "expected one of A, B, j instead of i before"),
     ("Y[i:4] = relu(A[i], A[i])", "1 arguments of relu before"),
     ("Y[i:4] = table[2, 2](1, 2, 3)[0, 0]", "as many entries as the shape says before"),
+    ("Y[i:4] = table[2](1/2, 3/0)[0]", "a denominator other than 0 before"),
+    ("Y[i:4] = A[i] + 1e999999999", "found '999999', expected"),
     ("Y[i:4] = A[i] pad [1, 1]", "1 pads before"),
     ("Y[i:4] = A[i] value A[0]", "a number before"),
     ("Y[i:4] = A[i]\nY[i:4] = A[i]", "no second definition of Y before"),
@@ -351,7 +528,11 @@ SOLE = [
     (f"{PRODUCT}Matmul(m=4, n=4, k=2)", None),
     (f"{PRODUCT}Matmul(m=4, n=4, k=2, lda=2, ldb=4)", None),
     (f"{PRODUCT}Nothing(m=4)", "Nothing is no known operator"),
-    (f"{PRODUCT}Matmul(m=4)", "Matmul: KeyError('n')"),
+    (f"{PRODUCT}BatchConv1d(m=4)", "BatchConv1d is no known operator"),
+    (f"{PRODUCT}Matmul(m=4)", "Matmul: attribute n is None, expected an integer"),
+    (f"{PRODUCT}Matmul(m=4, n=4, k=(2, 2))", "Matmul: attribute k is (2, 2), expected an integer"),
+    (f'{PRODUCT}Matmul(m=4, n=4, k="2")', "Matmul: attribute k is '2', expected an integer"),
+    (f"{PRODUCT}Conv1d(m=4)", "Conv1d: attribute n is None"),
     (f"{PRODUCT}Matmul(m=5, n=4, k=2)", "operand 0 of Matmul is no tensor of shape [5, 2]"),
     (f"{PRODUCT}Matmul(m=4, n=4, k=2, lda=3)", "rows of operand 0 are 2 apart, not 3"),
     (f"{PRODUCT}Matmul(m=4, n=4, k=2, x=3)", "Matmul has no attribute x"),
@@ -378,6 +559,15 @@ SOLE = [
      "Y[m:4, n:4] = sum[k:2] T[m, k]*B[k, n] via Matmul(m=4, n=4, k=2, lda=4)", None),
     ("T[i:4, j:2] = C[i, j+1] via View(offset=1, strides=(4, 1))\n"
      "Y[m:4, n:4] = sum[k:2] T[m, k]*B[k, n] via Matmul(m=4, n=4, k=2)", "rows of operand 0 are 4 apart, not 2"),
+    ("T[n:2, c:2] = C[n, c+1] via View(offset=1, strides=(4, 1))\n"
+     "Y[n:2, f:2, h:1] = sum[c:2, r:1] {[n:2, c:2, h:1] T[n, c]}[n, c, h] * {[f:2, c:2, r:1] B[f, c]}[f, c, r] "
+     "via Conv1d(n=2, f=2, c=2, h=1, r=1, H=1, sh=1, dh=1, ph=0)", "operand 0 of Conv1d is no tensor"),
+    ("T[n:1, c:2, h:3] = C[c, h+1] via View(offset=1, strides=(0, 4, 1))\nK[f:1, c:2, r:1] = B[0, c]\n"
+     "Y[n:1, f:1, h:3] = sum[c:2, r:1] T[n, c, h+r] * K[f, c, r] "
+     "via Conv1d(n=1, f=1, c=2, h=3, r=1, H=3, sh=1, dh=1, ph=0)", "rows of operand 0 are 4 apart, not 3"),
+    ("T[n:1, c:2, h:4] = C[c, h] via View(offset=0, strides=(0, 4, 1))\nK[f:1, c:2, r:1] = B[0, c]\n"
+     "Y[n:1, f:1, h:4] = sum[c:2, r:1] T[n, c, h+r] * K[f, c, r] "
+     "via Conv1d(n=1, f=1, c=2, h=4, r=1, H=4, sh=1, dh=1, ph=0)", None),
     ("Y[m:4, w:4] = sum[k:2] A[m, k]*A[(m+w)//2, k] via G2BMM(m=4, w=4, k=2, d=1, W=1)", "G2BMM is no known operator"),
 ]  # fmt: skip
 
@@ -395,6 +585,7 @@ def test_what_is_beyond_the_theory_says_why() -> None:
     cube = f"({sums}*{sums}*{sums})"
     for before, after, message in (
         ("Y[i:4] = 2*A[i] + inf", "Y[i:4] = A[i] + A[i] + inf", "an infinite constant is added or multiplied"),
+        ("Y[i:4] = max[j:2] A[i] + inf", "Y[i:4] = max[j:3] A[i] + inf", "an infinite constant is added or multiplied"),
         ("Y[i:3] = sum[a:3, b:3] A[i+a+b]", "Y[i:3] = sum[b:9] A[i+b//3+b%3]", "one term stands for several points"),
         (f"Y[i:4] = relu({many})", "Y[i:4] = A[i]", f"+ has more than {MOST} cases"),
         (f"Y[i:4] = {sums}*{sums}*{sums}*{sums}", "Y[i:4] = A[i]", f"a scope has more than {MOST} kinds of terms"),
