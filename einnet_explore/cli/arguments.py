@@ -60,6 +60,13 @@ def parser() -> argparse.ArgumentParser:
     derive.add_argument("--no-converging", action="store_true")
     derive.add_argument("--limit-seconds", type=_positive, metavar="S")
     derive.add_argument("--save", metavar="RECORD.json", help="write the best derivation with its certificates")
+    derive.add_argument(
+        "--device",
+        default="cpu",
+        metavar="cpu|profile:FILE.sqlite",
+        help="whose times order candidates: this machine's usual ones, or those of a profile recorded elsewhere",
+    )
+    derive.add_argument("--threads", type=_count, metavar="N", help="of the profile, where it holds several")
     _json(derive)
 
     fuse = command("fuse", "a program as one kernel: its stages, sizes and text")

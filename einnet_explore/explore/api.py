@@ -17,7 +17,7 @@ from einnet_explore.explore.session import Session
 from einnet_explore.ir import Program
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.rules import INTER_RULES, RULES, Derivation, Rule
-from einnet_explore.search.engine import Options
+from einnet_explore.search.engine import Cost, Options
 from einnet_explore.text import load_text
 
 if TYPE_CHECKING:
@@ -55,14 +55,21 @@ def search(
     target: str | Iterable[str] = (),
     limit: float | None = 60,
     operators: tuple[Operator, ...] = OPERATORS,
+    device: str = "cpu",
     **options: Any,
 ) -> Run:
     """A search of *program* towards those of *operators* named by *target* (all when empty), at most *limit* seconds.
 
-    Iterate it for its events, or ``start`` it in a thread.  *options* are those of ``search.engine.Options``: *rules*
-    among them, where your own may stand beside the library's.
+    The *device* ``profile:FILE.sqlite`` orders candidates by times and rates that were recorded elsewhere; raises
+    ValueError where that file does not serve.  Iterate the search for its events, or ``start`` it in a thread.
+    *options* are those of ``search.engine.Options``: *rules* among them, where your own may stand beside the library's.
     """
-    return Run(program, program_seconds, target=target, limit=limit, operators=operators, options=Options(**options))
+    cost: Cost = program_seconds
+    if device != "cpu":
+        from einnet_explore.graph.devices import cost_for
+
+        cost = cost_for(device)
+    return Run(program, cost, target=target, limit=limit, operators=operators, options=Options(**options))
 
 
 def search_all(programs: Iterable[Program] | Mapping[str, Program], *args: Any, **options: Any) -> list[dict[str, Any]]:
@@ -85,8 +92,8 @@ def graph(program: Program, title: str = "") -> Figure:
 # The three below import the compilers and ONNX Runtime when they are called: ``import einnet_explore`` stays quick.
 
 
-def optimize(model: str | Path, **options: Any) -> Optimised:
-    """Optimise an ONNX model; see ``graph.optimise.optimize`` for the options."""
+def optimize(model: str | Path | Program, **options: Any) -> Optimised:
+    """Optimise an ONNX model or a program; see ``graph.optimise.optimize`` for the options."""
     from einnet_explore.graph.optimise import optimize as run
 
     return run(model, **options)

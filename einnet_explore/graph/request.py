@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from einnet_explore.backends import cupy
+from einnet_explore.backends.errors import BackendError
+from einnet_explore.backends.recorded import PREFIX
 from einnet_explore.graph.contest import Settings
+from einnet_explore.graph.exporting import forms, program_model
 from einnet_explore.graph.numerics import checked
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.reading.model import Model
+from einnet_explore.ir import Program
 
 NOTHING: Mapping[str, tuple[int, ...]] = {}
 
@@ -18,9 +22,15 @@ RUNTIMES = ("plan", "onnxruntime")
 """What the optimised model may be run by: our plan, or ONNX Runtime alone on the exported file."""
 
 
-def read(model: str | Path | Model, shapes: Mapping[str, tuple[int, ...]] = NOTHING) -> Model:
-    """*model* itself, or read from a file."""
-    return model if isinstance(model, Model) else load(model, shapes)
+def read(model: str | Path | Model | Program, shapes: Mapping[str, tuple[int, ...]] = NOTHING) -> Model:
+    """*model* itself, or read from a file; a program is written as ONNX first, with library operators where it can."""
+    match model:
+        case Model():
+            return model
+        case Program():
+            return load(program_model(list(forms(model))[:2][-1], {}), shapes)
+        case _:
+            return load(model, shapes)
 
 
 def settings(
@@ -36,8 +46,19 @@ def settings(
 def check_device(device: str) -> None:
     """Raise ValueError, with what is missing, unless *device* can be used."""
     if device == "cuda":
-        driver = "an NVIDIA driver but" if ctypes.util.find_library("cuda") else "no NVIDIA driver, and"
-        raise ValueError(f"device 'cuda': found {driver} no CUDA backend in this release, expected cpu")
+        try:
+            cupy.check()
+        except BackendError as error:
+            raise ValueError(f"device 'cuda': {error}; expected cpu") from None
+        raise ValueError(
+            "device 'cuda': found a GPU, but plans of whole models run on CPUs; expected cpu (python -m benchmarks.gpu "
+            "measures on the GPU)"
+        )
+    if device.startswith(PREFIX):
+        raise ValueError(
+            f"device {device!r}: whole models are measured where they run; a profile orders the candidates of derive, "
+            "expected cpu or cuda"
+        )
     if device != "cpu":
         raise ValueError(f"device {device!r}: found no such device, expected cpu or cuda")
 

@@ -1,0 +1,56 @@
+"""``python -m benchmarks.gpu bundle OUT.zip | run | profile RESULTS.json OUT.sqlite``; see ``docs/decisions/0026``.
+
+``bundle`` needs this package and no GPU.  ``run``, in the unpacked bundle, needs a GPU, CuPy and NumPy (torch for what
+is compared with it) and nothing else; it goes on where it was stopped.  ``profile`` makes of its results what
+``einnet-explore derive --device profile:OUT.sqlite`` reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code: 0 done, 1 something is wrong, 2 no GPU or bad input, 3 not all was done in the time given."""
+    parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    bundle = commands.add_parser("bundle", help="pack everything for a machine with a GPU")
+    bundle.add_argument("out", type=Path, metavar="OUT.zip")
+    bundle.add_argument("--quick", action="store_true", help="small cases, which measure nothing of interest")
+    run = commands.add_parser("run", help="check and measure, in an unpacked bundle")
+    run.add_argument("--out", type=Path, default=Path("gpu.json"), metavar="RESULTS.json")
+    run.add_argument("--seconds", type=float, default=420.0, help="begin nothing after so many")
+    run.add_argument("--data", type=Path, default=Path("data"), help="the bundle's data")
+    profile = commands.add_parser("profile", help="a profile for searches from the results")
+    profile.add_argument("results", type=Path, metavar="RESULTS.json")
+    profile.add_argument("out", type=Path, metavar="OUT.sqlite")
+    given = parser.parse_args(argv)
+    try:
+        match given.command:
+            case "bundle":
+                from benchmarks.gpu.bundle import write
+
+                print(write(given.out, given.quick))
+                return 0
+            case "run":
+                from benchmarks.gpu.run import run as measure
+
+                return measure(given.data, given.out, given.seconds)
+            case _:
+                from benchmarks.gpu.profile import convert
+
+                print(convert(given.results, given.out))
+                return 0
+    except ModuleNotFoundError as error:
+        print(f"error: missing {error.name}, which {given.command} needs: pip install {error.name}", file=sys.stderr)
+        return 2
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

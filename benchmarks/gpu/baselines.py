@@ -1,0 +1,108 @@
+"""What the cases are compared with: CuPy (plain, fused) and torch, as their users write it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+Arrays = Mapping[str, Any]
+Make = Callable[[Arrays, Arrays], Callable[[], Any]]
+"""Makes device arrays by name, and host arrays of weights, into a call; it gives an array of either library."""
+
+EPSILON = 1e-5
+
+
+def baselines(kind: str, settings: Mapping[str, Any], cp: Any, torch: Any | None) -> Mapping[str, Make]:
+    """By name, for a case of *kind*; those of torch only where it is there."""
+    match kind:
+        case "cast":
+            found: dict[str, Make] = {"cupy": lambda a, _: lambda: a["x"].astype(cp.float16)}
+            if torch is not None:
+                found["torch"] = _in_torch(torch, lambda t: t["x"].to(torch.float16))
+        case "pointwise":
+            found = _pointwise(settings["what"], cp, torch)
+        case "batch norm":
+            found = _batch_norm(cp, torch)
+        case "bandwidth":
+            found = {"copy of as many bytes": lambda a, _: _copy(cp, a)}
+        case "table 3":
+            found = {}
+        case _:
+            raise ValueError(f"case of kind {kind!r}: expected cast, pointwise, batch norm, bandwidth or table 3")
+    return found
+
+
+def _pointwise(what: str, cp: Any, torch: Any | None) -> dict[str, Make]:
+    def hard_swish(a: Any) -> Any:
+        return a * cp.minimum(cp.maximum(a / 6 + 0.5, 0), 1)
+
+    plain: Mapping[str, Callable[..., Any]] = {
+        "relu": lambda a: cp.maximum(a, 0),
+        "residual, relu": lambda a, b: cp.maximum(a + b, 0),
+        "hard swish": hard_swish,
+        "swish": lambda a: a / (1 + cp.exp(-a)),
+    }
+    call = plain[what]
+    names = ("A", "B")[: 2 if what == "residual, relu" else 1]
+
+    def of(function: Callable[..., Any], a: Arrays, _: Arrays) -> Callable[[], Any]:
+        return partial(function, *(a[n] for n in names))
+
+    found: dict[str, Make] = {"cupy": partial(of, call), "cupy.fuse": partial(of, cp.fuse()(call))}
+    if torch is not None:
+        f = torch.nn.functional
+        there: Mapping[str, Callable[[Arrays], Any]] = {
+            "relu": lambda t: f.relu(t["A"]),
+            "residual, relu": lambda t: f.relu(t["A"] + t["B"]),
+            "hard swish": lambda t: f.hardswish(t["A"]),
+            "swish": lambda t: f.silu(t["A"]),
+        }
+        found["torch"] = _in_torch(torch, there[what])
+    return found
+
+
+def _batch_norm(cp: Any, torch: Any | None) -> dict[str, Make]:
+    across, axes = (1, -1, 1, 1), (0, 2, 3)
+
+    def plain(x: Any, g: Any, b: Any) -> Any:
+        d = x - x.mean(axes, keepdims=True)
+        return d * (1 / cp.sqrt((d * d).mean(axes, keepdims=True) + EPSILON)) * g + b
+
+    # ``cupy.fuse`` takes element-wise work and at most the reductions that it knows: parts are fused around them.
+    moved = cp.fuse()(lambda x, m: (x - m) * (x - m))
+    scaled = cp.fuse()(lambda x, m, v, g, b: (x - m) * (1 / cp.sqrt(v + EPSILON)) * g + b)
+
+    def parts(x: Any, g: Any, b: Any) -> Any:
+        m = x.mean(axes, keepdims=True)
+        return scaled(x, m, moved(x, m).mean(axes, keepdims=True), g, b)
+
+    def of(function: Callable[..., Any], a: Arrays, _: Arrays) -> Callable[[], Any]:
+        return partial(function, a["X"], a["g"].reshape(across), a["b"].reshape(across))
+
+    found: dict[str, Make] = {"cupy": partial(of, plain), "cupy.fuse": partial(of, parts)}
+    if torch is not None:
+        call = torch.nn.functional.batch_norm
+        found["torch"] = _in_torch(torch, lambda t: call(t["X"], None, None, t["g"], t["b"], training=True))
+    return found
+
+
+def _copy(cp: Any, arrays: Arrays) -> Callable[[], Any]:
+    (a,) = arrays.values()
+    out = cp.empty_like(a)
+
+    def call() -> Any:
+        cp.copyto(out, a)
+        return out
+
+    return call
+
+
+def _in_torch(torch: Any, call: Callable[[Arrays], Any]) -> Make:
+    """*call* on torch's arrays, which are CuPy's, in CuPy's stream."""
+
+    def make(arrays: Arrays, _: Arrays) -> Callable[[], Any]:
+        shared = {name: torch.from_dlpack(a) for name, a in arrays.items()}
+        return lambda: call(shared)
+
+    return make

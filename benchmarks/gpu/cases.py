@@ -1,0 +1,188 @@
+"""What is checked and what is measured: programs and their plans, made here, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from benchmarks.fusion import batch_norm, layer_norm, softmax
+from einnet_explore.backends.apart import apart
+from einnet_explore.backends.cuda_plan import cuda_plan, fused_launch, kernel_launch
+from einnet_explore.backends.cuda_steps import CudaPlan, Launch
+from einnet_explore.backends.store import key_of
+from einnet_explore.cost import program_seconds
+from einnet_explore.cost.work import work
+from einnet_explore.explore.operator_cases import derive, operators
+from einnet_explore.explore.run import Run
+from einnet_explore.ir import VIEW, Equation, Program, tensors
+from einnet_explore.kernels import elementwise
+from einnet_explore.kernels.elementwise import Functor, operand
+from einnet_explore.kernels.source import F16, F32, I32
+from einnet_explore.search.engine import Options
+from einnet_explore.text import parse
+
+POINTWISE = {
+    "relu": "Y[i:{n}] = relu(A[i])",
+    "residual, relu": "Y[i:{n}] = relu(A[i] + B[i])",
+    "hard swish": "Y[i:{n}] = A[i] * minimum(maximum(A[i] / 6 + 0.5, 0), 1)",
+    "swish": "Y[i:{n}] = A[i] * sigmoid(A[i])",
+}
+MOVING = {
+    "transpose": "tensor A[{n}, {m}]\nY[i:{m}, j:{n}] = A[j, i]",
+    "NCHW to NHWC": "tensor A[16, 64, {n}, 64]\nY[b:16, h:{n}, w:64, c:64] = A[b, c, h, w]",
+    "shifted sum": "tensor A[{n}, {m}] pad [1, 1]\nY[i:{n}, j:{m}] = sum[r:3] A[i+r-1, j+r-1]",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure: our *plans* by name against *baselines* that the runner knows by *kind*.
+
+    *nbytes* are what any way has to move, *flops* what the case in its first form computes; *settings* are the
+    baselines' arguments.
+    """
+
+    name: str
+    kind: str
+    plans: Mapping[str, CudaPlan]
+    nbytes: int
+    flops: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of the bundle's ``cases``."""
+        plans = {name: plan.to_json() for name, plan in self.plans.items()}
+        return {**vars(self), "plans": plans, "settings": dict(self.settings)}
+
+
+def cast(n: int) -> Case:
+    """Float32 to half: the template against a plain kernel of one element a thread."""
+    functor = Functor(operand("x"), F16, (("x", F32),), name="cast")
+    whole = elementwise.plan(n, functor.kinds, [0, 0])
+    # As anyone writes it first: a thread an element, no loop that goes round twice.
+    plain = elementwise.Launch(1, n, 0, -(-n // elementwise.BLOCK), I32)
+    plans = {
+        "template": _pointwise(functor, whole, {"x": (n,)}, {"y": "float16"}),
+        "one element a thread": _pointwise(functor, plain, {"x": (n,)}, {"y": "float16"}),
+    }
+    return Case(f"cast float32 to half, {n}", "cast", plans, 6 * n, settings={"n": n})
+
+
+def pointwise(name: str, n: int) -> Case:
+    """An element-wise program."""
+    program = _pointwise_program(name, n)
+    nbytes = 4 * n * (1 + len(program.inputs))
+    return Case(f"{name}, {n}", "pointwise", {"ours": cuda_plan(program)}, nbytes, settings={"what": name})
+
+
+def _pointwise_program(name: str, n: int) -> Program:
+    text = POINTWISE[name].format(n=n)
+    return parse("\n".join([*(f"tensor {t}[{n}]" for t in "AB" if f"{t}[" in text), text]))
+
+
+def normalisation(n: int, c: int, h: int, w: int) -> Case:
+    """Batch normalisation: one kernel, a kernel an operation."""
+    case = batch_norm(n, c, h, w)
+    plans = {"fused": fused(case.program), "unfused": unfused(case.program)}
+    return Case(case.name, "batch norm", plans, 8 * n * c * h * w, settings={"shape": [n, c, h, w]})
+
+
+def moving(name: str, n: int, m: int) -> Case:
+    """An eOperator that is bound by memory."""
+    program = parse(MOVING[name].format(n=n, m=m))
+    nbytes = work(program.equations[0].scope).nbytes
+    return Case(f"eOperator {name} {n}x{m}", "bandwidth", {"ours": cuda_plan(program)}, nbytes)
+
+
+def table3(quick: bool, seconds: float) -> Iterable[tuple[Case, tuple[Program, Program]]]:
+    """Table 3's operators, generated as they are and as derived, with both programs."""
+    for case in operators(quick):
+        derivation = derive(case, seconds)
+        start, end = derivation.start, derivation.end
+        plans = {"before, generated": cuda_plan(start, ()), "after": cuda_plan(end)}
+        if any(s.op == "convolution" for s in plans["after"].steps):
+            plans["after, generated"] = cuda_plan(end, ())
+        if (library := _library(start)) is not None:
+            plans["before, library"] = library
+        done = work(start.equations[0].scope)
+        settings = {"published_ms": list(case.published), "figure": case.figure}
+        yield Case(f"Table 3 {case.name}", "table 3", plans, done.nbytes, done.flops, settings), (start, end)
+
+
+def _library(program: Program) -> CudaPlan | None:
+    """*program* as it is, by a library's convolution; None where it is none."""
+    found = Run(program, program_seconds, options=Options(max_depth=0))
+    for _ in found:
+        pass
+    plans = (cuda_plan(c.program) for c in sorted(found.candidates, key=lambda c: c.seconds))
+    return next((p for p in plans if any(s.op == "convolution" for s in p.steps)), None)
+
+
+def fused(program: Program) -> CudaPlan:
+    """All of *program* as one kernel."""
+    buffers = {t.name: t.shape for t in program.inputs} | {
+        e.name: e.scope.shape for e in program.equations if e.name in program.outputs
+    }
+    step = fused_launch(program, buffers)
+    return CudaPlan(buffers, tuple(t.name for t in program.inputs), (), program.outputs, (step,))
+
+
+def unfused(program: Program) -> CudaPlan:
+    """A kernel an operation, each the best one for it alone."""
+    buffers: dict[str, tuple[int, ...]] = {t.name: t.shape for t in program.inputs}
+    steps = []
+    for one in apart(program):
+        made = cuda_plan(one)
+        buffers |= made.buffers
+        steps += made.steps
+    return CudaPlan(buffers, tuple(t.name for t in program.inputs), (), program.outputs, tuple(steps))
+
+
+def checked(derived: Sequence[Program]) -> Mapping[str, tuple[Program, CudaPlan]]:
+    """Small programs whose outputs are stored: one for every kind of kernel, and *derived* ones."""
+    found: dict[str, tuple[Program, CudaPlan]] = {}
+    for name in POINTWISE:
+        program = _pointwise_program(name, 1003)  # packs, and some left over
+        found[name] = program, cuda_plan(program)
+    for name, text in MOVING.items():
+        program = parse(text.format(n=33, m=47))
+        found[name] = program, cuda_plan(program)
+    for case in (batch_norm(4, 5, 6, 7), layer_norm(9, 70), softmax(5, 300)):
+        found[case.name] = case.program, fused(case.program)
+        found[f"{case.name}, unfused"] = case.program, unfused(case.program)
+    for n, program in enumerate(derived):
+        found[f"derived {n}"] = program, cuda_plan(program)
+        found[f"derived {n}, generated"] = program, cuda_plan(program, ())
+    return found
+
+
+def profiled(programs: Iterable[Program]) -> Mapping[str, dict[str, Any]]:
+    """Every equation of *programs* that takes time, with the key that its time is kept under."""
+    found: dict[str, dict[str, Any]] = {}
+    for program in programs:
+        for equation in program.equations:
+            if equation.via is None or equation.via.operator == VIEW:
+                continue
+            key = key_of(equation)
+            inputs = tuple(dict.fromkeys(tensors(equation.scope)))
+            plan = cuda_plan(
+                Program(inputs, (Equation(equation.name, equation.scope, equation.via),), (equation.name,))
+            )
+            if plan.once:
+                continue  # weights only
+            place = [key.operator, key.attributes, key.shapes, key.dtype]
+            found[" ".join(place)] = {"key": place, "plan": plan.to_json()}
+    return found
+
+
+def _pointwise(
+    functor: Functor, launch: elementwise.Launch, inputs: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]
+) -> CudaPlan:
+    (shape,) = set(inputs.values())
+    step: Launch = kernel_launch(
+        elementwise.kernel(functor, launch), ["y", *inputs, launch.packs, launch.tail], (launch.blocks, 1, 1)
+    )
+    assert launch.packs * launch.pack + launch.tail == prod(shape)
+    return CudaPlan({**inputs, "y": shape}, tuple(inputs), (), ("y",), (step,), dtypes=dtypes)

@@ -1,0 +1,27 @@
+"""From results to a profile: the times and the rates of a device, where a search on another machine reads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from einnet_explore.backends.recorded import record_rates
+from einnet_explore.backends.store import Key, Store
+
+
+def convert(results: Path, out: Path) -> str:
+    """Write the times in *results* to *out* and say how many; raises ValueError where there are no results in it."""
+    try:
+        held = json.loads(results.read_text())
+        rates, device, found = held["ceilings"]["all"]["rates"], held["device"], held["profiles"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{results}: found no complete results ({error!r})") from None
+    name = f"CUDA {device['name']}"
+    library = f"driver {device['driver']} runtime {device['runtime']} {device['libraries']}"
+    store = Store(out)
+    record_rates(out, name, library, rates)
+    times = {key: one for key, one in found.items() if "seconds" in one}
+    for one in times.values():
+        operator, attributes, shapes, dtype = one["key"]
+        store.put(Key(operator, attributes, shapes, dtype, 1, name, library), one["seconds"], "events")
+    return f"{out}: {len(times)} times of {name} ({library})"

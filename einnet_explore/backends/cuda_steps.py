@@ -1,0 +1,117 @@
+"""A program for a GPU as plain values: buffers, and steps over them, which JSON carries to where nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeAlias
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Elements of the buffer *name*: from element *offset* on, of *shape*, with *strides* in elements."""
+
+    name: str
+    offset: int
+    shape: Shape
+    strides: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel: CUDA C *text* that defines *entry*, and what it is called with: buffers by name, typed numbers."""
+
+    entry: str
+    text: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    arguments: tuple[str | tuple[float, str], ...]
+    op: str = "launch"
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """*out* = *left* @ *right*, batched: what cuBLAS does."""
+
+    out: View
+    left: View
+    right: View
+    op: str = "product"
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """*out* = a convolution or its transpose of *data* by *weights*, as ONNX defines both: what cuDNN does."""
+
+    kind: str
+    out: View
+    data: View
+    weights: View
+    strides: Shape
+    dilations: Shape
+    pads: Shape
+    output_padding: Shape
+    group: int
+    op: str = "convolution"
+
+
+Step: TypeAlias = Launch | Product | Convolution
+
+
+@dataclass(frozen=True)
+class CudaPlan:
+    """What is done, in order; *buffers* (shapes by name) are all that is read and written, of elements of *dtype*.
+
+    *inputs* and *weights* are filled before; the first *once* steps read weights only and are done a single time.
+    """
+
+    buffers: Mapping[str, Shape]
+    inputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    outputs: tuple[str, ...]
+    steps: tuple[Step, ...]
+    once: int = 0
+    dtype: str = "float32"
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    """Those of buffers that have another one."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``from_json`` reads."""
+        return asdict(self)
+
+
+def from_json(told: Mapping[str, Any]) -> CudaPlan:
+    """The plan that ``to_json`` told; raises ValueError for a step of an unknown kind."""
+    return CudaPlan(
+        {name: tuple(shape) for name, shape in told["buffers"].items()},
+        tuple(told["inputs"]),
+        tuple(told["weights"]),
+        tuple(told["outputs"]),
+        tuple(map(_step, told["steps"])),
+        told["once"],
+        told["dtype"],
+        told["dtypes"],
+    )
+
+
+def _step(told: Mapping[str, Any]) -> Step:
+    match told:
+        case {"op": "launch", "entry": entry, "text": text, "grid": grid, "block": block, "arguments": arguments}:
+            given = tuple(a if isinstance(a, str) else (a[0], a[1]) for a in arguments)
+            return Launch(entry, text, tuple(grid), tuple(block), given)
+        case {"op": "product", "out": out, "left": left, "right": right}:
+            return Product(_view(out), _view(left), _view(right))
+        case {"op": "convolution"}:
+            out, data, weights = (_view(told[k]) for k in ("out", "data", "weights"))
+            strides, dilations, pads, extra = (
+                tuple(told[k]) for k in ("strides", "dilations", "pads", "output_padding")
+            )
+            return Convolution(told["kind"], out, data, weights, strides, dilations, pads, extra, told["group"])
+        case _:
+            raise ValueError(f"step {told.get('op')!r}: expected launch, product or convolution")
+
+
+def _view(told: Mapping[str, Any]) -> View:
+    return View(told["name"], told["offset"], tuple(told["shape"]), tuple(told["strides"]))

@@ -1,0 +1,503 @@
+"""What is for GPUs, on a machine without one: plans, loaders' calls, profiles of other devices, the bundle.
+
+Nothing here says how fast a GPU is.  Kernels of plans run on the CPU, from the text that is the CUDA text's twin, or as
+loops in C; that is a check of plans, and of nothing else.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import zipfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import einnet_explore as ee
+from benchmarks.gpu import bundle, cases
+from benchmarks.gpu import run as runner
+from benchmarks.gpu.__main__ import main as gpu
+from benchmarks.gpu.profile import convert
+from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.backends import c_kernels, cuda_plan, cupy, nvrtc
+from einnet_explore.backends.cuda_steps import Convolution, CudaPlan, Launch, Product, View, from_json
+from einnet_explore.backends.errors import BackendError
+from einnet_explore.backends.recorded import RATES, record_rates, recorded, recorded_key
+from einnet_explore.backends.store import Store
+from einnet_explore.cli import main
+from einnet_explore.cost import CPU_DEFAULT, program_seconds
+from einnet_explore.explore.operator_cases import derive, operators
+from einnet_explore.explore.run import Run
+from einnet_explore.graph.devices import cost_for
+from einnet_explore.ir import Program
+from einnet_explore.kernels import source
+from einnet_explore.search.engine import Options
+from einnet_explore.text import load_text, parse
+
+ROOT = Path(__file__).parents[1]
+RATED = {
+    "peak_flops": 5e13,
+    "memory_bandwidth": 2e12,
+    "cache_bandwidth": 4e12,
+    "cache_bytes": 5e7,
+    "call_seconds": 3e-6,
+}
+CONV = """
+tensor A[1, 6, 8] pad [0, 1, 0]
+tensor K[3, 4, 8]
+Y[n:1, h:6, f:4] = sum[c:8, r:3] A[n, h+r-1, c] * K[r, f, c]
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EINNET_EXPLORE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def conv(tmp_path: Path) -> Path:
+    path = tmp_path / "conv.ein"
+    path.write_text(CONV)
+    return path
+
+
+# --- profiles recorded elsewhere
+
+
+def searched(cost: Any, case: Path) -> list[Any]:
+    """The candidates, cheapest first."""
+    run = Run(load_text(case), cost, options=Options(max_depth=3))
+    for _ in run:
+        pass
+    return sorted(run.candidates, key=lambda c: c.seconds)
+
+
+def operators_of(candidate: Any) -> list[str]:
+    return [e.via.operator for e in candidate.operators]
+
+
+def test_a_profile_changes_what_is_ranked_first(conv: Path, tmp_path: Path) -> None:
+    usual = searched(program_seconds, conv)
+    first = operators_of(usual[0])
+    other = next(c for c in usual if operators_of(c) not in (first, []))
+    path = tmp_path / "other.sqlite"
+    record_rates(path, "CUDA Synthetic", "driver 1", RATED)
+    store = Store(path)
+    # A device that is slow at what was first here and quick at another way.
+    for candidate, seconds in ((usual[0], 1.0), (other, 1e-9)):
+        for equation in candidate.operators:
+            store.put(recorded_key(equation, "CUDA Synthetic", "driver 1"), seconds, "made up")
+    there = searched(cost_for(f"profile:{path}"), conv)
+    assert operators_of(there[0]) == operators_of(other) != first
+    assert min(c.seconds for c in there if operators_of(c) == first and c.program == usual[0].program) >= 1.0
+    held = ee.search(load_text(conv), device=f"profile:{path}", max_depth=3)
+    for _ in held:
+        pass
+    assert min(held.candidates, key=lambda c: c.seconds).program == there[0].program
+    cost = cost_for(f"profile:{path}")
+    assert cost(other.program)[1] in ("measured", "mixed")
+
+
+def test_derive_takes_a_profile(conv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "slow.sqlite"
+    record_rates(path, "CUDA Synthetic", "driver 1", {**RATED, "call_seconds": 2.0})
+    Store(path).lookup()(parse("tensor A[4]\nY[i:4] = A[i] + 1").equations[0])  # makes the table of times
+    best = []
+    for device in ("cpu", f"profile:{path}"):
+        assert main(["derive", str(conv), "--max-depth", "1", "--json", "-", "--device", device]) == 0
+        said = json.loads(capsys.readouterr().out)
+        best.append(said["candidates"][said["best"]]["estimated_seconds"])
+    assert best[0] < 0.1
+    assert best[1] >= 2  # what each call takes there
+
+
+def test_rates_make_the_roofline(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    record_rates(path, "CUDA Synthetic", "driver 1", RATED)
+    Store(path)._best(1)
+    program = parse("tensor A[4096, 4096]\nY[i:4096, j:4096] = A[j, i]")
+    seconds, how = cost_for(f"profile:{path}")(program)
+    assert (seconds, how) == (pytest.approx(3e-6 + 2 * 4 * 4096**2 / 2e12), "bytes")
+    assert seconds < program_seconds(program)[0]
+    # A CPU's recording without rates has the usual ones.
+    Store(path).put(recorded_key(program.equations[0], "Linux x86", "numpy 2"), 4e-3, "made up")
+    assert cost_for(f"profile:{path}#Linux")(program) == (4e-3, "measured")
+    other = parse("tensor A[4096, 2048]\nY[i:2048, j:4096] = A[j, i]")
+    assert cost_for(f"profile:{path}#Linux")(other) == program_seconds(other)
+    assert CPU_DEFAULT.threads == 1
+
+
+def test_several_recordings_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "two.sqlite"
+    equation = parse("tensor A[4]\nY[i:4] = A[i] + 1").equations[0]
+    for device, library, threads, seconds in (
+        ("CUDA H100", "driver 1", 1, 1.0),
+        ("CUDA A100", "driver 1", 1, 2.0),
+        ("Linux", "x", 1, 3.0),
+        ("Linux", "x", 2, 4.0),
+    ):
+        Store(path).put(recorded_key(equation, device, library, threads), seconds, "made up")
+        Store(path).put(recorded_key(equation, device, library, threads, "tvm"), seconds / 2, "made up")
+    found = {name: recorded(f"{path}#{name}", n) for name, n in (("h100", None), ("A100", None), ("Linux", 2))}
+    # The time of the engine that was chosen there counts, not the least.
+    assert {k: r.lookup()(equation) for k, r in found.items()} == {"h100": 1.0, "A100": 2.0, "Linux": 4.0}
+    assert found["h100"].lookup()(parse("tensor A[5]\nY[i:5] = A[i] + 1").equations[0]) is None
+    for name, says in (
+        ("", "4 recordings .*name one.*CUDA A100"),
+        ("V100", "0 recordings for 'V100'"),
+        ("Linux", "2 rec"),
+    ):
+        with pytest.raises(BackendError, match=says):
+            recorded(f"{path}#{name}")
+    with pytest.raises(ValueError, match="no rates of CUDA H100, expected peak_flops"):
+        cost_for(f"profile:{path}#H100")
+
+
+def test_profiles_that_do_not_serve(conv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken, foreign, empty, wrong = (tmp_path / f"{n}.sqlite" for n in ("broken", "foreign", "empty", "wrong"))
+    broken.write_bytes(b"no database" * 100)
+    with closing(sqlite3.connect(foreign)) as connection:
+        connection.execute("CREATE TABLE songs (name TEXT)")
+    Store(empty)._best(1)
+    record_rates(wrong, "CUDA X", "y", RATED)
+    Store(wrong)._best(1)
+    with closing(sqlite3.connect(wrong)) as connection, connection:
+        connection.execute("UPDATE device_rates SET rates = ?", (json.dumps({**RATED, "peak_flops": -1}),))
+    said = {
+        tmp_path / "none.sqlite": "found no such file",
+        broken: "cannot be read as a profile store",
+        foreign: "its tables are songs, expected engine_profile",
+        empty: "0 recordings .*it holds nothing",
+        wrong: "the rates of CUDA X.*peak_flops = -1: expected positive",
+        "": r"\(no name\)",
+    }
+    for path, says in said.items():
+        assert main(["derive", str(conv), "--device", f"profile:{path}"]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and re.search(says, error), error
+    assert main(["derive", str(conv), "--device", "abacus"]) == 2
+    assert "expected cpu or profile:" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="memory_bandwidth = missing"):
+        record_rates(tmp_path / "n.sqlite", "d", "l", {"peak_flops": 1.0})
+    Store(wrong).put(recorded_key(load_text(conv).equations[0], "CUDA X", "y"), 1.0, "made up")
+    with closing(sqlite3.connect(wrong)) as connection, connection:
+        connection.execute("DELETE FROM device_rates")
+        connection.execute("UPDATE engine_profile SET seconds = -1.0")
+    with pytest.raises(BackendError, match=r"-1\.0 seconds, expected a positive number"):
+        recorded(str(wrong))
+    # What is only read stays what it is.
+    assert broken.read_bytes() == b"no database" * 100
+
+
+# --- plans, run step by step on the CPU
+
+
+def shown(buffers: dict[str, Any], view: View) -> Any:
+    flat = buffers[view.name].reshape(-1)[view.offset :]
+    return np.lib.stride_tricks.as_strided(flat, view.shape, tuple(s * flat.itemsize for s in view.strides))
+
+
+def on_cpu(plan: CudaPlan, feeds: dict[str, Any], kernels: dict[Any, source.Kernel]) -> dict[str, Any]:
+    """What *plan* computes, by NumPy's products and its kernels as loops in C; convolutions by torch."""
+    buffers: dict[str, Any] = {}
+    for name, shape in plan.buffers.items():
+        # Nothing may count on fresh memory.
+        buffers[name] = np.full(shape, 77, plan.dtypes.get(name, plan.dtype))
+    for name in (*plan.inputs, *plan.weights):
+        buffers[name][...] = feeds[name]
+    for step in plan.steps:
+        match step:
+            case Launch():
+                given = [buffers[a] if isinstance(a, str) else np.dtype(a[1]).type(a[0]) for a in step.arguments]
+                c_kernels.load(kernels[step.entry, step.text])(*given, grid=step.grid)
+            case Product(out, left, right):
+                np.matmul(shown(buffers, left), shown(buffers, right), out=shown(buffers, out))
+            case Convolution():
+                torch = pytest.importorskip("torch")
+                x, w = (torch.from_numpy(shown(buffers, v).copy()) for v in (step.data, step.weights))
+                half = len(step.strides)
+                assert step.kind == "Conv" and step.pads[:half] == step.pads[half:]
+                got = torch.conv2d(x, w, None, step.strides, step.pads[:half], step.dilations, step.group)
+                shown(buffers, step.out)[...] = got.numpy()
+    return {name: buffers[name] for name in plan.outputs}
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[Any, source.Kernel]:
+    """The kernels behind the texts of the plans that are made in a test."""
+    found: dict[Any, source.Kernel] = {}
+
+    def emit(kernel: source.Kernel, dialect: str) -> str:
+        text = source.emit(kernel, dialect)
+        found[source.entry(kernel), text] = kernel
+        return text
+
+    monkeypatch.setattr(cuda_plan, "emit", emit)
+    return found
+
+
+@pytest.fixture(scope="module")
+def derived() -> list[Program]:
+    return [derive(case, 6.0).end for case in operators(True)]
+
+
+PROGRAMS = {
+    "product": "tensor A[5, 7]\ntensor B[7, 6]\nY[i:5, j:6] = sum[k:7] A[i, k] * B[k, j]",
+    "transposed product": "tensor A[7, 5]\ntensor B[6, 7]\nY[j:6, i:5] = sum[k:7] A[k, i] * B[j, k]",
+    "batched": "tensor A[3, 5, 7]\ntensor B[7, 3, 6]\nY[b:3, i:5, j:6] = sum[k:7] A[b, i, k] * B[k, b, j]",
+    "tiles": """
+        tensor A[2, 9, 8] pad [0, 2, 0]
+        tensor B[3, 8, 4]
+        Y[b:2, x:9, f:4] = sum[c:8, r:3] A[b, x+2*r-2, c] * B[r, c, f]""",
+    "chain": """
+        tensor A[6, 9]
+        M[i:6] = max[j:9] A[i, j]
+        E[i:6, j:9] = exp((A[i, j] - M[i]) / 8)
+        S[i:6] = sum[j:9] E[i, j]
+        Y[i:6, j:9] = E[i, j] / S[i]""",
+    "weights": """
+        tensor A[4, 5]
+        tensor K[5, 3] weight
+        W[j:3, k:5] = K[k, j] * 2
+        Y[i:4, j:3] = sum[k:5] A[i, k] * W[j, k]""",
+    "two outputs": "tensor A[4, 5]\nX[i:4, j:5] = relu(A[i, j])\nY[i:5] = sum[j:4] X[j, i]\noutput X, Y",
+}
+
+
+def agrees(program: Program, plan: CudaPlan, kernels: dict[Any, source.Kernel]) -> None:
+    feeds, _ = bundle.oracle(program)
+    wanted = evaluate(program, {k: a.astype(np.float64) for k, a in feeds.items()}, "float64", outputs_only=True)
+    again = from_json(json.loads(json.dumps(plan.to_json())))
+    assert again == plan
+    got = on_cpu(again, feeds, kernels)
+    assert list(got) == list(program.outputs)
+    for name, want in wanted.items():
+        assert runner.error_of(want, got[name]) < 1e-5, name
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_plans_compute_the_program(name: str, kernels: dict[Any, source.Kernel]) -> None:
+    program = parse(PROGRAMS[name])
+    plan = cuda_plan.cuda_plan(program)
+    agrees(program, plan, kernels)
+    if "product" in name or name == "batched":
+        assert [s.op for s in plan.steps] == ["product"]
+    assert (plan.once > 0) == (name == "weights")
+    assert plan.weights == (("K",) if name == "weights" else ())
+
+
+def test_plans_compute_the_derived_programs(derived: list[Program], kernels: dict[Any, source.Kernel]) -> None:
+    ops = []
+    for program in derived:
+        for operators_there in ((), None):
+            plan = cuda_plan.cuda_plan(program, *(() if operators_there is None else (operators_there,)))
+            ops.append([s.op for s in plan.steps])
+            agrees(program, plan, kernels)
+    assert any("product" in held for held in ops) and any("convolution" in held for held in ops)
+
+
+def test_the_measured_cases_compute_the_same(kernels: dict[Any, source.Kernel]) -> None:
+    case = cases.normalisation(3, 4, 5, 6)
+    x = np.random.default_rng(1).standard_normal((3, 4, 5, 6)).astype(np.float32)
+    feeds = {"X": x, "g": np.float32([1, 2, 3, 4]), "b": np.float32([0, 1, 0, -1])}
+    got = [on_cpu(plan, feeds, kernels)["Y"] for plan in case.plans.values()]
+    np.testing.assert_allclose(got[0], got[1], rtol=1e-5, atol=1e-5)
+    assert len(case.plans["fused"].steps) == 1 < len(case.plans["unfused"].steps)
+
+
+def test_casting(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[Any, source.Kernel] = {}
+    monkeypatch.setattr(cuda_plan, "emit", lambda k, d: found.setdefault((t := source.emit(k, d)), k) and t)
+    case = cases.cast(1003)
+    x = np.random.default_rng(0).standard_normal(1003).astype(np.float32)
+    texts = set()
+    for plan in case.plans.values():
+        (step,) = plan.steps
+        assert isinstance(step, Launch)
+        texts.add(step.text)
+        got = on_cpu(plan, {"x": x}, {(step.entry, step.text): found[step.text]})["y"]
+        assert got.dtype == np.float16 and (got == x.astype(np.float16)).all()
+    assert len(texts) == 2
+
+
+def test_what_no_plan_can_be_made_of() -> None:
+    with pytest.raises(ValueError, match="step 'dance': expected launch, product or convolution"):
+        from_json({**CudaPlan({}, (), (), (), ()).to_json(), "steps": [{"op": "dance"}]})
+
+
+# --- the loader, with the driver absent
+
+
+def test_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy.package.cache_clear()
+    if not cupy.missing():
+        pytest.skip("there is a GPU")
+    with pytest.raises(cupy.DeviceMissing, match=r"no CUDA backend can run here: missing .*(CuPy|driver|GPU)"):
+        cupy.check()
+    for act in (cupy.package, cupy.device, lambda: cupy.compile_plan(CudaPlan({}, (), (), (), ()))):
+        with pytest.raises(cupy.DeviceMissing):
+            act()
+    monkeypatch.setattr(cupy, "find_spec", lambda name: None)
+    monkeypatch.setattr(cupy, "_no_driver", lambda: ("an NVIDIA driver (libcuda)",))
+    assert [m.split()[0] for m in cupy.missing()] == ["CuPy", "an"]
+    assert "cuDNN frontend" in cupy.missing_for_convolutions()[0]
+
+
+def test_device_cuda_says_what_is_missing(conv: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    if not cupy.missing():
+        pytest.skip("there is a GPU")
+    assert main(["bench", str(conv), "--device", "profile:x.sqlite"]) == 2
+    assert "a profile orders the candidates of derive" in capsys.readouterr().err
+    assert main(["bench", str(conv), "--device", "cuda"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "missing" in error and ("CuPy" in error or "driver" in error)
+
+
+def test_calls_fit_cupy() -> None:
+    cp = pytest.importorskip("cupy", reason="CuPy is not installed")
+    inspect.signature(cp.matmul).bind(1, 2, out=3)
+    inspect.signature(cp.lib.stride_tricks.as_strided).bind(1, (2,), (3,))
+    inspect.signature(cp.cuda.Stream).bind(non_blocking=True)
+    inspect.signature(cp.cuda.Stream.begin_capture).bind(1)
+    inspect.signature(cp.cuda.Stream.end_capture).bind(1)
+    inspect.signature(cp.cuda.Event.record).bind(1)
+    inspect.signature(cp.cuda.Event.synchronize).bind(1)
+    for function, words in (
+        (cp.RawModule, ("code=", "path=", "options=", "backend=")),
+        (cp.RawKernel.__call__, ("grid, block, args",)),
+        (cp.RawModule.get_function, ("str name",)),
+        (cp.cuda.Graph.launch, ("stream=None",)),
+        (cp.cuda.get_elapsed_time, ("start_event, end_event",)),
+        (cp.cuda.runtime.getDeviceProperties, ("int device",)),
+        (cp.cuda.MemoryPool, ("allocator=None",)),
+        (cp.asnumpy, ("",)),
+    ):
+        assert all(word in (function.__doc__ or str(inspect.signature(function))) for word in words), function
+    for name in ("driver.CUDADriverError", "compiler.CompileException", "runtime.CUDARuntimeError", "using_allocator"):
+        held = cp.cuda
+        for part in name.split("."):
+            held = getattr(held, part)
+    if cupy.missing():
+        with pytest.raises(cp.cuda.runtime.CUDARuntimeError):
+            cp.cuda.runtime.getDeviceCount()
+
+
+# --- the bundle
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if nvrtc.version() is None:
+        pytest.skip("NVRTC is not installed")
+    folder = tmp_path_factory.mktemp("bundle")
+    assert gpu(["bundle", str(folder / "b.zip"), "--quick"]) == 0
+    with zipfile.ZipFile(folder / "b.zip") as held:
+        held.extractall(folder / "b")
+    return folder / "b"
+
+
+def test_the_bundle_is_whole(packed: Path) -> None:
+    assert (packed.parent / "b.zip").stat().st_size < bundle.LARGEST
+    manifest = json.loads((packed / "data/manifest.json").read_text())
+    plans = [from_json(p) for p in bundle._plans(manifest)]
+    launches = {bundle.digest(s): s for p in plans for s in p.steps if isinstance(s, Launch)}
+    assert len(plans) > 40 and len(launches) > 30
+    for name, step in launches.items():
+        assert (packed / f"data/kernels/{name}.cu").read_text() == step.text
+        for architecture in ("sm_80", "sm_90"):  # compiled by NVRTC when it was packed
+            assert (packed / f"data/kernels/{name}.{architecture}.cubin").read_bytes()[:4] == b"\x7fELF"
+    with np.load(packed / "data/checks.npz") as arrays:
+        for check in manifest["checks"]:
+            plan = from_json(check["plan"])
+            for way, names in (("in", check["inputs"]), ("out", check["outputs"])):
+                for name in names:
+                    assert arrays[f"{check['arrays']} {way} {name}"].shape == plan.buffers[name]
+    kinds = {case["kind"] for case in manifest["cases"]}
+    assert kinds == {"cast", "pointwise", "batch norm", "bandwidth", "table 3"}
+    table = {case["name"].split()[-1]: set(case["plans"]) for case in manifest["cases"] if case["kind"] == "table 3"}
+    assert {name for name, plans in table.items() if "before, library" in plans} == set(table) - {"G2BMM"}
+    assert len(table) == 4 and all({"before, generated", "after"} <= plans for plans in table.values())
+
+
+def test_the_unpacked_bundle_says_what_is_missing(packed: Path) -> None:
+    if not cupy.missing():
+        pytest.skip("there is a GPU")
+    # Nothing of this checkout, and neither TVM nor anything else that compiles.
+    code = (
+        "import sys, runpy\n"
+        "class None_:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in ('tvm', 'onnxruntime', 'onnx', 'scipy', 'networkx', 'lark'):\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, None_())\n"
+        "import importlib.util as u; real = u.find_spec\n"
+        "import benchmarks.gpu.run as r; r.find_spec = lambda n: None if n == 'tvm' else real(n)\n"
+        "sys.argv = ['gpu', 'run', '--out', 'r.json']\n"
+        "from benchmarks.gpu.__main__ import main; code = main()\n"
+        "import einnet_explore; print(einnet_explore.__file__); sys.exit(code)"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=packed, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stdout.strip() == str(packed / "einnet_explore/__init__.py")
+    assert done.stderr.count("\n") == 1 and "no GPU to measure on: missing" in done.stderr
+    assert not (packed / "r.json").exists()
+
+
+def test_results_are_gone_on_with_or_left_alone(tmp_path: Path) -> None:
+    head = {"bundle": "b", "device": {"name": "d"}, "versions": {"cupy": "1"}}
+    out = tmp_path / "r.json"
+    fresh = runner.resumed(out, head)
+    assert fresh == {**head, "checks": {}, "ceilings": {}, "cases": {}, "profiles": {}}
+    fresh["checks"]["one"] = {"error": 0.0}
+    out.write_text(json.dumps(fresh))
+    assert runner.resumed(out, head)["checks"] == {"one": {"error": 0.0}}
+    with pytest.raises(ValueError, match="of another bundle, device or library version"):
+        runner.resumed(out, {**head, "bundle": "c"})
+    for held in ("{}", "[]", "{"):
+        out.write_text(held)
+        with pytest.raises(ValueError, match="found no results of an earlier run"):
+            runner.resumed(out, head)
+        assert out.read_text() == held
+
+
+def test_figures_of_the_runner() -> None:
+    times = {"ours": [1.0, 2.0, 4.0], "other": [2.0, 5.0, 12.0]}
+    assert runner.ratios(times, "ours") == {"other": 2.5}
+    assert runner.summary([3.0, 1.0, 2.0])["seconds"] == 2.0
+    assert runner.error_of([1.0, 4.0], [1.0, 5.0]) == 0.25
+    assert runner.error_of([1.0], [np.nan]) == runner.error_of([1.0], [1.0, 1.0]) == float("inf")
+
+
+def test_results_become_a_profile(tmp_path: Path) -> None:
+    program = parse("tensor A[8, 8]\ntensor B[8, 8]\nY[i:8, j:8] = sum[k:8] A[i, k] * B[k, j]")
+    (candidate, *_) = [c for c in _candidates(program) if c.operators]
+    keys = [one["key"] for one in cases.profiled([candidate.program]).values()]
+    assert keys
+    device = {"name": "Synthetic", "driver": "1", "runtime": "2", "libraries": "cupy 0"}
+    profiles = {str(n): {"key": key, "seconds": 0.5} for n, key in enumerate(keys)} | {"x": {"failure": "none"}}
+    results = {"device": device, "ceilings": {"all": {"rates": RATED}}, "profiles": profiles}
+    (tmp_path / "r.json").write_text(json.dumps(results))
+    assert convert(tmp_path / "r.json", tmp_path / "p.sqlite").endswith("(driver 1 runtime 2 cupy 0)")
+    seconds, how = cost_for(f"profile:{tmp_path / 'p.sqlite'}")(candidate.program)
+    assert (seconds, how) == (pytest.approx(0.5 * len(keys)), "measured")
+    assert set(RATES) <= set(RATED)
+    (tmp_path / "r.json").write_text("{}")
+    assert gpu(["profile", str(tmp_path / "r.json"), str(tmp_path / "q.sqlite")]) == 2
+
+
+def _candidates(program: Program) -> list[Any]:
+    run = Run(program, program_seconds, options=Options(max_depth=0))
+    for _ in run:
+        pass
+    return run.candidates
