@@ -8,7 +8,7 @@ import pytest
 
 from tests.lab_kit import ROOT, browser, jupyterlab, visit
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 pytest.importorskip("playwright", reason="the Python package playwright is not installed")
 pytest.importorskip("jupyterlab", reason="JupyterLab is not installed")
 if browser() is None:

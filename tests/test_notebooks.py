@@ -11,7 +11,7 @@ import pytest
 
 from tests.lab_kit import ROOT, kernel_environment
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
 
 EXPRESSION = {"text/latex", "image/svg+xml", "text/plain"}

@@ -20,7 +20,7 @@ from einnet_explore.ir import Equation, Program
 LARGEST = 4_000_000
 """Multiply-accumulates that are worth evaluating in a test."""
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(300)
 
 
 def cases() -> list[Any]:
