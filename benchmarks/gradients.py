@@ -39,19 +39,33 @@ def batch_normalisation(N: int, C: int, H: int, W: int) -> str:
 
 
 def attention(heads: int, rows: int, features: int) -> str:
-    """Softmax attention."""
+    """Softmax attention of given queries, keys and values."""
+    given = "".join(f"tensor {name}[{heads}, {rows}, {features}]\n" for name in "QKU")
+    return given + _attended("Y", heads, rows, features)
+
+
+def attention_block(heads: int, rows: int, features: int) -> str:
+    """Self-attention as a layer of a network: projections of one input, softmax attention, a projection back."""
+    d = heads * features
+    weights = "".join(f"tensor W{name}[{heads}, {d}, {features}]\n" for name in "QKU")
+    projected = "".join(
+        f"{name}[h:{heads}, i:{rows}, k:{features}] = sum[d:{d}] X[i, d] * W{name}[h, d, k]\n" for name in "QKU"
+    )
+    back = f"Y[i:{rows}, d:{d}] = sum[h:{heads}, k:{features}] R[h, i, k] * WR[h, k, d]\noutput Y"
+    head = f"tensor X[{rows}, {d}]\n{weights}tensor WR[{heads}, {features}, {d}]\n"
+    return f"{head}{projected}{_attended('R', heads, rows, features)}\n{back}"
+
+
+def _attended(result: str, heads: int, rows: int, features: int) -> str:
     a, scale = f"h:{heads}, i:{rows}, j:{rows}", features**-0.5
     return f"""
-        tensor Q[{heads}, {rows}, {features}]
-        tensor K[{heads}, {rows}, {features}]
-        tensor U[{heads}, {rows}, {features}]
         T[{a}] = sum[k:{features}] Q[h, i, k] * K[h, j, k]
         A[{a}] = {scale} * T[h, i, j]
         M[h:{heads}, i:{rows}] = max[j:{rows}] A[h, i, j]
         Z[{a}] = exp(A[h, i, j] - M[h, i])
         S[h:{heads}, i:{rows}] = sum[j:{rows}] Z[h, i, j]
         P[{a}] = Z[h, i, j] / S[h, i]
-        Y[h:{heads}, i:{rows}, k:{features}] = sum[j:{rows}] P[h, i, j] * U[h, j, k]"""
+        {result}[h:{heads}, i:{rows}, k:{features}] = sum[j:{rows}] P[h, i, j] * U[h, j, k]"""
 
 
 def prepared(program: Program, arrays: Arrays, threads: int) -> CompiledProgram:
@@ -105,7 +119,11 @@ def in_torch(forward: Program, arrays: Arrays, threads: int) -> Callable[[], obj
 
     torch.set_num_threads(threads)
     given = {t.name: torch.tensor(arrays[t.name], requires_grad=True) for t in forward.inputs}
-    if "X" in given:
+    if "WR" in given:
+        q, k, u = (given["X"] @ given[name] for name in ("WQ", "WK", "WU"))
+        heads = torch.softmax(q @ k.transpose(1, 2) * q.shape[-1] ** -0.5, -1) @ u
+        y = (heads @ given["WR"]).sum(0)
+    elif "X" in given:
         y = torch.nn.functional.batch_norm(given["X"], None, None, given["g"], given["b"], training=True, eps=1e-5)
     else:
         scores = given["Q"] @ given["K"].transpose(1, 2) * given["Q"].shape[-1] ** -0.5
@@ -124,6 +142,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     cases = {
         "batch normalisation": batch_normalisation(*((8, 16, 28, 28) if arguments.quick else (32, 64, 56, 56))),
         "softmax attention": attention(*((2, 64, 32) if arguments.quick else (8, 512, 64))),
+        "attention block": attention_block(*((2, 64, 32) if arguments.quick else (8, 512, 64))),
     }
     for name, written in cases.items():
         print(name)
