@@ -105,8 +105,9 @@ def test_a_softmax_in_blocks(columns: int, size: int, scale: float, seed: int) -
         most = largest
     exact = np.exp(z.astype(np.float64) - z.max())
     want = float(exact @ x / exact.sum())
-    bound = softmax(columns, len(starts), float(z.max() - z.min()), float(np.abs(x).max()))
-    assert abs(float(weighted / total) - want) <= bound < 1e-3
+    largest_value = float(np.abs(x).max())
+    bound = softmax(columns, len(starts), float(z.max() - z.min()), largest_value)
+    assert abs(float(weighted / total) - want) <= bound < 4e-4 * largest_value
 
 
 def test_too_many_roundings() -> None:
