@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einnet_explore.algebra import parts
-from einnet_explore.algebra.grid import Grid, IllegalRead, check, compare, holds, name, strided
+from einnet_explore.algebra.grid import Grid, IllegalRead, branches, gathered, holds
 from einnet_explore.algebra.indices import iterators_of
 from einnet_explore.algebra.parts import Array, Part
 from einnet_explore.ir import REDUCTIONS, Access, Apply, Compare, Const, Iterator, Program, Scalar, Scope, Table, Tensor
@@ -193,10 +193,8 @@ def _value(body: Scalar, grid: Grid, active: Array | None, run: _Run) -> Part:
         case Access():
             return _read(body, grid, active, run)
         case Apply("where", (Compare() as condition, yes, no)):
-            taken = compare(condition, grid)
-            then = _value(yes, grid, taken if active is None else active & taken, run)
-            other = _value(no, grid, ~taken if active is None else active & ~taken, run)
-            return parts.choose(taken, then, other)
+            taken, here, there = branches(condition, grid, active)
+            return parts.choose(taken, _value(yes, grid, here, run), _value(no, grid, there, run))
         case Apply(op, args):
             return parts.apply(op, [_value(a, grid, active, run) for a in args])
         case Compare():
@@ -204,29 +202,8 @@ def _value(body: Scalar, grid: Grid, active: Array | None, run: _Run) -> Part:
 
 
 def _read(access: Access, grid: Grid, active: Array | None, run: _Run) -> Part:
-    source, index = access.source, access.index
-    held = _held(source, run)
-    if len(index) != len(source.shape):
-        raise ValueError(f"{name(source)} has {len(source.shape)} dimensions and is read with {len(index)} indices")
-    own = {x for i in index for x in i.iterators}
-    if not all(map(grid.extent, own)):
-        return Part(held.array[:0].sum(keepdims=True).reshape((1,) * len(grid.ranges)), held.size)
-    spans = [grid.span(i) for i in index]
-    legal = all(a <= lo and hi < b for (lo, hi), (a, b) in zip(spans, source.reach, strict=True))
-    if legal and all(i.affine for i in index):
-        return strided(access, held, run.number(source.value), spans, grid)
-    at = [grid.values(i) for i in index]
-    if not legal:
-        check(access, at, grid, active)
-    inside = np.ones((1,) * len(grid.ranges), bool)
-    for values, (lo, hi), (first, last) in zip(at, source.box, spans, strict=True):
-        if not (lo <= first and last < hi):
-            inside = inside & (values >= lo) & (values < hi)
-    if not held.array.size:
-        return run.number(source.value)
-    local = tuple(np.clip(v - lo, 0, hi - lo - 1) for v, (lo, hi) in zip(at, source.box, strict=True))
-    found = Part(held.array[local] if local else held.array, held.size)
-    return found if inside.all() else parts.choose(inside, found, run.number(source.value))
+    (found,) = gathered(access, [(_held(access.source, run), run.number(access.source.value))], grid, active)
+    return found
 
 
 def _held(source: Tensor | Table | Scope, run: _Run) -> Part:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from einnet_explore.algebra import parts
 from einnet_explore.algebra.parts import Array, Part
-from einnet_explore.ir import Access, Bound, Compare, Index, Iterator, Scope, Table, Tensor
+from einnet_explore.ir import Access, Bound, Compare, Index, Iterator, Scope, Table, Tensor, accesses
 
 
 class IllegalRead(IndexError):
@@ -56,6 +56,52 @@ class Grid:
         lo, hi = self.ranges[x]
         middle = (lo + hi) // 2
         return Grid({**self.ranges, x: (lo, middle)}), Grid({**self.ranges, x: (middle, hi)})
+
+    def too_large(self, scope: Scope, limit: int) -> Iterator | None:
+        """What to halve of *scope*'s iterators so that no read gathers more than *limit*; traversals before summations.
+
+        None where nothing need be, and for summations that are no sum: their halves would have to be combined.
+        """
+        for access in accesses(scope.body):
+            over = {x for i in access.index for x in i.iterators if self.extent(x) > 1}
+            outer = [x for x in scope.traversals if x in over]
+            if self.volume(over) > limit and (outer or scope.reduce == "sum"):
+                return max(outer or over, key=self.extent)
+        return None
+
+
+def gathered(access: Access, held: Sequence[tuple[Part, Part]], grid: Grid, active: Array | None) -> list[Part]:
+    """What *access* reads, of each pair of *held*: the first inside its source's box, the second outside.
+
+    Broadcastable to the grid; *active* says where the read is made.  Raises IllegalRead beyond the padding.
+    """
+    source, index = access.source, access.index
+    if len(index) != len(source.shape):
+        raise ValueError(f"{name(source)} has {len(source.shape)} dimensions and is read with {len(index)} indices")
+    own = {x for i in index for x in i.iterators}
+    if not all(map(grid.extent, own)):
+        rank = (1,) * len(grid.ranges)
+        return [Part(here.array[:0].sum(keepdims=True).reshape(rank), here.size) for here, _ in held]
+    spans = [grid.span(i) for i in index]
+    legal = all(a <= lo and hi < b for (lo, hi), (a, b) in zip(spans, source.reach, strict=True))
+    if legal and all(i.affine for i in index):
+        return [strided(access, here, outside, spans, grid) for here, outside in held]
+    at = [grid.values(i) for i in index]
+    if not legal:
+        check(access, at, grid, active)
+    inside = np.ones((1,) * len(grid.ranges), bool)
+    for values, (lo, hi), (first, last) in zip(at, source.box, spans, strict=True):
+        if not (lo <= first and last < hi):
+            inside = inside & (values >= lo) & (values < hi)
+    local = tuple(np.clip(v - lo, 0, hi - lo - 1) for v, (lo, hi) in zip(at, source.box, strict=True))
+    return [_inside(here, outside, local, inside) for here, outside in held]
+
+
+def _inside(here: Part, outside: Part, local: tuple[Array, ...], inside: Array) -> Part:
+    if not here.array.size:
+        return outside
+    found = Part(here.array[local] if local else here.array, here.size)
+    return found if inside.all() else parts.choose(inside, found, outside)
 
 
 def strided(access: Access, held: Part, value: Part, spans: list[tuple[int, int]], grid: Grid) -> Part:
@@ -129,6 +175,12 @@ def compare(condition: Compare, grid: Grid) -> Array:
         case "!=":
             return np.not_equal(left, right)
     raise ValueError(f"comparison {condition.op!r}: expected one of < <= > >= == !=")
+
+
+def branches(condition: Compare, grid: Grid, active: Array | None) -> tuple[Array, Array, Array]:
+    """Where *condition* holds, and where the reads of its two branches are made."""
+    taken = compare(condition, grid)
+    return (taken, taken, ~taken) if active is None else (taken, active & taken, active & ~taken)
 
 
 def name(source: Tensor | Table | Scope) -> str:

@@ -23,10 +23,10 @@ from zlib import crc32
 import numpy as np
 
 from einnet_explore.algebra import parts
-from einnet_explore.algebra.grid import Grid, check, compare, holds, strided
+from einnet_explore.algebra.grid import Grid, branches, gathered, holds
 from einnet_explore.algebra.parts import Array, Part
 from einnet_explore.algebra.polynomial import rounded
-from einnet_explore.ir import Access, Apply, Compare, Const, Program, Scalar, Scope, Table, Tensor, accesses
+from einnet_explore.ir import Access, Apply, Compare, Const, Program, Scalar, Scope, Table, Tensor
 
 PRIME = (1 << 31) - 1
 LOW, HIGH = -1, PRIME
@@ -115,13 +115,11 @@ class _Run:
 
     def region(self, scope: Scope, grid: Grid) -> Array:
         """The raw reduction over a part of the grid, halved until what is gathered of it is small."""
-        for access in accesses(scope.body):
-            over = {x for i in access.index for x in i.iterators if grid.extent(x) > 1}
-            outer = [x for x in scope.traversals if x in over]
-            if grid.volume(over) > _LIMIT and (outer or scope.reduce == "sum"):
-                x = max(outer or over, key=grid.extent)
-                low, high = (self.region(scope, half) for half in grid.halves(x))
-                return np.concatenate((low, high), scope.traversals.index(x)) if outer else (low + high) % PRIME
+        if (x := grid.too_large(scope, _LIMIT)) is not None:
+            low, high = (self.region(scope, half) for half in grid.halves(x))
+            if x in scope.summations:
+                return (low + high) % PRIME
+            return np.concatenate((low, high), scope.traversals.index(x))
         active = holds(scope.domain, grid) if scope.domain else None
         axes = range(len(scope.traversals), len(grid.ranges))
         if grid.volume(scope.summations) == 1:
@@ -161,9 +159,8 @@ class _Run:
             case Access():
                 return self.read(body, grid, active)
             case Apply("where", (Compare() as condition, yes, no)):
-                taken = compare(condition, grid)
-                then = self.value(yes, grid, taken if active is None else active & taken)
-                return np.where(taken, then, self.value(no, grid, ~taken if active is None else active & ~taken))
+                taken, here, there = branches(condition, grid, active)
+                return np.where(taken, self.value(yes, grid, here), self.value(no, grid, there))
             case Apply(op, args):
                 return self.applied(op, [self.value(a, grid, active) for a in args], args)
         raise ValueError(f"comparison {body!r} outside the condition of where")
@@ -195,27 +192,16 @@ class _Run:
         return out if len(values) == 1 else (out + reduce(lambda a, b: a * b % PRIME, values)) % PRIME
 
     def read(self, access: Access, grid: Grid, active: Array | None) -> Array:
-        source, index = access.source, access.index
-        match source:
-            case Tensor():
-                held = self.tensors[source.name]
+        match access.source:
+            case Tensor(name=name):
+                held = self.tensors[name]
             case Table(shape, entries):
                 held = Part(np.array([number(x) for x in entries], np.int64).reshape(shape), PRIME)
-            case Scope():
-                held = self.scope(source)
-        spans = [grid.span(i) for i in index]
-        legal = all(a <= lo and hi < b for (lo, hi), (a, b) in zip(spans, source.reach, strict=True))
-        outside = np.asarray(number(source.value), np.int64)
-        if legal and all(i.affine for i in index):
-            return strided(access, held, Part(outside, PRIME), spans, grid).array
-        at = [grid.values(i) for i in index]
-        if not legal:
-            check(access, at, grid, active)
-        inside: Any = np.ones((1,) * len(grid.ranges), bool)
-        for values, (lo, hi) in zip(at, source.box, strict=True):
-            inside = inside & (values >= lo) & (values < hi)
-        local = tuple(np.clip(v - lo, 0, hi - lo - 1) for v, (lo, hi) in zip(at, source.box, strict=True))
-        return np.where(inside, held.array[local], outside)
+            case Scope() as scope:
+                held = self.scope(scope)
+        outside = Part(np.asarray(number(access.source.value), np.int64), PRIME)
+        (found,) = gathered(access, [(held, outside)], grid, active)
+        return found.array
 
 
 def contract(a: Array, b: Array, axes: frozenset[int]) -> Array:

@@ -19,16 +19,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from einnet_explore.algebra import parts
-from einnet_explore.algebra.grid import Grid, check, compare, holds, strided
+from einnet_explore.algebra.grid import Grid, branches, gathered, holds
 from einnet_explore.algebra.near import SLACK, Near, applied, constant
 from einnet_explore.algebra.parts import Array, Part
 from einnet_explore.algebra.rounding import gamma
-from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, Table, Tensor, accesses
+from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, Table, Tensor
 
 _LIMIT = 1 << 23
 """Elements of what is gathered at once."""
@@ -77,17 +77,13 @@ class _Run:
 
     def region(self, scope: Scope, grid: Grid) -> _Sum:
         """The reduction over a part of the grid, halved until what is gathered of it is small."""
-        for access in accesses(scope.body):
-            over = {x for i in access.index for x in i.iterators if grid.extent(x) > 1}
-            outer = [x for x in scope.traversals if x in over]
-            if grid.volume(over) > _LIMIT and (outer or scope.reduce == "sum"):
-                x = max(outer or over, key=grid.extent)
-                low, high = (self.region(scope, half) for half in grid.halves(x))
-                if not outer:
-                    return _plus(low, high)
-                d = scope.traversals.index(x)
-                value, error, most = (np.concatenate(pair, d) for pair in zip(low[:3], high[:3], strict=True))
-                return _Sum(value, error, most, max(low.roundings, high.roundings))
+        if (x := grid.too_large(scope, _LIMIT)) is not None:
+            low, high = (self.region(scope, half) for half in grid.halves(x))
+            if x in scope.summations:
+                return _plus(low, high)
+            d = scope.traversals.index(x)
+            value, error, most = (np.concatenate(pair, d) for pair in zip(low[:3], high[:3], strict=True))
+            return _Sum(value, error, most, max(low.roundings, high.roundings))
         active = holds(scope.domain, grid) if scope.domain else None
         axes = range(len(scope.traversals), len(grid.ranges))
         if scope.reduce == "sum" and scope.summations:
@@ -133,40 +129,27 @@ class _Run:
             case Access():
                 return self.read(body, grid, active)
             case Apply("where", (Compare() as condition, yes, no)):
-                taken = compare(condition, grid)
-                then = self.value(yes, grid, taken if active is None else active & taken)
-                other = self.value(no, grid, ~taken if active is None else active & ~taken)
+                taken, here, there = branches(condition, grid, active)
+                then, other = self.value(yes, grid, here), self.value(no, grid, there)
                 return Near(*(np.where(taken, a, b) for a, b in zip(then, other, strict=True)))
             case Apply(op, args):
                 return applied(op, [self.value(a, grid, active) for a in args], args, self.rescalings)
         raise ValueError(f"comparison {body!r} outside the condition of where")
 
     def read(self, access: Access, grid: Grid, active: Array | None) -> Near:
-        source, index = access.source, access.index
-        match source:
-            case Tensor():
-                if source.name not in self.tensors:
-                    raise ValueError(f"tensor {source.name} has no array: given are {', '.join(self.tensors)}")
-                held = self.tensors[source.name]
+        match access.source:
+            case Tensor(name=name):
+                if name not in self.tensors:
+                    raise ValueError(f"tensor {name} has no array: given are {', '.join(self.tensors)}")
+                held = self.tensors[name]
             case Table(shape, entries):
                 held = constant(np.array([float(x) for x in entries]).reshape(shape))
-            case Scope():
-                held = self.scope(source)
-        held = Near(held.value, np.broadcast_to(held.error, held.value.shape))
-        spans = [grid.span(i) for i in index]
-        legal = all(a <= lo and hi < b for (lo, hi), (a, b) in zip(spans, source.reach, strict=True))
-        outside = constant(np.asarray(source.value, np.float64))
-        if legal and all(i.affine for i in index):
-            both = zip(held, outside, strict=True)
-            return Near(*(strided(access, Part(a, 0), Part(b, 0), spans, grid).array for a, b in both))
-        at = [grid.values(i) for i in index]
-        if not legal:
-            check(access, at, grid, active)
-        inside: Any = np.ones((1,) * len(grid.ranges), bool)
-        for values, (lo, hi) in zip(at, source.box, strict=True):
-            inside = inside & (values >= lo) & (values < hi)
-        local = tuple(np.clip(v - lo, 0, hi - lo - 1) for v, (lo, hi) in zip(at, source.box, strict=True))
-        return Near(*(np.where(inside, a[local], b) for a, b in zip(held, outside, strict=True)))
+            case Scope() as scope:
+                held = self.scope(scope)
+        outside = constant(np.asarray(access.source.value, np.float64))
+        pairs = ((held.value, outside.value), (np.broadcast_to(held.error, held.value.shape), outside.error))
+        found = gathered(access, [(Part(a, 0), Part(b, 0)) for a, b in pairs], grid, active)
+        return Near(*(part.array for part in found))
 
 
 def _contracted(factors: list[Array], grid: Grid, axes: range) -> Array:
