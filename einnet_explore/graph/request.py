@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 
 from einnet_explore.backends import cupy
@@ -28,7 +29,7 @@ def read(model: str | Path | Model | Program, shapes: Mapping[str, tuple[int, ..
         case Model():
             return model
         case Program():
-            return load(program_model(list(forms(model))[:2][-1], {}), shapes)
+            return load(program_model(list(islice(forms(model), 2))[-1], {}), shapes)
         case _:
             return load(model, shapes)
 

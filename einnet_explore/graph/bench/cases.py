@@ -7,8 +7,6 @@ from dataclasses import replace
 from math import inf
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper
 
 from einnet_explore.algebra.equations import weight_only
 from einnet_explore.algebra.evaluate import evaluate
@@ -21,7 +19,6 @@ from einnet_explore.cost import program_seconds
 from einnet_explore.graph.contest import Arrays, Settings
 from einnet_explore.graph.finalists import entries, finalists
 from einnet_explore.graph.post.fusing import fuse
-from einnet_explore.graph.writing.export import IR_VERSION, OPSET, to_onnx
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
 
 MEASURED = 6
@@ -62,21 +59,6 @@ def derived(
     times = compare({name: compiled.execute for name, compiled in ready.items()}, rounds=5, min_seconds=0.05)
     best = min(times, key=lambda name: times[name].low)
     return ready[best], best
-
-
-def exported(program: Program, inputs: Arrays, constants: Arrays) -> onnx.ModelProto:
-    """*program* in standard ONNX operators, with the names of the case; raises ValueError where it cannot."""
-    outputs = {e.name: e.scope.shape for e in program.equations if e.name in program.outputs}
-    made = to_onnx(program, {name: name for name in (*inputs, *outputs)}, constants, "v_")
-    graph = helper.make_graph(
-        list(made.nodes),
-        "case",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, a.shape) for name, a in inputs.items()],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()],
-        list(made.initialisers),
-    )
-    imports = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(f.domain, 1) for f in made.functions[:1])]
-    return helper.make_model(graph, functions=list(made.functions), opset_imports=imports, ir_version=IR_VERSION)
 
 
 def generated(program: Program) -> Program:

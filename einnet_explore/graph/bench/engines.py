@@ -13,13 +13,12 @@ from einnet_explore.graph.bench.cases import (
     called,
     derived,
     evaluated,
-    exported,
     generated,
     random_inputs_of,
     split_inputs,
 )
 from einnet_explore.graph.contest import Arrays, Settings
-from einnet_explore.graph.exporting import forms
+from einnet_explore.graph.exporting import forms, program_model
 from einnet_explore.graph.optimise import optimize
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.reading.model import Model
@@ -162,7 +161,7 @@ def _written(task: Task, program: Program, given: Arrays) -> Engine:
     refusal = "no way to write it"
     for written in forms(program):
         try:
-            model = load(exported(written, inputs, constants))
+            model = load(program_model(written, constants))
             made = _session(model, inputs, task.threads, "") if task.engine == ORT else _torch(model, inputs, task)
         except ValueError as error:
             refusal = str(error)
