@@ -56,8 +56,9 @@ _LADERMAN = (
 )
 
 
+@cache
 def matrix_product(sizes: Sizes) -> Form:
-    """The form of an (a, b, c) product of matrices, row by row."""
+    """The form of an (a, b, c) product of matrices, row by row; one value a size, so an algorithm is checked once."""
     _, b, c = sizes
 
     def form(k: int, i: int, j: int) -> int:
