@@ -153,6 +153,20 @@ def test_a_chain_is_associated_by_its_cost() -> None:
     assert not list(CONTRACTION_ORDER.matches(after, (0,))) and check_rule(CONTRACTION_ORDER, before) == 1
 
 
+def test_a_flat_product_is_taken_apart_from_the_left() -> None:
+    """The tree reads as the product does, but sums below."""
+    before = made("Y[i:4, m:3] = sum[j:5, k:6] A[i, j] * B[j, k] * C[k, m]")
+    after = proved(before, CONTRACTION_ORDER, tree=[[0, 1], 2])
+    assert after != before and len(after.equations[0].scope.summations) == 1
+    refuses(CONTRACTION_ORDER, after, (0,), "this is the present order", tree=[[0, 1], 2])
+
+
+def test_no_order_is_proposed_that_sums_nothing_below() -> None:
+    """Found by a soak: a sum over nothing that is read costs its grid, but no tree takes it away."""
+    for text in ("Y[s:4] = sum[c:1, n:3] g[s] * A[s, 1] * g[s]", "Y[s:4] = sum[n:3] g[s] * g[s] * v[n]"):
+        assert not list(CONTRACTION_ORDER.matches(made(text), (0,)))
+
+
 def test_nested_products_are_associated_anew() -> None:
     before = made("Y[i:4, l:3] = sum[k:6] {[i:4, k:6] sum[j:5] A[i, j] * B[j, k]}[i, k] * C[k, l] * 2")
     after = proved(before, CONTRACTION_ORDER, tree=[0, [1, 2]])

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
+from typing import TypeAlias
 
 from einnet_explore.algebra.cases import Case, cases, constants, look_up, opaque_case, read
 from einnet_explore.algebra.polynomial import Polynomial, constant, number, skeleton, times
@@ -31,7 +32,6 @@ from einnet_explore.algebra.space import (
     Space,
     complement,
     enter,
-    key,
     pinned,
     point_of,
     reduces,
@@ -166,21 +166,30 @@ def _product(parts: list[list[Term]]) -> list[Term]:
     for part in sorted(parts, key=len):
         if len(found) * len(part) > _TRIED:
             raise Beyond(f"the product has more than {_TRIED} combinations of terms")
-        found = [term for a, b in product(found, part) if (term := _joined(a, b)) is not None]
+        firsts = [(a, {span: c for span, _, c in _spans(a)}) for a in found]
+        seconds = [(b, _spans(b)) for b in part]
+        found = [_joined(a, b) for (a, known), (b, spans) in product(firsts, seconds) if _agree(known, spans)]
         if len(found) > MOST:
             raise Beyond(f"the product has more than {MOST} terms")
     return found
 
 
-def _joined(a: Term, b: Term) -> Term | None:
-    spans: dict[tuple[tuple[str, int], ...], int] = {}
-    for row in (*a.where, *b.where):
-        # c + f >= 0: two rows with opposite f say that f lies between two constants.
-        form = {v: k for v, k in row.items() if v}
-        opposite = spans.get(key({v: -k for v, k in form.items()}))
-        if opposite is not None and opposite + row[""] < 0:
-            return None
-        spans[key(form)] = min(row[""], spans.get(key(form), row[""]))
+_Span: TypeAlias = "frozenset[tuple[str, int]]"
+
+
+def _spans(term: Term) -> list[tuple[_Span, _Span, int]]:
+    """The conditions c + f >= 0 of *term* as (f, -f, c), the tightest of equal f last."""
+    rows = sorted(term.where, key=lambda row: -row[""])
+    forms = [([(v, k) for v, k in row.items() if v], row[""]) for row in rows]
+    return [(frozenset(form), frozenset([(v, -k) for v, k in form]), c) for form, c in forms]
+
+
+def _agree(known: Mapping[_Span, int], spans: list[tuple[_Span, _Span, int]]) -> bool:
+    """Whether no two conditions, one a side, leave a form no value: c + f >= 0 and c' - f >= 0 with c + c' < 0."""
+    return all(known.get(opposite, -c) + c >= 0 for _, opposite, c in spans)
+
+
+def _joined(a: Term, b: Term) -> Term:
     return Term(times(a.coefficient, b.coefficient), a.factors + b.factors, a.summed + b.summed, a.where + b.where)
 
 

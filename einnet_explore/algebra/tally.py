@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import isinf
 from typing import Any, TypeAlias
 
 import islpy as isl
@@ -22,6 +23,7 @@ from einnet_explore.algebra.polynomial import cancelled, rounded
 from einnet_explore.algebra.relation import Term, choices_at, terms_at
 from einnet_explore.algebra.sets import Sets, context, coordinates
 from einnet_explore.algebra.space import Beyond, Number, Space, kind
+from einnet_explore.algebra.space import key as form_key
 from einnet_explore.ir import Box, Scope
 
 Tally: TypeAlias = "dict[Number, Any]"
@@ -134,7 +136,7 @@ class _Comparison:
     def _pieces(self, terms: list[Term]) -> Tally:
         """Disjoint sets of (output element, indices), one a total coefficient."""
         total: Tally = {}
-        for term in terms:
+        for term in gathered(terms):
             self._sizes = tuple(len(at) for _, at in term.factors)
             coefficient, rest = self.sets.of(term)
             if self.idempotent:
@@ -142,6 +144,20 @@ class _Comparison:
             elif coefficient:
                 total = _add(total, coefficient, rest)
         return total
+
+
+def gathered(terms: Iterable[Term]) -> list[Term]:
+    """*terms* with those that differ in their coefficients only added up, and without those that are cancelled.
+
+    The products of a bilinear algorithm mostly cancel: their sets need not be made for that.
+    """
+    out: dict[Any, Term] = {}
+    for term in terms:
+        factors = tuple((name, tuple(map(form_key, at))) for name, at in term.factors)
+        same = factors, frozenset(term.summed), frozenset(map(form_key, term.where)), isinf(term.coefficient)
+        known = out.get(same)
+        out[same] = replace(term, coefficient=known.coefficient + term.coefficient) if known else term
+    return [term for term in out.values() if term.coefficient]
 
 
 def _by_signature(terms: list[Term]) -> dict[tuple[str, ...], list[Term]]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from einnet_explore.algebra.chains import MOST, Tree, cheapest, leaves, multiplications, open_iterators
 from einnet_explore.algebra.indices import iterators_of
+from einnet_explore.algebra.keys import key
 from einnet_explore.algebra.products import finite, opened
 from einnet_explore.ir import Access, Const, Iterator, Scalar, Scope, factors, mul
 from einnet_explore.rules.base import Refused, refusing, scope_rule
@@ -33,12 +34,11 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class _Flat:
-    """One sum: its factors (*parts*), the constants beside them, and how it stands now."""
+    """One sum: its factors (*parts*) and the constants beside them."""
 
     parts: tuple[Scalar, ...]
     constants: tuple[Scalar, ...]
     summations: tuple[Iterator, ...]
-    now: Tree
 
 
 def propose(scope: Scope) -> Iterable[Order]:
@@ -49,7 +49,8 @@ def propose(scope: Scope) -> Iterable[Order]:
         tree = cheapest(reads, kept)
     except ValueError:
         return
-    if len(flat.parts) > 2 and multiplications(tree, reads, kept) < _cost(scope):
+    cheaper = len(flat.parts) > 2 and multiplications(tree, reads, kept) < _cost(scope)
+    if cheaper and key(_ordered(scope, flat, tree)) != key(scope):
         yield Order(tree)
 
 
@@ -68,12 +69,17 @@ def rewrite(scope: Scope, params: Order) -> Scope:
         raise Refused(f"the tree holds the factors {list(held)}, expected each of 0 to {len(flat.parts) - 1} once")
     if isinstance(params.tree, int):
         raise Refused("there is only one factor: nothing is associated")
-    if params.tree == flat.now:
+    ordered = _ordered(scope, flat, params.tree)
+    if key(ordered) == key(scope):
         raise Refused(f"this is the present order: {params.tree!r}")
-    body, summed = _built(flat, params.tree, scope)
-    out = mul(*flat.constants, body)
+    return ordered
+
+
+def _ordered(scope: Scope, flat: _Flat, tree: Tree) -> Scope:
+    """*scope* in the order of *tree*; a sum over all factors at once is that of any tree that sums nothing below."""
+    body, summed = _built(flat, tree, scope)
     left = tuple(y for y in flat.summations if y not in summed)
-    return replace(scope, summations=left, body=out)
+    return replace(scope, summations=left, body=mul(*flat.constants, body))
 
 
 def _flat(scope: Scope) -> _Flat:
@@ -89,9 +95,7 @@ def _flat(scope: Scope) -> _Flat:
     constants: list[Scalar] = []
     summations = list(scope.summations)
 
-    def put(body: Scalar) -> Tree | None:
-        """The tree of what *body* computes, whose factors join *parts*."""
-        trees: list[Tree] = []
+    def put(body: Scalar) -> None:
         for factor in factors(body):
             if isinstance(factor, Const):
                 constants.append(factor)
@@ -100,20 +104,14 @@ def _flat(scope: Scope) -> _Flat:
                 found = opened(factor, "sum", (*scope.traversals, *summations))
                 if not isinstance(found, str) and finite(found[0]):
                     summations.extend(found[1])
-                    inner = put(found[0])
-                    trees += [] if inner is None else [inner]
+                    put(found[0])
                     continue
             parts.append(factor)
-            trees.append(len(parts) - 1)
-        whole: Tree | None = None
-        for tree in trees:
-            whole = tree if whole is None else (whole, tree)
-        return whole
 
-    now = put(scope.body)
-    if now is None:
+    put(scope.body)
+    if not parts:
         raise Refused("the body is a constant")
-    return _Flat(tuple(parts), tuple(constants), tuple(summations), now)
+    return _Flat(tuple(parts), tuple(constants), tuple(summations))
 
 
 def _reads(flat: _Flat) -> tuple[frozenset[Iterator], ...]:

@@ -1,0 +1,79 @@
+"""What the proof of a step costs: ``python -m benchmarks.certificates [MODEL …]``.
+
+The steps are those of every finalist of the evaluation models' subprograms, by fewer multiplications too, and those by
+which the cheapest are joined, fused and laid out.  Each is certified once, in processor time, so that other work on the
+machine counts little; equal steps count once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from statistics import median
+from time import process_time
+
+from benchmarks.post import pieces
+from einnet_explore.algebra.certificate import Certificate, certify
+from einnet_explore.cost import program_seconds
+from einnet_explore.graph.anonymous import anonymous
+from einnet_explore.graph.finalists import entries
+from einnet_explore.graph.joining import joined
+from einnet_explore.graph.models import MODELS, write
+from einnet_explore.graph.post.fusing import fuse
+from einnet_explore.graph.post.layouts import laid_out
+from einnet_explore.graph.post.price import estimated
+from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.split import partition
+from einnet_explore.rules import Derivation, Step
+
+SECONDS = 0.5
+"""Seconds of search for one subprogram."""
+
+
+def derivations(model: Model) -> Iterable[Derivation]:
+    """Those of the finalists of every subprogram, and of what post-optimisation makes of the cheapest."""
+    known: set[str] = set()
+    for s in partition(model).subprograms:
+        anon = anonymous(s.program)
+        if anon.signature not in known:
+            known.add(anon.signature)
+            found, _ = entries(anon.program, program_seconds, 4, SECONDS)
+            yield from (entry.derivation() for entry in found)
+    for piece in joined(model, list(pieces(model))):
+        yield fuse(laid_out(fuse(Derivation(piece.program)), estimated))
+
+
+def timed(steps: Iterable[Step]) -> list[tuple[float, str, Certificate]]:
+    """For each of *steps* the seconds that its certificate took, and the rule."""
+    out = []
+    for step in dict.fromkeys(steps):
+        began = process_time()
+        certificate = certify(step.before, step.after)
+        out.append((process_time() - began, step.match.rule.name, certificate))
+    return out
+
+
+def main(names: Sequence[str] = ()) -> None:
+    """Print the table: counts, and milliseconds of the median and of the slowest step."""
+    print("model        steps  proved  median ms  worst ms  the slowest")
+    every = []
+    for name in names or tuple(model.name for model in MODELS):
+        found = timed(step for d in derivations(load(write(name, 1), {})) for step in d.steps)
+        every += found
+        row(name, found)
+    row("all", every)
+
+
+def row(name: str, found: Sequence[tuple[float, str, Certificate]]) -> None:
+    """One line of the table."""
+    proved = sum(certificate.kind == "proved" for _, _, certificate in found)
+    worst, rule, _ = max(found, key=lambda each: each[0])
+    middle = median(seconds for seconds, _, _ in found)
+    print(f"{name:12} {len(found):5}  {proved:6}  {1e3 * middle:9.1f}  {1e3 * worst:8.0f}  {rule}", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="What the proof of a step costs.")
+    parser.add_argument("models", nargs="*")
+    main(parser.parse_args().models)
