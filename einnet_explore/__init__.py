@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from einnet_explore.explore.rule_pages import rule_page
     from einnet_explore.explore.session import Session
     from einnet_explore.explore.views import show
+    from einnet_explore.family.reading import family, load_family
     from einnet_explore.operators import OPERATORS, Operator
     from einnet_explore.operators import expressions as ops
     from einnet_explore.render import latex, text
@@ -60,10 +61,12 @@ __all__ = [
     "cse",
     "evaluate",
     "explore",
+    "family",
     "grad",
     "graph",
     "latex",
     "load",
+    "load_family",
     "ops",
     "optimize",
     "parse",
@@ -99,6 +102,7 @@ _HOMES = {
     "explore.rule_pages": ("rule_page",),
     "explore.session": ("Session",),
     "explore.views": ("show",),
+    "family.reading": ("family", "load_family"),
     "operators": ("OPERATORS", "Operator"),
     "render": ("latex", "text"),
     "rules": ("RULES", "Refused", "Rule", "scope_rule"),
@@ -125,7 +129,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """This package.  Four verbs are called like packages of their floor: importing one must not hide the verb."""
+    """This package.  Five verbs are called like packages of their floor: importing one must not hide the verb."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _HOME and isinstance(value, ModuleType)):

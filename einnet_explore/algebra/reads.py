@@ -44,7 +44,7 @@ def _search(scope: Scope) -> str | None:
     if inside is None:
         return None
     env, summed = point_of(space, scope, env)
-    for access, guards in _guarded(space, scope.body, env, inside):
+    for access, guards in guarded(space, scope.body, env, inside):
         name = access.source.name if isinstance(access.source, Tensor) else "a scope"
         if len(access.index) != len(access.source.shape):
             return f"{name} has {len(access.source.shape)} dimensions and is read with {len(access.index)} indices"
@@ -67,7 +67,7 @@ def _search(scope: Scope) -> str | None:
     return None
 
 
-def _guarded(
+def guarded(
     space: Space, scalar: Scalar, env: Env, guards: tuple[Form, ...]
 ) -> Iterable[tuple[Access, tuple[Form, ...]]]:
     """Every access with the conditions under which it is made, in disjoint pieces."""
@@ -77,9 +77,9 @@ def _guarded(
         case Apply("where", (Compare() as condition, yes, no)):
             for pieces, branch in zip(decide(space, condition, env), (yes, no), strict=True):
                 for piece in pieces:
-                    yield from _guarded(space, branch, env, (*guards, *piece))
+                    yield from guarded(space, branch, env, (*guards, *piece))
         case Apply(args=args):
             for arg in args:
-                yield from _guarded(space, arg, env, guards)
+                yield from guarded(space, arg, env, guards)
         case Const() | Compare():
             pass

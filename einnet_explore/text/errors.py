@@ -90,6 +90,7 @@ _WORDS = {
     "INF": "a number",
     "REDUCTION": "a reduction",
     "_TENSOR": "'tensor'",
+    "_PARAM": "'param'",
     "_OUTPUT": "'output'",
     "_WEIGHT": "'weight'",
     "_PAD": "'pad'",

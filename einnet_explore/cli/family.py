@@ -1,0 +1,77 @@
+"""``einnet-explore family``: derive once, prove for all sizes, take the program at one."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from einnet_explore.cli.errors import NO, OK
+from einnet_explore.cli.output import STDOUT, writable, write_json
+from einnet_explore.family.api import Derived, Instance
+from einnet_explore.family.reading import load_family
+from einnet_explore.render import text
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit code 0 when every step is proved for all sizes, 1 when one is not."""
+    writable(arguments.json)
+    family = load_family(arguments.case)
+    wanted = None if arguments.at is None else sizes(arguments.at)
+    if wanted is not None:
+        family.ground.refuse(wanted)
+    found = None if arguments.sizes is None else sizes(arguments.sizes)
+    derived = family.derive(arguments.target, arguments.limit_seconds, found)
+    instance = None if wanted is None else derived.instantiate(**wanted)
+    if arguments.json:
+        write_json(arguments.json, document(arguments.case, derived, instance))
+    if arguments.json != STDOUT:
+        print(_shown(derived, instance, arguments.latex))
+    return OK if derived.proof.kind == "proved" else NO
+
+
+def sizes(said: str) -> dict[str, int]:
+    """``H=56,W=56``; raises ValueError on anything else."""
+    out: dict[str, int] = {}
+    for part in said.split(","):
+        name, equals, number = (word.strip() for word in part.partition("="))
+        if not (name and equals and number.isdecimal()):
+            raise ValueError(f"sizes {said!r}: found {part!r}, expected a parameter and a number such as H=56")
+        if name in out:
+            raise ValueError(f"sizes {said!r}: found {name} twice, expected it once")
+        out[name] = int(number)
+    return out
+
+
+def document(case: str, derived: Derived, instance: Instance | None) -> dict[str, Any]:
+    """What ``--json`` writes."""
+    steps = zip(derived.proof.rules, derived.proof.verdicts, strict=True)
+    return {
+        "case": case,
+        "kind": derived.proof.kind,
+        "guards": list(derived.guards),
+        "inferred": list(derived.inferred),
+        "steps": [
+            {"rule": rule, "kind": v.kind, "means": list(v.means), "why": v.why or None, "sizes": dict(v.sizes) or None}
+            for rule, v in steps
+        ],
+        "start": derived.text(0),
+        "end": derived.text(),
+        "instance": None
+        if instance is None
+        else {
+            "sizes": dict(instance.sizes),
+            "program": text(instance.program),
+            "certificate": instance.certificate.to_json(),
+        },
+    }
+
+
+def _shown(derived: Derived, instance: Instance | None, latex: bool) -> str:
+    lines = [repr(derived.proof)]
+    if derived.inferred:
+        lines.append(f"inferred: {', '.join(derived.inferred)}")
+    lines += ["", derived.latex() if latex else derived.text().rstrip()]
+    if instance is not None:
+        at = ", ".join(f"{name} = {n}" for name, n in instance.sizes)
+        lines += ["", f"at {at}: {instance.certificate}", text(instance.program).rstrip()]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Programs of all sizes: integers that are polynomials of parameters, and steps proved for every value of these."""

@@ -1,0 +1,150 @@
+"""From programs at several sizes to one schema, and from a derivation at one size to a derivation at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
+
+from einnet_explore.family.follow import NotFollowed, Original, follow
+from einnet_explore.family.interpolate import MOST_DEGREE, Lattice, NoPolynomial, told
+from einnet_explore.family.parameters import Ground
+from einnet_explore.family.schema import Schema, integers, with_integers
+from einnet_explore.family.whole import Whole
+from einnet_explore.ir import Program
+from einnet_explore.text import TextError
+
+PRIMES = (11, 17, 23, 31, 41, 53, 67, 83)
+"""Sizes at which one derives: so far apart that a number near one of them, or a product of two, tells which it is."""
+
+APART = 5
+MOST_MODULUS = 16
+
+
+class NoFamily(ValueError):
+    """There is no schema: the programs at different sizes differ in more than polynomials; the message says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conjecture:
+    """The schemas along a derivation, and the parameters with the remainders that it turned out to need."""
+
+    ground: Ground
+    schemas: tuple[Schema, ...]
+
+
+def usual_sizes(ground: Ground) -> dict[str, int]:
+    """Sizes to derive at: primes, or the next that are assumed and ``APART``; nearer where a largest is assumed."""
+    out: dict[str, int] = {}
+    for p, prime in zip(ground.parameters, cycle(PRIMES), strict=False):
+        u = max(p.first, -((p.residue - prime) // p.modulus))
+        while any(abs(p.modulus * u + p.residue - n) < APART for n in out.values()):
+            u += 1
+        out[p.name] = p.modulus * (u if p.last is None else min(u, p.last)) + p.residue
+    return out
+
+
+def conjecture(
+    ground: Ground,
+    at: Callable[[Mapping[str, int]], Program],
+    steps: Sequence[Original],
+    found: Mapping[str, int],
+) -> Conjecture:
+    """The schemas of the programs from ``at(sizes)`` along *steps*, which were found at the sizes *found*.
+
+    Where a step applies to some remainders of a parameter only, that is assumed.  Raises NoFamily.
+    """
+    for _ in range(len(ground.parameters) + 1):
+        try:
+            return Conjecture(ground, _schemas(ground, at, steps, found))
+        except (NotFollowed, NoPolynomial, TextError) as why:
+            narrower = _narrower(ground, at, steps, found)
+            if narrower is None:
+                raise NoFamily(str(why)) from None
+            ground = narrower
+    raise NoFamily("assuming remainders of every parameter is not enough")
+
+
+def _narrower(
+    ground: Ground,
+    at: Callable[[Mapping[str, int]], Program],
+    steps: Sequence[Original],
+    found: Mapping[str, int],
+) -> Ground | None:
+    """*ground* with the least modulus of one parameter at which the derivation carries over, as far as that is seen."""
+    for n, p in enumerate(ground.parameters):
+        if _carries(at, steps, found, p.name, (p.modulus, 2 * p.modulus, 3 * p.modulus)):
+            continue
+        for k in range(2, MOST_MODULUS + 1):
+            m = k * p.modulus
+            if m <= found[p.name] and _carries(at, steps, found, p.name, (m, 2 * m, 3 * m)):
+                also = p.also(m, found[p.name] % m)
+                assert also is not None
+                return replace(ground, parameters=(*ground.parameters[:n], also, *ground.parameters[n + 1 :]))
+    return None
+
+
+def _carries(
+    at: Callable[[Mapping[str, int]], Program],
+    steps: Sequence[Original],
+    found: Mapping[str, int],
+    name: str,
+    offsets: Iterable[int],
+) -> bool:
+    """Whether the derivation has the same form, and integers on a parabola, with *name* larger by *offsets*."""
+    seen: list[tuple[tuple[int, ...], ...]] = []
+    for off in (0, *offsets):
+        sizes = {**found, name: found[name] + off}
+        try:
+            seen.append(tuple(integers(p)[1] for p in follow(at(sizes), steps, found, sizes)))
+        except (NotFollowed, TextError):
+            return False
+    a, b, c, d = seen
+    return all(
+        s - 3 * r + 3 * q - p == 0
+        for one in zip(a, b, c, d, strict=True)
+        for p, q, r, s in zip(*one, strict=True)
+    )  # fmt: skip
+
+
+def _schemas(
+    ground: Ground,
+    at: Callable[[Mapping[str, int]], Program],
+    steps: Sequence[Original],
+    found: Mapping[str, int],
+) -> tuple[Schema, ...]:
+    base = tuple(p.unknown.of(found[p.name]) for p in ground.parameters)
+    seen: dict[tuple[int, ...], tuple[Program, ...]] = {}
+
+    def programs(lattice: Lattice, offset: tuple[int, ...]) -> tuple[Program, ...]:
+        if offset not in seen:
+            sizes = lattice.sizes(offset)
+            seen[offset] = follow(at(sizes), steps, found, sizes)
+        return seen[offset]
+
+    for degree in range(2, MOST_DEGREE + 1):
+        lattice = Lattice(ground, base, degree)
+        points = {offset: programs(lattice, offset) for offset in (*lattice.offsets, *lattice.tests)}
+        try:
+            return tuple(_schema(lattice, {k: p[n] for k, p in points.items()}) for n in range(len(steps) + 1))
+        except NoPolynomial:
+            if degree == MOST_DEGREE:
+                raise
+    raise AssertionError("every degree has been tried")
+
+
+def _schema(lattice: Lattice, programs: Mapping[tuple[int, ...], Program]) -> Schema:
+    """The schema of one program seen at every point; raises NoPolynomial."""
+    apart = {k: integers(p) for k, p in programs.items()}
+    first = next(iter(programs))
+    for k, (skeleton, _) in apart.items():
+        if skeleton != apart[first][0]:
+            one, other = told(lattice.sizes(first)), told(lattice.sizes(k))
+            raise NoPolynomial(f"the program at {other} has another form than at {one}")
+    fitted: dict[tuple[int, ...], Whole] = {}
+    values: list[Whole] = []
+    for column in zip(*(numbers for _, numbers in apart.values()), strict=True):
+        if column not in fitted:
+            fitted[column] = lattice.fit(dict(zip(apart, column, strict=True)).__getitem__)
+        values.append(fitted[column])
+    return with_integers(programs[first], tuple(values))

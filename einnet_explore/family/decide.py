@@ -1,0 +1,185 @@
+r"""Whether conditions can hold together for any sizes: integer sets where they are affine, z3 where there are products.
+
+A product of parameters alone, as in a merged extent :math:`H W`, is one more number for integer sets: what they prove
+holds for any value of it.  Of z3 only one question is asked: whether a conjunction of polynomials that are ≥ 0, and of
+negated such conjunctions, has a solution in the integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import islpy as isl
+
+from einnet_explore.algebra.sets import context
+from einnet_explore.algebra.space import Beyond, Form
+from einnet_explore.family.forms import parts_of, plus, told
+from einnet_explore.family.space import ParametricSpace
+
+EFFORT = 4_000_000
+"""Of z3, in units that do not depend on the machine, for one question."""
+
+
+def used_in(space: ParametricSpace, forms: Iterable[Form]) -> list[str]:
+    """Every integer that *forms* are made of, also through quotients and aliases."""
+    found: dict[str, None] = {}
+    stack = [v for form in forms for v in sorted(parts_of(form))]
+    while stack:
+        v = stack.pop()
+        if v not in found:
+            found[v] = None
+            made = (*space.divisions.get(v, ()), space.aliases.get(v, {}))
+            stack += (u for form in made for u in sorted(parts_of(form)))
+    return list(found)
+
+
+def assumptions(space: ParametricSpace) -> list[Form]:
+    """What is assumed of the parameters, as forms that are ≥ 0."""
+    rows: list[Form] = []
+    for p in space.ground.parameters:
+        rows.append({p.unknown.symbol: 1, "": -p.first})
+        rows += [{p.unknown.symbol: -1, "": p.last}] if p.last is not None else []
+    return rows
+
+
+def conditions(space: ParametricSpace, used: Iterable[str], where: Iterable[Form]) -> list[Form]:
+    """What holds of output coordinates and the integers *used*: ranges, what they mean, and *where*."""
+    rows = [*where]
+    named = dict.fromkeys((*space.coordinates, *used))
+    for v in named:
+        if v in space.divisions:
+            rows += meaning(space, v)
+        elif v in space.limits:
+            lo, hi = space.limits[v]
+            rows += [plus({v: 1, "": 0}, lo, -1), plus(hi, {v: 1, "": 0}, -1)]
+            rows += equal({v: 1, "": 0}, space.aliases[v]) if v in space.aliases else ()
+    return rows
+
+
+def meaning(space: ParametricSpace, q: str) -> list[Form]:
+    """That *q* is its quotient."""
+    e, d = space.divisions[q]
+    rest = plus(e, space.times(d, {q: 1, "": 0}), -1)
+    return [rest, plus(plus(d, rest, -1), {"": -1})]
+
+
+def equal(a: Form, b: Form) -> list[Form]:
+    """That two forms are equal."""
+    return [plus(a, b, -1), plus(b, a, -1)]
+
+
+def multiplied(space: ParametricSpace, rows: Iterable[Form]) -> bool:
+    """Whether a parameter is multiplied by an integer that is none."""
+    names = (name.split("*") for row in rows for name in row if "*" in name)
+    return any(part not in space.symbols for parts in names for part in parts)
+
+
+def size_names(space: ParametricSpace, rows: Iterable[Form]) -> tuple[str, ...]:
+    """The parameters, and the products of parameters in *rows*: what integer sets take as numbers of their own."""
+    found = {name for row in rows for name in row if "*" in name}
+    return (*space.symbols, *sorted(found))
+
+
+def linear(form: Form) -> str:
+    """*form* in isl's notation."""
+    return " + ".join(f"{k}{dimension(v)}" if v else str(k) for v, k in form.items() if k or not v)
+
+
+def dimension(name: str) -> str:
+    """*name* as isl can read it; a product is like no other name."""
+    return "M" + "".join(f"{len(part)}{part}" for part in name.split("*")) if "*" in name else name
+
+
+def relaxed(space: ParametricSpace, sizes: Iterable[str]) -> list[Form]:
+    """What is sure of products of two parameters as numbers: (a - a₀)(b - b₀) ≥ 0."""
+    first = {p.unknown.symbol: p.first for p in space.ground.parameters}
+    rows: list[Form] = []
+    for name in sizes:
+        if name.count("*") == 1:
+            a, b = name.split("*")
+            row: Form = {name: 1, "": first[a] * first[b]}
+            for v, k in ((a, first[b]), (b, first[a])):
+                row[v] = row.get(v, 0) - k
+            rows.append(row)
+        elif "*" in name:
+            rows.append({name: 1, "": 0})
+    return rows
+
+
+def impossible(space: ParametricSpace, where: Sequence[Form]) -> str | None:
+    """None where *where* cannot all hold for any sizes, else values at which they may.  Raises Beyond."""
+    if any(_never(space, row) for row in where):
+        return None
+    rows = [*assumptions(space), *conditions(space, used_in(space, where), where)]
+    if multiplied(space, rows):
+        space.asked.add("z3")
+        return unsatisfiable(rows)
+    space.asked.add("isl")
+    sizes = size_names(space, rows)
+    rows += relaxed(space, sizes)
+    names = dict.fromkeys((*sizes, *(v for row in rows for v in row if v)))
+    dims = ", ".join(map(dimension, names))
+    try:
+        found = isl.Set(f"{{ [{dims}] : {' and '.join(f'{linear(row)} >= 0' for row in rows)} }}", context())
+        if found.is_empty():
+            return None
+        values = coordinates(found)
+    except isl.Error as error:
+        raise Beyond(f"integer sets: {error}") from None
+    return ", ".join(f"{told(v)} = {n}" for v, n in zip(names, values, strict=True))
+
+
+def _never(space: ParametricSpace, row: Form) -> bool:
+    try:
+        return space.ground.surely(plus({"": -1}, space.span(row)[1], -1))
+    except Beyond:
+        return False
+
+
+def coordinates(points: Any) -> list[int]:
+    """The first point of a set that is not empty."""
+    point = points.lexmin().sample_point()
+    return [point.get_coordinate_val(isl.dim_type.set, n).to_python() for n in range(points.dim(isl.dim_type.set))]
+
+
+def unsatisfiable(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) -> str | None:
+    """None where z3 proves that *rows* do not all hold while every conjunction of *never* fails; else a solution.
+
+    Raises Beyond where z3 is not installed, or gives up.
+    """
+    z3 = solver()
+    numbers: dict[str, Any] = {}
+
+    def value(form: Form) -> Any:
+        total: Any = z3.IntVal(form.get("", 0))
+        for name, k in form.items():
+            if name:
+                made: Any = z3.IntVal(k)
+                for part in name.split("*"):
+                    made = made * numbers.setdefault(part, z3.Int(part))
+                total = total + made
+        return total
+
+    asked = z3.Solver()
+    asked.set("rlimit", EFFORT)
+    asked.add(*(value(row) >= 0 for row in rows))
+    for conjunction in never:
+        asked.add(z3.Or(*(value(row) < 0 for row in conjunction)) if conjunction else z3.BoolVal(False))
+    answer = asked.check()
+    if answer == z3.unsat:
+        return None
+    if answer == z3.unknown:
+        raise Beyond(f"z3 gives up: {asked.reason_unknown()}")
+    model = asked.model()
+    return ", ".join(f"{told(v)} = {model.eval(n, model_completion=True)}" for v, n in sorted(numbers.items()))
+
+
+def solver() -> Any:
+    """The module z3; raises Beyond where it is not installed."""
+    try:
+        import z3
+    except ImportError:
+        why = "a parameter is multiplied by an iterator, and z3 is not installed (pip install 'einnet-explore[proofs]')"
+        raise Beyond(why) from None
+    return z3

@@ -1,0 +1,382 @@
+"""Families: derived at one size, proved for all, taken at any that the guards allow."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import einnet_explore as ee
+from einnet_explore.cli import main
+from einnet_explore.family.api import Derived, Family
+from einnet_explore.family.conjecture import NoFamily, usual_sizes
+from einnet_explore.family.follow import NotFollowed, follow, original
+from einnet_explore.family.parameters import OutsideError
+from einnet_explore.family.prove import legal
+from einnet_explore.family.reading import family, load_family
+from einnet_explore.text import TextError
+from tests.lab_kit import ROOT
+
+CONVOLUTION = """param H >= 3, C, F
+tensor A[H, C] pad [1, 0]
+tensor K[3, F, C] weight
+Y[h:H, f:F] = sum[c:C, r:3] A[h+r-1, c] * K[r, f, c]
+"""
+IMAGE = """param H, W, C, F
+tensor A[H, W, C] pad [1, 1, 0]
+tensor K[3, 3, F, C] weight
+Y[h:H, w:W, f:F] = sum[c:C, r:3, s:3] A[h+r-1, w+s-1, c] * K[r, s, f, c]
+"""
+DOT = """param H, W
+tensor A[H, W]
+tensor B[H, W]
+Y[] = sum[h:H, w:W] A[h, w] * B[h, w]
+"""
+LINE = "param C\ntensor A[C]\ntensor B[C]\nY[] = sum[c:C] A[c] * B[c]\n"
+
+
+@pytest.fixture(scope="module")
+def convolution() -> Derived:
+    return family(CONVOLUTION).derive(target="Matmul", limit=None, max_depth=6)
+
+
+def lifted(made: Family, sizes: dict[str, int], **params: object) -> Derived:
+    """One substitution at *sizes*, for all."""
+    session = ee.explore(made.at(**sizes))
+    session.apply("variable_substitution", "0", **params)
+    return made.lift(session.derivation, sizes)
+
+
+def test_a_convolution_is_a_product_and_a_sum_of_offsets_for_all_sizes(convolution: Derived) -> None:
+    assert convolution.proof.kind == "proved"
+    assert convolution.proof.means == ("isl",)
+    assert convolution.guards == ("H >= 3", "C >= 1", "F >= 1")
+    assert convolution.inferred == ()
+    assert convolution.proof.rules[0] == "start"
+    assert len(convolution.proof.verdicts) == len(convolution.schemas) == len(convolution.steps) + 1
+    shown = convolution.text()
+    assert "via Matmul(b=1, m=H, n=3*F, k=C, tb=1)" in shown
+    assert "K1[n:3*F, k:C] = K[n // F, n % F, k] via View(offset=0, strides=(C, 1))" in shown
+    assert "proved for all sizes (isl)" in repr(convolution.prove())
+    assert r"\sum_{r=0}^{3}" in convolution.latex()
+    assert r"\text{operator\_matching}" in convolution.align()
+
+
+@pytest.mark.parametrize("sizes", [{"H": 3, "C": 1, "F": 1}, {"H": 7, "C": 5, "F": 2}, {"H": 64, "C": 32, "F": 48}])
+def test_an_instance_is_an_ordinary_program_that_is_equal(convolution: Derived, sizes: dict[str, int]) -> None:
+    instance = convolution.instantiate(**sizes)
+    assert dict(instance.sizes) == sizes
+    assert instance.start == convolution.family.at(**sizes)
+    assert instance.certificate.kind == "proved"
+    assert "for all sizes with H >= 3, C >= 1, F >= 1" in instance.certificate.detail
+    assert ee.certify(instance.start, instance.program).kind == "proved"
+    assert ee.parse(ee.text(instance.program)) == instance.program
+
+
+def test_sizes_outside_the_guards_are_refused(convolution: Derived) -> None:
+    with pytest.raises(OutsideError, match=r"^H = 2 breaks the guard H >= 3$"):
+        convolution.instantiate(H=2, C=4, F=4)
+    with pytest.raises(OutsideError, match=r"^no value of F is given, expected those of H, C, F$"):
+        convolution.instantiate(H=3, C=4)
+    with pytest.raises(OutsideError, match=r"^a value of G is given"):
+        convolution.family.at(H=3, C=4, F=1, G=1)
+    bounded = family("param H >= 2, H <= 8, H % 3 == 1\ntensor A[H]\nY[h:H] = 2 * A[h]")
+    with pytest.raises(OutsideError, match=r"^H = 10 breaks the guard H <= 8$"):
+        bounded.at(H=10)
+    with pytest.raises(OutsideError, match=r"^H = 5 breaks the guard H % 3 == 1: 5 % 3 is 2$"):
+        bounded.at(H=5)
+    assert bounded.at(H=7).equations[0].scope.shape == (7,)
+
+
+KINDS = {
+    "strided": (
+        """param H % 2 == 0, C, F
+tensor A[H, C] pad [1, 0]
+tensor K[3, F, C] weight
+Y[h:H//2, f:F] = sum[c:C, r:3] A[2*h+r-1, c] * K[r, f, c]""",
+        "Matmul",
+        "digits",
+    ),
+    "any window": (
+        """param H >= 3, R, C
+tensor A[H+R, C]
+tensor K[R, C] weight
+Y[h:H] = sum[c:C, r:R] A[h+r, c] * K[r, c]""",
+        "Matmul",
+        "isl",
+    ),
+    "a band": (
+        """param B, M, K, W
+tensor A[B, M, K]
+tensor C[B, M, K] pad [0, W, 0]
+Y[b:B, m:M, w:2*W+1] = sum[k:K] A[b, m, k] * C[b, m+w-W, k]""",
+        "G2BMM",
+        "",  # the operator says just that
+    ),
+    "pooling": (
+        """param C, H % 2 == 0, W % 2 == 0
+tensor A[C, H, W]
+Y[c:C, h:H//2, w:W//2] = max[r:2, s:2] A[c, 2*h+r, 2*w+s]""",
+        "MaxPool2d",
+        "isl",
+    ),
+    "heads": (
+        """param T, D
+tensor Q[T, 8*D]
+tensor K[T, 8*D]
+S[g:8, i:T, j:T] = sum[d:D] Q[i, D*g+d] * K[j, D*g+d]""",
+        "Matmul",
+        "digits",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_derivations(kind: str) -> None:
+    text, target, means = KINDS[kind]
+    derived = family(text).derive(target=target, limit=None, max_depth=2)
+    assert derived.proof.kind == "proved", derived.proof
+    assert derived.proof.means == ((means,) if means else ())
+    assert f"via {target}(" in derived.text() or f"via Batch{target}(" in derived.text()
+    sizes = {p.name: p.modulus * (p.first + 2) + p.residue for p in derived.ground.parameters}
+    instance = derived.instantiate(**sizes)
+    assert ee.certify(instance.start, instance.program).kind == "proved"
+
+
+def test_sizes_to_derive_at_lie_apart() -> None:
+    ground = family("param H >= 99, W >= 99, C % 7 == 3, F <= 6\ntensor A[H, W, C, F]\nY[i:H] = A[i, 0, 0, 0]").ground
+    assert usual_sizes(ground) == {"H": 99, "W": 104, "C": 24, "F": 6}
+
+
+def test_a_remainder_that_a_step_needs_is_inferred_and_guarded() -> None:
+    derived = lifted(family(LINE), {"C": 24}, phi={"a": "c//4", "b": "c%4"})
+    assert derived.inferred == ("C % 4 == 0",)
+    assert derived.proof.kind == "proved"
+    assert "Y[] = sum[a:C//4, b:4] A[4*a+b] * B[4*a+b]" in derived.text()
+    assert derived.instantiate(C=8).program.equations[0].scope.summations[0].extent == 2
+    with pytest.raises(OutsideError, match=r"C = 26 breaks the guard C % 4 == 0: 26 % 4 is 2"):
+        derived.instantiate(C=26)
+
+
+def test_a_least_size_that_a_step_needs_is_inferred() -> None:
+    # Above 5 the two readings are one; below, the first reads A[h] and the second nothing.
+    made = family("param H\ntensor A[9]\nY[h:9] = where(h < H, A[h], 0)")
+    other = family("param H\ntensor A[9]\nY[h:9] = where(h < H + 5, A[h], 0)")
+    found = made.equals(other)
+    assert found.kind == "refuted"
+    larger = family("param H >= 9\ntensor A[9]\nY[h:9] = where(h < H, A[h], 0)")
+    assert larger.equals(other).kind == "proved"
+
+
+def test_products_of_sizes_and_iterators_are_solved_digit_by_digit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "z3", None)
+    derived = lifted(family(DOT), {"H": 11, "W": 17}, phi={"m": "17*h+w"})
+    assert derived.proof.kind == "proved"
+    assert derived.proof.means == ("digits",)
+    assert "sum[m:H*W] A[m // W, m % W] * B[m // W, m % W]" in derived.text()
+    assert ee.certify(derived.family.at(H=1, W=3), derived.instantiate(H=1, W=3).program).ok
+
+
+FLAT = "param H, W\ntensor A[H*W]\nY[] = sum[h:H, w:W] A[W*h+w]"
+ROWS = """param H, W
+tensor A[H*W] pad [W]
+Y[h:H, w:W] = A[W*h+w-W] + A[W*h+w+W]"""
+BY_ROWS = ROWS.replace("Y[h:H, w:W] = A[W*h+w-W]", "T[h:-1..H+1, w:W] = A[W*h+w]\nY[h:H, w:W] = T[h-1, w]").replace(
+    "A[W*h+w+W]", "T[h+1, w]"
+)
+
+
+def test_what_digits_leave_open_is_proved_by_z3() -> None:
+    pytest.importorskip("z3", reason="products of sizes and iterators need z3-solver")
+    found = family(ROWS).equals(family(BY_ROWS))
+    assert found.kind == "proved" and "z3" in found.means
+    whole = family("param H, W\ntensor A[H*W]\nY[] = sum[m:H*W] A[m]")
+    assert family(FLAT).equals(whole).means == ("digits",)
+    # One more column: elements at the ends of rows are counted twice.
+    wider = FLAT.replace("A[H*W]", "A[H*W+1]").replace("w:W]", "w:W+1]")
+    twice = family(wider).equals(family("param H, W\ntensor A[H*W+1]\nY[] = sum[m:H*W+1] A[m]"))
+    assert twice.kind == "refuted" and dict(twice.sizes)["H"] > 1
+
+
+def test_without_z3_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "z3", None)
+    found = family(ROWS).equals(family(BY_ROWS))
+    assert found.kind == "unproved"
+    assert "z3 is not installed" in found.why
+    derived = family(IMAGE).derive(target="Matmul", limit=None, max_depth=1)
+    assert derived.proof.kind == "unproved" and "z3 is not installed" in derived.proof.verdicts[1].why
+    # At one size it is still proved, as ever.
+    assert derived.instantiate(H=3, W=5, C=2, F=1).certificate.method == "term relation"
+
+
+def test_an_image_convolution_as_one_product_is_proved_for_all_sizes() -> None:
+    pytest.importorskip("z3", reason="products of sizes and iterators need z3-solver")
+    derived = family(IMAGE).derive(target="Matmul", limit=None, max_depth=1)
+    assert derived.proof.kind == "proved" and "z3" in derived.proof.means
+    assert "m=H*W" in derived.text()
+    instance = derived.instantiate(H=3, W=5, C=2, F=2)
+    assert ee.certify(instance.start, instance.program).ok
+
+
+def test_a_wrong_step_is_refuted_at_a_size() -> None:
+    right = family("param H >= 3\ntensor A[H]\nY[] = sum[h:H] A[h]")
+    wrong = family("param H >= 3\ntensor A[H]\nY[] = sum[h:11] where(h < H, A[h], 0)")
+    found = right.equals(wrong)
+    assert found.kind == "refuted"
+    assert dict(found.sizes) == {"H": 12}  # the least at which it is wrong
+    assert "A[11] occurs 1 time before and 0 times after" in str(found)
+    assert found.certificate is not None and not found.certificate.ok
+
+
+def test_functions_and_maxima_of_all_sizes() -> None:
+    rows = """param N, D
+tensor Q[N, D]
+tensor K[N, D]
+S[i:N, j:N] = sum[d:D] Q[i, d] * K[j, d]
+M[i:N] = max[j:N] S[i, j]
+Z[i:N] = sum[j:N] exp(S[i, j] - M[i])
+Y[i:N, j:N] = exp(S[i, j] - M[i]) / Z[i]
+"""
+    turned = rows.replace("S[i:N, j:N] =", "S[j:N, i:N] =").replace("S[i, j]", "S[j, i]")
+    assert family(rows).equals(family(turned)).kind == "proved"
+    assert family(rows).equals(family(turned.replace("max[j:N]", "max[j:N-1+1-1+1]"))).kind == "proved"
+    assert family(rows).equals(family(turned.replace("- M[i]) / Z", "- M[j]) / Z"))).kind != "proved"
+
+
+def test_what_is_printed_is_read_again(convolution: Derived) -> None:
+    again = family(convolution.text())
+    assert convolution.family.equals(again).kind == "proved"
+    assert family(family(IMAGE).text()).text() == family(IMAGE).text()
+
+
+def test_a_derivation_from_elsewhere_is_refused() -> None:
+    session = ee.explore(family(LINE).at(C=24))
+    with pytest.raises(ValueError, match="the derivation starts at another program than the family at"):
+        family(LINE).lift(session.derivation, {"C": 23})
+    with pytest.raises(ValueError, match=r"the parameters are H, W, expected C"):
+        family(LINE).equals(family(DOT))
+
+
+def test_a_derivation_that_does_not_carry_over_is_refused() -> None:
+    # Halves of 92: a remainder modulo 46 is more than is looked for.
+    with pytest.raises(NoFamily, match=r"step 0, variable_substitution, does not carry over to C = 93: .*46"):
+        lifted(family(LINE), {"C": 92}, phi={"a": "c//46", "b": "c%46"})
+
+
+def test_a_search_that_finds_nothing_says_so() -> None:
+    with pytest.raises(ValueError, match=r"the search at C = 11 found no program with Conv2d"):
+        family(LINE).derive(target="Conv2d", limit=None, max_depth=0)
+
+
+def test_a_step_at_a_place_that_is_not_there_is_not_followed() -> None:
+    session = ee.explore(family(LINE).at(C=24))
+    session.apply("variable_substitution", "0", phi={"a": "c//4", "b": "c%4"})
+    (step,) = original(session.derivation)
+    with pytest.raises(NotFollowed, match=r"step 0, variable_substitution: path '5': expected an equation number"):
+        follow(session.derivation.start, [replace(step, at=(5,))], {"C": 24}, {"C": 24})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("param H >=\n", "f.ein:1:11: found the end of the text, expected an integer"),
+        ("tensor A[3]\nY[h:3] = A[h]", "f.ein:1:1: found no parameter, expected a line such as: param H >= 3"),
+        ("param H % 0 == 0", "f.ein:1:11: found the modulus 0, expected a positive integer"),
+        ("param H % 2 == 2", "f.ein:1:16: found the remainder 2 modulo 2, expected one below 2"),
+        ("param H >= 9, H <= 3", "f.ein:1:15: found no number with H >= 9 and H <= 3, expected at least one"),
+        (
+            "param H % 2 == 0\nparam H % 4 == 1",
+            "f.ein:2:7: found H % 4 == 1, which no number with H % 2 == 0 has",
+        ),
+        ("param β\n", "f.ein:1:7: found the parameter β, expected letters from a to z, digits and underscores"),
+        (
+            "param H\ntensor A[Q]\nY[h:H] = A[h]",
+            "f.ein:2:10: found unknown parameter Q, expected one of H (at H = 1)",
+        ),
+        (
+            "param H >= 3\ntensor A[H]\nY[h:H] = A[h+1]",
+            "f.ein:3:12: index h+1 of A reaches [1, 3], expected within [0, 3) (at H = 3)",
+        ),
+        (
+            "param H >= 2\ntensor A[H//2]\nY[h:H//2] = A[h]",
+            "f.ein:2:10: found 3 / 2, expected a whole number: assume a remainder with param (at H = 3)",
+        ),
+        (
+            "param H\ntensor A[H % 2]\nY[i:H] = A[i]",
+            "f.ein:2:10: found a remainder of parameters, expected a polynomial of them (at H = 1)",
+        ),
+        (
+            "param H\ntensor A[H]\nY[H:H] = A[H]",
+            "f.ein:3:3: found the iterator H, which is a parameter, expected another name (at H = 1)",
+        ),
+        (
+            "param H\ntensor A[H-2]\nY[i:H] = A[i]",
+            "f.ein:2:10: found -1, expected a number that is not negative (at H = 1)",
+        ),
+    ],
+)
+def test_mistakes_have_a_line_and_a_column(text: str, expected: str) -> None:
+    with pytest.raises(TextError) as raised:
+        family(text, "f.ein")
+    assert str(raised.value) == expected
+
+
+def test_a_family_is_no_program() -> None:
+    with pytest.raises(TextError, match="1:1: found param, expected sizes that are numbers: this is a family"):
+        ee.parse(CONVOLUTION)
+    assert ee.parse("tensor param[2]\nY[i:2] = param[i]").inputs[0].name == "param"
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = tmp_path / "conv.ein"
+    case.write_text(CONVOLUTION, encoding="utf-8")
+    assert load_family(case).guards == ("H >= 3", "C >= 1", "F >= 1")
+    command = ["family", str(case), "--target", "Matmul"]
+    assert main([*command, "--sizes", "H=11,C=17,F=23", "--at", "H=7,C=4,F=2"]) == 0
+    said = capsys.readouterr().out
+    assert "proved for H >= 3, C >= 1, F >= 1" in said
+    assert "at H = 7, C = 4, F = 2: proved (composition)" in said
+    assert main([*command, "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["kind"] == "proved" and document["inferred"] == []
+    assert {step["kind"] for step in document["steps"]} == {"proved"}
+    assert main([*command, "--at", "H=2,C=4,F=2"]) == 2
+    assert "H = 2 breaks the guard H >= 3" in capsys.readouterr().err
+    assert main([*command, "--at", "H=2,,"]) == 2
+    assert "found '', expected a parameter and a number such as H=56" in capsys.readouterr().err
+    assert main([*command, "--sizes", "H=3,H=4"]) == 2
+    assert "found H twice, expected it once" in capsys.readouterr().err
+    assert main(["derive", str(case)]) == 2
+    assert "this is a family of programs" in capsys.readouterr().err
+
+
+def test_the_family_that_the_text_form_shows() -> None:
+    page = (ROOT / "docs" / "text-form.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```ein family\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    made = family(shown)
+    assert made.guards == ("H >= 3", "W >= 3", "W <= 512", "C >= 1", "C % 4 == 0")
+    assert made.equals(family(made.text())).kind == "proved"
+    assert legal(made.ground, made.schema).kind == "proved"
+    (wrong,) = re.findall(r"^```text family\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)
+    with pytest.raises(TextError) as raised:
+        family(shown.replace("+ r - 1", "+ r"), "conv.ein")
+    assert str(raised.value) == wrong
+
+
+def test_an_instance_that_is_not_what_was_written_is_refused(convolution: Derived) -> None:
+    sizes = {"H": 5, "C": 2, "F": 3}
+    other = family(CONVOLUTION.replace("A[h+r-1, c] *", "2 * A[h+r-1, c] *"))
+    with pytest.raises(ValueError, match=r"the text at .* is another program: false"):
+        replace(convolution, family=other).instantiate(**sizes)
+    end = convolution.schemas[-1]
+    calls = tuple(
+        replace(e, via=replace(e.via, attributes=(("b", 1), ("m", 1), ("n", 1), ("k", 1))))
+        if e.via and e.via.operator == "Matmul"
+        else e
+        for e in end.equations
+    )
+    wrong = replace(convolution, schemas=(*convolution.schemas[:-1], replace(end, equations=calls)))
+    with pytest.raises(ValueError, match=r"T1: "):
+        wrong.instantiate(**sizes)
