@@ -1,7 +1,8 @@
 """The explorer's bars, measured through JupyterLab in Chromium: ``python -m benchmarks.explorer``.
 
 From a click to the Python event, to the list of rules; the first picture of 10,000 states; frames while a search feeds
-the tree; the largest update.  Medians over the clicks or frames.
+the tree; the largest update; from an interrupt of the kernel to a search that has ended.  Medians over the clicks or
+frames.  A browser shows a frame every 16.7 ms; what the page works for one, scripts, layout and painting, is beside it.
 """
 
 from __future__ import annotations
@@ -49,9 +50,16 @@ send = monitor.send
 monitor.send = lambda m, b=None: (sizes.append(len(json.dumps(m)) + sum(map(len, b or []))), send(m, b))[1]
 feed.start()
 monitor"""
-FRAMES = """() => { window.frames_ = []; let last = performance.now();
-(function next() { const now = performance.now(); window.frames_.push(now - last); last = now;
-requestAnimationFrame(next); })(); }"""
+FRAMES = """() => { window.frames_ = []; window.work_ = []; let last = performance.now(), began = 0;
+const after = new MessageChannel();
+after.port1.onmessage = () => window.work_.push(performance.now() - began);
+(function next() { const now = performance.now(); window.frames_.push(now - last); last = began = now;
+after.port2.postMessage(0); requestAnimationFrame(next); })(); }"""
+INTERRUPT = """() => new Promise(done => {
+  const facts = [...document.querySelectorAll('.ein-search .ein-facts')].at(-1), began = performance.now();
+  const look = () => facts.textContent.startsWith('ended') ? done(performance.now() - began) : setTimeout(look, 5);
+  jupyterapp.commands.execute('notebook:interrupt-kernel').then(look);
+})"""
 RULES = """at => new Promise(done => {
   const list = document.querySelector('.ein-matches'), began = performance.now();
   const seen = (_, me) => { me.disconnect(); done([performance.timeOrigin + began, performance.now() - began]); };
@@ -91,15 +99,18 @@ def measured(page: Any) -> dict[str, float]:
     page.locator(".ein-tree").nth(2).scroll_into_view_if_needed()
     page.evaluate(FRAMES)
     page.wait_for_timeout(1000 * SECONDS)
-    frames = page.evaluate("() => window.frames_")
+    frames, work = page.evaluate("() => [window.frames_, window.work_]")
     drawn = json.loads(page.locator(".ein-tree").nth(2).get_attribute("data-times"))
+    ended = page.evaluate(INTERRUPT)
     return {
         "click_to_python_ms": median(event - began for event, (began, _) in zip(events, clicks, strict=True)),
         "click_to_rules_ms": median(spent for _, spent in clicks),
         "states_10000_layout_ms": large["layout"],
         "states_10000_draw_ms": large["draw"],
         "live_frame_ms": median(frames),
+        "live_frame_work_ms": median(work),
         "live_draw_ms": drawn["draw"],
+        "interrupt_to_ended_ms": ended,
         "largest_tree_message_bytes": max(json.loads(run(page, 4))),
     }
 

@@ -73,7 +73,18 @@ ee.graph(way.end, "the end of the way")
 # ## Guess the rule
 #
 # `question` shows what was there and what became of it, with what is new in colour. `guess` takes the name of a rule. `hint` says a little more each time.
-# **Write your guess down before you run the cell below a question**; the guesses made here are those of somebody who learns, too.
+# It has buttons, too: with a running kernel, take all seven steps here, and read on to compare. (Without one there is the picture of the first question.)
+
+# %%
+import einnet_widgets
+
+goal = (
+    "A 3×3 convolution shall become one matrix product, 30 × 4 by 4 × 72, and a kernel that adds nine shifted slices."
+)
+einnet_widgets.QuizView(ee.Quiz(way), goal)
+
+# %% [markdown]
+# Below, the same in code, with the guesses of somebody who learns. **Write your own guess down before you run the cell below a question.**
 
 # %%
 quiz = ee.Quiz(way)
@@ -232,8 +243,6 @@ ee.certify(conv, wrong)
 # picture.)
 
 # %%
-import einnet_widgets
-
 einnet_widgets.explorer(ee.explore(conv))
 
 # %% [markdown]

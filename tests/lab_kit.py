@@ -1,4 +1,4 @@
-"""JupyterLab on a folder, and a page of a real browser on it that can reach nothing else."""
+"""JupyterLab or marimo on a folder, and a page of a real browser on it that can reach nothing else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
+NEAR = ("http://127.0.0.1:", "ws://127.0.0.1:", "data:", "blob:", "file:", "about:")
 IDLE = "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
 SETTINGS: dict[str, dict[str, dict[str, object]]] = {
     "@jupyterlab/apputils-extension": {"notification": {"fetchNews": "false", "checkForUpdates": False}},
@@ -79,12 +81,16 @@ def jupyterlab(folder: Path) -> Generator[str]:
                 _wait_for(f"http://127.0.0.1:{port}/api/status", server, Path(home) / "log")
                 yield f"http://127.0.0.1:{port}"
             finally:
-                server.terminate()
-                try:
-                    server.wait(15)
-                except subprocess.TimeoutExpired:
-                    server.kill()
-                    server.wait()
+                _end(server)
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
+    try:
+        server.wait(15)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
 
 
 def _wait_for(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
@@ -94,9 +100,9 @@ def _wait_for(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
             return
         except (urllib.error.URLError, OSError):
             if server.poll() is not None:
-                raise RuntimeError(f"JupyterLab ended: {log.read_text()[-2000:]}") from None
+                raise RuntimeError(f"the server ended: {log.read_text()[-2000:]}") from None
             time.sleep(0.1)
-    raise RuntimeError(f"JupyterLab does not answer: {log.read_text()[-2000:]}")
+    raise RuntimeError(f"the server does not answer: {log.read_text()[-2000:]}")
 
 
 @dataclass
@@ -104,14 +110,28 @@ class Visit:
     """A page, and what it complained about or tried to reach."""
 
     page: Any
+    notebook: str = ""
     errors: list[str] = field(default_factory=list)
     strangers: list[str] = field(default_factory=list)
 
+    def listen(self) -> None:
+        """Note errors and requests from now on."""
+        page = self.page
+        page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("request", lambda request: self._asked(request.url))
+        page.on("websocket", lambda socket: self._asked(socket.url))
+
+    def _asked(self, url: str) -> None:
+        if not url.startswith(NEAR):
+            self.strangers.append(url)
+
     def open(self, address: str, notebook: str) -> None:
         """Open *notebook* and wait for its kernel."""
+        self.notebook = notebook
         self.page.goto(f"{address}/doc/tree/{notebook}?reset", wait_until="domcontentloaded")
-        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=40_000)
-        self.page.wait_for_function(IDLE, timeout=40_000)
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+        self.page.wait_for_function(IDLE, timeout=60_000)
 
     def run_all(self, seconds: float) -> None:
         """Run all cells, and wait until the last one has run."""
@@ -124,33 +144,85 @@ class Visit:
 
 
 @contextmanager
-def visit(width: int = 1280, height: int = 1000, scale: float = 1) -> Generator[Visit]:
-    """A page whose requests to other hosts are refused and counted."""
+def chromium() -> Generator[Any]:
+    """A browser whose names of hosts lead nowhere, so that it reaches this machine only; its pages share a cache."""
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as play, tempfile.TemporaryDirectory() as profile:
-        context = play.chromium.launch_persistent_context(
-            profile,
-            executable_path=browser(),
-            headless=True,
-            args=FLAGS,
-            viewport={"width": width, "height": height},
-            device_scale_factor=scale,
-        )
-        visiting = Visit(context.pages[0] if context.pages else context.new_page())
-
-        def decide(route: Any) -> None:
-            if route.request.url.startswith(("http://127.0.0.1:", "ws://127.0.0.1:", "data:", "blob:", "file:")):
-                route.continue_()
-            else:
-                visiting.strangers.append(route.request.url)
-                route.abort()
-
-        context.route("**/*", decide)
-        page = visiting.page
-        page.on("console", lambda m: visiting.errors.append(m.text) if m.type == "error" else None)
-        page.on("pageerror", lambda error: visiting.errors.append(str(error)))
+    with sync_playwright() as play:
+        opened = play.chromium.launch(executable_path=browser(), headless=True, args=FLAGS)
         try:
-            yield visiting
+            yield opened.new_context()
         finally:
-            context.close()
+            opened.close()
+
+
+@contextmanager
+def page_of(context: Any, width: int = 1280, height: int = 1000) -> Generator[Visit]:
+    """A new page of the browser *context*."""
+    page = context.new_page()
+    page.set_viewport_size({"width": width, "height": height})
+    visiting = Visit(page)
+    visiting.listen()
+    try:
+        yield visiting
+    finally:
+        page.close()
+
+
+@contextmanager
+def visit(width: int = 1280, height: int = 1000) -> Generator[Visit]:
+    """A page of a browser of its own."""
+    with chromium() as context, page_of(context, width, height) as visiting:
+        yield visiting
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A JupyterLab on *folder* and a browser, which the tests of a module share."""
+
+    address: str
+    folder: Path
+    context: Any
+
+    @contextmanager
+    def page(self, name: str, width: int, height: int) -> Generator[Visit]:
+        """The notebook *name* in a page of its own; its kernel ends with the page."""
+        with page_of(self.context, width, height) as visiting:
+            visiting.open(self.address, name)
+            try:
+                yield visiting
+            finally:
+                self.end_kernels()
+
+    def end_kernels(self) -> None:
+        """End every kernel."""
+        with urllib.request.urlopen(f"{self.address}/api/kernels") as said:
+            kernels = json.load(said)
+        for kernel in kernels:
+            asked = urllib.request.Request(f"{self.address}/api/kernels/{kernel['id']}", method="DELETE")
+            urllib.request.urlopen(asked).close()
+
+
+@contextmanager
+def marimo(script: Path) -> Generator[str]:
+    """The address of marimo that runs the notebook *script* as an application."""
+    with tempfile.TemporaryDirectory(prefix="einnet-marimo-") as home, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        command = [sys.executable, "-m", "marimo", "run", str(script), "--headless", "--no-token", f"--port={port}"]
+        homes = {f"XDG_{name}_HOME": home for name in ("CONFIG", "CACHE", "DATA", "STATE")} | {"HOME": home}
+        with (Path(home) / "log").open("w+") as log:
+            server = subprocess.Popen(command, env=kernel_environment() | homes, stdout=log, stderr=subprocess.STDOUT)
+            try:
+                _wait_for(f"http://127.0.0.1:{port}/health", server, Path(home) / "log")
+                yield f"http://127.0.0.1:{port}"
+            finally:
+                _end(server)
+
+
+@contextmanager
+def laboratory(folder: Path) -> Generator[Lab]:
+    """A JupyterLab on *folder* and a browser."""
+    with jupyterlab(folder) as address, chromium() as context:
+        yield Lab(address, folder, context)

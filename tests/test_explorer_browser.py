@@ -1,16 +1,20 @@
 """The explorer in a real JupyterLab and a real browser: by mouse, by keyboard, live, narrow, dark, interrupted."""
 
 import json
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
+from typing import Any
 
+import jupytext
 import nbformat
 import pytest
 
 import einnet_explore as ee
 import einnet_widgets
-from tests.lab_kit import ROOT, Visit, browser, jupyterlab, visit
+from tests.lab_kit import ROOT, Lab, Visit, browser, laboratory, marimo, page_of
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 pytest.importorskip("playwright", reason="the Python package playwright is not installed")
@@ -42,25 +46,31 @@ DERIVATION = (
 """E1 to E7: rule, scope, and what its row says."""
 
 
-def notebook(folder: Path, *cells: str) -> None:
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Generator[Lab]:
+    with laboratory(tmp_path_factory.mktemp("lab")) as opened:
+        yield opened
+
+
+_names = (f"explorer{n}.ipynb" for n in count())
+
+
+def notebook(folder: Path, *cells: str) -> str:
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     made = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(c) for c in cells], metadata={"kernelspec": kernel}
     )
-    nbformat.write(made, folder / "explorer.ipynb")
+    name = next(_names)
+    nbformat.write(made, folder / name)
+    return name
 
 
 @contextmanager
-def explored(folder: Path, *cells: str, width: int = 1600, height: int = 1400, dark: bool = False) -> Generator[Visit]:
+def explored(lab: Lab, *cells: str, width: int = 1600, height: int = 1400) -> Generator[Visit]:
     """The page of a notebook with these cells, the first of which has been run and shows an explorer."""
-    notebook(folder, *cells)
-    with jupyterlab(folder) as address, visit(width, height) as visiting:
+    with lab.page(notebook(lab.folder, *cells), width, height) as visiting:
         page = visiting.page
-        visiting.open(address, "explorer.ipynb")
         page.set_default_timeout(40_000)
-        if dark:
-            page.evaluate("jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Dark' })")
-            page.wait_for_selector("body[data-jp-theme-light='false']", state="attached")
         run_cell(visiting, 0)
         page.wait_for_selector(f".ein-main .katex, {ERRORS}")
         assert page.locator(ERRORS).all_inner_texts() == []
@@ -92,8 +102,8 @@ def stands(visiting: Visit, step: int) -> None:
     visiting.page.locator(".ein-node.here b", has_text=f"E{step}").wait_for()
 
 
-def test_a_derivation_by_mouse_alone(tmp_path: Path) -> None:
-    with explored(tmp_path, START, SAY) as visiting:
+def test_a_derivation_by_mouse_alone(lab: Lab) -> None:
+    with explored(lab, START, SAY) as visiting:
         page = visiting.page
         for n, (rule, at, says) in enumerate(DERIVATION, 1):
             scope = page.locator(f'.ein-main [data-p="{at}"]').first
@@ -128,8 +138,8 @@ def test_a_derivation_by_mouse_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_derivation_by_keyboard_alone(tmp_path: Path) -> None:
-    with explored(tmp_path, START, SAY) as visiting:
+def test_a_derivation_by_keyboard_alone(lab: Lab) -> None:
+    with explored(lab, START, SAY) as visiting:
         page = visiting.page
         page.locator(".ein-main").focus()
         for n, (rule, at, says) in enumerate(DERIVATION, 1):
@@ -171,13 +181,13 @@ session"""
 COUNT = "() => Number(document.querySelector('.ein-tree').dataset.count ?? 0)"
 
 
-def test_a_search_is_live_and_an_interrupt_stops_it(tmp_path: Path) -> None:
+def test_a_search_is_live_and_an_interrupt_stops_it(lab: Lab) -> None:
     cells = (
         "import einnet_explore as ee, einnet_widgets, json, time" + WIDE,
         "run.start()\nprint('free')",
         "print(json.dumps([run.running, len(run.search.states)]))",
     )
-    with explored(tmp_path, *cells) as visiting:
+    with explored(lab, *cells) as visiting:
         page = visiting.page
         assert "free" in run_cell(visiting, 1)
         page.wait_for_function(COUNT.replace("() => ", "() => 300 < "))
@@ -203,9 +213,9 @@ def test_a_search_is_live_and_an_interrupt_stops_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_explorers_a_restart_and_bad_use(tmp_path: Path) -> None:
+def test_two_explorers_a_restart_and_bad_use(lab: Lab) -> None:
     other = START.replace("session", "other")
-    with explored(tmp_path, START, other, "print([len(session.nodes), len(other.nodes)])") as visiting:
+    with explored(lab, START, other, "print([len(session.nodes), len(other.nodes)])") as visiting:
         page = visiting.page
         run_cell(visiting, 1)
         first, second = page.locator(".ein").all()
@@ -226,9 +236,16 @@ def test_two_explorers_a_restart_and_bad_use(tmp_path: Path) -> None:
         assert said(visiting, 2) == ["[1, 1]"]
         page.locator(".ein-match[data-rule=summation_splitting]").first.click()
         page.locator(".ein-node.here b", has_text="E1").wait_for()
+        # Closed and opened again while the kernel lives: the same session, and alive.
+        page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
+        page.goto("about:blank")
+        visiting.open(lab.address, visiting.notebook)
+        page.locator(".ein-node.here b", has_text="E1").wait_for()
+        page.locator(".ein").first.get_by_role("button", name="Undo").click()
+        page.locator(".ein-node.here b", has_text="E0").first.wait_for()
 
 
-def test_a_page_is_interactive_without_a_kernel(tmp_path: Path) -> None:
+def test_a_page_is_interactive_without_a_kernel(lab: Lab, tmp_path: Path) -> None:
     session = ee.explore(ee.ops.conv2d(N=1, H=5, W=4, C=3, F=2, R=3, S=3))
     session.apply("summation_splitting", at="Y", outer=["r", "s"])
     session.apply("operator_matching", at="Y.0", operator="Matmul")
@@ -236,7 +253,7 @@ def test_a_page_is_interactive_without_a_kernel(tmp_path: Path) -> None:
     for _ in run:
         pass
     einnet_widgets.to_html(session, tmp_path / "page.html")
-    with visit(1400, 1200) as visiting:
+    with page_of(lab.context, 1400, 1200) as visiting:
         page = visiting.page
         page.goto((tmp_path / "page.html").as_uri())
         page.locator(".ein-node.here b", has_text="E2").wait_for()
@@ -261,52 +278,198 @@ def test_a_page_is_interactive_without_a_kernel(tmp_path: Path) -> None:
         assert visiting.strangers == [] and visiting.errors == []
 
 
-AXE = ROOT / "widgets" / "js" / "node_modules" / "axe-core" / "axe.min.js"
+def bright(page: Any) -> bool:
+    """Whether the panels' ink is darker than their paper."""
+    ink, paper = page.evaluate(
+        "() => { const p = document.querySelector('.ein-panel'), s = getComputedStyle(p);"
+        "const paint = document.createElement('canvas').getContext('2d');"
+        "const bright = c => { paint.fillStyle = c; paint.fillRect(0, 0, 1, 1);"
+        "return paint.getImageData(0, 0, 1, 1).data.slice(0, 3).reduce((a, b) => a + b, 0); };"
+        "return [bright(s.color), bright(s.backgroundColor)]; }"
+    )
+    return bool(ink < paper)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not AXE.exists(), reason="axe-core is installed by `npm install` in widgets/js")
-@pytest.mark.parametrize("dark", [False, True])
-def test_no_serious_fault_of_accessibility(tmp_path: Path, dark: bool) -> None:
-    with explored(tmp_path, START, dark=dark) as visiting:
+def faults(page: Any) -> list[Any]:
+    """What axe-core finds that is serious."""
+    found = page.evaluate(
+        "async () => (await axe.run('.ein')).violations.filter(v => ['serious', 'critical'].includes(v.impact))"
+        ".map(v => [v.id, v.nodes.map(n => n.html + ' ' + n.failureSummary)])"
+    )
+    return list(found)
+
+
+def side_by_side(page: Any, width: int) -> None:
+    """Panels stand beside one another where there is room, below where there is not, and never beyond the edge."""
+    boxes = {name: page.locator(f"[data-panel={name}]").bounding_box() for name in ("history", "expression", "rules")}
+    beside = boxes["rules"]["x"] > boxes["expression"]["x"] + boxes["expression"]["width"] - 1
+    assert beside == (width > 1000)
+    around = page.locator(".ein").first.bounding_box()
+    wider = page.evaluate("() => [...document.querySelectorAll('.ein')].map(e => e.scrollWidth - e.clientWidth)")
+    assert max(wider) <= 1, wider
+    assert all(b["x"] >= around["x"] - 1 for b in boxes.values())
+    assert all(b["x"] + b["width"] <= around["x"] + around["width"] + 1 for b in boxes.values())
+
+
+def test_no_serious_fault_of_accessibility_in_either_theme_wide_or_narrow(lab: Lab) -> None:
+    axe = pytest.importorskip("axe_playwright_python", reason="axe-core's package is not installed")
+    source = (Path(axe.__file__).parent / "axe.min.js").read_text()
+    others = (
+        "display(einnet_widgets.QuizView(ee.Quiz(session.derivation), 'a goal'), einnet_widgets.OptimizeCell('m.onnx'))"
+    )
+    with explored(lab, START, others) as visiting:
         page = visiting.page
         page.locator(".ein-match[data-rule=summation_splitting]", has_text="outer = r, s").first.click()
         stands(visiting, 1)
+        run_cell(visiting, 1)
+        page.locator(".ein-choices button[data-rule=boundary_relaxing]").click()
+        for _ in range(3):
+            page.get_by_role("button", name="Hint").click()
+        page.locator(".ein-hints .katex").wait_for()
         for summary in (".ein-refusals > summary", "[data-panel=table] > summary", "[data-panel=bench] > summary"):
             page.locator(summary).click()
+        page.locator(".ein-options > summary").click()
+        page.locator("input[name=max_depth]").fill("1")
         page.get_by_role("button", name="▶ Search").click()
         page.locator(".ein-search .ein-facts", has_text="done").wait_for()
         page.locator(".ein-edit").first.click()
         page.locator(".ein-top button").first.click()
         page.locator(".ein-detail b").first.wait_for()
-        page.evaluate(AXE.read_text())
-        faults = page.evaluate(
-            "async () => (await axe.run('.ein')).violations.filter(v => ['serious', 'critical'].includes(v.impact))"
-            ".map(v => [v.id, v.nodes.map(n => n.html + ' ' + n.failureSummary)])"
-        )
-        assert faults == []
+        page.evaluate(source)
+        # A fault that everybody would see: were it not found, what is said below would mean nothing.
+        page.evaluate("() => { const b = document.createElement('button'); b.id = 'fault'; "
+                      "document.querySelector('.ein').append(b); }")  # fmt: skip
+        assert "button-name" in [rule for rule, *_ in faults(page)]
+        page.evaluate("() => document.getElementById('fault').remove()")
+        for theme in ("Dark", "Light"):
+            page.evaluate(f"jupyterapp.commands.execute('apputils:change-theme', {{ theme: 'JupyterLab {theme}' }})")
+            light = str(theme == "Light").lower()
+            page.wait_for_selector(f"body[data-jp-theme-light='{light}']", state="attached")
+            for width in (1600, 800):
+                page.set_viewport_size({"width": width, "height": 1400})
+                page.wait_for_timeout(300)  # the theme's colours and the columns come with the next frames
+                page.locator(".ein-match[data-rule=variable_substitution]").first.hover()
+                page.locator(".ein-preview .katex").first.wait_for()
+                assert bright(page) == (theme == "Light")
+                side_by_side(page, width)
+                page.wait_for_timeout(100)
+                assert faults(page) == [], (theme, width)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("width", "dark"), [(800, False), (1600, True)])
-def test_narrow_and_dark(tmp_path: Path, width: int, dark: bool) -> None:
-    with explored(tmp_path, START, width=width, dark=dark) as visiting:
+def test_notebook_7_by_keyboard(lab: Lab) -> None:
+    pytest.importorskip("notebook", reason="Notebook 7 is not installed")
+    name = notebook(lab.folder, START)
+    with page_of(lab.context, 1400, 1200) as visiting:
         page = visiting.page
+        page.set_default_timeout(40_000)
+        page.goto(f"{lab.address}/notebooks/{name}", wait_until="domcontentloaded")
+        page.locator(".jp-CodeCell .cm-content").click()
+        own = len(visiting.errors)  # Notebook's, before anything of ours is there
+        page.keyboard.press("Shift+Enter")
+        page.wait_for_selector(f".ein-main .katex, {ERRORS}")
+        cells = page.locator(".jp-CodeCell").count()
+        page.locator(".ein").focus()
+        for key in ("j", "j"):
+            page.keyboard.press(key)
+        page.locator(".ein-preview .katex").first.wait_for()
+        page.keyboard.press("Enter")
+        page.locator(".ein-node.here b", has_text="E1").wait_for()
+        for key, step in (("u", 0), ("r", 1), ("[", 0), ("]", 1)):
+            page.keyboard.press(key)
+            page.locator(".ein-node.here b", has_text=f"E{step}").wait_for()
+        assert page.locator(".jp-CodeCell").count() == cells  # no key was taken for one of Notebook's commands
+        assert page.locator(ERRORS).count() == 0 and visiting.strangers == [] and visiting.errors[own:] == []
+    lab.end_kernels()
+
+
+MARIMO = f"""# /// script
+# [tool.marimo.display]
+# theme = "dark"
+# ///
+import marimo
+
+app = marimo.App(width="full")
+
+
+@app.cell
+def _():
+    import einnet_explore as ee
+    import einnet_widgets
+
+    session = ee.explore({CONV})
+    session
+    return einnet_widgets, session
+
+
+@app.cell
+def _(einnet_widgets, session):
+    einnet_widgets.GraphView(session)
+    return
+"""
+
+
+def test_marimo_by_mouse_and_by_keyboard(lab: Lab, tmp_path: Path) -> None:
+    pytest.importorskip("marimo", reason="marimo is not installed")
+    (tmp_path / "explorer.py").write_text(MARIMO)
+    with marimo(tmp_path / "explorer.py") as address, page_of(lab.context, 1600, 1400) as visiting:
+        page = visiting.page
+        page.set_default_timeout(40_000)
+        page.goto(address, wait_until="domcontentloaded")
+        page.locator(".ein-main .katex").wait_for()
+        page.locator('.ein-main [data-p="0"] .mop').first.click()
         page.locator(".ein-match[data-rule=summation_splitting]", has_text="outer = r, s").first.click()
         stands(visiting, 1)
-        page.locator(".ein-match[data-rule=variable_substitution]").first.hover()
-        page.locator(".ein-preview .katex").first.wait_for()
-        boxes = {
-            name: page.locator(f"[data-panel={name}]").bounding_box() for name in ("history", "expression", "rules")
-        }
-        beside = boxes["rules"]["x"] > boxes["expression"]["x"] + boxes["expression"]["width"] - 1
-        assert beside == (width > 1000)
-        around = page.locator(".ein").bounding_box()
-        assert all(b["x"] >= around["x"] - 1 for b in boxes.values())
-        assert all(b["x"] + b["width"] <= around["x"] + around["width"] + 1 for b in boxes.values())
-        ink, paper = page.evaluate(
-            "() => { const p = document.querySelector('.ein-panel'), s = getComputedStyle(p);"
-            "const bright = c => c.match(/[\\d.]+/g).slice(0, 3).reduce((a, b) => a + Number(b), 0);"
-            "return [bright(s.color), bright(s.backgroundColor)]; }"
-        )
-        assert (ink > paper) == dark
+        page.locator(".ein-badge.proved").wait_for()
+        page.locator(".ein").first.focus()
+        for key, step in (("u", 0), ("r", 1), ("[", 0), ("]", 1)):
+            page.keyboard.press(key)
+            page.locator(".ein-node.here b", has_text=f"E{step}").wait_for()
+        page.locator(".ein-options > summary").click()
+        page.locator("input[name=max_depth]").fill("1")
+        page.get_by_role("button", name="▶ Search").click()
+        page.locator(".ein-search .ein-facts", has_text="done").wait_for()
+        page.locator(".ein-top button").first.click()
+        page.locator(".ein-detail b", has_text="state").wait_for()
+        fonts = page.evaluate("() => [...document.fonts].filter(f => f.family.includes('KaTeX')).map(f => f.status)")
+        assert "loaded" in fonts
+        ink = page.locator(".ein-badge.proved").evaluate("it => getComputedStyle(it).color")
+        assert sum(map(int, re.findall(r"\d+", ink)[:3])) > 400  # bright on dark, inside a shadow root too
+        page.locator(".alone .ein-graph svg").wait_for()
+        assert visiting.strangers == [] and visiting.errors == []
+
+
+def by_hand(folder: Path) -> int:
+    """Write the tour up to its searches into *folder*; returns how many cells of code it has."""
+    notebook = jupytext.read(ROOT / "notebooks" / "00_tour.py")
+    stop = next(n for n, cell in enumerate(notebook.cells) if cell.source.startswith("## By search"))
+    notebook.cells = notebook.cells[:stop]
+    nbformat.write(notebook, folder / "tour.ipynb")
+    return sum(cell.cell_type == "code" for cell in notebook.cells)
+
+
+def test_the_tour_by_hand_runs_in_jupyterlab(lab: Lab) -> None:
+    cells = by_hand(lab.folder)
+    with lab.page("tour.ipynb", 1280, 1000) as visiting:
+        page = visiting.page
+        visiting.run_all(60)
+        page.wait_for_selector(".jp-RenderedLatex mjx-container, .jp-RenderedLatex .MathJax")
+        assert page.locator(ERRORS).count() == 0
+        page.locator(".jp-CodeCell .jp-InputPrompt").get_by_text(f"[{cells}]:").wait_for()
+        prompts = page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts()
+        assert [p.strip() for p in prompts] == [f"[{n}]:" for n in range(1, cells + 1)]
+        assert page.locator(".jp-RenderedLatex mjx-merror").count() == 0
+        drawn = page.locator(".jp-RenderedSVG img").evaluate_all("all => all.map(it => it.complete && it.naturalWidth)")
+        assert drawn == [900]
+
+        explorer = page.locator(".ein").first
+        explorer.locator(".ein-main .katex").wait_for()
+        explorer.locator(".ein-match", has_text="outer = r, s").first.click()
+        explorer.locator(".ein-node.here b", has_text="E1").wait_for()
+        explorer.get_by_role("button", name="Prove").click()
+        explorer.get_by_text("equal for every input").wait_for()
+        explorer.get_by_role("button", name="Undo").click()
+        explorer.locator(".ein-node.here b", has_text="E0").wait_for()
+        assert explorer.locator(".ein-node").count() == 2  # what was undone is a branch
+
+        assert visiting.strangers == []
+        assert visiting.errors == []

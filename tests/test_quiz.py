@@ -75,6 +75,23 @@ def test_what_makes_the_same_program_is_right_by_any_name() -> None:
     assert answer.right and "(the derivation has it as summation_splitting)" in answer.why
 
 
+def test_an_answer_that_is_asked_for_is_no_guess() -> None:
+    quiz = Quiz(derivation())
+    quiz.guess("expression_fusion")
+    answer = quiz.reveal()
+    assert (answer.verdict, answer.rule, quiz.number) == ("shown", "summation_splitting", 2)
+    assert repr(answer).startswith("shown: summation_splitting at 0 (outer = r)") and "→ shown" in str(
+        answer._repr_mimebundle_()
+    )
+    quiz.guess("variable_substitution")
+    assert quiz.score().rows[0][1] == "expression_fusion ✗, summation_splitting →"
+    assert quiz.score().caption.endswith(" guessed, 1 at once, 1 shown")
+    while not quiz.over:
+        quiz.reveal()
+    with pytest.raises(ValueError, match="steps are guessed"):
+        quiz.reveal()
+
+
 def test_hints_come_one_by_one() -> None:
     quiz = Quiz(derivation())
     assert quiz.hint() == "look at the scope 0"

@@ -110,9 +110,23 @@ def test_rules_can_be_forbidden() -> None:
     run = session.search(max_depth=2, rules=["summation_splitting"])
     for _ in run:
         pass
-    assert {m.rule.name for s in run.search.states for m in s.matches if s.phase == "explorative"} <= {
-        *("summation_splitting", "boundary_tightening", "boundary_relaxing", "traversal_merging")  # and clean-ups
-    }
+    used = {m.rule.name for s in run.search.states for m in s.matches}
+    assert used == {"summation_splitting", "operator_matching", "eoperator_generation"}  # and what ends a derivation
+
+
+@pytest.mark.parametrize("forbidden", ["traversal_merging", "boundary_tightening", "boundary_relaxing"])
+def test_clean_ups_can_be_forbidden_too(forbidden: str) -> None:
+    session = ee.explore(CONV)
+
+    def used(*without: str) -> set[str]:
+        names = [rule.name for rule in ee.RULES if rule.name not in without]
+        run = session.search(target="Matmul", max_depth=2, rules=names)
+        for _ in run:
+            pass
+        return {m.rule.name for s in run.search.states for m in s.matches}
+
+    assert forbidden in used()
+    assert forbidden not in used(forbidden)
     with pytest.raises(LookupError, match="no rule is called 'split'"):
         session.search(rules=["split"])
 
@@ -187,10 +201,18 @@ def test_programs_are_measured_in_turn() -> None:
     programs = {"start": session.nodes[0].end, "product": session.program}
     seen = results(bench(programs, rounds=5))
     last = seen[-1]
-    assert [r.rounds for r in seen] == [0, 0, 3, 5] and {len(s) for s in last.samples.values()} == {5}
+    assert [r.stage for r in seen] == [
+        *("compiling start, 1 of 2", "compiling product, 2 of 2"),
+        *(["measuring the device's ceilings"] * 2),
+        *("3 of 5 rounds", "5 of 5 rounds"),
+    ]
+    assert {len(s) for s in last.samples.values()} == {5}
     assert last.speedup("start") == 1 and last.errors["product"] < 1e-5 and last.failures == {}
     sheet = last.sheet()
     assert sheet.column("seconds") == (last.median("start"), last.median("product"))
+    at = last.position("product")
+    assert at is not None and at.part == max(at.flops_part, at.bandwidth_part) > 0
+    assert sheet.column("flops_per_second")[1] == at.flops and last.library.startswith("apache-tvm ")
     assert "5 interleaved rounds, 1 thread" in repr(last.table()) and last.plot().svg.count("<rect") == 3
     assert set(last._repr_mimebundle_()) == {"text/html", "text/plain", "image/svg+xml"}
 

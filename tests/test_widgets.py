@@ -1,12 +1,9 @@
 """The explorer's Python side with a front end that is not there: each message is a call of the session."""
 
 import json
-import shutil
 import struct
-import subprocess
 import time
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +16,15 @@ import onnx
 
 import einnet_explore as ee
 import einnet_widgets
+from einnet_explore.backends import cupy
+from einnet_explore.backends.recorded import record_rates, recorded_key
+from einnet_explore.backends.store import Store
+from einnet_explore.explore import faces
 from einnet_explore.explore.run import Run
 from einnet_explore.explore.session import Session
 from einnet_widgets import describe, monitor
 from einnet_widgets.describe import Look
-from einnet_widgets.face import STATIC, Face
+from einnet_widgets.face import Face
 from einnet_widgets.page import page, recorded
 from tests.onnx_building import build, node
 
@@ -238,6 +239,21 @@ def decoded(header: dict[str, Any], buffer: bytes) -> dict[str, tuple[Any, ...]]
     return found
 
 
+def test_a_huge_program_is_shown_in_small_updates() -> None:
+    lines = ["tensor A[8, 8]"] + [
+        f"Y{n}[i:8, j:8] = sum[k:8] {f'Y{n - 1}' if n else 'A'}[i, k] * A[k, j]" for n in range(62)
+    ]
+    face = einnet_widgets.Explorer(ee.explore(ee.parse("\n".join(lines))))
+    assert "62 equations" in face.rules["unsaid"] and face.rules["refusals"] == []
+    assert face.graph["svg"] == "" and "63 nodes: too many to be drawn here" in face.graph["says"]
+    face.receive({"do": "reach", "reach": "everywhere"})
+    assert len(face.rules["matches"]) == describe.LISTED and face.rules["more"] > 0
+    sizes = {name: len(json.dumps(getattr(face, name))) for name in ("expression", "rules", "graph", "history")}
+    assert max(sizes.values()) < LARGEST, sizes
+    face.receive({"do": "apply", "rule": "eoperator_generation", "at": "5", "params": {}})
+    assert face.notice["kind"] == "error" and face.expression["step"] == 0
+
+
 def test_columns_say_what_the_search_says() -> None:
     run = ee.search(CONV, target="Matmul", max_depth=2, strategy="paper")
     columns, parts = monitor.Columns(run), []
@@ -361,7 +377,43 @@ def test_candidates_are_measured_beside_the_original() -> None:
     until(lambda: not face.bench["running"], 60)
     first, second = face.bench["rows"]
     assert first["speedup"] == 1 and second["measured"] > 0 and second["error"] < 1e-4
+    assert 0 < second["roof"]["part"] == max(second["roof"]["flops_part"], second["roof"]["bytes_part"])
+    assert "4 interleaved rounds, 1 thread" in face.bench["caption"] and "numpy" in face.bench["caption"]
     assert face.bench["csv"].startswith("program,estimated_seconds,") and "<svg" in face.bench["svg"]
+
+
+def test_devices_are_those_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cupy, "missing", lambda: ("an NVIDIA driver (libcuda)",))
+    session = ee.explore(CONV)
+    by_hand(session)
+    face = einnet_widgets.BenchPanel(session)
+    assert next(d["name"] for d in face.bench["devices"]) == "cpu"  # what needs no look at the machine, at once
+    until(lambda: len(face.bench["devices"]) == 3)
+    assert [(d["name"], bool(d["missing"])) for d in face.bench["devices"]] == [
+        *(("cpu", False), ("cuda", True), ("profile:", False)),
+    ]
+    assert "no CUDA GPU" in face.bench["note"] and "libcuda" in face.bench["note"]
+    recording = tmp_path / "far.sqlite"
+    for device, said in (
+        ("cuda", "missing an NVIDIA driver"),
+        ("profile:", "no file is named"),
+        ("tpu", "no such device"),
+        (f"profile:{recording}", "no such file"),
+    ):
+        face.receive({"do": "bench", "keys": ["node 7"], "rounds": 3, "device": device})
+        until(lambda: not face.bench["running"])
+        assert said in face.notice["text"]
+    rates = {"peak_flops": 1e13, "memory_bandwidth": 1e12, "cache_bandwidth": 3e12, "cache_bytes": 1e6}
+    record_rates(recording, "far away", "lib 1", rates | {"call_seconds": 1e-6})
+    store = Store(recording)
+    product = next(e for e in session.program.equations if e.via and e.via.operator == "Matmul")
+    store.put(recorded_key(product, "far away", "lib 1"), 0.5, "measured")
+    face.receive({"do": "bench", "keys": ["node 7"], "rounds": 3, "device": f"profile:{recording}"})
+    until(lambda: not face.bench["running"] and face.bench["csv"])
+    first, second = face.bench["rows"]
+    assert second["measured"] > 0.5 > first["measured"] and second["speedup"] < 1
+    assert first["how"].startswith("estimated") and second["iqr"] == 0 and second["roof"]["part"] < 0.1
+    assert "as recorded, not run here, far away" in face.bench["caption"]
 
 
 @pytest.mark.parametrize("name", ["Explorer", "ExpressionView", "SearchMonitor", "GraphView", "IteratorTableView"])
@@ -411,8 +463,10 @@ def test_a_run_alone_has_a_monitor() -> None:
 def test_a_model_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     cell = einnet_widgets.OptimizeCell(tmp_path / "none.onnx")
     assert cell.optimise["status"] == "idle"
-    cell.receive({"do": "write", "path": "x.onnx"})
-    assert "nothing is optimised yet" in cell.notice["text"]
+    for asked in ({"do": "write", "path": "x.onnx"}, {"do": "download"}):
+        cell.receive(asked)
+        assert "nothing is optimised yet" in cell.notice["text"]
+        cell.notice = {}
     cell.receive({"do": "optimise"})
     until(lambda: cell.notice.get("text", "").find("none.onnx") >= 0)
     until(lambda: cell.optimise["status"] == "idle")
@@ -420,6 +474,8 @@ def test_a_model_that_cannot_be_read_is_said(tmp_path: Path) -> None:
         cell.wait(5)
     cell.receive({"do": "dance"})
     assert "'dance', which is unknown" in cell.notice["text"]
+    with pytest.raises(ValueError, match="unknown options depth, numeric: expected some of budget, device,"):
+        einnet_widgets.OptimizeCell("x.onnx", depth=1, numeric="exact")
     cell.receive({"do": "hush"})
     assert cell.notice == {} and "none.onnx" not in cell._repr_mimebundle_()[0].get("text/html", "")
 
@@ -437,23 +493,49 @@ def test_a_model_is_optimised_in_a_cell(tmp_path: Path) -> None:
     result = cell.wait(120)
     assert result.interrupted and len(cell.optimise["rows"]) == len(result.parts) >= 1
     assert cell.optimise["status"] == "done" and cell.optimise["says"] == result.summary()
+    assert [row["numerics"] for row in cell.optimise["rows"]] == [str(p.numerics or "") for p in result.parts]
     cell.receive({"do": "write", "path": str(tmp_path / "fast.onnx")})
     assert (tmp_path / "fast.onnx").exists() and "text/html" in cell._repr_mimebundle_()[0]
     cell.receive({"do": "write", "path": ""})
     assert "no file is named" in cell.notice["text"]
+    sent = told(cell)
+    cell.receive({"do": "download"})
+    ((message, held),) = sent
+    assert message == {"do": "file", "name": "small_fast.onnx"} and held == (tmp_path / "fast.onnx").read_bytes()
 
 
-def test_the_front_end_passes_its_own_tests() -> None:
-    sources = STATIC.parents[1] / "js"
-    if shutil.which("npx") is None or not (sources / "node_modules").is_dir():
-        pytest.skip("the front end's own tests need Node and `npm install` in widgets/js")
-    done = subprocess.run(["npm", "test"], cwd=sources, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:]
+def test_marimo_is_given_the_explorer_and_the_expression_where_there_is_no_face(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = ee.explore(CONV)
+    assert session._display_() is einnet_widgets.explorer(session)
+    monkeypatch.setattr(faces, "_faces", [])
+    monkeypatch.setattr(faces, "load_faces", lambda: None)
+    assert session._display_() == session.formula()
 
 
-def test_the_bundle_is_built_from_these_sources() -> None:
-    sources = STATIC.parents[1] / "js"
-    recorded_sums = json.loads((STATIC / "sources.json").read_text())
-    names = ["build.mjs", "package.json", *(f"src/{p.name}" for p in sorted((sources / "src").iterdir()))]
-    assert recorded_sums == {name: sha256((sources / name).read_bytes()).hexdigest() for name in names}
-    assert len((STATIC / "einnet.js").read_bytes()) < 600_000
+def test_a_quiz_by_buttons() -> None:
+    session = ee.explore(CONV)
+    by_hand(session)
+    view = einnet_widgets.QuizView(ee.Quiz(session.derivation), "one product")
+    assert (view.quiz["number"], view.quiz["of"], view.quiz["goal"], view.quiz["over"]) == (1, 7, "one product", False)
+    assert "splitting" not in view.quiz["after"]["latex"] and view.quiz["after"]["marks"]
+    data, _ = view._repr_mimebundle_()
+    assert "<svg" in data["image/svg+xml"] and "$$" in data["text/latex"]
+    view.receive({"do": "guess", "rule": "expression_fusion"})
+    (answer,) = view.quiz["answers"]
+    assert answer["verdict"] == "wrong" and "does not apply at 0" in answer["why"] and view.quiz["number"] == 1
+    for n in (1, 2, 3, 3):
+        view.receive({"do": "hint"})
+        assert len(view.quiz["hints"]) == n
+    view.receive({"do": "guess", "rule": "summation_splitting"})
+    assert view.quiz["number"] == 2 and view.quiz["hints"] == [] and view.quiz["answers"][-1]["verdict"] == "right"
+    for asked, said in (({"do": "guess", "rule": "magic"}, "no rule is called 'magic'"), ({"do": "dance"}, "unknown")):
+        view.receive(asked)
+        assert said in view.notice["text"] and view.quiz["number"] == 2
+    while not view.quiz["over"]:
+        view.receive({"do": "reveal"})
+    assert view.notice == {} and view.quiz["score"]["caption"] == "1 of 7 guessed, 0 at once, 6 shown"
+    view.receive({"do": "hint"})
+    assert "all 7 steps are guessed" in view.notice["text"]
+    assert "text/html" in view._repr_mimebundle_()[0]

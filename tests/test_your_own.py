@@ -106,6 +106,35 @@ def test_sessions_with_them_are_saved_loaded_and_checked(name: str, tmp_path: Pa
         Session.load(tmp_path / name)
 
 
+@pytest.mark.parametrize("branches", [False, True])
+def test_a_session_with_them_prints_itself_as_python(branches: bool) -> None:
+    session = ee.explore(POOLED, rules=OWN, operators=OPERATORS)
+    session.apply("max_outside", at="Y")
+    printed = session.script(branches)
+    assert f"from {__name__} import MAX_OUTSIDE" in printed and "rules=(*RULES, *INTER_RULES, MAX_OUTSIDE,)" in printed
+    names: dict[str, Any] = {}
+    exec(printed, names)
+    again = names["session"]
+    assert again.program == session.program and again.known == session.known and again.operators == OPERATORS
+    assert again.script(branches) == printed
+
+
+def test_a_script_names_the_rules_that_a_search_brought_in() -> None:
+    session = ee.explore(MOBILE, rules=RULES[:2], operators=ee.OPERATORS[:3])
+    run = ee.search(MOBILE, target="Conv2d", max_depth=2).start().wait()
+    found = next(c for c in run.candidates if {s.match.rule for s in c.derivation.steps} - {*RULES[:2]})
+    session.adopt(found.derivation)
+    names: dict[str, Any] = {}
+    exec(session.script(), names)
+    assert ee.program_key(names["session"].program) == ee.program_key(session.program)
+
+
+def test_a_rule_without_a_name_cannot_be_written_into_a_script() -> None:
+    session = ee.explore(POOLED, rules=(replace(MAX_OUTSIDE, name="other"),))
+    with pytest.raises(LookupError, match="<Rule other> has no name in any module: give it one"):
+        session.script()
+
+
 def test_the_checker_knows_no_rules_and_sees_a_false_step(tmp_path: Path) -> None:
     session = ee.explore(POOLED, rules=OWN)
     session.apply("max_outside", at="Y")

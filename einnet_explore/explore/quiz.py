@@ -24,6 +24,8 @@ from einnet_explore.render import latex, text
 from einnet_explore.rules import INTER_RULES, RULES, Derivation, Match, Rule, Step
 from einnet_explore.search.instantiation import matching_rule
 
+SIGNS = {"right": "✓", "wrong": "✗", "shown": "→"}
+
 TRIED = 32
 """Of a rule that is guessed, so many matches are tried."""
 
@@ -73,12 +75,20 @@ class Answer:
     rule: str
     right: bool
     why: str
+    shown: bool = False
+    """Whether it was not guessed but asked for."""
+
+    @property
+    def verdict(self) -> str:
+        """``right``, ``wrong`` or ``shown``."""
+        return "shown" if self.shown else "right" if self.right else "wrong"
 
     def __repr__(self) -> str:
-        return f"{'right' if self.right else 'wrong'}: {self.why}"
+        return f"{self.verdict}: {self.why}"
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        sign, colour = ("✓ right", "#1b7a3d") if self.right else ("✗ wrong", "#b00020")
+        sign = {"right": "✓ right", "wrong": "✗ wrong", "shown": "→ shown"}[self.verdict]
+        colour = {"right": "#1b7a3d", "wrong": "#b00020", "shown": "#555555"}[self.verdict]
         return {"text/html": f"<b style='color:{colour}'>{sign}</b>: {escape(self.why)}", "text/plain": repr(self)}
 
 
@@ -150,15 +160,26 @@ class Quiz:
         self.answers.append(answer)
         return answer
 
+    def reveal(self) -> Answer:
+        """The answer without a guess; the next question follows.  Raises ValueError where every step was guessed."""
+        step = self._step
+        answer = Answer(self.number, step.match.rule.name, True, _reason(step, step.match), shown=True)
+        self.answers.append(answer)
+        return answer
+
     def score(self) -> Table:
         """One row a question: what was guessed, how many hints were taken."""
         rows = []
         for n in range(1, min(self.number, len(self.steps)) + 1):
             mine = [a for a in self.answers if a.question == n]
-            guessed = ", ".join(f"{a.rule} {'✓' if a.right else '✗'}" for a in mine)
+            guessed = ", ".join(f"{a.rule} {SIGNS[a.verdict]}" for a in mine)
             rows.append((str(n), guessed, str(self._hints[n - 1])))
-        at_once = sum(a.right and sum(b.question == a.question for b in self.answers) == 1 for a in self.answers)
-        caption = f"{self.number - 1} of {len(self.steps)} guessed, {at_once} at once"
+        at_once = sum(
+            a.verdict == "right" and sum(b.question == a.question for b in self.answers) == 1 for a in self.answers
+        )
+        shown = sum(a.shown for a in self.answers)
+        guessed = f"{self.number - 1 - shown} of {len(self.steps)} guessed, {at_once} at once"
+        caption = f"{guessed}, {shown} shown" if shown else guessed
         return Table(("step", "guesses", "hints"), tuple(rows), caption)
 
     def __repr__(self) -> str:

@@ -171,10 +171,15 @@ class Session(Walk):
         return tuple(self.certificate(node) for node in self.way()[1:])
 
     def script(self, branches: bool = False) -> str:
-        """The steps from the start to here as Python that repeats them; *branches*: the whole tree."""
+        """The steps from the start to here as Python that repeats them; *branches*: the whole tree.
+
+        Rules and operators of your own are imported from where they are defined, which may be the notebook itself;
+        raises LookupError for one that has no name anywhere.
+        """
+        known = scripts.Known(tuple(r for r in self.known if r.name != scripts.MATCHING), self.operators)
         if branches:
-            return scripts.tree_script(self.nodes, self.parents, self.here)
-        return scripts.script(self.derivation)
+            return scripts.tree_script(self.nodes, self.parents, self.here, known)
+        return scripts.script(self.derivation, known)
 
     def record(self, case: str = "") -> dict[str, Any]:
         """The derivation to here with its certificates, as ``einnet-explore check`` reads it."""
@@ -245,6 +250,13 @@ class Session(Walk):
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return self.formula()._repr_mimebundle_()
+
+    def _display_(self) -> object:
+        # marimo asks for this; IPython's formatters are told by the face itself.
+        try:
+            return face().view(self)
+        except ValueError:
+            return self.formula()
 
 
 def _path(at: str, program: Program) -> Path:

@@ -14,6 +14,7 @@ only re-index a tensor are merged as well.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -26,36 +27,43 @@ Moves: TypeAlias = "tuple[tuple[Match[Any], ...], Program]"
 Due: TypeAlias = "tuple[Rule[Any], Any, Scope] | None"
 
 
-def clean(program: Program, final: bool = False) -> Moves:
-    """*program* in its cleaned-up form, and the matches that led there; *final*: no choice follows."""
-    done: list[Match[Any]] = []
-    while (found := _first(program, final)) is not None:
+CLEAN_UPS: frozenset[Rule[Any]] = frozenset((BOUNDARY_RELAXING, TRAVERSAL_MERGING, BOUNDARY_TIGHTENING))
+
+
+def clean(program: Program, final: bool = False, rules: Iterable[Rule[Any]] = CLEAN_UPS) -> Moves:
+    """*program* in its cleaned-up form, and the matches that led there; *final*: no choice follows.
+
+    Of the three only those among *rules* are applied: what is forbidden is not done in tidying up either.
+    """
+    done, allowed = list[Match[Any]](), CLEAN_UPS.intersection(rules)
+    while (found := _first(program, final, allowed)) is not None:
         match, program = found
         done.append(match)
     return tuple(done), program
 
 
-def _first(program: Program, final: bool) -> tuple[Match[Any], Program] | None:
+def _first(program: Program, final: bool, allowed: frozenset[Rule[Any]]) -> tuple[Match[Any], Program] | None:
     for at, scope in places(program):
-        if (found := _due(scope, len(at) == 1, final)) is not None:
+        if (found := _due(scope, len(at) == 1, final, allowed)) is not None:
             rule, params, new = found
             return Match(rule, at, params), program.replace_at(at, new)
     return None
 
 
 @lru_cache(REMEMBERED)
-def _due(scope: Scope, whole: bool, final: bool) -> Due:
+def _due(scope: Scope, whole: bool, final: bool, allowed: frozenset[Rule[Any]]) -> Due:
     """The clean-up that *scope* itself is due, and what it becomes."""
     read = list(accesses(scope.body))
-    if any(isinstance(a.source, Scope) and a.source.domain for a in read):
+    if BOUNDARY_RELAXING in allowed and any(isinstance(a.source, Scope) and a.source.domain for a in read):
         for params, new in local_moves(BOUNDARY_RELAXING, scope, whole):
             if "bounds" in BOUNDARY_RELAXING.encode(params):
                 return BOUNDARY_RELAXING, params, new
-    if any(_reindexes(a, final) for a in read):
+    if TRAVERSAL_MERGING in allowed and any(_reindexes(a, final) for a in read):
         for params, new in local_moves(TRAVERSAL_MERGING, scope, whole):
             if _reindexes(read[TRAVERSAL_MERGING.encode(params)["access"]], final):
                 return TRAVERSAL_MERGING, params, new
-    for params, new in local_moves(BOUNDARY_TIGHTENING, scope, whole):
+    tightened = local_moves(BOUNDARY_TIGHTENING, scope, whole) if BOUNDARY_TIGHTENING in allowed else ()
+    for params, new in tightened:
         return BOUNDARY_TIGHTENING, params, new
     return None
 

@@ -76,9 +76,9 @@ def every_rule(program: Program, allowed: Allowed) -> Iterable[Moves]:
 
 def choices(program: Program, allowed: Allowed) -> Iterable[Moves]:
     """Each choice, followed by the clean-ups."""
-    before, program = clean(program)
+    before, program = clean(program, rules=allowed.rules)
     for matches, changed in _choices(program, allowed):
-        after, tidied = clean(changed)
+        after, tidied = clean(changed, rules=allowed.rules)
         yield (*before, *matches, *after), tidied
 
 

@@ -15,6 +15,7 @@ from einnet_widgets.panels import (
     displayed,
     explorer,
 )
+from einnet_widgets.quizzing import QuizView
 
 __all__ = [
     "BenchPanel",
@@ -24,6 +25,7 @@ __all__ = [
     "GraphView",
     "IteratorTableView",
     "OptimizeCell",
+    "QuizView",
     "RulePicker",
     "SearchMonitor",
     "explorer",
@@ -34,6 +36,7 @@ __all__ = [
 def _register() -> None:
     """Let sessions be shown by their explorer in notebooks, and be written as pages."""
     from einnet_explore.explore.faces import register
+    from einnet_explore.explore.quiz import Quiz
     from einnet_explore.explore.session import Session
 
     register(PageFace())
@@ -45,6 +48,7 @@ def _register() -> None:
     if shell is not None:
         formatter = shell.display_formatter.mimebundle_formatter
         formatter.for_type(Session, lambda session, include=None, exclude=None: displayed(session))
+        formatter.for_type(Quiz, lambda quiz, include=None, exclude=None: QuizView(quiz)._repr_mimebundle_())
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -22,8 +23,14 @@ from einnet_explore.search.instantiation import nearest
 Shown: TypeAlias = "dict[str, Any]"
 Reach: TypeAlias = Literal["selection", "scope", "everywhere"]
 
-PAYLOAD = 60_000
+PAYLOAD = 40_000
 """Characters of previews that are sent with the matches; the rest is sent when it is asked for."""
+
+LISTED = 100
+"""Matches that are listed at most: more than that nobody reads, and each has its gain to be found."""
+
+EXPLAINED = 60
+"""Equations up to which it is said why rules are refused: those between equations look at all pairs for that."""
 
 NAMES = 60
 """Characters of a scope's description."""
@@ -124,7 +131,7 @@ def rules(session: Session, look: Look) -> Shown:
     matches = _matches(session, at, look.reach)
     far, cost = nearest(program, targets), program_seconds(program)[0]
     rows, spent = list[Shown](), 0
-    for match in matches:
+    for match in matches[:LISTED]:
         after = match.apply(program).after
         now = nearest(after, targets)
         row = {
@@ -135,19 +142,25 @@ def rules(session: Session, look: Look) -> Shown:
             "latex": None,
         }
         if spent < PAYLOAD:
-            row |= _previewed(program, after)
-            spent += len(row["latex"])
+            shown = _previewed(program, after)
+            spent += len(json.dumps(shown))
+            row |= shown
         rows.append(row)
     active = [path for path, _ in places(program)]
     here = read_path(at)
-    refusals = session.refusals(here) if here in active else ()
+    large = len(program.equations) > EXPLAINED
+    refusals = session.refusals(here) if here in active and not large else ()
     return {
         "node": session.here,
         "at": at,
         "reach": look.reach,
         "matches": rows,
+        "more": max(0, len(matches) - LISTED),
         "refusals": [{"rule": r.rule, "at": show_path(r.at), "why": r.why} for r in refusals],
         "laws": {r.rule: session.rule(r.rule).law for r in refusals},
+        "unsaid": f"why others are refused: session.refusals({at!r}) says it ({len(program.equations)} equations)"
+        if large
+        else "",
         "none": "" if active else "every equation is run by an operator: nothing is left to rewrite",
     }
 

@@ -231,7 +231,7 @@ class Desk:
         face.wanted.discard(asked["panel"])
 
     def _bench(self, _: Face, asked: Shown) -> None:
-        self.measuring.start(list(asked["keys"]), int(asked["rounds"]))
+        self.measuring.start(list(asked["keys"]), int(asked["rounds"]), str(asked.get("device", "cpu")))
 
     def _bench_stop(self, _: Face, __: Shown) -> None:
         self.measuring.stop()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from einnet_widgets.desk import Desk
 
 STATIC = Path(__file__).parent / "static"
-PANELS = ("history", "expression", "rules", "search", "graph", "table", "bench", "optimise")
+PANELS = ("history", "expression", "rules", "search", "graph", "table", "bench", "optimise", "quiz")
 
 
 class Face(anywidget.AnyWidget):
@@ -36,10 +36,12 @@ class Face(anywidget.AnyWidget):
     table = t.Dict().tag(sync=True)
     bench = t.Dict().tag(sync=True)
     optimise = t.Dict().tag(sync=True)
+    quiz = t.Dict().tag(sync=True)
+    desk: Desk | None = None
 
-    def __init__(self, desk: Desk | None, panels: tuple[str, ...], label: str) -> None:
+    def __init__(self, desk: Desk | None, panels: tuple[str, ...], label: str, folded: tuple[str, ...] = ()) -> None:
         self.desk = desk
-        self.wanted = set(panels)
+        self.wanted = set(panels) - set(folded)  # what is folded is not even made until the reader opens it
         super().__init__(panels=list(panels), label=label)
         self.on_msg(lambda _, message, buffers: self.receive(message))
         if desk is not None:

@@ -13,11 +13,18 @@ from einnet_explore.render.graph import COLOURS, dot
 from einnet_explore.render.graph import graph as graph_of
 from einnet_widgets.describe import Shown
 
+DRAWN = 50
+"""Nodes that the panel draws at most: the picture of more is larger than an update may be, and nobody could read it."""
+
 
 def graph(program: Program, at: str) -> Shown:
     """*program*'s graph as SVG; *paths* lead from its nodes to their expressions, *at* is the node selected."""
+    nodes = graph_of(program).nodes
+    if len(nodes) > DRAWN:
+        says = f"{len(nodes)} nodes: too many to be drawn here; session.graph() draws them all"
+        return {"svg": "", "says": says, "paths": {}, "at": "", "kinds": {}}
     svg, says = drawn(program)
-    kinds = {node.kind for node in graph_of(program).nodes}
+    kinds = {node.kind for node in nodes}
     n = read_path(at)[0] if at else -1
     return {
         "svg": svg,

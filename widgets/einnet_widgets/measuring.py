@@ -1,4 +1,4 @@
-"""The measurement that a benchmark panel shows: chosen programs, run in turn in a thread."""
+"""The measurement that a benchmark panel shows: chosen programs, run in turn in a thread, on a device that is there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from einnet_explore.cost import program_seconds
 from einnet_explore.explore.bench import Benched, bench
+from einnet_explore.explore.bench_devices import ALWAYS, Choice, devices, note
 from einnet_explore.ir import Program
 from einnet_widgets.describe import Shown, library_calls
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 CANDIDATES = 12
 """Candidates that are offered."""
+
+CAPTION = "interleaved rounds; speed-up against the original"
 
 SUGGESTED = 2
 """Candidates that are ticked at first."""
@@ -30,6 +33,8 @@ class Measuring:
         self.labels: dict[str, str] = {}
         self.rounds = 0
         self.says = ""
+        self.device = "cpu"
+        self._devices: tuple[Choice, ...] = ()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._going = False
@@ -53,9 +58,12 @@ class Measuring:
     def describe(self) -> Shown:
         """What the panel shows."""
         result, offered = self.result, self.offered()
-        rows = []
+        rows = list[Shown]()
+        choices = self.devices()
         for n, (key, (label, program)) in enumerate(offered.items()):
-            held = result if result is not None and key in result.programs else None
+            # A node that was measured may by now be another program under the same name.
+            held = result if result is not None and result.programs.get(key) == program else None
+            at = held.position(key) if held else None
             rows.append(
                 {
                     "key": key,
@@ -67,6 +75,16 @@ class Measuring:
                     "speedup": held and held.speedup(key),
                     "error": held and held.errors.get(key),
                     "failed": held and held.failures.get(key),
+                    "how": held and held.hows.get(key),
+                    "roof": at
+                    and {
+                        "part": at.part,
+                        "bound": at.bound,
+                        "flops": at.flops,
+                        "flops_part": at.flops_part,
+                        "bytes": at.bandwidth,
+                        "bytes_part": at.bandwidth_part,
+                    },
                 }
             )
         done = result is not None and result.rounds > 0
@@ -75,38 +93,57 @@ class Measuring:
             "running": self.running,
             "progress": result.rounds / self.rounds if result is not None and self.rounds else 0.0,
             "says": self.says,
-            "device": "this CPU, one thread, interleaved rounds; speed-up against the original",
+            "caption": f"{result.caption}; speed-up against the original" if done and result else CAPTION,
+            "device": self.device,
+            "devices": [{"name": c.name, "says": c.says, "missing": c.missing} for c in choices],
+            "note": note(choices),
             "csv": result.sheet().csv() if done and result else "",
             "svg": result.plot().svg if done and result else "",
         }
 
-    def start(self, keys: Iterable[str], rounds: int) -> None:
-        """Measure the programs with these *keys* and the original; raises ValueError while another one goes on."""
+    def devices(self) -> tuple[Choice, ...]:
+        """What there is to measure on; it is looked up in a thread, since the compilers are imported for it."""
+        if not self._devices:
+            self._devices = ALWAYS
+            threading.Thread(target=self._look, name="einnet-devices", daemon=True).start()
+        return self._devices
+
+    def _look(self) -> None:
+        self._devices = devices()
+        self.desk.refresh("bench")
+
+    def start(self, keys: Iterable[str], rounds: int, device: str = "cpu") -> None:
+        """Measure the programs with these *keys* and the original on *device*.
+
+        Raises ValueError while another measurement goes on, for a key that is not offered, no rounds, and a device that
+        is not there.
+        """
         if self.running:
             raise ValueError("a measurement goes on: stop it first")
         offered = self.offered()
         chosen = dict.fromkeys(("start", *keys))
         if missing := [key for key in chosen if key not in offered]:
             raise ValueError(f"{', '.join(missing)}: not offered any more")
-        self.rounds, self.says = rounds, "compiling …"
-        self._stopped.clear()
         programs = {key: offered[key][1] for key in chosen}
-        self._thread = threading.Thread(target=self._work, args=(programs,), name="einnet-bench", daemon=True)
+        going = bench(programs, rounds, device=device)  # refused here, in the reader's sight, not in the thread
+        self.rounds, self.says, self.device = rounds, "compiling …", device
+        self._stopped.clear()
+        self._thread = threading.Thread(target=self._work, args=(going,), name="einnet-bench", daemon=True)
         self._going = True
         self._thread.start()
         self.desk.refresh("bench")
 
     def stop(self) -> None:
-        """End the measurement after its current rounds."""
+        """End after what is being done (a program compiled, or some rounds); what is known is kept."""
         self._stopped.set()
 
-    def _work(self, programs: dict[str, Program]) -> None:
+    def _work(self, going: Iterable[Benched]) -> None:
         try:
-            for result in bench(programs, self.rounds):
-                self.result = result
-                self.says = f"{result.rounds} of {self.rounds} rounds"
+            for result in going:
+                self.result, self.says = result, result.stage
                 self.desk.refresh("bench")
                 if self._stopped.is_set():
+                    self.says = f"stopped after {result.rounds} of {self.rounds} rounds"
                     break
         except Exception as error:
             self.desk.complain(error)

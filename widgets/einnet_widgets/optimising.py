@@ -14,14 +14,18 @@ from einnet_explore.graph.request import read, seconds_of, settings
 from einnet_widgets.describe import Shown, library_calls
 from einnet_widgets.face import Face
 
+KNOWN = {"shapes", "device", "threads", "max_depth", "budget", "target_runtime", "numerics"}
+
 
 class OptimizeCell(Face):
     """``ee.optimize`` of *model* in a thread; *result* is what it returned, once it is done.
 
-    *options* are those of ``ee.optimize``: ``shapes``, ``device``, ``threads``, ``max_depth``, ``budget``.
+    *options* are those of ``ee.optimize``; raises ValueError for one that it does not know.
     """
 
     def __init__(self, model: str | Path, **options: Any) -> None:
+        if unknown := sorted(options.keys() - KNOWN):
+            raise ValueError(f"unknown options {', '.join(unknown)}: expected some of {', '.join(sorted(KNOWN))}")
         self.model = str(model)
         self.options = options
         self.result: Optimised | None = None
@@ -48,6 +52,8 @@ class OptimizeCell(Face):
                     self.start()
                 case "cancel":
                     self.cancel()
+                case "download":
+                    self.download()
                 case "write":
                     self.write(message["path"])
                 case "hush":
@@ -90,22 +96,32 @@ class OptimizeCell(Face):
             raise ValueError(self._says)
         return self.result
 
+    def download(self) -> None:
+        """Send the optimised model to the browser, as a file to keep; raises ValueError where there is none."""
+        name = f"{Path(self.model).stem}_fast.onnx"
+        self.say({"do": "file", "name": name}, self._result().onnx().SerializeToString())
+
     def write(self, path: str) -> None:
         """Write the optimised model to *path*; raises ValueError where there is none, and OSError."""
-        if self.result is None:
-            raise ValueError("nothing is optimised yet: there is nothing to write")
         if not path:
             raise ValueError("no file is named")
-        self.result.save(path)
+        self._result().save(path)
         self.notice = {"text": f"written to {path}", "kind": "", "code": ""}
+
+    def _result(self) -> Optimised:
+        if self.result is None:
+            raise ValueError("nothing is optimised yet: there is nothing to write")
+        return self.result
 
     def _work(self) -> None:
         try:
+            given = self.options
             chosen = settings(
-                self.options.get("device", "cpu"), self.options.get("threads"), self.options.get("max_depth", 7)
+                *(given.get("device", "cpu"), given.get("threads"), given.get("max_depth", 7)),
+                *(given.get("target_runtime", "plan"), given.get("numerics", "approximate")),
             )
-            model = read(self.model, self.options.get("shapes", {}))
-            work = Optimiser(model, chosen, seconds_of(self.options.get("budget")))
+            model = read(self.model, given.get("shapes", {}))
+            work = Optimiser(model, chosen, seconds_of(given.get("budget")))
             self._total, self._says = len(work.split.subprograms), ""
             self._show()
             for step in work.run():
@@ -159,4 +175,5 @@ def _row(part: Part) -> Shown:
         "after": part.outcome.seconds_after if part.kept else before,
         "now": now,
         "certificate": part.certificate,
+        "numerics": str(part.numerics or ""),
     }

@@ -18,6 +18,7 @@ from einnet_widgets.describe import Look, Shown
 from einnet_widgets.desk import desk_of
 from einnet_widgets.face import STATIC
 from einnet_widgets.graphs import graph
+from einnet_widgets.panels import explorer
 
 PANELS = ("history", "expression", "rules", "search", "graph")
 
@@ -32,6 +33,10 @@ class PageFace:
     def page(self, session: Session, title: str) -> str:
         """An interactive HTML page of *session*."""
         return page(session, title)
+
+    def view(self, session: Session) -> object:
+        """The explorer of *session*."""
+        return explorer(session)
 
 
 def to_html(session: Session, path: str, title: str = "") -> None:

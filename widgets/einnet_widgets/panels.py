@@ -16,8 +16,7 @@ class Explorer(Face):
 
     def __init__(self, session: Session) -> None:
         panels = ("history", "expression", "rules", "search", "graph", "table", "bench")
-        super().__init__(desk_of(session), panels, "einnet explorer")
-        self.wanted -= {"table", "bench"}  # folded until the reader opens them
+        super().__init__(desk_of(session), panels, "einnet explorer", folded=("table", "bench"))
 
 
 class ExpressionView(Face):

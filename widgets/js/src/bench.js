@@ -1,8 +1,15 @@
-// Candidates measured in turn with the original on this device.
+// Candidates measured in turn with the original, on a device that is there or as another one's profile has them.
 import { h, seconds } from "./dom.js";
+
+const PROFILE = "profile:";
+const percent = (part) => `${Math.round(100 * part)} %`;
+const rate = (value) => (value >= 1e12 ? `${(value / 1e12).toPrecision(3)} T` : value >= 1e9 ? `${(value / 1e9).toPrecision(3)} G` : `${(value / 1e6).toPrecision(3)} M`);
 
 export function benchPanel({ act, save }) {
   const list = h("div.ein-scroll");
+  const device = h("select", { ariaLabel: "device", onchange: () => (file.hidden = device.value !== PROFILE) });
+  const file = h("input", { type: "text", placeholder: "FILE.sqlite", ariaLabel: "file of the profile", hidden: true });
+  const note = h("p.ein-faint");
   const rounds = h("input", { type: "number", min: 3, max: 500, value: 15, ariaLabel: "rounds" });
   const start = h("button", { type: "button", title: "measure the chosen ones in interleaved rounds", onclick: () => go() }, "Measure");
   const stop = h("button", { type: "button", onclick: () => act({ do: "bench_stop" }) }, "■ Stop");
@@ -10,18 +17,25 @@ export function benchPanel({ act, save }) {
   const svg = h("button", { type: "button", onclick: () => save("bench.svg", state.svg) }, "SVG");
   const said = h("span", { role: "status" });
   const progress = h("progress", { max: 1, value: 0, ariaLabel: "progress of the measurement" });
-  const body = h("div.ein-bench", {}, h("div.ein-tools", {}, start, stop, h("label", {}, rounds, " rounds"), csv, svg, progress, said), list);
+  const body = h("div.ein-bench", {}, h("div.ein-tools", {}, h("label", {}, "on ", device), file, h("label", {}, rounds, " rounds"), start, stop, progress, said, csv, svg), note, list);
   let state = { rows: [] };
   const chosen = new Set();
 
   function go() {
-    act({ do: "bench", keys: state.rows.filter((row) => chosen.has(row.key)).map((row) => row.key), rounds: Number(rounds.value) });
+    act({ do: "bench", keys: state.rows.filter((row) => chosen.has(row.key)).map((row) => row.key), rounds: Number(rounds.value), device: device.value === PROFILE ? PROFILE + file.value.trim() : device.value });
   }
 
   function draw(next) {
     const known = new Set(state.rows.map((row) => row.key));
     state = next;
     for (const row of next.rows) if (!known.has(row.key) && row.suggested) chosen.add(row.key);
+    if (device.children.length !== next.devices.length) {
+      const was = device.value || next.device;
+      device.replaceChildren(...next.devices.map((d) => h("option", { value: d.name, disabled: Boolean(d.missing), title: d.missing }, d.missing ? `${d.says} (there is none)` : d.says)));
+      device.value = next.devices.find((d) => was.startsWith(d.name))?.name ?? next.devices[0].name;
+    }
+    note.textContent = next.note;
+    note.hidden = !next.note;
     const slowest = Math.max(0, ...next.rows.map((row) => row.measured ?? 0));
     start.disabled = next.running;
     stop.hidden = !next.running;
@@ -34,8 +48,8 @@ export function benchPanel({ act, save }) {
       h(
         "table",
         {},
-        h("caption", {}, next.device),
-        h("thead", {}, h("tr", {}, ["measure", "program", "estimated", "measured ± IQR", "share", "speed-up", "max |err|"].map((name) => h("th", { scope: "col" }, name)))),
+        h("caption", {}, next.caption),
+        h("thead", {}, h("tr", {}, ["measure", "program", "estimated", "measured ± IQR", "share", "speed-up", "max |err|", "of the roof", "FLOP/s", "bytes/s"].map((name) => h("th", { scope: "col" }, name)))),
         h("tbody", {}, next.rows.map((row) => line(row, slowest))),
       ),
     );
@@ -54,11 +68,14 @@ export function benchPanel({ act, save }) {
       {},
       h("td", {}, box),
       h("td", {}, row.label),
-      h("td", {}, seconds(row.estimated)),
-      h("td", {}, row.failed ? h("span.worse", {}, row.failed) : row.measured ? `${seconds(row.measured)} ± ${seconds(row.iqr)}` : ""),
+      h("td.ein-number", {}, seconds(row.estimated)),
+      h("td.ein-number", {}, row.failed ? h("span.worse", {}, row.failed) : row.measured ? row.how ? `${seconds(row.measured)} (${row.how})` : `${seconds(row.measured)} ± ${seconds(row.iqr)}` : ""),
       h("td.ein-bars", {}, bar),
-      h("td", {}, row.speedup ? `${row.speedup.toFixed(2)}×` : ""),
-      h("td", {}, row.error == null ? "" : row.error.toExponential(1)),
+      h("td.ein-number", {}, row.speedup ? `${row.speedup.toFixed(2)}×` : ""),
+      h("td.ein-number", {}, row.error == null ? "" : row.error.toExponential(1)),
+      h("td.ein-number", {}, row.roof ? `${percent(row.roof.part)} (${row.roof.bound})` : ""),
+      h("td.ein-number", {}, row.roof ? `${rate(row.roof.flops)} (${percent(row.roof.flops_part)})` : ""),
+      h("td.ein-number", {}, row.roof ? `${rate(row.roof.bytes)} (${percent(row.roof.bytes_part)})` : ""),
     );
   }
 

@@ -11,8 +11,10 @@ export function graphPanel({ act, save }) {
   function draw(state) {
     source = state.svg ?? "";
     picture.innerHTML = source;
+    svg.disabled = !source;
+    legend.replaceChildren();
     const drawn = picture.querySelector("svg");
-    if (!drawn) return;
+    if (!drawn) return picture.replaceChildren(h("p", {}, state.says));
     drawn.setAttribute("role", "group");
     drawn.setAttribute("aria-label", state.says);
     for (const title of drawn.querySelectorAll("g.edge title, g.graph > title, g.cluster > title")) title.remove();

@@ -7,6 +7,7 @@ import { graphPanel } from "./graph.js";
 import { historyPanel } from "./history.js";
 import { Offline } from "./offline.js";
 import { optimisePanel } from "./optimise.js";
+import { quizPanel } from "./quiz.js";
 import { rulesPanel } from "./rules.js";
 import { searchPanel } from "./search.js";
 import { tablePanel } from "./table.js";
@@ -20,10 +21,15 @@ const PANELS = {
   table: tablePanel,
   bench: benchPanel,
   optimise: optimisePanel,
+  quiz: quizPanel,
 };
 
 /** Panels that cost something are folded until the reader wants them, where others stand beside them. */
 const FOLDED = new Set(["table", "bench"]);
+
+/** What may scroll: where it does and nothing in it takes the focus, it takes the focus itself, so that keys scroll it. */
+const SCROLLS = ".ein-formula, .ein-law, .ein-scroll, .ein-top, .ein-graph, .ein-history, .ein-rules, .ein-expression, .ein-detail";
+const TAKES_FOCUS = "a[href], button:not(:disabled), input, select, textarea, summary, [tabindex]";
 
 const WRITING = "input, textarea, select, [contenteditable]";
 
@@ -96,6 +102,23 @@ function render({ model, el }) {
     event.stopPropagation();
   });
 
+  function reachable() {
+    for (const box of root.querySelectorAll(SCROLLS)) {
+      const scrolls = box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight;
+      if (scrolls && !box.querySelector(TAKES_FOCUS) && !box.parentElement.closest("button")) box.tabIndex = 0;
+      else if (!scrolls) box.removeAttribute("tabindex");
+    }
+  }
+  let due = 0;
+  const later = () => {
+    cancelAnimationFrame(due);
+    due = requestAnimationFrame(reachable);
+  };
+  const sizes = new ResizeObserver(later);
+  sizes.observe(root);
+  const changes = new MutationObserver(later);
+  changes.observe(root, { childList: true, subtree: true, attributeFilter: ["open", "hidden"] });
+
   const listeners = [["change:head", head], ["change:notice", say], ["msg:custom", arrived]];
   for (const name of names) {
     const draw = () => {
@@ -112,22 +135,24 @@ function render({ model, el }) {
   function arrived(message, buffers) {
     if (message.do === "tree") shown.search?.arrived(message, buffers[0]);
     else if (message.do === "preview") shown.rules?.arrived(message.match, message.shown);
-    else if (message.do === "file") download(el, message.name, message.text);
+    else if (message.do === "file") download(el, message.name, message.text ?? buffers[0]);
   }
   for (const [event, listener] of listeners) model.on(event, listener);
   el.append(root);
   for (const [event, listener] of listeners) if (event.startsWith("change:")) listener();
 
   return () => {
+    sizes.disconnect();
+    changes.disconnect();
     for (const [event, listener] of listeners) model.off(event, listener);
     for (const panel of Object.values(shown)) panel.destroy?.();
   };
 }
 
-function download(el, name, text) {
+function download(el, name, held) {
   const page = el.ownerDocument;
   const link = page.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: "text/plain" }));
+  link.href = URL.createObjectURL(new Blob([held], { type: typeof held === "string" ? "text/plain" : "application/octet-stream" }));
   link.download = name;
   page.body.append(link);
   link.click();
@@ -141,5 +166,7 @@ export function offline(el, data) {
   render({ model, el });
   return model;
 }
+
+export { default as katex } from "katex"; // the tests of the sources take it from here
 
 export default { render };

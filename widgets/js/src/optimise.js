@@ -5,12 +5,13 @@ export function optimisePanel({ act }) {
   const start = h("button", { type: "button", onclick: () => act({ do: "optimise" }) }, "▶ Optimise");
   const cancel = h("button", { type: "button", title: "keep what was found so far", onclick: () => act({ do: "cancel" }) }, "■ Cancel");
   const path = h("input", { type: "text", ariaLabel: "file to write" });
-  const write = h("button", { type: "button", onclick: () => act({ do: "write", path: path.value }) }, "Save ONNX");
+  const write = h("button", { type: "button", onclick: () => act({ do: "write", path: path.value }) }, "Save here");
+  const fetched = h("button", { type: "button", title: "the optimised model as a file of this browser's", onclick: () => act({ do: "download" }) }, "⤓ Download ONNX");
   const progress = h("progress", { max: 1, value: 0, ariaLabel: "progress of the optimisation" });
   const said = h("p", { role: "status" });
   const holder = h("div.ein-scroll");
   const pictures = h("div.ein-graphs");
-  const body = h("div.ein-optimise", {}, h("div.ein-tools", {}, start, cancel, progress, path, write), said, holder, pictures);
+  const body = h("div.ein-optimise", {}, h("div.ein-tools", {}, start, cancel, progress, fetched, path, write), said, holder, pictures);
 
   function draw(state) {
     start.disabled = state.status === "running";
@@ -18,14 +19,14 @@ export function optimisePanel({ act }) {
     cancel.hidden = state.status !== "running";
     progress.hidden = state.status === "idle";
     progress.value = state.total ? state.rows.length / state.total : 0;
-    for (const element of [path, write]) element.hidden = state.status !== "done";
+    for (const element of [fetched, path, write]) element.hidden = state.status !== "done";
     if (!path.value) path.value = state.path;
     said.textContent = state.says || `${counted(state.rows.length, "part")} of ${state.total ?? "?"}`;
     holder.replaceChildren(
       h(
         "table",
         {},
-        h("thead", {}, h("tr", {}, ["nodes", "before", "after", "ratio", "now", "certificate"].map((name) => h("th", { scope: "col" }, name)))),
+        h("thead", {}, h("tr", {}, ["nodes", "before", "after", "ratio", "now", "certificate", "numerics"].map((name) => h("th", { scope: "col" }, name)))),
         h(
           "tbody",
           {},
@@ -34,11 +35,12 @@ export function optimisePanel({ act }) {
               row.kept ? "tr.ein-kept" : "tr",
               {},
               h("td", { title: row.nodes.join(", ") }, row.nodes.slice(0, 2).join(", ") + (row.nodes.length > 2 ? `, … (${row.nodes.length})` : "")),
-              h("td", {}, seconds(row.before)),
-              h("td", {}, seconds(row.after)),
+              h("td.ein-number", {}, seconds(row.before)),
+              h("td.ein-number", {}, seconds(row.after)),
               h("td", {}, row.after ? `${(row.before / row.after).toFixed(2)}×` : ""),
               h("td", {}, row.now),
               h("td", {}, row.certificate),
+              h("td", {}, row.numerics),
             ),
           ),
         ),

@@ -74,13 +74,15 @@ export function rulesPanel({ act, bus }) {
     if (next.node !== state.node || next.at !== state.at || next.reach !== state.reach) current = -1;
     state = next;
     current = Math.min(current, next.matches.length - 1);
-    heading.textContent = `${counted(next.matches.length, "legal match").replace("matchs", "matches")}`;
+    heading.textContent = `${counted(next.matches.length + (next.more ?? 0), "legal match").replace("matchs", "matches")}`;
     reach.replaceChildren(
       ...REACHES.map(([value, label]) =>
         h("button", { type: "button", ariaPressed: String(next.reach === value), onclick: () => act({ do: "reach", reach: value }) }, label),
       ),
     );
     list.replaceChildren(...next.matches.map(row));
+    if (next.more) list.append(h("li.ein-faint", {}, `and ${next.more} more: choose a scope, or “at selection”`));
+    if (next.unsaid) list.append(h("li.ein-faint", {}, next.unsaid));
     if (!next.matches.length) list.append(h("li.ein-faint", {}, next.none || "no legal match here"));
     why.hidden = !next.refusals.length;
     why.replaceChildren(

@@ -3,6 +3,9 @@ import { counted, h, seconds } from "./dom.js";
 import { formula } from "./formula.js";
 import { treeView } from "./tree.js";
 
+/** What ends every candidate, and is no choice: it cannot be forbidden. */
+const ALWAYS = "eoperator_generation";
+
 export function searchPanel({ act }) {
   const tree = treeView({
     onselect: (n) => {
@@ -79,8 +82,9 @@ export function searchPanel({ act }) {
         h(
           "fieldset",
           {},
-          h("legend", {}, "rules it may use"),
-          next.known.map((rule) => h("label", {}, h("input", { type: "checkbox", name: "rules", value: rule, checked: rules.includes(rule) }), rule.replaceAll("_", " "))),
+          h("legend", {}, "rules it may use, in tidying up too (operators are matched and eOperators generated in any case)"),
+          h("input", { type: "hidden", name: "rules", value: ALWAYS }),
+          next.known.filter((rule) => rule !== ALWAYS).map((rule) => h("label", {}, h("input", { type: "checkbox", name: "rules", value: rule, checked: rules.includes(rule) }), rule.replaceAll("_", " "))),
         ),
       ),
     );
@@ -156,7 +160,7 @@ export function searchPanel({ act }) {
       ),
       formula(shown),
       h("ol.ein-way", {}, shown.steps.map((s) => h("li", {}, s))),
-      shown.why.length ? h("details", { open: shown.why.length < 4 }, h("summary", {}, `${counted(shown.why.length, "move")} not followed: why?`), h("ul", {}, shown.why.map((w) => h("li", {}, w)))) : null,
+      ...(shown.why.length ? [h("details", { open: shown.why.length < 4 }, h("summary", {}, `${counted(shown.why.length, "move")} not followed: why?`), h("ul", {}, shown.why.map((w) => h("li", {}, w))))] : []),
     );
   }
 

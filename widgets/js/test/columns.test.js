@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, it } from "./check.js";
 import { Columns, filter, layout } from "../src/columns.js";
 
 function batch(from, states, merged = 0, merges = []) {

@@ -1,10 +1,10 @@
-import { beforeAll, describe, expect, it, vi } from "vitest";
+import { beforeAll, describe, expect, it, spy } from "./check.js";
 
 class Model {
   constructor(state) {
     this.state = state;
     this.listeners = {};
-    this.send = vi.fn();
+    this.send = spy();
   }
   get(name) {
     return this.state[name];
@@ -37,10 +37,6 @@ const STATE = {
 
 let face;
 beforeAll(async () => {
-  globalThis.ResizeObserver = class {
-    observe() {}
-    disconnect() {}
-  };
   face = (await import("../src/main.js")).default;
 });
 
@@ -57,12 +53,76 @@ function shown(state = {}) {
   return { model, el, leave, key };
 }
 
+/** A click where *element* is: scopes are found by the boxes at a point. */
+function click(element) {
+  element.scrollIntoView({ block: "nearest" });
+  const box = element.getBoundingClientRect();
+  element.dispatchEvent(new MouseEvent("click", { bubbles: true, clientX: box.x + box.width / 2, clientY: box.y + box.height / 2 }));
+}
+
+const QUIZ = {
+  panels: ["quiz"],
+  notice: {},
+  quiz: {
+    goal: "one product", number: 2, of: 3, over: false, choices: ["summation_splitting", "traversal_merging"], hints: ["its law: x = y"],
+    before: { latex: "x", text: "x", marks: {} }, after: { latex: String.raw`\htmlData{p=0}{y}`, text: "y", marks: { 0: "new" } },
+    answers: [{ question: 1, rule: "traversal_merging", verdict: "right", why: "for a < b" }, { question: 2, rule: "traversal_merging", verdict: "wrong", why: "no scope" }],
+    score: { head: ["step"], rows: [["1"]], caption: "1 of 3" },
+  },
+};
+
+describe("a quiz", () => {
+  it("has a button a rule, and answers guesses with words", () => {
+    const { model, el } = shown(QUIZ);
+    const buttons = [...el.querySelectorAll(".ein-choices button")];
+    expect(buttons.map((b) => b.disabled)).toEqual([false, true]); // the second was tried at this step
+    buttons[0].click();
+    expect(model.send).toHaveBeenLastCalledWith({ do: "guess", rule: "summation_splitting" });
+    for (const [label, asked] of [["Hint", "hint"], ["Show me", "reveal"]]) {
+      [...el.querySelectorAll("button")].find((b) => b.textContent === label).click();
+      expect(model.send).toHaveBeenLastCalledWith({ do: asked });
+    }
+    expect(el.querySelector(".ein-asked [data-mark=new]").textContent).toContain("y");
+    expect([...el.querySelectorAll(".ein-verdict")].map((b) => b.textContent)).toEqual(["✗ not that (step 2): ", "✓ right (step 1): "]);
+    expect(el.querySelector(".ein-answers").textContent).toContain("for a < b");
+    expect(el.querySelector(".ein-hints .katex") === null).toBe(false);
+    model.set("quiz", { ...QUIZ.quiz, over: true, number: 4, before: null, after: null });
+    expect(el.querySelector(".ein-choices").hidden).toBe(true);
+  });
+});
+
+const ROW = { key: "start", label: "original", suggested: true, estimated: 1e-6, measured: null, iqr: null, speedup: null, error: null, failed: null, how: null, roof: null };
+const BENCH = {
+  rows: [ROW, { ...ROW, key: "state 3", measured: 2e-6, iqr: 1e-7, speedup: 2, error: 1e-7, roof: { part: 0.5, bound: "flops", flops: 2e9, flops_part: 0.5, bytes: 3e8, bytes_part: 0.1 } }],
+  running: false, progress: 0, says: "", caption: "", csv: "", svg: "", device: "cpu", note: "There is no CUDA GPU",
+  devices: [{ name: "cpu", says: "this CPU", missing: "" }, { name: "cuda", says: "a CUDA GPU", missing: "a driver" }, { name: "profile:", says: "a profile", missing: "" }],
+};
+
+describe("a benchmark", () => {
+  it("offers the devices that are there, and asks for the chosen programs on the chosen one", () => {
+    const { model, el } = shown({ panels: ["bench"], notice: {}, bench: BENCH });
+    const menu = el.querySelector("select[aria-label=device]");
+    expect([...menu.options].map((o) => o.disabled)).toEqual([false, true, false]);
+    expect(el.querySelector(".ein-bench p").textContent).toBe("There is no CUDA GPU");
+    const measure = [...el.querySelectorAll("button")].find((b) => b.textContent === "Measure");
+    measure.click();
+    expect(model.send).toHaveBeenLastCalledWith({ do: "bench", keys: ["start", "state 3"], rounds: 15, device: "cpu" });
+    menu.value = "profile:";
+    menu.dispatchEvent(new Event("change"));
+    el.querySelector("input[aria-label='file of the profile']").value = " h100.sqlite ";
+    el.querySelector("tbody input").click();
+    measure.click();
+    expect(model.send).toHaveBeenLastCalledWith({ do: "bench", keys: ["state 3"], rounds: 15, device: "profile:h100.sqlite" });
+    expect(el.querySelectorAll("tbody tr")[1].textContent).toContain("50 % (flops)");
+  });
+});
+
 describe("the face", () => {
   it("sends one message a click", () => {
     const { model, el } = shown();
     el.querySelectorAll(".ein-match")[0].click();
     expect(model.send).toHaveBeenLastCalledWith({ do: "apply", rule: "summation_splitting", at: "0", params: { outer: ["c"] } });
-    el.querySelector('[data-p="0.0"]').click();
+    click(el.querySelector('[data-p="0.0"]'));
     expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0.0" });
     [...el.querySelectorAll("button")].find((b) => b.textContent.includes("Undo")).click();
     expect(model.send).toHaveBeenLastCalledWith({ do: "undo" });
@@ -116,6 +176,16 @@ describe("the face", () => {
     model.set("notice", { text: "<img src=x>", kind: "error", code: "a < b" });
     expect(el.querySelector(".ein-notice span").textContent).toBe("<img src=x>");
     expect(el.querySelector(".ein-notice img")).toBe(null);
+  });
+
+  it("lets keys reach what scrolls and holds nothing that takes the focus", async () => {
+    const { el } = shown({ rules: { ...structuredClone(STATE.rules), laws: { traversal_merging: "x".repeat(1000) } } });
+    const law = el.querySelector(".ein-law");
+    expect(law.hasAttribute("tabindex")).toBe(false); // folded away
+    el.querySelector(".ein-refusals").open = true;
+    for (let n = 0; n < 5; n++) await new Promise(requestAnimationFrame);
+    expect(law.scrollWidth > law.clientWidth).toBe(true);
+    expect(law.tabIndex).toBe(0);
   });
 
   it("listens no more once its view is gone", () => {

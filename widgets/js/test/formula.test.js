@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, it } from "./check.js";
 import { LONGEST, formula, mark, walk } from "../src/formula.js";
 
 describe("formula", () => {
