@@ -20,9 +20,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     bundle = commands.add_parser("bundle", help="pack everything for a machine with a GPU")
     bundle.add_argument("out", type=Path, metavar="OUT.zip")
     bundle.add_argument("--quick", action="store_true", help="small cases, which measure nothing of interest")
+    bundle.add_argument("--seconds", type=float, default=4.0, help="of search for each part of a model")
+    bundle.add_argument("--model", action="append", type=Path, default=[], metavar="FILE.onnx", help="yours instead")
+    bundle.add_argument("--device", default="", metavar="profile:FILE", help="what orders that search")
     run = commands.add_parser("run", help="check and measure, in an unpacked bundle")
     run.add_argument("--out", type=Path, default=Path("gpu.json"), metavar="RESULTS.json")
-    run.add_argument("--seconds", type=float, default=420.0, help="begin nothing after so many")
+    run.add_argument("--seconds", type=float, default=420.0, help="the time that all of it has")
     run.add_argument("--data", type=Path, default=Path("data"), help="the bundle's data")
     profile = commands.add_parser("profile", help="a profile for searches from the results")
     profile.add_argument("results", type=Path, metavar="RESULTS.json")
@@ -33,7 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             case "bundle":
                 from benchmarks.gpu.bundle import write
 
-                print(write(given.out, given.quick))
+                cost = None
+                if given.device:
+                    from einnet_explore.graph.devices import cost_for
+
+                    cost = cost_for(given.device)
+                print(write(given.out, given.quick, cost, given.seconds, _note, given.model))
                 return 0
             case "run":
                 from benchmarks.gpu.run import run as measure
@@ -50,6 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _note(said: str) -> None:
+    print(said, file=sys.stderr)
 
 
 if __name__ == "__main__":

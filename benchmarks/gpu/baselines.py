@@ -19,7 +19,7 @@ def baselines(kind: str, settings: Mapping[str, Any], cp: Any, torch: Any | None
         case "cast":
             found: dict[str, Make] = {"cupy": lambda a, _: lambda: a["x"].astype(cp.float16)}
             if torch is not None:
-                found["torch"] = _in_torch(torch, lambda t: t["x"].to(torch.float16))
+                found["torch"] = _in_torch(torch, _torch_call(kind, settings, torch))
         case "pointwise":
             found = _pointwise(settings["what"], cp, torch)
         case "batch norm":
@@ -51,14 +51,7 @@ def _pointwise(what: str, cp: Any, torch: Any | None) -> dict[str, Make]:
 
     found: dict[str, Make] = {"cupy": partial(of, call), "cupy.fuse": partial(of, cp.fuse()(call))}
     if torch is not None:
-        f = torch.nn.functional
-        there: Mapping[str, Callable[[Arrays], Any]] = {
-            "relu": lambda t: f.relu(t["A"]),
-            "residual, relu": lambda t: f.relu(t["A"] + t["B"]),
-            "hard swish": lambda t: f.hardswish(t["A"]),
-            "swish": lambda t: f.silu(t["A"]),
-        }
-        found["torch"] = _in_torch(torch, there[what])
+        found["torch"] = _in_torch(torch, _torch_call("pointwise", {"what": what}, torch))
     return found
 
 
@@ -82,8 +75,7 @@ def _batch_norm(cp: Any, torch: Any | None) -> dict[str, Make]:
 
     found: dict[str, Make] = {"cupy": partial(of, plain), "cupy.fuse": partial(of, parts)}
     if torch is not None:
-        call = torch.nn.functional.batch_norm
-        found["torch"] = _in_torch(torch, lambda t: call(t["X"], None, None, t["g"], t["b"], training=True))
+        found["torch"] = _in_torch(torch, _torch_call("batch norm", {}, torch))
     return found
 
 
@@ -106,3 +98,31 @@ def _in_torch(torch: Any, call: Callable[[Arrays], Any]) -> Make:
         return lambda: call(shared)
 
     return make
+
+
+def compiled_baselines(kind: str, settings: Mapping[str, Any], torch: Any) -> Mapping[str, Make]:
+    """The same for a case of *kind* compiled by Inductor, tuned; nothing where torch is no baseline."""
+    if kind not in ("cast", "pointwise", "batch norm"):
+        return {}
+    call = _torch_call(kind, settings, torch)
+    quick = torch.compile(call, mode="max-autotune-no-cudagraphs", dynamic=False)
+    return {"torch.compile": _in_torch(torch, quick)}
+
+
+def _torch_call(kind: str, settings: Mapping[str, Any], torch: Any) -> Callable[[Arrays], Any]:
+    """What a user of torch writes for a case."""
+    f = torch.nn.functional
+    match kind, settings.get("what"):
+        case "cast", _:
+            return lambda t: t["x"].to(torch.float16)
+        case "batch norm", _:
+            return lambda t: f.batch_norm(t["X"], None, None, t["g"], t["b"], training=True)
+        case _, "relu":
+            return lambda t: f.relu(t["A"])
+        case _, "residual, relu":
+            return lambda t: f.relu(t["A"] + t["B"])
+        case _, "hard swish":
+            return lambda t: f.hardswish(t["A"])
+        case _, "swish":
+            return lambda t: f.silu(t["A"])
+    raise ValueError(f"element-wise case {settings!r}: torch has no call for it")

@@ -6,8 +6,10 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from importlib.metadata import version
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,15 @@ import numpy as np
 
 import benchmarks
 import einnet_explore
-from benchmarks.gpu import cases
+from benchmarks.gpu import cases, models, whole
 from einnet_explore.algebra.evaluate import evaluate
 from einnet_explore.backends import nvrtc
 from einnet_explore.backends.cuda_steps import CudaPlan, Launch, from_json
 from einnet_explore.backends.errors import BackendError
 from einnet_explore.ir import Program
+from einnet_explore.search.engine import Cost
+
+Note = Callable[[str], object]
 
 LARGEST = 60 << 20
 """Bytes of a bundle, at most."""
@@ -37,23 +42,40 @@ stopped, and changes none of the device's settings. gpu.json is the result.
 """
 
 
-def write(out: Path, quick: bool = False) -> str:
+def write(
+    out: Path,
+    quick: bool = False,
+    cost: Cost | None = None,
+    seconds: float = 4.0,
+    note: Note = lambda _: None,
+    files: Iterable[Path] = (),
+) -> str:
     """Write the bundle to *out* and say what is in it; raises ValueError where it is larger than ``LARGEST``.
+
+    Parts of models are searched for *seconds* each, ordered by *cost* (default: the rates of a data sheet).  Models of
+    *files* take the place of the evaluation's.
 
     Every kernel is compiled for ``nvrtc.ARCHITECTURES`` on the way; raises BackendError where one is not.
     """
-    manifest, arrays = contents(quick)
-    plans = [from_json(plan) for plan in _plans(manifest)]
+    manifest, arrays = contents(quick, cost, seconds, note, files)
+    plans = [from_json(plan) for plan in whole.plans(manifest)]
     kernels = {digest(s): s for p in plans for s in p.steps if isinstance(s, Launch)}
     files: dict[str, bytes] = {"README.txt": READ_ME.encode()}
     for name, step in sorted(kernels.items()):
         files[f"data/kernels/{name}.cu"] = step.text.encode()
         for architecture in nvrtc.ARCHITECTURES:
-            code = nvrtc.compile_text(step.text, step.entry, architecture).code
-            files[f"data/kernels/{name}.{architecture}.cubin"] = code
+            made = nvrtc.compile_text(step.text, step.entry, architecture)
+            files[f"data/kernels/{name}.{architecture}.cubin"] = made.code
+            if made.resources is not None:
+                took = manifest["resources"].setdefault(name, {"entry": step.entry})
+                took[architecture] = asdict(made.resources) | {"blocks": made.resources.blocks(prod(step.block))}
     held = io.BytesIO()
     np.savez_compressed(held, **arrays)
-    files["data/checks.npz"] = held.getvalue()
+    files["data/arrays.npz"] = held.getvalue()
+    for plan in whole.plans(manifest):
+        for step in plan["steps"]:
+            if step["op"] == "launch":
+                step["text"] = digest(Launch(step["entry"], step["text"], (1, 1, 1), (1, 1, 1), ()))
     told = json.dumps(manifest).encode()
     files["data/manifest.json"] = told
     for package in (einnet_explore, benchmarks):
@@ -69,12 +91,20 @@ def write(out: Path, quick: bool = False) -> str:
         raise ValueError(f"{out}: {size:,} bytes, expected at most {LARGEST:,}")
     return (
         f"{out}: {size:,} bytes, {len(kernels)} kernels for {' and '.join(nvrtc.ARCHITECTURES)}, "
-        f"{len(manifest['checks'])} checks, {len(manifest['cases'])} cases"
+        f"{len(manifest['checks'])} checks, {len(manifest['cases'])} cases, {len(manifest['models'])} models of "
+        f"{len(manifest['ways'])} different parts"
+        + "".join(f"; left out: {name}: {why}" for name, why in manifest["left_out"].items())
     )
 
 
-def contents(quick: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The manifest, and the arrays of the checks by name."""
+def contents(
+    quick: bool = False,
+    cost: Cost | None = None,
+    seconds: float = 4.0,
+    note: Note = lambda _: None,
+    files: Iterable[Path] = (),
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The manifest, and the arrays of the checks and of small weights by name."""
     small = list(cases.table3(True, SEARCH))
     checked = cases.checked([end for _, (_, end) in small])
     arrays: dict[str, Any] = {}
@@ -92,12 +122,18 @@ def contents(quick: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
     for case, pair in small if quick else cases.table3(False, SEARCH):
         found.append(case)
         programs += pair
+    whole_models = models.collected(cost or models.by_sheet(), 0.3 if quick else seconds, quick, note, files)
+    arrays |= whole_models.arrays
     manifest = {
         "made_with": {name: _version(name) for name in ("einnet-explore", "numpy")} | {"nvrtc": nvrtc.version()},
         "quick": quick,
         "checks": checks,
         "cases": [c.to_json() for c in (*measured(quick), *found)],
         "profiles": list(cases.profiled(programs).values()),
+        "ways": whole_models.ways,
+        "models": whole_models.models,
+        "left_out": whole_models.left_out,
+        "resources": {},
     }
     return manifest, arrays
 
@@ -126,15 +162,6 @@ def oracle(program: Program) -> tuple[dict[str, Any], dict[str, Any]]:
 def digest(step: Launch) -> str:
     """What a kernel's files are called: the runner says the same."""
     return hashlib.sha256(f"{step.entry}\n{step.text}".encode()).hexdigest()[:16]
-
-
-def _plans(manifest: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    for check in manifest["checks"]:
-        yield check["plan"]
-    for case in manifest["cases"]:
-        yield from case["plans"].values()
-    for one in manifest["profiles"]:
-        yield one["plan"]
 
 
 def _version(name: str) -> str:

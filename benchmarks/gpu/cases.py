@@ -11,6 +11,7 @@ from benchmarks.fusion import batch_norm, layer_norm, softmax
 from einnet_explore.backends.apart import apart
 from einnet_explore.backends.cuda_plan import cuda_plan, fused_launch, kernel_launch
 from einnet_explore.backends.cuda_steps import CudaPlan, Launch
+from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.store import key_of
 from einnet_explore.cost import program_seconds
 from einnet_explore.cost.work import work
@@ -93,7 +94,26 @@ def moving(name: str, n: int, m: int) -> Case:
     """An eOperator that is bound by memory."""
     program = parse(MOVING[name].format(n=n, m=m))
     nbytes = work(program.equations[0].scope).nbytes
-    return Case(f"eOperator {name} {n}x{m}", "bandwidth", {"ours": cuda_plan(program)}, nbytes)
+    plans = {"ours": cuda_plan(program), **by_tvm(program, "tvm")}
+    return Case(f"eOperator {name} {n}x{m}", "bandwidth", plans, nbytes)
+
+
+def by_tvm(program: Program, label: str) -> dict[str, CudaPlan]:
+    """*program*, of one equation, by TVM's CUDA text, as the plan *label*; none without TVM, or where it fails."""
+    try:
+        from einnet_explore.backends.tvm_cuda import tvm_launch
+    except ImportError:
+        return {}
+    if len(program.equations) != 1:
+        return {}
+    (equation,) = program.equations
+    try:
+        step = tvm_launch(equation.scope, equation.name)
+    except BackendError:
+        return {}
+    buffers = {t.name: t.shape for t in program.inputs} | {equation.name: equation.scope.shape}
+    inputs, weights = (tuple(t.name for t in program.inputs if t.weight is one) for one in (False, True))
+    return {label: CudaPlan(buffers, inputs, weights, program.outputs, (step,))}
 
 
 def table3(quick: bool, seconds: float) -> Iterable[tuple[Case, tuple[Program, Program]]]:
@@ -101,7 +121,7 @@ def table3(quick: bool, seconds: float) -> Iterable[tuple[Case, tuple[Program, P
     for case in operators(quick):
         derivation = derive(case, seconds)
         start, end = derivation.start, derivation.end
-        plans = {"before, generated": cuda_plan(start, ()), "after": cuda_plan(end)}
+        plans = {"before, generated": cuda_plan(start, ()), "after": cuda_plan(end), **by_tvm(start, "before, tvm")}
         if any(s.op == "convolution" for s in plans["after"].steps):
             plans["after, generated"] = cuda_plan(end, ())
         if (library := _library(start)) is not None:

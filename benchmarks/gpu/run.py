@@ -6,40 +6,27 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
-from statistics import median, quantiles
 from time import perf_counter
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-AGREEMENT = 1e-4
-"""The largest error allowed, relative to the largest output; of half precision ``HALF``."""
+from benchmarks.gpu import whole
+from benchmarks.gpu.alone import there
+from benchmarks.gpu.budget import Budget, TimeOver
+from benchmarks.gpu.measuring import Bench, error_of, ratios, summary
 
-HALF = 1e-3
-"""Half precision has eleven bits."""
+__all__ = ["SAVED", "Session", "error_of", "ratios", "resumed", "run", "summary", "wanted"]
 
-SAVED = ("checks", "ceilings", "cases", "profiles")
+SAVED = ("checks", "ceilings", "cases", "parts", "models", "profiles", "compiled")
+"""What is done, in this order: by what it is worth."""
 
-
-def device_layer() -> ModuleType:
-    """``einnet_explore.backends.cupy``, also where the compilers that the package's other backends need are not."""
-    name = "einnet_explore.backends"
-    if name not in sys.modules and find_spec("tvm") is None:
-        # The package's own __init__ loads all backends: a plain one in its place loads those that are asked for.
-        import einnet_explore
-
-        plain = ModuleType(name)
-        plain.__path__ = [str(Path(str(einnet_explore.__file__)).parent / "backends")]
-        sys.modules[name] = plain
-    from einnet_explore.backends import cupy
-
-    return cupy
+PRECISIONS = ("float32", "tf32")
 
 
 def run(data: Path, out: Path, limit: float = 420.0) -> int:
@@ -47,12 +34,13 @@ def run(data: Path, out: Path, limit: float = 420.0) -> int:
 
     0: all is done and right; 1: something is wrong; 2: there is no GPU, said in one line; 3: some is left to do.
     """
-    layer = device_layer()
+    from einnet_explore.backends import cupy as layer
+
     if lacking := layer.missing():
         print(f"error: no GPU to measure on: missing {', and '.join(lacking)}", file=sys.stderr)
         return 2
     told = (data / "manifest.json").read_bytes()
-    session = Session(layer, data, json.loads(told), out, hashlib.sha256(told).hexdigest()[:16], limit)
+    session = Session(layer, data, whole.read(data), out, hashlib.sha256(told).hexdigest()[:16], limit)
     return session.run()
 
 
@@ -76,28 +64,52 @@ def resumed(out: Path, head: Mapping[str, Any]) -> dict[str, Any]:
     return held
 
 
-def ratios(times: Mapping[str, Sequence[float]], ours: str) -> dict[str, float]:
-    """How many times as fast *ours* is as each other: the median over the rounds, which were interleaved."""
+def wanted(manifest: Mapping[str, Any], with_torch: bool = True) -> dict[str, tuple[str, ...]]:
+    """The names of all that is to be done, by kind; without torch nothing is compiled by it."""
+    precise = [
+        f"{case['name']}{mark(precision)}"
+        for case in manifest["cases"]
+        for precision in (PRECISIONS if by_library(case["plans"]) else PRECISIONS[:1])
+    ]
+    parts = {part["way"]: None for model in manifest["models"] for part in model["parts"]}
+    models = [f"{m['name']}{mark(p)}" for p in PRECISIONS for m in manifest["models"]]
+    compiled = [c["name"] for c in manifest["cases"] if c["kind"] in COMPILED] + models
     return {
-        name: median(a / b for a, b in zip(samples, times[ours], strict=True))
-        for name, samples in times.items()
-        if name != ours
+        "checks": tuple(check["name"] for check in manifest["checks"]),
+        "ceilings": ("all",),
+        "cases": tuple(precise),
+        "parts": tuple(
+            f"{key}{mark(p)}"
+            for p in PRECISIONS
+            for key in parts
+            if p == PRECISIONS[0] or by_library(manifest["ways"][key]["plans"])
+        ),
+        "models": tuple(models),
+        "profiles": tuple(" ".join(one["key"]) for one in manifest["profiles"]),
+        "compiled": tuple(compiled) if with_torch else (),
     }
 
 
-def summary(samples: Sequence[float]) -> dict[str, Any]:
-    """Median, distance between the quartiles, and the samples."""
-    low, _, high = quantiles(samples, n=4) if len(samples) > 1 else (samples[0],) * 3
-    return {"seconds": median(samples), "iqr": high - low, "samples": list(samples)}
+COMPILED = ("cast", "pointwise", "batch norm")
+"""Kinds of cases that torch compiles too."""
 
 
-def error_of(want: Any, got: Any) -> float:
-    """The largest difference relative to the largest element; infinite where shapes or NaNs differ."""
-    want, got = np.asarray(want, np.float64), np.asarray(got, np.float64)
-    if want.shape != got.shape or not np.isfinite(got).all():
-        return float("inf")
-    largest = float(np.abs(want).max(initial=0.0))
-    return float(np.abs(want - got).max(initial=0.0)) / (largest or 1.0)
+def mark(precision: str) -> str:
+    """What the name of something in *precision* ends with."""
+    return "" if precision == "float32" else f" [{precision}]"
+
+
+def unmarked(name: str) -> tuple[str, str]:
+    """The name, and the precision that its mark says."""
+    for precision in PRECISIONS[1:]:
+        if name.endswith(mark(precision)):
+            return name.removesuffix(mark(precision)), precision
+    return name, PRECISIONS[0]
+
+
+def by_library(plans: Mapping[str, Any]) -> bool:
+    """Whether a library multiplies in one of *plans*, so that precisions differ."""
+    return any(step["op"] != "launch" for plan in plans.values() for step in plan["steps"])
 
 
 class Session:
@@ -106,215 +118,104 @@ class Session:
     def __init__(
         self, layer: ModuleType, data: Path, manifest: Mapping[str, Any], out: Path, bundle: str, limit: float
     ) -> None:
-        self.layer, self.data, self.manifest, self.out = layer, data, manifest, out
+        self.layer, self.manifest, self.out = layer, manifest, out
         self.cp = layer.package()
-        self.until = perf_counter() + limit
-        held = layer.device()
-        head = {"bundle": bundle, "device": asdict(held), "versions": self._versions()}
+        self.torch = self._torch()
+        self.budget = Budget(limit, SAVED)
+        head = {"bundle": bundle, "device": asdict(layer.device()), "versions": self._versions()}
         self.results = resumed(out, head)
         self.results.setdefault("begun", datetime.now(UTC).isoformat(timespec="seconds"))
-        self.torch = self._torch()
+        self.results["left_out"] = manifest["left_out"]
+        self.results["skipped"] = {}
+        self.bench = Bench(layer, data, manifest, self.torch)
 
     def run(self) -> int:
         """Everything, in the order of what it is worth; saved after each."""
-        for check in self.manifest["checks"]:
-            self._once("checks", check["name"], lambda check=check: self.check(check))
-        self._once("ceilings", "all", self.ceilings)
-        for case in self.manifest["cases"]:
-            self._once("cases", case["name"], lambda case=case: self.case(case))
-        for one in self.manifest["profiles"]:
-            self._once("profiles", " ".join(one["key"]), lambda one=one: self.profile(one))
-        wanted = {
-            "checks": len(self.manifest["checks"]), "ceilings": 1, "cases": len(self.manifest["cases"]),
-            "profiles": len(self.manifest["profiles"]),
-        }  # fmt: skip
-        left = sum(wanted.values()) - sum(len(self.results[k]) for k in SAVED)
-        wrong = [n for kind in ("checks", "cases") for n, r in self.results[kind].items() if r.get("wrong")]
+        names = wanted(self.manifest, self.torch is not None)
+        acts: Mapping[str, Callable[[str], dict[str, Any]]] = {
+            "checks": lambda name: self.bench.check(self._named("checks", name)),
+            "ceilings": lambda _: self.bench.ceilings(),
+            "cases": self._case,
+            "parts": lambda name: self.bench.part(*unmarked(name)),
+            "models": lambda name: self._model(name, False),
+            "profiles": lambda name: self.bench.profile(self._named("profiles", name)),
+            "compiled": self._compiled,
+        }
+        for kind in SAVED:
+            todo = [name for name in names[kind] if name not in self.results[kind]]
+            self.budget.begin(kind, len(todo))
+            for name in todo:
+                self._once(kind, name, acts[kind])
+        self._save()
+        left = [f"{kind} {name}" for kind in SAVED for name in names[kind] if name not in self.results[kind]]
+        wrong = [n for kind in SAVED for n, r in self.results[kind].items() if r.get("wrong")]
         failed = [n for kind in SAVED for n, r in self.results[kind].items() if "failure" in r]
-        print(f"{self.out}: {left} left, {len(wrong)} wrong ({', '.join(wrong)}), {len(failed)} failed")
+        print(f"{self.out}: {len(left)} left, {len(wrong)} wrong ({', '.join(wrong)}), {len(failed)} failed")
         return 1 if wrong or failed else 3 if left else 0
 
-    def _once(self, kind: str, name: str, act: Callable[[], dict[str, Any]]) -> None:
-        if name in self.results[kind] or perf_counter() > self.until:
+    def _once(self, kind: str, name: str, act: Callable[[str], dict[str, Any]]) -> None:
+        if (why := self.budget.refused(kind)) is not None:
+            self.results["skipped"][f"{kind} {name}"] = why
             return
         began = perf_counter()
         try:
-            found = act()
+            # Only compilers are interrupted: a capture that is cut off leaves its stream unusable.
+            with self.budget.entry(interrupting=kind == "compiled") as until:
+                self.bench.until = until
+                found = act(name)
+        except TimeOver as over:
+            self.results["skipped"][f"{kind} {name}"] = str(over)
+            print(f"{kind} {name}: skipped: {over}", flush=True)
+            return
         except Exception as error:  # one that fails must not cost the others: it is told as what it is
             found = {"failure": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
         self.cp.get_default_memory_pool().free_all_blocks()
         self.results[kind][name] = found | {"took": perf_counter() - began}
-        aside = self.out.with_name(f"{self.out.name}.new")
-        aside.write_text(json.dumps(self.results, indent=1))
-        os.replace(aside, self.out)
+        self._save()
         print(
             f"{kind} {name}: {found.get('failure') or found.get('error') or found.get('ratios') or 'done'}", flush=True
         )
 
-    def check(self, check: Mapping[str, Any]) -> dict[str, Any]:
-        """A plan on stored inputs against what the CPU's oracle said."""
-        n = check["arrays"]
-        with np.load(self.data / "checks.npz") as arrays:
-            given = {k: arrays[f"{n} in {k}"] for k in check["inputs"]}
-            wanted = {k: arrays[f"{n} out {k}"] for k in check["outputs"]}
-        plan = self._plan(check["plan"])
-        program = self.layer.compile_plan(plan, {k: given[k] for k in plan.weights}, self._cubin)
-        got = program.run({k: given[k] for k in plan.inputs})
-        error = max(error_of(wanted[k], got[k]) for k in wanted)
-        if not self._capturable(plan):
-            return {"error": error, "wrong": not error <= AGREEMENT}
-        # The same once more as a graph, from cleared outputs.
-        for name in wanted:
-            program.buffers[name][...] = 0
-        program.capture()()
-        again = max(error_of(wanted[k], self.cp.asnumpy(program.buffers[k])) for k in wanted)
-        return {"error": error, "error_as_graph": again, "wrong": not max(error, again) <= AGREEMENT}
+    def _save(self) -> None:
+        aside = self.out.with_name(f"{self.out.name}.new")
+        aside.write_text(json.dumps(self.results, indent=1))
+        os.replace(aside, self.out)
 
-    def ceilings(self) -> dict[str, Any]:
-        """What the device can do at most, by the plainest means: copies, a large product, an empty launch."""
-        cp, layer = self.cp, self.layer
-        found: dict[str, Any] = {}
-        for label, nbytes in (("memory_bandwidth", 1 << 28), ("cache_bandwidth", self._l2() // 4)):
-            pairs = [
-                (cp.zeros(nbytes, cp.uint8), cp.empty(nbytes, cp.uint8)) for _ in range(1 if "cache" in label else 2)
-            ]
-            turn = [lambda a=a, b=b: cp.copyto(b, a) for a, b in pairs]
-            found[label] = 2 * nbytes / median(layer.seconds(turn))
-        a = cp.random.standard_normal((4096, 4096), dtype=cp.float32)
-        b, c = a.copy(), cp.empty_like(a)
-        found["peak_flops"] = 2 * 4096**3 / median(layer.seconds([lambda: cp.matmul(a, b, out=c)]))
-        tiny = cp.zeros(1, cp.float32)
-        found["call_seconds"] = median(layer.seconds([lambda: cp.add(tiny, tiny, out=tiny)]))
-        found["cache_bytes"] = self._l2()
-        return {"rates": found}
+    def _named(self, kind: str, name: str) -> Mapping[str, Any]:
+        entries: Iterable[Mapping[str, Any]] = self.manifest[kind]
+        return next(e for e in entries if name == (" ".join(e["key"]) if kind == "profiles" else e["name"]))
 
-    def case(self, case: Mapping[str, Any]) -> dict[str, Any]:
-        """Every plan and every baseline of a case, in interleaved rounds, on inputs in rotation past the L2."""
-        from benchmarks.gpu.baselines import baselines
+    def _case(self, name: str) -> dict[str, Any]:
+        plain, precision = unmarked(name)
+        return self.bench.case(self._named("cases", plain), precision)
 
-        plans = {name: self._plan(plan) for name, plan in case["plans"].items()}
-        first = next(iter(plans.values()))
-        copies = self.layer.rotations(case["nbytes"])
-        feeds = [self._random(first, seed) for seed in range(copies)]
-        calls: dict[str, list[Callable[[], object]]] = {}
-        outputs: dict[str, Any] = {}
-        failures: dict[str, str] = {}
-        for name, plan in plans.items():
-            try:
-                programs = [self.layer.compile_plan(plan, self._weights(plan), self._cubin) for _ in range(copies)]
-                for program, feed in zip(programs, feeds, strict=True):
-                    for key in plan.inputs:
-                        program.buffers[key][...] = feed[key]
-                made = [p.capture() if self._capturable(plan) else p.execute for p in programs]
-                made[0]()
-                outputs[name] = self.cp.asnumpy(programs[0].buffers[plan.outputs[0]])
-                calls[name] = made
-            except Exception as error:  # a library may lack what another has: the others are measured
-                failures[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        weights = self._weights(first)
-        graphs = [name for name, plan in plans.items() if name in calls and self._capturable(plan)]
-        for name, make in baselines(case["kind"], case["settings"], self.cp, self.torch).items():
-            try:
-                made = [make(feed, weights) for feed in feeds]
-                outputs[name] = self.cp.asnumpy(self.cp.asarray(made[0]()))
-                calls[name] = made
-                calls[name] = [self._graph(name, call) for call in made]
-                graphs.append(name)
-            except Exception as error:
-                failures[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        if not calls:
-            raise RuntimeError("; ".join(f"{k}: {v}" for k, v in failures.items()))
-        ours = next(iter(name for name in ("after", *plans) if name in calls), None)
-        times = self.layer.timed(calls)
-        base = next(iter(outputs))
-        errors = {name: error_of(outputs[base], got.reshape(outputs[base].shape)) for name, got in outputs.items()}
-        allowed = HALF if "float16" in first.dtypes.values() else AGREEMENT
-        return {
-            "times": {name: summary(samples) for name, samples in times.items()},
-            "ratios": ratios(times, ours) if ours else {},
-            "ours": ours,
-            "bytes_per_second": {name: case["nbytes"] / median(t) for name, t in times.items()},
-            "flops_per_second": {name: case["flops"] / median(t) for name, t in times.items()} if case["flops"] else {},
-            "in_rotation": copies,
-            "as_graph": graphs,
-            "errors": errors,
-            "wrong": any(e > allowed for name, e in errors.items() if name in plans),
-            "failures": failures,
-            "settings": case["settings"],
-        }
+    def _model(self, name: str, compiled: bool) -> dict[str, Any]:
+        plain, precision = unmarked(name)
+        return self.bench.model(self._named("models", plain), self.chosen(precision), precision, compiled)
 
-    def profile(self, one: Mapping[str, Any]) -> dict[str, Any]:
-        """The time of one equation, for searches elsewhere."""
-        plan = self._plan(one["plan"])
-        sizes = sum(int(np.prod(s)) * 4 for s in plan.buffers.values())
-        turn = []
-        for seed in range(self.layer.rotations(sizes)):
-            program = self.layer.compile_plan(plan, self._weights(plan), self._cubin)
-            for key, array in self._random(plan, seed).items():
-                program.buffers[key][...] = array
-            turn.append(program.execute)
-        return {"key": one["key"], **summary(self.layer.seconds(turn))}
+    def _compiled(self, name: str) -> dict[str, Any]:
+        for case in self.manifest["cases"]:
+            if case["name"] == name:
+                return self.bench.case(case, PRECISIONS[0], compiled=True)
+        return self._model(name, True)
 
-    def _graph(self, name: str, call: Callable[[], Any]) -> Callable[[], object]:
-        """A baseline as one CUDA graph too: else what is compared for small sizes is Python."""
-        if not name.startswith("torch"):
-            return self.layer.captured(call)  # type: ignore[no-any-return]
-        torch = self.torch
-        assert torch is not None
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            held = call()
-
-        def replay(_held: object = held) -> None:
-            graph.replay()
-
-        return replay
-
-    def _capturable(self, plan: Any) -> bool:
-        """Whether *plan* can be one CUDA graph: torch's memory may be given to others while a graph still uses it."""
-        return all(step.op != "convolution" for step in plan.steps[plan.once :])
-
-    def _plan(self, told: Mapping[str, Any]) -> Any:
-        from einnet_explore.backends.cuda_steps import from_json
-
-        return from_json(told)
-
-    def _random(self, plan: Any, seed: int) -> dict[str, Any]:
-        random = self.cp.random.RandomState(seed)
-        return {k: random.standard_normal(plan.buffers[k]).astype(self.cp.float32) for k in plan.inputs}
-
-    def _weights(self, plan: Any) -> dict[str, Any]:
-        random = np.random.default_rng(0)
-        return {k: random.standard_normal(plan.buffers[k]).astype(np.float32) for k in sorted(plan.weights)}
-
-    def _cubin(self, step: Any) -> str | None:
-        name = hashlib.sha256(f"{step.entry}\n{step.text}".encode()).hexdigest()[:16]
-        # Machine code runs on later devices of the same major version.
-        path = self.data / "kernels" / f"{name}.sm_{self.layer.device().capability[:-1]}0.cubin"
-        return str(path) if path.exists() else None
-
-    def _l2(self) -> int:
-        return int(self.layer.device().l2_bytes)
+    def chosen(self, precision: str) -> dict[str, str]:
+        """The way of every part that was measured to be the fastest; the library's where it was not measured."""
+        found = {}
+        for key in self.manifest["ways"]:
+            told = self.results["parts"].get(f"{key}{mark(precision)}", self.results["parts"].get(key, {}))
+            found[key] = told.get("chosen", "library")
+        return found
 
     def _versions(self) -> dict[str, str]:
         held = {"python": sys.version.split()[0], "numpy": np.__version__, "cupy": self.cp.__version__}
-        if find_spec("torch") is not None:
-            import torch
-
-            held |= {"torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version())}
+        if self.torch is not None:
+            held |= {"torch": self.torch.__version__, "cudnn": str(self.torch.backends.cudnn.version())}
         return held
 
     def _torch(self) -> ModuleType | None:
-        if find_spec("torch") is None:
+        if not there("torch"):
             return None
         import torch
 
-        if not torch.cuda.is_available():
-            return None
-        torch.backends.cudnn.benchmark = True  # the library's best algorithm is what is to be beaten
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-        return torch
+        return torch if torch.cuda.is_available() else None

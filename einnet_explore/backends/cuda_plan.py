@@ -1,12 +1,13 @@
 """A program as steps for a GPU, decided without one: cuBLAS for matrix products, cuDNN for convolutions, our kernels.
 
 Views cost nothing: what reads them reads what they show.  Everything that is no library call is one kernel an equation:
-element-wise by packs, a contraction in tiles, else as a fused reduction.
+element-wise by packs, moved along its result or through tiles, a contraction in tiles, else as a fused reduction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -22,11 +23,21 @@ from einnet_explore.ir import VIEW, Equation, Program, Scope, Tensor, accesses, 
 from einnet_explore.kernels import elementwise
 from einnet_explore.kernels.fusion import FusionError, fuse
 from einnet_explore.kernels.fusion.flat import slot_name, slot_sizes
-from einnet_explore.kernels.source import Array, Kernel, KernelError, Var, emit, entry, type_of
+from einnet_explore.kernels.moving import moving
+from einnet_explore.kernels.source import Array, Expr, Kernel, KernelError, Literal, Var, emit, entry, type_of
+from einnet_explore.kernels.source.statements import MOST_THREADS
+from einnet_explore.kernels.source.walk import change_expressions
 from einnet_explore.kernels.tiling import Hardware, tiled
 from einnet_explore.operators import OPERATORS, Operator
 
 DTYPE = "float32"
+
+GPU = Hardware(memory=22 << 10, registers=32 << 10, groups=132, square=True, stages=2)
+"""What tiles are chosen for: four blocks of 256 threads and 32 sums each on every multiprocessor; 48 KiB are what a
+block has without asking for more, for two tiles of every input."""
+
+FEW, MUCH = 1024, 4096
+"""Blocks that 256 threads each do not fill a GPU with, and elements a block that more threads are worth."""
 
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 
@@ -139,10 +150,14 @@ class _Maker:
             return (kernel_launch(made, [*names, *numbers.values()], (launch.blocks, 1, 1)),)
         except KernelError as error:
             whys.append(str(error))
+        try:
+            moved = moving(seen, equation.name, type_of(DTYPE))
+            return (kernel_launch(moved.kernel, [*moved.inputs, equation.name], moved.kernel.grid),)
+        except KernelError as error:
+            whys.append(str(error))
         if seen.summations:
             try:
-                # As much as a block has without asking for more; twice the multiprocessors keep a GPU busy.
-                tiles = tiled(seen, Hardware(memory=1 << 15, groups=256), name=equation.name)
+                tiles = tiled(seen, GPU, name=equation.name)
                 return (
                     kernel_launch(tiles.kernel, [*(t.name for t in tiles.inputs), equation.name], tiles.kernel.grid),
                 )
@@ -159,8 +174,16 @@ class _Maker:
 
 
 def fused_launch(program: Program, buffers: dict[str, Shape]) -> Launch:
-    """All of *program* as one kernel; its temporaries are added to *buffers*.  Raises FusionError, KernelError."""
-    flat, kernel = gpu_launch(fuse(program), {t.name: t.shape for t in program.inputs}, DTYPE)
+    """All of *program* as one kernel; its temporaries are added to *buffers*.  Raises FusionError, KernelError.
+
+    Where blocks are few and each has much to do, a block has as many threads as there can be.
+    """
+    whole, shapes = fuse(program), {t.name: t.shape for t in program.inputs}
+    flat, kernel = gpu_launch(whole, shapes, DTYPE)
+    each = max((prod(shape) for shape in shapes.values()), default=0) // max(1, flat.points)
+    if flat.lanes is None and flat.points < FEW and each >= MUCH:
+        flat, kernel = gpu_launch(whole, shapes, DTYPE, MOST_THREADS)
+    kernel = specialised(kernel, {p.name: int(flat.numbers[p.name]) for p in kernel.params if _counts(p)})
     label = program.outputs[0]
     slots = {slot_name(n): size * max(1, flat.points) for n, size in enumerate(slot_sizes(flat))}
     given: list[str | float] = []
@@ -174,6 +197,20 @@ def fused_launch(program: Program, buffers: dict[str, Shape]) -> Launch:
             case Var(name):
                 given.append(float(flat.numbers[name]) if not p.kind.integer else int(flat.numbers[name]))
     return kernel_launch(kernel, given, kernel.grid)
+
+
+def _counts(parameter: Array | Var) -> bool:
+    return isinstance(parameter, Var) and parameter.kind.integer
+
+
+def specialised(kernel: Kernel, known: Mapping[str, int]) -> Kernel:
+    """*kernel* with the numbers in *known* written into it: dividing by a size that is known costs next to nothing."""
+
+    def to(e: Expr) -> Expr | None:
+        return Literal(known[e.name], e.kind) if isinstance(e, Var) and e.name in known else None
+
+    params = tuple(p for p in kernel.params if p.name not in known)
+    return replace(kernel, params=params, body=tuple(change_expressions(s, to) for s in kernel.body))
 
 
 def kernel_launch(kernel: Kernel, given: Sequence[str | float], grid: tuple[int, int, int]) -> Launch:

@@ -8,6 +8,12 @@ from typing import Any, TypeAlias
 
 Shape: TypeAlias = tuple[int, ...]
 
+PRECISIONS: Mapping[str, int] = {"float32": 24, "tf32": 11, "float16": 11, "bfloat16": 8}
+"""What libraries may round factors to before they multiply, with its significant bits; all sums are in float32."""
+
+AGREEMENT = 1e-4
+"""The largest error allowed in float32, relative to the largest output."""
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -76,6 +82,35 @@ class CudaPlan:
     dtype: str = "float32"
     dtypes: Mapping[str, str] = field(default_factory=dict)
     """Those of buffers that have another one."""
+    precision: str = "float32"
+    """One of ``PRECISIONS``: how libraries may multiply.  Our own kernels compute in float32 whatever it is."""
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision {self.precision!r}: expected one of {', '.join(PRECISIONS)}")
+
+    @property
+    def by_library(self) -> bool:
+        """Whether a library multiplies anything in it: else every precision is the same."""
+        return any(not isinstance(step, Launch) for step in self.steps)
+
+    @property
+    def agreement(self) -> float:
+        """The error that is allowed: rounded factors lose one part in ``2^bits`` each, and eight such are a bound."""
+        bits = PRECISIONS[self.precision] if self.by_library else PRECISIONS["float32"]
+        half = 2.0**-11 if "float16" in self.dtypes.values() else 0.0
+        return max(AGREEMENT, 8 * 2.0**-bits if bits < PRECISIONS["float32"] else 0.0, 2 * half)
+
+    @property
+    def numerics(self) -> str:
+        """What the precision does to the last digits, in a sentence."""
+        bits = PRECISIONS[self.precision]
+        if not self.by_library or bits == PRECISIONS["float32"]:
+            return "float32: factors are multiplied as they are"
+        return (
+            f"{self.precision}: cuBLAS and cuDNN round factors to {bits} significant bits (2^-{bits} each); sums are "
+            f"float32, results may differ by {self.agreement:.1e} of the largest"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """What ``from_json`` reads."""
@@ -83,7 +118,7 @@ class CudaPlan:
 
 
 def from_json(told: Mapping[str, Any]) -> CudaPlan:
-    """The plan that ``to_json`` told; raises ValueError for a step of an unknown kind."""
+    """The plan that ``to_json`` told; raises ValueError for a step or a precision of an unknown kind."""
     return CudaPlan(
         {name: tuple(shape) for name, shape in told["buffers"].items()},
         tuple(told["inputs"]),
@@ -93,6 +128,7 @@ def from_json(told: Mapping[str, Any]) -> CudaPlan:
         told["once"],
         told["dtype"],
         told["dtypes"],
+        told["precision"],
     )
 
 

@@ -1,7 +1,7 @@
-"""NVIDIA GPUs through CuPy: kernels, cuBLAS, streams, graphs, times.  Nothing is imported before it is asked for.
+"""NVIDIA GPUs through CuPy: a plan's kernels, products and convolutions, on device arrays, as calls and as one graph.
 
-Without CuPy, a driver or a device every function here raises ``DeviceMissing``, which names all that is missing.  The
-device's settings are never touched.
+Nothing is imported before it is asked for.  Without CuPy, a driver or a device every function here raises
+``DeviceMissing``, which names all that is missing.  The device's settings are never touched.
 """
 
 from __future__ import annotations
@@ -10,133 +10,62 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
-from itertools import cycle
-from statistics import median
-from types import ModuleType
 from typing import Any
 
+import numpy as np
+
+from einnet_explore.backends import cuda_convolutions as convolutions
+from einnet_explore.backends.cuda_device import (
+    Cuda,
+    DeviceMissing,
+    check,
+    cublas,
+    device,
+    frontend,
+    missing,
+    missing_for_convolutions,
+    missing_for_products,
+    package,
+)
+from einnet_explore.backends.cuda_gemm import Gemm, gemms
+from einnet_explore.backends.cuda_graphs import captured, captured_by_torch
 from einnet_explore.backends.cuda_steps import Convolution, CudaPlan, Launch, Product, Step, View
+from einnet_explore.backends.cuda_timing import quick, rotations, seconds, timed
 from einnet_explore.backends.errors import BackendError
 
+__all__ = [
+    "Cuda",
+    "CudaProgram",
+    "DeviceMissing",
+    "bind",
+    "captured",
+    "captured_by_torch",
+    "check",
+    "compile_plan",
+    "device",
+    "frontend",
+    "load",
+    "missing",
+    "missing_for_convolutions",
+    "missing_for_products",
+    "package",
+    "rotations",
+    "seconds",
+    "shown",
+    "timed",
+]
+
 OPTIONS = ("--std=c++17",)
-PAST_L2 = 4
-"""So many times the L2's size is what inputs in rotation take together."""
+
+COMPUTE = {
+    "float32": "CUBLAS_COMPUTE_32F",
+    "tf32": "CUBLAS_COMPUTE_32F_FAST_TF32",
+    "float16": "CUBLAS_COMPUTE_32F_FAST_16F",
+    "bfloat16": "CUBLAS_COMPUTE_32F_FAST_16BF",
+}
+"""cuBLAS's name of every precision of a plan."""
 
 Call = Callable[[], object]
-
-
-class DeviceMissing(BackendError):
-    """There is no GPU to run on; the message names what is missing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cuda:
-    """The device in use: what figures from it are kept with."""
-
-    name: str
-    capability: str
-    multiprocessors: int
-    l2_bytes: int
-    memory_bytes: int
-    driver: str
-    runtime: str
-    libraries: str
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """(device, libraries) as profiles are kept by."""
-        return f"CUDA {self.name}", f"driver {self.driver} runtime {self.runtime} {self.libraries}"
-
-
-def missing() -> tuple[str, ...]:
-    """What is missing of CuPy, an NVIDIA driver and a device, each with how to get it; nothing where all is there."""
-    if find_spec("cupy") is None:
-        # The driver can be looked for without CuPy, so that one message says all.
-        return "CuPy (pip install cupy-cuda13x, or cupy-cuda12x)", *_no_driver()
-    try:
-        import cupy
-    except Exception as error:  # a CuPy without its libraries fails in many ways
-        said = " ".join(str(error).split())[:200]
-        return f"a CuPy that can be imported ({type(error).__name__}: {said})", *_no_driver()
-    if no_driver := _no_driver():
-        return no_driver
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        return (f"an NVIDIA driver that CuPy {cupy.__version__} can use ({error})",)
-    return () if count else ("a GPU that is visible to this process",)
-
-
-def _no_driver() -> tuple[str, ...]:
-    import ctypes
-
-    for name in ("libcuda.so.1", "nvcuda.dll"):
-        with suppress(OSError):
-            ctypes.CDLL(name)
-            return ()
-    return ("an NVIDIA driver (libcuda)",)
-
-
-def missing_for_products() -> tuple[str, ...]:
-    """What is missing of cuBLAS, which CuPy 14 finds when it is first used."""
-    try:
-        import_module("cupy_backends.cuda.libs.cublas")
-    except ImportError as error:
-        return (f"cuBLAS (pip install nvidia-cublas; {str(error).splitlines()[0][:120]})",)
-    return ()
-
-
-def missing_for_convolutions() -> tuple[str, ...]:
-    """What is missing of a library for convolutions: the cuDNN frontend, or a torch that sees the device."""
-    if find_spec("cudnn") is not None and find_spec("torch") is not None:
-        return ()
-    if find_spec("torch") is None:
-        return ("the cuDNN frontend (pip install nvidia-cudnn-frontend) with torch",)
-    torch = import_module("torch")
-    return () if torch.cuda.is_available() else ("a torch with CUDA (this one is for CPUs)",)
-
-
-def check() -> None:
-    """Raise DeviceMissing, which says in one line what is missing, unless kernels can be run."""
-    if lacking := missing():
-        raise DeviceMissing(f"no CUDA backend can run here: missing {', and '.join(lacking)}")
-
-
-@cache
-def package() -> ModuleType:
-    """CuPy, checked; raises DeviceMissing."""
-    check()
-    import cupy
-
-    return cupy  # type: ignore[no-any-return]
-
-
-@cache
-def device() -> Cuda:
-    """The current device; raises DeviceMissing."""
-    cp = package()
-    runtime = cp.cuda.runtime
-    held = runtime.getDeviceProperties(runtime.getDevice())
-    name = held["name"].decode() if isinstance(held["name"], bytes) else str(held["name"])
-    versions = [f"cupy {cp.__version__}", f"cublas {_cublas_version(cp)}"]
-    return Cuda(
-        name,
-        f"{held['major']}{held['minor']}",
-        int(held["multiProcessorCount"]),
-        int(held["l2CacheSize"]),
-        int(held["totalGlobalMem"]),
-        str(runtime.driverGetVersion()),
-        str(runtime.runtimeGetVersion()),
-        " ".join(versions),
-    )
-
-
-def _cublas_version(cp: ModuleType) -> str:
-    with suppress(Exception):  # a version that is not told must not stop a measurement
-        return str(cp.cuda.cublas.getVersion(cp.cuda.device.get_cublas_handle()))
-    return "unknown"
 
 
 def load(step: Launch, cubin: str | None = None) -> Any:
@@ -144,31 +73,44 @@ def load(step: Launch, cubin: str | None = None) -> Any:
 
     Raises DeviceMissing, and BackendError, with the compiler's words, where the text does not compile.
     """
+    return _loaded(step.entry, step.text, cubin)
+
+
+@cache
+def _loaded(name: str, text: str, cubin: str | None) -> Any:
     cp = package()
     if cubin is not None:
         with suppress(cp.cuda.driver.CUDADriverError):  # made for another device or a newer driver
-            return cp.RawModule(path=cubin).get_function(step.entry)
+            return cp.RawModule(path=cubin).get_function(name)
     try:
-        return cp.RawModule(code=step.text, options=OPTIONS, backend="nvrtc").get_function(step.entry)
+        return cp.RawModule(code=text, options=OPTIONS, backend="nvrtc").get_function(name)
     except (cp.cuda.compiler.CompileException, cp.cuda.driver.CUDADriverError) as error:
-        raise BackendError(f"kernel {step.entry} is not compiled: {' '.join(str(error).split())[:600]}") from None
+        raise BackendError(f"kernel {name} is not compiled: {' '.join(str(error).split())[:600]}") from None
 
 
-def bind(step: Step, buffers: Mapping[str, Any], cubin: Callable[[Launch], str | None] = lambda _: None) -> Call:
-    """A call that does *step* on device arrays *buffers* in the current stream; raises as ``load`` does."""
+def bind(
+    step: Step,
+    buffers: Mapping[str, Any],
+    cubin: Callable[[Launch], str | None] = lambda _: None,
+    precision: str = "float32",
+) -> Call:
+    """A call that does *step* on device arrays *buffers* in the current stream; raises as ``load`` does.
+
+    Libraries multiply in *precision*.  Raises DeviceMissing where there is no library, BackendError where cuDNN has no
+    way.
+    """
     cp = package()
     match step:
         case Launch(grid=grid, block=block, arguments=given):
             kernel = load(step, cubin(step))
             typed = tuple(buffers[a] if isinstance(a, str) else cp.dtype(a[1]).type(a[0]) for a in given)
             return lambda: kernel(grid, block, typed)
-        case Product(out, left, right):
+        case Product():
             if lacking := missing_for_products():
                 raise DeviceMissing(f"no library for matrix products: missing {', and '.join(lacking)}")
-            y, a, b = (shown(buffers, v) for v in (out, left, right))
-            return lambda: cp.matmul(a, b, out=y)
+            return _product(step, buffers, precision)
         case Convolution():
-            return _convolution(step, buffers)
+            return _convolution(step, buffers, precision)
 
 
 def shown(buffers: Mapping[str, Any], view: View) -> Any:
@@ -178,36 +120,62 @@ def shown(buffers: Mapping[str, Any], view: View) -> Any:
     return package().lib.stride_tricks.as_strided(flat, view.shape, strides)
 
 
-def _convolution(step: Convolution, buffers: Mapping[str, Any]) -> Call:
-    """By cuDNN through torch, which shares the memory (DLPack)."""
-    if lacking := missing_for_convolutions():
-        raise DeviceMissing(f"no library for convolutions: missing {', and '.join(lacking)}")
-    torch = import_module("torch")  # its annotations do not say what it exports
-    x, w, y = (torch.from_dlpack(shown(buffers, v)) for v in (step.data, step.weights, step.out))
-    half = len(step.strides)
-    before, after = step.pads[:half], step.pads[half:]
-    if before != after and step.kind != "Conv":
-        raise BackendError(f"a transposed convolution with paddings {before} and {after}: expected equal ones")
-    call = getattr(torch.nn.functional, f"{'conv' if step.kind == 'Conv' else 'conv_transpose'}{half}d")
-    settings: dict[str, Any] = {"stride": step.strides, "dilation": step.dilations, "groups": step.group}
-    if step.kind != "Conv":
-        settings["output_padding"] = step.output_padding
-    if before == after:
-        settings["padding"] = before
-        return lambda: _on_stream(lambda: y.copy_(call(x, w, **settings)))
-    wider = [n for pair in reversed(list(zip(before, after, strict=True))) for n in pair]
-    pad = torch.nn.functional.pad
-    return lambda: _on_stream(lambda: y.copy_(call(pad(x, wider), w, **settings)))
+def _product(step: Product, buffers: Mapping[str, Any], precision: str) -> Call:
+    """By cuBLAS where the matrices lie as it takes them, else by CuPy, which copies first."""
+    cp, library = package(), cublas()
+    calls = gemms(step)
+    if calls is None:
+        y, a, b = (shown(buffers, v) for v in (step.out, step.left, step.right))
+        packed = Product(_packed(step.out, "y"), _packed(step.left, "a"), _packed(step.right, "b"))
+        own = {"y": cp.empty(y.shape, y.dtype), "a": cp.empty(a.shape, a.dtype), "b": cp.empty(b.shape, b.dtype)}
+        inner = _product(packed, own, precision)
+
+        def copied() -> None:
+            cp.copyto(own["a"], a)
+            cp.copyto(own["b"], b)
+            inner()
+            cp.copyto(y, own["y"])
+
+        return copied
+    handle = cp.cuda.device.get_cublas_handle()
+    one, zero = np.ones((), np.float32), np.zeros((), np.float32)
+    single, way = cp.cuda.runtime.CUDA_R_32F, getattr(library, COMPUTE[precision])
+    algorithm = library.CUBLAS_GEMM_DEFAULT
+    prepared = [_arguments(g, buffers) for g in calls]
+
+    def call() -> None:
+        for transposed, sizes, right, left, out, batch in prepared:
+            library.gemmStridedBatchedEx(
+                handle, *transposed, *sizes, one.ctypes.data, right[0], single, *right[1:], left[0], single, *left[1:],
+                zero.ctypes.data, out[0], single, *out[1:], batch, way, algorithm,
+            )  # fmt: skip
+
+    return call
 
 
-def _on_stream(call: Callable[[], Any]) -> Any:
-    """*call* on CuPy's current stream: torch has one of its own."""
-    torch = import_module("torch")
-    stream = package().cuda.get_current_stream()
-    if stream.ptr in (0, 1, 2):
-        return call()
-    with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
-        return call()
+def _packed(view: View, name: str) -> View:
+    """*view* as an array of its own called *name*."""
+    strides = tuple(int(np.prod(view.shape[d + 1 :])) for d in range(len(view.shape)))
+    return View(name, 0, view.shape, strides)
+
+
+def _arguments(g: Gemm, buffers: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What cuBLAS is given, which counts columns first: the right factor goes before the left one."""
+
+    def at(matrix: Any) -> tuple[int, int, int]:
+        held = buffers[matrix.name]
+        return int(held.data.ptr) + matrix.offset * held.itemsize, matrix.leading, matrix.step
+
+    transposed = int(g.right.transposed), int(g.left.transposed)
+    return transposed, (g.columns, g.rows, g.depth), at(g.right), at(g.left), at(g.out), g.batch
+
+
+def _convolution(step: Convolution, buffers: Mapping[str, Any], precision: str) -> Call:
+    if convolutions.direct(step, buffers):
+        built = convolutions.build(step, precision, buffers, quick)
+        places = convolutions.pointers(step, buffers)
+        return lambda: built.call(places)
+    return convolutions.by_torch(step, buffers, precision, lambda view: shown(buffers, view))
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,6 +188,7 @@ class CudaProgram:
     plan: CudaPlan
     buffers: Mapping[str, Any] = field(repr=False)
     calls: Sequence[Call] = field(repr=False)
+    with_torch: bool = False
 
     def execute(self) -> None:
         """Put everything into the current stream; returns before it is done."""
@@ -241,11 +210,9 @@ class CudaProgram:
     def capture(self) -> Call:
         """A call that launches the whole program as one CUDA graph, in the current stream.
 
-        Raises BackendError where a convolution is in it: torch would give its memory to others.
+        Convolutions by torch are captured by torch: their memory is the graph's then.
         """
-        if kinds := [s.kind for s in self.plan.steps[self.plan.once :] if isinstance(s, Convolution)]:
-            raise BackendError(f"a program with {', '.join(kinds)} by torch is not captured: its memory is torch's")
-        return captured(self.execute)
+        return captured_by_torch(self.execute) if self.with_torch else captured(self.execute)
 
 
 def compile_plan(
@@ -258,74 +225,17 @@ def compile_plan(
     """
     cp = package()
     buffers = {n: cp.empty(shape, plan.dtypes.get(n, plan.dtype)) for n, shape in plan.buffers.items()}
+    held = [s for s in plan.steps if isinstance(s, Convolution)]
+    for step in held:
+        # Algorithms are timed on numbers, not on whatever lay in memory: zeros and NaNs have a speed of their own.
+        buffers[step.data.name][...] = cp.random.standard_normal(buffers[step.data.name].shape, dtype=cp.float32)
+        buffers[step.weights.name][...] = cp.random.standard_normal(buffers[step.weights.name].shape, dtype=cp.float32)
     for name in plan.weights:
         if name not in (weights or {}):
             raise BackendError(f"weight {name} is missing, expected {list(plan.buffers[name])}")
         buffers[name][...] = cp.asarray((weights or {})[name], dtype=buffers[name].dtype)
-    calls = [bind(s, buffers, cubin) for s in plan.steps]
+    calls = [bind(s, buffers, cubin, plan.precision) for s in plan.steps]
     for call in calls[: plan.once]:
         call()
-    return CudaProgram(plan, buffers, tuple(calls[plan.once :]))
-
-
-def captured(call: Call) -> Call:
-    """*call* as one CUDA graph, with a memory pool of its own: what it allocates stays the graph's.
-
-    Not for calls into torch, whose memory is not in that pool.
-    """
-    cp = package()
-    pool = cp.cuda.MemoryPool()
-    stream = cp.cuda.Stream(non_blocking=True)
-    cp.cuda.get_current_stream().synchronize()
-    with stream, cp.cuda.using_allocator(pool.malloc):
-        call()  # handles and workspaces are made, and the pool filled
-        stream.synchronize()
-        stream.begin_capture()
-        call()
-        graph = stream.end_capture()
-
-    def launch(_held: object = pool) -> None:
-        graph.launch(cp.cuda.get_current_stream())
-
-    return launch
-
-
-def seconds(calls: Sequence[Call], samples: int = 15, least: float = 1e-3) -> list[float]:
-    """Seconds a call by events, one for each of *samples*; *calls* do the same on different memory, in rotation.
-
-    A sample repeats them for at least *least* seconds, so that what events cost does not count.
-    """
-    cp = package()
-    start, end = cp.cuda.Event(), cp.cuda.Event()
-    turn = cycle(calls)
-
-    def sample(repeats: int) -> float:
-        start.record()
-        for _ in range(repeats):
-            next(turn)()
-        end.record()
-        end.synchronize()
-        return float(cp.cuda.get_elapsed_time(start, end)) * 1e-3 / repeats
-
-    for call in calls:
-        call()
-    once = max(sample(len(calls)), 1e-7)
-    repeats = max(1, min(1000, int(least / once) + 1))
-    sample(repeats)
-    return [sample(repeats) for _ in range(samples)]
-
-
-def rotations(nbytes: int, memory: float = 0.25) -> int:
-    """How many copies of *nbytes* together are past the L2; at most the part *memory* of the device's."""
-    held = device()
-    wanted = -(-PAST_L2 * held.l2_bytes // max(1, nbytes))
-    return max(1, min(wanted, 64, int(memory * held.memory_bytes / max(1, nbytes))))
-
-
-def timed(calls: Mapping[str, Sequence[Call]], rounds: int = 5) -> dict[str, list[float]]:
-    """Seconds of each, in interleaved rounds: a clock that changes meets all of them."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, turn in calls.items():
-            found[name].append(median(seconds(turn, samples=3)))
-    return found
+    by_torch = any(not convolutions.direct(s, buffers) for s in plan.steps[plan.once :] if isinstance(s, Convolution))
+    return CudaProgram(plan, buffers, tuple(calls[plan.once :]), by_torch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +24,46 @@ _FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cu13/bin/x86_64"
 _NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "nvrtc64_130_0.dll", "nvrtc64_120_0.dll")
 
 
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a kernel takes: *registers* a thread, bytes of *shared* memory a block, bytes of local memory a thread.
+
+    *stack* is an array that is not in registers, *spills* are registers that did not fit: both go through memory.
+    """
+
+    registers: int
+    shared: int
+    stack: int
+    spills: int
+
+    def blocks(self, threads: int, registers: int = 1 << 16, shared: int = 100 << 10, most: int = 2048) -> int:
+        """Blocks of *threads* threads that are resident on a multiprocessor of so many registers and bytes at a time.
+
+        Registers are given out in eights a thread, to warps of 32.
+        """
+        warps = -(-threads // 32)
+        by_registers = registers // (max(1, -(-self.registers // 8) * 8) * 32 * warps)
+        by_shared = shared // (self.shared + 1024)  # a block's own kilobyte
+        return min(by_registers, by_shared, most // (32 * warps), 32)
+
+
+_TOLD = re.compile(
+    r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
+    r".*?Used (?P<registers>\d+) registers(?P<rest>[^\n]*)",
+    re.DOTALL,
+)
+
+
+def resources(log: str) -> Resources | None:
+    """What the assembler's *log* says of the one kernel that it is about; None where it says nothing."""
+    found = _TOLD.search(log)
+    if found is None:
+        return None
+    shared = re.search(r"(\d+) bytes smem", found["rest"])
+    spills = int(found["stores"]) + int(found["loads"])
+    return Resources(int(found["registers"]), int(shared[1]) if shared else 0, int(found["stack"]), spills)
+
+
 @dataclass(frozen=True)
 class Compiled:
     """Machine code (``sm_NN``, an ELF file that drivers load) or PTX (``compute_NN``, text) of one kernel."""
@@ -31,6 +72,8 @@ class Compiled:
     architecture: str
     code: bytes
     log: str
+    resources: Resources | None = None
+    """Of machine code: what the assembler says it takes."""
 
 
 def compile_cuda(kernel: Kernel, architecture: str = ARCHITECTURES[0]) -> Compiled:
@@ -49,6 +92,8 @@ def compile_text(text: str, name: str, architecture: str = ARCHITECTURES[0]) -> 
     if kind not in ("sm", "compute") or not number.rstrip("af").isdecimal():
         raise BackendError(f"architecture {architecture!r}: expected a name such as sm_90 or compute_90")
     options = [f"--gpu-architecture={architecture}", "--std=c++17"]
+    if kind == "sm":
+        options.append("--ptxas-options=-v")  # what the assembler has to say goes into the log
     if "#include" in text:
         options.append(f"-I{_headers()}")
     given = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
@@ -61,7 +106,7 @@ def compile_text(text: str, name: str, architecture: str = ARCHITECTURES[0]) -> 
             said = log or nvrtc.nvrtcGetErrorString(result).decode()
             raise BackendError(f"kernel {name} is not compiled for {architecture}: {said}")
         code = _text(program, "nvrtcGetCUBIN" if kind == "sm" else "nvrtcGetPTX")
-        return Compiled(name, architecture, code, log)
+        return Compiled(name, architecture, code, log, resources(log) if kind == "sm" else None)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 

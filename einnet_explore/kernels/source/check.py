@@ -127,6 +127,13 @@ def _statement(s: Statement, scope: _Scope, known: dict[str, Array | Var], top: 
         case Copy(target, write, source, read, size):
             if target.kind != source.kind or size < 1:
                 raise KernelError(f"{size} elements of {source.kind!r} are copied to {target.kind!r}")
+            if s.asynchronous and (
+                (target.space, source.space) != ("shared", "global") or size * target.kind.size not in (4, 8, 16)
+            ):
+                raise KernelError(
+                    f"{size} elements of {source.kind!r} are copied asynchronously from {source.space} to "
+                    f"{target.space} memory: expected 4, 8 or 16 bytes from global to shared"
+                )
             _whole(target, write)
             _whole(source, read)
         case LoadPair(left, right, array, index):

@@ -42,6 +42,30 @@ Beside a constant a maximum is one instruction, as `b != b` is then known.
 """
 
 
+EXPONENTIAL = """T exp_N(T a) {
+    const float x = a < -104.0f ? -104.0f : a > 89.0f ? 89.0f : a;
+    const float n = floorf(x * 1.44269504f + 0.5f);
+    const float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    const int k = (int)(a == a ? n : 0.0f), h = k >> 1;
+    const union { int i; float f; } one = {(h + 127) << 23}, other = {(k - h + 127) << 23};
+    return p * one.f * other.f;
+}"""
+r"""The exponential of float32 without a branch or a call, so that compilers make vectors of it: the C dialect's own.
+
+.. math::  e^x = 2^n e^r, \quad n = \lfloor x / \ln 2 + \tfrac12 \rfloor, \quad r = (x - n c_1) + n c_2
+
+:math:`c_1 = 355/512` has few enough digits for an exact product (Cody and Waite), and 2^n is two factors, of which one
+alone neither overflows nor vanishes.  Coefficients: S. Moshier's Cephes library (``expf``).
+"""
+
+
 @dataclass(frozen=True)
 class Dialect:
     """Spellings: *types* in memory and in variables, functions of float32 and float64 that are built in, qualifiers."""
@@ -65,14 +89,19 @@ class Dialect:
         """The built-in function *name* of *kind*; None where a helper stands in."""
         return {F32: self.single, F64: self.double}.get(kind, {}).get(name)
 
+    def needs(self, name: str, kind: Type) -> tuple[str, ...]:
+        """The helpers that the helper *name* of *kind* calls."""
+        return ("exp",) if name == "sigmoid" and self.function("exp", kind) is None else ()
+
     def helper_text(self, name: str, kind: Type) -> str:
         """The definition of the helper *name* of *kind*."""
-        if name not in HELPERS:
+        own = (name, kind) == ("exp", F32)
+        if name not in HELPERS and not own:
             raise KernelError(f"{name} of {kind!r} is no function of {self.name}")
         one = "1.0f" if kind == F32 else "1.0"
-        out = HELPERS[name]
+        out = EXPONENTIAL if own else HELPERS[name]
         for sign, text in (
-            ("ONE", one), ("EXP", self.function("exp", kind)), ("SQRT", self.function("sqrt", kind)),
+            ("ONE", one), ("EXP", self.function("exp", kind) or "exp_N"), ("SQRT", self.function("sqrt", kind)),
             ("_N", f"_{kind!r}"), ("T ", f"{self.spell(kind)} "),
         ):  # fmt: skip
             out = out.replace(sign, text or sign)
@@ -122,7 +151,7 @@ OPENCL = Dialect(
 C = Dialect(
     "c",
     _C,
-    _SINGLE,
+    {name: spelt for name, spelt in _SINGLE.items() if name != "exp"},
     _DOUBLE,
     "static inline",
     {"global": "", "shared": "", "private": ""},
@@ -135,6 +164,30 @@ C = Dialect(
     ("INFINITY", "NAN"),
     {"int64": "LL", "uint64": "ULL", "uint32": "U"},
 )
+
+ASYNCHRONOUS = r"""template <int bytes>
+static __device__ __forceinline__ void copy_async(void *to, const void *from)
+{
+#if __CUDA_ARCH__ >= 800
+    const unsigned int at = (unsigned int)__cvta_generic_to_shared(to);
+    if (bytes == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at), "l"(from) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(at), "l"(from), "n"(bytes) : "memory");
+    }
+#else
+    for (int n = 0; n < bytes / 4; ++n) {
+        ((int *)to)[n] = ((const int *)from)[n];
+    }
+#endif
+}
+static __device__ __forceinline__ void await_copies()
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}"""
+"""What copies past the registers in CUDA; before sm_80 it is a copy."""
 
 DIALECTS = {d.name: d for d in (CUDA, OPENCL, C)}
 
@@ -162,6 +215,6 @@ RESERVED = frozenset(_WORDS.split())
 RESERVED_FORM = re.compile(
     r"\w+_t|(u?(char|short|int|long)|float|double|half|bool)\d+|pack_\d+|(maximum|minimum|abs|sigmoid|rsqrt)_\w+"
     r"|(exp|log|sqrt|rsqrt|tanh|erf|floor|pow|fma|fabs)f|mem(cpy|set|move)|make_\w+|v(load|store)_?\w*"
-    r"|(convert|get|as|native|half|work|sub|async|wait|atomic|atom|omp)_\w+|[A-Z][A-Z0-9]*_[A-Z0-9_]+|EOF|FILE|BUFSIZ"
+    r"|(copy|await)_\w+|(convert|get|as|native|half|work|sub|async|wait|atomic|atom|omp)_\w+|[A-Z][A-Z0-9]*_[A-Z0-9_]+|EOF|FILE|BUFSIZ"
 )
 """Names of types, functions and macros that go by a pattern."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from einnet_explore.kernels.source.arrays import Array, Load
 from einnet_explore.kernels.source.check import check
 from einnet_explore.kernels.source.dialects import (
+    ASYNCHRONOUS,
     CUDA,
     DIALECTS,
     OPENCL,
@@ -42,6 +43,9 @@ from einnet_explore.kernels.source.values import Binary, Expr, Id, Var
 from einnet_explore.kernels.source.walk import arrays, constant, each, everything, expressions, ids
 
 _MOST_UNROLLED = 64
+
+RESIDENT = 512
+"""Threads that are to fit a multiprocessor of an NVIDIA GPU at a time, at least: 128 registers for each."""
 
 
 def emit(kernel: Kernel, dialect: str) -> str:
@@ -75,7 +79,8 @@ class _Printer(Terms):
         else:
             body = [f"    {line}" for line in self._lines(kernel.body)]
             x, y, z = kernel.block
-            bounds = f"__launch_bounds__({kernel.threads})"
+            # Without a number of blocks the assembler saves registers for more of them than are of use, and spills.
+            bounds = f"__launch_bounds__({kernel.threads}, {max(1, RESIDENT // kernel.threads)})"
             size = f"__attribute__((reqd_work_group_size({x}, {y}, {z})))"
             first = f'extern "C" __global__ void {bounds}' if self.dialect is CUDA else f"__kernel {size}\nvoid"
             head = f"{first} {name}({_wrapped(params)})"
@@ -94,6 +99,8 @@ class _Printer(Terms):
             for size in sorted(_packs(kernel.body)):
                 word = {2: "short", 4: "int", 8: "int2", 16: "int4"}[size]
                 yield f"typedef {word} pack_{size};"
+            if any(isinstance(s, Copy) and s.asynchronous for s in each(kernel.body)):
+                yield ASYNCHRONOUS
 
     def _groups(self, kernel: Kernel) -> Iterable[str]:
         yield "    const long long groups = (long long)grid_x * grid_y * grid_z;"
@@ -152,7 +159,9 @@ class _Printer(Terms):
                     yield "} else {"
                     yield from (f"    {line}" for line in self._lines(orelse))
                 yield "}"
-            case Barrier():
+            case Barrier(copies):
+                if copies and self.dialect is CUDA:
+                    yield "await_copies();"
                 yield self.dialect.barrier
             case Note(text):
                 kept = re.sub(r"[^A-Za-z0-9 .,:;=+<>()\[\]-]", "", text)
@@ -183,7 +192,9 @@ class _Printer(Terms):
     def _copy(self, s: Copy) -> Iterable[str]:
         size = s.size * s.target.kind.size
         to, origin = self._place(s.target, s.write), self._place(s.source, s.read)
-        if self.dialect is C:
+        if s.asynchronous and self.dialect is CUDA:
+            yield f"copy_async<{size}>({to}, {origin});"
+        elif self.dialect is C:
             yield f"memcpy({to}, {origin}, {size});"
         elif not s.whole:
             to, origin = self.names.of(s.target.name), self.names.of(s.source.name)
@@ -265,4 +276,6 @@ def _kinds(kernel: Kernel) -> frozenset[Type]:
 
 
 def _packs(body: Iterable[Statement]) -> frozenset[int]:
-    return frozenset(s.size * s.target.kind.size for s in each(body) if isinstance(s, Copy) and s.whole)
+    return frozenset(
+        s.size * s.target.kind.size for s in each(body) if isinstance(s, Copy) and s.whole and not s.asynchronous
+    )

@@ -51,7 +51,8 @@ class Copy(Node):
     """*size* neighbouring elements from *source* at *read* to *target* at *write*, in one transfer if possible.
 
     One transfer takes 2, 4, 8 or 16 bytes and both ends must then lie at a multiple of that: the caller's promise.
-    Other sizes go element by element.
+    Other sizes go element by element.  *asynchronous*: from global to shared memory, 4, 8 or 16 bytes; it is there
+    after a ``Barrier`` of *copies*, and passes by the registers on GPUs that can (sm_80).
     """
 
     target: Array
@@ -59,6 +60,7 @@ class Copy(Node):
     source: Array
     read: Expr
     size: int
+    asynchronous: bool = False
 
     @property
     def whole(self) -> bool:
@@ -125,7 +127,12 @@ class If(Node):
 
 @node
 class Barrier(Node):
-    """All threads of the block have come here, and see what the others wrote to shared and global memory."""
+    """All threads of the block have come here, and see what the others wrote to shared and global memory.
+
+    *copies*: what was copied asynchronously has arrived, too.
+    """
+
+    copies: bool = False
 
 
 @node

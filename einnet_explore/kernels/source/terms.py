@@ -78,7 +78,8 @@ class Terms:
         built_in = self.dialect.function(name, kind)
         if built_in is None:
             built_in = f"{name}_{kind!r}"
-            self.helpers.setdefault(built_in, self.dialect.helper_text(name, kind))
+            for needed in (*self.dialect.needs(name, kind), name):
+                self.helpers.setdefault(f"{needed}_{kind!r}", self.dialect.helper_text(needed, kind))
         return f"{built_in}({said})"
 
     def _literal(self, value: float | int | bool, kind: Type) -> tuple[str, int]:

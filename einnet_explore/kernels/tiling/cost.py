@@ -127,7 +127,7 @@ def tile_cost(problem: Problem, tile: Sequence[int], hardware: Hardware) -> Tile
     counts = [-(-n // t) for n, t in zip(table.ranges, tile, strict=True)]
     wg = prod(c for c, r in zip(counts, table.rows, strict=True) if r.output)
     inputs = [_moved(problem, n, _along(table, n, tile), hardware) for n in range(1, len(table.columns))]
-    outputs, sums = _threads(problem, _results(table, tile), hardware.threads)
+    outputs, sums = _threads(problem, _results(table, tile), hardware.threads, hardware.square)
     op = min(hardware.threads, prod(tile))
     return TileCost(
         tuple(tile),
@@ -166,7 +166,7 @@ def _moved(problem: Problem, column: int, tile: Tile, hardware: Hardware) -> tup
 
 
 @lru_cache(1 << 14)
-def _threads(problem: Problem, results: Tile, threads: int) -> tuple[int, int]:
+def _threads(problem: Problem, results: Tile, threads: int, square: bool) -> tuple[int, int]:
     """(threads along the result, sums that each holds)."""
-    layout = thread_layout(problem.table, results, threads)
+    layout = thread_layout(problem.table, results, threads, square)
     return layout.outputs, prod(layout.steps(results))

@@ -64,7 +64,8 @@ class Frame:
 
     @cached_property
     def threads(self) -> ThreadLayout:
-        return thread_layout(self.contraction.table, self.cost.tile, self.cost.hardware.threads)
+        hardware = self.cost.hardware
+        return thread_layout(self.contraction.table, self.cost.tile, hardware.threads, hardware.square)
 
     @cached_property
     def steps(self) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, prod
@@ -15,6 +15,7 @@ from einnet_explore.kernels.source import (
     I32,
     Array,
     Barrier,
+    Copy,
     Declare,
     Expr,
     For,
@@ -22,6 +23,7 @@ from einnet_explore.kernels.source import (
     If,
     Kernel,
     Literal,
+    Load,
     Local,
     Note,
     Statement,
@@ -33,6 +35,7 @@ from einnet_explore.kernels.source import (
     counted,
     literal,
 )
+from einnet_explore.kernels.source.calls import Select
 from einnet_explore.kernels.source.lowering import scalar
 from einnet_explore.kernels.tiling.frame import Frame
 from einnet_explore.kernels.tiling.staging import Exprs, Input, linear
@@ -53,6 +56,8 @@ class Writer(Frame):
     def kernel(self, name: str) -> Kernel:
         """The kernel *name*."""
         staged = self.cost.hardware.managed
+        if staged and self.turning is not None:
+            return self._kernel(name, self._overlapped(self.turning))
         shared = [Local(self._tile(i)) for i in self.inputs] if staged else []
         if self.threads.lanes > 1:
             shared.append(Local(self._rolled))
@@ -66,6 +71,11 @@ class Writer(Frame):
             inner += sync
         inner += [Note("accumulate"), *self._accumulate(), *(sync if staged else [])]
         body += self._outer(inner)
+        return self._kernel(name, body)
+
+    def _kernel(self, name: str, body: list[Statement]) -> Kernel:
+        """What follows the sums, and the whole."""
+        body = list(body)
         if self.threads.lanes > 1:
             body += [Note("roll up"), *self._roll_up()]
         body += [Note("post-operations and write"), *self._write()]
@@ -73,8 +83,39 @@ class Writer(Frame):
         params = (*self.memory.values(), self.result)
         return Kernel(name, params, tuple(body), (self.threads.threads, 1, 1), (grid, 1, 1))
 
+    @cached_property
+    def turning(self) -> int | None:
+        """The one row along which tiles of inputs come in turns, where the next one is to come while one is used."""
+        if self.cost.hardware.stages < 2 or self.kind.size not in (4, 8) or self.threads.threads == 1:
+            return None
+        rows = [n for n, c in enumerate(self.counts) if c > 1 and not self.output(n)]
+        return rows[0] if len(rows) == 1 else None
+
+    def _overlapped(self, row: int) -> list[Statement]:
+        """Two tiles of every input in turns: one barrier for each, which also frees the one before."""
+        shared = [Local(self._tile(i)) for i in self.inputs]
+        if self.threads.lanes > 1:
+            shared.append(Local(self._rolled))
+        base, step, end = self.base[row], self.cost.tile[row], self.rows[row].extent
+        assert isinstance(base, Var)
+        body: list[Statement] = [*shared, Local(self.sums), *self._places(), Note("clear")]
+        body += self._every_sum(Store(self.sums, self.sum_at, self._neutral))
+        zero = Literal(0, I32)
+        body += [Note("load the first tiles"), *(self._load(i, {row: zero}, zero) for i in self.inputs)]
+        later = base + step
+        then = tuple(self._load(i, {row: later}, (base // step + 1) % 2) for i in self.inputs)
+        inner = (Barrier(copies=True), If(later.lt(end), then), Note("accumulate"), *self._accumulate())
+        return [*body, For(base, zero, Literal(end, I32), Literal(step, I32), inner)]
+
     def _tile(self, i: Input) -> Array:
-        return Array(f"{i.column.name}_tile", self.kind, i.layout.size, "shared")
+        size = i.layout.size if self.turning is None else 2 * i.layout.size
+        return Array(f"{i.column.name}_tile", self.kind, size, "shared")
+
+    def _half(self, i: Input) -> Expr:
+        """Where in its array the tile that is used now begins."""
+        if self.turning is None:
+            return Literal(0, I32)
+        return self.base[self.turning] // self.cost.tile[self.turning] % 2 * i.layout.size
 
     @cached_property
     def _rolled(self) -> Array:
@@ -133,13 +174,17 @@ class Writer(Frame):
                 body = [For(base, Literal(0, I32), end, Literal(self.cost.tile[n], I32), tuple(body))]
         return body
 
-    def _load(self, i: Input) -> Statement:
+    def _load(self, i: Input, later: Mapping[int, Expr] | None = None, half: Expr | None = None) -> Statement:
+        """The tile of *i*, into the *half* of its array if it has two; where rows in *later* are instead of here."""
         number = Var(f"{i.column.name}_element")
-        place, value = i.loaded(number, self.base, self._source(i.access), self.kind, self.wide)
+        base = [(later or {}).get(n, b) for n, b in enumerate(self.base)]
+        place, value = i.loaded(number, base, self._source(i.access), self.kind, self.wide)
         step = Literal(self.threads.threads, I32)
         end = Literal(i.layout.elements, I32)
         start: Expr = _THREAD if self.threads.threads > 1 else Literal(0, I32)
-        return For(number, start, end, step, (Store(self._tile(i), place, value),))
+        if half is None:
+            return For(number, start, end, step, (Store(self._tile(i), place, value),))
+        return For(number, start, end, step, _copied(self._tile(i), place + half * i.layout.size, value))
 
     def _source(self, access: Access) -> Array:
         assert isinstance(access.source, Tensor)
@@ -191,7 +236,7 @@ class Writer(Frame):
         assert isinstance(source, Tensor)
         i = self.inputs[int(source.name[1:])]
         if self.cost.hardware.managed:
-            return self._tile(i)[i.local(self.within)]
+            return self._tile(i)[i.local(self.within) + self._half(i)]
         return i.element(self._source(i.access), i.address(self.at, self.wide), self.kind)
 
     def _roll_up(self) -> tuple[Statement, ...]:
@@ -227,3 +272,13 @@ class Writer(Frame):
 def _where(tests: Iterable[Expr], body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     test = conjunction(*tests)
     return body if test is None else (If(test, body),)
+
+
+def _copied(tile: Array, place: Expr, value: Expr) -> tuple[Statement, ...]:
+    """*value* put at *place*: an element of memory past the registers, a constant, or one where a condition holds."""
+    match value:
+        case Load(array, index) if array.space == "global" and array.kind == tile.kind:
+            return (Copy(tile, place, array, index, 1, asynchronous=True),)
+        case Select(condition, yes, no):
+            return (If(condition, _copied(tile, place, yes), _copied(tile, place, no)),)
+    return (Store(tile, place, value),)

@@ -1,0 +1,41 @@
+"""``einnet-explore reproduce --device cuda``: tables and figures from what was measured where a GPU is."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from einnet_explore.cli.errors import NO, OK
+from einnet_explore.cli.output import save, say
+from einnet_explore.explore.gpu_results import DEFAULT, figure, results, sheets
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the tables, and write CSV, Markdown and SVG files where ``--out`` is given.
+
+    Exit code 1 where something in the results is wrong.  Raises ValueError, which says how to get some, where there are
+    no results, and for experiments that are not run on a GPU.
+    """
+    held = results(Path(arguments.results) if arguments.results else DEFAULT)
+    made = {name: sheets(name, held) for name in dict.fromkeys(arguments.experiments)}
+    if arguments.out:
+        Path(arguments.out).mkdir(parents=True, exist_ok=True)
+    for name, found in made.items():
+        text = "\n".join(sheet.markdown() for sheet in found)
+        print(text)
+        if not arguments.out:
+            continue
+        place = Path(arguments.out) / f"{name}_cuda"
+        save(f"{place}.md", text)
+        for sheet in found:
+            save(str(Path(arguments.out) / f"{sheet.name}_cuda.csv"), sheet.csv())
+        try:
+            save(f"{place}.svg", figure(found[0]).svg + "\n")
+        except ValueError as missing:
+            say(f"{place.name}.svg: not written: {missing}")
+    wrong = [
+        n for kind in ("checks", "cases", "parts", "models") for n, r in held.get(kind, {}).items() if r.get("wrong")
+    ]
+    if wrong:
+        say(f"wrong results: {', '.join(wrong[:8])}")
+    return NO if wrong else OK

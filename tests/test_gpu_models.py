@@ -1,0 +1,313 @@
+"""Models in parts for a GPU: put together, computed here step by step, beside ONNX Runtime and torch; budgets; tables.
+
+Numbers of the results files here are made up, as is the device's name: they check tables, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from benchmarks.gpu import models, torch_side, whole
+from benchmarks.gpu import run as runner
+from benchmarks.gpu.budget import Budget, TimeOver
+from einnet_explore.backends import c_kernels, cuda_plan
+from einnet_explore.backends.cuda_convolutions import beyond, flat
+from einnet_explore.backends.cuda_steps import Convolution, Launch, Product, View
+from einnet_explore.backends.recorded import record_rates, recorded_key
+from einnet_explore.backends.store import Store
+from einnet_explore.cli import main
+from einnet_explore.graph.devices import devices, names
+from einnet_explore.graph.models import write
+from einnet_explore.graph.reading.load import load
+from einnet_explore.kernels import source
+from einnet_explore.text import parse
+
+RATED = {
+    "peak_flops": 5e13, "memory_bandwidth": 2e12, "cache_bandwidth": 4e12, "cache_bytes": 5e7, "call_seconds": 3e-6,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Any:
+    """The kernels behind the texts of the plans that are made in this file."""
+    found: dict[Any, source.Kernel] = {}
+
+    def emit(kernel: source.Kernel, dialect: str) -> str:
+        text = source.emit(kernel, dialect)
+        found[source.entry(kernel), text] = kernel
+        return text
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(cuda_plan, "emit", emit)
+    yield found
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def held(kernels: Any) -> models.Collected:
+    return models.collected(models.by_sheet(), 0.2, quick=True)
+
+
+def computed(plan: Any, feeds: dict[str, Any], kernels: Any) -> dict[str, Any]:
+    """What *plan* computes, by NumPy's products, convolutions of torch, and its kernels as loops in C."""
+    torch = pytest.importorskip("torch")
+    buffers = {n: np.full(shape, 77, plan.dtypes.get(n, plan.dtype)) for n, shape in plan.buffers.items()}
+
+    def shown(view: View) -> Any:
+        flat = buffers[view.name].reshape(-1)[view.offset :]
+        return np.lib.stride_tricks.as_strided(flat, view.shape, tuple(s * flat.itemsize for s in view.strides))
+
+    for name in (*plan.inputs, *plan.weights):
+        buffers[name][...] = feeds[name]
+    for step in plan.steps:
+        match step:
+            case Launch():
+                given = [buffers[a] if isinstance(a, str) else np.dtype(a[1]).type(a[0]) for a in step.arguments]
+                c_kernels.load(kernels[step.entry, step.text])(*given, grid=step.grid)
+            case Product(out, left, right):
+                np.matmul(shown(left), shown(right), out=shown(out))
+            case _:
+                convolved(torch, flat(step), shown)
+    return {name: buffers[name] for name in plan.outputs}
+
+
+def convolved(torch: Any, step: Convolution, shown: Any) -> None:
+    """A convolution or its transpose, as the plan says, by torch on the CPU."""
+    x, w = (torch.from_numpy(shown(v).copy()) for v in (step.data, step.weights))
+    half = len(step.strides)
+    before, after = step.pads[:half], step.pads[half:]
+    if step.kind == "Conv":
+        wider = [n for pair in reversed(list(zip(before, after, strict=True))) for n in pair]
+        x = torch.nn.functional.pad(x, wider)
+        got = torch.conv2d(x, w, None, step.strides, 0, step.dilations, step.group)
+    else:
+        got = torch.conv_transpose2d(x, w, None, step.strides, before, beyond(step), step.group, step.dilations)
+    shown(step.out)[...] = got.numpy()
+
+
+def test_a_model_in_parts_is_the_model(held: models.Collected, kernels: Any) -> None:
+    (told,) = held.models
+    assert not held.left_out
+    proto = write("fsrcnn", 1, 8)
+    model = load(proto, {})
+    weights, feeds = dict(model.weights), whole.inputs_of(told, 3)
+    assert set(told["weights"]) <= set(weights)
+    (want,) = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+        None, feeds
+    )
+    tried = 0
+    for n in range(1 + max(len(way["plans"]) for way in held.ways.values())):
+        chosen = {key: list(way["plans"])[min(n, len(way["plans"]) - 1)] for key, way in held.ways.items()}
+        plan = whole.composed(told, held.ways, chosen)
+        (got,) = computed(plan, {**weights, **feeds}, kernels).values()
+        assert runner.error_of(want, got) < 1e-5, chosen
+        tried += len(set(chosen.values()))
+    assert tried > 3  # derived ways are among them
+    tf32 = whole.composed(told, held.ways, dict.fromkeys(held.ways, "library"), "tf32")
+    assert tf32.precision == "tf32" and tf32.agreement > plan.agreement
+
+
+def test_torch_runs_the_same_model_from_text(held: models.Collected) -> None:
+    torch = pytest.importorskip("torch")
+    (told,) = held.models
+    model = load(write("fsrcnn", 1, 8), {})
+    feeds = whole.inputs_of(told, 5)
+    built = torch_side.module(torch, told["torch"], dict(model.weights), "cpu")
+    (want,) = ReferenceEvaluator(model.proto).run(None, feeds)
+    for name, call in torch_side.calls(torch, built, [torch.from_numpy(x) for x in feeds.values()]).items():
+        assert runner.error_of(want, call().numpy()) < 1e-5, name
+    with pytest.raises(ValueError, match="found no function forward"):
+        torch_side.module(torch, {"text": "x = 1", "arguments": []}, {}, "cpu")
+
+
+def test_weights_are_like_the_models_and_the_same_every_time(held: models.Collected) -> None:
+    (told,) = held.models
+    model = load(write("fsrcnn", 1, 8), {})
+    made, again = (whole.weights_of(told, held.arrays) for _ in range(2))
+    drawn = 0
+    for name, array in made.items():
+        assert (array == again[name]).all() and array.shape == model.weights[name].shape
+        if "stored" in told["weights"][name]:
+            assert (array == model.weights[name]).all()
+        else:
+            drawn += 1
+            assert abs(array.std() / model.weights[name].std() - 1) < 0.1
+    assert drawn
+
+
+@pytest.mark.parametrize(("given", "out"), [(5, 10), (7, 14), (1, 2), (4, 3), (2, 5)])
+def test_linear_resizing_is_a_product(given: int, out: int) -> None:
+    node = helper.make_node(
+        "Resize", ["X", "", "", "sizes"], ["Y"], mode="linear", coordinate_transformation_mode="half_pixel"
+    )
+    x = np.random.default_rng(given).standard_normal((1, 2, given, given + 1)).astype(np.float32)
+    sizes = np.array([1, 2, out, out + 1], np.int64)
+    (want,) = ReferenceEvaluator(node).run(None, {"X": x, "sizes": sizes})
+    got = models.interpolation(given, out) @ x @ models.interpolation(given + 1, out + 1).T
+    assert runner.error_of(want, got) < 1e-5
+
+
+def test_what_is_not_understood_is_named() -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Resize", ["X", "", "s"], ["Y"], mode="cubic")],
+        "g",
+        [helper.make_tensor_value_info("X", 1, [1, 1, 4, 4])],
+        [helper.make_tensor_value_info("Y", 1, [1, 1, 8, 8])],
+        [helper.make_tensor("s", 1, [4], [1.0, 1, 2, 2])],
+    )
+    model = load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), {})
+    found = models.Collected(models.by_sheet(), 0.1)
+    found.add("cubic", model)
+    assert not found.models and "mode is cubic" in found.left_out["cubic"]
+
+
+def test_the_fastest_way_is_taken_where_it_pays() -> None:
+    assert whole.best({"library": 1.0, "derived 1": 0.9, "derived 2": 0.8}, "library") == "derived 2"
+    assert whole.best({"library": 1.0, "derived 1": 0.98}, "library") == "library"
+    assert whole.best({"derived 1": 2.0}, "library") == "derived 1"
+
+
+# --- the budget
+
+
+def test_a_budget_is_kept_and_what_is_left_out_is_named() -> None:
+    budget = Budget(1e9, runner.SAVED)
+    budget.begin("checks", 4)
+    assert budget.refused("checks") is None
+    with budget.entry() as until:
+        assert until > time.perf_counter()
+    over = Budget(0.0, runner.SAVED)
+    for kind in runner.SAVED:
+        over.begin(kind, 3)
+        assert f"the time for {kind}" in (over.refused(kind) or "") and "run again" in (over.refused(kind) or "")
+    assert list(budget.ends.values()) == sorted(budget.ends.values())
+    assert max(budget.ends.values()) == pytest.approx(budget.began + 1e9)
+
+
+def test_an_entry_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.gpu.budget.LEAST", 0.01)
+    budget = Budget(0.0, runner.SAVED)
+    budget.begin("compiled", 1)
+
+    def forever() -> None:
+        with budget.entry(interrupting=True):
+            while True:
+                with suppress(Exception):  # what handles mistakes does not take it for one
+                    time.sleep(0.005)
+
+    with pytest.raises(TimeOver, match="longer than its share"):
+        forever()
+
+
+# --- what there is to search for, and figures from elsewhere
+
+
+def test_devices_are_listed(tmp_path: Path) -> None:
+    found = {choice.name: choice for choice in devices(tmp_path)}
+    assert found["cpu"].searches and found["cpu"].measures
+    if not found["cuda"].measures:
+        assert "missing" in found["cuda"].says and "\n" not in found["cuda"].says
+    (tmp_path / "broken.sqlite").write_bytes(b"no database" * 100)
+    path = tmp_path / "h.sqlite"
+    record_rates(path, "CUDA Synthetic", "driver 1", RATED)
+    Store(path).put(
+        recorded_key(parse("tensor A[4]\nY[i:4] = A[i] + 1").equations[0], "CUDA Synthetic", "driver 1"), 1.0, ""
+    )
+    listed = devices(tmp_path)
+    assert names(listed) == ("cpu", f"profile:{path}#CUDA Synthetic")
+    assert "recorded in h.sqlite" in listed[-1].says and not listed[-1].measures
+
+
+def entry(times: dict[str, float], ours: str, **more: Any) -> dict[str, Any]:
+    return {
+        "times": {n: runner.summary([t]) for n, t in times.items()},
+        "ratios": {n: t / times[ours] for n, t in times.items() if n != ours},
+        "ours": ours,
+        "errors": dict.fromkeys(times, 1e-6),
+        "wrong": False,
+        "failures": {},
+        "bytes_per_second": {n: 1e9 / t for n, t in times.items()},
+        **more,
+    }
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    table = {"settings": {"published_ms": [2.0, 1.0], "figure": "Fig. 3"}}
+    parts = {"derived_parts": 1, "parts": 3}
+    told = {
+        "device": {"name": "Synthetic", "driver": "1"}, "versions": {"cupy": "0"}, "begun": "then",
+        "ceilings": {"all": {"rates": {"memory_bandwidth": 2e9}}},
+        "checks": {}, "parts": {}, "profiles": {}, "skipped": {"compiled x": "time was over"}, "left_out": {"m": "why"},
+        "cases": {
+            "Table 3 Conv3x3": entry({"before, library": 4.0, "before, generated": 8, "after": 2.0}, "after", **table),
+            "Table 3 Conv3x3 [tf32]": entry({"before, library": 3.0, "after": 2.0}, "after", **table),
+            "Table 3 G2BMM": entry({"before, generated": 9.0, "after": 3.0}, "after", **table),
+            "cast": entry({"template": 1.0, "cupy": 3.0}, "template"),
+        },
+        "models": {
+            "fsrcnn, batch 1": entry({"ours": 1.0, "library": 2.0, "torch": 3.0}, "ours", **parts),
+            "fsrcnn, batch 16 [tf32]": entry({"ours": 1.0, "library": 0.5}, "ours", **parts),
+            "gcn, batch 1": {"failure": "x"},
+        },
+        "compiled": {"fsrcnn, batch 1": entry({"ours": 1.0, "torch.compile": 1.5}, "ours")},
+    }  # fmt: skip
+    path = tmp_path / "gpu.json"
+    path.write_text(json.dumps(told))
+    return path
+
+
+def test_figures_are_drawn_from_results(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    command = ["reproduce", "e1", "e2", "e3", "--device", "cuda", "--results", str(results)]
+    assert main([*command, "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    rows = {tuple(line.split(",")[:3]): line for line in (out / "e1_cuda.csv").read_text().splitlines()}
+    # The compiled one is the best rival, though it was measured apart.
+    assert "torch.compile,1.5,1,3" in rows["fsrcnn", "1", "float32"]
+    assert "library,0.5,1,3" in rows["fsrcnn", "16", "tf32"]
+    assert 'Conv3x3,Fig. 3,float32,"before, library",4000.0,after,2000.0,2.0' in (out / "e2_cuda.csv").read_text()
+    assert "cast,1000.0,1.0,0.5" in (out / "e2_kernels_cuda.csv").read_text()  # half of the copy's bandwidth
+    assert "Geometric mean over 1 models at batch 1, float32: 1.50" in said
+    assert "1 entries were left out" in said and "m is not in it: why" in said and "Synthetic" in said
+    pytest.importorskip("matplotlib")
+    assert all((out / f"e{n}_cuda.svg").read_text().startswith("<svg") for n in (1, 2, 3))
+    told = json.loads(results.read_text())
+    told["models"]["fsrcnn, batch 1"]["wrong"] = True
+    results.write_text(json.dumps(told))
+    assert main(command) == 1
+    assert "wrong results: fsrcnn, batch 1" in capsys.readouterr().err
+
+
+def test_without_results_it_is_said_how_to_get_some(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "x.json"
+    for content, says in (
+        (None, "found no results of a GPU at"),
+        ("{", "holds no results"),
+        ("{}", "holds no results of"),
+    ):
+        if content is not None:
+            other.write_text(content)
+        assert main(["reproduce", "e1", "--device", "cuda", "--results", str(other)]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and says in error and "python -m benchmarks.gpu bundle" in error
+    other.write_text(json.dumps({k: {} for k in ("device", "versions", "cases", "models", "compiled")}))
+    assert main(["reproduce", "e4", "--device", "cuda", "--results", str(other)]) == 2
+    assert "expected one of e1, e2, e3" in capsys.readouterr().err
+
+
+def test_a_profile_is_pointed_to_where_it_serves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(write("fsrcnn", 1, 8).SerializeToString())
+    assert main(["optimize", str(path), "--device", "profile:x.sqlite"]) == 2
+    assert "bundle OUT.zip --model FILE.onnx --device profile:x.sqlite" in capsys.readouterr().err
