@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Vector registers of *lanes* float32 elements, what a cycle can do, and the first two caches in bytes."""
+    """Vector registers of *lanes* float32 elements, what a cycle can do, and the caches in bytes."""
 
     registers: int = 32
     lanes: int = 16
@@ -22,6 +22,8 @@ class Machine:
     l2: int = 1 << 20
     l2_bytes: float = 32
     """Bytes a cycle from the second-level cache."""
+    l3: int = 32 << 20
+    """Bytes of the last cache, which others use too."""
 
 
 @cache
@@ -30,8 +32,8 @@ def this_machine() -> Machine:
     flags = _cpu_flags()
     wide = not flags or "avx512f" in flags
     lanes, registers = (16, 32) if wide else (8, 16)
-    l1, l2 = (_cache_bytes(n) for n in (1, 2))
-    return Machine(registers, lanes, l1=l1 or 32 << 10, l2=l2 or 1 << 20)
+    l1, l2, l3 = (_cache_bytes(n) for n in (1, 2, 3))
+    return Machine(registers, lanes, l1=l1 or 32 << 10, l2=l2 or 1 << 20, l3=l3 or 32 << 20)
 
 
 def _cpu_flags() -> frozenset[str]:

@@ -6,6 +6,7 @@ from einnet_explore.rules.base import Derivation, Match, Refused, Rule, Step, sc
 from einnet_explore.rules.batch_merging import BATCH_MERGING
 from einnet_explore.rules.bilinear_product import BILINEAR_PRODUCT
 from einnet_explore.rules.bilinear_substitution import BILINEAR_SUBSTITUTION
+from einnet_explore.rules.blocked_generation import BLOCKED_GENERATION
 from einnet_explore.rules.boundary_relaxing import BOUNDARY_RELAXING
 from einnet_explore.rules.boundary_tightening import BOUNDARY_TIGHTENING
 from einnet_explore.rules.common_subexpression import COMMON_SUBEXPRESSION
@@ -18,6 +19,7 @@ from einnet_explore.rules.expression_inlining import EXPRESSION_INLINING
 from einnet_explore.rules.expression_splitting import EXPRESSION_SPLITTING
 from einnet_explore.rules.one_pass_generation import ONE_PASS_GENERATION
 from einnet_explore.rules.recentring import RECENTRING
+from einnet_explore.rules.reduction_generation import REDUCTION_GENERATION
 from einnet_explore.rules.row_generation import ROW_GENERATION
 from einnet_explore.rules.sibling_merging import SIBLING_MERGING
 from einnet_explore.rules.storage_layout import STORAGE_LAYOUT
@@ -58,6 +60,7 @@ POST_RULES: tuple[Rule[Any], ...] = (
     STORAGE_LAYOUT,
     ROW_GENERATION,
     ONE_PASS_GENERATION,
+    REDUCTION_GENERATION,
 )
 """The rules that post-optimisation applies to whole programs; search does not try them."""
 
@@ -78,6 +81,7 @@ __all__ = [
     "BATCH_MERGING",
     "BILINEAR_PRODUCT",
     "BILINEAR_SUBSTITUTION",
+    "BLOCKED_GENERATION",
     "BOUNDARY_RELAXING",
     "BOUNDARY_TIGHTENING",
     "COMMON_SUBEXPRESSION",
@@ -94,6 +98,7 @@ __all__ = [
     "ONE_PASS_GENERATION",
     "POST_RULES",
     "RECENTRING",
+    "REDUCTION_GENERATION",
     "ROW_GENERATION",
     "RULES",
     "SIBLING_MERGING",

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from einnet_explore.algebra.bijection import bijection
+from einnet_explore.algebra.equations import weight_only
 from einnet_explore.algebra.measure import reads_once
 from einnet_explore.graph.post.steps import as_eoperator, equation, generated, merged, readers, then
 from einnet_explore.ir import EOPERATOR, VIEW, Access, Equation, Program, Scope, Tensor, accesses, scopes
@@ -27,6 +28,7 @@ from einnet_explore.rules import (
     Derivation,
     Rule,
 )
+from einnet_explore.rules.blocked_generation import BLOCKED
 from einnet_explore.rules.expression_fusion import Intermediate
 from einnet_explore.rules.expression_inlining import Inlined
 
@@ -79,10 +81,13 @@ def _one_pair(derivation: Derivation, refused: dict[tuple[str, str], str]) -> De
     """One pair made one, or None with the reasons in *refused*."""
     program = derivation.end
     made = {e.name: e for e in program.equations}
+    known = weight_only(program)
     for name, found in readers(program).items():
         if name in made and generated(made[name]):
             for reader in found:
-                if generated(made[reader]):
+                if name in known and in_blocks(made[reader]):
+                    refused[name, reader] = f"{name} is made beforehand, stored as the products of {reader} read it"
+                elif generated(made[reader]):
                     longer = _pair(derivation, made[name], made[reader])
                     if not isinstance(longer, str):
                         return longer
@@ -99,6 +104,11 @@ def _pair(derivation: Derivation, source: Equation, reader: Equation) -> Derivat
         return why
     longer = then(derivation, EXPRESSION_FUSION, reader.name, Intermediate(source.name))
     return longer if isinstance(longer, str) else as_eoperator(merged(longer, reader.name), reader.name)
+
+
+def in_blocks(e: Equation) -> bool:
+    """Whether *e* is a chain that is run block by block."""
+    return e.via == BLOCKED
 
 
 def moves(e: Equation) -> bool:

@@ -8,7 +8,15 @@ from typing import Any
 from einnet_explore.algebra.rereading import read_by
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, Scope, accesses
 from einnet_explore.operators import OPERATORS
-from einnet_explore.rules import EOPERATOR_GENERATION, TRAVERSAL_MERGING, Derivation, Match, Refused, Rule
+from einnet_explore.rules import (
+    BLOCKED_GENERATION,
+    EOPERATOR_GENERATION,
+    TRAVERSAL_MERGING,
+    Derivation,
+    Match,
+    Refused,
+    Rule,
+)
 from einnet_explore.rules.base import places
 from einnet_explore.search.instantiation import matching_rule
 
@@ -67,12 +75,15 @@ def _mergeable(program: Program, name: str) -> Iterable[Match[Any]]:
 
 
 def as_eoperator(derivation: Derivation, name: str) -> Derivation | str:
-    """The equation called *name* generated as an eOperator or view, or why that is refused."""
+    """The equation called *name* generated as an eOperator or view, block by block where it is a chain, or why not."""
     at = (number(derivation.end, name),)
     try:
         return derivation.then(EOPERATOR_GENERATION.match(derivation.end, at))
     except Refused as why:
-        return str(why)
+        try:
+            return derivation.then(BLOCKED_GENERATION.match(derivation.end, at))
+        except Refused:
+            return str(why)
 
 
 def as_library(derivation: Derivation, name: str, operator: str) -> Derivation | None:

@@ -1,0 +1,56 @@
+r"""Blocked generation: a chain of scopes becomes one kernel that goes through it block by block.
+
+.. math::
+   \mathop{L}_{y\,\vec x} f_1(f_2(\dots f_n(T)))\ \Rightarrow\ \text{eOperator (blocked)}, \qquad
+   y = p\,s + y' : \text{each } f_i \text{ is needed in a box that moves with } s
+
+The scope says what is computed, before and after.  A traversal of the result must be there that can be cut into blocks
+without any product being done twice (``algebra/chain.py``): what stands between the stages then never leaves the
+cache.  Eoperator generation (EinNet §5.2) refuses such a scope: it sums inside, and it is compute-bound.
+
+Source: post-optimisation's fusion (EinNet §6.3, Fig. 11), carried across a contraction.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from einnet_explore.algebra.chain import Unfit, chain
+from einnet_explore.algebra.equations import instantiated
+from einnet_explore.ir import EOPERATOR, Instance, Path, Program
+from einnet_explore.rules.base import Refused, not_run_yet, place_rule
+
+BLOCKED = Instance(EOPERATOR, (("kind", "blocked"),))
+"""How a chain is run."""
+
+
+@lru_cache(64)
+def rewrite(program: Program, at: Path) -> Program:
+    """The scope generated: a whole equation where it stands, a nested scope as an equation of its own.
+
+    Refuses what is no chain, one without a product, or one of which every cut does products twice, with the numbers.
+    """
+    not_run_yet(program, at)
+    try:
+        found = chain(program.scope_at(at))
+    except Unfit as why:
+        raise Refused(str(why)) from why
+    if len(found.stages) == 1:
+        raise Refused("it reads no scope: there is but one stage")
+    if not any(stage.product for stage in found.stages):
+        raise Refused(f"none of the {len(found.stages)} stages sums products of two tensors")
+    if not found.cuts():
+        x = max(found.result.scope.traversals, key=lambda x: x.extent)
+        cut = found.cut(x, 1, 1)
+        again, whole = found.multiplications((cut,)), found.multiplications()
+        raise Refused(f"cut along {x.name} it does {again} products, uncut {whole}: no traversal is shared")
+    return instantiated(program, at, BLOCKED)
+
+
+BLOCKED_GENERATION = place_rule(
+    "blocked_generation",
+    r"\mathop{L}_{y\,\vec x} f_1(f_2(\dots f_n(T))) \;\Rightarrow\; \text{eOperator (blocked)}, \qquad"
+    r" y = p\,s + y'",
+    rewrite,
+    lambda _: "it can be generated block by block",
+)

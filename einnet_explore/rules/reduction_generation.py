@@ -1,0 +1,58 @@
+r"""Reduction generation: element-wise work and reductions of one another become one kernel.
+
+.. math::
+   \mathop{L}_{\vec x}\; g\Big(X[\vec x],\;
+   \Big\{\mathop{L}_{\vec u} \bigoplus_{\vec y} h(X[\vec u, \vec y])\Big\}[\vec u], \dots\Big)
+   \;\Rightarrow\; \text{eOperator (reductions)}
+
+A normalisation or a softmax reduces what it has read and then reads it again.  Eoperator generation (EinNet §5.2)
+refuses to generate that whole, as it would reduce once for every element; a kernel with stages does it once, while what
+was read is still in a cache.  It is a matter of memory only if no reduction meets an element of its largest operand
+more than once, so products of matrices and convolutions are refused.
+
+Source: D. Nishino and Z. Xu, "CuPy kernel fusion, extended" (2019).
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from einnet_explore.algebra.equations import instantiated
+from einnet_explore.ir import EOPERATOR, Instance, Path, Program, Scope, accesses, scopes, show_path
+from einnet_explore.rules.base import Refused, not_run_yet, place_rule
+
+
+def rewrite(program: Program, at: Path) -> Program:
+    """The scope generated: a whole equation where it stands, a nested scope as an equation of its own.
+
+    Refuses what reduces nothing inside, what reads an element again in one of its scopes, and what is instantiated
+    already.
+    """
+    not_run_yet(program, at)
+    scope = program.scope_at(at)
+    found = [inner for _, inner in scopes(scope)]
+    if not any(inner.summations for inner in found[1:]):
+        raise Refused(f"the scope at {show_path(at)} reads no reduction: eoperator_generation is for that")
+    for inner in found:
+        points, most = _points(inner), _largest(inner)
+        if points > most:
+            raise Refused(f"{inner!r} has {points} points for {most} elements at most: they are used again and again")
+    return instantiated(program, at, Instance(EOPERATOR, (("kind", "reductions"),)))
+
+
+def _points(scope: Scope) -> int:
+    return prod(x.extent for x in (*scope.traversals, *scope.summations))
+
+
+def _largest(scope: Scope) -> int:
+    """The elements of the largest of the result and what *scope* reads itself."""
+    return max(prod(scope.shape), *(prod(a.source.shape) for a in accesses(scope.body)), 0)
+
+
+REDUCTION_GENERATION = place_rule(
+    "reduction_generation",
+    r"\mathop{L}_{\vec x} g\Big(X[\vec x], \Big\{\mathop{L}_{\vec u} \bigoplus_{\vec y} h(X[\vec u, \vec y])"
+    r"\Big\}[\vec u], \dots\Big) \;\Rightarrow\; \text{eOperator (reductions)}",
+    rewrite,
+    lambda _: "it can be generated with its reductions",
+)

@@ -1,0 +1,303 @@
+"""Chains cut along a traversal that they share, the rule that generates them, and their kernels."""
+
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tvm
+import tvm_ffi
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import einnet_explore as ee
+from einnet_explore.algebra.certificate import certify
+from einnet_explore.algebra.chain import Cut, chain
+from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.backends import compiled
+from einnet_explore.backends.blocks import kernel
+from einnet_explore.backends.blocks.choice import blocked, cuts_of
+from einnet_explore.backends.blocks.product import tile_of
+from einnet_explore.backends.program import compile_program
+from einnet_explore.backends.tvm_cpu import aligned, aligned_empty, compile_scope, emit
+from einnet_explore.graph.post.chaining import chained
+from einnet_explore.graph.post.fusing import fused
+from einnet_explore.ir import EOPERATOR, VIEW, Instance, Iterator, Program, Scope, Tensor, accesses, tensors
+from einnet_explore.kernels.machine import Machine, this_machine
+from einnet_explore.rules import BILINEAR_SUBSTITUTION, BLOCKED_GENERATION, Derivation
+from einnet_explore.rules.blocked_generation import BLOCKED
+from tests.rules_kit import refuses
+
+CONVOLUTION = """
+tensor A[{n}, {c}, {h}, {w}] pad [0, 0, {p}, {p}]
+tensor K[{f}, {c}, 3, 3] weight
+Y[n:{n}, f:{f}, h:{oh}, w:{ow}] = sum[c:{c}, r:3, s:3] A[n, c, h+r-{p}, w+s-{p}] * K[f, c, r, s]
+"""
+
+HERE = replace(this_machine(), lanes=16)
+
+
+def convolution(n: int, c: int, f: int, h: int, w: int, p: int = 1) -> Program:
+    return ee.parse(CONVOLUTION.format(n=n, c=c, f=f, h=h, w=w, p=p, oh=h + 2 * p - 2, ow=w + 2 * p - 2))
+
+
+def explained(program: Program) -> str:
+    """What the rule says of the first equation."""
+    assert BLOCKED_GENERATION.explain is not None
+    return BLOCKED_GENERATION.explain(program, (0,))
+
+
+def nested(program: Program, m: int = 2) -> Derivation:
+    """*program* by F(m×m, 3×3)."""
+    first = Derivation(program).then(
+        BILINEAR_SUBSTITUTION.match(program, (0,), traversal="h", summation="r", outputs=m)
+    )
+    middle = next(n for n, e in enumerate(first.end.equations) if e.name.startswith("M"))
+    return first.then(BILINEAR_SUBSTITUTION.match(first.end, (middle,), traversal="w", summation="s", outputs=m))
+
+
+def in_blocks(program: Program, m: int = 2) -> Derivation:
+    found = chained(nested(program, m))
+    assert found is not None
+    return found
+
+
+def run(scope: Scope, cuts: tuple[Cut, ...], arrays: dict[str, npt.NDArray[Any]], threads: int = 1) -> Any:
+    """What the kernel computes that is cut by *cuts*."""
+    names = tuple(dict.fromkeys(t.name for t in tensors(scope)))
+    sizes = {name: arrays[name].size for name in names}
+    made = kernel.function(chain(scope), cuts, sizes, threads, HERE)
+    call = tvm.compile(tvm.IRModule({"main": made}), target=compiled._target(threads))["main"]
+    compiled.use_threads(threads)
+    out = aligned_empty(scope.shape)
+    call(
+        *(tvm_ffi.from_dlpack(aligned(arrays[name]).reshape(-1)) for name in names),
+        tvm_ffi.from_dlpack(out.reshape(-1)),
+    )
+    return out
+
+
+def convolved(arrays: dict[str, npt.NDArray[Any]], p: int) -> npt.NDArray[Any]:
+    """The convolution, tap by tap."""
+    data, taps = arrays["A"], arrays["K"]
+    padded = np.pad(data, ((0, 0), (0, 0), (p, p), (p, p)))
+    h, w = (extent - 2 for extent in padded.shape[2:])
+    reads = (padded[:, :, r : r + h, s : s + w] for r in range(3) for s in range(3))
+    parts = [np.einsum("nchw,fc->nfhw", x, taps[:, :, n // 3, n % 3]) for n, x in enumerate(reads)]
+    return np.asarray(np.sum(parts, axis=0))
+
+
+def transformed(program: Program, taps: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+    """The weights of the last equation, which every other makes."""
+    made = Program(program.inputs[1:], program.equations[:-1], (program.equations[-2].name,))
+    return evaluate(made, {"K": taps.astype(np.float64)}, outputs_only=True)
+
+
+def integers(program: Program, seed: int = 0) -> dict[str, npt.NDArray[Any]]:
+    """Inputs whose transforms by F(2, 3) have no more digits than single precision: weights are multiples of four."""
+    rng = np.random.default_rng(seed)
+    return {t.name: rng.integers(-3, 4, t.shape) * (4 if t.weight else 1) for t in program.inputs}
+
+
+@settings(max_examples=5, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(
+    n=st.integers(1, 2), c=st.sampled_from((3, 16)), f=st.sampled_from((16, 48)), h=st.integers(3, 9),
+    w=st.integers(3, 19), p=st.integers(0, 1), threads=st.integers(1, 2), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_a_chain_in_blocks_keeps_every_integer(
+    n: int, c: int, f: int, h: int, w: int, p: int, threads: int, seed: int
+) -> None:
+    program = convolution(n, c, f, h, w, p)
+    after = in_blocks(program).end
+    scope = after.equations[-1].scope
+    assert after.equations[-1].via == BLOCKED and emit(scope).template == "blocked"
+    arrays = integers(program, seed)
+    known = transformed(after, arrays["K"])
+    cuts = cuts_of(chain(scope), threads, replace(HERE, l2=1 << 14))
+    np.testing.assert_array_equal(run(scope, cuts, {**arrays, **known}, threads), convolved(arrays, p))
+
+
+def test_a_program_with_a_chain_in_it_is_compiled() -> None:
+    program = convolution(1, 16, 16, 5, 6)
+    arrays = integers(program)
+    made = compile_program(in_blocks(program).end, constants={"K": arrays["K"]})
+    np.testing.assert_array_equal(made.run({"A": arrays["A"]})["Y"], convolved(arrays, 1))
+    assert made.engines["Y"] == "tvm" and made.engines["L2"] == "constant"
+
+
+@pytest.mark.parametrize(("along", "size", "threads"), [("h", 1, 1), ("h", 2, 2), ("h", 3, 1), ("w", 2, 1), ("", 0, 2)])
+def test_every_cut_gives_the_same(along: str, size: int, threads: int) -> None:
+    """Blocks that come out even, that do not, that stick out of the result, and one block of all."""
+    program = convolution(2, 16, 32, 9, 11)
+    after = in_blocks(program).end
+    arrays = integers(program)
+    known = transformed(after, arrays["K"])
+    scope = after.equations[-1].scope
+    found = chain(scope)
+    own = {x.name: x for x in found.result.scope.traversals}
+    cuts = (found.cut(own["n"], 1, 1), found.cut(own[along], 2, size)) if size else ()
+    np.testing.assert_array_equal(run(scope, cuts, {**arrays, **known}, threads), convolved(arrays, 1))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_a_region_is_what_a_block_reads(size: int) -> None:
+    """Every element that is read for some block lies in the region, and one on each of its faces that moves."""
+    found = chain(in_blocks(convolution(1, 16, 16, 9, 8)).end.equations[-1].scope)
+    h = found.result.scope.traversals[2]
+    cut = found.cut(h, 2, size)
+    regions = found.regions((cut,))
+    for stage in found.stages:
+        scope, region = stage.scope, regions[stage.name]
+        for block in {0, cut.at.hi - 1}:
+            for access in accesses(scope.body):
+                if isinstance(access.source, Tensor) and access.source.name.startswith("#"):
+                    asked = regions[access.source.name]
+                    for d, index in enumerate(access.index):
+                        values = _values(index, scope, region, cut, block)
+                        first = asked.origin[d].evaluate(partial(_constant, block))
+                        assert first <= min(values) and max(values) < first + asked.extent[d]
+
+
+def _constant(value: int, _: Iterator) -> int:
+    return value
+
+
+def _values(index: Any, scope: Scope, region: Any, cut: Cut, block: int) -> list[int]:
+    own = [x for x in (*scope.traversals, *scope.summations) if x in index.iterators]
+    start = dict(zip(scope.traversals, region.origin, strict=True))
+    extent = dict(zip(scope.traversals, region.extent, strict=True))
+    ranges = []
+    for x in own:
+        first = start[x].evaluate(lambda _: block) if x in start else x.lo
+        ranges.append(range(first, first + extent.get(x, x.extent)))
+    return [index.evaluate(dict(zip(own, values, strict=True)).__getitem__) for values in product(*ranges)]
+
+
+def test_cuts_are_those_that_do_no_product_twice() -> None:
+    found = chain(in_blocks(convolution(2, 16, 32, 9, 8)).end.equations[-1].scope)
+    assert {c.traversal.name: c.period for c in found.cuts()} == {"n": 1, "f": 1, "h": 2, "w": 2}
+    whole = found.multiplications()
+    assert whole == 16 * 2 * 5 * 4 * 16 * 32
+    h = found.result.scope.traversals[2]
+    assert found.multiplications((found.cut(h, 2, 1),)) == whole
+    assert found.multiplications((found.cut(h, 1, 1),)) > whole  # a row of tiles for each row, if not for each all
+    assert found.multiplications((found.cut(h, 2, 2),)) == 6 * whole // 5  # the last block overlaps
+
+
+def test_what_is_done_for_all_channels_is_not_cut_by_channels() -> None:
+    found = chain(in_blocks(convolution(1, 64, 64, 56, 56), 4).end.equations[-1].scope)
+    assert [(cut.traversal.name, cut.period) for cut in cuts_of(found, 1, Machine(l2=1 << 20))] == [("h", 4)]
+    assert cuts_of(found, 1, Machine(l2=1 << 26)) == ()
+    assert prod(cut.blocks for cut in cuts_of(found, 2, Machine(l2=1 << 26))) > 1
+
+
+def test_the_derivation_is_proved_step_by_step() -> None:
+    program = convolution(1, 64, 128, 6, 6)
+    found = in_blocks(program, 4)
+    assert {certify(s.before, s.after).kind for s in found.steps} == {"proved"}
+    names = [s.match.rule.name for s in found.steps]
+    assert names[-1] == "blocked_generation" and "storage_layout" in names
+    weights = next(e for e in found.end.equations if e.name == "L2")
+    assert weights.scope.shape == (6, 6, 2, 64, 64)  # panels of 64 of the 128 columns
+
+
+def test_what_follows_is_fused_into_the_last_stage() -> None:
+    program = ee.parse(
+        CONVOLUTION.format(n=1, c=16, f=16, h=6, w=6, p=1, oh=6, ow=6) + "tensor R[1, 16, 6, 6]\ntensor B[16] weight\n"
+        "Z[n:1, f:16, h:6, w:6] = relu(Y[n, f, h, w] + B[f] + R[n, f, h, w])"
+    )
+    derivation = in_blocks(replace(program, outputs=("Z",)))
+    assert [e.via for e in derivation.end.equations if e.name == "Z"] == [BLOCKED]
+    arrays = integers(program)
+    constants = {name: arrays.pop(name) for name in ("K", "B")}
+    got = compile_program(derivation.end, constants=constants).run(arrays)["Z"]
+    np.testing.assert_array_equal(got, evaluate(program, {**arrays, **constants})["Z"])
+
+
+def test_an_elementwise_reader_joins_a_chain_that_is_run_already() -> None:
+    """Across the border of two subprograms: the border is fused away, the weights stay as they were stored."""
+    before = in_blocks(convolution(1, 16, 16, 6, 6)).end
+    more = ee.parse("tensor Y[1, 16, 6, 6]\nZ[n:1, f:16, h:6, w:6] = relu(Y[n, f, h, w])").equations[0]
+    more = replace(more, via=Instance(EOPERATOR, (("kind", "elementwise"),)))
+    joined_up = fused(Derivation(replace(before, equations=(*before.equations, more), outputs=("Z",))))
+    end = joined_up.derivation.end
+    assert [e.via for e in end.equations if e.name == "Z"] == [BLOCKED]
+    assert not any(e.name == "Y" for e in end.equations)
+    assert any("made beforehand" in why for why in joined_up.refused.values())
+
+
+def test_weights_that_a_view_shows_are_stored_as_they_are_read() -> None:
+    program = ee.parse("tensor K[3, 4] weight\ntensor A[4]\nL[x:4, y:3] = K[y, x]\nY[x:4] = sum[y:3] L[x, y] * A[x]")
+    view = replace(program.equations[0], via=Instance(VIEW, (("offset", 0), ("strides", (1, 4)))))
+    program = replace(program, equations=(view, program.equations[1]))
+    made = compile_program(program, constants={"K": np.arange(12.0).reshape(3, 4)})
+    assert made.engines["L"] == "constant" and made.contexts.constants["L"].flags.c_contiguous
+    np.testing.assert_array_equal(made.run({"A": np.ones(4)})["Y"], [12, 15, 18, 21])
+
+
+MATRICES = "tensor A[8, 16]\ntensor B[16, 16]\ntensor C[8, 16]\n"
+PRODUCT = "{{[m:8, n:16] sum[k:16] A[m, k] * B[k, n]}}"
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        ("Y[m:8, n:16] = sum[k:16] A[m, k] * B[k, n]", "it reads no scope: there is but one stage"),
+        ("Y[m:8] = {[m:8] sum[k:16] A[m, k]}[m] * 2", "none of the 2 stages sums products of two tensors"),
+        (
+            "Y[m:8] = {[m:8] max[k:16] A[m, k] * C[m, k]}[m] * 2",
+            "a stage is reduced by max, expected sum",
+        ),
+        (
+            "Y[m:8] = {[m:8 | 0 <= m < 4] sum[k:16] A[m, k] * C[m, k]}[m] * 2",
+            "a stage has the domain 0 <= m < 4",
+        ),
+        (
+            "Y[m:6, n:16] = sum[r:3] {[m:8, n:16] sum[k:16] A[m, k] * B[k, n]}[m + r, (n + r) % 16]",
+            "no traversal is shared",
+        ),
+    ],
+)
+def test_what_is_no_chain_is_refused(case: str, why: str) -> None:
+    program = ee.parse(MATRICES + case)
+    program = replace(program, inputs=tuple(tensors(program.equations[0].scope)))
+    refuses(BLOCKED_GENERATION, program, (0,), why)
+    assert why in explained(program)
+
+
+def test_a_chain_is_generated_once() -> None:
+    program = ee.parse(MATRICES + "Y[m:8, n:16] = {[m:8, n:16] sum[k:16] A[m, k] * B[k, n]}[m, n] + C[m, n]")
+    assert explained(program) == "it can be generated block by block"
+    after = Derivation(program).then(next(iter(BLOCKED_GENERATION.matches(program, (0,))))).end
+    assert after.equations[0].via == BLOCKED
+    refuses(BLOCKED_GENERATION, after, (0,), "instantiated already")
+
+
+def test_products_that_have_no_vectors_are_left_to_others() -> None:
+    """Eight columns: the scope is a chain, and the kernel of single stages runs it."""
+    program = ee.parse(
+        "tensor A[8, 16]\ntensor B[16, 6]\ntensor C[8, 6]\n"
+        "Y[m:8, n:6] = {[m:8, n:6] sum[k:16] A[m, k] * B[k, n]}[m, n] + C[m, n]"
+    )
+    scope = program.equations[0].scope
+    assert blocked(scope, HERE) is None and emit(scope).template != "blocked"
+    arrays = integers(program)
+    got = compile_scope(scope)(*(np.asarray(arrays[n], np.float32) for n in emit(scope).inputs))
+    np.testing.assert_array_equal(got, evaluate(program, arrays)["Y"])
+    assert chained(Derivation(program)) is None
+
+
+@pytest.mark.parametrize(("rows", "vectors"), [(14, 4), (16, 16), (49, 8), (1, 2), (5, 3)])
+def test_tiles_fit_the_registers_and_the_vectors(rows: int, vectors: int) -> None:
+    tile = tile_of(rows, vectors, Machine())
+    assert vectors % tile.vectors == 0 and tile.rows <= rows
+    assert tile.rows * tile.vectors + tile.vectors + 1 <= Machine().registers
+
+
+def test_rows_that_come_out_even_are_preferred() -> None:
+    assert tile_of(16, 16, Machine()).rows in (4, 8, 16)
+    assert 28 % tile_of(28, 4, Machine()).rows == 0
