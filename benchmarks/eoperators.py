@@ -1,7 +1,10 @@
 """eOperators against streaming: how close generated kernels come to moving their bytes.
 
-``python -m benchmarks.eoperators [--threads N] [--tune] [--seconds S]``.  A kernel's ratio is its time over that of the
-triad a = b + 2·c on as many bytes, run in turn with it by as many threads.
+``python -m benchmarks.eoperators [--threads N] [--tune] [--seconds S] [--case WORD]``.  *tvm* and *c* are the times of
+the two generators' kernels over that of the triad a = b + 2·c on as many bytes, run in turn by as many threads: the
+median of the rounds, each of which has all of them one after the other.  *stream* is the part of streaming bandwidth
+that the better one reaches; below 80 % at a megabyte and more it is marked.  A dilated G2BMM is held against NumPy's
+strided product.
 """
 
 from __future__ import annotations
@@ -12,9 +15,17 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
-from einnet_explore.backends import aligned, aligned_empty, compare, compile_scope
-from einnet_explore.ir import Const, Iterator, Scope, Tensor, add, mul, tensors
+from einnet_explore.algebra.nest import nest
+from einnet_explore.backends import BackendError, aligned, aligned_empty, compare, compile_program, compile_scope
+from einnet_explore.backends.blas import set_threads
+from einnet_explore.backends.measure import times_faster
+from einnet_explore.backends.native import NativeSource
+from einnet_explore.backends.ways import NativeCall
+from einnet_explore.ir import Const, Iterator, Program, Scope, Tensor, accesses, add, mul, tensors
+from einnet_explore.operators import expressions as ops
+from einnet_explore.rules import ROW_GENERATION, VARIABLE_SUBSTITUTION, Derivation
 from einnet_explore.text import parse
 
 CASES = {
@@ -48,6 +59,12 @@ CASES = {
     "overlap-add, 3 channels": """
         tensor T[16, 32, 32, 4, 4, 3] pad [0, 0, 0, 64, 64, 0]
         Y[n:16, y:64, x:64, c:3] = sum[h:32, w:32] T[n, h, w, y+1-2*h, x+1-2*w, c]""",
+    "parity split": """
+        tensor A[64, 112, 112]
+        Y[p:2, q:2, c:64, h:56, w:56] = A[c, 2*h + p, 2*w + q]""",
+    "parity split NHWC": """
+        tensor A[112, 112, 64]
+        Y[p:2, q:2, h:56, w:56, c:64] = A[2*h + p, 2*w + q, c]""",
     "residual, bias, relu": """
         tensor A[64, 56, 56]
         tensor B[64, 56, 56]
@@ -59,6 +76,19 @@ CASES = {
     "sum over channels": "tensor A[256, 56, 56]\nY[h:56, w:56] = sum[c:256] A[c, h, w]",
     "mean of images": "tensor A[512, 28, 28]\nY[c:512] = sum[h:28, w:28] A[c, h, w] / 784",
 }
+
+
+NUMPY: dict[str, Callable[..., Callable[[], object]]] = {
+    "NCHW to NHWC 64x224x224": lambda a: lambda: np.ascontiguousarray(a.transpose(1, 2, 0)),
+    "NHWC to NCHW 64x224x224": lambda a: lambda: np.ascontiguousarray(a.transpose(2, 0, 1)),
+    "NCHW to NHWC 128x28x28": lambda a: lambda: np.ascontiguousarray(a.transpose(1, 2, 0)),
+    "parity split": lambda a: lambda: np.ascontiguousarray(a.reshape(64, 56, 2, 56, 2).transpose(2, 4, 0, 1, 3)),
+    "parity split NHWC": lambda a: lambda: np.ascontiguousarray(a.reshape(56, 2, 56, 2, 64).transpose(1, 3, 0, 2, 4)),
+    "residual, bias, relu": lambda a, b, c: lambda: np.maximum(a + b + c[:, None, None], 0),
+    "sum over channels": lambda a: lambda: a.sum(0),
+    "mean of images": lambda a: lambda: a.mean((1, 2)),
+}
+"""The same in NumPy, where it is a call or two."""
 
 
 def triad(elements: int, threads: int) -> Callable[[], None]:
@@ -77,27 +107,82 @@ def main(argv: Sequence[str] = ()) -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tune", action="store_true", help="measure the applicable schedules and keep the best")
     parser.add_argument("--seconds", type=float, default=0.2, help="of measurement a case")
+    parser.add_argument("--case", default="", help="only cases whose name has this in it")
     arguments = parser.parse_args(argv)
-    print(
-        f"{'eOperator':32} {'template':9} {'KB':>7} {'µs':>9} {'triad µs':>9} {'ratio':>6}   "
-        f"threads: {arguments.threads}"
-    )
+    heads = f"{'eOperator':32} {'template':9} {'KB':>7} {'µs':>9} {'tvm':>6} {'c':>6} {'numpy':>6} {'stream':>7}"
+    print(f"{heads}   threads: {arguments.threads}")
     rng = np.random.default_rng(0)
     for name, text in CASES.items():
+        if arguments.case not in name:
+            continue
         scope = parse(text).equations[-1].scope
         kernel = compile_scope(scope, threads=arguments.threads, tune=arguments.tune)
         arrays = [aligned(rng.standard_normal(t.shape)) for t in tensors(scope)]
         elements = prod(scope.shape) + sum(a.size for a in arrays)
-        calls = {
-            "kernel": kernel.bind(arrays, aligned_empty(scope.shape)),
+        calls: dict[str, Callable[[], object]] = {
+            "tvm": kernel.bind(arrays, aligned_empty(scope.shape)),
             "triad": triad(elements, arguments.threads),
         }
+        held = dict(zip(kernel.source.inputs, arrays, strict=True))
+        try:
+            calls["c"] = NativeCall(NativeSource(scope, arguments.threads)).bind(held, aligned_empty(scope.shape))
+        except BackendError:
+            print(f"{name}: no kernel in C")
+        if name in NUMPY and arguments.threads == 1:
+            calls["numpy"] = NUMPY[name](*arrays)
         found = compare(calls, rounds=15, min_seconds=arguments.seconds / 2)
-        seconds, stream = found["kernel"].median, found["triad"].median
+        ratios = {n: 1 / times_faster(found["triad"], t) for n, t in found.items() if n != "triad"}
+        best = min((n for n in ratios if n != "numpy"), key=lambda n: ratios[n])
+        shown = "".join(f" {ratios[n]:6.2f}" if n in ratios else f" {'-':>6}" for n in ("tvm", "c", "numpy"))
+        short = " below 80 %" if elements * 4 >= 1 << 20 and ratios[best] > 1.25 else ""
         print(
-            f"{name:32} {kernel.source.template:9} {elements * 4 / 1e3:7.0f} {seconds * 1e6:9.1f} {stream * 1e6:9.1f} "
-            f"{seconds / stream:6.2f}"
+            f"{name:32} {kernel.source.template:9} {elements * 4 / 1e3:7.0f} {found[best].median * 1e6:9.1f}{shown}"
+            f" {100 / ratios[best]:5.0f} %{short}",
+            flush=True,
         )
+    if arguments.case in "dilated G2BMM":
+        banded(arguments.threads, arguments.seconds)
+
+
+def residues(program: Program) -> Program:
+    """*program*, a dilated band, with residues of its rows as a batch: what ``graph.rows`` derives."""
+    for match in VARIABLE_SUBSTITUTION.matches(program, (0,)):
+        longer = Derivation(program).then(match)
+        inner = [a.source for a in accesses(longer.end.equations[0].scope.body)]
+        if len(inner) == 1 and isinstance(inner[0], Scope) and nest(inner[0]) is not None:
+            generated = next(iter(ROW_GENERATION.matches(longer.end, (0, 0))))
+            return longer.then(generated).end
+    raise ValueError(f"{program!r} has no residues")
+
+
+def banded(threads: int, seconds: float) -> None:
+    """Dilated G2BMM (b 2, m 4096, k 64, w 128, d 4) as a plan runs it, against NumPy's strided batched product."""
+    b, m, k, w, d = 2, 4096, 64, 128, 4
+    program = ops.g2bmm(b=b, m=m, w=w, k=k, dilation=d)
+    rng = np.random.default_rng(0)
+    arrays = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in program.inputs}
+    first, second = (arrays[t.name] for t in program.inputs)
+    padded = np.pad(second, ((0, 0), (w * d, w * d), (0, 0)))
+    one, two, three = padded.strides
+    windows = as_strided(padded, (b, m, 2 * w + 1, k), (one, two, d * two, three))
+
+    def by_numpy() -> object:
+        return np.matmul(windows, first[..., None])[..., 0]
+
+    set_threads(threads)
+    calls: dict[str, Callable[[], object]] = {"numpy": by_numpy}
+    for name, made in {"as it is": program, "residues as a batch": residues(program)}.items():
+        context = compile_program(made, threads).contexts.context()
+        for n, array in arrays.items():
+            context.inputs[n][...] = array
+        calls[name] = context.execute
+        context.execute()
+        (found,) = context.outputs.values()
+        assert np.allclose(found, by_numpy(), rtol=1e-4, atol=1e-4)
+    times = compare(calls, rounds=9, min_seconds=seconds)
+    for name in list(calls)[1:]:
+        faster = times_faster(times["numpy"], times[name])
+        print(f"dilated G2BMM, {name:20} {times[name].median * 1e6:9.0f} µs, {faster:.2f} times as fast as NumPy")
 
 
 if __name__ == "__main__":

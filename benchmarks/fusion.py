@@ -1,5 +1,8 @@
 """Fused reductions against NumPy's sequence, torch's own kernels, and our kernels with one operation each.
 
+*plan* is the faster of the two generators as a plan runs it: the same program as one expression, by TVM's schedule or
+by C with all sizes as numbers.
+
 ``python -m benchmarks.fusion [--threads N] [--seconds S] [--case WORD] [--processor]``.  All are run in turn; ``torch``
 is left out where it is not installed.  ``compile`` is the processor time of a kernel that was never compiled before.
 """
@@ -18,13 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from einnet_explore.backends import compare, fused
+from einnet_explore.backends import aligned, aligned_empty, compare, compile_scope, fused
 from einnet_explore.backends.apart import bind_apart
 from einnet_explore.backends.blas import set_threads
 from einnet_explore.backends.fused import FusedProgram
 from einnet_explore.backends.measure import Timing, times_faster
+from einnet_explore.backends.native import NativeSource
+from einnet_explore.backends.ways import NativeCall
+from einnet_explore.graph.in_one import in_one
 from einnet_explore.ir import Program
-from einnet_explore.text import parse
+from einnet_explore.kernels.fusion import programs
 
 Arrays = Mapping[str, Any]
 EPSILON = np.float32(1e-5)
@@ -48,19 +54,10 @@ def normed(x: Any, axes: tuple[int, ...]) -> Any:
 
 def batch_norm(n: int, c: int, h: int, w: int) -> Case:
     """Over (0, 2, 3), with scale and shift."""
-    text = f"""
-        tensor X[{n}, {c}, {h}, {w}]
-        tensor g[{c}]
-        tensor b[{c}]
-        M[c:{c}] = {{[c:{c}] sum[n:{n}, h:{h}, w:{w}] X[n, c, h, w]}}[c] / {n * h * w}
-        D[n:{n}, c:{c}, h:{h}, w:{w}] = X[n, c, h, w] - M[c]
-        V[c:{c}] = {{[c:{c}] sum[n:{n}, h:{h}, w:{w}] D[n, c, h, w] * D[n, c, h, w]}}[c] / {n * h * w}
-        Y[n:{n}, c:{c}, h:{h}, w:{w}] = D[n, c, h, w] * rsqrt(V[c] + 0.00001) * g[c] + b[c]
-        output Y"""
     across = (1, -1, 1, 1)
     return Case(
         f"batch norm {n}x{c}x{h}x{w}",
-        parse(text),
+        programs.batch_norm(n, c, h, w),
         lambda a: normed(a["X"], (0, 2, 3)) * a["g"].reshape(across) + a["b"].reshape(across),
         lambda torch, a: torch.nn.functional.batch_norm(a["X"], None, None, a["g"], a["b"], training=True),
     )
@@ -68,17 +65,9 @@ def batch_norm(n: int, c: int, h: int, w: int) -> Case:
 
 def layer_norm(r: int, c: int) -> Case:
     """Over the last dimension, with scale and shift."""
-    text = f"""
-        tensor X[{r}, {c}]
-        tensor g[{c}]
-        tensor b[{c}]
-        M[i:{r}] = {{[i:{r}] sum[j:{c}] X[i, j]}}[i] / {c}
-        V[i:{r}] = {{[i:{r}] sum[j:{c}] (X[i, j] - M[i]) * (X[i, j] - M[i])}}[i] / {c}
-        Y[i:{r}, j:{c}] = (X[i, j] - M[i]) * rsqrt(V[i] + 0.00001) * g[j] + b[j]
-        output Y"""
     return Case(
         f"layer norm {r}x{c}",
-        parse(text),
+        programs.layer_norm(r, c),
         lambda a: normed(a["X"], (1,)) * a["g"] + a["b"],
         lambda torch, a: torch.nn.functional.layer_norm(a["X"], (c,), a["g"], a["b"]),
     )
@@ -86,16 +75,9 @@ def layer_norm(r: int, c: int) -> Case:
 
 def instance_norm(n: int, c: int, h: int, w: int) -> Case:
     """Over (2, 3)."""
-    text = f"""
-        tensor X[{n}, {c}, {h}, {w}]
-        M[n:{n}, c:{c}] = {{[n:{n}, c:{c}] sum[h:{h}, w:{w}] X[n, c, h, w]}}[n, c] / {h * w}
-        D[n:{n}, c:{c}, h:{h}, w:{w}] = X[n, c, h, w] - M[n, c]
-        V[n:{n}, c:{c}] = {{[n:{n}, c:{c}] sum[h:{h}, w:{w}] D[n, c, h, w] * D[n, c, h, w]}}[n, c] / {h * w}
-        Y[n:{n}, c:{c}, h:{h}, w:{w}] = D[n, c, h, w] * rsqrt(V[n, c] + 0.00001)
-        output Y"""
     return Case(
         f"instance norm {n}x{c}x{h}x{w}",
-        parse(text),
+        programs.instance_norm(n, c, h, w),
         lambda a: normed(a["X"], (2, 3)),
         lambda torch, a: torch.nn.functional.instance_norm(a["X"]),
     )
@@ -103,19 +85,12 @@ def instance_norm(n: int, c: int, h: int, w: int) -> Case:
 
 def softmax(r: int, c: int) -> Case:
     """Over the last dimension."""
-    text = f"""
-        tensor X[{r}, {c}]
-        M[i:{r}] = max[j:{c}] X[i, j]
-        E[i:{r}, j:{c}] = exp(X[i, j] - M[i])
-        S[i:{r}] = sum[j:{c}] E[i, j]
-        Y[i:{r}, j:{c}] = E[i, j] / S[i]
-        output Y"""
 
     def unfused(a: Arrays) -> Any:
         e = np.exp(a["X"] - a["X"].max(1, keepdims=True))
         return e / e.sum(1, keepdims=True)
 
-    return Case(f"softmax {r}x{c}", parse(text), unfused, lambda torch, a: torch.softmax(a["X"], 1))
+    return Case(f"softmax {r}x{c}", programs.softmax(r, c), unfused, lambda torch, a: torch.softmax(a["X"], 1))
 
 
 CASES = (
@@ -166,12 +141,28 @@ def processor_times(calls: Mapping[str, Callable[[], object]], rounds: int = 9) 
     return {name: Timing(median(own), 0.0, len(own), tuple(own)) for name, own in samples.items()}
 
 
-def python_seconds() -> float:
-    """What a bound call costs where there is next to nothing to compute."""
-    kernel = FusedProgram(batch_norm(1, 1, 1, 1).program)
-    arrays = {name: np.ones(shape, np.float32) for name, shape in (("X", (1, 1, 1, 1)), ("g", 1), ("b", 1))}
+def generators(program: Program, arrays: Arrays, threads: int) -> dict[str, Callable[[], object]]:
+    """*program* as one expression, by each generator of a plan's kernels."""
+    derived = in_one(program)
+    assert derived is not None
+    scope = derived.end.equations[0].scope
+    placed = {name: aligned(a) for name, a in arrays.items()}
+    tvm = compile_scope(scope, threads=threads)
+    ours = NativeCall(NativeSource(scope, threads))
+    return {
+        "tvm": tvm.bind([placed[name] for name in tvm.source.inputs], aligned_empty(scope.shape)),
+        "c": ours.bind(placed, aligned_empty(scope.shape)),
+    }
+
+
+def python_seconds() -> dict[str, float]:
+    """What a call costs where there is next to nothing to compute: bound, with arrays as they come, in a plan."""
+    program = programs.batch_norm(1, 1, 1, 1)
+    kernel = FusedProgram(program)
+    arrays = {t.name: aligned(np.ones(t.shape, np.float32)) for t in program.inputs}
     bound = kernel.bind(arrays, kernel(arrays))
-    return compare({"call": bound}, rounds=15, min_seconds=0.05)["call"].median
+    calls = {"bound": bound, "unbound": lambda: kernel(arrays), "in a plan": generators(program, arrays, 1)["c"]}
+    return {name: timing.low for name, timing in compare(calls, rounds=15, min_seconds=0.05).items()}
 
 
 def main(argv: Sequence[str] = ()) -> None:
@@ -189,9 +180,10 @@ def main(argv: Sequence[str] = ()) -> None:
         torch.set_num_threads(arguments.threads)
     except ImportError:
         torch = None
-    print(f"a bound call: {python_seconds() * 1e6:.1f} µs; threads: {arguments.threads}")
-    heads = ("fused µs", "apart", "numpy", "torch", "error", "compile ms")
-    print(f"{'case':28}" + "".join(f"{h:>12}" for h in heads) + "   (apart, numpy, torch: times the fused kernel's)")
+    called = ", ".join(f"{name} {seconds * 1e6:.1f} µs" for name, seconds in python_seconds().items())
+    print(f"a call of a kernel that does nothing: {called}; threads: {arguments.threads}")
+    heads = ("fused", "apart", "numpy", "torch", "error", "compile ms")
+    print(f"{'case':28}{'plan µs':>14}" + "".join(f"{h:>12}" for h in heads) + "   (fused to torch: times the plan's)")
     rng = np.random.default_rng(0)
     for case in CASES:
         if arguments.case not in case.name:
@@ -202,6 +194,7 @@ def main(argv: Sequence[str] = ()) -> None:
         outs = kernel(arrays)
         calls: dict[str, Callable[[], object]] = {
             "fused": kernel.bind(arrays, outs),
+            **generators(case.program, arrays, arguments.threads),
             "apart": bind_apart(case.program, arrays, {"Y": np.empty_like(outs["Y"])}, arguments.threads),
             "numpy": lambda case=case, arrays=arrays: case.numpy(arrays),  # type: ignore[misc]
         }
@@ -210,11 +203,13 @@ def main(argv: Sequence[str] = ()) -> None:
             calls["torch"] = lambda case=case, held=held: case.torch(torch, held)  # type: ignore[misc]
         found = processor_times(calls) if arguments.processor else compare(calls, 9, arguments.seconds)
         error = np.abs(outs["Y"] - case.numpy(arrays)).max()
+        best = min((name for name in ("c", "tvm") if name in found), key=lambda name: found[name].low)
         ratios = "".join(
-            f"{times_faster(found[name], found['fused']):12.2f}" if name in found else f"{'-':>12}"
-            for name in ("apart", "numpy", "torch")
+            f"{times_faster(found[name], found[best]):12.2f}" if name in found else f"{'-':>12}"
+            for name in ("fused", "apart", "numpy", "torch")
         )
-        print(f"{case.name:28}{found['fused'].median * 1e6:12.1f}{ratios}{error:12.1e}{seconds * 1e3:12.0f}")
+        plan = f"{best} {found[best].median * 1e6:.1f}"
+        print(f"{case.name:28}{plan:>14}{ratios}{error:12.1e}{seconds * 1e3:12.0f}")
 
 
 if __name__ == "__main__":

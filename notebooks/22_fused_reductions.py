@@ -35,6 +35,7 @@ from einnet_explore.kernels.fusion import fuse
 from einnet_explore.kernels.fusion.diagram import diagram, summary
 from einnet_explore.kernels.fusion.flat import flatten
 from einnet_explore.kernels.fusion.paying import A100, CORE, verdict
+from einnet_explore.kernels.fusion.programs import batch_norm, softmax
 from einnet_explore.kernels.source import emit
 
 # %% [markdown]
@@ -62,20 +63,10 @@ print(emit(gpu_launch(square, {"x": (1000,)})[1], "cuda"))
 #
 # Now what could not be fused before. The mean and the variance are two reductions, and the second one needs the first.
 
+# %%
+batch_norm(32, 256, 56, 56)
 
 # %%
-def batch_norm(n, c, h, w):
-    return ee.parse(f"""
-    tensor X[{n}, {c}, {h}, {w}]
-    tensor g[{c}]
-    tensor b[{c}]
-    M[c:{c}] = {{[c:{c}] sum[n:{n}, h:{h}, w:{w}] X[n, c, h, w]}}[c] / {n * h * w}
-    D[n:{n}, c:{c}, h:{h}, w:{w}] = X[n, c, h, w] - M[c]
-    V[c:{c}] = {{[c:{c}] sum[n:{n}, h:{h}, w:{w}] D[n, c, h, w] * D[n, c, h, w]}}[c] / {n * h * w}
-    Y[n:{n}, c:{c}, h:{h}, w:{w}] = D[n, c, h, w] * rsqrt(V[c] + 0.00001) * g[c] + b[c]
-    output Y""")
-
-
 norm = fuse(batch_norm(32, 256, 56, 56))
 print(summary(norm))
 
@@ -90,17 +81,7 @@ drawn_figure(diagram(norm), "batch normalisation: three stages, one kernel")
 # Softmax is different: `exp` is not cheap. It is computed once, and kept in the memory of the *result*, which is written only when and where `E` is read for the last time.
 
 # %%
-softmax = fuse(
-    ee.parse("""
-tensor X[512, 768]
-M[i:512] = max[j:768] X[i, j]
-E[i:512, j:768] = exp(X[i, j] - M[i])
-S[i:512] = sum[j:768] E[i, j]
-Y[i:512, j:768] = E[i, j] / S[i]
-output Y
-""")
-)
-drawn_figure(diagram(softmax), "softmax")
+drawn_figure(diagram(fuse(softmax(512, 768))), "softmax")
 
 # %% [markdown]
 # Where sizes change between reductions, a temporary in memory is needed; and temporaries whose lifetimes are disjoint share a slot. Four of them, two slots:

@@ -141,7 +141,7 @@ def test_programs_agree_whatever_engine_is_chosen(tmp_path: Path) -> None:
     results = []
     for engine in ("onnxruntime", "tiled"):
         key = key_of(made.equations[0], constant=constants)
-        for other in ("onnxruntime", "tiled"):
+        for other in ("onnxruntime", "tiled", "tvm"):
             store.put(replace(key, engine=other), 1.0 if other == engine else 2.0, "measured")
         compiled = compile_program(made, constants=constants, choose=choice.chooser(1, store))
         assert compiled.engines == {"Y": engine}

@@ -103,7 +103,7 @@ def test_text(functor: Functor, dialect: str, snapshot: SnapshotAssertion) -> No
 
 def test_cast_text_is_the_documents() -> None:
     text = emit(planned(CAST, 1003), "cuda")
-    for part in ("__launch_bounds__(256)", "__float22half2_rn(make_float2(", "i += (int)gridDim.x * 256", "j += 2"):
+    for part in ("__launch_bounds__(256, 2)", "__float22half2_rn(make_float2(", "i += (int)gridDim.x * 256", "j += 2"):
         assert part in text
     assert "#pragma unroll" in text and "if (first < tail)" in text
     assert "tail)" not in emit(planned(CAST, 1000), "cuda").split("{", 1)[1]

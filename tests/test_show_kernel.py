@@ -39,7 +39,7 @@ def elements_only(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("dialect", "parts"),
     [
-        ("cuda", ['extern "C" __global__ void __launch_bounds__(256)', "pack_16"]),
+        ("cuda", ['extern "C" __global__ void __launch_bounds__(256, 2)', "pack_16"]),
         ("opencl", ["reqd_work_group_size(256, 1, 1)", "float4"]),
         ("c", ["#pragma GCC ivdep", "T_on_a_host"]),
     ],
@@ -82,3 +82,12 @@ def test_an_element_wise_equation_is_none_for_the_others() -> None:
         alone = kernel_texts(program, dialect, makers=(of_elements,))
         assert [bool(k.text) for k in alone] == [True, True, False]
         assert [k.text for k in kernel_texts(program, dialect)[:2]] == [k.text for k in alone[:2]]
+
+
+@pytest.mark.parametrize(("dialect", "said"), [("c", "void Y("), ("cuda", " Y("), ("opencl", "void Y(")])
+def test_reductions_inside_an_equation(dialect: str, said: str) -> None:
+    program = ee.parse("tensor X[4, 5]\nY[i:4, j:5] = exp(X[i, j]) / {[i:4] sum[j:5] exp(X[i, j])}[i]")
+    (kernel,) = kernel_texts(program, dialect)
+    assert said in kernel.text and "// stage 1" in kernel.text  # the sum, then what is divided by it
+    with pytest.raises(KernelError, match="a table of known numbers is read"):
+        kernel_texts(ee.parse("tensor X[2]\nY[i:2] = X[i] * table[2] (1, 1/2) [i]"), dialect)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
+from einnet_explore.algebra.measure import bytes_moved
 from einnet_explore.backends import fragment, measure
 from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.store import Store, key_of
@@ -30,6 +32,21 @@ MARGIN = 1.05
 """So many times faster than the first way another one has to be: in a session of many nodes the first one does better
 than alone, since ONNX Runtime keeps its own layouts between its own nodes."""
 
+
+NEGLIGIBLE = 3e-6
+"""Seconds of a kernel from which on it is worth while to compile another one to compare it with."""
+
+FASTEST = 8e10
+"""Bytes a second and thread that no kernel moves, out of a cache: a lower bound of its time."""
+
+NEAR = 1.25
+"""A kernel that takes less than so many times that bound has nothing to gain."""
+
+DIFFERENCE = 1e-5
+"""How far two engines' results may lie apart, relative to the largest value."""
+
+SECOND = "c"
+"""The engine that is measured only against the best of the others, and only where it may pay."""
 
 W = TypeVar("W", bound=Way)
 
@@ -57,40 +74,83 @@ def fastest(
     """The way of *ways* that takes the least time, by *store*; what it does not know is measured on *arrays* now.
 
     Arrays that are not named in *constants* are filled with numbers for that.  A way that its engine refuses
-    (BackendError) is passed over.  Raises BackendError where none is left.
+    (BackendError) is passed over.  Our own C kernel comes last: it is compiled and compared where the best of the
+    others leaves something to gain.  Raises BackendError where none is left.
     """
     key = key_of(equation, threads, constants)
     found: list[tuple[float, int, W]] = []
     unknown: dict[str, tuple[int, W, Callable[[], object]]] = {}
     refusals: list[str] = []
+    second: tuple[int, W] | None = None
+
+    def call_of(way: W) -> Callable[[], object]:
+        # With threads it is the session's threads that count, as in a plan.
+        call = in_session(way, arrays, out, constants, threads) if threads > 1 else None
+        return call or way.bind(arrays, out)
+
     for n, way in enumerate(ways):
         known = store.get(replace(key, engine=way.engine))
         if known is not None:
             found.append((known.seconds, n, way))
+        elif way.engine == SECOND:
+            second = n, way
         else:
             try:
-                # With threads it is the session's threads that count, as in a plan.
-                call = in_session(way, arrays, out, constants, threads) if threads > 1 else None
-                unknown[way.engine] = n, way, call or way.bind(arrays, out)
+                unknown[way.engine] = n, way, call_of(way)
             except BackendError as error:
                 refusals.append(str(error))
                 continue
         if way.engine == "tiled":
             break  # plain kernels come after it where they win nowhere, and take long to make
     if not found and not unknown:
+        if second is not None:
+            return second[1]
         raise BackendError("; ".join(refusals) or "no engine takes it")
-    if len(unknown) + len(found) == 1 and unknown:
+    if len(unknown) + len(found) == 1 and unknown and second is None:
         return next(way for _, way, _ in unknown.values())  # nothing to choose between
+    free = [arrays[t.name] for t in tensors(equation.scope) if t.name not in constants]
     if unknown:
-        _fill(arrays[t.name] for t in tensors(equation.scope) if t.name not in constants)
+        _fill(free)
         times = _times({engine: call for engine, (_, _, call) in unknown.items()}, threads)
         for engine, seconds in times.items():
             store.put(replace(key, engine=engine), seconds, "measured")
             n, way, _ = unknown[engine]
             found.append((seconds, n, way))
+    if second is not None:
+        least, _, best_way = min(found, key=lambda item: item[0])
+        if least > max(NEGLIGIBLE, NEAR * bytes_moved(equation.scope) / (FASTEST * threads)):
+            _fill(free)
+            try:
+                ratio = _against(call_of(best_way), call_of(second[1]), out, threads)
+            except BackendError:
+                ratio = None  # it is not taken here: nothing to remember
+            if ratio is not None:
+                store.put(replace(key, engine=SECOND), least * ratio, "measured")
+                found.append((least * ratio, *second))
     first = min(found, key=lambda item: item[1])
     best = min(found, key=lambda item: item[0])
     return best[2] if best[0] * MARGIN < first[0] else first[2]
+
+
+def _against(best: Callable[[], object], other: Callable[[], object], out: Array, threads: int) -> float:
+    """The time of *other* over that of *best*, both writing *out*; infinity where it comes to something else."""
+    best()
+    want = out.copy()
+    out[...] = np.nan
+    other()
+    # Random numbers under a root, or a divisor near 0: what is no number has to be none in both.
+    finite = np.isfinite(want)
+    largest = float(np.max(np.abs(want), where=finite, initial=0))
+    if not np.allclose(out, want, rtol=DIFFERENCE, atol=DIFFERENCE * largest, equal_nan=True):
+        apart = float(np.max(np.abs(out - want), where=finite & np.isfinite(out), initial=0))
+        warnings.warn(
+            f"a C kernel differs by {apart:.1e} where values are up to {largest:.1e}: it is not used",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return float("inf")
+    times = _times({"best": best, SECOND: other}, threads)
+    return times[SECOND] / times["best"]
 
 
 def _fill(arrays: Iterable[Array]) -> None:
@@ -104,25 +164,26 @@ def _times(calls: Mapping[str, Callable[[], object]], threads: int) -> dict[str,
     """Seconds of each call, without what it costs to be called from Python."""
     # With threads everything is measured in a session.
     return {
-        engine: max(seconds - (_session_overhead() if engine == "onnxruntime" or threads > 1 else 0), seconds / 8)
-        for engine, seconds in compared(calls).items()
+        engine: max(seconds - (session_overhead() if engine == "onnxruntime" or threads > 1 else 0), seconds / 8)
+        for engine, seconds in compared(calls, threads).items()
     }
 
 
-def compared(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Seconds of each call: the least of many short samples, taken in turn.
+def compared(calls: Mapping[str, Callable[[], object]], threads: int) -> dict[str, float]:
+    """Seconds of each call, which takes *threads* threads: the least of many short samples, taken in turn.
 
     What else runs on the machine only ever adds time, and a choice is kept for good: a sample that nothing disturbed is
     what counts.
     """
-    once = measure.compare(calls, rounds=1, min_seconds=0)
+    settle = measure.pause(threads)
+    once = measure.compare(calls, rounds=1, min_seconds=0, settle=settle)
     rounds = int(LONGEST / sum(min(timing.samples) for timing in once.values()))
-    times = measure.compare(calls, rounds=max(3, min(ROUNDS, rounds)), min_seconds=SECONDS)
+    times = measure.compare(calls, rounds=max(3, min(ROUNDS, rounds)), min_seconds=SECONDS, settle=settle)
     return {engine: min(timing.samples) for engine, timing in times.items()}
 
 
 @cache
-def _session_overhead() -> float:
+def session_overhead() -> float:
     """What it costs to run a session of a node that does nothing."""
     info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "nothing", info[:1], info[1:])

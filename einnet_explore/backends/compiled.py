@@ -15,6 +15,7 @@ from typing import Any
 import tvm
 
 from einnet_explore.backends import trial
+from einnet_explore.backends.errors import BackendError
 from einnet_explore.storage import cache_directory, write_aside
 
 
@@ -34,6 +35,32 @@ def build(function: Any, key: str, threads: int) -> Any:
     if write_aside(path, lambda new: _tried(module, new, arrays)) and (kept := _read(path)) is not None:
         return kept
     return module["main"]
+
+
+def build_c(source: str, key: str, arrays: Sequence[tuple[tuple[int, ...], str]], flags: Sequence[str]) -> Any:
+    """Compile *source*, in C with TVM's entry point, for *arrays* (shapes and dtypes); keep it under *key*.
+
+    It has run once in another process when it is kept.  Raises BackendError where it crashed or hung there, where no C
+    compiler or no place to keep it is there, and, with the compiler's words, where *source* is refused.
+    """
+    if _linker() is None:
+        raise BackendError("no C compiler was found: it needs cc, gcc or clang")
+    path, wrong = _path(key), ""
+
+    def make(new: Path) -> None:
+        nonlocal wrong
+        try:
+            _compile(source, new, *flags)
+        except OSError as error:
+            wrong = str(error).strip()
+            raise
+        trial.run(new, arrays)
+
+    if not write_aside(path, make):
+        raise BackendError(f"no kernel is kept as {path}: {wrong or 'it cannot be written'}")
+    if (kept := _read(path)) is None:
+        raise BackendError(f"the kernel kept as {path} cannot be loaded")
+    return kept
 
 
 def _path(key: str) -> Path:

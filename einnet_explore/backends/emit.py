@@ -117,6 +117,11 @@ def expression(body: Scalar, env: At, read: Reads, dtype: str) -> Expr:
             return elementary.apply(op, tuple(expression(a, env, read, dtype) for a in args), dtype)
 
 
+def position(index: Index, env: At) -> Expr:
+    """*index* where iterators stand for *env*."""
+    return _index(index, env)
+
+
 def constant(value: float, dtype: str) -> Expr:
     """*value* as an immediate of *dtype*; infinities become the extreme integers."""
     if dtype.startswith("int"):

@@ -21,6 +21,7 @@ from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.program import CompiledProgram, compile_program
 from einnet_explore.backends.store import Store, key_of
 from einnet_explore.backends.tvm_cpu import aligned_empty
+from einnet_explore.backends.ways import TiledCall, Way, in_session
 from einnet_explore.ir import (
     EOPERATOR,
     VIEW,
@@ -152,7 +153,7 @@ def _times(
     for e, target in ((pair.first, arrays[pair.first.name]), (pair.second, out)):
         ways = library.engines(e, arrays, target, {}, operators, threads, False, constants)
         way = choice.fastest(e, ways, arrays, target, constants, threads, store)
-        calls.append(way.bind(arrays, target))
+        calls.append(_call(way, arrays, target, constants, threads))
     first, second = calls
     made = generated.contraction(pair.both.scope, constants, threads)
     if made is None:
@@ -162,4 +163,16 @@ def _times(
         first()
         second()
 
-    return choice.compared({"tiled": made.bind(arrays, out), APART: apart})
+    one = _call(TiledCall(made, constants), arrays, out, constants, threads)
+    times = choice.compared({"tiled": one, APART: apart}, threads)
+    if threads > 1:  # two sessions where a plan has one
+        times[APART] = max(times[APART] - choice.session_overhead(), times[APART] / 8)
+    return times
+
+
+def _call(
+    way: Way, arrays: Mapping[str, Array], out: Array, constants: Mapping[str, Array], threads: int
+) -> Callable[[], object]:
+    """*way* with threads of a session, as a plan has it, where there are several."""
+    call = in_session(way, arrays, out, constants, threads) if threads > 1 else None
+    return call or way.bind(arrays, out)

@@ -14,6 +14,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from einnet_explore.backends import hosted
+from einnet_explore.backends.measure import SPIN
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -111,7 +112,8 @@ def imports(nodes: Iterable[onnx.NodeProto]) -> list[onnx.OperatorSetIdProto]:
 def session_options(threads: int, spinning: bool, kernels: bool) -> onnxruntime.SessionOptions:
     """The options of a session with *threads* threads, which wait in loops if *spinning*, and *kernels* in its graph.
 
-    Threads that wait in a loop take the cores from whatever else runs in the process between two calls.
+    Threads that wait in a loop take the cores from whatever else runs on the machine between two calls, by default for
+    32 ms: here for ``measure.SPIN``, which is longer than what lies between two nodes that use them.
     """
     made = onnxruntime.SessionOptions()
     made.intra_op_num_threads = threads
@@ -120,6 +122,7 @@ def session_options(threads: int, spinning: bool, kernels: bool) -> onnxruntime.
     made.log_severity_level = 3
     if not spinning:
         made.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    made.add_session_config_entry("session.intra_op.spin_duration_us", str(int(SPIN * 1e6)))
     if kernels:
         hosted.register(made)
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -18,10 +18,10 @@ from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.identity import identity
 from einnet_explore.backends.tvm_cpu import ALIGNMENT, aligned_empty
 from einnet_explore.ir import Scope, tensors
-from einnet_explore.kernels.form import form
-from einnet_explore.kernels.machine import this_machine
+from einnet_explore.kernels.form import Form, form
+from einnet_explore.kernels.machine import Machine, this_machine
 from einnet_explore.kernels.packing import gather
-from einnet_explore.kernels.tiles import best_tile
+from einnet_explore.kernels.tiles import Tile, best_tile
 
 Array = npt.NDArray[Any]
 
@@ -136,13 +136,21 @@ def contraction(scope: Scope, constant: Collection[str] = (), threads: int = 1) 
 
     Tensors named in *constant* never change.
     """
+    chosen = _chosen(scope, this_machine())
+    if chosen is None:
+        return None
+    found, tile = chosen
+    made = tiled.plan(found, tile, found.operands[1 - tile.vector].name in constant, threads)
+    return None if made is None else Contraction(scope, made)
+
+
+@lru_cache(1 << 12)  # every candidate and every plan asks again, and a choice takes up to 40 ms
+def _chosen(scope: Scope, machine: Machine) -> tuple[Form, Tile] | None:
+    """*scope* as a contraction, and its tile."""
     found = form(scope)
     if found is None or any(x.extent == 0 for x in (*found.traversals, *found.summations)):
         return None
     if max(map(prod, (scope.shape, *(t.shape for t in tensors(scope))))) > LARGEST:
         return None
-    tile = best_tile(found, this_machine())
-    if tile is None:
-        return None
-    made = tiled.plan(found, tile, found.operands[1 - tile.vector].name in constant, threads)
-    return None if made is None else Contraction(scope, made)
+    tile = best_tile(found, machine)
+    return None if tile is None else (found, tile)

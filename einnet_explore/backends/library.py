@@ -12,8 +12,11 @@ from einnet_explore.algebra.flatten import view_strides
 from einnet_explore.algebra.nest import nest
 from einnet_explore.algebra.online import Online, online
 from einnet_explore.backends import contraction, generated, hosted, ort, tvm_cpu
-from einnet_explore.backends.ways import KernelCall, ProductCall, TiledCall, ViewCall, Way
+from einnet_explore.backends.blocks.choice import blocked
+from einnet_explore.backends.native import NativeSource
+from einnet_explore.backends.ways import KernelCall, NativeCall, ProductCall, TiledCall, ViewCall, Way
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Scope, Tensor, accesses, map_tensors
+from einnet_explore.kernels.machine import this_machine
 from einnet_explore.operators import Operator
 
 Array = npt.NDArray[Any]
@@ -65,6 +68,7 @@ def engines(
     seen = through_views(equation.scope, views)
     rows = nest(seen)
     own = (rows is not None and rows.banded) or isinstance(online(seen), Online)
+    own = own or blocked(seen, this_machine()) is not None
     if own:
         yield KernelCall(tvm_cpu.compile_scope(seen, "float32", threads, tune))
     made = generated.contraction(equation.scope, constants or {}, threads)
@@ -77,6 +81,8 @@ def engines(
         yield KernelCall(tvm_cpu.compile_scope(seen, "float32", threads, tune))
     if tiled is not None and not tiled.made.worthwhile:
         yield tiled
+    if equation.via is None or equation.via.operator == EOPERATOR:
+        yield NativeCall(NativeSource(seen, threads))
 
 
 def through_views(scope: Scope, views: Mapping[str, Scope]) -> Scope:

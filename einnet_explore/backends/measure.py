@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median, quantiles
 from time import perf_counter, sleep
+from typing import TypeAlias
+
+SPIN = 0.002
+"""Seconds for which the threads of our sessions wait in a loop for more work: longer than any node that uses one."""
 
 SETTLE = 0.01
 """Seconds after which an engine's waiting threads no longer spin."""
+
+SAMPLE = 0.001
+"""Seconds that a sample of quick calls lasts: less than what a scheduler gives at a time.  Where others want the cores,
+samples of 5 ms were hit or missed as a whole, one engine's for a minute and then the other's."""
+
+Sampler: TypeAlias = "Callable[[int], float]"
+"""Seconds a call, over so many calls in a row."""
 
 
 def pause(threads: int) -> float:
@@ -42,16 +54,23 @@ def times_faster(before: Timing, after: Timing) -> float:
 def compare(
     calls: Mapping[str, Callable[[], object]], rounds: int = 15, min_seconds: float = 0.2, settle: float = 0
 ) -> dict[str, Timing]:
-    """Time *calls* in interleaved rounds whose order rotates; each sample repeats its call for some milliseconds.
+    """Time *calls* in interleaved rounds whose order rotates; each sample repeats its call for a millisecond.
 
-    There are at least *rounds* rounds and at least *min_seconds* of them for every call.  Before each sample *settle*
-    seconds pass: an engine's waiting threads spin for a while, and would take the next one's cores.  Raises ValueError
-    for no rounds.
+    There are at least *rounds* rounds and at least *min_seconds* of them, with pauses, for every call.  Before each
+    sample *settle* seconds pass: an engine's waiting threads spin for a while, and would take the next one's cores.
+    Raises ValueError for no rounds.
     """
+    return sampled({name: partial(sample, call) for name, call in calls.items()}, rounds, min_seconds, settle)
+
+
+def sampled(
+    samplers: Mapping[str, Sampler], rounds: int = 15, min_seconds: float = 0.2, settle: float = 0
+) -> dict[str, Timing]:
+    """``compare`` of what says itself how long it took, in another process for example."""
     if rounds < 1:
         raise ValueError(f"rounds {rounds}: expected at least 1")
-    names = list(calls)
-    repeats = {name: _repeats(calls[name], min_seconds / rounds) for name in names}
+    names = list(samplers)
+    repeats = {name: _repeats(samplers[name], min_seconds / rounds) for name in names}
     samples: dict[str, list[float]] = {name: [] for name in names}
     spent, turn = 0.0, 0
     while turn < rounds or spent < min_seconds * len(names):
@@ -59,9 +78,9 @@ def compare(
             name = names[(turn + n) % len(names)]
             if settle:
                 sleep(settle)
-            seconds = _sample(calls[name], repeats[name])
+            seconds = samplers[name](repeats[name])
             samples[name].append(seconds)
-            spent += seconds * repeats[name]
+            spent += seconds * repeats[name] + settle
         turn += 1
     return {name: _timing(samples[name]) for name in names}
 
@@ -71,21 +90,19 @@ def ratios(samples: Mapping[str, Timing], base: str) -> dict[str, float]:
     return {name: timing.median / samples[base].median for name, timing in samples.items()}
 
 
-def _repeats(call: Callable[[], object], seconds: float) -> int:
-    call()  # the first call may allocate and wake threads
-    start = perf_counter()
-    call()
-    once = max(perf_counter() - start, 1e-7)
-    return max(1, int(min(seconds, 0.005) / once))
-
-
-def _sample(call: Callable[[], object], repeats: int) -> float:
+def sample(call: Callable[[], object], repeats: int) -> float:
+    """Seconds that *call* takes, on average over *repeats* in a row."""
     if repeats > 1:
         call()  # what ran before has taken the caches
     start = perf_counter()
     for _ in range(repeats):
         call()
     return (perf_counter() - start) / repeats
+
+
+def _repeats(sampler: Sampler, seconds: float) -> int:
+    sampler(1)  # the first call may allocate and wake threads
+    return max(1, int(min(seconds, SAMPLE) / max(sampler(1), 1e-7)))
 
 
 def _timing(samples: list[float]) -> Timing:

@@ -164,6 +164,10 @@ def compile_program(
                 shown = way.view(arrays)
                 assert shown is not None
                 out = shown
+                if all(name in fixed for name in way.reads) and not out.flags.c_contiguous:
+                    # What never changes is stored as it is read, once.
+                    out = _constant(equation.name, out.shape, out)
+                    del views[equation.name]
         arrays[equation.name] = out
         if all(t.name in fixed for t in tensors(equation.scope)):
             if way.engine != "view":

@@ -101,13 +101,13 @@ class Store:
         def find(equation: Equation) -> float | None:
             nonlocal known
             if known is None:
-                known = self._best(threads)
+                known = self.known(threads)
             return known.get(key_of(equation, threads))
 
         return find
 
-    def _best(self, threads: int) -> dict[Key, float]:
-        """The least seconds of each key, whatever the engine; a time of the one that was chosen goes first."""
+    def known(self, threads: int = 1) -> dict[Key, float]:
+        """What is stored now: each key's least seconds by any engine; a time of the one that was chosen goes first."""
         names = [f.name for f in fields(Key) if f.name != "engine"]
         here = (threads, device(), libraries())
 

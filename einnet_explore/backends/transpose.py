@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import count
+from typing import TypeVar
 
 import tvm
 from tvm.s_tir import TensorIntrin
+
+V = TypeVar("V")
 
 BLOCK = 4
 """Elements that a shuffle keeps together or moves among: a quarter of the widest register."""
@@ -74,24 +77,35 @@ def _moves(side: int, between: int) -> tuple[str, list[str]]:
         lines.append(f"        {name}: T.let = {value}\n")
         return name
 
-    def pairs(a: str, b: str, part: int, within: int) -> tuple[str, str]:
+    rows = [let(f'A.vload([{_at(i, between, 0)}], "float32x{side}")') for i in range(side)]
+    done = transposed(rows, lambda a, b, lanes: let(f"T.Shuffle([{a}, {b}], {lanes})"))
+    return "".join(lines), done
+
+
+def transposed(rows: Sequence[V], shuffle: Callable[[V, V, list[int]], V]) -> list[V]:
+    """The columns of a tile of as many *rows* as these have lanes: 4, 8 or 16.
+
+    ``shuffle(a, b, lanes)`` are those *lanes* of *a* and *b*, one after the other.
+    """
+    side = len(rows)
+
+    def pairs(a: V, b: V, part: int, within: int) -> tuple[V, V]:
         """In every *within* lanes: the first, then the second halves of a's and b's, *part* lanes in turn."""
         lanes = [(start, at) for start in range(0, side, within) for at in range(0, within // 2, part)]
         first, second = (
             [n + start + at + more for start, at in lanes for n in (0, side) for more in range(shift, shift + part)]
             for shift in (0, within // 2)
         )
-        return let(f"T.Shuffle([{a}, {b}], {first})"), let(f"T.Shuffle([{a}, {b}], {second})")
+        return shuffle(a, b, first), shuffle(a, b, second)
 
-    rows = [let(f'A.vload([{_at(i, between, 0)}], "float32x{side}")') for i in range(side)]
     gathered = [_turned(rows[i::BLOCK], lambda a, b: pairs(a, b, BLOCK, side)) for i in range(BLOCK)]
-    done = [""] * side
-    for q, column in enumerate(zip(*gathered, strict=True)):
-        done[BLOCK * q : BLOCK * (q + 1)] = _turned(column, lambda a, b: pairs(a, b, 1, BLOCK))
-    return "".join(lines), done
+    done: list[V] = []
+    for column in zip(*gathered, strict=True):
+        done += _turned(column, lambda a, b: pairs(a, b, 1, BLOCK))
+    return done
 
 
-def _turned(rows: Sequence[str], pairs: Callable[[str, str], tuple[str, str]]) -> list[str]:
+def _turned(rows: Sequence[V], pairs: Callable[[V, V], tuple[V, V]]) -> list[V]:
     """The transpose of 1, 2 or 4 rows of as many parts; *pairs* interleaves the first and the second halves of two."""
     if len(rows) == 1:
         return [*rows]

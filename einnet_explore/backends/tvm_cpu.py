@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from math import prod
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +15,12 @@ import tvm_ffi
 from tvm import te
 from tvm.s_tir import Schedule, ScheduleError
 
+from einnet_explore.algebra.chain import Chain
 from einnet_explore.algebra.nest import Nest, nest
 from einnet_explore.algebra.online import Online, online
 from einnet_explore.backends import compiled, measure, schedule, structure
+from einnet_explore.backends.blocks import kernel as blocks
+from einnet_explore.backends.blocks.choice import blocked, cuts_of
 from einnet_explore.backends.emit import lower
 from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.identity import identity
@@ -72,15 +76,26 @@ class Source:
         return found if isinstance(found, Online) and one_pass.worthwhile(found, this_machine()) else None
 
     @cached_property
+    def chain(self) -> Chain | None:
+        """The scope as a chain to be gone through block by block, where it is that."""
+        own = self.dtype == "float32" and self.nest is None and self.online is None
+        return blocked(self.scope, this_machine()) if own else None
+
+    @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of inputs and result as the kernel sees them: the same elements in the same order."""
+        if self.chain is not None:
+            sizes = {t.name: (prod(t.shape),) for t in tensors(self.scope)}
+            return (*(sizes[name] for name in self.inputs), (prod(self.scope.shape),))
         shapes = {t.name: t.shape for t in (*tensors(self.scope), *tensors(self.prepared))}
         return (*(shapes[name] for name in self.inputs), self.prepared.shape)
 
     @cached_property
     def template(self) -> str:
         """The schedule template of the last stage; ``nest`` where the whole is written as work on rows, ``online``
-        where that is one pass over the columns."""
+        where that is one pass over the columns, ``blocked`` where it is a chain."""
+        if self.chain is not None:
+            return "blocked"
         if self.online is not None and self.rank == 0:
             return "online"
         if self.nest is not None and self.rank == 0:
@@ -92,6 +107,10 @@ class Source:
     @cached_property
     def function(self) -> Any:
         """The scheduled PrimFunc."""
+        if self.chain is not None:
+            flat = {name: size for name, (size,) in zip(self.inputs, self.shapes, strict=False)}
+            cuts = cuts_of(self.chain, self.threads, this_machine())
+            return blocks.function(self.chain, cuts, flat, self.threads, this_machine())
         if self.online is not None and self.rank == 0:
             inputs = dict(zip(self.inputs, self.shapes, strict=False))
             return one_pass.function(self.online, inputs, self.threads, this_machine())
@@ -159,24 +178,42 @@ class Kernel:
 
         Raises BackendError where an array has the wrong shape or dtype, or is not contiguous and aligned.
         """
-        shapes = {t.name: t.shape for t in tensors(self.source.scope)}
-        names = self.source.inputs
-        if len(inputs) != len(names):
-            raise BackendError(f"{len(inputs)} arrays for the {len(names)} inputs {', '.join(names)}")
-        for name, array in (*zip(names, inputs, strict=True), ("the result", out)):
-            shape = shapes.get(name, self.source.scope.shape)
-            if array.shape != shape or array.dtype != self.source.dtype:
-                raise BackendError(
-                    f"{name} is {array.dtype}{list(array.shape)}, expected {self.source.dtype}{list(shape)}"
-                )
-            if not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
-                raise BackendError(f"{name} is not contiguous and aligned to {ALIGNMENT} bytes: use aligned_empty")
-        if out.size == 0:
-            return lambda: None
-        given = zip((*inputs, out), self.source.shapes, strict=True)
-        held = tuple(tvm_ffi.from_dlpack(a.reshape(shape)) for a, shape in given)
-        function = self.function
-        return lambda: function(*held)
+        return bound(self.source, self.function, inputs, out)
+
+
+class Signature(Protocol):
+    """What a compiled function of *scope* takes: the tensors *inputs*, and the result, as arrays of *shapes*."""
+
+    @property
+    def scope(self) -> Scope: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def inputs(self) -> tuple[str, ...]: ...
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]: ...
+
+
+def bound(source: Signature, function: Any, inputs: Sequence[Array], out: Array) -> Callable[[], None]:
+    """A call of *function* on *inputs* and *out*; raises as ``Kernel.bind`` does."""
+    shapes = {t.name: t.shape for t in tensors(source.scope)}
+    names = source.inputs
+    if len(inputs) != len(names):
+        raise BackendError(f"{len(inputs)} arrays for the {len(names)} inputs {', '.join(names)}")
+    for name, array in (*zip(names, inputs, strict=True), ("the result", out)):
+        shape = shapes.get(name, source.scope.shape)
+        if array.shape != shape or array.dtype != source.dtype:
+            raise BackendError(f"{name} is {array.dtype}{list(array.shape)}, expected {source.dtype}{list(shape)}")
+        if not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
+            raise BackendError(f"{name} is not contiguous and aligned to {ALIGNMENT} bytes: use aligned_empty")
+    if out.size == 0:
+        return lambda: None
+    given = zip((*inputs, out), source.shapes, strict=True)
+    held = tuple(tvm_ffi.from_dlpack(a.reshape(shape)) for a, shape in given)
+    return lambda: function(*held)
 
 
 def load(source: Source) -> Kernel:

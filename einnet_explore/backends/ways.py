@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 from einnet_explore.algebra.flatten import row_major, view_strides
 from einnet_explore.backends import contraction, generated, hosted, tvm_cpu
 from einnet_explore.backends.fragment import Writer, session
+from einnet_explore.backends.native import NativeSource
 from einnet_explore.ir import Scope, Tensor, accesses
 
 Array = npt.NDArray[Any]
@@ -26,7 +27,7 @@ class Way(Protocol):
 
     @property
     def engine(self) -> str:
-        """What runs it: ``onnxruntime``, ``matmul``, ``tiled``, ``tvm`` or ``view``."""
+        """What runs it: ``onnxruntime``, ``matmul``, ``tiled``, ``tvm``, ``c`` or ``view``."""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -55,6 +56,28 @@ class KernelCall:
 
     def write(self, writer: Writer, makes: str) -> bool:
         source = self.kernel.source
+        values = [writer.value(name) for name in self.reads]
+        node = hosted.node(source.key, source.shapes, source.scope.shape, source.threads, values, writer.made(makes))
+        return writer.put(node)
+
+
+@dataclass(frozen=True, eq=False)
+class NativeCall:
+    """A fused kernel of our own, in C; it is compiled, or loaded, when it is first bound."""
+
+    source: NativeSource
+    engine = "c"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return self.source.inputs
+
+    def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
+        return tvm_cpu.bound(self.source, self.source.function, [arrays[name] for name in self.reads], out)
+
+    def write(self, writer: Writer, makes: str) -> bool:
+        source = self.source
+        assert source.function is not None
         values = [writer.value(name) for name in self.reads]
         node = hosted.node(source.key, source.shapes, source.scope.shape, source.threads, values, writer.made(makes))
         return writer.put(node)

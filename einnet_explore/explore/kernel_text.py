@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
 
-from einnet_explore.ir import Equation, Program
+from einnet_explore.backends.fused_blocks import gpu_launch
+from einnet_explore.ir import Equation, Program, tensors
 from einnet_explore.kernels import elementwise
+from einnet_explore.kernels.fusion import FusionError, fuse
+from einnet_explore.kernels.fusion.cpu import cpu_kernel
 from einnet_explore.kernels.machine import this_machine
 from einnet_explore.kernels.source import Kernel, KernelError, Type, emit, type_of
 from einnet_explore.kernels.tiling import Hardware, processor, tiled
@@ -43,7 +46,19 @@ def of_tiles(equation: Equation, kind: Type, dialect: str) -> Kernel:
         raise KernelError(f"kernel {equation.name}: {error}") from None
 
 
-MAKERS: tuple[Maker, ...] = (of_elements, of_tiles)
+def of_reductions(equation: Equation, kind: Type, dialect: str) -> Kernel:
+    """Anything else, nested reductions too: stages at every point of a grid; sizes and strides are arguments in C."""
+    inputs = tuple(dict.fromkeys(tensors(equation.scope)))
+    shapes = {t.name: t.shape for t in inputs}
+    try:
+        fused = fuse(Program(inputs, (equation,), (equation.name,)))
+        flat, kernel = gpu_launch(fused, shapes, kind.dtype)
+        return replace(cpu_kernel(flat, kind) if dialect == "c" else kernel, name=equation.name)
+    except FusionError as error:
+        raise KernelError(f"kernel {equation.name}: {error}") from None
+
+
+MAKERS: tuple[Maker, ...] = (of_elements, of_tiles, of_reductions)
 
 
 def kernel_texts(

@@ -51,7 +51,7 @@ def by_rows(program: Program) -> Derivation | None:
     """
     if len(program.outputs) != 1 or sum(bool(e.scope.summations) for e in program.equations) < 2:
         return None
-    derivation = _moves_merged(_substituted(Derivation(program)))
+    derivation = _moves_merged(substituted(Derivation(program)))
     if derivation is None:
         return None
     scope = derivation.end.equations[0].scope
@@ -76,7 +76,7 @@ def _generated(derivation: Derivation, at: tuple[int, ...], rule: Rule[Any]) -> 
     return None if isinstance(done, str) else done
 
 
-def _substituted(derivation: Derivation) -> Derivation | None:
+def substituted(derivation: Derivation) -> Derivation | None:
     """*derivation* with every equation but the output's substituted into its readers."""
     while len(derivation.end.equations) > 1:
         program = derivation.end

@@ -169,7 +169,9 @@ def _chains(units: Units) -> None:
 def _worth(group: tuple[int, ...], model: Model, understood: Mapping[int, tuple[Equation, ...]]) -> bool:
     if not all(n in understood for n in group):
         return False
-    return len(group) > 1 or kind(model.nodes[group[0]]) == "contraction"
+    # A normalisation is several equations by itself.
+    several = kind(model.nodes[group[0]]) == "reduction" and len(understood[group[0]]) > 1
+    return len(group) > 1 or several or kind(model.nodes[group[0]]) == "contraction"
 
 
 def _parts(

@@ -1,0 +1,342 @@
+"""Our own kernels in C among the engines of an equation: exact, convicted where they are not, and of use in models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from onnx import TensorProto, helper, numpy_helper
+
+from einnet_explore.algebra.certificate import certify
+from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.backends import (
+    BackendError,
+    aligned,
+    aligned_empty,
+    choice,
+    compile_program,
+    compiled,
+    hosted,
+    native,
+)
+from einnet_explore.backends.elementwise import Elementwise
+from einnet_explore.backends.native import NativeSource
+from einnet_explore.backends.store import Store, key_of
+from einnet_explore.backends.ways import NativeCall
+from einnet_explore.graph.finalists import entries
+from einnet_explore.graph.in_one import in_one
+from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.split import split
+from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Scope, tensors
+from einnet_explore.kernels.elementwise import functor
+from einnet_explore.kernels.fusion import programs as known
+from einnet_explore.kernels.regions import regions_kernel
+from einnet_explore.kernels.source import KernelError, emit
+from einnet_explore.rules import REDUCTION_GENERATION, Refused
+from einnet_explore.text import parse
+from tests import kernel_machine
+from tests.strategies import inputs_for, scopes_
+
+needs_cc = pytest.mark.skipif(compiled.c_library("int one(void) { return 1; }") is None, reason="no C compiler")
+
+OVERLAP = parse(
+    """
+    tensor T[3, 5, 4, 4, 6] pad [0, 0, 12, 12, 0]
+    Y[c:3, y:10, x:12] = sum[h:5, w:6] T[c, h, y+1-2*h, x+1-2*w, w]
+    """
+)
+GATHERED = """
+    tensor T[3, 4, 4, 20, 6] pad [0, 0, 0, 1, 1]
+    Y[c:3, y:40, x:12] = T[c, (y+1)%2, (x+1)%2, (y+1)//2, (x+1)//2] + T[c, (y+1)%2+2, (x+1)%2, (y+1)//2-1, (x+1)//2]
+    """
+
+
+def scope_of(text: str) -> Scope:
+    return parse(text).equations[-1].scope
+
+
+def exact(scope: Scope, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    made = Program(tuple(dict.fromkeys(tensors(scope))), (Equation("Y'", scope),), ("Y'",))
+    return np.asarray(evaluate(made, arrays)["Y'"], dtype=np.float64)
+
+
+# Kernels without conditions
+
+
+def by_machine(scope: Scope) -> None:
+    """The kernel of *scope* by the plain interpreter, on exact integers."""
+    kernel, blocks = regions_kernel(scope, "Y'")
+    arrays = inputs_for(scope)
+    out = np.full(int(np.prod(scope.shape)), np.nan)
+    held = {name: np.asarray(a, dtype=np.float64).reshape(-1) for name, a in arrays.items()}
+    kernel_machine.run(kernel, {**held, "Y'": out, ":first": 0}, (blocks, 1, 1))
+    assert (out.reshape(scope.shape) == exact(scope, arrays)).all()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GATHERED,
+        "tensor A[9]\nY[i:9] = A[i // 2] + A[(i + 1) // 2]",
+        "tensor A[40] pad [3]\nY[i:40] = A[i-3] + A[i+2]",
+        "tensor A[7, 5] pad [2, 1]\nY[i:7, j:5] = A[i-2, j+1] * A[i+1, j-1] + A[i, 4-j]",
+        "tensor A[12] pad [4]\nY[i:6, j:2] = A[2*i - 1 + j] - A[i-1]",
+        "tensor A[6, 6]\nY[i:6, j:6] = where(i < 2, A[i, j], A[j, i]) + where(j >= 3, 1, where(i == j, 2, A[0, j%3]))",
+    ],
+)
+def test_regions_are_exact(text: str) -> None:
+    by_machine(scope_of(text))
+
+
+@given(scopes_(depth=0, domains=False))
+@settings(max_examples=60)
+def test_regions_of_drawn_scopes_are_exact(scope: Scope) -> None:
+    with suppress(KernelError):  # what has no such kernel: test_no_regions
+        by_machine(scope)
+
+
+def test_phases_are_those_of_the_windows() -> None:
+    kernel, blocks = regions_kernel(scope_of(GATHERED), "Y'")
+    assert blocks == 3 and "where" not in repr(kernel)  # nothing is asked at any element
+
+
+def test_a_parity_split_reads_each_line_of_memory_once() -> None:
+    scope = scope_of("tensor A[3, 8, 64]\nY[p:2, q:2, c:3, h:4, w:32] = A[c, 2*h + p, 2*w + q]")
+    by_machine(scope)
+    kernel, blocks = regions_kernel(scope, "Y'")
+    lines = emit(kernel, "c").splitlines()
+    assert blocks == 3 and sum("for (" in line for line in lines) == 4  # blocks; h, p, w in some order
+    assert sum(" = A[" in line for line in lines) == 2  # both q inside of one loop over w
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("tensor A[4, 4]\nY[i:4] = sum[j:4] A[i, j]", "reduces"),
+        ("tensor A[64]\nY[i:8, j:8] = A[(8*i + j) // 3]", "divided by 3: expected one traversal"),
+        ("tensor A[64]\nY[i:64] = A[i // 9]", "at most 8"),
+        ("tensor A[64]\nY[i:60] = A[i // 5] + A[i // 7]", "35 phases"),
+        ("tensor A[8]\nY[i:8] = A[i] + 1", "1 pieces of 1 reads"),
+    ],
+)
+def test_no_regions(text: str, why: str) -> None:
+    with pytest.raises(KernelError, match=why):
+        regions_kernel(scope_of(text), "Y'")
+
+
+# In C
+
+
+@needs_cc
+@pytest.mark.parametrize(
+    ("program", "threads"),
+    [(OVERLAP, 1), (parse(GATHERED), 2), (known.instance_norm(3, 2, 5, 7), 2), (known.layer_norm(5, 7), 1)],
+)
+def test_kernels_in_c(program: Program, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "PARALLEL_ELEMENTS", 1)
+    found = in_one(program)
+    scope = program.equations[-1].scope if found is None else found.end.equations[0].scope
+    source = NativeSource(scope, threads)
+    rng = np.random.default_rng(0)
+    arrays = {t.name: aligned(rng.integers(-4, 5, t.shape)) for t in tensors(scope)}
+    out = aligned_empty(scope.shape)
+    NativeCall(source).bind(arrays, out)()
+    wanted = evaluate(program, {n: a.astype(np.float64) for n, a in arrays.items()}, "float64")[program.outputs[0]]
+    np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-6)
+    assert NativeSource(scope, threads).function is not None  # kept
+
+
+@needs_cc
+def test_what_is_no_kernel_or_does_not_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "VECTORS", "this is no C\n")
+    with pytest.raises(BackendError, match="error"):
+        _ = NativeSource(scope_of("tensor A[33]\nY[i:33] = A[i] + 41")).function
+    monkeypatch.setattr(compiled, "_linker", lambda: None)
+    with pytest.raises(BackendError, match="no C compiler"):
+        _ = NativeSource(scope_of("tensor A[33]\nY[i:33] = A[i] + 42")).function
+
+
+def test_blocks_are_counted_in_32_bits() -> None:
+    rows = 1 << 32
+    scope = scope_of(f"tensor A[{rows}, 3] pad [1, 0]\nY[i:{rows}, j:3] = A[i-1, j]")
+    with pytest.raises(BackendError, match=f"{rows} blocks for 1 threads, expected less than 2147483648 for each"):
+        _ = NativeSource(scope).text
+    assert "long long" in NativeSource(scope, 4).text  # places are 64 bits wide
+
+
+@needs_cc
+def test_a_kernel_that_crashes_does_so_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    around = native._around
+
+    def crashing(*given: Any) -> list[str]:
+        return [line.replace("if (count", "*(volatile int *)8 = 1; if (count") for line in around(*given)]
+
+    monkeypatch.setattr(native, "_around", crashing)
+    with pytest.raises(BackendError, match="the kernel is not run"):
+        _ = NativeSource(scope_of("tensor A[35]\nY[i:35] = A[i] + 43")).function
+
+
+# The exponential
+
+
+@needs_cc
+def test_the_exponential_of_every_size() -> None:
+    run = Elementwise(functor(scope_of("tensor A[8]\nY[i:8] = exp(A[i])")), "c")
+    edges = np.array([0, 1, -1, 88.72283, 88.72284, 89, 200, -87.33655, -103.97208, -104, -200], np.float32)
+    edges = np.concatenate([edges, np.nextafter(edges, np.float32(np.inf)), np.nextafter(edges, np.float32(-np.inf))])
+    bits = np.arange(0, 1 << 32, 4093, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    x = np.concatenate([edges, np.float32([np.inf, -np.inf, np.nan]), bits])
+    y = np.empty_like(x)
+    run(y, x)
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        wanted = np.exp(x.astype(np.float64))
+        rounded = wanted.astype(np.float32)
+    assert (np.isnan(y) == np.isnan(x)).all() and (np.isinf(y) == np.isinf(rounded)).all()
+    finite = np.isfinite(rounded)
+    ulp = np.maximum(np.spacing(rounded[finite]).astype(np.float64), 2.0**-149)
+    assert (np.abs(y[finite] - wanted[finite]) <= 2 * ulp).all()
+    assert y[0] == 1 and y[x == -np.inf] == 0
+
+
+# The contest
+
+
+@dataclass
+class Fake:
+    """A way that writes *value*, and takes *seconds* to say so."""
+
+    engine: str
+    value: float = 1.0
+    refuses: bool = False
+
+    def bind(self, arrays: Mapping[str, np.ndarray], out: np.ndarray) -> Callable[[], object]:
+        if self.refuses:
+            raise BackendError(f"{self.engine} refuses")
+        return lambda: out.fill(self.value)
+
+
+LARGE = Equation("Y", scope_of("tensor A[512, 512]\nY[i:512, j:512] = A[j, i] + 1"), Instance(EOPERATOR))
+
+
+def held(ways: list[Fake], store: Store, monkeypatch: pytest.MonkeyPatch, times: Mapping[str, float]) -> Fake:
+    """The winner where calls take *times*."""
+
+    def compared(calls: Mapping[str, Callable[[], object]], _: int) -> dict[str, float]:
+        return {name: times[name] for name in calls}
+
+    monkeypatch.setattr(choice, "compared", compared)
+    return choice.fastest(LARGE, ways, {"A": aligned_empty((512, 512))}, aligned_empty((512, 512)), (), 1, store)
+
+
+def test_c_wins_where_it_is_faster_and_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path / "profiles.sqlite")
+    ways = [Fake("tvm"), Fake("c")]
+    times = {"tvm": 1e-3, "best": 2e-3, "c": 1e-3}
+    assert held(ways, store, monkeypatch, times) is ways[1]
+    found = store.get(replace(key_of(LARGE), engine="c"))
+    assert found is not None and found.seconds == pytest.approx(0.5e-3)  # by the ratio of one comparison
+    monkeypatch.setattr(Fake, "bind", lambda *_: pytest.fail("bound again"))
+    assert held(ways, store, monkeypatch, {}) is ways[1]
+
+
+def test_c_is_not_even_compiled_where_there_is_nothing_to_gain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = 2 * 4 * 512 * 512 / choice.FASTEST
+    ways = [Fake("tvm"), Fake("c", refuses=True)]
+    store = Store(tmp_path / "profiles.sqlite")
+    assert held(ways, store, monkeypatch, {"tvm": 1.2 * bound}) is ways[0]
+    assert store.get(replace(key_of(LARGE), engine="tvm")) is not None
+    assert held(ways, Store(tmp_path / "other.sqlite"), monkeypatch, {"tvm": 9 * bound}) is ways[0]  # refused
+
+
+def test_c_that_differs_is_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path / "profiles.sqlite")
+    ways = [Fake("tvm"), Fake("c", 1.1)]
+    with pytest.warns(RuntimeWarning, match=r"differs by 1.0e-01 where values are up to 1.0e\+00"):
+        assert held(ways, store, monkeypatch, {"tvm": 1e-3}) is ways[0]
+    assert held(ways, store, monkeypatch, {}) is ways[0]  # remembered
+
+
+@needs_cc
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_is_chosen_runs_in_a_plan(threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two threads as a node of a session, which lends it its own."""
+    monkeypatch.setattr(choice, "fastest", lambda _, ways, *__: list(ways)[-1])
+    monkeypatch.setattr(native, "PARALLEL_ELEMENTS", 1)
+    program = known.batch_norm(4, 3, 5, 6)
+    found = in_one(program)
+    assert found is not None
+    chosen = choice.chooser(threads, Store(tmp_path / "profiles.sqlite"))
+    made = compile_program(found.end, threads, choose=chosen)
+    assert set(made.engines.values()) == {"c"}
+    arrays = {t.name: np.random.default_rng(0).standard_normal(t.shape).astype(np.float32) for t in program.inputs}
+    wanted = evaluate(program, {n: a.astype(np.float64) for n, a in arrays.items()}, "float64")["Y"]
+    for _ in range(3):
+        np.testing.assert_allclose(made.run(arrays)["Y"], wanted, rtol=1e-5, atol=1e-5)
+    assert (made._session is not None) == (threads > 1 and hosted.available())
+
+
+# Whole programs
+
+
+@pytest.mark.parametrize("make", [known.batch_norm, known.instance_norm])
+def test_normalisations_are_one_kernel(make: Callable[..., Program]) -> None:
+    program = make(4, 3, 5, 6)
+    found = in_one(program)
+    assert found is not None and len(found.end.equations) == 1
+    assert found.end.equations[0].via == Instance(EOPERATOR, (("kind", "reductions"),))
+    assert certify(program, found.end).kind in ("proved", "exact")
+    among, _ = entries(program, lambda p: (float(len(p.equations)), ""), 2, 0.1)
+    assert next(len(e.derivation().end.equations) for e in among) == 1  # beside the kernels apart, by cost
+    assert len(among) > 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tensor A[4, 5]\nY[i:4, j:5] = A[i, j] + 1",
+        "tensor A[4, 5]\nS[i:4] = sum[j:5] A[i, j]\nY[i:4, j:5] = A[i, j] + S[i]\noutput S, Y",
+        "tensor A[4, 5]\ntensor B[5, 6]\nS[i:4, j:6] = sum[k:5] A[i, k] * B[k, j]\nY[i:4, j:6] = S[i, j] + 1",
+    ],
+)
+def test_other_programs_are_not(text: str) -> None:
+    assert in_one(parse(text)) is None
+
+
+def test_reduction_generation_refuses() -> None:
+    plain = parse("tensor A[4, 5]\nY[i:4, j:5] = A[i, j] + 1")
+    with pytest.raises(Refused, match="reads no reduction"):
+        REDUCTION_GENERATION.rewrite(plain, (0,), REDUCTION_GENERATION.decode(plain, (0,), {}))
+    product = parse("tensor A[4, 5]\ntensor B[5, 6]\nY[i:4, j:6] = {[i:4, j:6] sum[k:5] A[i, k] * B[k, j]}[i, j] + 1")
+    with pytest.raises(Refused, match="120 points for 30 elements at most"):
+        REDUCTION_GENERATION.rewrite(product, (0,), REDUCTION_GENERATION.decode(product, (0,), {}))
+    assert "used again" in REDUCTION_GENERATION.explain(product, (0,))
+    found = in_one(known.softmax(4, 9))
+    assert found is not None
+    with pytest.raises(Refused, match="instantiated already"):
+        REDUCTION_GENERATION.rewrite(found.end, (0,), found.steps[-1].match.params)
+    with pytest.raises(Refused, match="takes no parameters, found block"):
+        REDUCTION_GENERATION.decode(plain, (0,), {"block": 1})
+
+
+def test_a_normalisation_alone_is_a_subprogram() -> None:
+    info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [4, 9]) for n in "xy"]
+    scale = numpy_helper.from_array(np.ones(9, np.float32), "g")
+    nodes = [
+        helper.make_node("LayerNormalization", ["x", "g"], ["l"], axis=-1),
+        helper.make_node("Softmax", ["l"], ["y"], axis=-1),
+    ]
+    for count in (1, 2):
+        given_nodes = nodes[:1] if count == 1 else nodes
+        last = helper.make_node("Identity", ["l" if count == 1 else "y"], ["z"])
+        out = [helper.make_tensor_value_info("z", TensorProto.FLOAT, [4, 9])]
+        graph = helper.make_graph([*given_nodes, last], "norm", info[:1], out, [scale])
+        model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+        (found,) = split(load(model))
+        assert in_one(found.program) is not None
