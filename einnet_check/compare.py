@@ -12,12 +12,13 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import groupby, permutations, product
+from math import prod
 from typing import Any
 
 import islpy as isl
 
-from einnet_check.terms import Beyond, Form, Rows, Space, Term, name, reduces, simple
-from einnet_check.text import Box, Expr, Program, Read, Scope, Tensor, tensors
+from einnet_check.terms import Beyond, Factors, Family, Form, Rows, Space, name, reduces, simple, skeleton
+from einnet_check.text import Box, Expr, Number, Program, Read, Scope, Tensor, tensors
 
 CONTEXT = isl.Context()
 CONTEXT.set_max_operations(20_000_000)
@@ -60,15 +61,15 @@ def terms_differ(before: Scope, after: Scope, box: Box, exponential: bool) -> st
     try:
         if len(kinds) > 1:
             raise Beyond(f"{' and '.join(sorted(kinds))} have no common form")
-        sides = [by_factors(space.terms(scope, space.point, reduce)) for scope in (before, after)]
+        sides = [by_factors(space.read(scope, space.point, reduce), reduce) for scope in (before, after)]
         for names in {**sides[0], **sides[1]}:
             for commuted in (False, True) if len(set(names)) < len(names) else (False,):
                 one, other = (counts(space, side.get(names, []), reduce in ("sum", "prod"), commuted) for side in sides)
-                wrong = [p - b[k] if k in b else p for a, b in ((one, other), (other, one)) for k, p in a.items()]
-                if all(points.is_empty() for points in wrong):
+                wrong = differ(one, other, reduce in ("sum", "prod"))
+                if wrong is None:
                     break
             else:
-                point = next(points for points in wrong if not points.is_empty()).lexmin().sample_point()
+                point = wrong.lexmin().sample_point()
                 return f"{' · '.join(names) or '1'} is counted differently at {point} (an element, then indices)"
     except (Beyond, isl.Error) as error:
         return f"beyond integer sets: {error}"
@@ -82,41 +83,42 @@ def kind(scope: Scope) -> str | None:
     return kind(scope.body.source) if isinstance(scope.body, Read) and isinstance(scope.body.source, Scope) else None
 
 
-def by_factors(terms: Iterable[Term]) -> dict[tuple[str, ...], list[Term]]:
-    out: dict[tuple[str, ...], list[Term]] = {}
-    for term in terms:
-        factors = tuple(sorted(term.factors, key=lambda f: f[0]))
-        out.setdefault(tuple(n for n, _ in factors), []).append(term._replace(factors=factors))
+def by_factors(families: Iterable[Family], reduce: str) -> dict[tuple[str, ...], list[tuple[Number, Factors, Family]]]:
+    """Coefficients and factors of the *families* by the factors' names; a value that is not added is one."""
+    out: dict[tuple[str, ...], list[tuple[Number, Factors, Family]]] = {}
+    for family in families:
+        for k, factors in family.value if reduce == "sum" else ((Fraction(1), (skeleton(family.value),)),):
+            out.setdefault(tuple(n for n, _ in factors), []).append((k, factors, family))
     return out
 
 
-def counts(space: Space, terms: list[Term], counted: bool, commuted: bool) -> dict[Any, Any]:
-    """Disjoint sets of (element, indices), one a total coefficient; *commuted*: under all orders of like factors."""
-    total: dict[Any, Any] = {}
-    for term in terms:
-        orders = [permutations(list(g)) for _, g in groupby(term.factors, key=lambda f: f[0] if commuted else id(f))]
+def counts(space: Space, terms: list[tuple[Number, Factors, Family]], counted: bool, commuted: bool) -> Any:
+    """The total coefficient at each (element, indices); *commuted*: under all orders of like factors."""
+    total: Any = None
+    for k, factors, family in terms:
+        orders = [permutations(list(g)) for _, g in groupby(factors, key=lambda f: f[0] if commuted else id(f))]
         for order in product(*orders):
-            k, piece = points(space, term, [form for group in order for _, at in group for form in at], counted)
-            found: dict[Any, Any] = {}
-            for c, old in total.items():
-                for n, part in ((c, old - piece), (simple(c + k) if counted else c, old & piece)):
-                    if n and not part.is_empty():
-                        found[n] = found[n] | part if n in found else part
-                piece = piece - old
-            if not piece.is_empty():
-                found[k] = found[k] | piece if k in found else piece
-            total = found
+            more = points(space, k, family, [form for group in order for _, at in group for form in at], counted)
+            total = more if total is None else total.add(more)
     return total
 
 
-def points(space: Space, term: Term, forms: list[Form], counted: bool) -> tuple[Any, Any]:
-    """The coefficient of *term*, and where it occurs as a set of (element, indices); raises Beyond."""
-    used = frozenset[str]().union(*(space.inside[v] for f in (*forms, *term.where) for v in f))
-    summed, k = [y for y in term.summed if y in used], simple(term.coefficient) if counted else 1
-    for y in set(term.summed) - used:
-        k = k * (space.range[y][1] - space.range[y][0] + 1) if counted else 1
+def differ(one: Any, other: Any, counted: bool) -> Any:
+    """Where two coefficients differ (None: nowhere); those not *counted* only by where there are any."""
+    if one is None or other is None:
+        wrong = (one or other).domain()
+    else:
+        wrong = one.sub(other).domain() if counted else one.domain() - other.domain() | other.domain() - one.domain()
+    return None if wrong.is_empty() else wrong
+
+
+def points(space: Space, k: Number, family: Family, forms: list[Form], counted: bool) -> Any:
+    """The coefficient *k*, as a piecewise constant, where *family* occurs as (element, indices); raises Beyond."""
+    used = frozenset[str]().union(*(space.inside[v] for f in (*forms, *family.where) for v in f))
+    summed, k = [y for y in family.summed if y in used], simple(k) if counted else Fraction(1)
+    k *= prod(space.range[y][1] - space.range[y][0] + 1 for y in family.summed if counted and y not in used)
     rows = [f"{space.range[v][0]} <= {v} <= {space.range[v][1]}" for v in (*space.x, *summed)]
-    rows += [f"{name(row)} >= 0" for row in term.where]
+    rows += [f"{name(row)} >= 0" for row in family.where]
     # A coordinate that is just a summed integer lends it its name: one existential less to eliminate.
     names: list[str] = []
     for n, form in enumerate(forms):
@@ -124,19 +126,17 @@ def points(space: Space, term: Term, forms: list[Form], counted: bool) -> tuple[
         names.append(bare or f"i{n}")
         rows += [] if bare else [f"i{n} = {name(form)}"]
     hidden, image = [y for y in summed if y not in names], ", ".join((*space.x, *names))
-    if counted and hidden:
-        map_ = isl.Map(f"{{ [{image}] -> [{', '.join(hidden)}] : {' and '.join(rows)} }}", CONTEXT)
-        if not map_.is_single_valued():
-            raise Beyond("one term stands for several points of a sum, whose number integer sets do not hold")
-        return k, map_.domain()
-    exists = f"exists {', '.join(hidden)} : " if hidden else ""
-    return k, isl.Set(f"{{ [{image}] : {exists}{' and '.join(rows) or 'true'} }}", CONTEXT)
+    map_ = isl.Map(f"{{ [{image}] -> [{', '.join(hidden)}] : {' and '.join(rows) or 'true'} }}", CONTEXT)
+    if counted and not map_.is_single_valued():
+        raise Beyond("one term stands for several points of a sum, whose number integer sets do not hold")
+    where, value = map_.domain(), isl.Val.read_from_str(CONTEXT, str(k))
+    return isl.PwQPolynomial.alloc(where, isl.QPolynomial.val_on_domain(where.get_space(), value))
 
 
 def occurs(space: Space, summed: tuple[str, ...], where: Rows) -> bool:
     """Whether all of *where* holds somewhere."""
     try:
-        return not points(space, Term(Fraction(1), (), summed, where), [], False)[1].is_empty()
+        return not points(space, Fraction(1), Family(where, (), summed), [], False).domain().is_empty()
     except isl.Error as error:
         raise Beyond(f"beyond integer sets: {error}") from None
 

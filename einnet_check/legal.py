@@ -10,7 +10,7 @@ from math import inf
 from typing import Any
 
 from einnet_check.compare import difference, occurs
-from einnet_check.terms import Form, Rows, Space, complement, plus
+from einnet_check.terms import Form, Rows, Space, complement, plus, within
 from einnet_check.text import Equation, Expr, Parser, Read, Scope, Tensor, reads
 
 OPERATORS = {
@@ -70,7 +70,9 @@ def wrong_call(equation: Equation, views: dict[str, tuple[int, ...]]) -> str | N
             if not isinstance(source, Tensor) or source.box != tuple((0, k) for k in shape):
                 return f"operand {n} of {equation.operator} is no tensor of shape {shape}"
             given[f"T{n}"] = Tensor(source.name, source.box, source.box, -inf if "= max" in text else Fraction(0))
-            row = views.get(source.name, (0, shape[-1], 1))[-2:][0] if len(shape) > 1 else 0
+            *_, row, beside = (0, *views.get(source.name, (0, shape[-1], 1)))
+            if beside != 1 and shape[-1] > 1:
+                return f"elements of a row of operand {n} are {beside} apart, not 1"
             name = f"ld{'ab'[n]}" if equation.operator.endswith("Matmul") else ""
             named = a(name, shape[-1]) if name else shape[-1]
             if len(shape) > 1 and row != named and (name in attributes or shape[-2] > 1):
@@ -101,7 +103,7 @@ def strides(equation: Equation) -> tuple[int, ...]:
     for k, v, (lo, _) in zip(found, space.x, scope.box, strict=True):
         gap = plus(gap, {v: 1, "": -lo}, -k)
     gap = plus(gap, {"": named.get("offset", gap[""])}, -1)
-    for rows in (*complement(space.within(where, source.box)), *complement(space.within([gap], [(0, 1)]))):
+    for rows in complement(space.holds((*within(where, source.box), gap, plus({"": 0}, gap, -1)))):
         if occurs(space, (), rows):
             raise ValueError(f"a view lies elsewhere than offset {named.get('offset')} and strides {found} say")
     return found
@@ -117,7 +119,7 @@ def illegal(scope: Scope) -> str | None:
         summed = tuple(v for v in space.range if v[0] == "y")
         for read, guards in guarded(space, scope.body, env, rows):
             at = [space.form(i, env) for i in read.at]
-            for beyond in complement(space.within(at, read.source.reach)):
+            for beyond in complement(space.holds(within(at, read.source.reach))):
                 if occurs(space, summed, (*guards, *beyond)):
                     name = read.source.name if isinstance(read.source, Tensor) else "a scope"
                     return f"{name} is read beyond its reach {list(read.source.reach)}"
@@ -130,10 +132,10 @@ def guarded(space: Space, e: Expr, env: dict[str, Form], rows: Rows) -> Iterable
     match e:
         case Read():
             yield e, rows
-        case ("where", condition, yes, no):
-            for pieces, branch in zip(space.decided(condition, env), (yes, no), strict=True):
-                for piece in pieces:
-                    yield from guarded(space, branch, env, (*rows, *piece))
+        case ("where", index, yes, no):
+            gap = space.form(index, env)
+            yield from guarded(space, yes, env, (*rows, gap))
+            yield from guarded(space, no, env, (*rows, plus({"": -1}, gap, -1)))
         case (_, *args):
             for arg in args:
                 yield from guarded(space, arg, env, rows)

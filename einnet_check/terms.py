@@ -1,8 +1,9 @@
-r"""What a scope computes: a multiset of terms ``coefficient · Π T[i]``, one for every point that is summed.
+r"""What a scope computes, as families of values: a polynomial at every point that is summed where conditions hold.
 
 A function that is no polynomial is a factor of its own, at the indices of all that it reads, so that nothing is assumed
-of it; a reduced scope inside one is a factor that it shares with the scopes proved equal to it.  Under max, min and
-prod every value that is reduced is a term with one factor.
+of it; a reduced scope inside one is a factor that it shares with the scopes proved equal to it.  What is reduced and
+what a scalar is by cases are both lists of families: of those of a reduction the values are reduced, the cases of a
+scalar exclude one another.
 """
 
 from __future__ import annotations
@@ -22,29 +23,24 @@ Form: TypeAlias = "dict[str, int]"
 Rows: TypeAlias = "tuple[Form, ...]"
 Factors: TypeAlias = "tuple[tuple[str, Rows], ...]"
 Polynomial: TypeAlias = "tuple[tuple[Number, Factors], ...]"
-Cases: TypeAlias = "list[tuple[Rows, Polynomial]]"
 
-ONE: Polynomial = ((Fraction(1), ()),)
 MOST = 3000
 NEUTRAL: dict[str, Number] = {"sum": Fraction(0), "prod": Fraction(1), "max": -inf, "min": inf}
 BINARY = {"sum": "+", "max": "maximum", "min": "minimum", "prod": "*"}
 OVER = {"sum": "*", "max": "+", "min": "+"}
-"""What distributes over a reduction."""
+"""What distributes over a reduction: max f + max g is max (f + g)."""
 
 
 class Beyond(ValueError):
     """The theory does not reach this comparison; the message says why."""
 
 
-class Term(NamedTuple):
-    """coefficient · Π factors, once for every value of *summed* where all of *where* is at least 0."""
+class Family(NamedTuple):
+    """*value* for every value of *summed* where all of *where* is at least 0."""
 
-    coefficient: Number
-    factors: Factors
+    where: Rows
+    value: Polynomial
     summed: tuple[str, ...] = ()
-    where: Rows = ()
-    value: Polynomial = ()
-    """What its one factor stands for, under max, min and prod."""
 
 
 def plus(a: Form, b: Form, k: int = 1) -> Form:
@@ -85,6 +81,11 @@ def complement(rows: Rows | None) -> list[Rows]:
     return [()] if rows is None else [(*rows[:n], plus({"": -1}, row, -1)) for n, row in enumerate(rows)]
 
 
+def within(at: Iterable[Form], box: Box) -> list[Form]:
+    """The conditions for *at* to lie in *box*."""
+    return [f for i, (lo, hi) in zip(at, box, strict=True) for f in (plus(i, {"": -lo}), plus({"": hi - 1}, i, -1))]
+
+
 class Space:
     """The integers of one comparison, with their ranges, and the scopes that stand for functions in it."""
 
@@ -117,11 +118,9 @@ class Space:
                 return plus(self.form(a, env), self.form(b, env))
             case ("*", Fraction(denominator=1) as k, a) | ("*", a, Fraction(denominator=1) as k):
                 return plus({"": 0}, self.form(a, env), int(k))
-            case ("/" | "//", a, Fraction(denominator=1) as d) if d > 0:
-                return self.quotient(self.form(a, env), int(d))
-            case ("%", a, Fraction(denominator=1) as d) if d > 0:
+            case ("/" | "//" | "%" as op, a, Fraction(denominator=1) as d) if d > 0:
                 e = self.form(a, env)
-                return plus(e, self.quotient(e, int(d)), -int(d))
+                return plus(e, self.quotient(e, int(d)), -int(d)) if op == "%" else self.quotient(e, int(d))
         raise Beyond(f"{index!r} is no index")
 
     def quotient(self, e: Form, d: int) -> Form:
@@ -140,29 +139,23 @@ class Space:
         self.inside[made] = frozenset[str]().union(*(self.inside[v] for v in e))
         return {made: 1, "": 0}
 
-    def within(self, forms: Iterable[Form], box: Iterable[tuple[float, float]]) -> Rows | None:
-        """The conditions for *forms* to lie in the half-open *box* that may fail; None if they cannot all hold."""
-        rows: list[Form] = []
-        for form, (lo, hi) in zip(forms, box, strict=True):
-            least, most = self.bounds(form)
-            if most < lo or least >= hi:
-                return None
-            rows += [plus(form, {"": -int(lo)})] if least < lo else []
-            rows += [plus({"": int(hi) - 1}, form, -1)] if most >= hi else []
-        return tuple(rows)
+    def holds(self, forms: Iterable[Form]) -> Rows | None:
+        """Those of *forms* that may be negative; None if one of them always is."""
+        ends = [(form, *self.bounds(form)) for form in forms]
+        return None if any(most < 0 for *_, most in ends) else tuple(form for form, least, _ in ends if least < 0)
 
     def enter(self, scope: Scope, at: Rows) -> tuple[dict[str, Form], Rows | None]:
         """The traversals of *scope* read at *at*, and the conditions for it to be computed there."""
         env = {x: form for (x, _, _), form in zip(scope.own, at, strict=True)}
-        domain = [self.form(index, env) for index, _, _ in scope.domain]
-        return env, self.within((*at, *domain), (*scope.box, *((lo, hi) for _, lo, hi in scope.domain)))
+        return env, self.holds((*within(at, scope.box), *(self.form(index, env) for index in scope.domain)))
 
     def points(self, scope: Scope, env: dict[str, Form]) -> Iterable[tuple[dict[str, Form], tuple[str, ...]]]:
-        """*env* with the summations; one that a table is indexed by is written out, value by value.
+        """*env* with the summations; one of a single value or that a table is indexed by is written out.
 
         Names recur from value to value (a name tells its range), so that what the values give can be added up.
         """
-        listed = [y for y in scope.sums if y[0] in tabulated(scope)]
+        tables = tabulated(scope)
+        listed = [(y, lo, hi) for y, lo, hi in scope.sums if hi - lo == 1 or y in tables]
         others = {y: self.fresh("y", lo, hi) for y, lo, hi in scope.sums if (y, lo, hi) not in listed}
         if prod(hi - lo for _, lo, hi in listed) > MOST:
             raise Beyond(f"tables are indexed by more than {MOST} points of a sum")
@@ -174,120 +167,92 @@ class Space:
             last = max(last, self.count)
         self.count = last
 
-    def decided(self, condition: Any, env: Mapping[str, Form]) -> tuple[list[Rows], list[Rows]]:
-        """The pieces where ``(op, left, right)`` holds, and those where it does not."""
-        op, gap = condition[0], plus(self.form(condition[1], env), self.form(condition[2], env), -1)
-        less, more = self.within([gap], [(-inf, 0)]), self.within([gap], [(1, inf)])
-        below, above = ([] if rows is None else [rows] for rows in (less, more))
-        equal = [(*a, *b) for a in complement(less) for b in complement(more)]
-        of = {"<": below, ">": above, "==": equal, "<=": below + equal, ">=": equal + above, "!=": below + above}
-        return of[op], of[{"<": ">=", ">=": "<", ">": "<=", "<=": ">", "==": "!=", "!=": "=="}[op]]
-
-    def cases(self, e: Expr, env: Mapping[str, Form]) -> Cases:
-        """The scalar *e* at one point, by cases that exclude one another: a polynomial in each."""
+    def families(self, e: Expr, env: Mapping[str, Form], reduce: str = "") -> list[Family]:
+        """The scalar *e* at one point under *reduce*: sums and products are multiplied out; else by cases."""
         match e:
             case Fraction() | float():
-                return [((), constant(e))]
+                return self.settled([Family((), constant(e))], reduce)
             case Read(source, index):
-                return self.read(source, tuple(self.form(i, env) for i in index))
-            case ("where", condition, yes, no):
-                pairs = zip(self.decided(condition, env), (yes, no), strict=True)
-                return [((*r, *w), v) for pieces, arg in pairs for r in pieces for w, v in self.cases(arg, env)]
+                return self.read(source, tuple(self.form(i, env) for i in index), reduce)
+            case ("where", index, yes, no):
+                gap = self.form(index, env)
+                ways = ((self.holds([gap]), yes), (self.holds([plus({"": -1}, gap, -1)]), no))
+                taken = ((rows, f) for rows, arg in ways if rows is not None for f in self.families(arg, env, reduce))
+                return [f._replace(where=(*rows, *f.where)) for rows, f in taken]
+            case (op, a, b) if op == BINARY.get(reduce):
+                return self.families(a, env, reduce) + self.families(b, env, reduce)
+            case ("/", a, b) if reduce == "sum" and a != 1:
+                return self.families(("*", a, ("/", Fraction(1), b)), env, reduce)
             case (str() as op, *args):
-                op = "e^" if op == "exp" and self.exponential else op
-                parts = [self.cases(arg, env) for arg in args]
-                if prod(map(len, parts)) > MOST:
-                    raise Beyond(f"{op} has more than {MOST} cases")
-                return [(tuple(r for w, _ in c for r in w), applied(op, [v for _, v in c])) for c in product(*parts)]
+                inner = reduce if op == OVER.get(reduce) else ""
+                parts = [self.families(arg, env, inner) for arg in args]
+                sizes = [sum(len(f.value) for f in part) if inner else len(part) for part in parts]
+                if prod(sizes) > (64 if inner else 1) * MOST:
+                    raise Beyond(f"{op} has {' times '.join(map(str, sizes))} {'terms' if inner else 'cases'}")
+                return self.settled((self.joined(op, each, inner) for each in product(*parts)), reduce)
         raise Beyond(f"{e!r} is no number")
 
-    def read(self, source: Any, at: Rows) -> Cases:
+    def joined(self, op: str, parts: tuple[Family, ...], reduce: str) -> Family:
+        """*op* of one family of each operand."""
+        if reduce in ("max", "min") and any(isinstance(k, float) for p in parts for k, _ in p.value):
+            raise Beyond("an infinite constant is added or multiplied")  # its sum with a neutral value is no number
+        value = applied("e^" if op == "exp" and self.exponential else op, [p.value for p in parts])
+        return Family(tuple(r for p in parts for r in p.where), value, tuple(y for p in parts for y in p.summed))
+
+    def settled(self, families: Iterable[Family], reduce: str) -> list[Family]:
+        """*families* without those that add nothing; those that are added up over the same points are one."""
+        if not reduce:
+            return list(families)
+        total: dict[Any, Family] = {}
+        for f in families:
+            of: Any = len(total) if reduce != "sum" else (frozenset(f.summed), frozenset(map(name, f.where)))
+            total[of] = f._replace(value=collected((*total[of].value, *f.value))) if of in total else f
+        found = [f for f in total.values() if f.value != constant(NEUTRAL[reduce])]
+        if sum(len(f.value) for f in found) > MOST:
+            raise Beyond(f"a scope has more than {MOST} kinds of terms")
+        return found
+
+    def read(self, source: Any, at: Rows, reduce: str = "") -> list[Family]:
         """``source[at]``: what lies inside the box, and the value of the padding outside."""
         if isinstance(source, Table):
             entries = dict(zip(product(*(range(*ends) for ends in source.box)), source.entries, strict=True))
             spans = zip(map(self.bounds, at), source.box, strict=True)
             places = product(*(range(max(lo, least), min(hi, most + 1)) for (least, most), (lo, hi) in spans))
-            pieces = ((self.within(at, [(n, n + 1) for n in i]), entries[i]) for i in places)
-            return [(rows, constant(k)) for rows, k in pieces if rows is not None]
-        inner: Cases
+            pieces = ((self.holds(within(at, tuple((n, n + 1) for n in i))), entries[i]) for i in places)
+            return self.settled((Family(rows, constant(k)) for rows, k in pieces if rows is not None), reduce)
+        inner: list[Family] = []
         if isinstance(source, Tensor):
-            rows, inner = self.within(at, source.box), [((), element(json.dumps(source.name), at))]
-        elif reduces(source):
-            return [((), element(*self.symbol(source, at)))]
+            rows, inner = self.holds(within(at, source.box)), [Family((), element(json.dumps(source.name), at))]
+        elif reduces(source) and source.reduce != reduce:
+            return [Family((), element(*self.symbol(source, at)))]
         else:
             env, rows = self.enter(source, at)
-            inner = self.cases(source.body, env | {y: {"": lo} for y, lo, _ in source.sums}) if rows is not None else []
-        outside = [(w, constant(source.value)) for w in complement(rows)]
-        return outside if rows is None else outside + [((*rows, *w), v) for w, v in inner]
+            for known, summed in self.points(source, env) if rows is not None else ():
+                found = self.families(source.body, known, reduce)
+                inner += [f._replace(summed=(*summed, *f.summed)) for f in found]
+        outside = [Family(w, constant(source.value)) for w in complement(rows)]
+        every = (f._replace(where=(*(rows or ()), *f.where)) for f in (inner if rows is not None else ()))
+        return self.settled((*outside, *every), reduce)
 
     def symbol(self, scope: Scope, at: Rows) -> tuple[str, Rows]:
-        """``scope[at]`` as a factor; scopes proved equal, up to the order of traversals, share a name."""
+        """``scope[at]`` as a factor; scopes proved equal, up to the order of traversals, share a name.
+
+        The name tells whether values may be infinite.
+        """
         if any(len(form) == 1 for form in at):  # at known places it is a function of the other coordinates only
             named = [Fraction(form[""]) if len(form) == 1 else f"x{d}" for d, form in enumerate(at)]
             free = [d for d, x in enumerate(named) if isinstance(x, str)]
             reach, at = tuple(scope.reach[d] for d in free), tuple(at[d] for d in free)
             own = tuple((f"x{d}", lo, hi) for d, (lo, hi) in zip(free, reach, strict=True))
             scope = Scope(own, (), Read(scope, tuple(named)), "sum", (), reach, Fraction(0))
-        for n, known in enumerate(self.opaque):
+        for n, known in enumerate((*self.opaque, scope)):
             for order in islice(permutations(range(len(at))), 24 * (len(at) == len(known.own))):
                 own, reach = tuple(scope.own[d] for d in order), tuple(scope.reach[d] for d in order)
                 turned = replace(scope, own=own, reach=reach)
                 if (turned.reach, turned.box) == (known.reach, known.box) and self.same(known, turned):
-                    return symbol(n, known), tuple(at[d] for d in order)
-        self.opaque.append(scope)
-        return symbol(len(self.opaque) - 1, scope), at
-
-    def terms(self, scope: Scope, at: Rows, reduce: str) -> list[Term]:
-        """The terms of ``scope[at]`` under *reduce*."""
-        if reduces(scope) and scope.reduce != reduce:
-            return single(self.read(scope, at), reduce)
-        env, rows = self.enter(scope, at)
-        found = single([(w, constant(scope.value)) for w in complement(rows)], reduce)
-        if rows is None:
-            return found
-        for inner, summed in self.points(scope, env):
-            for t in self.expanded(scope.body, inner, reduce):
-                found.append(t._replace(summed=(*summed, *t.summed), where=(*rows, *t.where)))
-        return merged(found)
-
-    def expanded(self, e: Expr, env: Mapping[str, Form], reduce: str) -> list[Term]:
-        """The terms of the scalar *e*: sums and products are multiplied out."""
-        match e:
-            case Read(Scope() as source, index) if not reduces(source) or source.reduce == reduce:
-                return self.terms(source, tuple(self.form(i, env) for i in index), reduce)
-            case (op, a, b) if op == BINARY[reduce]:
-                return self.expanded(a, env, reduce) + self.expanded(b, env, reduce)
-            case ("/", a, b) if reduce == "sum" and a != 1:
-                return self.expanded(("*", a, ("/", Fraction(1), b)), env, reduce)
-            case (op, a, b) if op == OVER.get(reduce):
-                left, right = self.expanded(a, env, reduce), self.expanded(b, env, reduce)
-                if len(left) * len(right) > 64 * MOST:
-                    raise Beyond(f"a product has {len(left)} times {len(right)} terms")
-                return merged(joined(s, t, reduce) for s, t in product(left, right))
-        return single(self.cases(e, env), reduce)
-
-
-def joined(s: Term, t: Term, reduce: str) -> Term:
-    """Of products the product, of values that are reduced the sum: max f + max g is max (f + g)."""
-    summed, where = s.summed + t.summed, s.where + t.where
-    if reduce == "sum":
-        return Term(s.coefficient * t.coefficient, s.factors + t.factors, summed, where)
-    if any(k == -NEUTRAL[reduce] for k, _ in (*s.value, *t.value)):  # its sum with a neutral value is no number
-        raise Beyond("an infinite constant is added or multiplied")
-    value = applied("+", [s.value, t.value])
-    return Term(Fraction(1), (skeleton(value),), summed, where, value)
-
-
-def symbol(number: int, scope: Scope) -> str:
-    """The name of a scope that is a factor; it tells whether its values may be infinite."""
-    return f"{{{number}}}" + "∞" * infinite(scope)
-
-
-def single(found: Cases, reduce: str) -> list[Term]:
-    """A value by cases as terms."""
-    if reduce == "sum":
-        return [Term(k, factors, (), w) for w, v in found for k, factors in v]
-    return [Term(Fraction(1), (skeleton(v),), (), w, v) for w, v in found if v != constant(NEUTRAL[reduce])]
+                    self.opaque += [scope] * (n == len(self.opaque))
+                    return f"{{{n}}}" + "∞" * infinite(known), tuple(at[d] for d in order)
+        raise Beyond("a scope is not equal to itself")
 
 
 def tabulated(scope: Scope) -> set[str]:
@@ -297,21 +262,9 @@ def tabulated(scope: Scope) -> set[str]:
         inner = tabulated(source) if isinstance(source, Scope) else set()
         own = [x for x, _, _ in source.own] if isinstance(source, Scope) else [""] * len(indices)
         for x, index in zip(own, indices, strict=True):
-            found |= (
-                {i for i in walk(index) if isinstance(i, str)} if x in inner or isinstance(source, Table) else set()
-            )
+            if x in inner or isinstance(source, Table):
+                found |= {i for i in walk(index) if isinstance(i, str)}
     return found
-
-
-def merged(terms: Iterable[Term]) -> list[Term]:
-    """Families that differ in nothing but the coefficient are one; those with 0 are none."""
-    total: dict[Any, Term] = {}
-    for t in (t._replace(factors=cancelled(t.factors)) for t in terms):
-        of = tuple((n, *map(name, at)) for n, at in t.factors), frozenset(t.summed), frozenset(map(name, t.where))
-        total[of] = t._replace(coefficient=t.coefficient + (total[of].coefficient if of in total else 0))
-    if len(total) > MOST:
-        raise Beyond(f"a scope has more than {MOST} kinds of terms")
-    return [t for t in total.values() if t.coefficient]
 
 
 def applied(op: str, args: list[Polynomial]) -> Polynomial:
@@ -323,8 +276,8 @@ def applied(op: str, args: list[Polynomial]) -> Polynomial:
             return collected((k * m, f + g) for (k, f), (m, g) in product(a, b))
         case "/", [a, ((Fraction() as k, ()),)]:
             return tuple((c / k, f) for c, f in a)
-        case "/", [a, b] if a != ONE:
-            return applied("*", [a, applied("/", [ONE, b])])
+        case "/", [a, b] if a != constant(Fraction(1)):
+            return applied("*", [a, applied("/", [constant(Fraction(1)), b])])
         case "e^", [a]:  # the axiom: of a sum it is the product of those of its terms
             return collected([(Fraction(1), tuple((f"e^({of})", at) for of, at in (skeleton((m,)) for m in a)))])
         case (("maximum" | "minimum"), [a, b]) if (neutral := constant(-inf if op == "maximum" else inf)) in (a, b):

@@ -18,9 +18,9 @@ Box: TypeAlias = "tuple[tuple[int, int], ...]"
 Number: TypeAlias = "Fraction | float"
 Expr: TypeAlias = "Any"
 """A number, the name of an iterator, a ``Read``, or ``(op, argument, …)``: an index has ``+ * / // %``, a scalar has
-``+ * /``, functions, and ``where`` whose first argument is ``(comparison, index, index)``."""
+``+ * /``, functions, and ``("where", index, yes, no)``: the first scalar where the index is at least 0."""
 ARITY = dict.fromkeys(["relu", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "abs", "erf"], 1)
-ARITY |= {"pow": 2, "maximum": 2, "minimum": 2, "where": 3}
+ARITY |= {"pow": 2, "maximum": 2, "minimum": 2}
 
 
 class Tensor(NamedTuple):
@@ -43,13 +43,13 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Scope:
-    """*body* reduced over *sums* at each point of *own* where the *domain* (index in [lo, hi)) holds, else *value*."""
+    """*body* reduced over *sums* at each point of *own* where all of *domain* is at least 0, else *value*."""
 
     own: tuple[tuple[str, int, int], ...]
     sums: tuple[tuple[str, int, int], ...]
     body: Expr
     reduce: str
-    domain: tuple[tuple[Expr, int, int], ...]
+    domain: tuple[Expr, ...]
     reach: Box
     value: Number
 
@@ -105,11 +105,22 @@ def tensors(scope: Scope) -> set[str]:
 
 def infinite(scope: Scope) -> bool:
     """Whether an infinite constant occurs in *scope* or around what it reads, also inside."""
-    values = (
-        e.source.value if isinstance(e, Read) and not isinstance(e.source, Table) else e
-        for e in walk(Read(scope, ()), True)
-    )
-    return any(isinstance(value, float) for value in values)
+    return any(isinstance(getattr(getattr(e, "source", None), "value", e), float) for e in walk(Read(scope, ()), True))
+
+
+def less(a: Expr, b: Expr) -> Expr:
+    """a - b."""
+    return ("+", a, ("*", Fraction(-1), b))
+
+
+def where(op: str, a: Expr, b: Expr, yes: Expr, no: Expr) -> Expr:
+    """*yes* where a *op* b, else *no*."""
+    match op:
+        case "==":
+            return where("<=", a, b, where(">=", a, b, yes, no), no)
+        case "<=" | ">=":
+            return ("where", less(b, a) if op == "<=" else less(a, b), yes, no)
+    return where({"<": ">=", ">": "<=", "!=": "=="}[op], a, b, no, yes)
 
 
 _TOKEN = re.compile(
@@ -244,7 +255,7 @@ class Parser:
         while not self.take("]"):
             if self.take("|") or domain:
                 lo, _, index, _ = self.integer(), self.must("<="), self.sum(), self.must("<")
-                domain.append((index, lo, self.integer()))
+                domain += [less(index, Fraction(lo)), less(Fraction(self.integer() - 1), index)]
             else:
                 own.append(self.range())
             self.need(self.take(",") or self.tokens[self.at][1] in "|]", ", or ]")
@@ -292,16 +303,22 @@ class Parser:
         name, following = self.name(), self.tokens[self.at][1]
         if kind == "word" and name in self.own and following != "[":
             return name
+        if (kind, name, following) == ("word", "where", "(") and self.must("("):
+            condition, _, yes, _, no, _ = (
+                self.condition(), self.must(","), self.sum(), self.must(","), self.sum(), self.must(")"),
+            )  # fmt: skip
+            return where(*condition, yes, no)
         if kind == "word" and name in ARITY and following == "(":
-            args = self.items("(", self.argument, ")")
+            args = self.items("(", self.sum, ")")
             self.need(len(args) == ARITY[name], f"{ARITY[name]} arguments of {name} before")
             return (name, *args)
         self.need(name in self.known, f"one of {', '.join((*self.known, *sorted(self.own)))} instead of {name} before")
         return self.read(self.known[name])
 
-    def argument(self) -> Expr:
+    def condition(self) -> tuple[str, Expr, Expr]:
         left, op = self.sum(), self.take("<", "<=", ">", ">=", "==", "!=")
-        return (op, left, self.sum()) if op else left
+        self.need(op, "a comparison")
+        return op, left, self.sum()
 
     def read(self, source: Any) -> Read:
         index = self.items("[", self.sum, "]")

@@ -1,6 +1,7 @@
 """A short slice of ``python -m benchmarks.soak``, and what it found so far: each as a test of its own."""
 
 from collections import Counter
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from benchmarks.soak.outcome import Outcome
 from benchmarks.soak.runner import State, soak
 from einnet_explore.algebra.certificate import certify
 from einnet_explore.cost import program_seconds
+from einnet_explore.executors import Serial
 from einnet_explore.explore.records import from_record, to_record
 from einnet_explore.explore.run import Run
 from einnet_explore.graph.folding import Folder
@@ -101,6 +103,22 @@ def test_a_soak_survives_what_it_finds_and_goes_on_where_it_was(
     assert sorted(again.outcomes) == [0, 1]
     again.forget()
     assert sorted(State(path).outcomes) == [0]
+
+
+def test_a_soak_on_an_executor_finds_the_same(tmp_path: Path) -> None:
+    def mistaken(seed: int, item: int) -> Outcome:
+        if item == 2:
+            raise ValueError("a mistake")
+        return Outcome(Counter(items=1))
+
+    class Slow(Serial):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            return Future() if args[1] == 3 else super().submit(fn, *args, **kwargs)
+
+    state = State(tmp_path / "state.jsonl")
+    soak(mistaken, 0, range(4), state, jobs=2, seconds=100, limit=0.1, command="again", executor=Slow())
+    assert state.counts["items"] == 2
+    assert state.findings == [(2, "crash: ValueError: a mistake"), (3, "hang: nothing after 0 seconds")]
 
 
 # What was found, and is so no more.

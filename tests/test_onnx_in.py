@@ -272,6 +272,17 @@ def test_an_unknown_operator_and_a_missing_attribute() -> None:
     assert "expected a valid ONNX model" in message
 
 
+@pytest.mark.parametrize("what", ["input", "output"])
+def test_values_that_are_no_tensors_are_refused_as_what_they_are(what: str) -> None:
+    many = [helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, [2])]
+    one = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])]
+    made = node("SequenceAt", ["s", "i"], ["x"], "n") if what == "input" else node("SequenceConstruct", ["x"], ["s"])
+    position = [helper.make_tensor("i", TensorProto.INT64, [], [0])]
+    graph = helper.make_graph([made], "g", *((many, one) if what == "input" else (one, many)), position)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    assert refused(model) == f"<model>: {what} s: found a value of type sequence, expected a tensor"
+
+
 def test_identifiers_are_distinct_and_free_of_reserved_words() -> None:
     names = ["x.1", "x/1", "x_1", "1", "sum", "where", "日本", "", "a__b_", "tensor"]
     found = identifiers(names)

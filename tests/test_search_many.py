@@ -8,13 +8,16 @@ import pickle
 import subprocess
 import sys
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+from dying import dies_once
 from hypothesis import given, settings
 from strategies import programs as any_program
 
 import einnet_explore as ee
+from einnet_explore.executors import gathered, has_device, submitted
 from einnet_explore.explore.many import search_all, search_one
 from einnet_explore.ir import Program
 
@@ -63,7 +66,7 @@ def test_any_executor_will_do_and_gets_one_task_a_program(serial: list[dict[str,
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_dask_cluster_reports_what_a_serial_run_reports(serial: list[dict[str, Any]]) -> None:
+def test_a_dask_cluster_reports_what_a_serial_run_reports(serial: list[dict[str, Any]], tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
@@ -71,6 +74,11 @@ def test_a_dask_cluster_reports_what_a_serial_run_reports(serial: list[dict[str,
     ):
         assert [timeless(r) for r in search_all(PROGRAMS, client, **OPTIONS)] == serial
         assert [timeless(r) for r in search_all(PROGRAMS, client.get_executor(), **OPTIONS)] == serial
+        # One of the two workers is killed at its first item; the other does that one as well.
+        again = [client.submit(dies_once, str(tmp_path / "mark"), 7, pure=False)]
+        again += [submitted(client, search_one, case, p, (), None, OPTIONS) for case, p in PROGRAMS.items()]
+        assert not has_device(client) and [timeless(r) if r != 7 else r for r in gathered(again)] == [7, *serial]
+        assert (tmp_path / "mark").exists()
 
 
 def test_a_list_is_numbered_and_may_be_empty() -> None:

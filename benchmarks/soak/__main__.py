@@ -6,6 +6,7 @@ import argparse
 import math
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
 
@@ -14,6 +15,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS"):
 
 from benchmarks.soak import conformance, expressions, graphs, kills  # noqa: E402
 from benchmarks.soak.runner import State, soak  # noqa: E402
+from einnet_explore.executors import connected  # noqa: E402
 from einnet_explore.storage import cache_directory  # noqa: E402
 
 KINDS = {
@@ -33,6 +35,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--cluster", help="do items on the workers of this dask scheduler, --jobs of them at a time")
     parser.add_argument("--only", type=int, help="this item alone, in this process, with its traceback")
     parser.add_argument("--retry", action="store_true", help="do items with findings again")
     parser.add_argument("--state", type=Path, default=cache_directory() / "soak")
@@ -49,10 +52,11 @@ def main() -> int:
     began = perf_counter()
     command = f"python -m benchmarks.soak {given.kind}"
     try:
-        soak(
-            work, given.seed, range(min(most, given.count or most)), state,
-            jobs=given.jobs, seconds=given.seconds, limit=limit, command=command,
-        )  # fmt: skip
+        with connected(given.cluster) if given.cluster else nullcontext() as cluster:
+            soak(
+                work, given.seed, range(min(most, given.count or most)), state,
+                jobs=given.jobs, seconds=given.seconds, limit=limit, command=command, executor=cluster,
+            )  # fmt: skip
     except KeyboardInterrupt:
         print("interrupted; the same command goes on", file=sys.stderr)
     for name, number in sorted(state.counts.items()):

@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from benchmarks.soak.outcome import Outcome
-from benchmarks.soak.workers import Work, Worker
+from benchmarks.soak.workers import Elsewhere, Work, Worker
 
 
 class State:
@@ -54,15 +55,27 @@ class State:
 
 
 def soak(
-    work: Work, seed: int, items: Iterable[int], state: State, *, jobs: int, seconds: float, limit: float, command: str
+    work: Work,
+    seed: int,
+    items: Iterable[int],
+    state: State,
+    *,
+    jobs: int,
+    seconds: float,
+    limit: float,
+    command: str,
+    executor: Any = None,
 ) -> None:
-    """Do those of *items* that *state* does not have, *jobs* at a time, beginning none after *seconds*."""
+    """Do those of *items* that *state* does not have, *jobs* at a time, beginning none after *seconds*.
+
+    Each is done in a process of this machine, or on *executor* where there is one.
+    """
     known = set(state.outcomes)
     waiting = iter(n for n in items if n not in known)
     lock, ends = threading.Lock(), perf_counter() + seconds
 
     def serve() -> None:
-        worker = Worker(work, seed, limit)
+        worker = Worker(work, seed, limit) if executor is None else Elsewhere(executor, work, seed, limit)
         try:
             while perf_counter() < ends:
                 with lock:

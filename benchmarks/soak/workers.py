@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
 from benchmarks.soak.outcome import Outcome
+from einnet_explore.executors import submitted
 
 Work: TypeAlias = Callable[[int, int], Outcome]
 """Item number n of a seed, both given."""
@@ -56,6 +57,28 @@ class Worker:
     def _lost(self, why: str) -> Outcome:
         self.close()
         return Outcome(findings=[why])
+
+
+class Elsewhere:
+    """Items on an executor, such as a cluster's client; *limit* also counts what an item waits there."""
+
+    def __init__(self, executor: Any, work: Work, seed: int, limit: float) -> None:
+        self.executor, self.work, self.seed, self.limit = executor, work, seed, limit
+
+    def run(self, item: int) -> Outcome:
+        """What item number *item* comes to."""
+        future = submitted(self.executor, self.work, self.seed, item)
+        try:
+            outcome: Outcome = future.result(timeout=self.limit)
+        except TimeoutError:
+            future.cancel()
+            return Outcome(findings=[f"hang: nothing after {self.limit:.0f} seconds"])
+        except Exception as error:
+            return Outcome(findings=[f"crash: {type(error).__name__}: {error}"])
+        return outcome
+
+    def close(self) -> None:
+        """The executor is another's."""
 
 
 def _serve(pipe: Connection, work: Work, seed: int) -> None:

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from einnet_explore.cli.errors import BAD_INPUT
+from einnet_explore.room import size
 
 EXPERIMENTS = ("e1", "e2", "e3", "e4", "e5", "e6")
 
@@ -59,6 +60,8 @@ def parser() -> argparse.ArgumentParser:
     derive.add_argument("--no-fingerprint", action="store_true")
     derive.add_argument("--no-converging", action="store_true")
     derive.add_argument("--limit-seconds", type=_positive, metavar="S")
+    _states(derive)
+    _memory(derive)
     derive.add_argument("--save", metavar="RECORD.json", help="write the best derivation with its certificates")
     derive.add_argument(
         "--device",
@@ -68,6 +71,25 @@ def parser() -> argparse.ArgumentParser:
     )
     derive.add_argument("--threads", type=_count, metavar="N", help="of the profile, where it holds several")
     _json(derive)
+
+    sweep = command("sweep", "derive for many cases at once, on processes or a cluster")
+    sweep.add_argument("cases", nargs="+", metavar="CASE.ein")
+    sweep.add_argument("--target", action="append", default=[], metavar="NAME", help="a library operator; repeatable")
+    sweep.add_argument("--max-depth", type=_depth, default=7, metavar="N")
+    sweep.add_argument("--strategy", default="best_first", metavar="NAME")
+    sweep.add_argument("--limit-seconds", type=_positive, metavar="S", help="for each of the searches")
+    _states(sweep)
+    _elsewhere(sweep)
+    _json(sweep)
+
+    family = command("family", "derive a program with param lines, and prove it for all sizes")
+    family.add_argument("case", metavar="CASE.ein")
+    family.add_argument("--target", action="append", default=[], metavar="NAME", help="a library operator; repeatable")
+    family.add_argument("--limit-seconds", type=_positive, metavar="S")
+    family.add_argument("--sizes", metavar="H=11,W=17", help="where to search (default: small primes)")
+    family.add_argument("--at", metavar="H=56,W=56", help="print the program at these sizes, too")
+    family.add_argument("--latex", action="store_true")
+    _json(family)
 
     fuse = command("fuse", "a program as one kernel: its stages, sizes and text")
     fuse.add_argument("case", metavar="CASE.ein")
@@ -115,6 +137,9 @@ def parser() -> argparse.ArgumentParser:
         help="the most that a derivation may do to the last digits; approximate allows 1e-4 of the largest output",
     )
     optimize.add_argument("--certificates", metavar="DIR", help="write one RECORD.json for each kept derivation there")
+    _states(optimize)
+    _memory(optimize)
+    _elsewhere(optimize)
     _model(optimize)
     _json(optimize)
 
@@ -136,6 +161,12 @@ def parser() -> argparse.ArgumentParser:
     reproduce.add_argument("--limit-seconds", type=_positive, metavar="S", help="for each of the searches")
     reproduce.add_argument("--threads", type=_count, metavar="N", help="of e1 to e3 (default: 1 and 2, and 1)")
     reproduce.add_argument("--model", action="append", default=[], metavar="NAME", help="of e1 only this; repeatable")
+    reproduce.add_argument(
+        "--batch", action="append", type=_count, default=[], metavar="N", help="of e1 only this; repeatable"
+    )
+    reproduce.add_argument("--again", action="store_true", help="measure what DIR holds of an earlier run, too")
+    reproduce.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: e1 to e3 of --results")
+    reproduce.add_argument("--results", metavar="FILE", help="what python -m benchmarks.gpu run wrote")
 
     models = command("models", "the evaluation models")
     actions = models.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=_Parser)
@@ -159,6 +190,29 @@ def _later(module: str) -> Callable[[argparse.Namespace], int]:
 
 def _json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", metavar="-", help="one JSON document to standard output (-) or a file")
+
+
+def _states(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--limit-states", type=_count, metavar="N", help="end each search after N states: the same whenever it runs"
+    )
+
+
+def _memory(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--memory",
+        type=_bytes,
+        metavar="512M|2G",
+        help="stop searching near this much memory, with what there is, and measure nothing that does not fit",
+    )
+
+
+def _elsewhere(command: argparse.ArgumentParser) -> None:
+    where = command.add_mutually_exclusive_group()
+    where.add_argument("--jobs", type=_count, metavar="N", help="search in N processes")
+    where.add_argument(
+        "--cluster", metavar="tcp://HOST:PORT", help="search on the workers of this dask.distributed scheduler"
+    )
 
 
 def _model(command: argparse.ArgumentParser) -> None:
@@ -201,6 +255,13 @@ def _number(text: str, least: int) -> int:
     if number < least:
         raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from {least}")
     return number
+
+
+def _bytes(text: str) -> int:
+    try:
+        return size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _positive(text: str) -> float:

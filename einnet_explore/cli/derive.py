@@ -10,6 +10,7 @@ from einnet_explore.cli.output import STDOUT, progress, say, seconds, table, wri
 from einnet_explore.cost import program_seconds
 from einnet_explore.explore.run import Run
 from einnet_explore.render import text
+from einnet_explore.room import limited, shown
 from einnet_explore.search.candidate import Candidate
 from einnet_explore.search.engine import Cost, Options
 from einnet_explore.text import load_text
@@ -28,11 +29,21 @@ def run(arguments: argparse.Namespace) -> int:
     )
     program = load_text(arguments.case)
     cost = _cost(arguments.device, arguments.threads)
-    search = Run(program, cost, target=arguments.target, limit=arguments.limit_seconds, options=options)
+    search = Run(
+        program,
+        cost,
+        target=arguments.target,
+        limit=arguments.limit_seconds,
+        options=options,
+        states=arguments.limit_states,
+    )
     writable(arguments.save, arguments.json)
     # Expressions are trees that refer to nothing above them: looking for cycles among them costs a fifth of the time.
     gc.set_threshold(50_000, 20, 20)
-    interrupted = _search(search)
+    with limited(arguments.memory):
+        interrupted = _search(search)
+    if search.full:
+        say(f"stopped near {shown(arguments.memory)} of memory: {len(search.candidates)} candidates found are reported")
     wanted = [c for c in search.candidates if c.operators or not arguments.target]
     # The record first: it is what a second Ctrl-C must not lose.
     if arguments.save and search.candidates:

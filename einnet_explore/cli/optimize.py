@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
 from einnet_explore.cli.arguments import shapes
 from einnet_explore.cli.errors import INTERRUPTED, NO, OK
 from einnet_explore.cli.output import STDOUT, progress, save, say, table, writable, write_json
+from einnet_explore.executors import Serial, executor
 from einnet_explore.explore.figures import graph_figure
 from einnet_explore.explore.page import page
 from einnet_explore.explore.records import save as save_record
@@ -18,6 +20,7 @@ from einnet_explore.graph.judging import certificates
 from einnet_explore.graph.optimise import Optimiser
 from einnet_explore.graph.optimised import Optimised
 from einnet_explore.graph.request import read, settings
+from einnet_explore.room import limited, shown
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -26,13 +29,17 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = settings(arguments.device, *asked)
     model = read(arguments.model, shapes(arguments.shape))
     writable(arguments.output, arguments.html, arguments.json)
-    work = Optimiser(model, chosen, arguments.budget)
-    fast = _result(work)
+    chosen = replace(chosen, states=arguments.limit_states)
+    with limited(arguments.memory) as room, executor(arguments.jobs, arguments.cluster) as where:
+        work = Optimiser(model, chosen, arguments.budget, executor=None if isinstance(where, Serial) else where)
+        fast = _result(work)
+    if room.reached:
+        say(f"searches stopped near {shown(arguments.memory)} of memory: what they had found is reported")
     report = fast.report()
     if arguments.output:
         save(arguments.output, fast.onnx().SerializeToString())
-        if slower := fast.exported.slower:
-            say(f"{arguments.output}: {slower}")
+        if lacks := fast.exported.lacks(sum(part.kept for part in fast.parts)):
+            say(f"{arguments.output}: {lacks}")
     if arguments.html:
         save(arguments.html, report_page(fast))
     if arguments.certificates:

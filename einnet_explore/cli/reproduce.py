@@ -33,6 +33,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     Interrupted, what was done so far is printed and written.
     """
+    if arguments.device == "cuda":
+        from einnet_explore.cli.reproduce_gpu import run as draw
+
+        return draw(arguments)
     if arguments.out:
         Path(arguments.out).mkdir(parents=True, exist_ok=True)
     wanted = tuple(dict.fromkeys(arguments.experiments))
@@ -85,9 +89,13 @@ def _end_to_end(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: 
         effort = replace(effort, threads=(arguments.threads,))
     if arguments.model:
         effort = replace(effort, models=end_to_end.known(arguments.model))
+    if arguments.batch:
+        effort = replace(effort, batches=tuple(dict.fromkeys(arguments.batch)))
     if arguments.limit_seconds:
         effort = replace(effort, budget=arguments.limit_seconds)
-    lab = end_to_end.Lab(effort, say)
+    lab = end_to_end.Lab(effort, say, out=_samples(arguments, "e1"))
+    if not arguments.again and (held := lab.resume()):
+        say(f"{held} models were measured before: {lab.out}")
     tables["e1"] = lambda _: end_to_end.sheets(lab.results, lab.failures)
     lab.done = lambda: _so_far(arguments, "e1", tables)
     return Work(lab.run, lambda: f"{len(lab.results)} models")
@@ -105,7 +113,9 @@ def _operators(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: d
         effort = replace(effort, threads=arguments.threads)
     if arguments.limit_seconds:
         effort = replace(effort, search=arguments.limit_seconds)
-    lab = operator_cases.Lab(effort, say)
+    lab = operator_cases.Lab(effort, say, out=_samples(arguments, "e2-e3"))
+    if not arguments.again and (held := lab.resume()):
+        say(f"{held} operators were measured before: {lab.out}")
     made: dict[str, Experiment] = {
         "e2": lambda _: (operator_tables.table3(lab.results.values(), lab.failures),),
         "e3": lambda _: (operator_tables.fig16(lab.results.values(), lab.failures, effort.present),),
@@ -113,6 +123,11 @@ def _operators(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: d
     tables |= {name: made[name] for name in mine}
     lab.done = lambda: _so_far(arguments, mine[0], tables)
     return Work(lab.run, lambda: f"{len(lab.results)} operators")
+
+
+def _samples(arguments: argparse.Namespace, name: str) -> Path | None:
+    """Where what was measured is kept; None where no files are written."""
+    return Path(arguments.out) / f"{name}.json" if arguments.out else None
 
 
 def _markdown(made: tuple[Sheet, ...]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import gc
+import os
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor
 from typing import Any, Protocol
 
 from einnet_explore.cost import program_seconds
+from einnet_explore.executors import Processes, gathered, submitted
 from einnet_explore.explore.run import Run
 from einnet_explore.ir import Program
 from einnet_explore.search.engine import Options
@@ -26,48 +28,44 @@ def search_all(
     *,
     target: str | Iterable[str] = (),
     limit: float | None = None,
+    states: int | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
     """The reports (JSON of ``derive``) of a search of each of *programs*, in their order.
 
     *executor* runs them (processes of this machine by default): the reports are the same as if they were searched here
-    in turn, but for the seconds in them, and but for *limit*, which cuts each search off by the clock.  Of a mapping,
-    the keys are the cases' names.  *options* are those of ``search.engine.Options``.  Raises ValueError for options or
-    targets that are unknown, and whatever a search raises.
+    in turn, but for the seconds in them, and but for *limit*, which cuts each search off by the clock; *states* cuts it
+    off by its states, which is the same everywhere.  Of a mapping, the keys are the cases' names.  *options* are those
+    of ``search.engine.Options``.  Raises ValueError for options or targets that are unknown, and whatever a search
+    raises.
     """
     named = dict(programs) if isinstance(programs, Mapping) else {str(n): p for n, p in enumerate(programs)}
     names = (target,) if isinstance(target, str) else tuple(target)
     for program in list(named.values())[:1]:  # what is wrong with the options is said here, before anything starts
         Run(program, program_seconds, target=names, options=Options(**options))
+    asked = [(case, program, names, limit, options, states) for case, program in named.items()]
     if executor is not None:
-        return _gathered(executor, named, names, limit, options)
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:
-        return _gathered(processes, named, names, limit, options)
+        return gathered(submitted(executor, search_one, *each) for each in asked)
+    with Processes(len(os.sched_getaffinity(0))) as processes:
+        return gathered(submitted(processes, search_one, *each) for each in asked)
 
 
 def search_one(
-    case: str, program: Program, target: tuple[str, ...], limit: float | None, options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The report of one search: plain values in and out, so that another process can be asked for it."""
-    run = Run(program, program_seconds, target=target, limit=limit, options=Options(**options))
-    for _ in run:
-        pass
-    return run.report(case)
-
-
-def _gathered(
-    executor: Executor | Submits,
-    named: Mapping[str, Program],
+    case: str,
+    program: Program,
     target: tuple[str, ...],
     limit: float | None,
     options: Mapping[str, Any],
-) -> list[dict[str, Any]]:
-    futures: list[Future[dict[str, Any]]] = [
-        executor.submit(search_one, case, program, target, limit, dict(options)) for case, program in named.items()
-    ]
+    states: int | None = None,
+) -> dict[str, Any]:
+    """The report of one search: plain values in and out, so that another process can be asked for it."""
+    run = Run(program, program_seconds, target=target, limit=limit, states=states, options=Options(**options))
+    before = gc.get_threshold()
+    # Expressions are trees that refer to nothing above them: looking for cycles among them costs a fifth of the time.
+    gc.set_threshold(50_000, 20, 20)
     try:
-        return [future.result() for future in futures]
-    except BaseException:
-        for future in futures:
-            future.cancel()
-        raise
+        for _ in run:
+            pass
+        return run.report(case)
+    finally:
+        gc.set_threshold(*before)

@@ -17,6 +17,7 @@ from einnet_explore.explore.dag import search_graph
 from einnet_explore.explore.figures import Figure, tree_figure
 from einnet_explore.ir import Program
 from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.room import ROOM
 from einnet_explore.rules import FEWER_PRODUCTS, Derivation
 from einnet_explore.search.candidate import Candidate, verdict
 from einnet_explore.search.engine import Cost, Options, Search
@@ -42,8 +43,9 @@ def find_operators(names: Iterable[str], operators: tuple[Operator, ...] = OPERA
 class Run:
     """One search and what it has found so far.
 
-    *limit* is in seconds; *target* names operators (all when empty).  Iterating runs it; ``start`` runs it in a thread
-    and returns at once.
+    *limit* is in seconds, *states* the most states that it makes: unlike seconds, these are the same whenever it runs.
+    *target* names operators (all when empty).  It also ends where the memory is ``full`` (``room``), with what it has.
+    Iterating runs it; ``start`` runs it in a thread and returns at once.
     """
 
     def __init__(
@@ -55,11 +57,14 @@ class Run:
         limit: float | None = None,
         operators: tuple[Operator, ...] = OPERATORS,
         options: Options | None = None,
+        states: int | None = None,
     ) -> None:
         names = [target] if isinstance(target, str) else list(target)
         self.target = tuple(o.name for o in find_operators(names, operators)) if names else ()
         self.search = Search(start, cost, replace(options or Options(), targets=find_operators(names, operators)))
         self.limit = limit
+        self.most = states
+        self.full = False
         self.candidates: list[Candidate] = []
         self.pruned: list[Pruned] = []
         self.refused: list[Refused] = []
@@ -91,6 +96,11 @@ class Run:
                 self._record(event)
                 yield event
                 if self._stopped.is_set() or (self.limit is not None and spent > self.limit):
+                    return
+                if self.most is not None and len(self.search.states) >= self.most:
+                    return
+                if ROOM.full():
+                    self.full = True
                     return
         finally:
             gc.unfreeze()

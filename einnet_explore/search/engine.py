@@ -303,7 +303,7 @@ class Search:
 
         What is left after a match may be compute-bound itself (a sum of two products, a chain): it is matched in turn.
         """
-        tidy, program = clean(program, final=True)
+        tidy, program = clean(program, final=True, rules=self.options.rules)
         done = [*matches, *tidy]
         for n, equation in enumerate(program.equations):
             if equation.via is None:

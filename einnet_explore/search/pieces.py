@@ -23,6 +23,7 @@ from einnet_explore.ir import (
     map_tensors,
     tensors,
 )
+from einnet_explore.room import ROOM
 from einnet_explore.rules import RULES, Derivation, Rule
 from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
 from einnet_explore.search.engine import Cost, Options, Search
@@ -40,7 +41,7 @@ class Limits:
 
     *members*: of a closure; *seconds*: for all searches of expressions, and again for merging what they make; *kinds*:
     how many ways to run an expression by the same operators are held; *together*: how many choices of these are tried;
-    *rules*: what the expressions are searched by.
+    *rules*: what the expressions are searched by; *states*: of the search of each expression, None for any number.
     """
 
     members: int = 12
@@ -49,6 +50,7 @@ class Limits:
     together: int = 24
     max_depth: int = 7
     rules: tuple[Rule[Any], ...] = RULES
+    states: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +122,14 @@ class Pieces:
         alone = standalone(program, n)
         if alone not in self.known:
             search = Search(alone, self.cost, Options(max_depth=self.limits.max_depth, rules=self.limits.rules))
-            until = perf_counter() + self.seconds
+            until, states = perf_counter() + self.seconds, self.limits.states
             found: dict[Calls, tuple[float, int]] = {}
             for event in search.run():
                 if isinstance(event, Found):
                     calls = _calls(event.state.program)
                     found[calls] = min(found.get(calls, (float("inf"), 0)), (event.seconds, event.state.id))
+                if ROOM.full() or (states is not None and len(search.states) >= states):
+                    break
                 if found and perf_counter() > until:
                     break
             ranked: list[tuple[int, Way]] = []

@@ -1,0 +1,195 @@
+"""What runs independent work elsewhere: processes of this machine, or a cluster of ``dask.distributed``.
+
+Work is a function at the top of a module and plain values, so where it ran cannot be seen in what it gives.  A worker
+that dies costs its own item one attempt and no other item anything.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import warnings
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+ATTEMPTS = 3
+"""Workers that one item may take down before it is given up: it is the item then, and no accident."""
+
+WAIT = 10.0
+"""Seconds to wait for a cluster's scheduler, and again for its first worker."""
+
+
+class Processes(Executor):
+    """At most *jobs* processes of this machine, each by itself: one that dies takes only its own item with it.
+
+    Items are handed out one by one as processes come free.  A process is started when there is something for it.  An
+    item whose process died is done again, ``ATTEMPTS`` times at most; then its future raises RuntimeError.
+    """
+
+    def __init__(self, jobs: int) -> None:
+        if jobs < 1:
+            raise ValueError(f"jobs {jobs}: expected 1 or more")
+        self._threads = ThreadPoolExecutor(jobs, thread_name_prefix="einnet-worker")
+        self._own = threading.local()
+        self._lock = threading.Lock()
+        self._pools: list[ProcessPoolExecutor] = []
+        self._killed = False
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """A future of ``fn(*args, **kwargs)``."""
+        return self._threads.submit(self._done, fn, args, kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the processes, those that are at work too where *cancel_futures* says so."""
+        self._threads.shutdown(wait and not cancel_futures, cancel_futures=cancel_futures)
+        with self._lock:
+            self._killed = cancel_futures
+            pools, self._pools = self._pools, []
+        for pool in pools:
+            if cancel_futures:
+                for process in list((pool._processes or {}).values()):
+                    process.kill()
+            pool.shutdown(wait)
+
+    def __exit__(self, kind: object, *rest: object) -> bool | None:
+        self.shutdown(cancel_futures=kind is not None)
+        return None
+
+    def pids(self) -> list[int]:
+        """The ids of the processes that there are."""
+        with self._lock:
+            return [pid for pool in self._pools for pid in (pool._processes or {})]
+
+    def _done(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+        for _ in range(ATTEMPTS):
+            pool = getattr(self._own, "pool", None) or self._started()
+            try:
+                return pool.submit(fn, *args, **kwargs).result()
+            except BrokenProcessPool:
+                with self._lock:
+                    if pool in self._pools:
+                        self._pools.remove(pool)
+                pool.shutdown(wait=False)
+                self._own.pool = None
+            if self._killed:
+                raise CancelledError
+        raise RuntimeError(f"{getattr(fn, '__name__', fn)} was given up: {ATTEMPTS} processes died of it")
+
+    def _started(self) -> ProcessPoolExecutor:
+        # ``spawn``: a forked child of a process with pools of threads may wait for ever.
+        pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+        with self._lock:
+            if self._killed:
+                raise CancelledError
+            self._pools.append(pool)
+        self._own.pool = pool
+        return pool
+
+
+class Serial(Executor):
+    """No other process: what is submitted is done at once."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """A future of ``fn(*args, **kwargs)`` that is done, or raises what it raised."""
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@contextmanager
+def executor(jobs: int | None = None, cluster: str | None = None) -> Generator[Any, None, None]:
+    """What *jobs* and *cluster* ask for: a cluster's client, ``Processes``, else ``Serial``.
+
+    Raises ValueError where both are named, and what ``connected`` raises.
+    """
+    if jobs is not None and cluster is not None:
+        raise ValueError("jobs and a cluster: expected one of them")
+    if cluster is not None:
+        with connected(cluster) as client:
+            yield client
+    elif jobs is not None and jobs > 1:
+        with Processes(jobs) as processes:
+            yield processes
+    else:
+        yield Serial()
+
+
+@contextmanager
+def connected(address: str, wait: float = WAIT) -> Generator[Any, None, None]:
+    """A client of the ``dask.distributed`` scheduler at *address* (``tcp://HOST:PORT``), closed at the end.
+
+    The scheduler gives the work of workers that die to others (``distributed.scheduler.allowed-failures`` times).
+    Raises ValueError in one line where the extra is not installed, no scheduler answers or it has no worker.
+    """
+    try:
+        import distributed
+    except ImportError:
+        raise ValueError(
+            "a cluster: found no dask.distributed, expected pip install 'einnet-explore[cluster]'"
+        ) from None
+    try:
+        client: Any = distributed.Client(address, timeout=wait, set_as_default=False)  # type: ignore[no-untyped-call]
+    except (OSError, TimeoutError, ValueError) as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"cluster {address}: found no scheduler ({said}), expected tcp://HOST:PORT") from None
+    try:
+        try:
+            client.wait_for_workers(1, timeout=wait)
+        except TimeoutError:
+            raise ValueError(f"cluster {address}: found no worker, expected one: dask worker {address}") from None
+        yield client
+    finally:
+        client.close()
+
+
+def submitted(executor: Any, work: Callable[..., T], /, *args: Any, device: bool = False) -> Any:
+    """A future of ``work(*args)`` on *executor*; with *device* on a worker that has the resource of that name.
+
+    On a cluster an item is one task of its own, however alike two are.
+    """
+    if not hasattr(executor, "scheduler_info"):
+        return executor.submit(work, *args)
+    return executor.submit(work, *args, pure=False, resources={"device": 1} if device else None)
+
+
+def has_device(executor: Any) -> bool:
+    """Whether *executor* is a cluster with a worker that offers the resource ``device``."""
+    if not hasattr(executor, "scheduler_info"):
+        return False
+    workers = executor.scheduler_info(n_workers=-1)["workers"].values()
+    return any("device" in worker["resources"] for worker in workers)
+
+
+def gathered(futures: Iterable[Any]) -> list[Any]:
+    """The results of *futures*, in their order; where one raises or is interrupted, the others are cancelled."""
+    held = list(futures)
+    try:
+        return [future.result() for future in held]
+    except BaseException:
+        for future in held:
+            future.cancel()
+        raise
+
+
+def settled(futures: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    """The names and results of those *futures* that do not fail; where there is an interrupt all are cancelled."""
+    try:
+        for name, future in futures.items():
+            try:
+                answer = future.result()
+            except Exception as error:
+                warnings.warn(f"done here again: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
+                continue
+            yield name, answer
+    except BaseException:
+        for future in futures.values():
+            future.cancel()
+        raise

@@ -1,0 +1,90 @@
+"""How much memory this process may take: a limit that searches stop at and that measurement stays below."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+SEARCH = 0.75
+"""The part of the limit at which searches stop: what they found is still to be proved, measured and written."""
+
+EACH = 16
+"""Steps of a search between two looks at the memory: to look takes as long as a short step."""
+
+_STATM = Path("/proc/self/statm")
+
+
+@dataclass(slots=True)
+class Room:
+    """The *limit* in bytes (None: none), and whether it was *reached*: a search had to stop."""
+
+    limit: int | None = None
+    looks: int = 0
+    reached: bool = False
+
+    def full(self) -> bool:
+        """Whether a search has to stop here; looks at the memory each ``EACH``-th time."""
+        if self.limit is None:
+            return False
+        self.looks += 1
+        if self.looks % EACH or used() <= SEARCH * self.limit:
+            return False
+        self.reached = True
+        return True
+
+    def lacks(self, nbytes: int, what: str) -> str | None:
+        """Why *nbytes* more are too many, in words; None where they fit."""
+        if self.limit is None or (now := used()) + nbytes <= self.limit:
+            return None
+        return f"{what} needs {shown(nbytes)}, {shown(now)} of {shown(self.limit)} of memory are taken"
+
+
+ROOM = Room()
+"""This process's: memory is one thing, whoever takes it."""
+
+
+@contextmanager
+def limited(nbytes: int | None) -> Generator[Room, None, None]:
+    """Within it this process may take *nbytes* (None: as much as there is)."""
+    before, ROOM.limit, ROOM.reached = ROOM.limit, nbytes, False
+    try:
+        yield ROOM
+    finally:
+        ROOM.limit = before
+
+
+def used() -> int:
+    """The bytes of memory that this process takes now; where that is not told, the most that it ever took."""
+    try:
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024
+
+
+def size(text: str) -> int:
+    """``512M``, ``2G``, ``1500000000``: bytes; raises ValueError on what is no size of at least 1 MiB."""
+    units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    bare = text.strip().upper().removesuffix("B").removesuffix("I")
+    number, unit = (bare[:-1], bare[-1]) if bare[-1:] in units and bare[-1:] else (bare, "")
+    try:
+        found = int(float(number) * units[unit])
+    except (ValueError, OverflowError):
+        found = 0
+    if found < units["M"]:
+        raise ValueError(f"memory {text!r}: expected a size of at least 1M, such as 512M or 2G")
+    return found
+
+
+def shown(nbytes: float) -> str:
+    """Bytes in words: ``512 MiB``."""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.3g} {unit}" if nbytes < 100 else f"{nbytes:.0f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.3g} GiB"

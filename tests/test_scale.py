@@ -1,0 +1,270 @@
+"""Work elsewhere: workers that die cost nothing, budgets by count repeat themselves, limits of memory are kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dying import dies, dies_once, fails
+from onnx_building import build, node
+
+import einnet_explore as ee
+from einnet_explore import room
+from einnet_explore.backends.profiles import ProfileStore
+from einnet_explore.cli import main
+from einnet_explore.cost import CPU_DEFAULT, CostModel, program_seconds
+from einnet_explore.executors import ATTEMPTS, Processes, Serial, connected, executor, gathered, has_device, settled
+from einnet_explore.explore.many import search_one
+from einnet_explore.explore.run import Run
+from einnet_explore.graph.contest import Contest, Settings, working_set
+from einnet_explore.graph.elsewhere import Rates, found, held
+from einnet_explore.graph.finalists import entries
+from einnet_explore.graph.optimise import optimize
+from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.remembered import Memory
+from einnet_explore.room import ROOM, limited
+from einnet_explore.search.engine import Options
+
+CONV = ee.ops.conv2d(N=1, H=6, W=5, C=4, F=3, R=3, S=3)
+
+
+def test_a_process_that_dies_costs_its_own_item_one_attempt(tmp_path: Path) -> None:
+    with Processes(1) as processes:
+        futures = [processes.submit(dies_once, str(tmp_path / "mark"), n) for n in range(4)]
+        assert gathered(futures) == [0, 1, 2, 3]
+        assert len(processes.pids()) == 1
+        with pytest.raises(ValueError, match="no 3"):
+            processes.submit(fails, 3).result()
+        with pytest.raises(RuntimeError, match=f"dies was given up: {ATTEMPTS} processes died of it"):
+            processes.submit(dies).result()
+        assert processes.submit(abs, -2).result() == 2
+    assert processes.pids() == []
+
+
+def test_leaving_in_an_error_ends_processes_that_are_at_work() -> None:
+    processes = Processes(1)
+    going = processes.submit(time.sleep, 600)
+    waiting = processes.submit(time.sleep, 600)
+    while not processes.pids():
+        time.sleep(0.01)
+    processes.__exit__(KeyError)
+    assert waiting.cancelled() and processes.pids() == []
+    with pytest.raises((RuntimeError, CancelledError)):
+        going.result()
+
+
+def test_what_is_gathered_and_settled() -> None:
+    here = Serial()
+    assert gathered(here.submit(abs, n) for n in (-1, 2)) == [1, 2]
+    with pytest.raises(ValueError, match="no 1"):
+        gathered([here.submit(abs, 1), here.submit(fails, 1)])
+    with pytest.warns(RuntimeWarning, match="done here again: ValueError: no 7"):
+        assert dict(settled({"a": here.submit(fails, 7), "b": here.submit(abs, -7)})) == {"b": 7}
+    assert not has_device(here)
+
+
+def test_what_is_asked_for_and_what_is_not_there() -> None:
+    with executor() as where:
+        assert isinstance(where, Serial)
+    with executor(2) as where:
+        assert isinstance(where, Processes) and where.pids() == []
+    with pytest.raises(ValueError, match="jobs 0: expected 1 or more"):
+        Processes(0)
+    with pytest.raises(ValueError, match="jobs and a cluster: expected one of them"), executor(2, "tcp://a:1"):
+        pass
+    pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
+    with pytest.raises(ValueError, match="found no scheduler"), connected("tcp://127.0.0.1:9", wait=0.2):
+        pass
+    with pytest.raises(ValueError, match="found no scheduler"), connected("nowhere", wait=0.2):
+        pass
+
+
+def test_without_dask_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ValueError, match=r"expected pip install 'einnet-explore\[cluster\]'"), connected("tcp://a:1"):
+        pass
+
+
+def test_a_search_bounded_by_states_is_the_same_again() -> None:
+    """Also in another process, whose strings hash differently; seconds would cut it off elsewhere each time."""
+    code = (
+        "import json, einnet_explore as ee\n"
+        "from einnet_explore.explore.many import search_one\n"
+        "p = ee.ops.conv2d(N=1, H=6, W=5, C=4, F=3, R=3, S=3)\n"
+        "print(json.dumps(search_one('c', p, (), None, {}, 60)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, env={**os.environ, "PYTHONHASHSEED": "7"}
+    )
+    there, report = json.loads(done.stdout), json.loads(json.dumps(search_one("c", CONV, (), None, {}, 60)))
+    assert report["unique"] == 60 and not report["complete"] and len(report["candidates"]) > 5
+    for each in (there, report):
+        each["seconds"], each["first_found"] = None, each["first_found"]["states"]
+    assert there == report
+
+
+def test_a_search_elsewhere_finds_what_it_finds_here(tmp_path: Path) -> None:
+    """With the times that the store holds: one of a candidate's calls is said to take nothing."""
+    store = ProfileStore(tmp_path / "p.sqlite")
+    settings = Settings(max_depth=3, states=40)
+    plain, _ = entries(CONV, program_seconds, 3, 1.0, states=40)
+    slow = plain[0].derivation().end.equations
+    for equation in slow:
+        store.put(ee_key(equation), 1.0, "said")
+    model = CostModel(CPU_DEFAULT, store.lookup())
+    here, states = entries(CONV, lambda p: ((c := model.program_cost(p)).seconds, c.how), 3, 1.0, states=40)
+    assert [e.seconds for e in here] != [e.seconds for e in plain]
+    answer = found(CONV, Rates.of(CPU_DEFAULT, store, 1), settings, 1.0, float("inf"))
+    there, seen = held(CONV, answer)
+    assert seen == states == 40
+    assert [(e.seconds, e.kind) for e in there] == [(e.seconds, e.kind) for e in here]
+    chosen = [n for n, (_, _, steps) in enumerate(answer[0]) if steps is not None]
+    assert len(chosen) == settings.finalists
+    assert [there[n].derivation() for n in chosen] == [here[n].derivation() for n in chosen]
+    other = next(n for n in range(len(there)) if n not in chosen)
+    with pytest.raises(LookupError, match="no finalist"):
+        there[other].derivation()
+
+
+def ee_key(equation: Any) -> Any:
+    from einnet_explore.backends.profiles import key_of
+
+    return key_of(equation)
+
+
+def test_sizes_in_words() -> None:
+    assert [room.size(t) for t in ("2M", "1.5GiB", "3000000", "1t", "20 mb")] == [
+        2 << 20, 3 << 29, 3_000_000, 1 << 40, 20 << 20,
+    ]  # fmt: skip
+    for wrong in ("", "M", "-1G", "12", "1X", "inf", "nanG"):
+        with pytest.raises(ValueError, match=f"memory {wrong!r}: expected a size of at least 1M"):
+            room.size(wrong)
+    assert [room.shown(n) for n in (12, 1 << 11, 300 << 20, 3 << 30)] == ["12 B", "2 KiB", "300 MiB", "3 GiB"]
+
+
+def test_a_search_that_reaches_its_limit_stops_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "used", lambda: taken[0])
+    taken, run = [0], Run(CONV, program_seconds, options=Options(max_depth=2))
+    with limited(1000):
+        for _ in run:
+            taken[0] += 10
+    assert run.full and run.candidates and not run.search.complete and ROOM.limit is None
+    assert 75 < run.events <= 75 + room.EACH
+    taken[0], events = 0, run.events
+    next(iter(run))  # it goes on where there is room again
+    assert run.events == events + 1
+    with limited(1000):
+        taken[0] = 10_000
+        few, _ = entries(CONV, program_seconds, 3, 100.0)
+        assert ROOM.reached
+    assert len(few) < len(run.candidates)
+
+
+def test_what_does_not_fit_is_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nbytes = working_set(CONV)
+    assert nbytes == 2 * 4 * (1 * 6 * 5 * 4 + 3 * 3 * 3 * 4 + 6 * 5 * 3)
+    monkeypatch.setattr(room, "used", lambda: 0)
+    opened: Callable[[], Any] = lambda: pytest.fail("it was opened")  # noqa: E731
+    store = ProfileStore(tmp_path / "p.sqlite")
+    contest = Contest(CONV, opened, {}, lambda *_: pytest.fail("run"), program_seconds, Settings(states=20), store)
+    store.put(contest._key("onnxruntime alone"), 1.0, "said")
+    with limited(nbytes - 1):
+        outcome = contest.hold(1.0)
+    assert outcome.winner is None and outcome.states == 20
+    assert re.fullmatch(r"the original needs .* KiB, 0 B of .* KiB of memory are taken", outcome.why)
+    feeds: dict[str, Any] = {}
+    ran = replace(contest, opened=lambda: (lambda: feeds, feeds))
+    with limited(nbytes):
+        outcome = ran.hold(1.0)
+    assert outcome.winner is None and "a candidate needs" in outcome.why
+
+
+CASE = "tensor A[1, 7, 7, 8] pad [0, 1, 1, 0]\ntensor K[3, 3, 4, 8] weight\n"
+CASE += "Y[n:1, h:7, w:7, f:4] = sum[c:8, r:3, s:3] A[n, h+r-1, w+s-1, c] * K[r, s, f, c]\n"
+
+
+def test_sweep(tmp_path: Path, capsys: Any) -> None:
+    cases = [tmp_path / "a.ein", tmp_path / "b.ein"]
+    for n, case in enumerate(cases):
+        case.write_text(CASE.replace("f:4", f"f:{4 - n}").replace("3, 3, 4", f"3, 3, {4 - n}"))
+    asked = ["sweep", *map(str, cases), "--limit-states", "20", "--json"]
+    out = []
+    for jobs in ("1", "2"):
+        assert main([*asked, str(tmp_path / "r.json"), "--jobs", jobs]) == 0
+        reports = json.loads((tmp_path / "r.json").read_text())["reports"]
+        out.append([{**r, "seconds": 0, "first_found": r["first_found"]["states"]} for r in reports])
+    assert out[0] == out[1] and [r["case"] for r in out[0]] == list(map(str, cases))
+    assert "proved" in capsys.readouterr().out
+    assert main([*asked, "-", "--target", "G2BMM"]) == 1
+    assert main(["sweep", str(cases[0]), "--strategy", "luck"]) == 2
+    with pytest.raises(SystemExit):
+        main([*asked, "-", "--jobs", "2", "--cluster", "tcp://a:1"])
+
+
+BIG = "tensor A[1, 28, 28, 64] pad [0, 3, 3, 0]\ntensor K[7, 7, 64, 64] weight\n"
+BIG += "Y[n:1, h:28, w:28, f:64] = sum[c:64, r:7, s:7] A[n, h+r-3, w+s-3, c] * K[r, s, f, c]\n"
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
+@pytest.mark.parametrize("megabytes", [120, pytest.param(200, marks=pytest.mark.slow)])
+def test_the_peak_of_a_child_stays_below_its_limit(megabytes: int, tmp_path: Path) -> None:
+    (tmp_path / "c.ein").write_text(BIG)
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom einnet_explore.cli import main\n"
+        "code = main(sys.argv[1:])\n"
+        # ru_maxrss would begin with the peak of who forked it.
+        "peak = Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0]\n"
+        "print('PEAK', peak, file=sys.stderr)\nsys.exit(code)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "derive", str(tmp_path / "c.ein"), "--strategy", "paper", "--max-depth", "5",
+         "--memory", f"{megabytes}M", "--save", str(tmp_path / "r.json")],
+        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=600,
+    )  # fmt: skip
+    peak = int(re.findall(r"PEAK (\d+)", done.stderr)[0]) << 10
+    assert done.returncode == 0 and "stopped near" in done.stderr, done.stderr
+    assert peak <= megabytes << 20
+    assert json.loads((tmp_path / "r.json").read_text())["steps"]
+
+
+class Devices(Serial):
+    """Does at once what it is given, as a cluster whose worker has the device."""
+
+    def __init__(self, resources: dict[str, int]) -> None:
+        self.resources, self.asked = resources, list[Any]()
+
+    def scheduler_info(self, n_workers: int) -> dict[str, Any]:
+        return {"workers": {"tcp://a:1": {"resources": self.resources}}}
+
+    def submit(self, fn: Any, /, *args: Any, pure: bool = True, resources: Any = None, **kwargs: Any) -> Any:
+        self.asked.append((fn.__name__, pure, repr(resources)))
+        return super().submit(fn, *args, **kwargs)
+
+
+@pytest.mark.slow
+def test_a_model_is_optimised_with_searches_and_contests_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = {name: np.full((8, 8, 3, 3), 0.01, np.float32) for name in ("v", "w")}
+    nodes = [node("Conv", ["x", "v"], ["a"], pads=[1] * 4), node("Relu", ["a"], ["b"])]
+    proto = build([*nodes, node("Conv", ["b", "w"], ["y"], pads=[1] * 4)], {"x": (1, 8, 9, 9)}, ["y"], weights)
+    model = load(proto.SerializeToString())
+    here = optimize(model, threads=1, states=30)
+    assert any(part.outcome.states == 30 for part in here.parts)
+    for resources, name in (({}, "found"), ({"device": 1.0}, "contested")):
+        monkeypatch.setattr(Memory, "get", lambda self, what, *key: None)  # what was remembered would not be asked for
+        there = Devices(resources)
+        work = optimize(model, threads=1, states=30, executor=there)
+        assert has_device(there) == bool(resources)
+        assert set(there.asked) == {(name, False, repr({"device": 1} if resources else None))}
+        assert [p.outcome.states for p in work.parts] == [p.outcome.states for p in here.parts]
+        assert [p.nodes for p in work.parts] == [p.nodes for p in here.parts]
