@@ -90,6 +90,12 @@ print(ee.Session.load("mine.json", rules=(MAX_OUTSIDE,)))
 print("the record holds:", check_file("mine.json").ok)
 
 # %% [markdown]
+# It prints itself as Python, too. Your rule is imported from where it was defined: here that is this notebook, elsewhere it would be your module.
+
+# %%
+print(session.script())
+
+# %% [markdown]
 # And where the rule does not apply, its refusal is in our words:
 
 # %%

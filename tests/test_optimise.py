@@ -24,10 +24,12 @@ from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.cli import main
 from einnet_explore.cli import optimize as command
 from einnet_explore.graph import contest as contest_module
+from einnet_explore.graph import filed as filed_module
 from einnet_explore.graph import remembered as remembered_module
 from einnet_explore.graph import result as result_module
 from einnet_explore.graph import whole as whole_module
 from einnet_explore.graph.contest import AGREEMENT, Outcome, Settings, largest_error
+from einnet_explore.graph.filed import filed
 from einnet_explore.graph.judging import judged
 from einnet_explore.graph.models import write
 from einnet_explore.graph.optimise import Optimiser, optimize
@@ -36,9 +38,8 @@ from einnet_explore.graph.part import Part
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.request import seconds_of, settings
-from einnet_explore.graph.result import held_against_alone
-from einnet_explore.graph.running.alone import alone
-from einnet_explore.graph.running.plan import build_plan
+from einnet_explore.graph.running.alone import beside_alone
+from einnet_explore.graph.running.plan import Plan, build_plan
 from einnet_explore.graph.running.regions import random_inputs
 from einnet_explore.graph.whole import telling_inputs
 from einnet_explore.graph.writing.export import ExportError
@@ -208,7 +209,7 @@ def test_a_second_run_measures_nothing_again(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_an_interrupted_search_keeps_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    contest = Optimiser._contest
+    contest = Optimiser.outcome
     calls: list[int] = []
 
     def once(self: Optimiser, *args: Any) -> Outcome:
@@ -217,13 +218,13 @@ def test_an_interrupted_search_keeps_what_it_found(monkeypatch: pytest.MonkeyPat
         calls.append(1)
         return contest(self, *args)
 
-    monkeypatch.setattr(Optimiser, "_contest", once)
-    fast = optimize(model(transposed()), threads=1, budget=8)
+    monkeypatch.setattr(Optimiser, "outcome", once)
+    fast = optimize(model(transposed()), threads=1, states=40)
     assert fast.interrupted and fast.report()["interrupted"] is True and len(fast.parts) == 1
 
 
 def test_a_mistake_in_one_search_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    contest = Optimiser._contest
+    contest = Optimiser.outcome
     calls: list[int] = []
 
     def first_fails(self: Optimiser, *args: Any) -> Outcome:
@@ -232,7 +233,7 @@ def test_a_mistake_in_one_search_costs_no_other(monkeypatch: pytest.MonkeyPatch)
             raise RuntimeError("no such schedule")
         return contest(self, *args)
 
-    monkeypatch.setattr(Optimiser, "_contest", first_fails)
+    monkeypatch.setattr(Optimiser, "outcome", first_fails)
     with pytest.warns(RuntimeWarning, match="no such schedule"):
         fast = searched(model(transposed()))
     said = fast.report()["subprograms"]
@@ -342,22 +343,29 @@ def test_a_winner_with_a_false_step_is_not_kept() -> None:
 
 
 def test_a_plan_is_held_against_the_original_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = load(write("infogan"))
-    timings = {"before": Timing(1.0, 0.0, 1), "after": Timing(0.8, 0.0, 1)}
-    monkeypatch.setattr(result_module, "alone", lambda *_: Timing(0.5, 0.0, 1))
-    held, ratio = held_against_alone(model, {}, 2, timings, 1.25, 1.0)
-    assert held["before"].median == 0.5 and math.isclose(ratio, 0.625)
-    monkeypatch.setattr(result_module, "alone", lambda *_: Timing(2.0, 0.0, 1))
-    assert held_against_alone(model, {}, 2, timings, 1.25, 1.0) == (timings, 1.25)
-    monkeypatch.setattr(result_module, "alone", lambda *_: None)
-    assert held_against_alone(model, {}, 2, timings, 1.25, 1.0) == (timings, 0.0)
+    """With several threads that decides; where it cannot be had, what this process measures does."""
+    everything(monkeypatch)
+    monkeypatch.setattr(result_module, "WORTH", 1.02)
+    work = Optimiser(model(transposed()), replace(SHORT, threads=2))
+    assert len(list(work.run())) == 2
+    one, *others = (Timing(seconds, 0.0, 1, (seconds,)) for seconds in (1.0, 0.8, 1.25))
+    monkeypatch.setattr(result_module, "timed", lambda *_: {"before": one, "after": one})
+    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined",)})
+    monkeypatch.setattr(result_module, "select", lambda *_: ([0, 1], None, {}))
+    for after in (*others, None):
+        beside = after and {"before": one, "after": after}
+        monkeypatch.setattr(result_module, "beside_alone", lambda *_, beside=beside: beside)
+        fast = work.result()
+        kept = after == others[0]
+        assert any(part.kept for part in fast.parts) == kept and math.isclose(fast.speedup, 1.25 if kept else 1.0)
 
 
 def test_the_original_is_timed_in_a_process_of_its_own() -> None:
     model = load(write("infogan"))
-    timing = alone(model.original, random_inputs(model, 0), 2, 5)
-    assert timing is not None and timing.median > 0
-    assert alone(model.original, {"nobody": np.zeros(1, np.float32)}, 2, 5) is None
+    plan, feeds = build_plan(model, {}, 2), random_inputs(model, 0)
+    timings = beside_alone(model.original, plan, feeds, 3, 0.01)
+    assert timings is not None and all(t.n >= 3 and t.median > 0 for t in timings.values())
+    assert beside_alone(model.original, plan, {**feeds, "nobody": np.zeros(1, np.float32)}, 3, 0.01) is None
 
 
 def everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,6 +374,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(contest_module, name, {"MARGIN": 1e9, "NEGLIGIBLE": 0.0}[name])
     monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
     monkeypatch.setattr(result_module, "WORTH", 0.0)
+    monkeypatch.setattr(filed_module, "LEAST", 0.0)
     monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined", "apart"), "onnxruntime": ("exported",)})
     monkeypatch.setattr(whole_module, "PAYS", 0.0)
 
@@ -403,7 +412,8 @@ def test_the_report_says_how_fast_the_export_is(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(result_module.Assembler, "export", refuse)
     again = searched(model(transposed()), replace(SHORT, max_depth=2)).report()
-    assert again["export"] == {"speedup": None, "why": "it is not run: no such operator"}
+    why = "none of what is kept pays in ONNX Runtime alone (it is not run: no such operator): it is the original"
+    assert again["export"] == {"speedup": 1.0, "why": why, "nodes": []}
     nothing = Optimiser(model(transposed()), SHORT).result().report()
     assert nothing["export"]["speedup"] == 1.0
 
@@ -460,12 +470,45 @@ def test_nearly_winning_is_enough_beside_neighbours(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("speedup", "said"),
-    [(1.0, ""), (1.3, ""), (0.5, "at 0.50 of the original's speed"), (None, "not known (it broke)")],
+    ("speedup", "parts", "said"),
+    [
+        (1.0, (0,), ""),
+        (1.3, (0,), ""),
+        (1.3, (), "holds 0 of 1 derivations and runs at 1.30 of"),
+        (0.5, (0,), "at 0.50 of the original's speed"),
+        (None, (0,), "not known (it broke)"),
+    ],
 )
-def test_a_slow_export_is_not_passed_in_silence(speedup: float | None, said: str) -> None:
-    told = Exported(speedup, "it broke").slower
+def test_a_slow_export_is_not_passed_in_silence(speedup: float | None, parts: tuple[int, ...], said: str) -> None:
+    told = Exported(speedup, "it broke", parts).lacks(1)
     assert said in told and bool(told) == bool(said)
+
+
+def test_the_file_holds_what_pays_in_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Part 1 makes the whole faster there, part 0 slower: the times are the test's own."""
+    seconds = {(): 4.0, (0,): 5.0, (1,): 3.0, (0, 1): 3.5}
+    plans = {kept: Plan((), {}, (), {}) for kept in seconds}
+
+    def paired(before: Plan, after: Plan, *_: object) -> dict[str, Timing]:
+        taken = {id(plan): seconds[kept] for kept, plan in plans.items()}
+        return {
+            name: Timing(taken[id(plan)], 0.0, 1, (taken[id(plan)],))
+            for name, plan in (("before", before), ("after", after))
+        }
+
+    monkeypatch.setattr(whole_module, "paired", paired)
+
+    def told(ratios: Mapping[str, float], *groups: tuple[int, ...]) -> Exported:
+        gains = {0: 2.0, 1: 1.0}
+        return filed((0, 1), ratios, "untried", groups, gains, plans[()], lambda n: plans[tuple(n)], {}, 1.0)
+
+    assert told({"exported": 1.2}, (0,), (1,)).parts == (0, 1)
+    assert told({"exported": 0.9}, (0,), (1,)) == Exported(4 / 3, "measured beside the original in ONNX Runtime", (1,))
+    lost = "none of what is kept pays in ONNX Runtime alone"
+    assert told({}, (0,)) == Exported(1.0, f"{lost} (untried): it is the original")
+    assert told({"exported": 0.9}, (0,)).why == (
+        f"{lost} (it runs at 0.90 of the original's speed there): it is the original"
+    )
 
 
 def test_the_command_writes_records_that_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

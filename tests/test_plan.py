@@ -11,7 +11,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from einnet_explore.backends import compile_program, hosted
+from einnet_explore.backends import compile_program, hosted, measure
+from einnet_explore.backends.fragment import session_options
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.running.compiled import ByValue
@@ -263,6 +264,34 @@ def test_threads_and_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
     build_plan(of, {("b",): run}, threads=2)
     build_plan(of, threads=2)
     assert seen == [(2, "0"), (2, "0"), (2, "default")]
+
+
+def test_an_original_that_rests_is_opened_again_by_its_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    real = onnxruntime.InferenceSession
+
+    def session(*given: Any, **rest: Any) -> Any:
+        opened.append(1)
+        return real(*given, **rest)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    plan = build_plan(chain())
+    feeds = random_inputs(chain())
+    want = plan.run(feeds)
+    plan.rest()
+    plan.rest()
+    assert len(opened) == 1
+    for _ in range(2):
+        np.testing.assert_array_equal(plan.run(feeds)["y"], want["y"])
+    assert len(opened) == 2
+
+
+def test_waiting_threads_stop_before_the_next_engine_begins() -> None:
+    option = "session.intra_op.spin_duration_us"
+    for spinning in (True, False):
+        options = session_options(2, spinning, False)
+        assert float(options.get_session_config_entry(option)) == measure.SPIN * 1e6 < measure.pause(2) * 1e6 / 2
+    assert measure.pause(1) == 0
 
 
 def refusing(_: Arrays) -> Arrays:

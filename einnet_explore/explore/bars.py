@@ -41,19 +41,26 @@ def bars(sheet: Sheet) -> Figure:
     drawn = {"e1": _end_to_end, "e2": _table3, "e3": _backends}
     if sheet.name not in drawn:
         raise ValueError(f"table {sheet.name!r}: expected one of {', '.join(drawn)}")
+    panels = tuple(drawn[sheet.name]([dict(zip(sheet.head, row, strict=True)) for row in sheet.rows]))
+    if not panels:
+        raise ValueError(f"table {sheet.name!r} is empty, expected a row to draw")
+    return chart(sheet.title, panels)
+
+
+def chart(title: str, panels: Sequence[Panel]) -> Figure:
+    """*panels* side by side; raises ValueError where there are none or Matplotlib is missing."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure as Page
     except ImportError:
         raise ValueError("matplotlib is not installed; expected it for figures: pip install matplotlib") from None
-    panels = tuple(drawn[sheet.name]([dict(zip(sheet.head, row, strict=True)) for row in sheet.rows]))
     if not panels:
-        raise ValueError(f"table {sheet.name!r} is empty, expected a row to draw")
+        raise ValueError(f"figure {title!r} has no panels, expected one")
     across = min(2, len(panels))
     down = -(-len(panels) // across)
     with mpl.rc_context({"svg.fonttype": "path", "svg.hashsalt": "einnet", "font.size": 9}):
         page = Page(figsize=(7.2 * across, 3.6 * down), layout="constrained")
-        page.suptitle(sheet.title, fontsize=10)
+        page.suptitle(title, fontsize=10)
         places = page.subplots(down, across, squeeze=False).flat
         for axes, panel in zip(places, panels, strict=False):
             _draw(axes, panel)
@@ -62,7 +69,7 @@ def bars(sheet: Sheet) -> Figure:
         written = io.StringIO()
         page.savefig(written, format="svg", metadata={"Date": None})
     svg = written.getvalue()
-    return Figure(svg[svg.index("<svg") :], _says(sheet.title, panels))
+    return Figure(svg[svg.index("<svg") :], _says(title, panels))
 
 
 def _says(title: str, panels: Iterable[Panel]) -> str:

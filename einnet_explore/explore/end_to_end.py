@@ -6,11 +6,12 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from einnet_explore.explore.resumed import Kept
 from einnet_explore.explore.sheet import Cell, Sheet
 from einnet_explore.graph.bench.engines import COMPILED, EXPORTED, ORT, OURS, TORCH
 from einnet_explore.graph.bench.paired import benchmark
@@ -81,7 +82,8 @@ QUICK = Effort(("infogan", "fsrcnn"), (1,), (1,), (ORT, TORCH), 7, 3.0, 4.0, Fal
 class Lab:
     """Measurements by unit; *note* hears of each before it begins, *done* after it.
 
-    ``results`` and ``failures`` (why a unit could not be measured) hold what is done when this is interrupted.
+    ``results`` and ``failures`` (why a unit could not be measured) hold what is done when this is interrupted; the
+    results are in the file *out* as well, and those of the same effort that it holds are not measured again.
     """
 
     effort: Effort
@@ -89,6 +91,25 @@ class Lab:
     done: Callable[[], object] = lambda: None
     results: dict[Unit, Mapping[str, Any]] = field(default_factory=dict)
     failures: dict[Unit, str] = field(default_factory=dict)
+    out: Path | None = None
+
+    def resume(self) -> int:
+        """Take over what the file *out* holds; how many units that is."""
+        wanted = set(self.effort.units())
+        held = {Unit(**one["unit"]): one["result"] for one in self._kept.read()}
+        self.results |= {unit: result for unit, result in held.items() if unit in wanted}
+        return len(self.results)
+
+    @property
+    def _kept(self) -> Kept:
+        effort = self.effort
+        options = {name: getattr(effort, name) for name in ("rivals", "rounds", "limit", "budget", "attribute")}
+        return Kept(self.out, options)
+
+    def _keep(self) -> None:
+        ours = [{"unit": asdict(unit), "result": result} for unit, result in self.results.items()]
+        wanted = set(self.results)
+        self._kept.write([one for one in self._kept.read() if Unit(**one["unit"]) not in wanted] + ours)
 
     def run(self) -> None:
         """Measure every unit that is not in ``results``."""
@@ -110,6 +131,7 @@ class Lab:
                         budget=effort.budget,
                         attribute=effort.attribute,
                     )
+                    self._keep()
                 except (ValueError, RuntimeError) as problem:
                     self.failures[unit] = str(problem)
             self.done()

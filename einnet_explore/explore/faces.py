@@ -21,6 +21,9 @@ class Face(Protocol):
     def page(self, session: Session, title: str) -> str:
         """An interactive HTML page of *session* that needs no network and no kernel."""
 
+    def view(self, session: Session) -> object:
+        """What a notebook shows of *session*, live."""
+
 
 _faces: list[Face] = []
 

@@ -1,6 +1,7 @@
 """Figures as SVG: computation graphs and trees.
 
-Graphs are laid out by Graphviz where its ``dot`` is installed, and by a small layered layout of our own elsewhere.
+Graphs are laid out by Graphviz where its ``dot`` is installed, and by a small layered layout of our own elsewhere and
+where they are large.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from einnet_explore.ir import Program
 from einnet_explore.render.graph import Graph, dot_of, graph
 from einnet_explore.search.events import State
 
+LARGEST = 60
+"""Nodes up to which Graphviz is asked: beyond, with tensors that many nodes read, it may take minutes."""
+
 ON, OFF, FOUND = "#c0392b", "#2e6da4", "#e0a526"
 WIDTH, ROW = 900.0, 60.0
 
@@ -30,6 +34,8 @@ def graph_figure(program: Program, title: str = "") -> Figure:
 def drawn_figure(drawn: Graph, title: str = "") -> Figure:
     """A graph of nodes and edges."""
     own = layered(drawn, title)
+    if len(drawn.nodes) > LARGEST:
+        return of_picture(own, _says(drawn, title))
     try:
         return Figure(_graphviz(dot_of(drawn, title)), _says(drawn, title), own)
     except (graphviz.ExecutableNotFound, graphviz.CalledProcessError):

@@ -10,12 +10,16 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from einnet_explore.algebra.certificate import certify
+from einnet_explore.checker.record import RecordError
 from einnet_explore.cost import program_seconds
+from einnet_explore.explore.records import from_record, to_record
+from einnet_explore.explore.resumed import Kept
 from einnet_explore.explore.run import find_operators
 from einnet_explore.graph.bench.engines import COMPILED, DIRECT, GENERATED, NUMPY, ORT, TORCH, Task
 from einnet_explore.graph.bench.paired import Measured, measured
@@ -143,7 +147,8 @@ def label_of(when: str, backend: str) -> str:
 class Lab:
     """Comparisons by operator; *note* hears of each before it begins, *done* after it.
 
-    ``results`` and ``failures`` (why one could not be compared) hold what is done when this is interrupted.
+    ``results`` and ``failures`` (why one could not be compared) hold what is done when this is interrupted; the
+    results are in the file *out* as well, and those of the same effort that it holds are not measured again.
     """
 
     effort: Effort
@@ -151,6 +156,21 @@ class Lab:
     done: Callable[[], object] = lambda: None
     results: dict[str, Compared] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    out: Path | None = None
+
+    def resume(self) -> int:
+        """Take over what the file *out* holds, its derivations applied again; how many operators that is."""
+        for one in self._kept.read():
+            case = next((case for case in self.effort.cases if case.name == one["case"]), None)
+            if case is not None and (held := _held(case, one)) is not None:
+                self.results[case.name] = held
+        return len(self.results)
+
+    @property
+    def _kept(self) -> Kept:
+        effort = self.effort
+        options = {name: getattr(effort, name) for name in ("threads", "present", "rounds", "limit", "search")}
+        return Kept(self.out, options | {"programs": [text(case.program) for case in effort.cases]})
 
     def run(self) -> None:
         """Compare every operator that is not in ``results``."""
@@ -160,9 +180,27 @@ class Lab:
             self.note(case.name)
             try:
                 self.results[case.name] = compared(case, self.effort)
+                self._kept.write([_told(one) for one in self.results.values()])
             except (ValueError, RuntimeError) as problem:
                 self.failures[case.name] = str(problem)
             self.done()
+
+
+def _told(one: Compared) -> dict[str, Any]:
+    """*one* in plain JSON values."""
+    record = to_record(one.derivation)
+    return {"case": one.case.name, "record": record, "certificate": one.certificate, "times": asdict(one.times)}
+
+
+def _held(case: Operator, told: Mapping[str, Any]) -> Compared | None:
+    """What ``_told`` wrote of *case*; None where its derivation no longer comes out."""
+    try:
+        derivation = from_record(told["record"])
+    except RecordError:
+        return None
+    if derivation.start != case.program:
+        return None
+    return Compared(case, derivation, told["certificate"], Measured(**told["times"]))
 
 
 def derive(case: Operator, limit: float) -> Derivation:

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from einnet_explore.checker.record import RecordError
 from einnet_explore.ir import Program, read_path
+from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.render import text
-from einnet_explore.rules import Derivation, Match, Refused, Rule
+from einnet_explore.rules import INTER_RULES, RULES, Derivation, Match, Refused, Rule
 from einnet_explore.text import parse
+
+MATCHING = "operator_matching"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The *rules* (without operator matching) and *operators* of a session."""
+
+    rules: tuple[Rule[Any], ...]
+    operators: tuple[Operator, ...]
+
 
 FORMAT, VERSION = "einnet-explore session", 1
 SUFFIX = ".eins"
 
 
-def script(derivation: Derivation) -> str:
-    """The steps of *derivation* as Python that repeats them on a new session."""
-    return "\n".join([*_opening(derivation.start), *(_apply(step.match) for step in derivation.steps)]) + "\n"
+def script(derivation: Derivation, known: Known) -> str:
+    """The steps of *derivation* as Python that repeats them on a new session that knows what is *known*."""
+    used = _used([derivation])
+    return "\n".join([*_opening(derivation.start, known, used), *(_apply(s.match) for s in derivation.steps)]) + "\n"
 
 
-def tree_script(nodes: Sequence[Derivation], parents: Sequence[int], here: int) -> str:
+def tree_script(nodes: Sequence[Derivation], parents: Sequence[int], here: int, known: Known) -> str:
     """A whole tree of derivations as Python: every node gets the number that it has."""
-    lines, at = _opening(nodes[0].end), 0
+    lines, at = _opening(nodes[0].end, known, _used(nodes)), 0
     for n in range(1, len(nodes)):
         if parents[n] != at:
             lines.append(f"session.goto({parents[n]})")
@@ -33,14 +48,65 @@ def tree_script(nodes: Sequence[Derivation], parents: Sequence[int], here: int) 
     return "\n".join(lines) + "\n"
 
 
-def _opening(program: Program) -> list[str]:
+def _used(derivations: Sequence[Derivation]) -> tuple[Rule[Any], ...]:
+    """The rules of all steps, but operator matching, which every session has."""
+    rules = dict.fromkeys(step.match.rule for d in derivations for step in d.steps)
+    return tuple(rule for rule in rules if rule.name != MATCHING)
+
+
+def _opening(program: Program, known: Known, used: tuple[Rule[Any], ...]) -> list[str]:
     held = text(program).replace("\\", "\\\\").replace('"""', r"\"\"\"")
+    imports = list[str]()
+    given = [
+        *_values(
+            "rules", tuple(dict.fromkeys((*known.rules, *used))), {"RULES": RULES, "INTER_RULES": INTER_RULES}, imports
+        ),
+        *_values("operators", known.operators, {"OPERATORS": OPERATORS}, imports),
+    ]
     return [
         "import einnet_explore as ee",
+        *sorted(dict.fromkeys(imports)),
         "",
         f'program = ee.parse("""\n{held}""")',
-        "session = ee.Session(program)",
+        f"session = ee.Session({', '.join(['program', *given])})",
     ]
+
+
+def _values(what: str, held: tuple[Any, ...], usual: Mapping[str, tuple[Any, ...]], imports: list[str]) -> list[str]:
+    """*held* as an argument, where it is not what a session has anyway; *imports* are added to."""
+    if held == tuple(value for values in usual.values() for value in values):
+        return []
+    given = []
+    for name, values in usual.items():
+        some = [value.name for value in values if value in held]
+        if some:
+            imports.append(f"from {place(values)[0]} import {name}")
+            given.append(f"*{name}" if len(some) == len(values) else f"*(x for x in {name} if x.name in {some})")
+    for value in held:
+        if not any(value in values for values in usual.values()):
+            module, name = place(value)
+            imports.append(f"from {module} import {name}")
+            given.append(name)
+    return [f"{what}=({', '.join(given)},)"]
+
+
+def place(value: object) -> tuple[str, str]:
+    """The module that holds *value* under a public name, and that name: the notebook first, then the shortest.
+
+    Raises LookupError where none does: a script could not name it.
+    """
+    found = [
+        (module != "__main__", module.count("."), module, name)
+        for module, held in list(sys.modules.items())
+        for name, each in list(getattr(held, "__dict__", {}).items())
+        if each is value and name.isidentifier() and not name.startswith("_")
+    ]
+    if not found:
+        raise LookupError(
+            f"{value!r} has no name in any module: give it one where it is made, so that a script can import it"
+        )
+    *_, module, name = min(found)
+    return module, name
 
 
 def _apply(match: Match[Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from time import perf_counter
 from typing import Any
 
@@ -14,9 +15,12 @@ import numpy.typing as npt
 from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.measure import compare, pause, times_faster
 from einnet_explore.backends.profiles import Key, ProfileStore, key_of
-from einnet_explore.graph.finalists import SLACK, Entry, entries, finalists
+from einnet_explore.cost.work import ELEMENT
+from einnet_explore.graph.finalists import SLACK, Entry, algorithms, entries, finalists
+from einnet_explore.graph.post.chaining import chained
 from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.ir import Program
+from einnet_explore.room import ROOM
 from einnet_explore.rules import Derivation
 from einnet_explore.search.engine import Cost
 
@@ -53,7 +57,8 @@ class Settings:
     """How much to search and to measure for one subprogram, and what shall run it.
 
     *runtime* is ``plan`` (kernels, library calls and sessions in turn) or ``onnxruntime`` (one exported model).
-    *numerics* is the most that a derivation may do to the last digits (``graph/numerics.py``).
+    *numerics* is the most that a derivation may do to the last digits (``graph/numerics.py``).  *states* bounds a
+    search in place of *seconds*: so bounded it finds the same whenever it is held.
     """
 
     threads: int = 1
@@ -62,6 +67,7 @@ class Settings:
     finalists: int = 4
     runtime: str = "plan"
     numerics: str = "approximate"
+    states: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,8 @@ class Contest:
     cost: Cost
     settings: Settings
     store: ProfileStore
+    found: Callable[[], tuple[list[Entry], int]] | None = None
+    """The candidates, where they were searched elsewhere."""
 
     @cached_property
     def alone(self) -> float:
@@ -128,7 +136,7 @@ class Contest:
         """
         began = perf_counter()
         before = self.alone
-        ranked, states = entries(self.program, self.cost, self.settings.max_depth, seconds, self.settings.numerics)
+        ranked, states = self.found() if self.found else self._searched(seconds)
         promising = finalists(ranked, self.settings.finalists, SLACK * before)
         if not promising:
             least = f"{ranked[0].seconds * 1e6:.0f} µs" if ranked else "no candidate"
@@ -136,8 +144,14 @@ class Contest:
                 f"the cheapest of {len(ranked)} candidates: estimated {least}, the original takes {before * 1e6:.0f} µs"
             )
             return Outcome(before, before, None, perf_counter() - began, states, why)
+        if (lacks := ROOM.lacks(working_set(self.program), "the original")) is not None:
+            return Outcome(before, before, None, perf_counter() - began, states, lacks)
         original, feeds = self.opened()
-        entered, runners, refused = self._entered(promising, original(), feeds)
+        forms = [fuse(entry.derivation()) for entry in promising]
+        if self.settings.runtime == "plan":  # in standard operators nothing is blocked
+            others = algorithms(ranked, self.settings.finalists, SLACK * before)
+            forms += [made for entry in others if (made := chained(fuse(entry.derivation()))) is not None]
+        entered, runners, refused = self._entered(forms, original(), feeds)
         keys = {name: self._key("program", derivation.end) for name, derivation in entered.items()}
         times = _times(self.store, {"original": self._key("onnxruntime"), **keys}, {"original": original, **runners})
         before = times.pop("original")
@@ -152,15 +166,21 @@ class Contest:
         contender = entered[best] if after <= NEAR * before else None
         return Outcome(before, after, None, spent, states, why, contender)
 
+    def _searched(self, seconds: float) -> tuple[list[Entry], int]:
+        chosen = self.settings
+        return entries(self.program, self.cost, chosen.max_depth, seconds, chosen.numerics, chosen.states)
+
     def _entered(
-        self, promising: Iterable[Entry], want: Arrays, feeds: Arrays
+        self, forms: Iterable[Derivation], want: Arrays, feeds: Arrays
     ) -> tuple[dict[str, Derivation], dict[str, Callable[[], object]], list[str]]:
-        """The finalists that agree, post-optimised, with what runs them; and why the others are out."""
+        """Those of *forms* that agree, with what runs them; and why the others are out."""
         entered: dict[str, Derivation] = {}
         runners: dict[str, Callable[[], object]] = {}
         refused: list[str] = []
-        for n, entry in enumerate(promising):
-            derivation = fuse(entry.derivation())
+        for n, derivation in enumerate(forms):
+            if why := ROOM.lacks(working_set(derivation.end), "a candidate"):
+                refused.append(why)
+                continue
             try:
                 run = self.engine(derivation.end, self.constants)
                 error = largest_error(want, run(feeds))
@@ -201,6 +221,12 @@ def _times(store: ProfileStore, keys: Mapping[str, Key], calls: Mapping[str, Cal
     for name, seconds in measured.items():
         store.put(keys[name], seconds, "measured in turns")
     return measured
+
+
+def working_set(program: Program) -> int:
+    """Bytes of all that *program* reads and writes when it is run beside its original, each held twice."""
+    shapes = (*(t.shape for t in program.inputs), *(e.scope.shape for e in program.equations))
+    return 2 * ELEMENT * sum(prod(shape) for shape in shapes)
 
 
 def runner(run: Callable[[Arrays], Arrays], feeds: Arrays) -> Callable[[], object]:

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from time import perf_counter
 
 from einnet_explore.algebra.measure import intensity
+from einnet_explore.graph.in_one import in_one
 from einnet_explore.graph.numerics import allowed, level, within
 from einnet_explore.graph.rows import by_rows
 from einnet_explore.ir import EOPERATOR, VIEW, Program, Table, accesses
+from einnet_explore.room import ROOM
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
 from einnet_explore.search.closure import Limits, candidates, compute_bound
@@ -38,15 +41,23 @@ class Entry:
     seconds: float
     kind: Hashable
     derivation: Callable[[], Derivation]
+    tables: tuple[Table, ...] = ()
+    """The coefficients that it reads: which algorithm takes the place of which sums."""
 
 
 def search(
-    program: Program, cost: Cost, max_depth: int, seconds: float, numerics: str = "approximate"
+    program: Program,
+    cost: Cost,
+    max_depth: int,
+    seconds: float,
+    numerics: str = "approximate",
+    states: int | None = None,
 ) -> tuple[list[tuple[float, int]], Search]:
     """The search, and its executable programs as (estimated seconds, state), cheapest first.
 
     Choices are made on the compute-bound equations; the others are generated as they are.  Rules that do more to the
-    last digits than *numerics* says are not used.
+    last digits than *numerics* says are not used.  With *states* it ends after so many of them, whatever the clock
+    says; it also ends where there is no room (``room``).
     """
     heavy = {e.name for e in program.equations if intensity(e.scope) >= COMPUTE_BOUND}
     fixed = frozenset(e.name for e in program.equations if heavy and e.name not in heavy)
@@ -56,14 +67,21 @@ def search(
     for event in made.run():
         if isinstance(event, Found):
             found.append((event.seconds, event.state.id))
+        if ROOM.full() or (states is not None and len(made.states) >= states):
+            break
         # On a busy machine the time may be over before there is anything at all.
-        if perf_counter() - began > (seconds if found else PATIENCE * seconds):
+        if states is None and perf_counter() - began > (seconds if found else PATIENCE * seconds):
             break
     return sorted(found), made
 
 
 def entries(
-    program: Program, cost: Cost, max_depth: int, seconds: float, numerics: str = "approximate"
+    program: Program,
+    cost: Cost,
+    max_depth: int,
+    seconds: float,
+    numerics: str = "approximate",
+    states: int | None = None,
 ) -> tuple[list[Entry], int]:
     """The candidates of a subprogram, cheapest first, and how many states were seen (0: they were not counted).
 
@@ -71,15 +89,29 @@ def entries(
     need not be written between two contractions are not held against forms that write them.
     """
     if (rows := by_rows(program)) is not None and within(level(rows), numerics):
-        return [Entry(cost(rows.end)[0], _kind(rows.end), partial(_same, rows))], 0
+        return [_entry(cost(rows.end)[0], rows.end, partial(_same, rows))], 0
+    whole = in_one(program)
+    one: tuple[Entry, ...] = ()
+    if whole is not None and within(level(whole), numerics):
+        one = (Entry(cost(whole.end)[0], _kind(whole.end), partial(_same, whole)),)
     if len(compute_bound(program)) > 1:
-        limits = Limits(seconds=seconds, max_depth=max_depth, rules=allowed(EVERY_RULE, numerics))
+        limits = Limits(
+            seconds=seconds if states is None else inf,
+            max_depth=max_depth,
+            rules=allowed(EVERY_RULE, numerics),
+            states=states,
+        )
         held = candidates(program, cost, limits)
-        found = [Entry(c.seconds, _kind(c.derivation.end), partial(_same, c.derivation)) for c in held]
-        return sorted(found, key=lambda entry: entry.seconds), 0
-    ranked, made = search(program, cost, max_depth, seconds, numerics)
-    found = [Entry(s, _kind(made.states[state].program), partial(made.derivation, state)) for s, state in ranked]
-    return found, len(made.states)
+        found = [_entry(c.seconds, c.derivation.end, partial(_same, c.derivation)) for c in held]
+        return sorted((*found, *one), key=lambda entry: entry.seconds), 0
+    ranked, made = search(program, cost, max_depth, seconds, numerics, states)
+    found = [_entry(s, made.states[state].program, partial(made.derivation, state)) for s, state in ranked]
+    return sorted((*found, *one), key=lambda entry: entry.seconds), len(made.states)
+
+
+def _entry(seconds: float, program: Program, derivation: Callable[[], Derivation]) -> Entry:
+    read = (a.source for e in program.equations for a in accesses(e.scope.body))
+    return Entry(seconds, _kind(program), derivation, tuple(t for t in read if isinstance(t, Table)))
 
 
 def _same(derivation: Derivation) -> Derivation:
@@ -102,3 +134,16 @@ def finalists(ranked: Iterable[Entry], most: int, below: float) -> tuple[Entry, 
     best = list(first.values())[:most]
     rest = [entry for entry in promising if all(entry is not b for b in best)]
     return tuple(sorted((*best, *rest[: most - len(best)]), key=lambda entry: entry.seconds))
+
+
+def algorithms(ranked: Iterable[Entry], most: int, below: float) -> tuple[Entry, ...]:
+    """The cheapest of *ranked* of each bilinear algorithm and of none, estimated below *below* seconds, at most *most*.
+
+    Programs that are run in blocks do not take the time that was estimated for their equations one by one, but of those
+    with the same algorithm the cheapest is the cheapest.
+    """
+    first: dict[Hashable, Entry] = {}
+    for entry in ranked:
+        if entry.seconds < below:
+            first.setdefault(tuple(sorted(t.shape for t in entry.tables)), entry)
+    return tuple(first.values())[:most]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from einnet_explore.backends.bandwidth import peak_flops, stream_bandwidth
 from einnet_explore.backends.epilogues import compile_measured
@@ -21,11 +22,14 @@ from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.measure import compare
 from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.cost import CostModel, cpu_default
+from einnet_explore.executors import has_device, settled, submitted
 from einnet_explore.graph.anonymous import Anonymous, anonymous
 from einnet_explore.graph.assembling import Assembler
 from einnet_explore.graph.badge import Badge, badge
 from einnet_explore.graph.contest import Arrays, Contest, Engine, Opened, Outcome, Settings
+from einnet_explore.graph.elsewhere import Rates, Told, contested, found, held
 from einnet_explore.graph.exporting import in_onnxruntime
+from einnet_explore.graph.finalists import SLACK
 from einnet_explore.graph.joining import Piece
 from einnet_explore.graph.judging import from_json, judged, to_json
 from einnet_explore.graph.optimised import Optimised
@@ -66,6 +70,8 @@ class Optimiser:
     parts: list[Part] = field(default_factory=list)
     search_seconds: float = 0.0
     interrupted: bool = False
+    executor: Any = None
+    """What searches subprograms elsewhere, all at once (``executors``); measured is here, or on a cluster's devices."""
 
     def __post_init__(self) -> None:
         self.split: Split = partition(self.model)
@@ -73,9 +79,11 @@ class Optimiser:
         self.done: list[tuple[Subprogram, Anonymous]] = []
         self.memory = Memory(self.store)
         self._known: dict[str, Outcome] = {}
+        self._found: dict[str, Told] = {}
         self.original: Plan = build_plan(self.model, {}, self.settings.threads)
         self.feeds = telling_inputs(self.model, self.original)
         self.seconds = self._whole()
+        self.original.rest()
 
     def _whole(self) -> float:
         """Seconds of the whole model; remembered, as a contest's effort depends on it and shall be the same again."""
@@ -120,8 +128,9 @@ class Optimiser:
         """Hold every subprogram's contest, the same one once; joined ones' after those of their parts."""
         began = perf_counter()
         subprograms = self.subprograms
-        for n, subprogram in enumerate(subprograms, 1):
-            anon = anonymous(subprogram.program)
+        if self.executor is not None:
+            self._ahead()
+        for n, (subprogram, anon) in enumerate(self.anonymous(), 1):
             spent = perf_counter() - began
             if anon.signature not in self._known:
                 if spent > (self.budget or LONGEST):
@@ -134,6 +143,37 @@ class Optimiser:
             self.parts.append(part)
             self.done.append((subprogram, anon))
             yield Progress(n, len(subprograms), part)
+
+    def anonymous(self) -> Iterable[tuple[Subprogram, Anonymous]]:
+        """Every subprogram, with its program without names."""
+        return ((subprogram, anonymous(subprogram.program)) for subprogram in self.subprograms)
+
+    def _ahead(self) -> None:
+        """Search every subprogram once on the executor; where that has devices, hold the contests there as well.
+
+        All of it is done before anything is measured here.  What fails there is done here again.
+        """
+        asked: dict[str, tuple[Anonymous, Any]] = {}
+        devices = has_device(self.executor)
+        cost = Rates.of(self._model.device, self.store, self.settings.threads)
+        model = self.model.original.SerializeToString() if devices else b""
+        for subprogram, anon in self.anonymous():
+            contest, effort, known = self._prepared(subprogram, anon, 0.0)
+            if anon.signature in asked or effort is None or known is not None:
+                continue
+            if devices:
+                future = submitted(
+                    self.executor, contested, model, self.settings, self.budget, anon.signature, device=True
+                )
+            else:
+                below = SLACK * contest.alone
+                future = submitted(self.executor, found, anon.program, cost, self.settings, effort, below)
+            asked[anon.signature] = anon, future
+        for signature, answer in settled({name: future for name, (_, future) in asked.items()}):
+            if not devices:
+                self._found[signature] = answer
+            elif (there := from_json(answer, asked[signature][0].program)) is not None:
+                self._known[signature] = there
 
     def _among(self, whole: Part) -> Part:
         """*whole* in place of its parts, where it gains more than those of them that are kept."""
@@ -153,28 +193,41 @@ class Optimiser:
     def _guarded(self, subprogram: Subprogram, anon: Anonymous, spent: float) -> Outcome:
         """The contest; a mistake of ours in one must not cost the user the others, and must not pass in silence."""
         try:
-            return self._contest(subprogram, anon, spent)
+            return self.outcome(subprogram, anon, spent)
         except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
             why = f"its search failed: {type(error).__name__}: {error}"
             warnings.warn(f"{', '.join(subprogram.nodes[:2])}: {why}", RuntimeWarning, stacklevel=2)
             return Outcome(0.0, 0.0, None, 0.0, 0, why)
 
-    def _contest(self, subprogram: Subprogram, anon: Anonymous, spent: float) -> Outcome:
+    def outcome(self, subprogram: Subprogram, anon: Anonymous, spent: float) -> Outcome:
         """The contest of *subprogram*, or what an equal one came to that was given as much time."""
-        opened, constants = self._opened(subprogram, anon)
-        contest = Contest(anon.program, opened, constants, self.engine, self.cost, self._effort(spent), self.store)
-        effort = contest.effort(self.seconds)
+        contest, effort, known = self._prepared(subprogram, anon, spent)
         if effort is None:
             return contest.negligible(self.seconds)
-        key = (anon.signature, replace(self.settings, seconds=0.0))
-        kept = self.memory.get("contest", *key)
-        if kept is not None and kept["effort"] >= effort / 2:
-            known = from_json(kept["outcome"], anon.program)
-            if known is not None:
-                return known
+        if known is not None:
+            return known
         outcome = contest.hold(effort)
-        self.memory.put({"effort": effort, "outcome": to_json(outcome)}, "contest", *key)
+        self.memory.put({"effort": effort, "outcome": to_json(outcome)}, "contest", *self._key(anon))
         return outcome
+
+    def _prepared(
+        self, subprogram: Subprogram, anon: Anonymous, spent: float
+    ) -> tuple[Contest, float | None, Outcome | None]:
+        """The contest of *subprogram*, its effort, and what is remembered of an equal one with at least half of it."""
+        opened, constants = self._opened(subprogram, anon)
+        answer = self._found.get(anon.signature)
+        there = None if answer is None else partial(held, anon.program, answer)
+        contest = Contest(
+            anon.program, opened, constants, self.engine, self.cost, self._effort(spent), self.store, there
+        )
+        effort = contest.effort(self.seconds)
+        kept = None if effort is None else self.memory.get("contest", *self._key(anon))
+        if effort is None or kept is None or kept["effort"] < effort / 2:
+            return contest, effort, None
+        return contest, effort, from_json(kept["outcome"], anon.program)
+
+    def _key(self, anon: Anonymous) -> tuple[str, Settings]:
+        return anon.signature, replace(self.settings, seconds=0.0)
 
     def _opened(self, subprogram: Subprogram, anon: Anonymous) -> tuple[Opened, Arrays]:
         """The original of *subprogram*, opened where it has to be run, and its weights, by *anon*'s names."""
@@ -195,7 +248,7 @@ class Optimiser:
         if not part.kept or part.derivation is None:
             return part
         subprogram, anon = self.done[n]
-        key = (anon.signature, replace(self.settings, seconds=0.0), repr(part.derivation.end))
+        key = (*self._key(anon), repr(part.derivation.end))
         known = self.memory.get("numerics", *key)
         if known is None:
             known = badge(part.derivation, *self._opened(subprogram, anon), self.engine).to_json()
@@ -236,6 +289,7 @@ class Optimiser:
             self.parts, signatures, self.pieces,
         )  # fmt: skip
         found = work.optimised()
+        self.original.rest()
         return replace(
             found,
             parts=tuple(self._badged(n, part) for n, part in enumerate(found.parts)),
@@ -255,18 +309,20 @@ def optimize(
     budget: float | str | None = None,
     target_runtime: str = "plan",
     numerics: str = "approximate",
+    states: int | None = None,
+    executor: Any = None,
 ) -> Optimised:
     """Optimise an ONNX model for this machine, or a program, whose weights are inputs then.
 
     *shapes* fixes dynamic inputs, *budget* ends the search after so many seconds (``60`` or ``"60s"``).  With the
     *target_runtime* ``onnxruntime`` what pays in ONNX Runtime on the exported file is kept, instead of what pays in our
-    plan.  *numerics* bounds what rules may do to the last digits (``graph/numerics.py``).  Interrupting keeps
+    plan.  *numerics* bounds what rules may do to the last digits (``graph/numerics.py``).  *states* bounds each search
+    by its states and not by the clock; *executor* (``executors``) runs the searches.  Interrupting keeps
     what was found so far.  Raises ModelError for a model that cannot be read, ValueError for
     an unknown device or runtime.
     """
-    work = Optimiser(
-        read(model, shapes), settings(device, threads, max_depth, target_runtime, numerics), seconds_of(budget)
-    )
+    chosen = replace(settings(device, threads, max_depth, target_runtime, numerics), states=states)
+    work = Optimiser(read(model, shapes), chosen, seconds_of(budget), executor=executor)
     try:
         for _ in work.run():
             pass

@@ -53,12 +53,13 @@ def check_device(device: str) -> None:
             raise ValueError(f"device 'cuda': {error}; expected cpu") from None
         raise ValueError(
             "device 'cuda': found a GPU, but plans of whole models run on CPUs; expected cpu (python -m benchmarks.gpu "
-            "measures on the GPU)"
+            "bundle OUT.zip --model FILE.onnx searches, and run in it measures and chooses on the GPU)"
         )
     if device.startswith(PREFIX):
         raise ValueError(
             f"device {device!r}: whole models are measured where they run; a profile orders the candidates of derive, "
-            "expected cpu or cuda"
+            f"and of python -m benchmarks.gpu bundle OUT.zip --model FILE.onnx --device {device}, which the device "
+            "then measures; expected cpu or cuda"
         )
     if device != "cpu":
         raise ValueError(f"device {device!r}: found no such device, expected cpu or cuda")

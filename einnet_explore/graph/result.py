@@ -19,13 +19,14 @@ from einnet_explore.backends.measure import SETTLE, Timing, compare, times_faste
 from einnet_explore.graph.assembled import Assembled
 from einnet_explore.graph.assembling import Assembler
 from einnet_explore.graph.contest import AGREEMENT, Arrays, Settings, largest_error
+from einnet_explore.graph.filed import FORM, MEASURED, ORIGINAL, filed
 from einnet_explore.graph.joining import Piece
 from einnet_explore.graph.judging import fusions
 from einnet_explore.graph.optimised import Exported, Optimised
 from einnet_explore.graph.part import Part
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.remembered import Memory
-from einnet_explore.graph.running.alone import alone
+from einnet_explore.graph.running.alone import beside_alone
 from einnet_explore.graph.running.plan import Plan
 from einnet_explore.graph.whole import WORTH, least_gain, rounds_for, select, timed
 
@@ -38,7 +39,7 @@ FORMS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The numbers of the parts kept, the form of the plan, why other winners are not kept, and the export's speed."""
+    """The numbers of the parts kept, the form of the plan, why other winners are not kept, and what is exported."""
 
     kept: tuple[int, ...]
     form: str
@@ -81,7 +82,7 @@ class Result:
             plan,
             self.original,
             parts,
-            self.assembler.replacements(assembled),
+            self.assembler.replacements(self._assembled(chosen.exported.parts, chosen.exported.form)),
             (),
             timings,
             errors,
@@ -138,7 +139,7 @@ class Result:
         """*kept* in the form that is the fastest by measurement, and how fast the exported model is."""
         forms = FORMS[self.settings.runtime]
         if not kept:
-            return Selection((), forms[0], refused, Exported(1.0, "nothing is kept: it is the original"))
+            return Selection((), forms[0], refused, ORIGINAL)
         want = self.original.run(self.feeds)
         plans = {"before": self.original}
         whys: dict[str, str] = {}
@@ -159,16 +160,35 @@ class Result:
         settle = SETTLE if self.settings.threads > 1 else 0
         times = compare(calls, rounds=rounds_for(self.seconds, 11), min_seconds=0.3, settle=settle)
         ratios = {name: times_faster(times["before"], timing) for name, timing in times.items() if name != "before"}
-        if "exported" in ratios:
-            exported = Exported(ratios["exported"], "measured beside the original in ONNX Runtime")
-        else:
-            exported = Exported(None, f"it is not run: {whys.get('exported', 'no form of it was tried')}")
         # The first form is what the parts were chosen in: another one has to be faster by more than noise.
         first = ratios.get(forms[0], 0.0)
         best = max(ratios, key=lambda name: ratios[name], default=forms[0])
-        return Selection(kept, best if ratios.get(best, 0.0) > WORTH * first else forms[0], refused, exported)
+        form = best if ratios.get(best, 0.0) > WORTH * first else forms[0]
+        return Selection(kept, form, refused, self._exported(kept, form, ratios, whys))
 
-    def _held(self, chosen: Selection) -> tuple[Selection, Plan, dict[str, Timing], tuple[float, float]] | None:
+    def _exported(
+        self, kept: tuple[int, ...], form: str, ratios: Mapping[str, float], whys: Mapping[str, str]
+    ) -> Exported:
+        """What is written to a file."""
+        why = f"it is not run: {whys.get(FORM, 'no form of it was tried')}"
+        if form.startswith(FORM) and form in ratios:
+            return Exported(ratios[form], MEASURED, kept, form)
+        if FORM not in FORMS[self.settings.runtime]:
+            return Exported(None, why, kept)
+        gains = {n: part.gain for n, part in enumerate(self.parts)}
+        return filed(
+            kept,
+            ratios,
+            why,
+            self._groups(kept),
+            gains,
+            self.original,
+            lambda numbers: self._plan(numbers, FORM),
+            self.feeds,
+            self.seconds,
+        )
+
+    def _held(self, chosen: Selection) -> tuple[Selection, Plan, Mapping[str, Timing], tuple[float, float]] | None:
         """The plan of *chosen* beside the original; None where it does not agree, or is not faster after all."""
         want = self.original.run(self.feeds)
         try:
@@ -179,21 +199,25 @@ class Result:
         errors = _errors(want, got)
         if errors[1] > AGREEMENT:
             return None
-        timings = timed(self.original, plan, self.feeds, self.seconds)
-        ratio = least_gain(timings)
-        if chosen.kept and self.settings.threads > 1:
-            timings, ratio = held_against_alone(
-                self.model, self.feeds, self.settings.threads, timings, ratio, self.seconds
-            )
-        if chosen.kept and ratio < WORTH:
+        timings = self._timings(plan)
+        if chosen.kept and least_gain(timings) < WORTH:
             return None
         return chosen, plan, timings, errors
 
-    def _nothing(self, chosen: Selection) -> tuple[Selection, Plan, dict[str, Timing], tuple[float, float]]:
+    def _timings(self, plan: Plan) -> Mapping[str, Timing]:
+        """The original and *plan* in turns; with several threads each has a process of its own."""
+        if plan is not self.original and self.settings.threads > 1:
+            rounds = rounds_for(self.seconds, 21)
+            apart = beside_alone(self.model.original, plan, self.feeds, rounds)
+            if apart is not None:
+                return apart
+        return timed(self.original, plan, self.feeds, self.seconds)
+
+    def _nothing(self, chosen: Selection) -> tuple[Selection, Plan, Mapping[str, Timing], tuple[float, float]]:
         """The original, since *chosen* does not hold what it promised."""
         why = "with it the whole model is not faster by more than noise"
         refused = {**chosen.refused, **dict.fromkeys(chosen.kept, why)}
-        nothing = Selection((), chosen.form, refused, Exported(1.0, "nothing is kept: it is the original"))
+        nothing = Selection((), chosen.form, refused, ORIGINAL)
         self.memory.put(_told(nothing), "selection", *self._key)
         return nothing, self.original, timed(self.original, self.original, self.feeds, self.seconds), (0.0, 0.0)
 
@@ -207,23 +231,12 @@ class Result:
         if found is None:
             return None
         refused = {int(n): why for n, why in found["refused"].items()}
-        return Selection(tuple(found["kept"]), found["form"], refused, Exported(*found["exported"]))
-
-
-def held_against_alone(
-    model: Model, feeds: dict[str, Any], threads: int, timings: dict[str, Timing], ratio: float, seconds: float
-) -> tuple[dict[str, Timing], float]:
-    """*timings* with the original as fast as it is in a process of its own, where it does not share the cores."""
-    before = alone(model.original, feeds, threads, rounds_for(seconds, 21))
-    if before is None:  # nothing to hold the plan against: it is not kept on the word of a disturbed measurement
-        return timings, 0.0
-    if before.median >= timings["before"].median:
-        return timings, ratio
-    return {**timings, "before": before}, min(ratio, before.median / timings["after"].median)
+        speedup, why, parts, form = found["exported"]
+        return Selection(tuple(found["kept"]), found["form"], refused, Exported(speedup, why, tuple(parts), form))
 
 
 def _told(chosen: Selection) -> dict[str, Any]:
-    exported = [chosen.exported.speedup, chosen.exported.why]
+    exported = [chosen.exported.speedup, chosen.exported.why, chosen.exported.parts, chosen.exported.form]
     return {"kept": chosen.kept, "form": chosen.form, "refused": dict(chosen.refused), "exported": exported}
 
 

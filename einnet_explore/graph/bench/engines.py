@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -69,12 +70,17 @@ class Engine:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def sample(self, repeats: int, warm: bool = True) -> float:
-        """Seconds that *repeats* runs take together, after one that warms the caches."""
+        """Seconds that *repeats* runs take, after one that warms the caches: so many times the median run.
+
+        One that is interrupted for others' work says nothing of the engine.
+        """
         if warm:
             self.call()
+        return repeats * median(self._run() for _ in range(repeats))
+
+    def _run(self) -> float:
         began = perf_counter()
-        for _ in range(repeats):
-            self.call()
+        self.call()
         return perf_counter() - began
 
 

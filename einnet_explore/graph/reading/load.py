@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
@@ -151,7 +152,12 @@ _CONSTANTS = {
 
 
 def _valid(file: str, proto: onnx.ModelProto) -> None:
-    """ONNX's own checks: attributes, types, operators that exist."""
+    """ONNX's own checks: attributes, types, operators that exist; and that inputs and outputs are tensors."""
+    given = (("input", v) for v in proto.graph.input), (("output", v) for v in proto.graph.output)
+    for what, value in chain(*given):
+        if (kind := value.type.WhichOneof("value")) not in (None, "tensor_type"):
+            found = str(kind).removesuffix("_type").replace("_", " ")
+            raise ModelError(f"{file}: {what} {value.name}: found a value of type {found}, expected a tensor")
     if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
         return
     try:

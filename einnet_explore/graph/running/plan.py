@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnxruntime
 from onnx import numpy_helper
 
 from einnet_explore.backends.fragment import Writer
@@ -57,6 +58,8 @@ class Plan:
     outputs: tuple[str, ...]
     constants: Mapping[str, Array] = field(repr=False)
     threads: int = 1
+    rest: Callable[[], None] = field(default=lambda: None, repr=False)
+    """Gives back the memory that runs have taken, where it can be had again: ONNX Runtime keeps the most of any run."""
 
     @property
     def sessions(self) -> int:
@@ -91,8 +94,8 @@ def build_plan(model: Model, replacements: Mapping[tuple[str, ...], Run] | None 
     given = {v.name: v.dtype for v in model.inputs}
     names = tuple(v.name for v in model.outputs)
     if not replacements:
-        feeds, segment = tuple(given), _whole(model, names, threads)
-        return Plan((segment,), {name: given[name] for name in feeds}, names, {}, threads)
+        session = Resting(lambda: _original(model, threads))
+        return Plan((_whole(model, session, names),), given, names, {}, threads, session.rest)
     regions = Regions(model.proto)
     groups = tuple((regions.named(group), run) for group, run in replacements.items())
     check_disjoint(nodes for nodes, _ in groups)
@@ -152,14 +155,36 @@ def _free_prefix(regions: Regions) -> str:
     return prefix
 
 
-def _whole(model: Model, outputs: tuple[str, ...], threads: int) -> Segment:
-    proto = model.original
-    large = proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF
-    session = start(model.path if large else proto, threads)
-    feeds = tuple(v.name for v in session.get_inputs())
+class Resting:
+    """A session that is open while it is run: after ``rest`` it is opened again by the next run."""
 
-    def run(held: dict[str, Array]) -> Sequence[Array]:
-        return session.run(outputs, {name: held[name] for name in feeds})  # type: ignore[no-any-return]
+    def __init__(self, opened: Callable[[], onnxruntime.InferenceSession]) -> None:
+        self._open = opened
+        self._held: onnxruntime.InferenceSession | None = opened()
+
+    @property
+    def session(self) -> onnxruntime.InferenceSession:
+        """The session, open."""
+        held = self._held
+        if held is None:
+            self._held = held = self._open()
+        return held
+
+    def rest(self) -> None:
+        """Let the session go; who runs it now still has it."""
+        self._held = None
+
+
+def _original(model: Model, threads: int) -> onnxruntime.InferenceSession:
+    proto = model.original
+    return start(model.path if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF else proto, threads)
+
+
+def _whole(model: Model, held: Resting, outputs: tuple[str, ...]) -> Segment:
+    feeds = tuple(v.name for v in held.session.get_inputs())
+
+    def run(values: dict[str, Array]) -> Sequence[Array]:
+        return held.session.run(outputs, {name: values[name] for name in feeds})  # type: ignore[no-any-return]
 
     return Segment(tuple(node.name for node in model.nodes), False, feeds, outputs, run)
 

@@ -1,0 +1,84 @@
+"""What measuring itself costs and gets wrong: waiting threads after a run, and two equal sessions beside each other.
+
+``python -m benchmarks.threads [--model NAME] [--threads N] [--times N]`` prints the processor time that goes on after a
+run, with ONNX Runtime's own spinning and with ours, and how many times faster a session seems than an equal one, by the
+length of a sample.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from time import perf_counter, process_time, sleep
+from typing import Any
+
+import onnxruntime
+
+from einnet_explore.backends import measure
+from einnet_explore.backends.fragment import session_options
+from einnet_explore.cli.output import table
+from einnet_explore.graph.models import write
+from einnet_explore.graph.running.regions import random_inputs
+
+LONG = 0.2
+"""Seconds for which the processor time after a run is watched."""
+
+
+def sessions(proto: bytes, threads: int) -> dict[str, onnxruntime.InferenceSession]:
+    """The model with threads that wait as they do by default, and as ours do."""
+    plain = onnxruntime.SessionOptions()
+    plain.intra_op_num_threads = threads
+    plain.log_severity_level = 3
+    options = {"ONNX Runtime's default": plain, "ours": session_options(threads, True, False)}
+    return {
+        name: onnxruntime.InferenceSession(proto, chosen, providers=["CPUExecutionProvider"])
+        for name, chosen in options.items()
+    }
+
+
+def after(session: onnxruntime.InferenceSession, feeds: dict[str, Any]) -> float:
+    """Seconds of processor time that this process takes after a run, while it waits."""
+    session.run(None, feeds)
+    began = process_time()
+    sleep(LONG)
+    return process_time() - began
+
+
+def equal(calls: dict[str, Any], seconds: float, settle: float, rounds: int) -> tuple[float, float]:
+    """How many times faster the second of two equal *calls* seems, by pairs and by lower quartiles."""
+    measure.SAMPLE, before = seconds, measure.SAMPLE
+    try:
+        found = measure.compare(calls, rounds, settle=settle)
+    finally:
+        measure.SAMPLE = before
+    one, other = found.values()
+    return measure.times_faster(one, other), one.low / other.low
+
+
+def main() -> None:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="infogan")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--times", type=int, default=6)
+    chosen = parser.parse_args()
+    proto = write(chosen.model).SerializeToString()
+    held = sessions(proto, chosen.threads)
+    feeds = random_inputs(held["ours"])
+    rows = [["threads wait", "processor ms in the 200 ms after a run"]]
+    for name, session in held.items():
+        rows.append([name, " ".join(f"{after(session, feeds) * 1e3:.1f}" for _ in range(chosen.times))])
+    print(table(rows))
+    twins = sessions(proto, chosen.threads)["ours"], held["ours"]
+    calls = {str(n): partial(twin.run, None, feeds) for n, twin in enumerate(twins)}
+    rows = [["a sample lasts", "seconds", "equal sessions: pairs, quartiles"]]
+    for seconds in (0.005, measure.SAMPLE):
+        began = perf_counter()
+        ratios = [equal(calls, seconds, measure.pause(chosen.threads), 21) for _ in range(chosen.times)]
+        spent = (perf_counter() - began) / chosen.times
+        rows.append([f"{seconds * 1e3:.0f} ms", f"{spent:.1f}", "; ".join(f"{a:.2f}, {b:.2f}" for a, b in ratios)])
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

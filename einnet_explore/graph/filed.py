@@ -1,0 +1,53 @@
+"""Which of the derivations that a plan keeps are in the file of standard operators, so that it is not slower either.
+
+What gains in the plan may gain by kernels that ONNX Runtime does not have: written in its operators, an overlap-add
+is a ``Pad`` and a sum of many slices.  The file is a candidate like any other: all that is kept where that is faster
+than the original in ONNX Runtime, else the parts that are, else the original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from einnet_explore.graph.contest import Arrays
+from einnet_explore.graph.optimised import Exported
+from einnet_explore.graph.running.plan import Plan
+from einnet_explore.graph.whole import least_gain, select, timed
+
+FORM = "exported"
+"""The form of a plan (``result.FORMS``) that is the file."""
+
+LEAST = 1.0
+"""How fast the file has to be in ONNX Runtime, by the same measure as all else: not slower than the original."""
+
+MEASURED = "measured beside the original in ONNX Runtime"
+
+ORIGINAL = Exported(1.0, "nothing is kept: it is the original")
+"""What there is to say where nothing is kept."""
+
+
+def filed(
+    kept: Sequence[int],
+    ratios: Mapping[str, float],
+    why: str,
+    groups: Sequence[Sequence[int]],
+    gains: Mapping[int, float],
+    original: Plan,
+    plan_of: Callable[[list[int]], Plan],
+    feeds: Arrays,
+    seconds: float,
+) -> Exported:
+    """The file for the parts *kept*.
+
+    *ratios* says how many times faster than the original the forms are that were measured, *why* the file with all of
+    them was not.  Other arguments are those of ``select``; *plan_of* runs the file.
+    """
+    everything = ratios.get(FORM)
+    if everything is not None and everything >= LEAST:
+        return Exported(everything, MEASURED, tuple(kept))
+    numbers, plan, _ = select(groups, gains, original, plan_of, feeds, seconds)
+    ratio = least_gain(timed(original, plan, feeds, seconds)) if numbers else 0.0
+    if numbers and ratio >= LEAST:
+        return Exported(ratio, MEASURED, tuple(numbers))
+    lost = why if everything is None else f"it runs at {everything:.2f} of the original's speed there"
+    return Exported(1.0, f"none of what is kept pays in ONNX Runtime alone ({lost}): it is the original")
