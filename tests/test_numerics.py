@@ -128,7 +128,7 @@ def test_every_rule_has_a_level() -> None:
 
 
 def test_numerics_bound_the_search() -> None:
-    conv = ee.ops.conv2d(1, 12, 12, 16, 16, 3, 3, padding=1)
+    conv = ee.ops.conv2d(N=1, H=12, W=12, C=16, F=16, R=3, S=3, padding=1)
     tables = {}
     for numerics in LEVELS:
         found, _ = entries(conv, program_seconds, 3, 0.5, numerics)
@@ -200,7 +200,7 @@ def test_running_errors(text: str, seed: int) -> None:
 def test_running_errors_of_reads_that_are_no_affine_ones_and_of_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     pooled = ee.parse("tensor A[2,9]\nY[i:2, j:5] = sum[k:3] A[i, (j + k)/2]*A[i, (j + 2*k)%3]")
     held(pooled, drawn(pooled))
-    conv = ee.ops.conv2d(1, 6, 6, 4, 4, 3, 3, padding=1)
+    conv = ee.ops.conv2d(N=1, H=6, W=6, C=4, F=4, R=3, S=3, padding=1)
     whole = running_error(inlined(conv, ())[conv.outputs[0]], drawn(conv))
     monkeypatch.setattr("einnet_explore.algebra.running_error._LIMIT", 16)
     pieces = running_error(inlined(conv, ())[conv.outputs[0]], drawn(conv))
@@ -235,7 +235,7 @@ def test_an_infinite_padding_stays_itself() -> None:
 
 
 def winograd(outputs: int) -> Derivation:
-    conv = Derivation(ee.ops.conv2d(1, 12, 12, 8, 8, 3, 3, padding=1))
+    conv = Derivation(ee.ops.conv2d(N=1, H=12, W=12, C=8, F=8, R=3, S=3, padding=1))
     found = [m for m in BILINEAR_SUBSTITUTION.matches(conv.end, (0,)) if m.params.algorithm.name == f"F({outputs},3)"]
     return conv.then(found[0])
 

@@ -205,20 +205,20 @@ def test_a_user_adds_an_operator_with_one_value() -> None:
 
 def test_expressions_refuse_what_has_no_meaning() -> None:
     with pytest.raises(ValueError, match="5 groups do not divide 4 input and 5 output channels"):
-        expressions.conv2d(1, 4, 4, 4, 5, 3, 3, groups=5)
+        expressions.conv2d(N=1, H=4, W=4, C=4, F=5, R=3, S=3, groups=5)
     with pytest.raises(ValueError, match="9 taps, dilation 1, stride 1 on 4 points padded by"):
-        expressions.conv2d(1, 4, 4, 4, 5, 9, 3, padding=0)
+        expressions.conv2d(N=1, H=4, W=4, C=4, F=5, R=9, S=3, padding=0)
     with pytest.raises(ValueError, match="layout 'HWC': expected NHWC or NCHW"):
-        expressions.max_pool2d(1, 4, 4, 4, 2, 2, layout="HWC")
+        expressions.max_pool2d(N=1, H=4, W=4, C=4, R=2, S=2, layout="HWC")
     with pytest.raises(ValueError, match="the output would have 0x4 points"):
-        expressions.conv_transpose2d(1, 1, 4, 1, 1, 2, 1, padding=(1, 0))
+        expressions.conv_transpose2d(N=1, H=1, W=4, F=1, C=1, R=2, S=1, padding=(1, 0))
     with pytest.raises(ValueError, match="k has extent 0"):
         expressions.matmul(1, 1, 0)
 
 
 def test_a_transposed_convolution_from_its_own_definition() -> None:
     """The golden of the conformance cases: N1 H=W=2 F3 C2, k4 s2 p1, iota inputs, its kernel is held FRSC."""
-    made = expressions.conv_transpose2d(1, 2, 2, 3, 2, 4, 4, stride=2, padding=1)
+    made = expressions.conv_transpose2d(N=1, H=2, W=2, F=3, C=2, R=4, S=4, stride=2, padding=1)
     kernel = np.arange(3 * 4 * 4 * 2).reshape(3, 4, 4, 2).transpose(1, 2, 3, 0)
     found = evaluate(made, {"A": np.arange(12).reshape(1, 2, 2, 3), "K": kernel})["Y"]
     golden = """

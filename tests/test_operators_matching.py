@@ -150,7 +150,7 @@ def test_fig_5_inner_scope() -> None:
 
 def test_one_row_has_no_leading_dimension() -> None:
     """A dimension of extent 1 has no stride to speak of: no ``lda``, and a result that is packed stays a view."""
-    for after in check(expressions.conv_transpose2d(1, 2, 2, 6, 5, 4, 4, stride=2, padding=1), "Matmul"):
+    for after in check(expressions.conv_transpose2d(N=1, H=2, W=2, F=6, C=5, R=4, S=4, stride=2, padding=1), "Matmul"):
         assert not {"lda", "ldb"} & dict(calls(after)[-2][1]).keys()
         assert calls(after)[-1] == (VIEW, {"offset": 0, "strides": (80, 20, 5, 1)})
 
@@ -195,7 +195,10 @@ def test_convolutions_are_matched_with_their_attributes(layout: str, data: st.Da
     groups = draw(st.sampled_from([1, 1, 2, 3]))
     h, w = dilation[0] * (r - 1) + draw(st.integers(2, 5)), dilation[1] * (s - 1) + draw(st.integers(2, 5))
     c, f = groups * draw(st.integers(1, 2)), groups * draw(st.integers(1, 2))
-    before = expressions.conv2d(2, h, w, c, f, r, s, stride, dilation, pads, groups, layout)
+    before = expressions.conv2d(
+        N=2, H=h, W=w, C=c, F=f, R=r, S=s,
+        stride=stride, dilation=dilation, padding=pads, groups=groups, layout=layout,
+    )  # fmt: skip
     scope = before.equations[0].scope
     if any(x.extent == 1 for x in scope.traversals if x.name in "hw"):
         return  # a convolution of one row is not matched as one of two dimensions
@@ -206,13 +209,14 @@ def test_convolutions_are_matched_with_their_attributes(layout: str, data: st.Da
 
 
 def test_a_convolution_in_its_own_layout_is_one_call() -> None:
-    (after,) = check(
-        expressions.conv2d(2, 7, 9, 4, 3, 3, 3, stride=(2, 1), padding=(1, 2, 1, 0), layout="NCHW"), "Conv2d"
-    )
+    uneven = expressions.conv2d(
+        N=2, H=7, W=9, C=4, F=3, R=3, S=3, stride=(2, 1), padding=(1, 2, 1, 0), layout="NCHW"
+    )  # fmt: skip
+    (after,) = check(uneven, "Conv2d")
     (name, attributes) = calls(after)[0]
     assert len(after.equations) == 1 and name == "Conv2d"
     assert (attributes["sh"], attributes["sw"], attributes["ph"], attributes["pw"]) == (2, 1, 1, 2)
-    (after,) = check(expressions.conv2d(2, 7, 9, 4, 6, 3, 3, groups=2, layout="NCHW"), "Conv2d")
+    (after,) = check(expressions.conv2d(N=2, H=7, W=9, C=4, F=6, R=3, S=3, groups=2, layout="NCHW"), "Conv2d")
     assert [e.via.operator for e in after.equations if e.via] == [VIEW, VIEW, "Conv2d", VIEW]
 
 
@@ -230,20 +234,30 @@ def test_transposed_kernel_layout_is_a_layout_of_a_convolution() -> None:
     ("before", "name", "want"),
     [
         (
-            expressions.conv_transpose2d(2, 3, 4, 5, 3, 4, 3, stride=(2, 3), padding=(1, 0), layout="NCHW"),
+            expressions.conv_transpose2d(
+                N=2, H=3, W=4, F=5, C=3, R=4, S=3, stride=(2, 3), padding=(1, 0), layout="NCHW"
+            ),
             "ConvTranspose2d",
             {"n": 2, "c": 5, "f": 3, "h": 3, "w": 4, "sh": 2, "sw": 3, "ph": 1, "pw": 0, "R": 4, "S": 3},
         ),
-        (expressions.conv_transpose2d(2, 3, 4, 5, 3, 4, 3, stride=2, padding=1), "ConvTranspose2d", {"sh": 2, "pw": 1}),
+        (
+            expressions.conv_transpose2d(N=2, H=3, W=4, F=5, C=3, R=4, S=3, stride=2, padding=1),
+            "ConvTranspose2d",
+            {"sh": 2, "pw": 1},
+        ),
         (expressions.g2bmm(2, 11, 2, 5, dilation=3), "G2BMM", {"b": 2, "m": 11, "w": 5, "k": 5, "d": 3, "W": 2}),
         (expressions.gbmm(2, 11, 2, 5, dilation=3), "GBMM", {"b": 2, "m": 11, "w": 5, "n": 5, "d": 3, "W": 2}),
         (
-            expressions.max_pool2d(2, 7, 9, 3, 3, 2, 2, padding=1),
+            expressions.max_pool2d(N=2, H=7, W=9, C=3, R=3, S=2, stride=2, padding=1),
             "MaxPool2d",
             {"c": 3, "r": 3, "s": 2, "sh": 2, "ph": 1},
         ),
-        (expressions.average_pool2d(2, 7, 9, 3, 3, 2, 2, padding=1), "AveragePool2d", {"r": 3, "s": 2, "sw": 2}),
-        (expressions.depthwise_conv2d(2, 7, 9, 3, 3, 3), "Conv2d", {"g": 3, "c": 1, "f": 1, "ph": 1}),
+        (
+            expressions.average_pool2d(N=2, H=7, W=9, C=3, R=3, S=2, stride=2, padding=1),
+            "AveragePool2d",
+            {"r": 3, "s": 2, "sw": 2},
+        ),
+        (expressions.depthwise_conv2d(N=2, H=7, W=9, C=3, R=3, S=3), "Conv2d", {"g": 3, "c": 1, "f": 1, "ph": 1}),
         (expressions.binary("-", 3, 4), "Sub", {"i": 12}),
     ],
 )

@@ -92,7 +92,7 @@ def test_the_papers_programs_are_found(case: Operator) -> None:
 
 
 def test_what_is_not_found_is_said() -> None:
-    case = Operator("odd", "Fig. 3", ops.conv2d(1, 4, 4, 2, 2, 3, 3), "Matmul", {"k": 5}, (1.0, 1.0))
+    case = Operator("odd", "Fig. 3", ops.conv2d(N=1, H=4, W=4, C=2, F=2, R=3, S=3), "Matmul", {"k": 5}, (1.0, 1.0))
     with pytest.raises(ValueError, match=r"odd: found no program with Matmul with \{'k': 5\} among \d+ states"):
         derive(case, 0.2)
 
@@ -101,7 +101,12 @@ def test_what_is_not_found_is_said() -> None:
 def lab(monkeypatch: pytest.MonkeyPatch) -> operator_cases.Lab:
     monkeypatch.setattr(paired, "Worker", Here)
     small = Operator(
-        "Conv3x3", "Fig. 3", ops.conv2d(1, 5, 5, 4, 6, 3, 3, layout="NCHW"), "Matmul", {"k": 4}, (2.0, 1.0)
+        "Conv3x3",
+        "Fig. 3",
+        ops.conv2d(N=1, H=5, W=5, C=4, F=6, R=3, S=3, layout="NCHW"),
+        "Matmul",
+        {"k": 4},
+        (2.0, 1.0),
     )
     never = Operator("never", "Fig. 3", small.program, "Matmul", {"k": 5}, (2.0, 1.0))
     return operator_cases.Lab(operator_cases.Effort((small, never), 1, (ORT, GENERATED), 3, 1.0, 0.5))

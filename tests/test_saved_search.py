@@ -56,6 +56,14 @@ def test_a_finished_search_comes_back_as_it_was(tmp_path: Path, strategy: str) -
     assert back.report("case")["candidates"] == run.report("case")["candidates"]
     assert back.why_pruned(0) == run.why_pruned(0)
     assert "Matmul" in repr(back.table()) and back.tree().svg == run.tree().svg
+    steps = back.derivation(run.best)
+    assert steps == run.derivation() and steps.derivation == run.derivation(run.best.state).derivation
+    assert steps.to_latex("align").startswith("\\begin{align}") and "Matmul" in steps.graph().svg
+    with pytest.raises(ValueError, match="environment 'figure': expected one of align, "):
+        steps.to_latex("figure")
+    for ask in (back.derivation, back.why_pruned):
+        with pytest.raises(LookupError, match=f"state 9999: the search has states 0 to {len(run.search.states) - 1}"):
+            ask(9999)
     assert list(back) == []
 
 

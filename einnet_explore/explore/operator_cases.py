@@ -66,15 +66,16 @@ def operators(quick: bool = False) -> tuple[Operator, ...]:
     dilation = 4
     return (
         Operator(
-            "Conv3x3", "Fig. 3", ops.conv2d(1, 7, 7, c, c, 3, 3, layout="NCHW"), "Matmul", {"k": c}, (0.126, 0.0487)
+            "Conv3x3", "Fig. 3",
+            ops.conv2d(H=7, W=7, C=c, F=c, R=3, S=3, layout="NCHW"), "Matmul", {"k": c}, (0.126, 0.0487),
         ),
         Operator(
             "ConvTranspose", "Fig. 11",
-            ops.conv_transpose2d(n, 2, 2, 448, 256, 4, 4, stride=2, padding=1, layout="NCHW"),
+            ops.conv_transpose2d(N=n, H=2, W=2, F=448, C=256, R=4, S=4, stride=2, padding=1, layout="NCHW"),
             "Matmul", {"k": 448}, (0.247, 0.0480),
         ),
         Operator(
-            "Conv5x5", "Fig. 6", ops.conv2d(n, side, side, 32, 1, 5, 5, layout="NCHW"),
+            "Conv5x5", "Fig. 6", ops.conv2d(N=n, H=side, W=side, C=32, F=1, R=5, S=5, layout="NCHW"),
             "Conv2d", {"r": 3, "s": 3, "f": 4}, (0.954, 0.599),
         ),
         Operator(

@@ -221,9 +221,30 @@ class Run:
         kinds = verdict(tuple(self._proof(a, b) for a, b in pairwise(programs)))
         return kinds if kinds == "proved" else verdict(self.certificates(candidate.derivation))
 
+    def derivation(self, to: Candidate | int | None = None) -> views.Steps:
+        """The steps *to* a candidate or the state of that number (the best candidate if None), as a paper shows them.
+
+        Raises LookupError where there is no such state, and where nothing was found yet.
+        """
+        match self.best if to is None else to:
+            case None:
+                raise LookupError("the search found no candidate")
+            case int() as number:
+                return views.Steps(self.search.derivation(self._known(number)))
+            case candidate:
+                return views.Steps(candidate.derivation)
+
+    def _known(self, state: int) -> int:
+        if not 0 <= state < len(self.search.states):
+            raise LookupError(f"state {state}: the search has states 0 to {len(self.search.states) - 1}")
+        return state
+
     def why_pruned(self, state: int) -> tuple[str, ...]:
-        """Why moves out of *state* were not followed: the twin and how it was reached, a refusal, or the run's end."""
-        search = self.search
+        """Why moves out of *state* were not followed: the twin and how it was reached, a refusal, or the run's end.
+
+        Raises LookupError where there is no such state.
+        """
+        search, state = self.search, self._known(state)
         pruned = [
             f"{p.why}, reached by {search.path(p.twin)}" if p.twin else p.why for p in self.pruned if p.parent == state
         ]

@@ -12,12 +12,16 @@ from html import escape
 from typing import Any
 
 from einnet_explore.explore.figure import Figure
+from einnet_explore.explore.figures import graph_figure
 from einnet_explore.explore.formula import formula_figure
 from einnet_explore.ir import EOPERATOR, VIEW, Access, Path, Program, Scope, Tensor, accesses, map_accesses, show_path
 from einnet_explore.render import align, latex, notation, text
 from einnet_explore.render.notation import words
 from einnet_explore.rules import Derivation, Match
 from einnet_explore.search.candidate import Candidate
+
+ENVIRONMENTS = ("align", "align*", "aligned", "flalign", "flalign*")
+"""Environments of ``amsmath`` in which a derivation may stand."""
 
 CHANGED = "teal"
 """What the last step put in: dark enough on white, light enough on black."""
@@ -132,6 +136,16 @@ class Steps:
     def latex(self) -> str:
         """An ``align*`` block."""
         return align([self.derivation.start, *(step.after for step in self.derivation.steps)], self._reasons)
+
+    def to_latex(self, environment: str = "align*") -> str:
+        """The steps in an *environment* of ``amsmath``, one of ``ENVIRONMENTS``; raises ValueError for another."""
+        if environment not in ENVIRONMENTS:
+            raise ValueError(f"environment {environment!r}: expected one of {', '.join(ENVIRONMENTS)}")
+        return self.latex().replace("{align*}", f"{{{environment}}}")
+
+    def graph(self) -> Figure:
+        """The program that the last step led to, as a computation graph."""
+        return graph_figure(self.derivation.end)
 
     def figure(self) -> Figure:
         """The steps below one another as a picture, without TeX: what a step made or changed, after its reason."""

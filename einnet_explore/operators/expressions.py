@@ -31,7 +31,7 @@ Pads: TypeAlias = "int | tuple[int, int] | tuple[int, int, int, int] | None"
 
 
 def conv2d(
-    N: int, H: int, W: int, C: int, F: int, R: int, S: int,
+    *, H: int, W: int, C: int, F: int, R: int, S: int, N: int = 1,
     stride: Pair = 1, dilation: Pair = 1, padding: Pads = None, groups: int = 1, layout: str = "NHWC",
 ) -> Program:  # fmt: skip
     """Y[n,h,w,f] = Σ_crs A[n, s·h+d·r-p, s·w+d·s-p, c]·K[r,s,f,c]; H and W are the input's.
@@ -55,7 +55,7 @@ def conv2d(
 
 
 def depthwise_conv2d(
-    N: int, H: int, W: int, C: int, R: int, S: int,
+    *, H: int, W: int, C: int, R: int, S: int, N: int = 1,
     stride: Pair = 1, dilation: Pair = 1, padding: Pads = None, layout: str = "NHWC",
 ) -> Program:  # fmt: skip
     """Y[n,h,w,c] = Σ_rs A[n, s·h+d·r-p, s·w+d·s-p, c]·K[r,s,c]: a convolution of each channel by itself."""
@@ -70,7 +70,7 @@ def depthwise_conv2d(
 
 
 def conv_transpose2d(
-    N: int, H: int, W: int, F: int, C: int, R: int, S: int,
+    *, H: int, W: int, F: int, C: int, R: int, S: int, N: int = 1,
     stride: Pair = 1, padding: Pair = 0, output_padding: Pair = 0, layout: str = "NHWC",
 ) -> Program:  # fmt: skip
     """Y[n,y,x,c] = Σ_hwf A[n,h,w,f]·K[y+p-s·h, x+p-s·w, c, f], F channels in and C out; the kernel is 0 outside.
@@ -121,7 +121,7 @@ def gbmm(b: int, m: int, w: int, n: int, dilation: int = 1) -> Program:
 
 
 def max_pool2d(
-    N: int, H: int, W: int, C: int, R: int, S: int,
+    *, H: int, W: int, C: int, R: int, S: int, N: int = 1,
     stride: Pair = 1, dilation: Pair = 1, padding: Pads = 0, layout: str = "NHWC",
 ) -> Program:  # fmt: skip
     """Y[n,h,w,c] = max_rs A[n, s·h+d·r-p, s·w+d·s-p, c]; the padding is -inf."""
@@ -130,7 +130,7 @@ def max_pool2d(
 
 
 def average_pool2d(
-    N: int, H: int, W: int, C: int, R: int, S: int,
+    *, H: int, W: int, C: int, R: int, S: int, N: int = 1,
     stride: Pair = 1, dilation: Pair = 1, padding: Pads = 0, layout: str = "NHWC",
 ) -> Program:  # fmt: skip
     """Y[n,h,w,c] = Σ_rs A[n, s·h+d·r-p, s·w+d·s-p, c] / (R·S); padding counts as 0."""
