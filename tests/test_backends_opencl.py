@@ -263,7 +263,8 @@ def test_a_processor_without_a_name_gets_one(triple: bytes, found: bool) -> None
 @pytest.mark.parametrize("kernel", [sums(), halves(), everything()], ids=lambda k: k.name)
 def test_cuda_text_compiles(kernel: Kernel, architecture: str) -> None:
     made = nvrtc.compile_cuda(kernel, architecture)
-    assert made.code.startswith(b"\x7fELF") and made.entry.encode() in made.code and made.log == ""
+    assert made.code.startswith(b"\x7fELF") and made.entry.encode() in made.code
+    assert "warning" not in made.log and "0 bytes spill stores" in made.log
 
 
 @needs_nvrtc

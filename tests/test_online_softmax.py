@@ -169,10 +169,10 @@ def test_what_is_no_softmax_weighted_sum(old: str, new: str, why: str) -> None:
     assert old in text
     wrong = parse(text.replace(old, new))
     assert by_rows(wrong) is None
-    from einnet_explore.graph.rows import _moves_merged, _substituted
+    from einnet_explore.graph.rows import _moves_merged, substituted
     from einnet_explore.rules import Derivation
 
-    merged = _moves_merged(_substituted(Derivation(wrong)))
+    merged = _moves_merged(substituted(Derivation(wrong)))
     assert merged is not None
     refuses(ONE_PASS_GENERATION, merged.end, (0,), why)
     assert why in explained(ONE_PASS_GENERATION, merged.end)

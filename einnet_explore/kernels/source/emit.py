@@ -47,6 +47,9 @@ _MOST_UNROLLED = 64
 RESIDENT = 512
 """Threads that are to fit a multiprocessor of an NVIDIA GPU at a time, at least: 128 registers for each."""
 
+MOST_BLOCKS = 16
+"""Blocks that any such multiprocessor holds at a time."""
+
 
 def emit(kernel: Kernel, dialect: str) -> str:
     """The text of *kernel* in *dialect*: ``cuda``, ``opencl`` or ``c``.
@@ -80,7 +83,8 @@ class _Printer(Terms):
             body = [f"    {line}" for line in self._lines(kernel.body)]
             x, y, z = kernel.block
             # Without a number of blocks the assembler saves registers for more of them than are of use, and spills.
-            bounds = f"__launch_bounds__({kernel.threads}, {max(1, RESIDENT // kernel.threads)})"
+            blocks = min(max(1, RESIDENT // kernel.threads), MOST_BLOCKS)
+            bounds = f"__launch_bounds__({kernel.threads}, {blocks})"
             size = f"__attribute__((reqd_work_group_size({x}, {y}, {z})))"
             first = f'extern "C" __global__ void {bounds}' if self.dialect is CUDA else f"__kernel {size}\nvoid"
             head = f"{first} {name}({_wrapped(params)})"
