@@ -1,5 +1,8 @@
 """Kernels and compiled programs: equal in value to ``algebra.evaluate`` on random legal programs and on real shapes."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -207,6 +210,22 @@ def test_windows_leave_no_long_sum() -> None:
     prepared = prepare(scope_of(CASES["overlap-add NHWC"]))
     assert prepared.summations == ()
     assert "where" in repr(prepared.body)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinities on this system")
+def test_a_kernel_does_not_tie_its_process_to_a_core() -> None:
+    """Two searches on one machine would share a core; in a process of its own, as a pool is made once."""
+    code = (
+        "import os, numpy as np\n"
+        "from einnet_explore.backends import compile_program\n"
+        "from einnet_explore.text import parse\n"
+        "before = os.sched_getaffinity(0)\n"
+        "compile_program(parse('tensor A[4]\\nY[i:4] = relu(A[i])'), threads=1).run({'A': np.ones(4, np.float32)})\n"
+        "assert os.sched_getaffinity(0) == before, (os.sched_getaffinity(0), before)\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "TVM_BIND_THREADS"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_misaligned_and_strided_arrays_are_taken() -> None:

@@ -18,6 +18,9 @@ from einnet_explore.backends import trial
 from einnet_explore.backends.errors import BackendError
 from einnet_explore.storage import cache_directory, write_aside
 
+# Else a pool of one thread ties the whole process to the first core, and all such processes of a machine to the same.
+os.environ.setdefault("TVM_BIND_THREADS", "0")
+
 
 def stored(key: str) -> Any:
     """The function kept under *key*; None where there is none, or a damaged one."""
