@@ -87,6 +87,8 @@ def _settled(space: Space, term: Term) -> Term | None:
 
 
 def _put(form: Form, values: Mapping[str, int]) -> Form:
+    if values.keys().isdisjoint(form):
+        return form
     out: Form = {"": form[""]}
     for v, k in form.items():
         if v in values:

@@ -191,9 +191,10 @@ def pinned(where: Iterable[Form]) -> dict[str, int]:
     """The integers that the conditions *where* leave one value each, and these values."""
     least: dict[tuple[str, int], int] = {}
     for row in where:
-        match [(v, k) for v, k in row.items() if v]:
-            case [(v, (1 | -1) as k)]:
-                least[v, k] = min(row[""], least.get((v, k), row[""]))
+        if len(row) == 2:  # one integer and the constant
+            for v, k in row.items():
+                if v and k in (1, -1):
+                    least[v, k] = min(row[""], least.get((v, k), row[""]))
     return {v: -n for (v, k), n in least.items() if k == 1 and least.get((v, -1)) == -n}
 
 

@@ -23,7 +23,6 @@ from einnet_explore.algebra.polynomial import cancelled, rounded
 from einnet_explore.algebra.relation import Term, choices_at, terms_at
 from einnet_explore.algebra.sets import Sets, context, coordinates
 from einnet_explore.algebra.space import Beyond, Number, Space, kind
-from einnet_explore.algebra.space import key as form_key
 from einnet_explore.ir import Box, Scope
 
 Tally: TypeAlias = "dict[Number, Any]"
@@ -153,8 +152,9 @@ def gathered(terms: Iterable[Term]) -> list[Term]:
     """
     out: dict[Any, Term] = {}
     for term in terms:
-        factors = tuple((name, tuple(map(form_key, at))) for name, at in term.factors)
-        same = factors, frozenset(term.summed), frozenset(map(form_key, term.where)), isinf(term.coefficient)
+        factors = tuple((name, tuple([frozenset(form.items()) for form in at])) for name, at in term.factors)
+        where = frozenset([frozenset(row.items()) for row in term.where])
+        same = factors, frozenset(term.summed), where, isinf(term.coefficient)
         known = out.get(same)
         out[same] = replace(term, coefficient=known.coefficient + term.coefficient) if known else term
     return [term for term in out.values() if term.coefficient]
