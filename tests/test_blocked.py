@@ -291,6 +291,22 @@ def test_products_that_have_no_vectors_are_left_to_others() -> None:
     assert chained(Derivation(program)) is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tensor C[2, 2] pad [(1, 0), (2, 0)]\nY[] = sum[n:-1..1] C[n, 2*n] * C[n, n]",
+        "tensor C[2, 32]\nY[x:32] = C[0, x] + {[] sum[n:2] C[n, n] * C[n, 0]}[] * C[1, x]",
+    ],
+)
+def test_a_stage_of_one_element_has_no_vectors(text: str) -> None:
+    """Found by a soak: compiling it was a crash."""
+    program = ee.parse(text)
+    assert blocked(program.equations[0].scope, HERE) is None
+    arrays = integers(program)
+    got = compile_program(program).run({n: np.asarray(a, np.float32) for n, a in arrays.items()})
+    np.testing.assert_array_equal(got["Y"], evaluate(program, arrays)["Y"])
+
+
 @pytest.mark.parametrize(("rows", "vectors"), [(14, 4), (16, 16), (49, 8), (1, 2), (5, 3)])
 def test_tiles_fit_the_registers_and_the_vectors(rows: int, vectors: int) -> None:
     tile = tile_of(rows, vectors, Machine())

@@ -32,7 +32,8 @@ def blocked(scope: Scope, machine: Machine) -> Chain | None:
     if len(found.stages) == 1 or not any(s.product for s in found.stages):
         return None
     stages = zip(found.stages, locals_of(found, (), lambda tensor: tensor.name), strict=True)
-    return found if all(product_of(at, machine.lanes) for s, at in stages if s.product) else None
+    runs = (at.traversals and (not s.product or product_of(at, machine.lanes)) for s, at in stages)
+    return found if all(runs) else None  # a stage of rank 0 has no traversal for vectors to run along
 
 
 @lru_cache(256)
