@@ -186,8 +186,8 @@ def _compare(before: Scope, after: Scope, region: Box, at: Path) -> Certificate 
     """The proof at the smallest scopes that differ; else what the comparison at *at* itself says against it."""
     if before == after:
         return Certificate("proved", "identical", show_path(at))
-    if children := _children(before, after):
-        found = [_compare(b, a, _meet(b.reach, a.reach), (*at, n)) for n, b, a in children]
+    if inner := children(before, after):
+        found = [_compare(b, a, _meet(b.reach, a.reach), (*at, n)) for n, b, a in inner]
         proofs = [c for c in found if isinstance(c, Certificate)]
         if len(proofs) == len(found):
             return proofs[0] if len(proofs) == 1 else _joint(proofs, show_path(at))
@@ -198,7 +198,7 @@ def _compare(before: Scope, after: Scope, region: Box, at: Path) -> Certificate 
         why = str(beyond)
     if why is None or _equal_pointwise(before, after):
         return Certificate("proved", "term relation", show_path(at))
-    if _has_exponentials(before) and _has_exponentials(after):
+    if has_exponentials(before) and has_exponentials(after):
         try:
             if difference(before, after, region, exponential=True) is None:
                 return Certificate("proved", "term relation", show_path(at), detail=EXPONENTIAL)
@@ -207,7 +207,8 @@ def _compare(before: Scope, after: Scope, region: Box, at: Path) -> Certificate 
     return why
 
 
-def _has_exponentials(scope: Scope) -> bool:
+def has_exponentials(scope: Scope) -> bool:
+    """Whether an exponential is taken in *scope* or in a scope inside it."""
     return any(_applies_exp(inner.body) for _, inner in scopes(scope))
 
 
@@ -281,7 +282,7 @@ def inlined(program: Program, kept: Iterable[str]) -> dict[str, Scope]:
     return out
 
 
-def _children(before: Scope, after: Scope) -> list[tuple[int, Scope, Scope]]:
+def children(before: Scope, after: Scope) -> list[tuple[int, Scope, Scope]]:
     """The numbered sub-scopes in which two scopes differ, if everything around them is the same; else nothing."""
     if replace(after, body=before.body, padding=before.padding) != before:
         return []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from einnet_explore.algebra.certificate import EXPONENTIAL, Certificate, inlined
+from einnet_explore.algebra.certificate import EXPONENTIAL, Certificate, children, has_exponentials, inlined
 from einnet_explore.algebra.reads import guarded
 from einnet_explore.algebra.space import Beyond, complement, enter, point_of
 from einnet_explore.family.compare import Differs, Prover
@@ -17,7 +17,7 @@ from einnet_explore.family.decide import impossible
 from einnet_explore.family.parameters import Ground, form_of
 from einnet_explore.family.schema import Schema
 from einnet_explore.family.space import ParametricSpace
-from einnet_explore.ir import Access, Apply, Box, Scalar, Scope, Table, Tensor, accesses, scopes, tensors
+from einnet_explore.ir import Access, Box, Scope, Table, Tensor, scopes, tensors
 
 Kind: TypeAlias = Literal["proved", "refuted", "unproved"]
 
@@ -57,7 +57,7 @@ def prove(ground: Ground, before: Schema, after: Schema) -> tuple[Verdict, tuple
     found = _outputs(before, after, prover)
     if found is None:
         return Verdict("proved", tuple(sorted(prover.means))), ()
-    exponential = any(_exponential(e.scope) for p in (before, after) for e in p.equations)
+    exponential = any(has_exponentials(e.scope) for p in (before, after) for e in p.equations)
     if exponential and _outputs(before, after, prover, exponential=True) is None:
         return Verdict("proved", tuple(sorted(prover.means)), EXPONENTIAL), ()
     return Verdict("unproved", tuple(sorted(prover.means)), found.why), found.unknowns
@@ -174,34 +174,10 @@ def _difference(prover: Prover, before: Scope, after: Scope, region: Box, expone
     """None where two scopes are one function on *region*: the smallest that differ are looked at first."""
     if before == after:
         return None
-    if inner := _aligned(before, after):
+    if inner := children(before, after):
         try:
-            if all(a.reach == b.reach and _difference(prover, a, b, a.reach, exponential) is None for a, b in inner):
+            if all(a.reach == b.reach and _difference(prover, a, b, a.reach, exponential) is None for _, a, b in inner):
                 return None
         except Beyond:
             pass
     return prover.difference(before, after, region, exponential)
-
-
-def _aligned(before: Scope, after: Scope) -> list[tuple[Scope, Scope]]:
-    """The scopes in which two scopes differ, if everything around them is the same; else nothing."""
-    if replace(after, body=before.body, padding=before.padding) != before or not _alike(before.body, after.body):
-        return []
-    pairs = [(a.source, b.source) for a, b in zip(accesses(before.body), accesses(after.body), strict=True)]
-    return [(a, b) for a, b in pairs if a != b and isinstance(a, Scope) and isinstance(b, Scope)]
-
-
-def _alike(a: Scalar, b: Scalar) -> bool:
-    match a, b:
-        case Access(Scope(), i), Access(Scope(), j):
-            return i == j
-        case Apply(f, x), Apply(g, y):
-            return f == g and len(x) == len(y) and all(map(_alike, x, y))
-    return a == b
-
-
-def _exponential(scope: Scope) -> bool:
-    def applies(body: Scalar) -> bool:
-        return isinstance(body, Apply) and (body.op == "exp" or any(map(applies, body.args)))
-
-    return any(applies(inner.body) for _, inner in scopes(scope))
