@@ -1,8 +1,10 @@
-"""Chains across a product, equation by equation and in blocks: ``python -m benchmarks.blocks [--threads N]``.
+"""Chains across a product, equation by equation and in blocks: ``python -m benchmarks.blocks [--cold] [--torch]``.
 
 A 3x3 convolution is optimised by the bilinear algorithms that search finds; for each, what leads from its data to its
 result is run equation by equation and in blocks, in turn with ONNX Runtime's convolution.  Times are of the processor
-(one thread) unless ``--threads`` says otherwise: what else runs on the machine counts less.
+(one thread) unless ``--threads`` says otherwise: what else runs on the machine counts less.  With ``--cold`` all that
+is read comes from memory, as the weights of a model do that are more than the last cache holds; with ``--torch`` the
+faster of torch's convolutions (oneDNN), by memory format, is a rival too.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from statistics import quantiles
 from time import perf_counter, thread_time
 from typing import Any
@@ -26,9 +29,11 @@ from einnet_explore.graph.finalists import algorithms, entries
 from einnet_explore.graph.post.chaining import chained
 from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.ir import Program
+from einnet_explore.kernels.machine import this_machine
 from einnet_explore.text import parse
 
-CASES = ((1, 64, 56, 1), (1, 128, 28, 1), (1, 256, 14, 1), (1, 512, 7, 1), (1, 512, 14, 2), (16, 64, 56, 1))
+CASES = ((1, 64, 56, 1), (1, 128, 28, 1), (1, 256, 14, 1), (1, 512, 7, 1), (1, 512, 14, 2), (16, 64, 56, 1),
+         (16, 128, 28, 1), (16, 256, 14, 1), (16, 512, 7, 1))  # fmt: skip
 """(batch, channels, side, dilation)."""
 
 
@@ -52,14 +57,37 @@ def library(data: Any, taps: Any, d: int, threads: int) -> Callable[[], Any]:
     return lambda: session.run(None, {"A": data})[0]
 
 
+def torch_library(data: Any, taps: Any, d: int, threads: int) -> Mapping[str, Callable[[], Any]]:
+    """torch's convolution of these arrays, in each memory format, with weights as oneDNN wants them."""
+    torch: Any = import_module("torch")
+    torch.set_num_threads(threads)
+    made: dict[str, Callable[[], Any]] = {}
+    for name, order in (("torch", torch.contiguous_format), ("torch, channels last", torch.channels_last)):
+        layer = torch.nn.Conv2d(data.shape[1], taps.shape[0], 3, padding=d, dilation=d, bias=False)
+        layer.weight.data = torch.from_numpy(taps)
+        frozen = torch.jit.freeze(torch.jit.script(layer.eval().to(memory_format=order)))
+        given = torch.from_numpy(data).to(memory_format=order)
+
+        def call(frozen: Any = frozen, given: Any = given) -> Any:
+            with torch.inference_mode():
+                return frozen(given)
+
+        made[name] = call
+    return made
+
+
 def lower_quartiles(
-    calls: Mapping[str, Callable[[], Any]], rounds: int, clock: Callable[[], float]
+    calls: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    clock: Callable[[], float],
+    between: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
-    """Seconds of each call, run in turn, a first time beside the clock."""
+    """Seconds of each call, run in turn, a first time beside the clock; *between* runs before the second."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
             call()
+            between()
             began = clock()
             call()
             samples[name].append(clock() - began)
@@ -72,12 +100,21 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--seconds", type=float, default=4.0, help="of search")
+    parser.add_argument("--cold", action="store_true", help="what is read comes from memory")
+    parser.add_argument("--torch", action="store_true", help="beside torch, which has to be installed")
     args = parser.parse_args()
     threads = args.threads
     device = cpu_default(threads)
     model = CostModel(replace(device, peak_flops=peak_flops(threads)))
     rng = np.random.default_rng(0)
-    print("case                 algorithm                 ONNX Runtime  equations  in blocks   ratio  error")
+    others = np.ones(this_machine().l3 // 2, np.float32) if args.cold else np.ones(1, np.float32)
+    rivals = ("ONNX Runtime", *(("torch", "channels last") if args.torch else ()))
+    print(
+        "case".ljust(20),
+        "algorithm".ljust(25),
+        *(f"{name:>13}" for name in (*rivals, "equations", "in blocks")),
+        "ratio",
+    )
     for n, c, h, d in CASES:
         program = convolution(n, c, h, d)
         data = rng.standard_normal((n, c, h, h)).astype(np.float32)
@@ -101,15 +138,19 @@ def main() -> None:
             }
             error = np.abs(made["blocks"].run({"A": data})["Y"] - want).max() / np.abs(want).max()
             calls: dict[str, Callable[[], Any]] = {"theirs": theirs}
+            if args.torch:
+                calls |= torch_library(data, taps, d, threads)
+            rival = tuple(calls)
             for name, run in made.items():
                 run.inputs["A"][...] = data
                 calls[name] = run.execute
-            found = lower_quartiles(calls, args.rounds, thread_time if threads == 1 else perf_counter)
+            found = lower_quartiles(calls, args.rounds, thread_time if threads == 1 else perf_counter, others.sum)
+            best = min(found[name] for name in rival)
             shapes = sorted({t.shape for t in entry.tables})
             tiles = "×".join(f"F({k},{p - k + 1})" for k, p in (s for s in shapes if s[0] < s[1]))
             print(
                 f"{n}×{c}×{h}² d{d}".ljust(20), tiles.ljust(25),
-                *(f"{found[name] * 1e6:10.0f}" for name in calls), f"{found['theirs'] / found['blocks']:9.2f}",
+                *(f"{found[name] * 1e6:13.0f}" for name in calls), f"{best / found['blocks']:5.2f}",
                 f"{error:.1e}", flush=True,
             )  # fmt: skip
 

@@ -49,6 +49,14 @@ CASES = {
         Y[f:64, h:28, w:28] = sum[r:3, s:3] T[h+r-1, w+s-1, r, s, f]""",
     "NCHW to NHWC 64x224x224": "tensor A[64, 224, 224]\nY[h:224, w:224, c:64] = A[c, h, w]",
     "NHWC to NCHW 64x224x224": "tensor A[224, 224, 64]\nY[c:64, h:224, w:224] = A[h, w, c]",
+    "NCHW to NHWC 64x56x56": "tensor A[64, 56, 56]\nY[h:56, w:56, c:64] = A[c, h, w]",
+    "NHWC to NCHW 64x56x56": "tensor A[56, 56, 64]\nY[c:64, h:56, w:56] = A[h, w, c]",
+    "NCHW to NHWC 256x56x56": "tensor A[256, 56, 56]\nY[h:56, w:56, c:256] = A[c, h, w]",
+    "NHWC to NCHW 256x56x56": "tensor A[56, 56, 256]\nY[c:256, h:56, w:56] = A[h, w, c]",
+    "NCHW to NHWC, bias, relu": """
+        tensor A[64, 56, 56]
+        tensor b[64]
+        Y[h:56, w:56, c:64] = relu(A[c, h, w] + b[c])""",
     "NCHW to NHWC 128x28x28": "tensor A[128, 28, 28]\nY[h:28, w:28, c:128] = A[c, h, w]",
     "overlap-add NHWC": """
         tensor T[16, 8, 8, 4, 4, 64] pad [0, 0, 0, 16, 16, 0]

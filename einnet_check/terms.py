@@ -237,7 +237,7 @@ class Space:
     def symbol(self, scope: Scope, at: Rows) -> tuple[str, Rows]:
         """``scope[at]`` as a factor; scopes proved equal, up to the order of traversals, share a name.
 
-        The name tells whether values may be infinite.
+        The name tells whether values may be infinite.  Of orders that give one value the least *at* is taken.
         """
         if any(len(form) == 1 for form in at):  # at known places it is a function of the other coordinates only
             named = [Fraction(form[""]) if len(form) == 1 else f"x{d}" for d, form in enumerate(at)]
@@ -246,7 +246,10 @@ class Space:
             own = tuple((f"x{d}", lo, hi) for d, (lo, hi) in zip(free, reach, strict=True))
             scope = Scope(own, (), Read(scope, tuple(named)), "sum", (), reach, Fraction(0))
         for n, known in enumerate((*self.opaque, scope)):
-            for order in islice(permutations(range(len(at))), 24 * (len(at) == len(known.own))):
+            orders: Iterable[tuple[int, ...]] = permutations(range(len(at)))
+            if len(at) <= 4:
+                orders = sorted(orders, key=lambda order: [name(at[d]) for d in order])
+            for order in islice(orders, 24 * (len(at) == len(known.own))):
                 own, reach = tuple(scope.own[d] for d in order), tuple(scope.reach[d] for d in order)
                 turned = replace(scope, own=own, reach=reach)
                 if (turned.reach, turned.box) == (known.reach, known.box) and self.same(known, turned):

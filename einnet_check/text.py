@@ -115,60 +115,59 @@ def less(a: Expr, b: Expr) -> Expr:
 
 def where(op: str, a: Expr, b: Expr, yes: Expr, no: Expr) -> Expr:
     """*yes* where a *op* b, else *no*."""
-    match op:
-        case "==":
-            return where("<=", a, b, where(">=", a, b, yes, no), no)
-        case "<=" | ">=":
-            return ("where", less(b, a) if op == "<=" else less(a, b), yes, no)
-    return where({"<": ">=", ">": "<=", "!=": "=="}[op], a, b, no, yes)
+    if op in ("==", "!="):
+        yes, no = (yes, no) if op == "==" else (no, yes)
+        return where("<=", a, b, where(">=", a, b, yes, no), no)
+    gap = less(b, a) if op[0] == "<" else less(a, b)
+    return ("where", gap if op[1:] else less(gap, Fraction(1)), yes, no)
 
 
-_TOKEN = re.compile(
-    r"(?:\s|#[^\n]*)*(?:(?P<str>\"(?:\\.|[^\"\\\n])*\")|(?P<word>[^\W\d]\w*)"
-    r"|(?P<num>(?:\d+\.(?!\.)\d*|\.\d+)(?:[eE][+-]?\d{1,3})?|\d+[eE][+-]?\d{1,3}|\d+)"
-    r"|(?P<op>//|<=|>=|==|!=|\.\.|[][(){}<>=+*/%,:|-])|(?P<end>\Z)|(?P<bad>\S))"
-)
+BLANKS = r"(?>(?:\s|#[^\n]*)*)"
+WORD, QUOTED = r"[^\W\d]\w*", r"\"(?:\\.|[^\"\\\n])*\""
+NUMBER = r"(?:\d+\.(?!\.)\d*|\.\d+)(?:[eE][+-]?\d{1,3})?|\d+[eE][+-]?\d{1,3}|\d+"
+BINDS = {"+": 1, "-": 1, "*": 2, "/": 2, "//": 2, "%": 2}
+"""How tightly operators bind; all of them from the left."""
 
 
 class Parser:
-    """Recursive descent, one method a production; raises ValueError: ``LINE:COLUMN: found …, expected …``."""
+    """Recursive descent over the characters, one method a production, operators by how tightly they bind.
+
+    Raises ValueError: ``LINE:COLUMN: found …, expected …``.
+    """
 
     def __init__(self, text: str, known: Mapping[str, Tensor] | None = None) -> None:
         self.text, self.at, self.known, self.own = text, 0, dict(known or {}), set[str]()
-        found = ((str(m.lastgroup), m) for m in _TOKEN.finditer(text))
-        self.tokens = [(kind, m[kind], m.start(kind)) for kind, m in found]
 
     def need(self, condition: object, expected: str) -> None:
-        """Raise ValueError at the next token unless *condition* holds."""
+        """Raise ValueError at what comes next unless *condition* holds."""
         if not condition:
-            place = self.tokens[self.at][2]
-            line, column = self.text.count("\n", 0, place) + 1, place - self.text.rfind("\n", 0, place)
-            raise ValueError(f"{line}:{column}: found {self.text[place:][:20] or 'the end'!r}, expected {expected}")
+            self.take("")
+            line, column = self.text.count("\n", 0, self.at) + 1, self.at - self.text.rfind("\n", 0, self.at)
+            raise ValueError(f"{line}:{column}: found {self.text[self.at :][:20] or 'the end'!r}, expected {expected}")
 
-    def take(self, *texts: str) -> str:
-        """The next token if it is one of *texts*, else nothing."""
-        kind, text, _ = self.tokens[self.at]
-        found = text if kind != "str" and text in texts else ""
-        self.at += bool(found)
-        return found
+    def sees(self, pattern: str) -> re.Match[str] | None:
+        """Whether *pattern* comes next, past blanks and comments."""
+        return re.compile(f"{BLANKS}({pattern})").match(self.text, self.at)
+
+    def take(self, pattern: str) -> str:
+        """What comes next if it is *pattern*, else nothing."""
+        if found := self.sees(pattern):
+            self.at = found.end()
+        return found[1] if found else ""
 
     def must(self, text: str) -> str:
-        self.need(self.take(text), text)
+        self.need(self.take(re.escape(text)), text)
         return text
 
-    def token(self, *kinds: str) -> str:
-        kind, text, _ = self.tokens[self.at]
-        self.need(kind in kinds, "a name" if "word" in kinds else "a number")
-        self.at += 1
-        return str(json.loads(text, strict=False)) if kind == "str" else text
-
     def name(self) -> str:
-        return self.token("word", "str")
+        found = self.take(f"{WORD}|{QUOTED}")
+        self.need(found, "a name")
+        return str(json.loads(found, strict=False)) if found[0] == '"' else found
 
     def integer(self) -> int:
-        sign = -1 if self.take("-") else 1
-        self.need(self.tokens[self.at][1].isdecimal(), "an integer")
-        return sign * int(self.token("num"))
+        sign, digits = -1 if self.take("-") else 1, self.take(r"\d+\b")
+        self.need(digits, "an integer")
+        return sign * int(digits)
 
     def entry(self) -> Fraction:
         above, below = self.integer(), self.integer() if self.take("/") else 1
@@ -176,26 +175,27 @@ class Parser:
         return Fraction(above, below)
 
     def items(self, opening: str, item: Callable[[], Any], closing: str) -> tuple[Any, ...]:
-        found = []
-        self.must(opening)
-        while not self.take(closing):
+        """What stands between *opening* and any character of *closing*, with commas."""
+        found, end = [], f"[{re.escape(closing)}]"
+        if opening:
+            self.must(opening)
+        while not self.take(end):
             found.append(item())
             if not self.take(","):
-                self.must(closing)
+                self.need(self.take(end), closing)
                 break
         return tuple(found)
 
     def program(self) -> Program:
         inputs, equations, outputs = list[Tensor](), list[Equation](), list[str]()
-        while self.tokens[self.at][0] != "end":
-            if self.take("output"):
+        while self.sees(r"\S"):
+            if self.take(r"output\b"):
                 outputs.append(self.name())
                 while self.take(","):
                     outputs.append(self.name())
                 continue
-            if self.take("tensor"):
-                name, box = self.name(), tuple((0, n) for n in self.items("[", self.integer, "]"))
-                self.need(all(n > 0 for _, n in box), f"sizes of {name} above 0 before")
+            if self.take(r"tensor\b"):
+                box = self.shape(name := self.name())
                 inputs.append(made := Tensor(name, box, *self.clauses(box)))
             else:
                 equations.append(self.equation())
@@ -208,9 +208,14 @@ class Parser:
         self.need(equations and set(names) <= {*self.known}, "equations and outputs before")
         return Program(tuple(inputs), tuple(equations), tuple(names))
 
+    def shape(self, name: str) -> Box:
+        box = tuple((0, n) for n in self.items("[", self.integer, "]"))
+        self.need(all(n > 0 for _, n in box), f"sizes of {name} above 0 before")
+        return box
+
     def clauses(self, box: Box) -> tuple[Box, Number, bool]:
         pads, value, weight = ((0, 0),) * len(box), Fraction(0), False
-        while word := self.take("pad", "value", "weight"):
+        while word := self.take(r"(?:pad|value|weight)\b"):
             if word == "pad":
                 pads = self.items("[", self.pad, "]")
                 self.need(len(pads) == len(box) and all(min(p) >= 0 for p in pads), f"{len(box)} pads before")
@@ -220,107 +225,92 @@ class Parser:
             weight = weight or word == "weight"
         return tuple((lo - a, hi + b) for (lo, hi), (a, b) in zip(box, pads, strict=True)), value, weight
 
-    def pad(self) -> tuple[int, int]:
-        if self.tokens[self.at][1] != "(":
-            return (both := self.integer()), both
-        before, after = self.items("(", self.integer, ")")
-        return before, after
+    def pad(self) -> tuple[int, ...]:
+        pads = self.items("(", self.integer, ")") if self.sees(r"\(") else (self.integer(),) * 2
+        self.need(len(pads) == 2, "two numbers before")
+        return pads
 
     def equation(self) -> Equation:
         name, scope = self.name(), self.scope("=")
-        if not self.take("via"):
-            return Equation(name, scope, "", {})
-        operator, called = self.name(), self.tokens[self.at][1] == "("
+        operator = self.name() if self.take(r"via\b") else ""
+        called = operator and self.sees(r"\(")
         return Equation(name, scope, operator, dict(self.items("(", self.attribute, ")") if called else ()))
 
     def attribute(self) -> tuple[str, Any]:
-        name, _, (kind, text, _) = self.name(), self.must("="), self.tokens[self.at]
-        if kind == "str":
-            return name, self.name()
-        return name, self.items("(", self.integer, ")") if text == "(" else self.integer()
+        name, _ = self.name(), self.must("=")
+        if self.sees(r"\("):
+            return name, self.items("(", self.integer, ")")
+        return name, self.name() if self.sees(QUOTED) else self.integer()
 
     def range(self) -> tuple[str, int, int]:
-        name, _, lo, hi = self.token("word"), self.must(":"), 0, self.integer()
-        if self.take(".."):
+        name, _, lo, hi = self.take(WORD), self.must(":"), 0, self.integer()
+        if self.take(r"\.\."):
             lo, hi = hi, self.integer()
-        self.need(lo < hi and name not in self.own, f"a range of {name} that is new and not empty before")
+        self.need(name and lo < hi and name not in self.own, f"a range of {name} that is new and not empty before")
         self.own.add(name)
         return name, lo, hi
+
+    def bound(self) -> tuple[Expr, Expr]:
+        lo, _, index, _, hi = self.integer(), self.must("<="), self.expression(), self.must("<"), self.integer()
+        return less(index, Fraction(lo)), less(Fraction(hi - 1), index)
 
     def scope(self, opening: str) -> Scope:
         """``[traversals | domain] = body`` or ``[…] body }``; iterators outside are not known inside."""
         outer, self.own = self.own, set()
-        own, domain, sums = list[Any](), list[Any](), ()
-        self.must("[")
-        while not self.take("]"):
-            if self.take("|") or domain:
-                lo, _, index, _ = self.integer(), self.must("<="), self.sum(), self.must("<")
-                domain += [less(index, Fraction(lo)), less(Fraction(self.integer() - 1), index)]
-            else:
-                own.append(self.range())
-            self.need(self.take(",") or self.tokens[self.at][1] in "|]", ", or ]")
+        own = self.items("[", self.range, "]|")
+        bounded = self.text[self.at - 1] == "|"
+        domain = self.items("", self.bound, "]") if bounded else ()
         if opening:
             self.must(opening)
-        if reduce := self.take("sum", "max", "min", "prod"):
-            sums = self.items("[", self.range, "]")
-        body, self.own = self.sum(), outer
+        reduce = self.take(r"(?:sum|max|min|prod)\b")
+        sums = self.items("[", self.range, "]") if reduce else ()
+        body, self.own = self.expression(), outer
         if not opening:
             self.must("}")
         reach, value, _ = self.clauses(tuple((lo, hi) for _, lo, hi in own))
-        return Scope(tuple(own), sums, body, reduce or "sum", tuple(domain), reach, value)
+        return Scope(own, sums, body, reduce or "sum", tuple(row for rows in domain for row in rows), reach, value)
 
-    def sum(self) -> Expr:
+    def expression(self, least: int = 1) -> Expr:
         """An index or a scalar; what is no index, or no scalar, is found where it is used."""
-        out = self.product()
-        while op := self.take("+", "-"):
-            more = self.product()
-            out = ("+", out, more if op == "+" else ("*", Fraction(-1), more))
-        return out
-
-    def product(self) -> Expr:
         out = self.factor()
-        while op := self.take("*", "/", "//", "%"):
-            out = (op, out, self.factor())
+        while (found := self.sees(r"//|[-+*/%]")) and BINDS[op := found[1]] >= least:
+            self.at = found.end()
+            more = self.expression(BINDS[op] + 1)
+            out = less(out, more) if op == "-" else (op, out, more)
         return out
 
     def factor(self) -> Expr:
-        kind = self.tokens[self.at][0]
         if self.take("-"):
             inner = self.factor()
             return -inner if isinstance(inner, Fraction | float) else ("*", Fraction(-1), inner)
-        if self.take("("):
-            inner, _ = self.sum(), self.must(")")
+        if self.take(r"\("):
+            inner, _ = self.expression(), self.must(")")
             return inner
-        if kind == "num" or self.take("inf"):
-            return Fraction(self.token("num")) if kind == "num" else inf
-        if self.take("{"):
+        if number := self.take(rf"inf\b|{NUMBER}"):
+            return inf if number == "inf" else Fraction(number)
+        if self.take(r"\{"):
             return self.read(self.scope(""))
-        if self.take("table"):
-            box = tuple((0, n) for n in self.items("[", self.integer, "]"))
-            entries = self.items("(", self.entry, ")")
+        if self.take(r"table\b"):
+            box, entries = self.shape("a table"), self.items("(", self.entry, ")")
             self.need(len(entries) == prod(n for _, n in box), "as many entries as the shape says before")
             return self.read(Table(box, box, entries))
-        name, following = self.name(), self.tokens[self.at][1]
-        if kind == "word" and name in self.own and following != "[":
+        if self.take(r"where\s*\("):
+            left, op = self.expression(), self.take(r"[<>=!]=|[<>]")
+            self.need(op, "a comparison")
+            rest = self.items("", self.expression, ")")
+            self.need(len(rest) == 3, "two numbers, with and without the condition, before")
+            return where(op, left, *rest)
+        if function := self.take(rf"(?:{'|'.join(ARITY)})(?=\s*\()"):
+            args = self.items("(", self.expression, ")")
+            self.need(len(args) == ARITY[function], f"{ARITY[function]} arguments of {function} before")
+            return (function, *args)
+        word, name = self.sees(WORD), self.name()
+        if word and name in self.own and not self.sees(r"\["):
             return name
-        if (kind, name, following) == ("word", "where", "(") and self.must("("):
-            condition, _, yes, _, no, _ = (
-                self.condition(), self.must(","), self.sum(), self.must(","), self.sum(), self.must(")"),
-            )  # fmt: skip
-            return where(*condition, yes, no)
-        if kind == "word" and name in ARITY and following == "(":
-            args = self.items("(", self.sum, ")")
-            self.need(len(args) == ARITY[name], f"{ARITY[name]} arguments of {name} before")
-            return (name, *args)
         self.need(name in self.known, f"one of {', '.join((*self.known, *sorted(self.own)))} instead of {name} before")
         return self.read(self.known[name])
 
-    def condition(self) -> tuple[str, Expr, Expr]:
-        left, op = self.sum(), self.take("<", "<=", ">", ">=", "==", "!=")
-        self.need(op, "a comparison")
-        return op, left, self.sum()
-
     def read(self, source: Any) -> Read:
-        index = self.items("[", self.sum, "]")
+        index = self.items("[", self.expression, "]")
         self.need(len(index) == len(source.box), f"{len(source.box)} indices before")
         return Read(source, index)

@@ -50,7 +50,13 @@ ROOM = Room()
 
 @contextmanager
 def limited(nbytes: int | None) -> Generator[Room, None, None]:
-    """Within it this process may take *nbytes* (None: as much as there is)."""
+    """Within it this process may take *nbytes* (None: as much as there is).
+
+    Raises ValueError where so much is taken already that no search could begin: the libraries need it.
+    """
+    if nbytes is not None and (now := used()) > SEARCH * nbytes:
+        least = f"expected over {shown(now / SEARCH)}"
+        raise ValueError(f"memory {shown(nbytes)}: {shown(now)} are taken before a search begins, {least}")
     before, ROOM.limit, ROOM.reached = ROOM.limit, nbytes, False
     try:
         yield ROOM

@@ -21,6 +21,7 @@ from einnet_explore.kernels.source import (
     Barrier,
     Copy,
     Declare,
+    Fetch,
     For,
     If,
     Kernel,
@@ -31,6 +32,7 @@ from einnet_explore.kernels.source import (
     Statement,
     Store,
     StorePair,
+    Turn,
     Var,
 )
 from einnet_explore.kernels.source.arrays import Load
@@ -128,6 +130,12 @@ class Thread:
                 at = self.value(index)
                 for k in range(2):
                     self.put(target, at + k, BINARY[op](self.get(left, at + k), self.get(right, at + k)))
+            case Turn(target, write, stride, tile, side):
+                to = self.value(write)
+                for i, j in itertools.product(range(side), repeat=2):
+                    self.put(target, to + j * stride + i, self.get(tile, i * side + j))
+            case Fetch(_, index):
+                self.value(index)
             case For(var, start, stop, step, body):
                 at = self.value(start)
                 while at < self.value(stop):

@@ -1,5 +1,6 @@
 """Bilinear algorithms, tables, and the rule that puts them in a filter's place."""
 
+import re
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -70,7 +71,7 @@ def test_points_decide_and_are_checked() -> None:
         correlation(0, 3)
 
 
-@pytest.mark.parametrize(("outputs", "taps"), [(2, 3), (4, 3)])
+@pytest.mark.parametrize(("outputs", "taps"), [(2, 3), (4, 3), (6, 3), (4, 5)])
 def test_any_changed_entry_is_refused(outputs: int, taps: int) -> None:
     program, right = line(8, taps), correlation(outputs, taps)
     h, r = program.equations[0].scope.traversals[0], program.equations[0].scope.summations[0]
@@ -81,8 +82,10 @@ def test_any_changed_entry_is_refused(outputs: int, taps: int) -> None:
             changed = [list(row) for row in rows]
             changed[y][x] += 1
             wrong = replace(right, **{name: tuple(map(tuple, changed))})
-            with pytest.raises(Refused, match=r"at \(k, i, j\) = \(\d+, \d+, \d+\), expected [01]"):
+            with pytest.raises(Refused, match=r"at \(k, i, j\) = \(\d+, \d+, \d+\), expected [01]") as raised:
                 BILINEAR_SUBSTITUTION.rewrite(program, (0,), Filter(h, r, wrong))
+            k, i, j = map(int, re.findall(r"= \((\d+), (\d+), (\d+)\)", str(raised.value))[0])
+            assert sum(wrong.w[k][p] * wrong.u[p][i] * wrong.v[p][j] for p in range(wrong.rank)) != correlates(k, i, j)
             count += 1
     assert count == sum(len(getattr(right, n)) * len(getattr(right, n)[0]) for n in "uvw")
 

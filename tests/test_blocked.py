@@ -1,5 +1,6 @@
 """Chains cut along a traversal that they share, the rule that generates them, and their kernels."""
 
+import json
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -25,11 +26,19 @@ from einnet_explore.backends.blocks.product import tile_of
 from einnet_explore.backends.program import compile_program
 from einnet_explore.backends.tvm_cpu import aligned, aligned_empty, compile_scope, emit
 from einnet_explore.graph.post.chaining import chained
-from einnet_explore.graph.post.fusing import fused
-from einnet_explore.ir import EOPERATOR, VIEW, Instance, Iterator, Program, Scope, Tensor, accesses, tensors
+from einnet_explore.graph.post.fusing import fuse, fused
+from einnet_explore.ir import EOPERATOR, VIEW, Instance, Iterator, Program, Scope, Table, Tensor, accesses, tensors
 from einnet_explore.kernels.machine import Machine, this_machine
-from einnet_explore.rules import BILINEAR_SUBSTITUTION, BLOCKED_GENERATION, Derivation
+from einnet_explore.rules import (
+    BILINEAR_SUBSTITUTION,
+    BLOCKED_GENERATION,
+    BOUNDARY_RELAXING,
+    VARIABLE_SUBSTITUTION,
+    Derivation,
+)
 from einnet_explore.rules.blocked_generation import BLOCKED
+from einnet_explore.search.replay import replay, told
+from einnet_explore.search.strategies import Allowed, choices
 from tests.rules_kit import refuses
 
 CONVOLUTION = """
@@ -260,6 +269,7 @@ PRODUCT = "{{[m:8, n:16] sum[k:16] A[m, k] * B[k, n]}}"
             "Y[m:6, n:16] = sum[r:3] {[m:8, n:16] sum[k:16] A[m, k] * B[k, n]}[m + r, (n + r) % 16]",
             "no traversal is shared",
         ),
+        ("Y[] = 2 * {[m:8] sum[k:16] A[m, k] * C[m, k]}[3]", "the result is one number"),
     ],
 )
 def test_what_is_no_chain_is_refused(case: str, why: str) -> None:
@@ -307,13 +317,86 @@ def test_a_stage_of_one_element_has_no_vectors(text: str) -> None:
     np.testing.assert_array_equal(got["Y"], evaluate(program, arrays)["Y"])
 
 
+@pytest.mark.parametrize("depth", [16, 4096])
 @pytest.mark.parametrize(("rows", "vectors"), [(14, 4), (16, 16), (49, 8), (1, 2), (5, 3)])
-def test_tiles_fit_the_registers_and_the_vectors(rows: int, vectors: int) -> None:
-    tile = tile_of(rows, vectors, Machine())
+def test_tiles_fit_the_registers_and_the_vectors(rows: int, vectors: int, depth: int) -> None:
+    tile = tile_of(rows, vectors, depth, Machine())
     assert vectors % tile.vectors == 0 and tile.rows <= rows
     assert tile.rows * tile.vectors + tile.vectors + 1 <= Machine().registers
 
 
 def test_rows_that_come_out_even_are_preferred() -> None:
-    assert tile_of(16, 16, Machine()).rows in (4, 8, 16)
-    assert 28 % tile_of(28, 4, Machine()).rows == 0
+    assert tile_of(16, 16, 64, Machine()).rows in (4, 8, 16)
+    assert 28 % tile_of(28, 4, 64, Machine()).rows == 0
+
+
+def test_long_columns_are_read_by_few_tiles_of_rows() -> None:
+    """They come from the second-level cache for every tile, so that fewer of them at a time keep up."""
+    short, long = (tile_of(16, 32, depth, Machine()) for depth in (16, 4096))
+    assert long.vectors < short.vectors and long.rows > short.rows
+
+
+def written(c: int, f: int) -> tuple[str, tuple[Cut, ...]]:
+    """The kernel of F(2×2, 3×3) of so many channels, on an image of 7²; how it is cut."""
+    program = in_blocks(convolution(1, c, f, 7, 7)).end
+    scope = program.equations[-1].scope
+    cuts = cuts_of(chain(scope), 1, HERE)
+    sizes = {t.name: prod(t.shape) for t in tensors(scope)}
+    return str(kernel.function(chain(scope), cuts, sizes, 1, HERE)), cuts
+
+
+def test_weights_from_beyond_the_caches_are_asked_for_ahead_and_read_once() -> None:
+    large, cuts = written(256, 512)
+    assert "prefetch" in large and prod(c.blocks for c in cuts) == 1
+    small, _ = written(16, 32)
+    assert "prefetch" not in small
+
+
+def shapes(program: Program) -> set[tuple[int, ...]]:
+    """Of the tables that *program* reads."""
+    return {a.source.shape for e in program.equations for a in accesses(e.scope.body) if isinstance(a.source, Table)}
+
+
+def filters(program: Program) -> list[Derivation]:
+    """What a search makes of *program* by filters of the residues of its windows, in each dimension."""
+    rules = (BOUNDARY_RELAXING, VARIABLE_SUBSTITUTION, BILINEAR_SUBSTITUTION)
+    found = []
+    for matches, _ in choices(program, Allowed(rules)):
+        rules_used = [match.rule for match in matches]
+        if VARIABLE_SUBSTITUTION in rules_used and rules_used.count(BILINEAR_SUBSTITUTION) == 2:
+            derivation = Derivation(program)
+            for match in matches:
+                derivation = derivation.then(match)
+            found.append(derivation)
+    return found
+
+
+def test_a_strided_window_is_filters_of_its_residues_in_blocks() -> None:
+    """7×7 with stride 2 is four filters of 4×4 beside one another: F(4×4, 4×4) takes 49 products for 16·49."""
+    program = ee.parse("""
+        tensor A[1, 3, 13, 22] pad [0, 0, 3, 3]
+        tensor K[16, 3, 7, 7] weight
+        Y[n:1, f:16, h:7, w:11] = sum[c:3, r:7, s:7] A[n, c, 2*h+r-3, 2*w+s-3] * K[f, c, r, s]""")
+    made = filters(program)
+    assert {(4, 7), (2, 5)} <= {shape for d in made for shape in shapes(d.end)}
+    arrays = integers(program)
+    want = evaluate(program, arrays)["Y"]
+    nested = next(d for d in made if shapes(d.end) == {(7, 7), (7, 4), (4, 7)})
+    assert all(certify(step.before, step.after).kind == "proved" for step in nested.steps)
+    after = chained(fuse(nested))
+    assert after is not None and after.end.equations[-1].via == BLOCKED
+    single = {name: a.astype(np.float32) for name, a in arrays.items()}
+    got = compile_program(after.end, constants={"K": single["K"]}).run({"A": single["A"]})["Y"]
+    np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+
+
+def test_a_window_of_step_one_has_no_filters_of_residues() -> None:
+    assert not filters(convolution(1, 2, 3, 6, 6))
+
+
+def test_a_chain_in_blocks_is_remembered_by_its_steps() -> None:
+    """A second run applies them again; it searched for all of these once more while the rule was in no list."""
+    program = convolution(1, 16, 16, 6, 6)
+    made = in_blocks(program)
+    again = replay(program, json.loads(json.dumps(told(made))))
+    assert again.end == made.end and again.end.equations[-1].via == BLOCKED

@@ -112,7 +112,20 @@ def test_convolution_off_by_one_names_the_missing_term() -> None:
     assert "A[0, 0, 0, 0] · K[1, 1, 0, 0] occurs 1 time before and 0 times after" in found.counterexample
 
 
+WEIGHED = "S[m:4, n:4] = sum[k:4] A[m, k]*A[n, k]\nM[m:4] = max[n:4] S[{0}]\nE[m:4, n:4] = exp(S[{1}] - M[m])\n"
+WEIGHED += "Z[m:4] = sum[n:4] E[{2}]\nY[m:4, n:4] = E[m, n] / Z[m]"
+"""Rows of a softmax; the scores are symmetric, so that only the sum may not be read either way."""
+ROWS = WEIGHED.format("m, n", "m, n", "m, n")
 CASES = [
+    ("proved", ROWS, WEIGHED.format("n, m", "m, n", "m, n")),
+    ("proved", ROWS, WEIGHED.format("m, n", "n, m", "m, n")),
+    ("proved", ROWS, WEIGHED.format("n, m", "n, m", "m, n")),
+    ("false", ROWS, WEIGHED.format("m, n", "m, n", "n, m")),
+    (  # pairs of coordinates that change places
+        "proved",
+        "T[a:2, b:4, c:2, d:4] = sum[k:4] A[a, b]*A[b, k] * A[c, d]*A[d, k]\nY[b:4, d:4] = exp(T[0, b, 1, d])",
+        "T[a:2, b:4, c:2, d:4] = sum[k:4] A[a, b]*A[b, k] * A[c, d]*A[d, k]\nY[b:4, d:4] = exp(T[1, d, 0, b])",
+    ),
     ("proved", "Y[i:4] = sum[a:3, j:4] A[i, j]", "Y[i:4] = 3*{[i:4] sum[j:4] A[i, j]}[i]"),
     ("false", "Y[i:4] = sum[a:3, j:4] A[i, j]", "Y[i:4] = 2*{[i:4] sum[j:4] A[i, j]}[i]"),
     ("proved", "Y[i:4, j:4] = A[i, j] + A[i, j]", "Y[i:4, j:4] = 2*A[i, j]"),

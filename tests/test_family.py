@@ -4,11 +4,13 @@ import json
 import re
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 import einnet_explore as ee
+from einnet_explore.algebra.space import Beyond
 from einnet_explore.cli import main
 from einnet_explore.family.api import Derived, Family
 from einnet_explore.family.conjecture import NoFamily, usual_sizes
@@ -281,7 +283,7 @@ def test_a_step_at_a_place_that_is_not_there_is_not_followed() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("param H >=\n", "f.ein:1:11: found the end of the text, expected an integer"),
+        ("param H >=\n", "f.ein:1:11: found the end of the text, expected '(', '-', a name or an integer"),
         ("tensor A[3]\nY[h:3] = A[h]", "f.ein:1:1: found no parameter, expected a line such as: param H >= 3"),
         ("param H % 0 == 0", "f.ein:1:11: found the modulus 0, expected a positive integer"),
         ("param H % 2 == 2", "f.ein:1:16: found the remainder 2 modulo 2, expected one below 2"),
@@ -323,6 +325,98 @@ def test_mistakes_have_a_line_and_a_column(text: str, expected: str) -> None:
     assert str(raised.value) == expected
 
 
+WINDOWS = """param W, K, C
+tensor A[W, C]
+tensor B[K, C]
+Y[i:W-K+1] = sum[k:K, c:C] A[i+k, c] * B[k, c]
+"""
+GROUPS = """param C, G
+tensor A[C]
+Y[g:2*G] = sum[c:C//(2*G)] A[g*(C//(2*G))+c]
+"""
+TURNED = "param H, W\ntensor A[H, W]\nY[i:H, j:W] = A[j, i] * A[i, j]\n"
+
+
+def split(made: Family) -> Derived:
+    """The sum over the windows apart from that over channels, found where one derives usually."""
+    sizes = usual_sizes(made.ground)
+    session = ee.explore(made.at(**sizes))
+    session.apply("summation_splitting", "0", outer=["k"])
+    return made.lift(session.derivation, sizes)
+
+
+def test_an_inequality_between_parameters_is_enough_for_windows() -> None:
+    made = family(WINDOWS, assume=["W >= K"])
+    assert made.guards == ("W >= 1", "K >= 1", "C >= 1", "W >= K")
+    assert family(made.text()).ground == made.ground
+    found = split(made)
+    assert (found.proof.kind, found.inferred) == ("proved", ())
+    instance = found.instantiate(W=4, K=4, C=2)
+    assert ee.certify(instance.start, instance.program).kind == "proved"
+    with pytest.raises(OutsideError, match=r"^W = 3, K = 4, C = 1 breaks the guard W >= K$"):
+        found.instantiate(W=3, K=4, C=1)
+    assert legal(family(WINDOWS).ground, family(WINDOWS).schema).kind == "unproved"
+    for weaker in ("W + 1 >= K", "W >= C"):
+        assert split(family(WINDOWS, assume=[weaker])).proof.kind != "proved"
+    for stronger in ("W > 2*K", "K < W", "K + C <= W"):
+        assert split(family(WINDOWS, assume=[stronger])).proof.kind == "proved"
+
+
+def test_parameters_that_are_equal_are_one() -> None:
+    swapped = TURNED.replace("A[j, i] * A[i, j]", "A[i, j] * A[j, i]")
+    made = family(TURNED, assume=["H == W"])
+    assert made.guards == ("H >= 1", "H == W") and made.at(H=3, W=3)
+    assert made.equals(family(swapped, assume=["W == H"])).kind == "proved"
+    assert legal(family(TURNED).ground, family(TURNED).schema).kind == "unproved"
+    with pytest.raises(OutsideError, match=r"^W = 4 breaks the guard H == W: it has to be 3$"):
+        made.at(H=3, W=4)
+    narrow = family(TURNED.replace("H, W\n", "H % 2 == 1, W % 3 == 0, W <= 20, W == H\n", 1))
+    assert narrow.guards == ("W >= 1", "W <= 20", "W % 6 == 3", "W == H")
+    double = family("param H >= 2, W <= 12, W == 2*H + 1, K, K == W\ntensor A[W]\nY[i:H] = A[2*i+1] + A[K-1]\n")
+    assert double.guards == ("H >= 2", "W == 2*H + 1", "K == W", "W <= 12")
+    assert double.ground.sizes((5,)) == {"H": 5, "W": 11, "K": 11}
+    with pytest.raises(OutsideError, match=r"^H = 6, W = 13, K = 13 breaks the guard W <= 12$"):
+        double.at(H=6, W=13, K=13)
+
+
+def test_a_remainder_by_other_parameters() -> None:
+    made = family(GROUPS, assume=["C % (2*G) == 0"])
+    assert made.guards == ("G >= 1", "C % (2*G) == 0")
+    assert legal(made.ground, made.schema).kind == "proved"
+    assert family(made.text()).equals(family(made.text())).kind == "proved"
+    assert made.at(C=12, G=3) == ee.parse("tensor A[12]\nY[g:6] = sum[c:2] A[g*2+c]")
+    other = GROUPS.replace("sum[c:C//(2*G)] A[g*(C//(2*G))+c]", "sum[c:C] where(c // (C//(2*G)) == g, A[c], 0)")
+    pytest.importorskip("z3")
+    assert made.equals(family(other, assume=["C % (2*G) == 0"])).kind == "proved"
+    wrong = made.equals(family(other.replace("== g", "== g+1"), assume=["C % (2*G) == 0"]))
+    assert wrong.kind == "refuted" and dict(wrong.sizes).keys() == {"C", "G"}
+    with pytest.raises(OutsideError, match=r"^C = 7 breaks the guard C % \(2\*G\) == 0: 2\*G is 6$"):
+        made.at(C=7, G=3)
+
+
+@pytest.mark.parametrize(
+    ("assume", "expected"),
+    [
+        (["W >= K", "W < K"], "'W < K':1:1: found W < K, which no sizes with W >= 1 and K >= 1 and C >= 1 and W >= K"),
+        (["W + K >= 9", "K <= 3", "W <= 4"], "'W + K >= 9':1:1: found W + K >= 9, which no sizes with"),
+        (["W == K", "K == 2*W + 1"], "'K == 2*W + 1':1:1: found K == 2*W + 1, expected a parameter that stands alone"),
+        (["W == K", "W >= 4", "K <= 3"], "'W == K':1:1: found W == K, which no number with W >= 4 and K >= 1 and K <="),
+        (["W + K == 8"], "'W + K == 8':1:1: found W + K == 8, expected a parameter that stands alone on one side"),
+        (["W == 2*K", "W % 3 == 0"], "'W == 2*K':1:1: found W == 2*K beside W % 3 == 0, expected one of the two"),
+        (["W % (2*K) == 1"], "'W % (2*K) == 1':1:14: found the remainder 1 by several parameters, expected 0"),
+        (["W % (2*W) == 0"], "'W % (2*W) == 0':1:1: found W % (2*W) == 0, expected one parameter, which is not tied"),
+        (["W == Q"], "'W == Q':1:1: found unknown parameter Q, expected one of W, K, C"),
+        (["W >= K // 2"], "'W >= K // 2':1:1: found W >= K // 2: a size is divided by what need not divide it"),
+        (["W >="], "'W >=':1:5: found the end of the text, expected"),
+        (["3 >= 2"], "'3 >= 2':1:1: found an assumption without a parameter, expected one such as H >= 3"),
+    ],
+)
+def test_assumptions_that_nothing_fulfils_or_that_are_none(assume: list[str], expected: str) -> None:
+    with pytest.raises(TextError) as raised:
+        family(WINDOWS, assume=assume)
+    assert str(raised.value).startswith(f"assumption {expected}")
+
+
 def test_a_family_is_no_program() -> None:
     with pytest.raises(TextError, match="1:1: found param, expected sizes that are numbers: this is a family"):
         ee.parse(CONVOLUTION)
@@ -334,6 +428,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     case.write_text(CONVOLUTION, encoding="utf-8")
     assert load_family(case).guards == ("H >= 3", "C >= 1", "F >= 1")
     command = ["family", str(case), "--target", "Matmul"]
+    assert main([*command, "--assume", "H >= C", "--assume", "C > H", "--at", "H=7,C=4,F=2"]) == 2
+    assert "assumption 'C > H':1:1: found C > H, which no sizes with" in capsys.readouterr().err
+    assert main([*command, "--assume", "H >= C", "--at", "H=7,C=8,F=2"]) == 2
+    assert "H = 7, C = 8, F = 2 breaks the guard H >= C" in capsys.readouterr().err
     assert main([*command, "--sizes", "H=11,C=17,F=23", "--at", "H=7,C=4,F=2"]) == 0
     said = capsys.readouterr().out
     assert "proved for H >= 3, C >= 1, F >= 1" in said
@@ -380,3 +478,38 @@ def test_an_instance_that_is_not_what_was_written_is_refused(convolution: Derive
     wrong = replace(convolution, schemas=(*convolution.schemas[:-1], replace(end, equations=calls)))
     with pytest.raises(ValueError, match=r"T1: "):
         wrong.instantiate(**sizes)
+
+
+SEVERAL = {
+    "W >= K": "param W, K\ntensor A[W]\ntensor B[K]\nY[i:W-K+1] = sum[k:K] A[i+k] * B[k]\n",
+    "H == W": "param H >= 2, W\ntensor A[H, W]\nY[i:H] = sum[j:W-1] A[j, i] * A[i, j+1]\n",
+    "C % (2*G) == 0": GROUPS,
+}
+
+
+@pytest.mark.parametrize("guard", SEVERAL)
+def test_what_is_proved_of_several_parameters_holds_at_small_sizes(guard: str) -> None:
+    """Each number and parameter of the text changed: what is proved equal nevertheless is equal at all small sizes."""
+    shown = SEVERAL[guard]
+    made = family(shown, assume=[guard])
+    at = shown.index("Y[")
+    proved = refuted = 0
+    for found in re.finditer(r"\b(?:\d+|[A-Z](?!\[))", shown):
+        for new in {*made.ground.names, f"({found[0]} + 1)", f"({found[0]} - 1)"} - {found[0]}:
+            if found.start() < at:
+                continue
+            try:
+                other = family(shown[: found.start()] + new + shown[found.end() :], assume=[guard])
+                verdict = made.equals(other)
+            except (TextError, Beyond):
+                continue
+            for sizes in (dict(zip(made.ground.names, ns, strict=True)) for ns in product(range(1, 7), repeat=2)):
+                try:
+                    one, two = made.at(**sizes), other.at(**sizes)
+                except (OutsideError, TextError):
+                    continue
+                if not ee.certify(one, two).ok:
+                    refuted += 1
+                    assert verdict.kind != "proved", (new, found, sizes)
+            proved += verdict.kind == "proved"
+    assert refuted >= 5, (proved, refuted)

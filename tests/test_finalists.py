@@ -1,8 +1,17 @@
 """Which candidates are measured: of different kinds first, then by estimate."""
 
+from pathlib import Path
+from typing import Any
+
+import pytest
+
 import einnet_explore as ee
+from einnet_explore.algebra.certificate import certify
+from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.cost import program_seconds
-from einnet_explore.graph.finalists import Entry, entries, finalists, search
+from einnet_explore.graph.contest import Contest, Outcome, Settings
+from einnet_explore.graph.finalists import Entry, algorithms, by_algorithm, entries, finalists, search
+from einnet_explore.ir import Program, Table, accesses, scopes
 from einnet_explore.rules import Derivation
 
 START = Derivation(ee.parse("tensor x[3]\ny[i:3] = x[i]\noutput y"))
@@ -50,3 +59,65 @@ output C, E"""
         assert best.start == program and all(e.via is not None for e in best.end.equations)
         assert [e.seconds for e in found] == sorted(e.seconds for e in found)
         assert any("Matmul" in str(e.kind) for e in found)
+
+
+NESTED = sorted([(4, 6), (6, 3), (6, 6)] * 2)
+"""The shapes of the tables of F(4x4, 3x3): those of F(4, 3), for each of two dimensions."""
+BUDGET = 120
+"""States of a search: a tenth of what the seconds that a subprogram has by default are good for."""
+
+
+def nested(program: Program) -> bool:
+    """Whether *program* reads what F(4x4, 3x3) reads, in equations of their own or in a chain of them."""
+    every = (a.source for e in program.equations for _, s in scopes(e.scope) for a in accesses(s.body))
+    return sorted(t.shape for t in every if isinstance(t, Table)) == NESTED
+
+
+def held(cache: Path, program: Program, before: float, won: float, other: float) -> tuple[Outcome, list[Program]]:
+    """A contest with the times of a profile: of the original, of F(4x4, 3x3), of all else; and what was entered."""
+    measured: list[Program] = []
+    result: dict[str, Any] = {}
+
+    def engine(entered: Program, _: object) -> Any:
+        measured.append(entered)
+        seconds = won if nested(entered) else other
+        store.put(contest._key("program", entered), seconds, "recorded")
+        return lambda feeds: result
+
+    store = ProfileStore(cache / "p.sqlite")
+    settings = Settings(states=BUDGET)
+    contest = Contest(program, lambda: (lambda: result, result), {}, engine, program_seconds, settings, store)
+    for name in ("onnxruntime", "onnxruntime alone"):
+        store.put(contest._key(name), before, "recorded")
+    return contest.hold(1.0), measured
+
+
+def test_the_nested_algorithm_is_found_where_its_tile_does_not_divide(tmp_path: Path) -> None:
+    program = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3)
+    found, states = entries(program, program_seconds, Settings().max_depth, 0.0, states=BUDGET)
+    assert states == BUDGET
+    (best, *_) = (made for e in found if nested((made := e.derivation()).end))
+    assert [step.match.rule.name for step in best.steps[:2]] == ["bilinear_substitution"] * 2
+    assert {certify(step.before, step.after).kind for step in best.steps} == {"proved"}
+    outcome, measured = held(tmp_path, program, before=1.5e-3, won=0.8e-3, other=1.2e-3)
+    assert any(map(nested, measured))
+    assert outcome.winner is not None and nested(outcome.winner.end)
+
+
+@pytest.mark.parametrize("seconds", [1.093e-3, 2e-3])
+def test_the_nested_algorithm_is_not_chosen_where_it_loses(seconds: float, tmp_path: Path) -> None:
+    """With 512 channels at 7² it has been measured at 1.04 of the original's time."""
+    program = ee.ops.conv2d(N=1, H=7, W=7, C=512, F=512, R=3, S=3)
+    found, _ = entries(program, program_seconds, Settings().max_depth, 0.0, states=BUDGET)
+    assert any(nested(e.derivation().end) for e in found)
+    outcome, measured = held(tmp_path, program, before=1.051e-3, won=seconds, other=1.2e-3)
+    least = min(seconds if nested(p) else 1.2e-3 for p in measured)
+    assert outcome.winner is None and f"takes {least / 1.051e-3:.2f} of the original's time" in outcome.why
+
+
+def test_entries_of_one_algorithm_stand_together() -> None:
+    table = Table((2, 1), (1, 1))  # type: ignore[arg-type]
+    ranked = [Entry(n, (), lambda: START, (table,) * (n % 2)) for n in range(6)]
+    assert [[e.seconds for e in group] for group in by_algorithm(ranked, 9, 5)] == [[0, 2, 4], [1, 3]]
+    assert [[e.seconds for e in group] for group in by_algorithm(ranked, 1, 5)] == [[0, 2, 4]]
+    assert algorithms(ranked, 9, 5) == (ranked[0], ranked[1])

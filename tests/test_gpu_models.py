@@ -23,14 +23,10 @@ from benchmarks.gpu.budget import Budget, TimeOver
 from einnet_explore.backends import c_kernels, cuda_plan
 from einnet_explore.backends.cuda_convolutions import beyond, flat
 from einnet_explore.backends.cuda_steps import Convolution, Launch, Product, View
-from einnet_explore.backends.recorded import record_rates, recorded_key
-from einnet_explore.backends.store import Store
 from einnet_explore.cli import main
-from einnet_explore.graph.devices import devices, names
 from einnet_explore.graph.models import write
 from einnet_explore.graph.reading.load import load
 from einnet_explore.kernels import source
-from einnet_explore.text import parse
 
 RATED = {
     "peak_flops": 5e13, "memory_bandwidth": 2e12, "cache_bandwidth": 4e12, "cache_bytes": 5e7, "call_seconds": 3e-6,
@@ -210,22 +206,6 @@ def test_an_entry_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- what there is to search for, and figures from elsewhere
-
-
-def test_devices_are_listed(tmp_path: Path) -> None:
-    found = {choice.name: choice for choice in devices(tmp_path)}
-    assert found["cpu"].searches and found["cpu"].measures
-    if not found["cuda"].measures:
-        assert "missing" in found["cuda"].says and "\n" not in found["cuda"].says
-    (tmp_path / "broken.sqlite").write_bytes(b"no database" * 100)
-    path = tmp_path / "h.sqlite"
-    record_rates(path, "CUDA Synthetic", "driver 1", RATED)
-    Store(path).put(
-        recorded_key(parse("tensor A[4]\nY[i:4] = A[i] + 1").equations[0], "CUDA Synthetic", "driver 1"), 1.0, ""
-    )
-    listed = devices(tmp_path)
-    assert names(listed) == ("cpu", f"profile:{path}#CUDA Synthetic")
-    assert "recorded in h.sqlite" in listed[-1].says and not listed[-1].measures
 
 
 def entry(times: dict[str, float], ours: str, **more: Any) -> dict[str, Any]:

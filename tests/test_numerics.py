@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from onnx_building import build, node
 
 import einnet_explore as ee
+from einnet_explore.algebra.beside import inlined
 from einnet_explore.algebra.bilinear import Bilinear, correlation
-from einnet_explore.algebra.certificate import inlined
 from einnet_explore.algebra.evaluate import IllegalRead, evaluate
 from einnet_explore.algebra.rounding import bilinear, computed, gamma, growth, roundings, softmax
 from einnet_explore.algebra.running_error import running_error

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from einnet_explore.ir import Bound, Iterator, Program, Scope, Tensor, as_index, program
-from einnet_explore.rules import BOUNDARY_TIGHTENING, RULES, Refused
+from einnet_explore.rules import BILINEAR_SUBSTITUTION, BOUNDARY_TIGHTENING, RULES, Refused
 from einnet_explore.rules import boundary_tightening as module
 from einnet_explore.rules.base import places
 from einnet_explore.text import parse
@@ -172,3 +172,31 @@ def test_strangers_are_refused() -> None:
         BOUNDARY_TIGHTENING.rewrite(START, (0,), module.Tightening(ranges=((q, 0, 1),)))
     with pytest.raises(Refused, match="q is not summed here"):
         BOUNDARY_TIGHTENING.rewrite(START, (0,), module.Tightening(window=((q, as_index(0), 1),)))
+
+
+PHASES = """
+    tensor A[2, {h}]
+    tensor K[2, 3, {k}] pad [0, 0, {reach}] weight
+    Y[f:3, y:{out}] = {{[f:3, y1:{s}, y2:{rows}] sum[c:2, h:{h}]
+        A[c, h] * K[c, f, y1+{s}*y2-{s}*h+1]}}[f, y % {s}, y // {s}]"""
+
+
+@pytest.mark.parametrize(("h", "s", "k", "taps"), [(4, 2, 4, 2), (5, 3, 6, 2), (4, 2, 5, 3)])
+def test_phases_of_a_transposed_convolution_are_filters(h: int, s: int, k: int, taps: int) -> None:
+    start = parse(PHASES.format(h=h, s=s, k=k, out=s * h, rows=h, reach=s * h))
+    inner = start.scope_at((0, 0))
+    found = module.phased(inner)
+    assert found is not None and [n for _, _, n in found.window] == [taps]
+    assert all(not match.params.window for match in BOUNDARY_TIGHTENING.matches(start, (0, 0)))
+    after = Steps(start).do(BOUNDARY_TIGHTENING, (0, 0), **BOUNDARY_TIGHTENING.encode(found)).end
+    (tap,) = (y for y in after.scope_at((0, 0)).summations if y.extent == taps and y.name != "c")
+    y2 = after.scope_at((0, 0)).traversals[2]
+    filters = [m.params for m in BILINEAR_SUBSTITUTION.matches(after, (0, 0))]
+    assert (y2, tap) in {(p.traversal, p.summation) for p in filters}
+
+
+def test_a_window_that_stays_inside_its_data_is_no_phase() -> None:
+    padded = parse("tensor T[5, 3] pad [9, 9]\nY[y:9] = sum[h:5] T[h, y-2*h]")
+    assert module.phased(padded.scope_at((0,))) is None  # proposed as it is
+    still = parse("tensor A[4]\ntensor K[3]\nY[h:2] = sum[r:3] A[h+r] * K[r]")
+    assert module.phased(still.scope_at((0,))) is None  # nothing moves

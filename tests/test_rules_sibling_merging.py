@@ -135,6 +135,32 @@ def test_free_traversals_become_one() -> None:
     assert [repr(e.scope.body) for e in after.equations[2:]] == ["M1[f+2*r, h, w]", "M1[f+6, h, w]"]
 
 
+@pytest.mark.parametrize(
+    ("tensors", "one", "other"),
+    [
+        (
+            "A[4, 4]\nB[7]\nC[7]",
+            "Y[m:4, t:1] = sum[i:4] A[m, i] * B[i+2*t+1]",
+            "Z[m:4, t:1] = sum[i:4] A[m, i] * C[i+2*t+2]",
+        ),
+        (
+            "A[2]\nB[3, 2, 4]",
+            "Y[w:1, h:1] = sum[n:2] A[n] * B[h+2*w, h+n, w]",
+            "Z[w:1..2, h:1] = sum[n:2] A[n] * B[h+2*w, h+n, w]",
+        ),
+        (
+            "A[2, 2]\nB[8, 3]",
+            "Y[h:2, n:1] = min[f:2] A[h, f] * B[3*f+4*n, 2*(f % 2)]",
+            "Z[h:2, n:1..2] = min[f:2] A[h, f] * B[3*f+4*n, 2*(f % 2)]",
+        ),
+    ],
+)  # fmt: skip
+def test_a_free_traversal_of_one_value_may_stand_beside_a_summation(tensors: str, one: str, other: str) -> None:
+    """A soak's finding: what was read at such an index lost the summation."""
+    inputs = "".join(f"tensor {t}\n" for t in tensors.split("\n"))
+    merge(parse(f"{inputs}{one}\n{other}\noutput Y, Z"))
+
+
 def test_transposed_convolutions() -> None:
     program = parse("""
         tensor A[1, 3, 3]

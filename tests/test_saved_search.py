@@ -16,7 +16,7 @@ import einnet_explore as ee
 from einnet_explore.checker.record import RecordError
 from einnet_explore.cli import main
 from einnet_explore.explore import saved
-from einnet_explore.explore.dag import events_graph
+from einnet_explore.explore.dag import search_graph
 from einnet_explore.explore.run import Run
 from einnet_explore.rules import Match
 from einnet_explore.search.engine import Options, Search
@@ -169,14 +169,14 @@ def test_show_takes_a_saved_search(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_the_graph_has_every_state_and_every_merge() -> None:
     search = Search(CONV, ee.program_seconds, Options("paper", 2))
     events = list(search.run())
-    graph = events_graph(events)
+    found = {e.state.id: e.seconds for e in events if isinstance(e, Found)}
+    graph = search_graph(search.states, (e for e in events if isinstance(e, Pruned)), found)
     assert json.loads(json.dumps(graph)) == graph
     assert [node["id"] for node in graph["nodes"]] == list(range(len(search.states)))
     moves = [e for e in graph["edges"] if e["kind"] == "move"]
     assert sorted(e["to"] for e in moves) == list(range(1, len(search.states)))
     merges = [e for e in graph["edges"] if e["kind"] == "merge"]
     assert sum(e["times"] for e in merges) == sum(isinstance(e, Pruned) for e in events) > len(search.states) // 10
-    found = {e.state.id: e.seconds for e in events if isinstance(e, Found)}
     assert {n["id"]: n["seconds"] for n in graph["nodes"] if n["seconds"] is not None} == found
 
 

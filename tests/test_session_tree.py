@@ -167,8 +167,10 @@ def test_the_table_of_a_scope_against_an_operator() -> None:
     assert relu.distance is None and "cannot be compared" in repr(relu)
     with pytest.raises(ValueError, match="unknown target 'Fft'"):
         session.table("Fft")
-    with pytest.raises(LookupError, match="not to a scope"):
+    with pytest.raises(LookupError, match=r"path 0\.0: step 1 leads to tensor A, not to a scope"):
         session.table("Matmul", at="Y.0")
+    with pytest.raises(LookupError, match=r"path 0\.7: step 1 is 7, the body has 2 accesses"):
+        session.table("Matmul", at="Y.7")
 
 
 def test_a_page_needs_a_face(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

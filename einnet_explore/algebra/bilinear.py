@@ -53,13 +53,13 @@ class Bilinear:
 @lru_cache(256)
 def wrong_entry(triple: Bilinear, form: Form) -> str | None:
     """The first (k, i, j) at which *triple* does not compute *form*, with both numbers; None where it does."""
-    for k, i, j in product(*map(range, triple.shape)):
-        found = sum(
-            (triple.w[k][p] * triple.u[p][i] * triple.v[p][j] for p in range(triple.rank)),
-            start=Fraction(0),
-        )
-        if found != form(k, i, j):
-            return f"{triple.name} is {found} at (k, i, j) = ({k}, {i}, {j}), expected {form(k, i, j)}"
+    outputs, data, taps = triple.shape
+    for k, i in product(range(outputs), range(data)):
+        terms = [(p, w * triple.u[p][i]) for p, w in enumerate(triple.w[k]) if w and triple.u[p][i]]
+        for j in range(taps):
+            found = sum((c * triple.v[p][j] for p, c in terms if triple.v[p][j]), start=Fraction(0))
+            if found != form(k, i, j):
+                return f"{triple.name} is {found} at (k, i, j) = ({k}, {i}, {j}), expected {form(k, i, j)}"
     return None
 
 

@@ -14,24 +14,11 @@ from html import escape
 from typing import Any, Literal, TypeAlias
 
 from einnet_explore.algebra import sampling
+from einnet_explore.algebra.beside import children, has_exponentials, inlined, pairs, unfit
 from einnet_explore.algebra.reads import illegal_read
 from einnet_explore.algebra.space import Beyond
 from einnet_explore.algebra.tally import Witness, difference
-from einnet_explore.ir import (
-    Access,
-    Apply,
-    Box,
-    Path,
-    Program,
-    Scalar,
-    Scope,
-    Tensor,
-    accesses,
-    map_accesses,
-    scopes,
-    show_path,
-    tensors,
-)
+from einnet_explore.ir import Box, Path, Program, Scope, show_path, tensors
 
 Kind: TypeAlias = Literal["proved", "exact", "false"]
 
@@ -104,48 +91,25 @@ def certify(before: Program, after: Program, *, exact_elements: int = EXACT_POIN
     """
     if before == after:
         return Certificate("proved", "identical")
-    if (wrong := _malformed(before, after)) is not None:
-        return wrong
+    if (wrong := unfit(before, after)) is not None:
+        return Certificate("false", "structure", counterexample=wrong)
     known = set(before.equations)
     for number, equation in enumerate(after.equations):
         if equation not in known and (found := illegal_read(equation.scope)) is not None:
             return Certificate("false", "illegal read", str(number), 0, f"{equation.name}: {found}")
-    return _outputs(before, after, exact_elements, seed)
+    result = _outputs(before, after, exact_elements, seed)
+    if result.kind == "exact":
+        # Evaluated over equations that were taken as given; these may hold what a proof needs (a symmetry, say).
+        proof = _outputs(before, after, None, seed)
+        return proof if proof.kind == "proved" else result
+    return result
 
 
-def _malformed(before: Program, after: Program) -> Certificate | None:
-    def no(text: str) -> Certificate:
-        return Certificate("false", "structure", counterexample=text)
+def _outputs(before: Program, after: Program, points: int | None, seed: int) -> Certificate:
+    """Compare what both programs define, keeping as many shared results opaque as the comparison allows.
 
-    if before.outputs != after.outputs:
-        return no(f"outputs are {', '.join(after.outputs)}, expected {', '.join(before.outputs)}")
-    shapes = {t.name: t.shape for t in before.inputs}
-    for t in after.inputs:
-        if shapes.get(t.name) != t.shape:
-            return no(f"input {t.name} has shape {t.shape}, expected {shapes.get(t.name, 'no such input')}")
-    held = {t.name: t for t in after.inputs}
-    defined: set[str] = set()
-    for equation in after.equations:
-        for t in tensors(equation.scope):
-            source = held.get(t.name)
-            if source is None:
-                return no(f"{equation.name} reads {t.name}, which is no input and no earlier equation")
-            if source.box != t.box or (t.name in defined and t.value != source.value):
-                return no(f"{equation.name} reads {t.name} as {_shown(t)}, but it is {_shown(source)}")
-        if equation.name in held:
-            return no(f"{equation.name} is defined twice")
-        held[equation.name] = equation.tensor
-        defined.add(equation.name)
-    boxes = {e.name: e.scope.box for e in before.equations}
-    for name in before.outputs:
-        if name in boxes and (name not in defined or held[name].box != boxes[name]):
-            found = _box(held[name].box) if name in defined else "nothing"
-            return no(f"output {name} has box {found}, expected {_box(boxes[name])}")
-    return None
-
-
-def _outputs(before: Program, after: Program, points: int, seed: int) -> Certificate:
-    """Compare what both programs define, keeping as many shared results opaque as the comparison allows."""
+    Where *points* is None nothing is evaluated: what is not proved counts as false.
+    """
     boxes = {e.name: e.scope.box for e in after.equations}
     kept = {e.name for e in before.equations if boxes.get(e.name) == e.scope.box}
     numbers = {e.name: n for n, e in enumerate(before.equations)}
@@ -207,21 +171,9 @@ def _compare(before: Scope, after: Scope, region: Box, at: Path) -> Certificate 
     return why
 
 
-def has_exponentials(scope: Scope) -> bool:
-    """Whether an exponential is taken in *scope* or in a scope inside it."""
-    return any(_applies_exp(inner.body) for _, inner in scopes(scope))
-
-
-def _applies_exp(body: Scalar) -> bool:
-    match body:
-        case Apply(op, args):
-            return op == "exp" or any(map(_applies_exp, args))
-    return False
-
-
-def _settle(why: str | Witness, before: Scope, after: Scope, number: int, points: int, seed: int) -> Certificate:
-    """What remains where there is no proof: a decisive witness, or evaluation."""
-    if isinstance(why, Witness) and why.decisive:
+def _settle(why: str | Witness, before: Scope, after: Scope, number: int, points: int | None, seed: int) -> Certificate:
+    """What remains where there is no proof: a decisive witness, or evaluation (not where *points* is None)."""
+    if points is None or (isinstance(why, Witness) and why.decisive):
         return Certificate("false", "term relation", str(number), 0, str(why))
     hints = (why.element, tuple(at for _, at in why.term)) if isinstance(why, Witness) else (None, ())
     sample = sampling.compare(before, after, points, seed, *hints)
@@ -257,55 +209,6 @@ def _joint(proofs: Iterable[Certificate], at: str = "", detail: str = "") -> Cer
     return Certificate("proved", "term relation", at, detail=", ".join(filter(None, (detail, needed))))
 
 
-def inlined(program: Program, kept: Iterable[str]) -> dict[str, Scope]:
-    """Every equation's scope by name, with the equations that are not *kept* substituted into their readers."""
-    keep = set(kept)
-    out: dict[str, Scope] = {}
-    memo: dict[Scope, Scope] = {}
-
-    def at(access: Access) -> Scalar:
-        match access.source:
-            case Tensor(name) as source if name in out and name not in keep:
-                return Access(replace(out[name], padding=source.padding), access.index)
-            case Scope() as source:
-                return Access(within(source), access.index)
-        return access
-
-    def within(scope: Scope) -> Scope:
-        if scope not in memo:
-            body = map_accesses(scope.body, at)
-            memo[scope] = scope if body == scope.body else replace(scope, body=body)
-        return memo[scope]
-
-    for equation in program.equations:
-        out[equation.name] = within(equation.scope)
-    return out
-
-
-def children(before: Scope, after: Scope) -> list[tuple[int, Scope, Scope]]:
-    """The numbered sub-scopes in which two scopes differ, if everything around them is the same; else nothing."""
-    if replace(after, body=before.body, padding=before.padding) != before:
-        return []
-    if not _alike(before.body, after.body):
-        return []
-    pairs = zip(accesses(before.body), accesses(after.body), strict=True)
-    return [
-        (n, b.source, a.source)
-        for n, (b, a) in enumerate(pairs)
-        if b.source != a.source and isinstance(b.source, Scope) and isinstance(a.source, Scope)
-    ]
-
-
-def _alike(a: Scalar, b: Scalar) -> bool:
-    """Whether two bodies differ in nothing but the scopes that they read."""
-    match a, b:
-        case Access(Scope(), i), Access(Scope(), j):
-            return i == j
-        case Apply(f, x), Apply(g, y):
-            return f == g and len(x) == len(y) and all(map(_alike, x, y))
-    return a == b
-
-
 def _equal_pointwise(before: Scope, after: Scope) -> bool:
     """Whether two scopes that differ in accesses only read equal elements at every point, access by access.
 
@@ -313,11 +216,11 @@ def _equal_pointwise(before: Scope, after: Scope) -> bool:
     """
     if before.domain or replace(after, body=before.body, padding=before.padding) != before:
         return False
-    pairs = _accesses(before.body, after.body)
-    if pairs is None:
+    met = pairs(before.body, after.body)
+    if met is None:
         return False
     own = (*before.traversals, *before.summations)
-    for b, a in pairs:
+    for b, a in met:
         if b != a:
             one, other = Scope(own, (), b), Scope(own, (), a)
             if one == before and other == after:
@@ -330,27 +233,8 @@ def _equal_pointwise(before: Scope, after: Scope) -> bool:
     return True
 
 
-def _accesses(a: Scalar, b: Scalar) -> list[tuple[Access, Access]] | None:
-    """The accesses of two bodies in pairs, if the bodies differ in nothing else."""
-    match a, b:
-        case Access(), Access():
-            return [(a, b)]
-        case Apply(f, x), Apply(g, y) if f == g and len(x) == len(y):
-            found = [_accesses(one, other) for one, other in zip(x, y, strict=True)]
-            return None if None in found else [pair for pairs in found if pairs for pair in pairs]
-    return [] if a == b else None
-
-
 def _meet(a: Box, b: Box) -> Box:
     return tuple((max(p, r), min(q, s)) for (p, q), (r, s) in zip(a, b, strict=True))
-
-
-def _box(box: Box) -> str:
-    return " × ".join(f"[{lo}, {hi})" for lo, hi in box) or "scalar"
-
-
-def _shown(t: Tensor) -> str:
-    return f"{_box(t.box)} with value {t.value:g} outside"
 
 
 def _named(expected: type | tuple[type, ...]) -> str:

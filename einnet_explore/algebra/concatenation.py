@@ -140,12 +140,18 @@ class Slots:
 
     def _form(self, member: Member, i: Index) -> tuple[Index | None, int]:
         """What a dimension is read at, and the offset from it; None where a free traversal reads it."""
-        if any(x in member.sibling.free for x in i.iterators):
+        free = member.sibling.free
+        if any(x in free for x in i.iterators) and all(x in free for x in constant(i).iterators):
             return None, 0
-        moved = i.substitute(lambda x: member.to[x].substitute(lambda z: self.now[z]))
+        moved = self._moved(member, i)
         if len(moved.iterators) == 1 and moved.affine:
             return as_index(moved.iterators[0]), moved.const
         return moved - moved.const, moved.const
+
+    def _moved(self, member: Member, i: Index) -> Index:
+        """*i* in the merged iterators; a free traversal beside others has one value."""
+        to = {x: as_index(x.lo) for x in member.sibling.free} | member.to
+        return i.substitute(lambda x: to[x].substitute(lambda z: self.now[z]))
 
     def _own(self, member: Member, own: Mapping[Index | None, Iterator]) -> Scalar:
         """The member's own factors over the dimensions of its part."""
@@ -160,8 +166,7 @@ class Slots:
                 return as_index(const)
             if form.single is None:
                 return own[form] + (const - self.offset[form])
-            moved = i.substitute(lambda x: member.to[x].substitute(lambda z: self.now[z]))
-            return moved.substitute(lambda _: own[form])
+            return self._moved(member, i).substitute(lambda _: own[form])
 
         return map_indices(member.sibling.own, change)
 

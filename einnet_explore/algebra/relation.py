@@ -72,7 +72,7 @@ def _settled(space: Space, term: Term) -> Term | None:
 
     One that a quotient or an alias is made of stays: these mean the same in all terms.
     """
-    fixed = {v: n for v, n in pinned(term.where).items() if v in term.summed and not space.means(v)}
+    fixed = {v: n for v, n in pinned(term.where, space.ranges).items() if v in term.summed and not space.means(v)}
     if not fixed:
         return term
     rows = [_put(row, fixed) for row in term.where]

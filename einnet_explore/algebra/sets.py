@@ -45,7 +45,8 @@ class Sets:
                 lo, hi = self.space.ranges[y]
                 count *= max(0, hi - lo + 1)
         rows = self._rows(used, summed, term.where)
-        open_ = [y for y in summed if y not in pinned(term.where)]
+        fixed = pinned(term.where, self.space.ranges)
+        open_ = [y for y in summed if y not in fixed]
         if self.counted and self._undetermined(forms, used, open_) and not self._injective(forms, used, summed, rows):
             raise Beyond("one term stands for several summation points, whose number integer sets do not hold")
         # A coordinate that is just a summed iterator lends it its name: one existential less for isl to eliminate.

@@ -67,16 +67,6 @@ def matrix_product(sizes: Sizes) -> Form:
     return form
 
 
-def multiplies_polynomials(k: int, i: int, j: int) -> int:
-    """The form of a product of polynomials: the coefficients i and j meet in i + j."""
-    return int(k == i + j)
-
-
-def multiplies_complex(k: int, i: int, j: int) -> int:
-    """The form of a product of complex numbers, real parts first."""
-    return (1 - 2 * i * j) * int(k == (i + j) % 2)
-
-
 @cache
 def strassen() -> Bilinear:
     """The (2, 2, 2) product of matrices by 7 multiplications."""
@@ -112,12 +102,6 @@ def nested(outer: Bilinear, inner: Bilinear) -> Bilinear:
     """
     u, v, w = ((_kronecker(a, b)) for a, b in zip(_matrices(outer), _matrices(inner), strict=True))
     return Bilinear(f"{outer.name} of {inner.name}", u, v, w)
-
-
-def nested_form(outer: Form, inner: Form, shape: Sizes) -> Form:
-    """The form of ``nested``, where the inner algorithm's *shape* is that of its outputs, data and filter."""
-    k0, i0, j0 = shape
-    return lambda k, i, j: outer(k // k0, i // i0, j // j0) * inner(k % k0, i % i0, j % j0)
 
 
 def _matrices(triple: Bilinear) -> tuple[Matrix, Matrix, Matrix]:

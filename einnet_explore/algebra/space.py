@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from itertools import islice, permutations
-from math import gcd, prod
+from math import factorial, gcd, inf, prod
 from typing import TypeAlias
 
 from einnet_explore.ir import Access, Box, Index, Iterator, Quotient, Remainder, Scope
@@ -131,22 +131,28 @@ class Space:
     def opaque(self, scope: Scope, at: tuple[Form, ...]) -> Factor:
         """``scope[at]``, read inside a function, as a factor; scopes that are one function share a name.
 
-        A scope that only lists its traversals in another order is the same function of permuted coordinates.
+        A scope that only lists its traversals in another order is the same function of permuted coordinates.  Of the
+        coordinates that give one value the least in order are taken: a symmetric scope may be read either way.
         """
-        for n, known in enumerate(self._opaque):
-            for order in islice(_orders(known, scope), _ORDERS):
+        for n, known in enumerate((*self._opaque, scope)):
+            for order in islice(_orders(known, scope, at), _ORDERS):
                 if known == (turned := _permuted(scope, order)) or self._same(known, turned):
+                    self._opaque += [scope] * (n == len(self._opaque))
                     return f"{{{n}}}", tuple(at[d] for d in order)
-        self._opaque.append(scope)
-        return f"{{{len(self._opaque) - 1}}}", at
+        raise Beyond("a scope is not equal to itself")
 
 
-def _orders(known: Scope, scope: Scope) -> Iterable[tuple[int, ...]]:
-    """The orders of *scope*'s traversals that give it *known*'s reach; its own order first."""
+def _orders(known: Scope, scope: Scope, at: tuple[Form, ...]) -> Iterable[tuple[int, ...]]:
+    """The orders of *scope*'s traversals that give it *known*'s reach; those with the least coordinates *at* first."""
     if len(known.traversals) == len(scope.traversals):
-        for order in permutations(range(len(scope.traversals))):
-            if all(known.reach[n] == scope.reach[d] for n, d in enumerate(order)):
-                yield order
+        rank = len(scope.traversals)
+        fitting = (
+            order
+            for order in permutations(range(rank))
+            if all(known.reach[n] == scope.reach[d] for n, d in enumerate(order))
+        )
+        few = factorial(rank) <= _ORDERS
+        yield from sorted(fitting, key=lambda order: [key(at[d]) for d in order]) if few else fitting
 
 
 def _permuted(scope: Scope, order: tuple[int, ...]) -> Scope:
@@ -187,15 +193,16 @@ def point_of(space: Space, scope: Scope, env: dict[Iterator, Form]) -> tuple[dic
     return {**env, **{y: {name: 1, "": 0} for y, name in zip(scope.summations, names, strict=True)}}, names
 
 
-def pinned(where: Iterable[Form]) -> dict[str, int]:
-    """The integers that the conditions *where* leave one value each, and these values."""
-    least: dict[tuple[str, int], int] = {}
+def pinned(where: Iterable[Form], ranges: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """The integers that the conditions *where* leave one value each in their *ranges*, and these values."""
+    ends: dict[str, tuple[float, float]] = {}
     for row in where:
         if len(row) == 2:  # one integer and the constant
             for v, k in row.items():
                 if v and k in (1, -1):
-                    least[v, k] = min(row[""], least.get((v, k), row[""]))
-    return {v: -n for (v, k), n in least.items() if k == 1 and least.get((v, -1)) == -n}
+                    lo, hi = ends[v] if v in ends else ranges.get(v, (-inf, inf))
+                    ends[v] = (max(lo, -row[""]), hi) if k == 1 else (lo, min(hi, row[""]))
+    return {v: int(lo) for v, (lo, hi) in ends.items() if lo == hi}
 
 
 def complement(inside: tuple[Form, ...] | None) -> list[tuple[Form, ...]]:

@@ -123,16 +123,15 @@ def _linker() -> str | None:
     return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
-_pool = 0
+_pool = 1
 
 
 def use_threads(threads: int) -> None:
     """TVM's pool grows to the largest number of threads that a kernel asks for."""
     global _pool  # noqa: PLW0603 - the pool is the process's
-    if threads > _pool:
+    if threads > _pool:  # one thread needs no pool: made for one, it could be too small for ever
         # Without the variable TVM takes half of the cores; it reads it once, when the pool is made.
-        if threads > 1:
-            os.environ.setdefault("TVM_NUM_THREADS", str(max(threads, os.cpu_count() or 1)))
+        os.environ.setdefault("TVM_NUM_THREADS", str(max(threads, os.cpu_count() or 1)))
         tvm.get_global_func("runtime.config_threadpool")(1, threads)
         _pool = threads
 

@@ -16,12 +16,13 @@ import tvm_ffi
 from einnet_explore.backends import compiled, tiled
 from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.identity import identity
+from einnet_explore.backends.tile_choices import chosen_tile
 from einnet_explore.backends.tvm_cpu import ALIGNMENT, aligned_empty
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.kernels.form import Form, form
 from einnet_explore.kernels.machine import Machine, this_machine
 from einnet_explore.kernels.packing import gather
-from einnet_explore.kernels.tiles import Tile, best_tile
+from einnet_explore.kernels.tiles import Tile
 
 Array = npt.NDArray[Any]
 
@@ -152,5 +153,5 @@ def _chosen(scope: Scope, machine: Machine) -> tuple[Form, Tile] | None:
         return None
     if max(map(prod, (scope.shape, *(t.shape for t in tensors(scope))))) > LARGEST:
         return None
-    tile = best_tile(found, machine)
+    tile = chosen_tile(scope, found, machine)
     return None if tile is None else (found, tile)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median, quantiles
-from time import perf_counter, sleep
+from time import perf_counter, process_time, sleep
 from typing import TypeAlias
 
 SPIN = 0.002
@@ -18,6 +18,12 @@ SETTLE = 0.01
 SAMPLE = 0.001
 """Seconds that a sample of quick calls lasts: less than what a scheduler gives at a time.  Where others want the cores,
 samples of 5 ms were hit or missed as a whole, one engine's for a minute and then the other's."""
+
+CACHES = 0.02
+"""Seconds of a call beside which reading its weights from memory once, and not from the last cache, is nothing."""
+
+WAITS = 0.02
+"""A call that computes for less than this part of its time waits for something else than a core."""
 
 Sampler: TypeAlias = "Callable[[int], float]"
 """Seconds a call, over so many calls in a row."""
@@ -91,13 +97,25 @@ def ratios(samples: Mapping[str, Timing], base: str) -> dict[str, float]:
 
 
 def sample(call: Callable[[], object], repeats: int) -> float:
-    """Seconds that *call* takes, on average over *repeats* in a row."""
-    if repeats > 1:
-        call()  # what ran before has taken the caches
-    start = perf_counter()
+    """Seconds that *call* takes, on average over *repeats* in a row, after a first one: what ran before has the caches.
+
+    A single call that takes longer than ``CACHES`` counts as it is.
+    """
+    first = _seconds(call, 1)
+    return first if repeats == 1 and first > CACHES else _seconds(call, repeats) / repeats
+
+
+def _seconds(call: Callable[[], object], repeats: int) -> float:
+    """Seconds of *repeats* calls: by the clock, less what others had of the cores meanwhile.
+
+    Where one thread works that is the processor's time, where several do it is the clock's, whichever is less.  What
+    hardly computes waits for something (a device), and counts by the clock.
+    """
+    start, worked = perf_counter(), process_time()
     for _ in range(repeats):
         call()
-    return (perf_counter() - start) / repeats
+    worked, clock = process_time() - worked, perf_counter() - start
+    return min(worked, clock) if worked > WAITS * clock else clock
 
 
 def _repeats(sampler: Sampler, seconds: float) -> int:

@@ -28,9 +28,11 @@ from einnet_explore.ir import Equation, Program, Scope, scopes, tensors
 from einnet_explore.kernels.fusion import FusionError, fuse
 from einnet_explore.kernels.fusion.cpu import FIRST, LANES, blocks, cpu_kernel
 from einnet_explore.kernels.fusion.flat import flatten, slot_name, slot_sizes
+from einnet_explore.kernels.machine import this_machine
 from einnet_explore.kernels.regions import regions_kernel
 from einnet_explore.kernels.source import F32, I64, Declare, Kernel, KernelError, Literal, Type, Var, emit, entry
 from einnet_explore.kernels.source import Array as KernelArray
+from einnet_explore.kernels.turning import turned_kernel
 
 FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden")
 
@@ -61,7 +63,7 @@ class NativeSource:
     def text(self) -> str:
         """The C that is compiled; raises BackendError where the scope is no kernel of ours."""
         try:
-            made = _regions(self.scope) or _fused(self.scope)
+            made = _turned(self.scope) or _regions(self.scope) or _fused(self.scope)
             name = entry(made.kernel)
             # A copy of the function, inlined or for its arguments, loses what GCC knows of its vectors.
             text = emit(made.kernel, "c").replace(f"void {name}(", f"APART void {name}(", 1)
@@ -107,6 +109,17 @@ class _Made:
     blocks: int
     slots: tuple[int, ...]
     moved: int
+
+
+def _turned(scope: Scope) -> _Made | None:
+    """The kernel of transposed tiles, where *scope* is written along another dimension than it reads."""
+    ready = squash(prepare(scope))
+    result = fresh("Y", {t.name for t in tensors(ready)})
+    try:
+        kernel, number = turned_kernel(ready, result, this_machine())
+    except KernelError:
+        return None
+    return _Made(kernel, result, number, (), moved(ready))
 
 
 def _regions(scope: Scope) -> _Made | None:
@@ -213,6 +226,7 @@ def _around(made: _Made, at: dict[str, int], threads: int) -> Iterable[str]:
     if total == 0:
         yield "    return 0;\n}"
     elif shares > 1:
-        yield f"    return __TVMBackendParallelLaunch(task, at, {shares});\n}}"
+        # Not so many tasks: a pool that is smaller would refuse them; it shares the blocks among the threads it has.
+        yield "    return __TVMBackendParallelLaunch(task, at, 0);\n}"
     else:
         yield f"    return some(at, 0, {total});\n}}"

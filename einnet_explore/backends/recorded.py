@@ -87,17 +87,6 @@ def recorded(name: str, threads: int | None = None) -> Recorded:
     return Recorded(path, *chosen, rates.get(chosen, {}), _least(path, mine))
 
 
-def recordings(path: Path) -> tuple[tuple[str, str, int], ...]:
-    """(device, libraries, threads) of what is recorded in *path*; nothing where that is no profile store."""
-    try:
-        uri = f"{path.absolute().as_uri()}?mode=ro"
-        with closing(sqlite3.connect(uri, uri=True, timeout=5)) as connection:
-            rows = connection.execute("SELECT DISTINCT device, library, threads FROM engine_profile").fetchall()
-    except sqlite3.Error:
-        return ()
-    return tuple(sorted((str(device), str(library), int(threads)) for device, library, threads in rows))
-
-
 def _one(path: Path, there: list[tuple[str, str, int]], wanted: str, threads: int | None) -> tuple[str, str, int]:
     """The recording among *there* that is meant."""
     listed = "; ".join(f"{d} ({lib}, {n} thread{'s' if n != 1 else ''})" for d, lib, n in there[:6]) or "nothing"

@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
 
+from einnet_explore.backends import schedule
 from einnet_explore.backends.compiled import cpu_name
 from einnet_explore.backends.identity import identity
 from einnet_explore.ir import EOPERATOR, Equation, Program, tensors
@@ -151,7 +152,7 @@ def key_of(what: Equation | Program, threads: int = 1, constant: Collection[str]
     """The key of an equation or of a whole program on this device.
 
     Operands of an equation that never change, weights and those named in *constant*, make another key: engines pack
-    them beforehand.
+    them beforehand.  Times of generated kernels hold for the templates that made them.
     """
     match what:
         case Equation(_, scope, via):
@@ -166,6 +167,8 @@ def key_of(what: Equation | Program, threads: int = 1, constant: Collection[str]
             operator, attributes = "program", ", ".join(e.via.operator if e.via else EOPERATOR for e in equations)
             shapes = " ".join(f"{list(t.shape)}" for t in what.inputs)
             digest = _digest(_program_text(what))
+    if EOPERATOR in f"{operator} {attributes}":
+        attributes += f" kernels {schedule.VERSION}"
     return Key(operator, f"{attributes} {digest}".strip(), shapes, "float32", threads, device(), libraries())
 
 

@@ -1,23 +1,17 @@
 """Tiles of a matrix transposed in vector registers, as a TVM tensor intrinsic.
 
-A tile of L×L elements is transposed as a matrix of 4×4 blocks, then inside the blocks (Eklundh 1972).  Every step is
-one instruction of two vectors, and the second half of them stays inside quarters of a register, which is cheaper.
+How: ``kernels.source.shuffles``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import count
-from typing import TypeVar
 
 import tvm
 from tvm.s_tir import TensorIntrin
 
-V = TypeVar("V")
-
-BLOCK = 4
-"""Elements that a shuffle keeps together or moves among: a quarter of the widest register."""
+from einnet_explore.kernels.source.shuffles import transposed
 
 
 @cache
@@ -80,37 +74,3 @@ def _moves(side: int, between: int) -> tuple[str, list[str]]:
     rows = [let(f'A.vload([{_at(i, between, 0)}], "float32x{side}")') for i in range(side)]
     done = transposed(rows, lambda a, b, lanes: let(f"T.Shuffle([{a}, {b}], {lanes})"))
     return "".join(lines), done
-
-
-def transposed(rows: Sequence[V], shuffle: Callable[[V, V, list[int]], V]) -> list[V]:
-    """The columns of a tile of as many *rows* as these have lanes: 4, 8 or 16.
-
-    ``shuffle(a, b, lanes)`` are those *lanes* of *a* and *b*, one after the other.
-    """
-    side = len(rows)
-
-    def pairs(a: V, b: V, part: int, within: int) -> tuple[V, V]:
-        """In every *within* lanes: the first, then the second halves of a's and b's, *part* lanes in turn."""
-        lanes = [(start, at) for start in range(0, side, within) for at in range(0, within // 2, part)]
-        first, second = (
-            [n + start + at + more for start, at in lanes for n in (0, side) for more in range(shift, shift + part)]
-            for shift in (0, within // 2)
-        )
-        return shuffle(a, b, first), shuffle(a, b, second)
-
-    gathered = [_turned(rows[i::BLOCK], lambda a, b: pairs(a, b, BLOCK, side)) for i in range(BLOCK)]
-    done: list[V] = []
-    for column in zip(*gathered, strict=True):
-        done += _turned(column, lambda a, b: pairs(a, b, 1, BLOCK))
-    return done
-
-
-def _turned(rows: Sequence[V], pairs: Callable[[V, V], tuple[V, V]]) -> list[V]:
-    """The transpose of 1, 2 or 4 rows of as many parts; *pairs* interleaves the first and the second halves of two."""
-    if len(rows) == 1:
-        return [*rows]
-    if len(rows) == 2:
-        return [*pairs(*rows)]
-    # Perfect shuffles: log₂ of them, each of rows half the matrix apart, transpose.
-    (a, b), (c, d) = pairs(rows[0], rows[2]), pairs(rows[1], rows[3])
-    return [*pairs(a, c), *pairs(b, d)]

@@ -85,6 +85,9 @@ def parser() -> argparse.ArgumentParser:
     family = command("family", "derive a program with param lines, and prove it for all sizes")
     family.add_argument("case", metavar="CASE.ein")
     family.add_argument("--target", action="append", default=[], metavar="NAME", help="a library operator; repeatable")
+    family.add_argument(
+        "--assume", action="append", default=[], metavar="'W >= K'", help="what more is assumed; repeatable"
+    )
     family.add_argument("--limit-seconds", type=_positive, metavar="S")
     family.add_argument("--sizes", metavar="H=11,W=17", help="where to search (default: small primes)")
     family.add_argument("--at", metavar="H=56,W=56", help="print the program at these sizes, too")

@@ -7,7 +7,7 @@ from typing import Any
 
 from einnet_explore.ir import show_path
 from einnet_explore.rules import Match
-from einnet_explore.search.events import Found, Pruned, Reached, SearchEvent, State
+from einnet_explore.search.events import Pruned, State
 
 
 def search_graph(states: Sequence[State], pruned: Iterable[Pruned] = (), costs: dict[int, float] | None = None) -> Any:
@@ -31,25 +31,6 @@ def search_graph(states: Sequence[State], pruned: Iterable[Pruned] = (), costs: 
             same = merges.setdefault((p.parent, p.twin, tuple(map(tuple, edge["steps"]))), edge | {"times": 0})
             same["times"] += 1
     return {"nodes": nodes, "edges": [*edges, *merges.values()]}
-
-
-def events_graph(events: Iterable[SearchEvent]) -> Any:
-    """``search_graph`` of what *events* say: of a whole run, or of its beginning."""
-    states: list[State] = []
-    pruned: list[Pruned] = []
-    costs: dict[int, float] = {}
-    for event in events:
-        match event:
-            case Reached(state):
-                states.append(state)
-            case Found(state, seconds):
-                states.append(state)
-                costs[state.id] = seconds
-            case Pruned():
-                pruned.append(event)
-            case _:
-                pass
-    return search_graph(states, pruned, costs)
 
 
 def _edge(start: int, end: int, kind: str, matches: Iterable[Match[Any]]) -> dict[str, Any]:

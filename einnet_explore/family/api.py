@@ -59,7 +59,11 @@ class Family:
     def at(self, **sizes: int) -> Program:
         """The ordinary program at *sizes*; raises OutsideError, or TextError where the text has no meaning there."""
         self.ground.refuse(sizes)
-        return self.template.at(sizes)
+        return self.written(sizes)
+
+    def written(self, sizes: Mapping[str, int]) -> Program:
+        """What the text says at *sizes*, assumed or not."""
+        return self.template.at(self.ground.given(sizes))
 
     @property
     def schema(self) -> Schema:
@@ -101,18 +105,18 @@ class Family:
         not carry over.
         """
         self.ground.refuse(sizes)
-        if derivation.start != self.template.at(sizes):
+        if derivation.start != self.written(sizes):
             raise ValueError(f"the derivation starts at another program than the family at {dict(sizes)}")
-        steps = original(derivation)
-        made = conjecture(self.ground, self.template.at, steps, sizes)
+        steps, sizes = original(derivation), self.ground.full(sizes)
+        made = conjecture(self.ground, self.written, steps, sizes)
         ground, proof = _proved(self.template, made, sizes, steps)
         return Derived(self, ground, made.schemas, proof, steps)
 
     def equals(self, other: Family) -> Verdict:
         """Whether *other* computes the same at all sizes assumed here; raises ValueError for other parameters."""
-        if [p.name for p in self.ground.parameters] != [p.name for p in other.ground.parameters]:
+        if sorted(self.ground.names) != sorted(other.ground.names):
             raise ValueError(
-                f"the parameters are {', '.join(other.template.names)}, expected {', '.join(self.template.names)}"
+                f"the parameters are {', '.join(other.ground.names)}, expected {', '.join(self.ground.names)}"
             )
         return verdict(self.ground, self.schema, statement(other.template, self.ground))
 
@@ -162,8 +166,8 @@ class Derived:
         the last program is not what its operators compute.
         """
         self.ground.refuse(sizes)
-        start, end = (instantiated(self.schemas[n], sizes) for n in (0, -1))
-        written = self.family.template.at(sizes)
+        start, end = (instantiated(self.schemas[n], self.ground.full(sizes)) for n in (0, -1))
+        written = self.family.written(sizes)
         if written != start and not (same := certify(written, start)).ok:
             raise ValueError(f"the text at {sizes} is another program: {same}")
         for equation in end.equations:

@@ -20,19 +20,10 @@ from einnet_explore.algebra.relation import Term, choices_at, terms_at
 from einnet_explore.algebra.sets import context
 from einnet_explore.algebra.space import Beyond, Form, Number, kind
 from einnet_explore.family.cover import uncovered
-from einnet_explore.family.decide import (
-    assumptions,
-    conditions,
-    coordinates,
-    dimension,
-    linear,
-    multiplied,
-    relaxed,
-    size_names,
-    used_in,
-)
+from einnet_explore.family.decide import assumptions, conditions, multiplied, size_names, used_in
 from einnet_explore.family.forms import plus, show
 from einnet_explore.family.parameters import Ground
+from einnet_explore.family.region import coordinates, dimension, linear, relaxed
 from einnet_explore.family.space import ParametricSpace
 from einnet_explore.ir import Box, Scope
 
@@ -91,7 +82,7 @@ class Prover:
             return False
 
     def _compare(self, space: ParametricSpace, left: list[Term], right: list[Term], counts: bool) -> Differs | None:
-        rows = [row for term in (*left, *right) for row in rows_of(space, term)]
+        rows = [*assumptions(space), *(row for term in (*left, *right) for row in rows_of(space, term))]
         if multiplied(space, rows):
             found = uncovered(space, left, right, counts)
             self.means |= space.asked or {"digits"}
@@ -186,7 +177,7 @@ class _Tallies:
         space = self.space
         forms = [form for _, at in term.factors for form in at]
         used = used_in(space, (*forms, *term.where))
-        rows = [*assumptions(space), *relaxed(space, self.sizes)]
+        rows = [*assumptions(space), *relaxed(space.ground.ranges, self.sizes)]
         rows += conditions(space, (*used, *term.summed), term.where)
         image = [f"i{n}" for n in range(len(forms))]
         said = [

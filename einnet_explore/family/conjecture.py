@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle
+from itertools import cycle, permutations
 
 from einnet_explore.family.follow import NotFollowed, Original, follow
 from einnet_explore.family.interpolate import MOST_DEGREE, Lattice, NoPolynomial, told
 from einnet_explore.family.parameters import Ground
 from einnet_explore.family.schema import Schema, integers, with_integers
-from einnet_explore.family.whole import Whole
+from einnet_explore.family.whole import Whole, value_at
 from einnet_explore.ir import Program
 from einnet_explore.text import TextError
 
 PRIMES = (11, 17, 23, 31, 41, 53, 67, 83)
 """Sizes at which one derives: so far apart that a number near one of them, or a product of two, tells which it is."""
+
+ROOM = 20
+"""By how much what is assumed of several parameters should hold where one derives: sizes near by are looked at, too."""
 
 APART = 5
 MOST_MODULUS = 16
@@ -34,14 +37,33 @@ class Conjecture:
 
 
 def usual_sizes(ground: Ground) -> dict[str, int]:
-    """Sizes to derive at: primes, or the next that are assumed and ``APART``; nearer where a largest is assumed."""
+    """Sizes to derive at: primes, or the next that are assumed and ``APART``; nearer where a largest is assumed.
+
+    Where something is assumed of several parameters, the primes are dealt so that it holds at larger sizes, too.
+    """
+    if not ground.relations:
+        return ground.given(_dealt(ground, tuple(p for p, _ in zip(cycle(PRIMES), ground.parameters, strict=False))))
+    best: tuple[int, dict[str, int]] | None = None
+    for primes in permutations(PRIMES, min(len(ground.parameters), len(PRIMES))):
+        sizes = _dealt(ground, primes)
+        room = min(value_at(r.gap, sizes) for r in ground.relations)
+        if best is None or room > best[0]:
+            best = room, sizes
+        if room >= ROOM:
+            break
+    if best is not None and best[0] >= 0:
+        return ground.given(best[1])
+    return ground.given(ground.sizes(ground.corner() or ()))
+
+
+def _dealt(ground: Ground, primes: Sequence[int]) -> dict[str, int]:
     out: dict[str, int] = {}
-    for p, prime in zip(ground.parameters, cycle(PRIMES), strict=False):
+    for p, prime in zip(ground.parameters, cycle(primes), strict=False):
         u = max(p.first, -((p.residue - prime) // p.modulus))
         while any(abs(p.modulus * u + p.residue - n) < APART for n in out.values()):
             u += 1
         out[p.name] = p.modulus * (u if p.last is None else min(u, p.last)) + p.residue
-    return out
+    return ground.completed(out)
 
 
 def conjecture(
@@ -73,11 +95,11 @@ def _narrower(
 ) -> Ground | None:
     """*ground* with the least modulus of one parameter at which the derivation carries over, as far as that is seen."""
     for n, p in enumerate(ground.parameters):
-        if _carries(at, steps, found, p.name, (p.modulus, 2 * p.modulus, 3 * p.modulus)):
+        if _carries(ground, at, steps, found, p.name, (p.modulus, 2 * p.modulus, 3 * p.modulus)):
             continue
         for k in range(2, MOST_MODULUS + 1):
             m = k * p.modulus
-            if m <= found[p.name] and _carries(at, steps, found, p.name, (m, 2 * m, 3 * m)):
+            if m <= found[p.name] and _carries(ground, at, steps, found, p.name, (m, 2 * m, 3 * m)):
                 also = p.also(m, found[p.name] % m)
                 assert also is not None
                 return replace(ground, parameters=(*ground.parameters[:n], also, *ground.parameters[n + 1 :]))
@@ -85,6 +107,7 @@ def _narrower(
 
 
 def _carries(
+    ground: Ground,
     at: Callable[[Mapping[str, int]], Program],
     steps: Sequence[Original],
     found: Mapping[str, int],
@@ -94,7 +117,8 @@ def _carries(
     """Whether the derivation has the same form, and integers on a parabola, with *name* larger by *offsets*."""
     seen: list[tuple[tuple[int, ...], ...]] = []
     for off in (0, *offsets):
-        sizes = {**found, name: found[name] + off}
+        free = {p.name: found[p.name] + off * (p.name == name) for p in ground.parameters}
+        sizes = ground.completed(free)
         try:
             seen.append(tuple(integers(p)[1] for p in follow(at(sizes), steps, found, sizes)))
         except (NotFollowed, TextError):

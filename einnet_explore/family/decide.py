@@ -15,6 +15,7 @@ import islpy as isl
 from einnet_explore.algebra.sets import context
 from einnet_explore.algebra.space import Beyond, Form
 from einnet_explore.family.forms import parts_of, plus, told
+from einnet_explore.family.region import bounds, coordinates, dimension, linear, relaxed
 from einnet_explore.family.space import ParametricSpace
 
 EFFORT = 4_000_000
@@ -36,11 +37,7 @@ def used_in(space: ParametricSpace, forms: Iterable[Form]) -> list[str]:
 
 def assumptions(space: ParametricSpace) -> list[Form]:
     """What is assumed of the parameters, as forms that are ≥ 0."""
-    rows: list[Form] = []
-    for p in space.ground.parameters:
-        rows.append({p.unknown.symbol: 1, "": -p.first})
-        rows += [{p.unknown.symbol: -1, "": p.last}] if p.last is not None else []
-    return rows
+    return [*bounds(space.ground.ranges), *space.ground.rows]
 
 
 def conditions(space: ParametricSpace, used: Iterable[str], where: Iterable[Form]) -> list[Form]:
@@ -81,32 +78,6 @@ def size_names(space: ParametricSpace, rows: Iterable[Form]) -> tuple[str, ...]:
     return (*space.symbols, *sorted(found))
 
 
-def linear(form: Form) -> str:
-    """*form* in isl's notation."""
-    return " + ".join(f"{k}{dimension(v)}" if v else str(k) for v, k in form.items() if k or not v)
-
-
-def dimension(name: str) -> str:
-    """*name* as isl can read it; a product is like no other name."""
-    return "M" + "".join(f"{len(part)}{part}" for part in name.split("*")) if "*" in name else name
-
-
-def relaxed(space: ParametricSpace, sizes: Iterable[str]) -> list[Form]:
-    """What is sure of products of two parameters as numbers: (a - a₀)(b - b₀) ≥ 0."""
-    first = {p.unknown.symbol: p.first for p in space.ground.parameters}
-    rows: list[Form] = []
-    for name in sizes:
-        if name.count("*") == 1:
-            a, b = name.split("*")
-            row: Form = {name: 1, "": first[a] * first[b]}
-            for v, k in ((a, first[b]), (b, first[a])):
-                row[v] = row.get(v, 0) - k
-            rows.append(row)
-        elif "*" in name:
-            rows.append({name: 1, "": 0})
-    return rows
-
-
 def impossible(space: ParametricSpace, where: Sequence[Form]) -> str | None:
     """None where *where* cannot all hold for any sizes, else values at which they may.  Raises Beyond."""
     if any(_never(space, row) for row in where):
@@ -117,7 +88,7 @@ def impossible(space: ParametricSpace, where: Sequence[Form]) -> str | None:
         return unsatisfiable(rows)
     space.asked.add("isl")
     sizes = size_names(space, rows)
-    rows += relaxed(space, sizes)
+    rows += relaxed(space.ground.ranges, sizes)
     names = dict.fromkeys((*sizes, *(v for row in rows for v in row if v)))
     dims = ", ".join(map(dimension, names))
     try:
@@ -135,12 +106,6 @@ def _never(space: ParametricSpace, row: Form) -> bool:
         return space.ground.surely(plus({"": -1}, space.span(row)[1], -1))
     except Beyond:
         return False
-
-
-def coordinates(points: Any) -> list[int]:
-    """The first point of a set that is not empty."""
-    point = points.lexmin().sample_point()
-    return [point.get_coordinate_val(isl.dim_type.set, n).to_python() for n in range(points.dim(isl.dim_type.set))]
 
 
 def unsatisfiable(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) -> str | None:

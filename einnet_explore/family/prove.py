@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from einnet_explore.algebra.certificate import EXPONENTIAL, Certificate, children, has_exponentials, inlined
+from einnet_explore.algebra.beside import children, has_exponentials, inlined
+from einnet_explore.algebra.certificate import EXPONENTIAL, Certificate
 from einnet_explore.algebra.reads import guarded
 from einnet_explore.algebra.space import Beyond, complement, enter, point_of
 from einnet_explore.family.compare import Differs, Prover

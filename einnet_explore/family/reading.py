@@ -2,57 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from os import PathLike
 
 from einnet_explore.family.api import Family
-from einnet_explore.family.parameters import Ground, OutsideError, Parameter
-from einnet_explore.text.parametric import Template, parse_template
+from einnet_explore.family.assumed import ground_of
+from einnet_explore.family.parameters import OutsideError
+from einnet_explore.text import TextError
+from einnet_explore.text.parametric import parse_template
 from einnet_explore.text.parser import text_of
 
 
-def family(text: str, source: str = "<text>") -> Family:
-    """The family that *text*, with its ``param`` lines, writes down.
+def family(text: str, source: str = "<text>", *, assume: Sequence[str] = ()) -> Family:
+    """The family that *text*, with its ``param`` lines, writes down; *assume*: what more is assumed, as in such a line.
 
-    Raises TextError, with line and column, on a text that is none, on assumptions that no number fulfils, and where the
-    program has no meaning at the least sizes that are assumed.
+    Raises TextError, with line and column, on a text that is none, on assumptions that no sizes fulfil (it names the
+    one with which there are none left), on one of *assume* that is none or speaks of a parameter that *text* has not,
+    and where the program has no meaning at the least sizes that are assumed.
     """
-    template = parse_template(text, source)
-    made = Family(template, Ground(_parameters(template)))
+    first = text.count("\n") + 2
+    lines = [text, *(f"param {' '.join(one.split())}" for one in assume)]
+    try:
+        known = parse_template(text, source).names
+        template = parse_template("\n".join(lines), source)
+        for a in template.assumptions:
+            if odd := [name for name in a.names if name not in known]:
+                raise template.refuse(a, f"found unknown parameter {odd[0]}, expected one of {', '.join(known)}")
+        made = Family(template, ground_of(template))
+    except TextError as error:
+        if error.line < first:
+            raise
+        shown = f"assumption {assume[error.line - first]!r}"
+        raise TextError(shown, 1, max(1, error.column - len("param ")), error.message) from None
     ground = made.ground
-    for unknowns in (tuple(p.first for p in ground.parameters), tuple(p.first + 1 for p in ground.parameters)):
+    for unknowns in filter(None, (ground.corner(), ground.corner(1))):
         sizes = ground.sizes(unknowns)
         try:
-            ground.refuse(sizes)
+            ground.refuse(ground.given(sizes))
         except OutsideError:
             continue
-        template.at(sizes)
+        made.written(sizes)
     return made
 
 
-def load_family(path: str | PathLike[str]) -> Family:
+def load_family(path: str | PathLike[str], *, assume: Sequence[str] = ()) -> Family:
     """The family in the file at *path*; raises OSError, and TextError as ``family`` does."""
-    return family(text_of(path), str(path))
-
-
-def _parameters(template: Template) -> tuple[Parameter, ...]:
-    held: dict[str, Parameter] = {}
-    for a in template.assumptions:
-        p = held.get(a.name, Parameter(a.name))
-        match a.op:
-            case ">=":
-                p = replace(p, least=max(1, a.number))
-            case "<=":
-                p = replace(p, most=a.number if p.most is None else min(p.most, a.number))
-            case "%":
-                both = p.also(a.modulus, a.number)
-                if both is None:
-                    guard = f"{a.name} % {p.modulus} == {p.residue}"
-                    raise template.refuse(
-                        a, f"found {a.name} % {a.modulus} == {a.number}, which no number with {guard} has"
-                    )
-                p = both
-        if p.empty:
-            raise template.refuse(a, f"found no number with {' and '.join(p.guards)}, expected at least one")
-        held[a.name] = p
-    return tuple(held.values())
+    return family(text_of(path), str(path), assume=assume)

@@ -14,7 +14,7 @@ from lark import Token, Tree
 from einnet_explore.algebra.space import Beyond
 from einnet_explore.family.parameters import Ground
 from einnet_explore.family.schema import Schema
-from einnet_explore.family.whole import Poly, Whole, divided
+from einnet_explore.family.whole import Poly, Unknown, Whole, divided, whole
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -47,7 +47,7 @@ def statement(template: Template, ground: Ground) -> Schema:
 
     Raises Beyond where it divides by what need not divide.
     """
-    sizes: dict[str, Whole] = {p.name: p.value for p in ground.parameters}
+    sizes = ground.values
     inputs: dict[str, Tensor] = {}
     equations: dict[str, Equation] = {}
     outputs: list[str] = []
@@ -64,6 +64,11 @@ def statement(template: Template, ground: Ground) -> Schema:
                 outputs += map(name_of, names)
     every = tuple(equations.values())
     return Program(tuple(inputs.values()), every, tuple(outputs) or unread(every))
+
+
+def polynomial(it: Node, names: Iterable[str]) -> Whole:
+    """What *it* says, as a polynomial of parameters by their names; raises Beyond where it is none."""
+    return _Reading({name: whole((((Unknown(name),), 1),)) for name in names}, {}).size(it)
 
 
 def _tensor(name: str, extents: Tree[Token], clauses: list[Tree[Token]], sizes: Mapping[str, Whole]) -> Tensor:

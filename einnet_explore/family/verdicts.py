@@ -62,15 +62,15 @@ def verdict(ground: Ground, before: Schema, after: Schema) -> Verdict:
     for sizes in _suspects(ground, unknowns):
         certificate = _certified(before, after, sizes)
         if certificate is not None and not certificate.ok:
-            return replace(found, kind="refuted", sizes=tuple(sizes.items()), certificate=certificate)
+            return replace(found, kind="refuted", sizes=tuple(ground.given(sizes).items()), certificate=certificate)
     return found
 
 
 def _suspects(ground: Ground, unknowns: tuple[int, ...]) -> Iterable[dict[str, int]]:
     """Sizes at which a step may be wrong: where terms differed, the least ones, a little more of one of them."""
-    first = [p.first for p in ground.parameters]
+    first = ground.corner() or tuple(p.first for p in ground.parameters)
     tried = [unknowns] if unknowns else []
-    tried.append(tuple(first))
+    tried.append(first)
     for more in range(1, ROUND):
         tried.append(tuple(u + more for u in first))
         tried += [tuple(u + more * (n == i) for i, u in enumerate(first)) for n in range(len(first))]
@@ -121,18 +121,18 @@ def least(ground: Ground, enough: Iterable[int], before: Schema, after: Schema) 
     Each parameter's is the smallest with the others as they are then.
     """
     raised = [replace(p, least=max(p.least, n)) for p, n in zip(ground.parameters, enough, strict=True)]
-    if prove(Ground(tuple(raised)), before, after)[0].kind != "proved":
+    if prove(replace(ground, parameters=tuple(raised)), before, after)[0].kind != "proved":
         return None
     for n, p in enumerate(ground.parameters):
         low, high = p.least, raised[n].least
         while low < high:
             middle = (low + high) // 2
-            if prove(Ground(_with(raised, n, middle)), before, after)[0].kind == "proved":
+            if prove(replace(ground, parameters=_with(raised, n, middle)), before, after)[0].kind == "proved":
                 high = middle
             else:
                 low = middle + 1
         raised[n] = replace(raised[n], least=high)
-    return Ground(tuple(raised))
+    return replace(ground, parameters=tuple(raised))
 
 
 def _with(parameters: list[Parameter], n: int, least: int) -> tuple[Parameter, ...]:

@@ -22,6 +22,8 @@ class Unknown:
     parameter: str
     modulus: int = 1
     residue: int = 0
+    text: str = ""
+    """How it is written, where *parameter* is none that has been declared."""
 
     @property
     def symbol(self) -> str:
@@ -105,6 +107,22 @@ def value_at(n: Whole, sizes: Mapping[str, int]) -> int:
     return n.at(sizes) if isinstance(n, Poly) else n
 
 
+def put(n: Whole, values: Mapping[str, Whole]) -> Whole:
+    """*n* with *values* in place of parameters; only unknowns that are parameters themselves may occur."""
+    total: Whole = 0
+    for monomial, k in terms_of(n):
+        made: Whole = k
+        for u in monomial:
+            made = made * values[u.parameter]
+        total = total + made
+    return total
+
+
+def named_in(n: Whole) -> set[str]:
+    """The parameters that *n* is made of."""
+    return {u.parameter for monomial, _ in terms_of(n) for u in monomial}
+
+
 def shown(n: Whole, times: str = "*", over: str = "//") -> str:
     """*n* in the parameters: ``4*H*C``, ``C//4 + 1``."""
     out = ""
@@ -116,7 +134,7 @@ def shown(n: Whole, times: str = "*", over: str = "//") -> str:
                 atoms.append(f"(({u.parameter}-{u.residue}){over}{u.modulus})")
             else:
                 scale /= u.modulus
-                atoms.append(u.parameter)
+                atoms.append(f"({u.text})" if u.text else u.parameter)
         factor = abs(scale.numerator)
         text = times.join([*([str(factor)] if factor != 1 or not atoms else []), *atoms])
         text += f"{over}{scale.denominator}" if scale.denominator != 1 else ""

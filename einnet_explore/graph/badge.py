@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from einnet_explore.algebra.beside import inlined
 from einnet_explore.algebra.bilinear import Bilinear
-from einnet_explore.algebra.certificate import inlined
 from einnet_explore.algebra.near import Near
 from einnet_explore.algebra.running_error import running_error
 from einnet_explore.algebra.sampling import sliced

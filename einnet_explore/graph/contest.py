@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from math import prod
 from time import perf_counter
 from typing import Any
@@ -16,19 +17,23 @@ from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.measure import compare, pause, times_faster
 from einnet_explore.backends.profiles import Key, ProfileStore, key_of
 from einnet_explore.cost.work import ELEMENT
-from einnet_explore.graph.finalists import SLACK, Entry, algorithms, entries, finalists
+from einnet_explore.graph.finalists import SLACK, Entry, by_algorithm, entries, finalists
 from einnet_explore.graph.post.chaining import chained
 from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.ir import Program
 from einnet_explore.room import ROOM
 from einnet_explore.rules import Derivation
 from einnet_explore.search.engine import Cost
+from einnet_explore.search.pieces import compute_bound
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
 
 Engine = Callable[[Program, Arrays], Callable[[Arrays], Arrays]]
 """Makes a program, with the arrays of its weights, into what computes its outputs from its inputs, all by name."""
+
+CHAINS = 4
+"""How many entries of one algorithm are looked at for one that runs in blocks."""
 
 AGREEMENT = 1e-4
 """The largest error allowed, relative to the largest output."""
@@ -116,12 +121,15 @@ class Contest:
         return _time(self.store, self._key("onnxruntime alone"), lambda: self.opened()[0])
 
     def effort(self, model_seconds: float) -> float | None:
-        """Seconds of search that the original's part of *model_seconds* is worth.
+        """Seconds of search that the original's part of *model_seconds* is worth, at most so many an expression.
 
         None where that part is too small for any gain to be seen in the whole.
         """
         share = self.alone / model_seconds
-        return None if share < NEGLIGIBLE else min(self.settings.seconds, max(LEAST, EFFORT * share), MOST)
+        if share < NEGLIGIBLE:
+            return None
+        most = self.settings.seconds * max(1, len(compute_bound(self.program)))
+        return min(most, max(LEAST, EFFORT * share), MOST)
 
     def negligible(self, model_seconds: float) -> Outcome:
         """The outcome where ``effort`` is None."""
@@ -149,8 +157,8 @@ class Contest:
         original, feeds = self.opened()
         forms = [fuse(entry.derivation()) for entry in promising]
         if self.settings.runtime == "plan":  # in standard operators nothing is blocked
-            others = algorithms(ranked, self.settings.finalists, SLACK * before)
-            forms += [made for entry in others if (made := chained(fuse(entry.derivation()))) is not None]
+            groups = by_algorithm(ranked, self.settings.finalists, SLACK * before)
+            forms += [made for group in groups if (made := _in_blocks(group)) is not None]
         entered, runners, refused = self._entered(forms, original(), feeds)
         keys = {name: self._key("program", derivation.end) for name, derivation in entered.items()}
         times = _times(self.store, {"original": self._key("onnxruntime"), **keys}, {"original": original, **runners})
@@ -199,6 +207,11 @@ class Contest:
         if self.settings.runtime == "plan":
             return key
         return replace(key, operator=f"{operator} in {self.settings.runtime}")
+
+
+def _in_blocks(akin: Iterable[Entry]) -> Derivation | None:
+    """The cheapest of *akin*, which have one algorithm, that is a chain; equal estimates may differ in their order."""
+    return next((made for e in islice(akin, CHAINS) if (made := chained(fuse(e.derivation()))) is not None), None)
 
 
 def _time(store: ProfileStore, key: Key, opened: Callable[[], Callable[[], object]]) -> float:

@@ -1,55 +1,12 @@
-"""The device that a search is for, as a cost model: this CPU, or one whose profile was recorded elsewhere.
-
-``devices`` lists what there is, with a sentence for what is missing.
-"""
+"""The device that a search is for, as a cost model: this CPU, or one whose profile was recorded elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
-
-from einnet_explore.backends import cupy
 from einnet_explore.backends.errors import BackendError
-from einnet_explore.backends.recorded import PREFIX, RATES, Recorded, recorded, recordings
+from einnet_explore.backends.recorded import PREFIX, RATES, Recorded, recorded
 from einnet_explore.cost import CostModel, Device, cpu_default
 from einnet_explore.ir import Program
 from einnet_explore.search.engine import Cost
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A device by the *name* that commands take; *says* what it is, or what is missing of it.
-
-    *searches*: its times order candidates.  *measures*: programs can be run on it here.
-    """
-
-    name: str
-    says: str
-    searches: bool
-    measures: bool
-
-
-def devices(folder: str | Path = ".") -> tuple[Choice, ...]:
-    """This CPU; a GPU, or what is missing for one; and what profiles (``*.sqlite``) in *folder* were recorded on."""
-    found = [Choice("cpu", "this machine's CPU", True, True)]
-    if lacking := cupy.missing():
-        says = f"no GPU can be used here: missing {', and '.join(lacking)}; a profile that was recorded on one serves"
-        found.append(Choice("cuda", says, False, False))
-    else:
-        held = cupy.device()
-        found.append(Choice("cuda", f"{held.name}, driver {held.driver}, {held.libraries}", False, True))
-    for path in sorted(Path(folder).glob("*.sqlite")):
-        found += [
-            Choice(f"{PREFIX}{path}#{device}", f"{device}, as recorded in {path.name} ({library})", True, False)
-            for device, library, _ in recordings(path)
-        ]
-    return tuple(found)
-
-
-def names(choices: Iterable[Choice]) -> tuple[str, ...]:
-    """The names of those that order a search."""
-    return tuple(choice.name for choice in choices if choice.searches)
 
 
 def cost_for(device: str, threads: int | None = None) -> Cost:

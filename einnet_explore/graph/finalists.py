@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from time import perf_counter
 
 from einnet_explore.algebra.measure import intensity
 from einnet_explore.graph.in_one import in_one
@@ -23,6 +22,7 @@ from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
 from einnet_explore.search.closure import Limits, candidates, compute_bound
 from einnet_explore.search.engine import Cost, Options, Search
 from einnet_explore.search.events import Found
+from einnet_explore.search.watch import Watch
 
 EVERY_RULE = (*RULES, *FEWER_PRODUCTS)
 """What is equal up to rounding may replace a subprogram: how much it differs is measured."""
@@ -62,7 +62,7 @@ def search(
     heavy = {e.name for e in program.equations if intensity(e.scope) >= COMPUTE_BOUND}
     fixed = frozenset(e.name for e in program.equations if heavy and e.name not in heavy)
     made = Search(program, cost, Options(max_depth=max_depth, fixed=fixed, rules=allowed(EVERY_RULE, numerics)))
-    began = perf_counter()
+    watch = Watch()
     found: list[tuple[float, int]] = []
     for event in made.run():
         if isinstance(event, Found):
@@ -70,7 +70,7 @@ def search(
         if ROOM.full() or (states is not None and len(made.states) >= states):
             break
         # On a busy machine the time may be over before there is anything at all.
-        if states is None and perf_counter() - began > (seconds if found else PATIENCE * seconds):
+        if states is None and watch.seconds > (seconds if found else PATIENCE * seconds):
             break
     return sorted(found), made
 
@@ -142,8 +142,13 @@ def algorithms(ranked: Iterable[Entry], most: int, below: float) -> tuple[Entry,
     Programs that are run in blocks do not take the time that was estimated for their equations one by one, but of those
     with the same algorithm the cheapest is the cheapest.
     """
-    first: dict[Hashable, Entry] = {}
+    return tuple(group[0] for group in by_algorithm(ranked, most, below))
+
+
+def by_algorithm(ranked: Iterable[Entry], most: int, below: float) -> tuple[tuple[Entry, ...], ...]:
+    """All entries of each algorithm of ``algorithms``, cheapest first: where that is no chain, the next may be one."""
+    groups: dict[Hashable, list[Entry]] = {}
     for entry in ranked:
         if entry.seconds < below:
-            first.setdefault(tuple(sorted(t.shape for t in entry.tables)), entry)
-    return tuple(first.values())[:most]
+            groups.setdefault(tuple(sorted(t.shape for t in entry.tables)), []).append(entry)
+    return tuple(map(tuple, list(groups.values())[:most]))

@@ -45,6 +45,7 @@ from einnet_explore.graph.split import Split, Subprogram, partition
 from einnet_explore.graph.whole import telling_inputs
 from einnet_explore.ir import Program
 from einnet_explore.search.engine import Cost
+from einnet_explore.search.watch import STARVED
 
 LONGEST = 900.0
 """Seconds after which no further contest is begun, where no budget is given."""
@@ -79,6 +80,7 @@ class Optimiser:
         self.done: list[tuple[Subprogram, Anonymous]] = []
         self.memory = Memory(self.store)
         self._known: dict[str, Outcome] = {}
+        self._judged: dict[str, Part] = {}
         self._found: dict[str, Told] = {}
         self.original: Plan = build_plan(self.model, {}, self.settings.threads)
         self.feeds = telling_inputs(self.model, self.original)
@@ -137,7 +139,9 @@ class Optimiser:
                     return
                 self._known[anon.signature] = self._guarded(subprogram, anon, spent)
                 self.search_seconds += self._known[anon.signature].search_seconds
-            part = judged(subprogram.nodes, self._known[anon.signature])
+            if anon.signature not in self._judged:
+                self._judged[anon.signature] = judged(subprogram.nodes, self._known[anon.signature])
+            part = replace(self._judged[anon.signature], nodes=subprogram.nodes)
             if subprogram.parts:
                 part = self._among(part)
             self.parts.append(part)
@@ -176,18 +180,22 @@ class Optimiser:
                 self._known[signature] = there
 
     def _among(self, whole: Part) -> Part:
-        """*whole* in place of its parts, where it gains more than those of them that are kept."""
+        """*whole* in place of its parts, where it takes less time than they and what lies between them.
+
+        What each gains is no measure: one by one the originals take longer than together.
+        """
         inside = set(whole.nodes)
-        kept = [n for n, part in enumerate(self.parts) if part.kept and not inside.isdisjoint(part.nodes)]
-        gained = sum(self.parts[n].gain for n in kept)
-        if not whole.kept or whole.gain <= gained:
-            beside = f"gains {whole.gain * 1e6:.0f} µs, its parts {gained * 1e6:.0f} µs by themselves"
+        within = [n for n, part in enumerate(self.parts) if not inside.isdisjoint(part.nodes)]
+        parts = [self.parts[n] for n in within]
+        between = whole.outcome.seconds_before - sum(part.outcome.seconds_before for part in parts)
+        apart = max(0.0, between) + sum(part.seconds for part in parts)
+        if not whole.kept or whole.seconds >= apart:
+            beside = f"takes {whole.seconds * 1e6:.0f} µs, its parts {apart * 1e6:.0f} µs by themselves"
             outcome = replace(whole.outcome, contender=None)
             return replace(whole, outcome=outcome, kept=False, why=beside if whole.kept else whole.why)
-        for n, part in enumerate(self.parts):
-            if not inside.isdisjoint(part.nodes):
-                outcome = replace(part.outcome, contender=None)
-                self.parts[n] = replace(part, outcome=outcome, kept=False, why="is derived together with others")
+        for n, part in zip(within, parts, strict=True):
+            outcome = replace(part.outcome, contender=None)
+            self.parts[n] = replace(part, outcome=outcome, kept=False, why="is derived together with others")
         return whole
 
     def _guarded(self, subprogram: Subprogram, anon: Anonymous, spent: float) -> Outcome:
@@ -263,7 +271,8 @@ class Optimiser:
     def _effort(self, spent: float) -> Settings:
         if self.budget is None:
             return self.settings
-        return replace(self.settings, seconds=min(self.settings.seconds, max(0.2, (self.budget - spent) / 4)))
+        left = (self.budget - spent) / STARVED  # searches count the processor's time
+        return replace(self.settings, seconds=min(self.settings.seconds, max(0.2, left / 4)))
 
     @cached_property
     def assembler(self) -> Assembler:

@@ -31,6 +31,11 @@ class Part:
         return self.outcome.seconds_before - self.outcome.seconds_after
 
     @property
+    def seconds(self) -> float:
+        """What it takes by itself: the derived program where that is in the plan, else the original."""
+        return self.outcome.seconds_after if self.kept else self.outcome.seconds_before
+
+    @property
     def derivation(self) -> Derivation | None:
         """The derivation that won, or came near."""
         return self.outcome.winner or self.outcome.contender
@@ -57,7 +62,7 @@ class Part:
             "nodes": list(self.nodes),
             "kept": self.kept,
             "seconds_before": self.outcome.seconds_before,
-            "seconds_after": self.outcome.seconds_after if self.kept else self.outcome.seconds_before,
+            "seconds_after": self.seconds,
             "operators": [{"name": via.operator, "attributes": dict(via.attributes)} for via in calls],
             "eoperators": sum(bool(e.via and e.via.operator == EOPERATOR) for e in equations),
             "certificate": self.certificate,

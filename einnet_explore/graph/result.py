@@ -28,13 +28,13 @@ from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.remembered import Memory
 from einnet_explore.graph.running.alone import beside_alone
 from einnet_explore.graph.running.plan import Plan
-from einnet_explore.graph.whole import WORTH, least_gain, rounds_for, select, timed
+from einnet_explore.graph.whole import TRIALS, WORTH, least_gain, rounds_for, select, timed
 
 FORMS: Mapping[str, tuple[str, ...]] = {
     "plan": ("joined", "apart", "exported"),
     "onnxruntime": ("exported", "exported apart"),
 }
-"""The forms that a plan may have, by runtime; the first is the one that parts are tried in."""
+"""The forms that a plan may have, by runtime; the first is the one that few parts are tried in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +122,14 @@ class Result:
         winners = [n for n, part in enumerate(self.parts) if part.kept]
         near = [n for n, p in enumerate(self.parts) if not p.kept and p.outcome.contender and p.certificate != "false"]
         gains = {n: part.gain for n, part in enumerate(self.parts)}
+        groups = self._groups(winners)
+        # What is joined is made anew for every trial: where there are many parts they are tried as they won.
+        tried = forms[0] if len(groups) <= TRIALS else next((f for f in forms if f.endswith("apart")), forms[0])
         kept, _, refused = select(
-            self._groups(winners),
+            groups,
             gains,
             self.original,
-            lambda numbers: self._plan(numbers, forms[0]),
+            lambda numbers: self._plan(numbers, tried),
             self.feeds,
             self.seconds,
             self._groups(near),

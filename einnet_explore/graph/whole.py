@@ -73,7 +73,8 @@ def select(
     """The parts that are worth it in the whole model, the plan with them, and why the other winners are not.
 
     *groups* are equal parts, taken in together, most gain (seconds, of each part by itself) first; *contenders* did not
-    win by themselves and come last.  *plan_of* makes the plan with some parts, or raises ValueError.  *once* is about
+    win by themselves and come last; what made the plan slower is tried once more beside what came to it later, whose
+    layouts it may share.  *plan_of* makes the plan with some parts, or raises ValueError.  *once* is about
     how many seconds a run takes.
     """
     want = original.run(feeds)
@@ -84,7 +85,10 @@ def select(
     trials += [list(group) for group in sorted(contenders, key=lambda group: -sum(gains[n] for n in group))[:SECONDS]]
     kept: list[int] = []
     plan, refused = original, dict[int, str]()
-    for more in trials:
+    slower: list[tuple[list[int], int]] = []
+    for again, more in [*((False, trial) for trial in trials), *((True, trial) for trial in trials)]:
+        if again and not any(more == trial and len(kept) > before for trial, before in slower):
+            continue  # it is in, it does not agree, or nothing came to the plan since it was tried
         try:
             trial = plan_of(sorted((*kept, *more)))
         except ValueError as problem:
@@ -98,9 +102,10 @@ def select(
         ratio = times_faster(times["before"], times["after"])
         if ratio < PAYS:
             refused |= dict.fromkeys(more, f"with it the whole model runs at {ratio:.2f} of its speed without")
+            slower.append((more, len(kept)))
             continue
         kept, plan = sorted((*kept, *more)), trial
-    return kept, plan, refused
+    return kept, plan, {n: why for n, why in refused.items() if n not in kept}
 
 
 def paired(before: Plan, after: Plan, feeds: Arrays, rounds: int, min_seconds: float) -> dict[str, Timing]:

@@ -79,15 +79,19 @@ def told(source: Tensor | Table) -> str:
     return f"tensor {source.name}" if isinstance(source, Tensor) else "a table"
 
 
-def scope_at(root: Scope, path: Path) -> Scope:
-    """The scope of *root* at *path*; raises LookupError where *path* leads to none."""
-    for depth, step in enumerate(path):
+def scope_at(root: Scope, path: Path, above: Path = ()) -> Scope:
+    """The scope of *root* at *path*; raises LookupError where *path* leads to none.
+
+    *above*: the path of *root* itself, for the message.
+    """
+    shown = show_path((*above, *path))
+    for depth, step in enumerate(path, len(above)):
         here = list(accesses(root.body))
         if not 0 <= step < len(here):
-            raise LookupError(f"path {show_path(path)}: step {depth} is {step}, the body has {len(here)} accesses")
+            raise LookupError(f"path {shown}: step {depth} is {step}, the body has {len(here)} accesses")
         inner = here[step].source
         if not isinstance(inner, Scope):
-            raise LookupError(f"path {show_path(path)}: step {depth} leads to {told(inner)}, not to a scope")
+            raise LookupError(f"path {shown}: step {depth} leads to {told(inner)}, not to a scope")
         root = inner
     return root
 

@@ -70,7 +70,7 @@ class Program(Node):
             raise LookupError(
                 f"path {show_path(path)!r}: expected an equation number below {len(self.equations)} first"
             )
-        return scope_at(self.equations[path[0]].scope, path[1:])
+        return scope_at(self.equations[path[0]].scope, path[1:], path[:1])
 
     def replace_at(self, path: Path, new: Scope | Tensor, before: tuple[Equation, ...] = ()) -> Program:
         """This program with the scope at *path* read from *new*, and the equations *before* put in front of it."""

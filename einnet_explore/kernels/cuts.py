@@ -103,7 +103,7 @@ def cut(x: Iterator, body: Scalar) -> Cut:
     for q in range(period):
         value = as_index(whole) * period + (q - shift)
         placed = substitute(body, {x: value})
-        tests = [Compare(">=", value, as_index(x.lo)), Compare("<", value, as_index(x.hi)), *_comparisons(placed)]
+        tests = [Compare(">=", value, as_index(x.lo)), Compare("<", value, as_index(x.hi)), *comparisons(placed)]
         at.update(turn for t in tests if (turn := _turn(t, whole)) is not None)
     return Cut(x, period, shift, tuple(pairwise(sorted(at))))
 
@@ -117,13 +117,14 @@ def _divisions(index: Index) -> Iterable[Quotient | Remainder]:
                 pass
 
 
-def _comparisons(body: Scalar) -> Iterable[Compare]:
+def comparisons(body: Scalar) -> Iterable[Compare]:
+    """The conditions in *body*."""
     match body:
         case Compare():
             yield body
         case Apply(_, args):
             for a in args:
-                yield from _comparisons(a)
+                yield from comparisons(a)
         case Access() | Const():
             pass
 

@@ -11,7 +11,7 @@ loops that compilers make vectors of.  Each element is gathered, so each read of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -31,29 +31,37 @@ from einnet_explore.ir import (
     map_accesses,
     tensors,
 )
-from einnet_explore.kernels.cuts import LANES, Cut, cut, decided, ordered, place_of
+from einnet_explore.kernels.cuts import LANES, Cut, comparisons, cut, decided, ordered, place_of
 from einnet_explore.kernels.source import (
     F32,
     I64,
     Array,
+    Copy,
     Declare,
     Expr,
+    Fetch,
     For,
     Id,
     If,
     Kernel,
     KernelError,
     Literal,
+    Local,
     Statement,
     Store,
     Var,
     cast,
     conjunction,
+    counted,
     lowering,
 )
+from einnet_explore.kernels.source.shuffles import SIDES
 
 FIRST = ":first"
 """The argument that says from which block on a kernel is launched."""
+
+MOST_PLACES = 1 << 62
+"""More elements than any tensor has."""
 
 MOST_PIECES = 400
 """So many statements of a kernel at most."""
@@ -112,9 +120,7 @@ class _Writer:
         yield Declare(u, block + outermost.first if outermost.first >= 0 else block - -outermost.first)
         for at in outermost.ranges:
             lo, hi = at
-            inside: list[Statement] = []
-            for iterator, value in outermost.phases(at):
-                inside += self._loops(substitute(body, {outermost.x: value}), 1, {iterator: u}, {outermost.x: value})
+            inside = self._phases(body, 0, at, u, {}, {})
             later = [u.ge(lo)] if at != outermost.ranges[0] else []
             sooner = [u.lt(hi)] if at != outermost.ranges[-1] else []
             test = conjunction(*later, *sooner)
@@ -132,16 +138,91 @@ class _Writer:
         here, out = self.cuts[depth], list[Statement]()
         for lo, hi in here.ranges:
             u = Var(f":u {depth}", I64)
-            inside: list[Statement] = []
-            for iterator, value in here.phases((lo, hi)):
-                inner = {**where, here.x: value}
-                inside += self._loops(substitute(body, {here.x: value}), depth + 1, {**at, iterator: u}, inner)
+            inside = self._phases(body, depth, (lo, hi), u, at, where)
             if inside:
                 last = depth + 1 == len(self.cuts)
                 for begin, end in _vectors(lo, hi) if last else ((lo, hi),):
                     bounds = (Literal(begin, I64), Literal(end, I64), Literal(1, I64))
                     out.append(For(u, *bounds, tuple(inside), simd=last))
         return out
+
+    def _phases(
+        self,
+        body: Scalar,
+        depth: int,
+        between: tuple[int, int],
+        u: Expr,
+        at: Mapping[Iterator, Expr],
+        where: Mapping[Iterator, Index],
+    ) -> list[Statement]:
+        """What is inside of the loop over traversal number *depth* where that is *between* two cuts, at *u*."""
+        x = self.cuts[depth].x
+        phases = tuple(self.cuts[depth].phases(between))
+        if self._short and depth + 2 == len(self.cuts):
+            return list(self._rows(body, x, phases, {**at, **{iterator: u for iterator, _ in phases}}, where))
+        return [
+            s
+            for iterator, value in phases
+            for s in self._loops(substitute(body, {x: value}), depth + 1, {**at, iterator: u}, {**where, x: value})
+        ]
+
+    @property
+    def _short(self) -> bool:
+        """Whether the innermost traversal, in one piece, fills no vector."""
+        last = self.cuts[-1]
+        return not self.turned and last.period == len(last.ranges) == 1 and last.x.extent < LANES
+
+    def _rows(
+        self,
+        body: Scalar,
+        x: Iterator,
+        phases: Sequence[tuple[Iterator, Index]],
+        at: Mapping[Iterator, Expr],
+        where: Mapping[Iterator, Index],
+    ) -> Iterable[Statement]:
+        """Short rows, one for each of the *phases* of *x*: those that continue one another, in all tensors, are one."""
+        last = self.cuts[-1].x
+        todo = [(value, decided(substitute(body, {x: value}))) for _, value in phases]
+        while todo:
+            value, first = todo[0]
+            here = [
+                v == value + n and _places(b, 0) == _places(first, n * last.extent) for n, (v, b) in enumerate(todo)
+            ]
+            count = next((n for n, continued in enumerate(here) if not continued), len(todo))
+            todo = todo[count:]
+            yield from self._row(first, count * last.extent, at, {**where, x: value})
+
+    def _row(
+        self, body: Scalar, width: int, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]
+    ) -> Iterable[Statement]:
+        """*width* neighbours: one vector, though of more elements, where it may read so many and holds them."""
+        last = self.cuts[-1].x
+        lanes = next((n for n in sorted(SIDES) if n >= width), 0)
+        v = Var(":v", I64)
+        longer = Iterator(f"{last.name}'", last.lo, last.lo + max(lanes, width))
+        body = substitute(body, {last: longer})
+        inside = all(lo >= 0 and hi < prod(a.source.shape) for a in accesses(body) for lo, hi in (place_of(a).bounds,))
+        if not lanes or not inside or any(comparisons(body)):
+            bounds = (Literal(last.lo, I64), Literal(last.lo + width, I64), Literal(1, I64))
+            yield For(v, *bounds, (self._store(body, {**at, longer: v}, {**where, last: as_index(longer)}),), simd=True)
+            return
+        yield from self._ahead(body, {**at, longer: Literal(last.lo, I64)})
+        row = Array(":row", F32, lanes, "private", align=lanes * F32.size)
+        yield Local(row)
+        yield counted(v, lanes, Store(row, v, self._scalar(body, {**at, longer: _plus(v, last.lo)})), vector=True)
+        index = tuple(where.get(x, as_index(x.lo)) - x.lo for x in self.scope.traversals)
+        yield Copy(self.result, _place(self.scope.shape, index, at), row, Literal(0, I64), width)
+
+    def _ahead(self, body: Scalar, at: Mapping[Iterator, Expr]) -> Iterable[Statement]:
+        """Short rows lie apart, so that nobody foresees them: what the next row of rows reads is fetched."""
+        if len(self.cuts) < 3:
+            return
+        rows = f"{self.cuts[-3].x.name}'"
+        for access in dict.fromkeys(accesses(body)):
+            place = place_of(access)
+            step = sum(k for y, k in place.terms if isinstance(y, Iterator) and y.name == rows)
+            if step:
+                yield Fetch(self.read[_name(access.source)], lowering.index(place + step, at, I64))
 
     def _store(self, body: Scalar, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]) -> Statement:
         index = tuple(where[x] - x.lo for x in self.scope.traversals)
@@ -152,6 +233,15 @@ class _Writer:
             return self.read[_name(source)][where[0]]
 
         return lowering.scalar(map_accesses(body, _flat), at, load, F32, I64)
+
+
+def _places(body: Scalar, further: int) -> Scalar:
+    """*body* with places in memory for indices, *further* on."""
+    return map_accesses(body, lambda a: Access(Tensor(_name(a.source), (MOST_PLACES,)), (place_of(a) + further,)))
+
+
+def _plus(value: Expr, number: int) -> Expr:
+    return value + number if number >= 0 else value - -number
 
 
 def _vectors(lo: int, hi: int) -> tuple[tuple[int, int], ...]:

@@ -11,7 +11,7 @@ cycles for `F` multiply-adds, :math:`L_v` vector loads (twice where they cross a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, product
 from math import ceil, prod
@@ -45,6 +45,21 @@ class Tap:
     offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a search chooses of a tile, in numbers: which of the tiles of a form it is."""
+
+    vector: int
+    copied: bool
+    unrolled: int
+    """How many summations, the shortest ones."""
+    together: int
+    rows: int
+    lanes: int
+    vectors: int
+    slots: int
+
+
 @dataclass(frozen=True)
 class Tile:
     """How a contraction is cut up; see the module."""
@@ -64,6 +79,12 @@ class Tile:
     slots_outside: bool
     """Whether the loop over slots is outside the one over rows and vectors."""
     cycles: float = 0
+
+    @property
+    def cut(self) -> Cut:
+        """Which of the tiles of its form this is."""
+        counts = (len(self.unrolled), len(self.groups[0]), self.rows, self.lanes, self.vectors, self.slots)
+        return Cut(self.vector, self.layout.copied, *counts)
 
     @property
     def sums(self) -> int:
@@ -106,18 +127,22 @@ def best_tile(form: Form, machine: Machine) -> Tile | None:
     return min(tiles(form, machine), key=lambda tile: tile.cycles, default=None)
 
 
-def tiles(form: Form, machine: Machine) -> Iterable[Tile]:
-    """The tiles that fit registers and code size, with their cycles."""
+def tiles(form: Form, machine: Machine, only: Cut | None = None) -> Iterable[Tile]:
+    """The tiles that fit registers and code size, with their cycles; of these *only* the one that is cut so."""
     last = form.traversals[-1]
-    for vector in (0, 1):
+    for vector in _among((0, 1), only, lambda cut: cut.vector):
         if last not in form.moves(vector):
             continue
         for layout in (in_place(form, vector, last), padded_copy(form, vector, last)):
-            if layout is not None:
-                yield from _with_layout(form, machine, vector, layout)
+            if layout is not None and (only is None or only.copied == layout.copied):
+                yield from _with_layout(form, machine, vector, layout, only)
 
 
-def _with_layout(form: Form, machine: Machine, vector: int, layout: Layout) -> Iterable[Tile]:
+def _among(values: Iterable[int], only: Cut | None, of: Callable[[Cut], int]) -> Iterable[int]:
+    return (n for n in values if only is None or n == of(only))
+
+
+def _with_layout(form: Form, machine: Machine, vector: int, layout: Layout, only: Cut | None) -> Iterable[Tile]:
     last = form.traversals[-1]
     mine, other = form.moves(vector), form.moves(1 - vector)
     row = next((x for x in reversed(form.traversals[:-1]) if x in mine and x not in other and x.extent > 1), None)
@@ -127,7 +152,7 @@ def _with_layout(form: Form, machine: Machine, vector: int, layout: Layout) -> I
         widths.add(machine.lanes)  # beyond the end of a row there are other rows, or spare elements
     by_extent = sorted(form.summations, key=lambda y: y.extent)
     phases, wide = sorted(form.reads), form.periods[-1]
-    for count in range(len(by_extent) + 1):
+    for count in _among(range(len(by_extent) + 1), only, lambda cut: cut.unrolled):
         unrolled = tuple(y for y in form.summations if y in by_extent[:count])
         if prod(y.extent for y in unrolled) > UNROLLED:
             break
@@ -135,15 +160,22 @@ def _with_layout(form: Form, machine: Machine, vector: int, layout: Layout) -> I
             every = taps(form, vector, layout, phases, unrolled)
         except ValueError:
             continue
-        for together in (n for n in range(wide, len(phases) + 1, wide) if len(phases) % n == 0):
+        for together in _among(range(wide, len(phases) + 1, wide), only, lambda cut: cut.together):
+            if len(phases) % together:
+                continue
             groups = tuple(tuple(phases[n : n + together]) for n in range(0, len(phases), together))
             steps = [[tap for tap in every if tap.phase in group] for group in groups]
-            for rows, lanes in product(range(1, min(8, row.extent if row else 1) + 1), widths):
+            for rows, lanes in product(
+                _among(range(1, min(8, row.extent if row else 1) + 1), only, lambda cut: cut.rows),
+                _among(widths, only, lambda cut: cut.lanes),
+            ):
                 draft = Tile(vector, layout, lanes, 1, row, rows, slot, 1, groups, unrolled, True)
                 loads = [_loads(form, draft, group) for group in steps]
                 for vectors, slots in product(
-                    range(1, min(8, -(-last.extent // lanes)) + 1),
-                    range(1, min(machine.registers, slot.extent if slot else 1) + 1),
+                    _among(range(1, min(8, -(-last.extent // lanes)) + 1), only, lambda cut: cut.vectors),
+                    _among(
+                        range(1, min(machine.registers, slot.extent if slot else 1) + 1), only, lambda cut: cut.slots
+                    ),
                 ):
                     size = vectors * rows * slots
                     if size * together <= machine.registers - SPARE and len(every) * size <= UNROLLED:

@@ -61,6 +61,7 @@ POST_RULES: tuple[Rule[Any], ...] = (
     ROW_GENERATION,
     ONE_PASS_GENERATION,
     REDUCTION_GENERATION,
+    BLOCKED_GENERATION,
 )
 """The rules that post-optimisation applies to whole programs; search does not try them."""
 

@@ -39,6 +39,8 @@ def rewrite(program: Program, at: Path) -> Program:
         raise Refused("it reads no scope: there is but one stage")
     if not any(stage.product for stage in found.stages):
         raise Refused(f"none of the {len(found.stages)} stages sums products of two tensors")
+    if not found.result.scope.traversals:
+        raise Refused("the result is one number: there is no traversal to share")
     if not found.cuts():
         x = max(found.result.scope.traversals, key=lambda x: x.extent)
         cut = found.cut(x, 1, 1)

@@ -23,7 +23,7 @@ from einnet_explore.algebra.constancy import constancy
 from einnet_explore.algebra.naming import by_name, index_of, listed, ranges_of
 from einnet_explore.algebra.ranges import changed, tightest
 from einnet_explore.algebra.sliding import moved, sliding
-from einnet_explore.ir import Index, Iterator, Path, Program
+from einnet_explore.ir import Index, Iterator, Path, Program, Scope
 from einnet_explore.rules.base import Refused, Rule, refusing
 
 
@@ -41,15 +41,20 @@ def propose(program: Program, at: Path) -> Iterable[Tightening]:
     iterators = scope.summations if len(at) == 1 else (*scope.traversals, *scope.summations)
     if ranges := tightest(scope, iterators):
         yield Tightening(ranges=tuple((x, lo, hi) for x, (lo, hi) in ranges.items()))
-    legal = []
-    for window in sliding(scope):
-        try:
-            moved(scope, (window,), wrap=False)
-        except ValueError:
-            continue
-        legal.append(window)
-    if legal:
-        yield Tightening(window=tuple(legal))
+    if legal := tuple(window for window in sliding(scope) if _legal(scope, (window,), wrap=False)):
+        yield Tightening(window=legal)
+
+
+def phased(scope: Scope) -> Tightening | None:
+    """The shortest moving windows together, where some read beyond a tensor that has no padding: None where none does.
+
+    ``propose`` leaves these out: the tensor is copied with padding, which only pays once the bases of the windows no
+    longer depend on residues of one traversal, i.e. once each phase of a transposed convolution is a filter.
+    """
+    windows = sliding(scope)
+    if not windows or _legal(scope, windows, wrap=False) or not _legal(scope, windows, wrap=True):
+        return None
+    return Tightening(window=windows)
 
 
 def rewrite(program: Program, at: Path, params: Tightening) -> Program:
@@ -69,6 +74,14 @@ def rewrite(program: Program, at: Path, params: Tightening) -> Program:
         if params.window:
             scope = moved(scope, params.window)
     return program.replace_at(at, scope)
+
+
+def _legal(scope: Scope, windows: tuple[tuple[Iterator, Index, int], ...], wrap: bool) -> bool:
+    try:
+        moved(scope, windows, wrap)
+    except ValueError:
+        return False
+    return True
 
 
 def explain(program: Program, at: Path) -> str:

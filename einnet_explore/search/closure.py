@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from itertools import islice
-from time import perf_counter
 from typing import Any
 
 from einnet_explore.algebra.keys import program_key
@@ -80,7 +79,7 @@ def _members(program: Program, pieces: Pieces) -> Iterable[Derivation]:
     for n, member in enumerate(several):
         pieces.share(compute_bound(member.end), last=n == len(several) - 1)
         for done in _merged_on(member, pieces):
-            if perf_counter() > pieces.until + pieces.limits.seconds:
+            if pieces.watch.seconds > pieces.until + pieces.limits.seconds:
                 return
             if (key := program_key(done.end)) not in seen:
                 seen.add(key)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
-from time import perf_counter
 from typing import Any, TypeAlias
 
 from einnet_explore.algebra.equations import constants
@@ -28,6 +27,7 @@ from einnet_explore.rules import RULES, Derivation, Rule
 from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
 from einnet_explore.search.engine import Cost, Options, Search
 from einnet_explore.search.events import Found
+from einnet_explore.search.watch import Watch
 
 Calls: TypeAlias = "tuple[Instance, ...]"
 
@@ -76,13 +76,14 @@ class Pieces:
     until: float = 0.0
     seconds: float = 0.0
     known: dict[Program, tuple[Way, ...]] = field(default_factory=dict)
+    watch: Watch = field(default_factory=Watch)
 
     def __post_init__(self) -> None:
-        self.until = perf_counter() + self.limits.seconds
+        self.until = self.watch.seconds + self.limits.seconds
 
     def share(self, expressions: tuple[int, ...], last: bool = False) -> None:
         """Give *expressions* half of the time that is left, all of it to the *last*: first members are the best."""
-        left = max(0.0, self.until - perf_counter()) / (1 if last else 2)
+        left = max(0.0, self.until - self.watch.seconds) / (1 if last else 2)
         self.seconds = left / max(1, len(expressions))
 
     def combined(self, start: Derivation) -> Iterable[Derivation]:
@@ -122,7 +123,7 @@ class Pieces:
         alone = standalone(program, n)
         if alone not in self.known:
             search = Search(alone, self.cost, Options(max_depth=self.limits.max_depth, rules=self.limits.rules))
-            until, states = perf_counter() + self.seconds, self.limits.states
+            until, states = self.watch.seconds + self.seconds, self.limits.states
             found: dict[Calls, tuple[float, int]] = {}
             for event in search.run():
                 if isinstance(event, Found):
@@ -130,7 +131,7 @@ class Pieces:
                     found[calls] = min(found.get(calls, (float("inf"), 0)), (event.seconds, event.state.id))
                 if ROOM.full() or (states is not None and len(search.states) >= states):
                     break
-                if found and perf_counter() > until:
+                if found and self.watch.seconds > until:
                     break
             ranked: list[tuple[int, Way]] = []
             count: dict[tuple[str, ...], int] = {}

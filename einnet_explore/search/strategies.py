@@ -8,6 +8,7 @@ r"""What counts as one move: every legal match (``paper``), or a choice and the 
   index then has a low digit;
 * iterators are joined to one only where a larger index contains the sum, since matching joins the others itself;
 * a scope that only sums up or re-indexes a nested scope is left alone, and what it sums up is not split again;
+* a window that moves beyond its data comes with the substitution that makes each of its phases a filter, never alone;
 * a nested scope that sums is merged only if the start program has it: others were made by a split or a substitution.
 """
 
@@ -18,11 +19,13 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from einnet_explore.algebra.filters import Window, window_of
 from einnet_explore.algebra.measure import intensity
 from einnet_explore.algebra.structure import windows
 from einnet_explore.ir import Access, Index, Iterator, Path, Program, Remainder, Scope, Table, accesses, as_index
 from einnet_explore.operators.digits import overlaps
 from einnet_explore.rules import (
+    BILINEAR_SUBSTITUTION,
     BOUNDARY_RELAXING,
     BOUNDARY_TIGHTENING,
     EOPERATOR_GENERATION,
@@ -34,6 +37,7 @@ from einnet_explore.rules import (
 from einnet_explore.rules.base import places
 from einnet_explore.rules.bilinear_substitution import Filter
 from einnet_explore.rules.boundary_relaxing import Wider
+from einnet_explore.rules.boundary_tightening import phased
 from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
 from einnet_explore.rules.summation_splitting import Splitting
 from einnet_explore.rules.traversal_merging import Merging
@@ -121,9 +125,12 @@ def _of(rule: Rule[Any], program: Program, at: Path, scope: Scope, allowed: Allo
                 wider = frozenset(x.name for x, _, _ in ranges)
                 yield from _windowed(match, changed, at, wider, allowed)
                 if VARIABLE_SUBSTITUTION in allowed.rules:
-                    yield from _substituted((match,), changed, at, wider, splits)
+                    yield from _substituted((match,), changed, at, wider, splits, allowed)
             case Substitution():
-                yield from _substitution((), match, scope, changed, splits)
+                for done, after in _substitution((), match, scope, changed, splits, allowed):
+                    yield done, after
+                    if BOUNDARY_TIGHTENING in allowed.rules:
+                        yield from _phased(done, after)
             case Filter():
                 yield from _nested((match,), changed, len(changed.equations) - len(program.equations))
             case Merging(access) if _summing(scope, access) not in (None, *allowed.given):
@@ -164,17 +171,17 @@ def _windowed(
 
 
 def _substituted(
-    before: tuple[Match[Any], ...], program: Program, at: Path, wider: frozenset[str], splits: bool
+    before: tuple[Match[Any], ...], program: Program, at: Path, wider: frozenset[str], splits: bool, allowed: Allowed
 ) -> Iterable[Moves]:
     """Each substitution that takes every widened iterator apart, after *before*."""
     scope = program.scope_at(at)
     for match, changed in moves(VARIABLE_SUBSTITUTION, program, at, scope):
         if wider <= {x.name for x in _divided(match.params)}:
-            yield from _substitution(before, match, scope, changed, splits)
+            yield from _substitution(before, match, scope, changed, splits, allowed)
 
 
 def _substitution(
-    before: tuple[Match[Any], ...], match: Match[Any], scope: Scope, changed: Program, splits: bool
+    before: tuple[Match[Any], ...], match: Match[Any], scope: Scope, changed: Program, splits: bool, allowed: Allowed
 ) -> Iterable[Moves]:
     """The substitution *match* of *scope*, if it serves anything; halves of windows together with a split."""
     params: Substitution = match.params
@@ -185,6 +192,19 @@ def _substitution(
             yield from _separated((*before, match), scope, params, changed, halved)
     elif not only_joins(scope, params) and _digits_serve(scope, params, divided):
         yield (*before, match), changed
+        if BILINEAR_SUBSTITUTION in allowed.rules:
+            yield from _strided((*before, match), changed)
+
+
+def _phased(before: tuple[Match[Any], ...], program: Program) -> Iterable[Moves]:
+    """The substitution that *before* ends with, and windows of its phases that read a padded copy of their data."""
+    last = before[-1]
+    if last.rule != VARIABLE_SUBSTITUTION or not _only_reads(program.scope_at(last.at)):
+        return
+    inside = (*last.at, 0)
+    if (params := phased(program.scope_at(inside))) is not None:
+        match = Match(BOUNDARY_TIGHTENING, inside, params)
+        yield (*before, match), match.apply(program).after
 
 
 def _separated(
@@ -202,6 +222,16 @@ def _separated(
             for chosen in product(*parts):
                 split = Match(SUMMATION_SPLITTING, at, Splitting((*chosen, *rest)))
                 yield (*before, split), split.apply(program).after
+
+
+def _strided(before: tuple[Match[Any], ...], program: Program) -> Iterable[Moves]:
+    """Filters that the residues of a strided window are: 2h + 2r' + r'' moves by 2, along h and r' alone by one."""
+    at = before[-1].at
+    scope = program.scope_at(at)
+    for match, changed in moves(BILINEAR_SUBSTITUTION, program, at, scope):
+        window = window_of(scope, match.params.traversal, match.params.summation)
+        if isinstance(window, Window) and window.step > 1:
+            yield from _nested((*before, match), changed, len(changed.equations) - len(program.equations))
 
 
 def _divided(params: Substitution) -> set[Iterator]:

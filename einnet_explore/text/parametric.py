@@ -13,7 +13,7 @@ from lark import Token, Tree
 
 from einnet_explore.ir import Program
 from einnet_explore.text.errors import Fault, TextError, located
-from einnet_explore.text.literals import Node, integer
+from einnet_explore.text.literals import Node, children, integer
 from einnet_explore.text.parser import grammar
 from einnet_explore.text.statements import program_of
 
@@ -23,7 +23,11 @@ _ARITHMETIC = ("index_plus", "index_minus", "index_times", "index_over", "index_
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """One condition: *name* is at least or at most *number*, or that modulo *modulus*; none where *op* is empty."""
+    """One condition: *name* is at least or at most *number*, or that modulo *modulus*; none where *op* is empty.
+
+    With no *name* it is one of several parameters: *left* *op* *right*, or that *left* is a multiple of *right*
+    (``%``).  *text* is how it is written, *names* are the parameters in it.
+    """
 
     name: str
     op: str
@@ -31,6 +35,10 @@ class Assumption:
     modulus: int
     line: int
     column: int
+    text: str
+    names: tuple[str, ...]
+    left: Node | None = None
+    right: Node | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +53,7 @@ class Template:
     @property
     def names(self) -> tuple[str, ...]:
         """The parameters in order."""
-        return tuple(dict.fromkeys(a.name for a in self.assumptions))
+        return tuple(dict.fromkeys(name for a in self.assumptions for name in a.names))
 
     def at(self, sizes: Mapping[str, int]) -> Program:
         """The program where the parameters have *sizes*; raises TextError, which names them, where there is none."""
@@ -66,29 +74,58 @@ def parse_template(text: str, source: str = "<text>") -> Template:
     with located(source, text):
         tree = grammar("parametric").parse(text, start="program")
         lines = [child for child in tree.children if isinstance(child, Tree) and child.data == "parameter"]
-        found = tuple(_assumption(node) for line in lines for node in line.children)
+        found = tuple(_assumption(node, text) for line in lines for node in children(line))
         if not found:
             raise Fault(tree, "found no parameter, expected a line such as: param H >= 3")
         statements = [child for child in tree.children if child not in lines]
         return Template(text, source, Tree("program", list(statements), tree.meta), found)
 
 
-def _assumption(node: Tree[Token] | Token) -> Assumption:
-    assert isinstance(node, Tree)
-    name, *rest = (token for token in node.children if isinstance(token, Token))
-    op, number, modulus = "", 1, 1
-    match [str(token) for token in rest]:
-        case [">=" | "<=" as op, _]:
-            number = integer(rest[1])
-        case ["%" as op, _, _, _]:
-            modulus, number = integer(rest[1]), integer(rest[3])
-            if not modulus:
-                raise Fault(rest[1], "found the modulus 0, expected a positive integer")
-            if number >= modulus:
-                raise Fault(rest[3], f"found the remainder {number} modulo {modulus}, expected one below {modulus}")
-    if not str(name).isascii():
-        raise Fault(name, f"found the parameter {name}, expected letters from a to z, digits and underscores")
-    return Assumption(str(name), op, number, modulus, name.line or 1, name.column or 1)
+def _assumption(node: Tree[Token], text: str) -> Assumption:
+    named = [name for it in node.find_data("iterator") for name in it.children if isinstance(name, Token)]
+    for name in named:
+        if not str(name).isascii():
+            raise Fault(name, f"found the parameter {name}, expected letters from a to z, digits and underscores")
+    if not named:
+        raise Fault(node, "found an assumption without a parameter, expected one such as H >= 3")
+    names = tuple(sorted(set(map(str, named)), key=lambda n: min(t.start_pos or 0 for t in named if t == n)))
+    meta = node.meta
+    written = " ".join(text[meta.start_pos : meta.end_pos].split())
+
+    def made(name: str, op: str, number: int = 1, modulus: int = 1, *sides: Node) -> Assumption:
+        return Assumption(name, op, number, modulus, meta.line, meta.column, written, names, *sides)
+
+    match node.children:
+        case [Tree(data="iterator", children=[Token() as name])]:
+            return made(str(name), "")
+        case [
+            Tree(data="iterator", children=[Token() as name]),
+            Token(value=">=" | "<=" as op),
+            Tree(data="integer", children=[Token() as n]),
+        ]:
+            return made(str(name), op, integer(n))
+        case [
+            Tree(data="index_modulo", children=[left, right]),
+            Token(value="=="),
+            Tree(data="integer", children=[Token() as n]),
+        ]:
+            number = integer(n)
+            match left, right:
+                case Tree(data="iterator", children=[Token() as name]), Tree(
+                    data="integer", children=[Token() as digits]
+                ):
+                    modulus = integer(digits)
+                    if not modulus:
+                        raise Fault(digits, "found the modulus 0, expected a positive integer")
+                    if number >= modulus:
+                        raise Fault(n, f"found the remainder {number} modulo {modulus}, expected one below {modulus}")
+                    return made(str(name), "%", number, modulus)
+            if number:
+                raise Fault(n, f"found the remainder {number} by several parameters, expected 0")
+            return made("", "%", 0, 1, left, right)
+        case [Tree() as left, Token(value=op), Tree() as right]:
+            return made("", str(op), 0, 1, left, right)
+    raise Fault(node, f"found {written}, expected an assumption such as H >= 3, C % 4 == 0 or W >= K")
 
 
 def _put(tree: Tree[Token], sizes: Mapping[str, int]) -> Tree[Token]:

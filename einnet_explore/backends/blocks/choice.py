@@ -8,7 +8,7 @@ from math import prod
 
 from einnet_explore.algebra.chain import Chain, Cut, Unfit, chain
 from einnet_explore.backends.blocks.local import Local, joined, locals_of
-from einnet_explore.backends.blocks.product import cycles, product_of, tile_of
+from einnet_explore.backends.blocks.product import beyond, columns_bytes, cycles, depth_of, product_of, tile_of
 from einnet_explore.ir import Scope
 from einnet_explore.kernels.machine import Machine
 
@@ -20,6 +20,9 @@ SIZES = (*range(1, 17), 24, 32, 48, 64, 128, 256)
 
 PART = 0.75
 """The part of the second-level cache that two neighbouring stages may fill."""
+
+LAST, MEMORY = 2, 4
+"""How many times as long as from the second-level cache reading takes from the last one, and from memory."""
 
 
 @lru_cache(256)
@@ -68,24 +71,27 @@ def _cycles(chain: Chain, cuts: tuple[Cut, ...], threads: int, machine: Machine)
     total, before = 0.0, 0
     for stage in stages:
         made = sizes.get(stage.memory, 0)
-        total += _of(stage, machine)
+        total += _of(stage, rounds, machine)
         if made + before > PART * machine.l2:
-            total += 2 * made / (machine.l2_bytes / 2)
+            total += rounds * 2 * made / (machine.l2_bytes / 2)
         before = made
-    return rounds * total
+    return total
 
 
-def _of(stage: Local, machine: Machine) -> float:
-    """Cycles of one stage of a block: a product's tiles, or reading its other factor from beyond; else its vectors."""
+def _of(stage: Local, rounds: int, machine: Machine) -> float:
+    """Cycles of one stage of so many blocks: a product's tiles, or reading its other factor; else its vectors."""
     found = product_of(stage, machine.lanes)
     points = prod(x.extent for x in stage.traversals)
-    depth = prod(y.extent for y in stage.sums)
     if found is None:
-        return points / machine.lanes * 2
-    vectors = stage.last.extent // machine.lanes
-    tile = tile_of(found.count, vectors, machine)
+        return rounds * points / machine.lanes * 2
+    vectors, depth = stage.last.extent // machine.lanes, depth_of(stage)
+    tile = tile_of(found.count, vectors, depth, machine)
     again = depth * points // (found.count * stage.last.extent)
-    size = 4 * again * stage.last.extent
-    # What does not stay in the last cache, of which others use a part, comes from memory.
-    read = size / (machine.l2_bytes / (2 if 2 * size <= machine.l3 else 8))
-    return max(again * cycles(tile, found.count, vectors, machine), read)
+    work = again * cycles(tile, found.count, vectors, depth, machine)
+    if not beyond(stage, found, machine):
+        return rounds * work
+    # The other layers of a model have used the last cache since: the first block reads from memory.
+    size = columns_bytes(stage, found)
+    first = size / (machine.l2_bytes / MEMORY)
+    others = size / (machine.l2_bytes / (LAST if 2 * size <= machine.l3 else MEMORY))
+    return max(work, first) + (rounds - 1) * max(work, others)

@@ -5,11 +5,13 @@ r"""A stage that sums products, in register tiles: rows of one factor against ve
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
+from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from einnet_explore.backends.blocks.local import Local
@@ -71,8 +73,8 @@ def _vectors(index: Index, x: Iterator, lanes: int) -> bool:
     return at.coefficient(lane) == 1 and lane not in (at - lane).iterators
 
 
-def tile_of(rows: int, vectors: int, machine: Machine) -> Tile:
-    """The tile for so many rows and vectors that takes the fewest cycles for all of them.
+def tile_of(rows: int, vectors: int, depth: int, machine: Machine) -> Tile:
+    """The tile for so many rows and vectors, summed over *depth*, that takes the fewest cycles for all of them.
 
     Where that is even: one that leaves no rows, holds more sums, loads less.
     """
@@ -86,35 +88,63 @@ def tile_of(rows: int, vectors: int, machine: Machine) -> Tile:
 
     def key(tile: Tile) -> tuple[float, bool, int, int]:
         count = tile.rows * tile.vectors
-        return cycles(tile, rows, vectors, machine), bool(rows % tile.rows), -count, tile.rows + tile.vectors
+        return cycles(tile, rows, vectors, depth, machine), bool(rows % tile.rows), -count, tile.rows + tile.vectors
 
     return min(fitting, key=key)
 
 
-def cycles(tile: Tile, rows: int, vectors: int, machine: Machine) -> float:
-    """Cycles of one product of *rows* by *vectors*: multiply-adds, loads, and what the next sum waits for."""
+def cycles(tile: Tile, rows: int, vectors: int, depth: int, machine: Machine) -> float:
+    """Cycles of one product of *rows* by *vectors*, for each of *depth*.
+
+    Multiply-adds, loads, what the next sum waits for, and columns that come from the second-level cache for every tile.
+    """
+    line = 4 * tile.width
+    columns = line / machine.l2_bytes if depth * line > machine.l1 // 2 else 0
 
     def one(r: int) -> float:
         work, loads = r * tile.vectors / machine.fma_per_cycle, (r + tile.vectors) / machine.loads_per_cycle
-        return max(work, LOADS * loads, machine.latency) if r else 0
+        return max(work, LOADS * loads, LOADS * columns, machine.latency) if r else 0
 
     return vectors / tile.vectors * (rows // tile.rows * one(tile.rows) + one(rows % tile.rows))
 
 
 def write(writer: Writer, stage: Local, product: Product) -> None:
-    """All tiles, the columns' outside the rows': what the columns read stays in the first-level cache."""
+    """All tiles, the columns' outside the rows': what the columns read stays in the first-level cache.
+
+    What comes from beyond the caches is asked for a tile's columns ahead, a part by every tile of rows: the loads of
+    the first of these would otherwise wait for memory, and those of the others leave it idle.
+    """
     lanes = writer.machine.lanes
-    tile = tile_of(product.count, stage.last.extent // lanes, writer.machine)
+    tile = tile_of(product.count, stage.last.extent // lanes, depth_of(stage), writer.machine)
     others = tuple(x for x in product.columns if x != stage.last)
     across = Iterator("@across", 0, stage.last.extent // tile.width)
+    whole, rest = divmod(product.count, tile.rows)
+    ahead = -(-tile.vectors // max(1, whole)) if beyond(stage, product, writer.machine) else 0
     with ExitStack() as inside:
         env = writer.loops((*product.batch, *others, across), {}, inside)
-        whole, rest = divmod(product.count, tile.rows)
         if whole:
             with T.serial(whole) as down:
-                _tile(writer, stage, product, tile, env, across, down * tile.rows)
+                asked = [tirx.min(down * ahead + v, tile.vectors - 1) * lanes for v in range(ahead)]
+                _tile(writer, stage, product, tile, env, across, down * tile.rows, asked)
         if rest:
-            _tile(writer, stage, product, Tile(rest, tile.vectors, lanes), env, across, whole * tile.rows)
+            asked = [] if whole else [v * lanes for v in range(ahead)]
+            _tile(writer, stage, product, Tile(rest, tile.vectors, lanes), env, across, whole * tile.rows, asked)
+
+
+def depth_of(stage: Local) -> int:
+    """How many products a sum of *stage* has."""
+    return prod(y.extent for y in stage.sums)
+
+
+def beyond(stage: Local, product: Product, machine: Machine) -> bool:
+    """Whether what the columns read is an input of more than half of the second-level cache."""
+    return not _name(product.right).startswith("#") and columns_bytes(stage, product) > machine.l2 // 2
+
+
+def columns_bytes(stage: Local, product: Product) -> int:
+    """Bytes that the columns of *product* read in a block."""
+    moving = {x for i in product.right.index for x in i.iterators}
+    return 4 * prod(x.extent for x in (*stage.traversals, *stage.sums) if x in moving)
 
 
 def _tile(
@@ -125,6 +155,7 @@ def _tile(
     env: dict[Iterator, Expr],
     across: Iterator,
     first: Expr,
+    asked: Sequence[Expr],
 ) -> None:
     begin = Iterator("@first", 0, product.count)
     here = {**env, begin: first}
@@ -137,6 +168,9 @@ def _tile(
     def loop(body: Callable[[Expr], None]) -> None:
         with ExitStack() as inside:
             sums.update(writer.loops(stage.sums, {}, inside))
+            following = writer.at(moved(right.index[0], 0, 0), {**here, **sums, across: here[across] + 1})
+            for more in asked:
+                T.evaluate(prefetch(writer.memory[_name(right)], following + more))
             body(None)
 
     sums: dict[Iterator, Expr] = {}
@@ -150,6 +184,13 @@ def _tile(
 
     totals = multiply(tile, loop, scalar, lane)
     put(tile, totals, writer.memory[stage.memory], lambda row, x: writer.at(moved(stage.place, row, x), here))
+
+
+def prefetch(buffer: Any, at: Expr) -> Expr:
+    """Ask for the line of element *at* of *buffer*, to be read, in the second-level cache; beyond its end: nothing."""
+    address = T.address_of(buffer[at])
+    read, second, data = (tirx.const(n, "int32") for n in (0, 2, 1))
+    return tirx.call_intrin("void", "tirx.prefetch", address, read, second, data)
 
 
 def _name(access: Access) -> str:

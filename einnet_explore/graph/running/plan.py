@@ -26,6 +26,8 @@ import onnxruntime
 from onnx import numpy_helper
 
 from einnet_explore.backends.fragment import Writer
+from einnet_explore.backends.hosted import DOMAIN
+from einnet_explore.backends.resident import lend, resident
 from einnet_explore.graph.reading.model import Model, Node
 from einnet_explore.graph.running.compiled import ByValue, spliced
 from einnet_explore.graph.running.parts import check_disjoint, parts
@@ -137,11 +139,19 @@ def _joined(
     proto = spliced(regions, written, regions.proto.opset_import)
     if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
         return None
-    session = start(proto, threads, nodes=[node for nodes, _ in written for node in nodes])
+    kernels = {name for node in proto.graph.node if node.domain == DOMAIN for name in node.input}
+    weights = {k: v for _, made in written if made is not None for k, v in made.weights.items() if k in kernels}
+    held: list[Any] = []
+    session = start(
+        proto,
+        threads,
+        nodes=[node for nodes, _ in written for node in nodes],
+        adjust=lambda options: held.extend(lend(options, resident(weights))),
+    )
     feeds, outputs = tuple(v.name for v in session.get_inputs()), regions.outputs
 
-    def run_all(held: dict[str, Array]) -> Sequence[Array]:
-        return session.run(outputs, {name: held[name] for name in feeds})  # type: ignore[no-any-return]
+    def run_all(values: dict[str, Array], _: list[Any] = held) -> Sequence[Array]:
+        return session.run(outputs, {name: values[name] for name in feeds})  # type: ignore[no-any-return]
 
     return Segment(tuple(node.name for nodes, _ in written for node in nodes), False, feeds, outputs, run_all)
 

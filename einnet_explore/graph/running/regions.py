@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -85,11 +85,19 @@ class Regions:
 
 
 def start(
-    model: onnx.ModelProto | bytes | str, threads: int, spinning: bool = True, nodes: Collection[Node] = ()
+    model: onnx.ModelProto | bytes | str,
+    threads: int,
+    spinning: bool = True,
+    nodes: Collection[Node] = (),
+    adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None,
 ) -> onnxruntime.InferenceSession:
-    """*model* (or its path) in ONNX Runtime with all its graph optimisations; raises PlanError where it refuses."""
+    """*model* (or its path) in ONNX Runtime with all its graph optimisations; raises PlanError where it refuses.
+
+    *adjust* may change the options.
+    """
     kernels = isinstance(model, onnx.ModelProto) and bool(imports(model.graph.node))
     options = session_options(threads, spinning, kernels)
+    adjust(options)
     try:
         held = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
         return onnxruntime.InferenceSession(held, options, providers=["CPUExecutionProvider"])

@@ -14,6 +14,7 @@ from einnet_explore.kernels.source.statements import (
     Barrier,
     Copy,
     Declare,
+    Fetch,
     For,
     If,
     Kernel,
@@ -24,6 +25,7 @@ from einnet_explore.kernels.source.statements import (
     Statement,
     Store,
     StorePair,
+    Turn,
     counted,
 )
 from einnet_explore.kernels.source.types import (
@@ -64,6 +66,7 @@ __all__ = [
     "Copy",
     "Declare",
     "Expr",
+    "Fetch",
     "For",
     "Id",
     "If",
@@ -78,6 +81,7 @@ __all__ = [
     "Statement",
     "Store",
     "StorePair",
+    "Turn",
     "Type",
     "Var",
     "binary",

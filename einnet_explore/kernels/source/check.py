@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from einnet_explore.kernels.source.arrays import Array, Load
 from einnet_explore.kernels.source.calls import Select
+from einnet_explore.kernels.source.shuffles import SIDES, WORDS
 from einnet_explore.kernels.source.statements import (
     Assign,
     Copy,
     Declare,
+    Fetch,
     For,
     If,
     Kernel,
@@ -20,6 +22,7 @@ from einnet_explore.kernels.source.statements import (
     Statement,
     Store,
     StorePair,
+    Turn,
     has_barrier,
     nested,
 )
@@ -150,6 +153,18 @@ def _statement(s: Statement, scope: _Scope, known: dict[str, Array | Var], top: 
             if {target.kind, left.kind, right.kind} != {F16} or op not in ("+", "-", "*"):
                 raise KernelError(f"{op} of pairs of {left.kind!r} and {right.kind!r} into {target.kind!r}")
             _whole(target, index)
+        case Turn(target, write, stride, tile, side):
+            private = tile.space == "private" and tile.kind == target.kind and tile.size == side * side
+            if side not in SIDES or not private or stride < side or target.kind.size not in WORDS:
+                raise KernelError(
+                    f"a square of {side} of {tile.space} {tile.kind!r}, {tile.size} elements, is turned into "
+                    f"{target.name} of {target.kind!r}, rows {stride} apart: expected {', '.join(map(str, SIDES))}, a "
+                    "private array of as many elements, one kind of 2, 4 or 8 bytes, and rows that do not overlap"
+                )
+            _whole(target, write)
+        case Fetch(array, index):
+            if not index.type.integer:
+                raise KernelError(f"array {array.name} has an index of {index.type!r}")
         case For(var, start, stop, step):
             if {start.type, stop.type, step.type} != {var.type} or not var.type.integer:
                 raise KernelError(f"loop {var.name} of {var.type!r} has bounds of {start.type!r} and {stop.type!r}")

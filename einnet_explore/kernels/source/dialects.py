@@ -43,26 +43,33 @@ Beside a constant a maximum is one instruction, as `b != b` is then known.
 
 
 EXPONENTIAL = """T exp_N(T a) {
-    const float x = a < -104.0f ? -104.0f : a > 89.0f ? 89.0f : a;
-    const float n = floorf(x * 1.44269504f + 0.5f);
-    const float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    const union { float f; int i; } given = {a};
+    const unsigned below = (unsigned)(given.i < 0x42b20000 ? given.i : 0x42b20000);
+    const union { unsigned i; float f; } x = {below < 0xc2d00000u ? below : 0xc2d00000u};
+    const union { float f; unsigned i; } t = {x.f * 1.44269504f + 12582912.0f};
+    const float n = t.f - 12582912.0f;
+    const float r = x.f - n * 0.693359375f + n * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    const int k = (int)(a == a ? n : 0.0f), h = k >> 1;
-    const union { int i; float f; } one = {(h + 127) << 23}, other = {(k - h + 127) << 23};
-    return p * one.f * other.f;
+    p = p * r + 1.0f;
+    const union { float f; unsigned i; } q = {p * r + 1.0f};
+    const unsigned h = t.i >> 1;
+    const union { unsigned i; float f; } one = {(h << 23) + 0x3f800000u}, other = {((t.i - h) << 23) + q.i};
+    return a == a ? other.f * one.f : a;
 }"""
 r"""The exponential of float32 without a branch or a call, so that compilers make vectors of it: the C dialect's own.
 
-.. math::  e^x = 2^n e^r, \quad n = \lfloor x / \ln 2 + \tfrac12 \rfloor, \quad r = (x - n c_1) + n c_2
+.. math::  e^x = 2^n e^r, \quad n = \lfloor x / \ln 2 \rceil, \quad r = (x - n c_1) + n c_2
 
-:math:`c_1 = 355/512` has few enough digits for an exact product (Cody and Waite), and 2^n is two factors, of which one
-alone neither overflows nor vanishes.  Coefficients: S. Moshier's Cephes library (``expf``).
+:math:`c_1 = 355/512` has few enough digits for an exact product (Cody and Waite).  `x` is kept between -104 and 89 as
+an integer: floats are ordered so, upwards without and downwards with their sign, and that takes one instruction a side
+where comparing floats takes two.  Adding :math:`1.5 \cdot 2^{23}` rounds to `n`, and leaves it in the last bits.  2^n
+is two factors, of which neither overflows nor vanishes alone: one is added to the exponent of :math:`e^r`.
+Coefficients: S. Moshier's Cephes library (``expf``).
 """
 
 
@@ -215,6 +222,7 @@ RESERVED = frozenset(_WORDS.split())
 RESERVED_FORM = re.compile(
     r"\w+_t|(u?(char|short|int|long)|float|double|half|bool)\d+|pack_\d+|(maximum|minimum|abs|sigmoid|rsqrt)_\w+"
     r"|(exp|log|sqrt|rsqrt|tanh|erf|floor|pow|fma|fabs)f|mem(cpy|set|move)|make_\w+|v(load|store)_?\w*"
-    r"|(copy|await)_\w+|(convert|get|as|native|half|work|sub|async|wait|atomic|atom|omp)_\w+|[A-Z][A-Z0-9]*_[A-Z0-9_]+|EOF|FILE|BUFSIZ"
+    r"|(copy|await)_\w+|(turn|stream)_\d+_\d+|(lanes|part)_\d+"
+    r"|(convert|get|as|native|half|work|sub|async|wait|atomic|atom|omp)_\w+|[A-Z][A-Z0-9]*_[A-Z0-9_]+|EOF|FILE|BUFSIZ"
 )
 """Names of types, functions and macros that go by a pattern."""

@@ -20,11 +20,13 @@ from einnet_explore.kernels.source.dialects import (
 )
 from einnet_explore.kernels.source.fission import fissioned
 from einnet_explore.kernels.source.names import Names
+from einnet_explore.kernels.source.shuffles import FETCHING, STREAMING, WORDS, part_in_c, turn_in_c
 from einnet_explore.kernels.source.statements import (
     Assign,
     Barrier,
     Copy,
     Declare,
+    Fetch,
     For,
     If,
     Kernel,
@@ -35,11 +37,13 @@ from einnet_explore.kernels.source.statements import (
     Statement,
     Store,
     StorePair,
+    Turn,
+    counted,
 )
 from einnet_explore.kernels.source.sums import sums
 from einnet_explore.kernels.source.terms import UNARY, Terms
-from einnet_explore.kernels.source.types import F16, F64, KernelError, Type
-from einnet_explore.kernels.source.values import Binary, Expr, Id, Var
+from einnet_explore.kernels.source.types import F16, F32, F64, KernelError, Type
+from einnet_explore.kernels.source.values import Binary, Expr, Id, Var, cast
 from einnet_explore.kernels.source.walk import arrays, constant, each, everything, expressions, ids
 
 _MOST_UNROLLED = 64
@@ -72,9 +76,11 @@ class _Printer(Terms):
         name = self.names.of(kernel.name)
         params = [self._parameter(p) for p in kernel.params]
         if self.dialect is C:
+            streamed = any(isinstance(s, Turn) and s.streamed for s in each(kernel.body))
             body = [
                 *self._groups(kernel),
                 *(f"        {line}" for line in self._lines(fissioned(kernel))),
+                *(["        STREAM_END();"] if streamed else []),
                 "    }",
             ]
             params += ["int grid_x", "int grid_y", "int grid_z", "int threads"]
@@ -95,6 +101,8 @@ class _Printer(Terms):
         if self.dialect is C:
             yield "#include <math.h>"
             yield "#include <string.h>"
+            if any(isinstance(s, Fetch) for s in each(kernel.body)):
+                yield FETCHING
         if self.dialect is CUDA and F16 in kinds:
             yield "#include <cuda_fp16.h>"
         if self.dialect is OPENCL and F64 in kinds:
@@ -154,6 +162,11 @@ class _Printer(Terms):
                 yield from self._store_pair(array, index, left, right)
             case PairOperation():
                 yield from self._pair_operation(s)
+            case Turn():
+                yield from self._turn(s)
+            case Fetch(array, index, write):
+                if self.dialect is C:
+                    yield f"FETCH_LINE({self._place(array, index)}, {int(write)});"
             case For():
                 yield from self._for(s)
             case If(condition, then, orelse):
@@ -199,7 +212,13 @@ class _Printer(Terms):
         if s.asynchronous and self.dialect is CUDA:
             yield f"copy_async<{size}>({to}, {origin});"
         elif self.dialect is C:
-            yield f"memcpy({to}, {origin}, {size});"
+            private = s.source.space == "private" and constant(s.read) == 0 and s.target.kind == F32
+            lanes = next((n for n in (4, 8, 16) if n > s.size), 0)
+            if private and lanes and not s.whole and s.size > 1 and s.source.align == s.source.size * 4 == lanes * 4:
+                self.helpers.setdefault(f"part_{lanes}", part_in_c(lanes))
+                yield f"part_{lanes}({to}, {origin}, {s.size});"
+            else:
+                yield f"memcpy({to}, {origin}, {size});"
         elif not s.whole:
             to, origin = self.names.of(s.target.name), self.names.of(s.source.name)
             for n in range(s.size):
@@ -248,17 +267,36 @@ class _Printer(Terms):
         each = [Binary(s.op, Load(s.left, s.index + n), Load(s.right, s.index + n)) for n in range(2)]
         yield from self._store_pair(s.target, s.index, *each)
 
+    def _turn(self, s: Turn) -> Iterable[str]:
+        size = s.target.kind.size
+        if self.dialect is C:
+            name = f"{'stream' if s.streamed else 'turn'}_{s.side}_{size}"
+            self.helpers.setdefault("turn", STREAMING)
+            self.helpers.setdefault(f"turn_{s.side}_{size}", turn_in_c(s.side, size))
+            word = WORDS[size]
+            to, tile = self._place(s.target, s.write), self.names.of(s.tile.name)
+            yield f"{name}(({word} *)({to}), {s.stride}, (const {word} *){tile});"
+            return
+        i, j = Var(":i"), Var(":j")
+        value: Expr = Load(s.tile, i * s.side + j)
+        place = s.write + cast(s.write.type, j * s.stride + i)
+        inner = counted(i, s.side, Store(s.target, place, value), unroll=True)
+        yield from self._for(counted(j, s.side, inner, unroll=True))
+
     def _for(self, s: For) -> Iterable[str]:
         var = self.names.of(s.var.name)
         bounds = [constant(e) for e in (s.start, s.stop, s.step)]
         if s.unroll and None not in bounds:
             start, stop, step = (b or 0 for b in bounds)
             trips = max(1, -(-(stop - start) // step))
-            if trips <= _MOST_UNROLLED:
+            # LLVM 14, as pocl runs it, loses the condition around such a loop where another one is inside: it writes
+            # where no thread would.
+            lost = self.dialect is OPENCL and any(isinstance(inner, If) for inner in each(s.body))
+            if trips <= _MOST_UNROLLED and not lost:
                 yield f"#pragma GCC unroll {trips}" if self.dialect is C else "#pragma unroll"
         if s.simd and self.dialect is C:
             joined = [f"reduction({op}:{', '.join(map(self.names.of, names))})" for op, names in sums(s).items()]
-            yield " ".join(("#pragma omp simd", *joined)) if joined else "#pragma GCC ivdep"
+            yield " ".join(("#pragma omp simd", *joined)) if joined or s.vector else "#pragma GCC ivdep"
         step_text = f"++{var}" if bounds[2] == 1 else f"{var} += {self.expr(s.step)}"
         head = f"{self._type(s.var.type)} {var} = {self.expr(s.start)}; {var} < {self.expr(s.stop, 8)}; {step_text}"
         yield f"for ({head}) {{"

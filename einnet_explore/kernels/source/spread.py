@@ -18,6 +18,7 @@ from einnet_explore.kernels.source.statements import (
     Statement,
     Store,
     StorePair,
+    Turn,
     nested,
 )
 from einnet_explore.kernels.source.types import I32, KernelError
@@ -74,6 +75,8 @@ class Spread:
             case PairOperation(target=target, left=left, right=right) if self.old in (target, left, right):
                 # All three have one index: they are loaded and stored one after the other instead.
                 raise KernelError(f"array {self.array.name} is kept over a barrier, and a pair of it computed at once")
+            case Turn(tile=tile) if self.old == tile:
+                raise KernelError(f"array {self.array.name} is kept over a barrier, and turned")
             case For(body=body):
                 return replace(s, body=tuple(self._elements(b, place) for b in body))
             case If(condition, then, orelse):
@@ -100,7 +103,7 @@ def spread_out(old: Var | Array, body: list[Statement], threads: int) -> Spread:
 
 def _moved(s: Statement, array: Array) -> bool:
     match s:
-        case Copy() | StorePair() | LoadPair() | PairOperation():
+        case Copy() | StorePair() | LoadPair() | PairOperation() | Turn():
             return array in arrays(s)
         case _:
             return any(_moved(b, array) for body in nested(s) for b in body)

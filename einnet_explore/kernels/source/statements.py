@@ -104,8 +104,36 @@ class PairOperation(Node):
 
 
 @node
+class Turn(Node):
+    """target[write + j·stride + i] = tile[i·side + j] for all i, j < side: a square transposed in registers.
+
+    *tile* is a private array of side² elements, side is 4, 8 or 16.  *streamed*: past the caches where the machine can
+    and whole lines are written; every thread of the grid sees it when the kernel has ended, no sooner.
+    """
+
+    target: Array
+    write: Expr
+    stride: int
+    tile: Array
+    side: int
+    streamed: bool = False
+
+
+@node
+class Fetch(Node):
+    """A hint and nothing more: the line of *array* with *index*, which may lie outside, is read, or written, soon."""
+
+    array: Array
+    index: Expr
+    write: bool = False
+
+
+@node
 class For(Node):
-    """for (var = start; var < stop; var += step), *step* positive; *unroll* where the trip count is known."""
+    """for (var = start; var < stop; var += step), *step* positive; *unroll* where the trip count is known.
+
+    *simd*: no step needs another, but for sums.  *vector*: and all are one vector, which compilers would take apart.
+    """
 
     var: Var
     start: Expr
@@ -114,6 +142,7 @@ class For(Node):
     body: tuple[Statement, ...]
     unroll: bool = False
     simd: bool = False
+    vector: bool = False
 
 
 @node
@@ -143,7 +172,20 @@ class Note(Node):
 
 
 Statement: TypeAlias = (
-    Declare | Local | Assign | Store | Copy | LoadPair | StorePair | PairOperation | For | If | Barrier | Note
+    Declare
+    | Local
+    | Assign
+    | Store
+    | Copy
+    | LoadPair
+    | StorePair
+    | PairOperation
+    | Turn
+    | Fetch
+    | For
+    | If
+    | Barrier
+    | Note
 )
 
 MOST_THREADS = 1024
@@ -186,10 +228,12 @@ class Kernel(Node):
         )
 
 
-def counted(var: Var, stop: int | Expr, *body: Statement, unroll: bool = False, simd: bool = False) -> For:
+def counted(
+    var: Var, stop: int | Expr, *body: Statement, unroll: bool = False, simd: bool = False, vector: bool = False
+) -> For:
     """for var in 0 … stop-1."""
     end = stop if isinstance(stop, Expr) else Literal(stop, var.kind)
-    return For(var, Literal(0, var.kind), end, Literal(1, var.kind), body, unroll, simd)
+    return For(var, Literal(0, var.kind), end, Literal(1, var.kind), body, unroll, simd or vector, vector)
 
 
 def nested(statement: Statement) -> tuple[tuple[Statement, ...], ...]:

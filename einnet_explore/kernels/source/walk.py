@@ -12,6 +12,7 @@ from einnet_explore.kernels.source.statements import (
     Barrier,
     Copy,
     Declare,
+    Fetch,
     For,
     If,
     LoadPair,
@@ -21,6 +22,7 @@ from einnet_explore.kernels.source.statements import (
     Statement,
     Store,
     StorePair,
+    Turn,
     nested,
 )
 from einnet_explore.kernels.source.values import Binary, Cast, Expr, Id, Literal, Unary, Var
@@ -92,7 +94,7 @@ def expressions(statement: Statement) -> tuple[Expr, ...]:
             return index, value
         case Copy(_, write, _, read):
             return write, read
-        case LoadPair(_, _, _, index) | PairOperation(_, _, index):
+        case LoadPair(_, _, _, index) | PairOperation(_, _, index) | Turn(_, index) | Fetch(_, index):
             return (index,)
         case StorePair(_, index, left, right):
             return index, left, right
@@ -115,8 +117,10 @@ def change_expressions(statement: Statement, to: Change) -> Statement:
             return Store(array, change(index, to), change(value, to))
         case Copy(write=write, read=read):
             return replace(statement, write=change(write, to), read=change(read, to))
-        case LoadPair(index=index) | PairOperation(index=index):
+        case LoadPair(index=index) | PairOperation(index=index) | Fetch(index=index):
             return replace(statement, index=change(index, to))
+        case Turn(write=write):
+            return replace(statement, write=change(write, to))
         case StorePair(array, index, left, right):
             return StorePair(array, change(index, to), change(left, to), change(right, to))
         case For(var, start, stop, step, body):
@@ -136,10 +140,12 @@ def change_expressions(statement: Statement, to: Change) -> Statement:
 def arrays(statement: Statement) -> tuple[Array, ...]:
     """The arrays that *statement* itself touches: those it writes first, then what its expressions read."""
     match statement:
-        case Store(array) | StorePair(array) | LoadPair(_, _, array):
+        case Store(array) | StorePair(array) | LoadPair(_, _, array) | Fetch(array):
             own: tuple[Array, ...] = (array,)
         case Copy(target, _, source):
             own = (target, source)
+        case Turn(target, _, _, tile):
+            own = (target, tile)
         case PairOperation(_, target, _, left, right):
             own = (target, left, right)
         case _:
@@ -151,7 +157,7 @@ def arrays(statement: Statement) -> tuple[Array, ...]:
 def written(statement: Statement) -> Array | None:
     """The array that *statement* itself writes."""
     match statement:
-        case Store(array) | StorePair(array) | Copy(array) | PairOperation(_, array):
+        case Store(array) | StorePair(array) | Copy(array) | Turn(array) | PairOperation(_, array):
             return array
         case _:
             return None

@@ -1,0 +1,106 @@
+"""Transposed convolutions by phases: ``python -m benchmarks.phases [--threads N]``.
+
+A transposed 4x4 convolution of stride 2 is optimised by the bilinear algorithms that search finds on its phases; for
+each, the chain is run equation by equation and in blocks, in turn with ONNX Runtime's ``ConvTranspose``.  Times are of
+the processor (one thread) unless ``--threads`` says otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from time import perf_counter, thread_time
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks.blocks import lower_quartiles
+from einnet_explore.backends.bandwidth import peak_flops
+from einnet_explore.backends.program import compile_program
+from einnet_explore.cost import CostModel, cpu_default
+from einnet_explore.graph.finalists import by_algorithm, entries
+from einnet_explore.graph.post.chaining import chained
+from einnet_explore.graph.post.fusing import fuse
+from einnet_explore.ir import Program
+from einnet_explore.text import parse
+
+CASES = ((1, 512, 256, 4), (1, 256, 128, 8), (1, 128, 64, 16), (16, 256, 128, 8), (16, 128, 64, 16))
+"""(batch, channels, features, side) of DCGAN's layers."""
+
+
+def transposed(n: int, c: int, f: int, h: int) -> Program:
+    """A transposed 4x4 convolution that doubles the sides."""
+    return parse(f"""
+        tensor X[{n}, {c}, {h}, {h}]
+        tensor K[{c}, {f}, 4, 4] pad [0, 0, {2 * h}, {2 * h}] weight
+        Y[n:{n}, f:{f}, y:{2 * h}, x:{2 * h}] =
+            sum[c:{c}, h:{h}, w:{h}] X[n, c, h, w] * K[c, f, y-2*h+1, x-2*w+1]""")
+
+
+def library(data: Any, taps: Any, threads: int) -> Callable[[], Any]:
+    """ONNX Runtime's transposed convolution of these arrays."""
+    node = helper.make_node("ConvTranspose", ["X", "K"], ["Y"], kernel_shape=[4, 4], pads=[1] * 4, strides=[2, 2])
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("X", data.shape), ("Y", None))
+    ]
+    graph = helper.make_graph([node], "transposed", ends[:1], ends[1:], [numpy_helper.from_array(taps, "K")])
+    model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return lambda: session.run(None, {"X": data})[0]
+
+
+def main() -> None:
+    """Print a line for each case and algorithm."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--states", type=int, default=400, help="of each search")
+    args = parser.parse_args()
+    model = CostModel(replace(cpu_default(args.threads), peak_flops=peak_flops(args.threads)))
+    rng = np.random.default_rng(0)
+    clock = thread_time if args.threads == 1 else perf_counter
+
+    def cost(p: Program) -> tuple[float, str]:
+        found = model.program_cost(p)
+        return found.seconds, found.how
+
+    print("case                   tables                             ONNX Runtime  equations  in blocks  ratio  error")
+    for n, c, f, h in CASES:
+        data = rng.standard_normal((n, c, h, h)).astype(np.float32)
+        taps = (rng.standard_normal((c, f, 4, 4)) / (2 * c**0.5)).astype(np.float32)
+        theirs = library(data, taps, args.threads)
+        want = theirs()
+        for group in by_algorithm(entries(transposed(n, c, f, h), cost, 7, 0, states=args.states)[0], 7, 1.0):
+            forms = [(e, fuse(e.derivation())) for e in group[:4]]
+            chains = [(e, whole, made) for e, whole in forms if (made := chained(whole)) is not None]
+            if not chains or not group[0].tables:
+                continue
+            entry, whole, blocks = chains[0]
+            runs = {
+                name: compile_program(p, args.threads, constants={"K": taps})
+                for name, p in (("equations", whole.end), ("blocks", blocks.end))
+            }
+            error = np.abs(runs["blocks"].run({"X": data})["Y"] - want).max() / np.abs(want).max()
+            calls: dict[str, Callable[[], Any]] = {"theirs": theirs}
+            for name, run in runs.items():
+                run.inputs["X"][...] = data
+                calls[name] = run.execute
+            found = lower_quartiles(calls, args.rounds, clock)
+            shapes = sorted({t.shape for t in entry.tables if t.shape[0] < t.shape[1]})
+            once = len(entry.tables) == 3
+            told = "×".join(f"F({k},{p - k + 1})" for k, p in shapes for _ in range(1 if once else 2))
+            print(
+                f"{n}×{c}→{f}, {h}²".ljust(22), told.ljust(34), *(f"{found[name] * 1e6:10.0f}" for name in calls),
+                f"{found['theirs'] / found['blocks']:9.2f}", f"{error:.1e}", flush=True,
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Two programs side by side: whether they fit by names and shapes, and which parts of them are to be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Box,
+    Program,
+    Scalar,
+    Scope,
+    Tensor,
+    accesses,
+    map_accesses,
+    scopes,
+    tensors,
+)
+
+
+def unfit(before: Program, after: Program) -> str | None:
+    """Why *after* cannot stand for *before*, by names and shapes alone: what is there, what is read."""
+    if before.outputs != after.outputs:
+        return f"outputs are {', '.join(after.outputs)}, expected {', '.join(before.outputs)}"
+    shapes = {t.name: t.shape for t in before.inputs}
+    for t in after.inputs:
+        if shapes.get(t.name) != t.shape:
+            return f"input {t.name} has shape {t.shape}, expected {shapes.get(t.name, 'no such input')}"
+    held = {t.name: t for t in after.inputs}
+    defined: set[str] = set()
+    for equation in after.equations:
+        for t in tensors(equation.scope):
+            source = held.get(t.name)
+            if source is None:
+                return f"{equation.name} reads {t.name}, which is no input and no earlier equation"
+            if source.box != t.box or (t.name in defined and t.value != source.value):
+                return f"{equation.name} reads {t.name} as {_shown(t)}, but it is {_shown(source)}"
+        if equation.name in held:
+            return f"{equation.name} is defined twice"
+        held[equation.name] = equation.tensor
+        defined.add(equation.name)
+    boxes = {e.name: e.scope.box for e in before.equations}
+    for name in before.outputs:
+        if name in boxes and (name not in defined or held[name].box != boxes[name]):
+            found = _box(held[name].box) if name in defined else "nothing"
+            return f"output {name} has box {found}, expected {_box(boxes[name])}"
+    return None
+
+
+def inlined(program: Program, kept: Iterable[str]) -> dict[str, Scope]:
+    """Every equation's scope by name, with the equations that are not *kept* substituted into their readers."""
+    keep = set(kept)
+    out: dict[str, Scope] = {}
+    memo: dict[Scope, Scope] = {}
+
+    def at(access: Access) -> Scalar:
+        match access.source:
+            case Tensor(name) as source if name in out and name not in keep:
+                return Access(replace(out[name], padding=source.padding), access.index)
+            case Scope() as source:
+                return Access(within(source), access.index)
+        return access
+
+    def within(scope: Scope) -> Scope:
+        if scope not in memo:
+            body = map_accesses(scope.body, at)
+            memo[scope] = scope if body == scope.body else replace(scope, body=body)
+        return memo[scope]
+
+    for equation in program.equations:
+        out[equation.name] = within(equation.scope)
+    return out
+
+
+def children(before: Scope, after: Scope) -> list[tuple[int, Scope, Scope]]:
+    """The numbered sub-scopes in which two scopes differ, if everything around them is the same; else nothing."""
+    if replace(after, body=before.body, padding=before.padding) != before:
+        return []
+    if not _alike(before.body, after.body):
+        return []
+    pairs = zip(accesses(before.body), accesses(after.body), strict=True)
+    return [
+        (n, b.source, a.source)
+        for n, (b, a) in enumerate(pairs)
+        if b.source != a.source and isinstance(b.source, Scope) and isinstance(a.source, Scope)
+    ]
+
+
+def _alike(a: Scalar, b: Scalar) -> bool:
+    """Whether two bodies differ in nothing but the scopes that they read."""
+    match a, b:
+        case Access(Scope(), i), Access(Scope(), j):
+            return i == j
+        case Apply(f, x), Apply(g, y):
+            return f == g and len(x) == len(y) and all(map(_alike, x, y))
+    return a == b
+
+
+def pairs(a: Scalar, b: Scalar) -> list[tuple[Access, Access]] | None:
+    """The accesses of two bodies in pairs, if the bodies differ in nothing else."""
+    match a, b:
+        case Access(), Access():
+            return [(a, b)]
+        case Apply(f, x), Apply(g, y) if f == g and len(x) == len(y):
+            found = [pairs(one, other) for one, other in zip(x, y, strict=True)]
+            return None if None in found else [pair for some in found if some for pair in some]
+    return [] if a == b else None
+
+
+def has_exponentials(scope: Scope) -> bool:
+    """Whether an exponential is taken in *scope* or in a scope inside it."""
+    return any(_applies_exp(inner.body) for _, inner in scopes(scope))
+
+
+def _applies_exp(body: Scalar) -> bool:
+    match body:
+        case Apply(op, args):
+            return op == "exp" or any(map(_applies_exp, args))
+    return False
+
+
+def _box(box: Box) -> str:
+    return " × ".join(f"[{lo}, {hi})" for lo, hi in box) or "scalar"
+
+
+def _shown(t: Tensor) -> str:
+    return f"{_box(t.box)} with value {t.value:g} outside"

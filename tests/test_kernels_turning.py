@@ -1,0 +1,269 @@
+"""Transposed tiles and short rows: exact by the plain interpreter and in C, streamed or not, whatever is left over."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.backends import BackendError, aligned, aligned_empty, compile_program, compiled, native
+from einnet_explore.backends.c_kernels import load
+from einnet_explore.backends.native import NativeSource
+from einnet_explore.backends.ways import NativeCall
+from einnet_explore.ir import Equation, Program, Scope, tensors
+from einnet_explore.kernels import turning
+from einnet_explore.kernels.machine import Machine
+from einnet_explore.kernels.regions import regions_kernel
+from einnet_explore.kernels.source import (
+    F16,
+    F32,
+    F64,
+    I32,
+    Array,
+    Barrier,
+    Copy,
+    Fetch,
+    Id,
+    If,
+    Kernel,
+    KernelError,
+    Local,
+    Statement,
+    Store,
+    Turn,
+    Type,
+    Var,
+    check,
+    counted,
+    emit,
+    fissioned,
+    literal,
+)
+from einnet_explore.kernels.source.walk import each
+from einnet_explore.kernels.turning import turned_kernel
+from einnet_explore.text import parse
+from tests import kernel_machine
+from tests.strategies import inputs_for
+
+needs_cc = pytest.mark.skipif(compiled.c_library("int one(void) { return 1; }") is None, reason="no C compiler")
+
+SMALL = Machine(lanes=4, l3=1 << 20)
+STREAMS = Machine(lanes=4, l3=0)
+ZERO = literal(0)
+
+
+def scope_of(text: str) -> Scope:
+    return parse(text).equations[-1].scope
+
+
+def exact(scope: Scope, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    made = Program(tuple(dict.fromkeys(tensors(scope))), (Equation("Y'", scope),), ("Y'",))
+    return np.asarray(evaluate(made, arrays)["Y'"], dtype=np.float64)
+
+
+def by_machine(scope: Scope, kernel: Kernel, blocks: int) -> None:
+    arrays = inputs_for(scope)
+    out = np.full(int(np.prod(scope.shape)), np.nan)
+    held = {name: np.asarray(a, dtype=np.float64).reshape(-1) for name, a in arrays.items()}
+    kernel_machine.run(kernel, {**held, "Y'": out, ":first": 0}, (blocks, 1, 1))
+    assert (out.reshape(scope.shape) == exact(scope, arrays)).all()
+
+
+TURNED = [
+    "tensor A[6, 9]\nY[i:9, j:6] = A[j, i]",
+    "tensor A[2, 7, 5]\ntensor b[7]\nY[n:2, i:5, j:7] = relu(A[n, j, i] + b[j]) * 2 - 1",
+    "tensor A[8, 4, 3]\nY[j:4, u:3, i:8] = A[i, j, u] + A[i, j, 2]",  # along j: 3 apart; u does not fill a tile
+    "tensor A[5, 11]\nY[i:4, j:5] = A[j, i+6]",
+    "tensor A[10, 8]\nY[i:8, n:2, j:5] = A[2*j + n, i]",
+]
+
+
+@pytest.mark.parametrize(("text", "machine"), [*product(TURNED, (SMALL, STREAMS))])
+def test_turned_kernels_are_exact(text: str, machine: Machine) -> None:
+    scope = scope_of(text)
+    if scope.traversals[-2].name == "u":
+        with pytest.raises(KernelError, match="3 x 8 elements: expected 4 x 4 and more"):
+            turned_kernel(scope, "Y'", machine)
+        return
+    by_machine(scope, *turned_kernel(scope, "Y'", machine))
+
+
+TURNS = st.permutations(range(3)).filter(lambda order: order[-1] != 2)
+
+
+@given(TURNS, st.tuples(*[st.integers(4, 9)] * 3), st.booleans(), st.integers(0, 40))
+@settings(max_examples=30)
+def test_permutations_of_drawn_sizes_are_exact(order: list[int], sizes: tuple[int, ...], far: bool, near: int) -> None:
+    names = "xyz"
+    over = ", ".join(f"{names[d]}:{sizes[d]}" for d in order)
+    scope = scope_of(f"tensor A[{', '.join(map(str, sizes))}]\nY[{over}] = A[x, y, z] + 3")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(turning, "NEAR", 4 * near)  # bands one way and the other
+        patch.setattr(turning, "TILES", 2)
+        patch.setattr(turning, "STREAMED", 2)
+        by_machine(scope, *turned_kernel(scope, "Y'", STREAMS if far else SMALL))
+
+
+def test_what_leaves_the_caches_is_streamed_in_whole_lines() -> None:
+    wide = scope_of("tensor A[64, 32]\nY[i:32, j:64] = A[j, i]")
+    odd = scope_of("tensor A[65, 32]\nY[i:32, j:65] = A[j, i]")
+    assert "stream_4_4((" in emit(turned_kernel(wide, "Y", STREAMS)[0], "c")
+    assert "STREAM_END();" in emit(turned_kernel(wide, "Y", STREAMS)[0], "c")
+    for scope, machine in ((wide, SMALL), (odd, STREAMS)):
+        text = emit(turned_kernel(scope, "Y", machine)[0], "c")
+        assert "turn_4_4((" in text and "stream_4_4((" not in text and "STREAM_END();" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("tensor A[8, 8]\nY[i:8] = sum[j:8] A[i, j]", "the scope reduces"),
+        ("tensor A[8, 8]\nY[i:8, j:8] = A[i, j] + 1", "written as it is read"),
+        ("tensor A[8, 8] pad [0, 1]\nY[i:8, j:8] = A[j, i-1]", "reads outside"),
+        ("tensor A[8, 8]\nY[i:8, j:8] = A[j, i//2]", "not affine"),
+        ("tensor A[8, 8]\ntensor B[8, 8]\nY[i:8, j:8] = A[j, i] + B[i, j]", "steps along i"),
+        ("tensor A[8, 3]\nY[i:3, j:8] = A[j, i]", "3 x 8 elements: expected 4 x 4"),
+        ("Y[i:8, j:8] = 1", "expected reads of tensors"),
+    ],
+)
+def test_not_turned(text: str, why: str) -> None:
+    with pytest.raises(KernelError, match=why):
+        turned_kernel(scope_of(text), "Y'", SMALL)
+
+
+# Short rows
+
+
+@pytest.mark.parametrize(
+    ("text", "lanes"),
+    [
+        ("tensor T[5, 4, 3] pad [5, 0, 0]\nY[y:8, c:3] = T[(y+1)//2, (y+1)%2, c] + T[(y+1)//2-1, (y+1)%2+2, c]", 8),
+        # two phases of 3 channels continue one another: 6 elements of 8
+        ("tensor T[2, 5, 4, 3] pad [0, 5, 0, 0]\nY[n:2, x:8, c:3] = T[n, (x+1)//2, (x+1)%2, c]", 8),
+        ("tensor A[6, 5, 3] pad [1, 1, 0]\nY[i:6, j:5, c:3] = A[i-1, j+1, c] + A[i, j, 2-c]", 4),
+        ("tensor A[3, 9, 2] pad [0, 1, 0]\nY[i:3, j:9, c:2] = where(c == 1, A[i, j-1, 0], A[i, j, c])", 0),
+    ],
+)
+def test_short_rows_are_exact(text: str, lanes: int) -> None:
+    scope = scope_of(text)
+    kernel, blocks = regions_kernel(scope, "Y'")
+    by_machine(scope, kernel, blocks)
+    rows = {s.array.size for s in _everything(kernel) if isinstance(s, Local)}
+    assert (max(rows) if rows else 0) == lanes
+
+
+def _everything(kernel: Kernel) -> list[Statement]:
+    return list(each(kernel.body))
+
+
+def test_a_row_reads_no_further_than_its_tensor() -> None:
+    kernel, _ = regions_kernel(scope_of("tensor A[5, 3] pad [1, 0]\nY[i:5, c:3] = A[i-1, c]"), "Y'")
+    copies = [s for s in _everything(kernel) if isinstance(s, Copy)]
+    assert {(s.size, s.source.size) for s in copies} == {(3, 4)}
+    last, _ = regions_kernel(scope_of("tensor A[5, 3] pad [1, 0]\nY[i:5, c:3] = A[i+1, c]"), "Y'")
+    text = emit(last, "c")
+    assert "row[v] = 0.0f;" in text and "row[v] = A" not in text
+
+
+# In C
+
+
+@needs_cc
+@pytest.mark.parametrize(("kind", "side", "streamed"), [*product((F16, F32, F64), (4, 8, 16), (False, True))])
+def test_squares_in_c(kind: Type, side: int, streamed: bool) -> None:
+    a, y = Array("a", kind, const=True), Array("y", kind)
+    tile = Array("tile", kind, side * side, "private", align=64)
+    at = Id("block") * side
+    body = (
+        Local(tile),
+        Fetch(a, Id("block") * 1000),
+        Copy(tile, ZERO, a, Id("block") * side * side, side * side),
+        Turn(y, at, 3 * side, tile, side, streamed),
+    )
+    run = load(Kernel("square", (a, y), body, grid=(3, 1, 1)))
+    given_ = np.arange(3 * side * side).astype(kind.dtype)
+    for shift in (0, 1):  # lines, and what is no line
+        out = aligned_empty((8 * side * side,)).view(np.uint8).view(kind.dtype)[shift : shift + 3 * side * side]
+        out[...] = 0
+        run(given_, out)
+        assert (out.reshape(side, 3, side).transpose(1, 2, 0) == given_.reshape(3, side, side)).all()
+
+
+@needs_cc
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("text", [*TURNED[:2], "tensor A[40, 50, 37]\nY[h:50, w:37, c:40] = A[c, h, w]"])
+def test_turned_kernels_in_c(text: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "PARALLEL_ELEMENTS", 1)
+    scope = scope_of(text)
+    source = NativeSource(scope, threads)
+    assert "turned" in source.text
+    arrays = {t.name: aligned(np.random.default_rng(0).integers(-9, 9, t.shape)) for t in tensors(scope)}
+    out = aligned_empty(scope.shape)
+    NativeCall(source).bind(arrays, out)()
+    assert (out == exact(scope, arrays)).all()
+
+
+def test_without_a_compiler_plans_run_on_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_linker", lambda: None)
+    program = parse("tensor A[40, 50, 37]\nY[h:50, w:37, c:40] = A[c, h, w]")
+    with pytest.raises(BackendError, match="no C compiler was found: it needs cc, gcc or clang"):
+        _ = NativeSource(program.equations[0].scope).function
+    a = np.random.default_rng(0).standard_normal((40, 50, 37)).astype(np.float32)
+    made = compile_program(program, 1)
+    assert (made.run({"A": a})["Y"] == a.transpose(1, 2, 0)).all() and "c" not in made.engines.values()
+
+
+# The statements
+
+
+TILE = Array("tile", F32, 16, "private")
+OUT = Array("out", F32)
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        Turn(OUT, ZERO, 5, Array("tile", F32, 25, "private"), 5),
+        Turn(OUT, ZERO, 3, TILE, 4),
+        Turn(OUT, ZERO, 4, Array("tile", F32, 15, "private"), 4),
+        Turn(OUT, ZERO, 4, Array("tile", F64, 16, "private"), 4),
+        Turn(OUT, ZERO, 4, Array("tile", F32, 16, "shared"), 4),
+    ],
+)
+def test_broken_squares_are_refused(turn: Turn) -> None:
+    with pytest.raises(
+        KernelError, match=r"a square of \d of (private|shared) float\d\d, \d+ elements, is turned into"
+    ):
+        check(Kernel("broken", (OUT,), (Local(turn.tile), turn)))
+
+
+def test_hints_have_whole_numbers() -> None:
+    with pytest.raises(KernelError, match="array out has an index of float32"):
+        check(Kernel("broken", (OUT,), (Fetch(OUT, literal(1.0)),)))
+    assert "FETCH_LINE(out + -7, 1);" in emit(Kernel("k", (OUT,), (Fetch(OUT, literal(-7), True),)), "c")
+
+
+def test_squares_in_the_other_dialects_are_loops() -> None:
+    j = Var("j", I32)
+    body = (Local(TILE), counted(j, 16, Store(TILE, j, OUT[j])), Turn(OUT, literal(16), 4, TILE, 4))
+    kernel = Kernel("turning", (OUT,), body)
+    for dialect in ("cuda", "opencl"):
+        text = emit(kernel, dialect)
+        assert re.search(r"out\[16 \+ \(?j_?\w* \* 4 \+ i\)?\] = tile\[i \* 4 \+ j_?\w*\];", text), text
+    with pytest.raises(KernelError, match="kept over a barrier, and turned"):
+        fissioned(Kernel("kept", (OUT,), (*body[:2], Barrier(), body[2]), (4, 1, 1)))
+
+
+def test_opencl_unrolls_no_loop_with_a_condition_inside() -> None:
+    """pocl's LLVM would drop the condition around it: ``test_gpu_tiles`` runs such a kernel."""
+    j = Var("j", I32)
+    inner = If((Id("block") + j).lt(40), (Store(OUT, j, literal(1.0)),))
+    asked = If(Id("thread").lt(9), (counted(j, 4, inner, unroll=True),))
+    plain = If(Id("thread").lt(9), (counted(j, 4, Store(OUT, j, literal(1.0)), unroll=True),))
+    for body, dialect, unrolled in ((asked, "opencl", False), (asked, "cuda", True), (plain, "opencl", True)):
+        assert ("#pragma unroll" in emit(Kernel("k", (OUT,), (body,), (16, 1, 1)), dialect)) == unrolled

@@ -1,0 +1,81 @@
+"""Transposed convolutions by phases: each is a small filter, which bilinear algorithms compute with fewer products."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import einnet_explore as ee
+from einnet_explore.algebra.certificate import certify
+from einnet_explore.backends.program import compile_program
+from einnet_explore.cost import program_seconds
+from einnet_explore.graph.finalists import Entry, algorithms, entries
+from einnet_explore.graph.post.chaining import chained
+from einnet_explore.graph.post.fusing import fuse
+from einnet_explore.ir import Program
+from einnet_explore.rules import FEWER_PRODUCTS, RULES, VARIABLE_SUBSTITUTION, rule
+from einnet_explore.search.engine import Options, Search
+from einnet_explore.search.events import Found
+from einnet_explore.search.strategies import Allowed, choices
+
+CHANNELS, SIDE = 16, 4
+
+
+def transposed(c: int = CHANNELS, f: int = CHANNELS, h: int = SIDE) -> Program:
+    """A transposed 4x4 convolution of stride 2 that doubles the sides."""
+    return ee.parse(f"""
+        tensor X[1, {c}, {h}, {h}]
+        tensor K[{c}, {f}, 4, 4] pad [0, 0, {2 * h}, {2 * h}] weight
+        Y[n:1, f:{f}, y:{2 * h}, x:{2 * h}] =
+            sum[c:{c}, h:{h}, w:{h}] X[n, c, h, w] * K[c, f, y-2*h+1, x-2*w+1]""")
+
+
+def tables(entry: Entry) -> list[tuple[int, ...]]:
+    return sorted({table.shape for table in entry.tables})
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Entry]:
+    """What a search to depth 2 with all its states finds."""
+    return entries(transposed(), program_seconds, 2, 0.0, states=400)[0]
+
+
+def test_search_finds_bilinear_algorithms_on_the_phases(found: list[Entry]) -> None:
+    assert any(tables(e) == [(2, 3), (3, 2), (3, 3)] and len(e.tables) == 6 for e in found)
+
+
+def test_what_is_found_is_proved_and_runs_in_blocks(found: list[Entry]) -> None:
+    nested = [e for e in algorithms(found, 99, 1.0) if len(e.tables) == 6 and (3, 2) in tables(e)]
+    (entry,) = nested
+    derivation = chained(fuse(entry.derivation()))
+    assert derivation is not None
+    assert all(certify(step.before, step.after).kind == "proved" for step in derivation.steps)
+    rng = np.random.default_rng(3)
+    x = rng.integers(-4, 5, (1, CHANNELS, SIDE, SIDE))
+    k = rng.integers(-4, 5, (CHANNELS, CHANNELS, 4, 4))
+    got = compile_program(derivation.end, 1, constants={"K": k}).run({"X": x})["Y"]
+    want = np.zeros((1, CHANNELS, 2 * SIDE + 2, 2 * SIDE + 2), np.int64)
+    for h in range(SIDE):
+        for w in range(SIDE):
+            want[:, :, 2 * h : 2 * h + 4, 2 * w : 2 * w + 4] += np.einsum("nc,cfab->nfab", x[:, :, h, w], k)
+    assert np.array_equal(got, want[:, :, 1:-1, 1:-1])  # F(2,2) has whole numbers alone
+
+
+def test_a_phase_comes_with_the_substitution_and_never_alone() -> None:
+    made = list(choices(transposed(), Allowed((*RULES, *FEWER_PRODUCTS))))
+    windows = [matches for matches, _ in made if any("window" in m.to_json()["params"] for m in matches)]
+    assert windows
+    for matches in windows:
+        assert matches[0].rule == VARIABLE_SUBSTITUTION
+    without = [r for r in RULES if r.name != "boundary_tightening"]
+    for matches, _ in choices(transposed(), Allowed(tuple(without))):
+        assert rule("boundary_tightening") not in {m.rule for m in matches}
+
+
+def test_no_convolution_has_more_choices_than_before() -> None:
+    conv = ee.ops.conv2d(N=1, H=4, W=4, C=4, F=4, R=3, S=3)
+    search = Search(conv, program_seconds, Options(max_depth=1, ahead=0))
+    kept = [e for e in search.run() if isinstance(e, Found)]
+    assert kept and not any(
+        "window" in m.to_json()["params"] for state in search.states for m in state.matches if state.parent == 0
+    )

@@ -1,0 +1,48 @@
+"""Weights that sessions read where they are, in memory of large pages."""
+
+import mmap
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from einnet_explore.backends.resident import LINE, PAGE, Array, lend, resident
+
+pytestmark = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system has no large pages to ask for")
+
+
+def test_copies_are_equal_and_aligned() -> None:
+    rng = np.random.default_rng(0)
+    given: dict[str, Array] = {
+        "a": rng.standard_normal((3, 5)).astype(np.float32),
+        "b": rng.standard_normal(PAGE // 4).astype(np.float32),
+        "c": np.arange(7),
+        "none": np.zeros((0, 3), np.float32),
+    }
+    held = resident(given)
+    assert set(held) == {"a", "b", "c"}
+    for name, array in held.items():
+        np.testing.assert_array_equal(array, given[name])
+        assert array.dtype == given[name].dtype and array.ctypes.data % LINE == 0
+    assert held["a"].ctypes.data % PAGE == 0
+
+
+def test_what_fills_no_page_stays_where_it_is() -> None:
+    assert resident({"a": np.ones(PAGE // 8, np.float32)}) == {}
+    assert resident({}) == {}
+
+
+def test_a_session_reads_what_it_is_lent() -> None:
+    """The model says that W is 0; what is lent in its place is what the session computes with."""
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2]) for name in "XY"]
+    zero = numpy_helper.from_array(np.zeros((1, 2), np.float32), "W")
+    graph = helper.make_graph([helper.make_node("Add", ["X", "W"], ["Y"])], "g", ends[:1], ends[1:], [zero])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    weights = {"W": np.array([[1, 2]], np.float32)}
+    options = onnxruntime.SessionOptions()
+    held = lend(options, weights)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    (got,) = session.run(None, {"X": np.array([[10, 20]], np.float32)})
+    assert len(held) == 1
+    np.testing.assert_array_equal(got, [[11, 22]])

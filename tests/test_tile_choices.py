@@ -1,0 +1,84 @@
+"""Tiles that are chosen once a machine: kept across processes, and chosen anew where what is kept is of no use."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from einnet_explore.backends import tile_choices
+from einnet_explore.backends.tile_choices import chosen_tile
+from einnet_explore.ir import Scope
+from einnet_explore.kernels.form import Form, form
+from einnet_explore.kernels.machine import Machine
+from einnet_explore.kernels.tiles import Tile, best_tile, tiles
+from einnet_explore.text import parse
+
+MACHINE = Machine()
+SCOPE = (
+    parse(
+        """
+    tensor X[1, 6, 12, 40] pad [0, 0, 1, 1]
+    tensor K[5, 6, 3, 3]
+    Y[n:1, f:5, h:12, w:40] = sum[c:6, r:3, s:3] X[n, c, h+r-1, w+s-1] * K[f, c, r, s]
+    """
+    )
+    .equations[0]
+    .scope
+)
+FORM = form(SCOPE)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EINNET_EXPLORE_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def choose(scope: Scope = SCOPE, machine: Machine = MACHINE) -> Tile | None:
+    found = form(scope)
+    assert found is not None
+    return chosen_tile(scope, found, machine)
+
+
+def test_cuts_tell_tiles_apart() -> None:
+    assert FORM is not None
+    every = list(tiles(FORM, MACHINE))
+    assert len({tile.cut for tile in every}) == len(every) > 50
+    for tile in every[::17]:
+        assert list(tiles(FORM, MACHINE, tile.cut)) == [tile]
+
+
+def test_a_choice_is_searched_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = choose()
+    assert FORM is not None and first == best_tile(FORM, MACHINE)
+
+    def again(form: Form, machine: Machine) -> Tile | None:
+        raise AssertionError("searched again")
+
+    monkeypatch.setattr(tile_choices, "best_tile", again)
+    assert choose() == first
+    with pytest.raises(AssertionError, match="again"):
+        choose(machine=replace(MACHINE, lanes=8))
+    monkeypatch.setattr(tile_choices, "_version", lambda: "another")
+    with pytest.raises(AssertionError, match="again"):
+        choose()
+
+
+@pytest.mark.parametrize(
+    "kept",
+    ["", "[1, 2", "3", "[]", '["a", 0, 0, 0, 0, 0, 0, 0]', json.dumps([9] * 8), json.dumps([0, 1, 0, 1, 1, 16, 9, 32])],
+)
+def test_what_is_of_no_use_is_chosen_anew(kept: str, cache: Path) -> None:
+    first = choose()
+    (path,) = (cache / "tiles").glob("*.json")
+    good = path.read_text()
+    path.write_text(kept)
+    assert choose() == first and path.read_text() == good
+
+
+def test_a_disk_that_cannot_be_written_costs_the_search(cache: Path) -> None:
+    (cache / "tiles").write_text("no folder")
+    assert choose() == choose() is not None

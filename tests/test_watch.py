@@ -1,0 +1,53 @@
+"""Seconds of a search, and of a sample, where others have the cores meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from einnet_explore.backends import measure
+from einnet_explore.search import watch
+
+
+def ticking(*times: float) -> Callable[[], float]:
+    """A clock that says *times*, one after the other."""
+    left = iter(times)
+    return lambda: next(left)
+
+
+@pytest.mark.parametrize(("worked", "passed", "seconds"), [(1.0, 2.0, 1.0), (1.0, 9.0, 3.0), (4.0, 4.0, 4.0)])
+def test_a_search_counts_what_it_works_until_it_starves(
+    monkeypatch: pytest.MonkeyPatch, worked: float, passed: float, seconds: float
+) -> None:
+    monkeypatch.setattr(watch, "perf_counter", ticking(10.0, 10.0 + passed))
+    monkeypatch.setattr(watch, "thread_time", ticking(5.0, 5.0 + worked))
+    assert watch.Watch().seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("worked", "passed", "seconds"),
+    [
+        (1.0, 4.0, 1.0),  # others had the core
+        (8.0, 4.0, 4.0),  # two threads
+        (0.0, 4.0, 4.0),  # it waited for a device
+    ],
+)
+def test_a_sample_is_what_the_call_takes_of_a_core(
+    monkeypatch: pytest.MonkeyPatch, worked: float, passed: float, seconds: float
+) -> None:
+    monkeypatch.setattr(measure, "perf_counter", ticking(0.0, passed))
+    monkeypatch.setattr(measure, "process_time", ticking(0.0, worked))
+    monkeypatch.setattr(measure, "CACHES", 0.0)
+    assert measure.sample(lambda: None, 1) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("caches", "repeats", "calls"), [(0.0, 1, 1), (float("inf"), 1, 2), (0.0, 3, 4)])
+def test_a_sample_is_warm_unless_one_call_is_long(
+    monkeypatch: pytest.MonkeyPatch, caches: float, repeats: int, calls: int
+) -> None:
+    monkeypatch.setattr(measure, "CACHES", caches)
+    number = count()
+    measure.sample(lambda: next(number), repeats)
+    assert next(number) == calls

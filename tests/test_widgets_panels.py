@@ -1,0 +1,267 @@
+"""The panels beside the expression: the search, candidates' times, the table of iterators, models, quizzes."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("anywidget", reason="anywidget is not installed")
+
+import numpy as np
+import onnx
+
+import einnet_explore as ee
+import einnet_widgets
+from einnet_explore.backends import cupy
+from einnet_explore.backends.recorded import record_rates, recorded_key
+from einnet_explore.backends.store import Store
+from einnet_explore.explore.run import Run
+from einnet_widgets import monitor
+from tests.onnx_building import build, node
+from tests.widgets_kit import CONV, by_hand, decoded, told, until
+
+
+def test_columns_say_what_the_search_says() -> None:
+    run = ee.search(CONV, target="Matmul", max_depth=2, strategy="paper")
+    columns, parts = monitor.Columns(run), []
+    since = merged = 0
+    for n, _ in enumerate(run):
+        if n % 7 == 0 and (batch := columns.batch(since, merged)) is not None:
+            parts.append(batch)
+            since, merged = since + batch[0]["count"], merged + batch[0]["merges"]
+    while (batch := columns.batch(since, merged)) is not None:
+        parts.append(batch)
+        since, merged = since + batch[0]["count"], merged + batch[0]["merges"]
+    whole = [decoded(*part) for part in parts]
+    states = run.search.states
+    assert len(parts) > 3 and since == len(states)
+    joined = {name: [v for part in whole for v in part[name]] for name in whole[0]}
+    assert joined["parent"] == [s.parent for s in states] and joined["depth"] == [s.depth for s in states]
+    assert [None if d == 255 else d for d in joined["distance"]] == [s.distance for s in states]
+    names = parts[-1][0]["rules"]
+    assert [names[r] for r in joined["rule"][1:]] == [s.matches[0].rule.name for s in states[1:]]
+    prices = {c.state: c.seconds for c in run.candidates}
+    for n, price in enumerate(joined["seconds"]):
+        assert price == (pytest.approx(prices[n], rel=1e-6) if n in prices else -1)
+    pairs = list(zip(joined["pairs"][::2], joined["pairs"][1::2], strict=True))
+    assert pairs and set(pairs) == {(p.parent, p.twin) for p in run.pruned if p.twin is not None}
+
+
+def test_a_search_by_buttons() -> None:
+    session = ee.explore(CONV)
+    face = einnet_widgets.Explorer(session)
+    sent = told(face)
+    assert face.search["status"] == "idle" and face.search["options"]["max_depth"] == 7
+    face.receive({"do": "target", "target": "Matmul"})
+    face.receive({"do": "search", "max_depth": 5, "limit": 60, "strategy": "paper"})
+    run = session.runs[-1]
+    assert run.target == ("Matmul",) and run.search.options.strategy == "paper"
+    until(lambda: len(run.search.states) > 40)
+    assert run.running  # and this thread is free
+    face.receive({"do": "search"})
+    assert "a search still runs" in face.notice["text"]
+    face.receive({"do": "pause"})
+    until(lambda: face.search["status"] == "paused")
+    states = len(run.search.states)
+    face.receive({"do": "resume"})
+    until(lambda: len(run.search.states) > states)
+    face.receive({"do": "stop"})
+    until(lambda: face.search["status"] == "ended")
+    until(lambda: sum(m["count"] for m, _ in sent if m["do"] == "tree") == len(run.search.states))
+    assert face.search["states"] == len(run.search.states)
+    sent.clear()
+    face.receive({"do": "tree", "run": id(run), "since": 0})  # a view that opens later
+    assert sum(m["count"] for m, _ in sent) == len(run.search.states) and sent[0][0]["from"] == 0
+
+
+def test_states_are_shown_taken_pinned_and_searched_from() -> None:
+    session = ee.explore(CONV)
+    face = einnet_widgets.Explorer(session)
+    run = session.search(target="Matmul", max_depth=2)
+    for _ in run:
+        pass
+    best = run.best
+    assert best is not None
+    face.receive({"do": "state", "state": best.state})
+    detail = face.search["detail"]
+    assert detail["seconds"] == best.seconds and len(detail["steps"]) == len(best.derivation.steps)
+    why = next(s.id for s in run.search.states if run.why_pruned(s.id))
+    face.receive({"do": "state", "state": why})
+    assert face.search["detail"]["why"] == list(run.why_pruned(why))
+    sent = told(face)
+    face.receive({"do": "picture"})
+    assert sent[0][0]["name"] == "tree.svg" and sent[0][0]["text"] == run.tree().svg
+    face.receive({"do": "pin", "state": best.state})
+    assert session.here == 0 and len(session.nodes) == 1 + len(best.derivation.steps)
+    assert f"node {len(session.nodes) - 1}" in face.notice["text"]
+    face.receive({"do": "take", "state": best.state})
+    assert session.program == best.program and len(session.nodes) == 1 + len(best.derivation.steps)
+    kept = next(s.id for s in run.search.states if s.phase == "explorative")
+    face.receive({"do": "steer", "state": kept, "max_depth": 1, "rules": ["summation_splitting"]})
+    steered = session.runs[-1].wait(30)
+    assert steered is not run and steered.search.start == run.search.states[kept].program == session.program
+    assert [rule.name for rule in steered.search.options.rules] == ["summation_splitting"]
+    face.receive({"do": "state", "state": 9999})
+    assert "state 9999: expected" in face.notice["text"]
+
+
+def test_a_search_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = ee.explore(CONV)
+    face = einnet_widgets.Explorer(session)
+
+    def fail(_: Run) -> None:
+        raise MemoryError("no room")
+
+    run = session.search(max_depth=1)
+    monkeypatch.setattr(run.search, "cost", fail)
+    run.start()
+    until(lambda: face.search["status"] == "failed")
+    assert face.search["error"] == "MemoryError: no room"
+
+
+def test_the_iterator_table_marks_what_does_not_fit() -> None:
+    session = ee.explore(CONV)
+    face = einnet_widgets.IteratorTableView(session, "Matmul")
+    assert face.table["operator"] == "Matmul" and face.table["distance"] == sum(
+        row["mismatch"] for row in face.table["rows"]
+    )
+    assert any(row["mismatch"] for row in face.table["rows"])
+    face.receive({"do": "table", "operator": "Conv2d"})
+    assert face.table["distance"] == 1 and dict(face.table["map"])["c"] == "c"  # n is 1, so it is no iterator here
+    pool = einnet_widgets.IteratorTableView(ee.explore(ee.parse("tensor A[4]\nY[i:4] = relu(A[i])")), "Matmul")
+    assert pool.table["rows"] is None and "Matmul has 2 operands" in pool.table["says"]
+
+
+def test_candidates_are_measured_beside_the_original() -> None:
+    session = ee.explore(CONV)
+    by_hand(session)
+    face = einnet_widgets.BenchPanel(session)
+    assert [row["key"] for row in face.bench["rows"]] == ["start", "node 7"]
+    face.receive({"do": "bench", "keys": ["node 7"], "rounds": 4})
+    assert face.bench["running"]
+    face.receive({"do": "bench", "keys": [], "rounds": 4})
+    assert "a measurement goes on" in face.notice["text"]
+    until(lambda: not face.bench["running"], 60)
+    first, second = face.bench["rows"]
+    assert first["speedup"] == 1 and second["measured"] > 0 and second["error"] < 1e-4
+    assert 0 < second["roof"]["part"] == max(second["roof"]["flops_part"], second["roof"]["bytes_part"])
+    assert "4 interleaved rounds, 1 thread" in face.bench["caption"] and "numpy" in face.bench["caption"]
+    assert face.bench["csv"].startswith("program,estimated_seconds,") and "<svg" in face.bench["svg"]
+
+
+def test_devices_are_those_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cupy, "missing", lambda: ("an NVIDIA driver (libcuda)",))
+    session = ee.explore(CONV)
+    by_hand(session)
+    face = einnet_widgets.BenchPanel(session)
+    assert next(d["name"] for d in face.bench["devices"]) == "cpu"  # what needs no look at the machine, at once
+    until(lambda: len(face.bench["devices"]) == 3)
+    assert [(d["name"], bool(d["missing"])) for d in face.bench["devices"]] == [
+        *(("cpu", False), ("cuda", True), ("profile:", False)),
+    ]
+    assert "no CUDA GPU" in face.bench["note"] and "libcuda" in face.bench["note"]
+    recording = tmp_path / "far.sqlite"
+    for device, said in (
+        ("cuda", "missing an NVIDIA driver"),
+        ("profile:", "no file is named"),
+        ("tpu", "no such device"),
+        (f"profile:{recording}", "no such file"),
+    ):
+        face.receive({"do": "bench", "keys": ["node 7"], "rounds": 3, "device": device})
+        until(lambda: not face.bench["running"])
+        assert said in face.notice["text"]
+    rates = {"peak_flops": 1e13, "memory_bandwidth": 1e12, "cache_bandwidth": 3e12, "cache_bytes": 1e6}
+    record_rates(recording, "far away", "lib 1", rates | {"call_seconds": 1e-6})
+    store = Store(recording)
+    product = next(e for e in session.program.equations if e.via and e.via.operator == "Matmul")
+    store.put(recorded_key(product, "far away", "lib 1"), 0.5, "measured")
+    face.receive({"do": "bench", "keys": ["node 7"], "rounds": 3, "device": f"profile:{recording}"})
+    until(lambda: not face.bench["running"] and face.bench["csv"])
+    first, second = face.bench["rows"]
+    assert second["measured"] > 0.5 > first["measured"] and second["speedup"] < 1
+    assert first["how"].startswith("estimated") and second["iqr"] == 0 and second["roof"]["part"] < 0.1
+    assert "as recorded, not run here, far away" in face.bench["caption"]
+
+
+def test_a_run_alone_has_a_monitor() -> None:
+    session = ee.explore(CONV)
+    einnet_widgets.Explorer(session)
+    run = session.search(target="Matmul", max_depth=1)
+    assert einnet_widgets.SearchMonitor(run).desk is einnet_widgets.Explorer(session).desk
+    alone = ee.search(CONV, target="Matmul", max_depth=1)
+    face = einnet_widgets.SearchMonitor(alone)
+    assert face.search["run"] == id(alone)
+    for _ in alone:
+        pass
+    until(lambda: face.search["status"] == "done")
+    assert face.search["states"] == len(alone.search.states)
+
+
+def test_a_model_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    cell = einnet_widgets.OptimizeCell(tmp_path / "none.onnx")
+    assert cell.optimise["status"] == "idle"
+    for asked in ({"do": "write", "path": "x.onnx"}, {"do": "download"}):
+        cell.receive(asked)
+        assert "nothing is optimised yet" in cell.notice["text"]
+        cell.notice = {}
+    cell.receive({"do": "optimise"})
+    until(lambda: cell.notice.get("text", "").find("none.onnx") >= 0)
+    until(lambda: cell.optimise["status"] == "idle")
+    with pytest.raises(ValueError, match="it ended with an error"):
+        cell.wait(5)
+    cell.receive({"do": "dance"})
+    assert "'dance', which is unknown" in cell.notice["text"]
+    with pytest.raises(ValueError, match="unknown options depth, numeric: expected some of budget, device,"):
+        einnet_widgets.OptimizeCell("x.onnx", depth=1, numeric="exact")
+    cell.receive({"do": "hush"})
+    assert cell.notice == {} and "none.onnx" not in cell._repr_mimebundle_()[0].get("text/html", "")
+
+
+@pytest.mark.slow
+def test_a_model_is_optimised_in_a_cell(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    weights = {name: random.standard_normal((4, 4, 3, 3)).astype(np.float32) for name in "wv"}
+    convolutions = [node("Conv", ["x", "w"], ["a"], pads=[1] * 4), node("Conv", ["a", "v"], ["y"], pads=[1] * 4)]
+    onnx.save(build(convolutions, {"x": [1, 4, 6, 6]}, ["y"], weights), tmp_path / "small.onnx")
+    cell = einnet_widgets.OptimizeCell(tmp_path / "small.onnx", threads=1, budget=10).start()
+    with pytest.raises(ValueError, match="it goes on already"):
+        cell.start()
+    cell.receive({"do": "cancel"})
+    result = cell.wait(120)
+    assert result.interrupted and len(cell.optimise["rows"]) == len(result.parts) >= 1
+    assert cell.optimise["status"] == "done" and cell.optimise["says"] == result.summary()
+    assert [row["numerics"] for row in cell.optimise["rows"]] == [str(p.numerics or "") for p in result.parts]
+    cell.receive({"do": "write", "path": str(tmp_path / "fast.onnx")})
+    assert (tmp_path / "fast.onnx").exists() and "text/html" in cell._repr_mimebundle_()[0]
+    cell.receive({"do": "write", "path": ""})
+    assert "no file is named" in cell.notice["text"]
+    sent = told(cell)
+    cell.receive({"do": "download"})
+    ((message, held),) = sent
+    assert message == {"do": "file", "name": "small_fast.onnx"} and held == (tmp_path / "fast.onnx").read_bytes()
+
+
+def test_a_quiz_by_buttons() -> None:
+    session = ee.explore(CONV)
+    by_hand(session)
+    view = einnet_widgets.QuizView(ee.Quiz(session.derivation), "one product")
+    assert (view.quiz["number"], view.quiz["of"], view.quiz["goal"], view.quiz["over"]) == (1, 7, "one product", False)
+    assert "splitting" not in view.quiz["after"]["latex"] and view.quiz["after"]["marks"]
+    data, _ = view._repr_mimebundle_()
+    assert "<svg" in data["image/svg+xml"] and "$$" in data["text/latex"]
+    view.receive({"do": "guess", "rule": "expression_fusion"})
+    (answer,) = view.quiz["answers"]
+    assert answer["verdict"] == "wrong" and "does not apply at 0" in answer["why"] and view.quiz["number"] == 1
+    for n in (1, 2, 3, 3):
+        view.receive({"do": "hint"})
+        assert len(view.quiz["hints"]) == n
+    view.receive({"do": "guess", "rule": "summation_splitting"})
+    assert view.quiz["number"] == 2 and view.quiz["hints"] == [] and view.quiz["answers"][-1]["verdict"] == "right"
+    for asked, said in (({"do": "guess", "rule": "magic"}, "no rule is called 'magic'"), ({"do": "dance"}, "unknown")):
+        view.receive(asked)
+        assert said in view.notice["text"] and view.quiz["number"] == 2
+    while not view.quiz["over"]:
+        view.receive({"do": "reveal"})
+    assert view.notice == {} and view.quiz["score"]["caption"] == "1 of 7 guessed, 0 at once, 6 shown"
+    view.receive({"do": "hint"})
+    assert "all 7 steps are guessed" in view.notice["text"]
+    assert "text/html" in view._repr_mimebundle_()[0]
