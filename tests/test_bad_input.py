@@ -178,7 +178,7 @@ def model(tmp_path: Path) -> str:
         (["derive", "CASE", "--limit-seconds", "nan"], "positive number of seconds"),
         (["derive", "CASE", "--limit-seconds", "inf"], "positive number of seconds"),
         (["rules", "CASE", "--at", "7"], "path '7'"),
-        (["rules", "CASE", "--at", "0.3"], "step 0 is 3"),
+        (["rules", "CASE", "--at", "0.3"], "step 1 is 3"),
         (["rules", "CASE", "--at", "0.0"], "tensor A, not to a scope"),
         (["rules", "CASE", "--at", "top"], "path 'top'"),
         (["optimize", "MODEL", "--device", "cuda"], "CUDA"),

@@ -145,6 +145,9 @@ def test_not_turned(text: str, why: str) -> None:
         ("tensor T[5, 4, 3] pad [5, 0, 0]\nY[y:8, c:3] = T[(y+1)//2, (y+1)%2, c] + T[(y+1)//2-1, (y+1)%2+2, c]", 8),
         # two phases of 3 channels continue one another: 6 elements of 8
         ("tensor T[2, 5, 4, 3] pad [0, 5, 0, 0]\nY[n:2, x:8, c:3] = T[n, (x+1)//2, (x+1)%2, c]", 8),
+        # what is said twice along a row does not go on with the next phase, though that begins where a row would end
+        ("tensor T[2, 5, 6] pad [0, 5, 0]\nY[n:2, x:8, c:3] = T[n, (x+1)//2, 3*((x+1)%2)]", 4),
+        ("tensor T[2, 5, 2] pad [0, 5, 0]\nY[n:2, x:8, c:1] = T[n, (x+1)//2, (x+1)%2]", 4),
         ("tensor A[6, 5, 3] pad [1, 1, 0]\nY[i:6, j:5, c:3] = A[i-1, j+1, c] + A[i, j, 2-c]", 4),
         ("tensor A[3, 9, 2] pad [0, 1, 0]\nY[i:3, j:9, c:2] = where(c == 1, A[i, j-1, 0], A[i, j, c])", 0),
     ],
@@ -155,6 +158,16 @@ def test_short_rows_are_exact(text: str, lanes: int) -> None:
     by_machine(scope, kernel, blocks)
     rows = {s.array.size for s in _everything(kernel) if isinstance(s, Local)}
     assert (max(rows) if rows else 0) == lanes
+
+
+@needs_cc
+def test_rows_are_along_a_traversal_of_several_values() -> None:
+    """A model's overlap-add whose batch of one stands last: its rows of one element were taken for rows of two."""
+    scope = scope_of("tensor T[5, 5, 4] pad [5, 5, 0]\nY[h:8, w:8, n:1] = T[(h+1)//2, (w+1)//2, 2*((h+1)%2)+(w+1)%2]")
+    arrays = {t.name: aligned(np.random.default_rng(0).integers(-9, 9, t.shape)) for t in tensors(scope)}
+    out = aligned_empty(scope.shape)
+    NativeCall(NativeSource(scope)).bind(arrays, out)()
+    assert (out == exact(scope, arrays)).all()
 
 
 def _everything(kernel: Kernel) -> list[Statement]:

@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from einnet_explore.algebra.substitute import fresh
+from einnet_explore.algebra.substitute import fresh, substitute
 from einnet_explore.backends import compiled
 from einnet_explore.backends.c_kernels import VECTORS
 from einnet_explore.backends.errors import BackendError
@@ -24,7 +24,7 @@ from einnet_explore.backends.prepare import prepare
 from einnet_explore.backends.schedule import PARALLEL_ELEMENTS
 from einnet_explore.backends.squash import squash
 from einnet_explore.backends.structure import moved
-from einnet_explore.ir import Equation, Program, Scope, scopes, tensors
+from einnet_explore.ir import Equation, Program, Scope, as_index, scopes, tensors
 from einnet_explore.kernels.fusion import FusionError, fuse
 from einnet_explore.kernels.fusion.cpu import FIRST, LANES, blocks, cpu_kernel
 from einnet_explore.kernels.fusion.flat import flatten, slot_name, slot_sizes
@@ -113,7 +113,7 @@ class _Made:
 
 def _turned(scope: Scope) -> _Made | None:
     """The kernel of transposed tiles, where *scope* is written along another dimension than it reads."""
-    ready = squash(prepare(scope))
+    ready = _simple(scope)
     result = fresh("Y", {t.name for t in tensors(ready)})
     try:
         kernel, number = turned_kernel(ready, result, this_machine())
@@ -124,13 +124,21 @@ def _turned(scope: Scope) -> _Made | None:
 
 def _regions(scope: Scope) -> _Made | None:
     """The kernel without conditions, where *scope* only gathers and there are any."""
-    ready = squash(prepare(scope))
+    ready = _simple(scope)
     result = fresh("Y", {t.name for t in tensors(ready)})
     try:
         kernel, number = regions_kernel(ready, result)
     except KernelError:
         return None
     return _Made(kernel, result, number, (), moved(ready))
+
+
+def _simple(scope: Scope) -> Scope:
+    """*scope* in as few traversals as there can be: rows are along one that has several values."""
+    ready = squash(prepare(scope))
+    ones = {x: as_index(x.lo) for x in ready.traversals if x.extent == 1}
+    kept = tuple(x for x in ready.traversals if x not in ones)
+    return replace(ready, traversals=kept, body=substitute(ready.body, ones), padding=()) if ones else ready
 
 
 def _fused(scope: Scope) -> _Made:

@@ -186,7 +186,8 @@ class _Writer:
         while todo:
             value, first = todo[0]
             here = [
-                v == value + n and _places(b, 0) == _places(first, n * last.extent) for n, (v, b) in enumerate(todo)
+                v == value + n and _places(b) == _places(substitute(first, {last: last + n * last.extent}))
+                for n, (v, b) in enumerate(todo)
             ]
             count = next((n for n, continued in enumerate(here) if not continued), len(todo))
             todo = todo[count:]
@@ -235,9 +236,9 @@ class _Writer:
         return lowering.scalar(map_accesses(body, _flat), at, load, F32, I64)
 
 
-def _places(body: Scalar, further: int) -> Scalar:
-    """*body* with places in memory for indices, *further* on."""
-    return map_accesses(body, lambda a: Access(Tensor(_name(a.source), (MOST_PLACES,)), (place_of(a) + further,)))
+def _places(body: Scalar) -> Scalar:
+    """*body* with places in memory for indices."""
+    return map_accesses(body, lambda a: Access(Tensor(_name(a.source), (MOST_PLACES,)), (place_of(a),)))
 
 
 def _plus(value: Expr, number: int) -> Expr:
