@@ -22,7 +22,7 @@ samples of 5 ms were hit or missed as a whole, one engine's for a minute and the
 CACHES = 0.02
 """Seconds of a call beside which reading its weights from memory once, and not from the last cache, is nothing."""
 
-WAITS = 0.02
+WAITS = 0.1
 """A call that computes for less than this part of its time waits for something else than a core."""
 
 Sampler: TypeAlias = "Callable[[int], float]"
