@@ -45,16 +45,17 @@ def convolution(n: int, c: int, h: int, d: int) -> Program:
         Y[n:{n}, f:{c}, h:{h}, w:{h}] = sum[c:{c}, r:3, s:3] A[n, c, h+{d}*r-{d}, w+{d}*s-{d}] * K[f, c, r, s]""")
 
 
-def library(data: Any, taps: Any, d: int, threads: int) -> Callable[[], Any]:
-    """ONNX Runtime's convolution of these arrays."""
-    node = helper.make_node("Conv", ["A", "K"], ["Y"], kernel_shape=[3, 3], pads=[d] * 4, dilations=[d, d])
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, data.shape) for name in ("A", "Y")]
-    graph = helper.make_graph([node], "conv", ends[:1], ends[1:], [numpy_helper.from_array(taps, "K")])
+def library(node: onnx.NodeProto, data: Any, taps: Any, threads: int) -> Callable[[], Any]:
+    """ONNX Runtime's *node* of these arrays: its second input, the weights, is constant."""
+    (given, weights), (result,) = node.input, node.output
+    inputs = [helper.make_tensor_value_info(given, TensorProto.FLOAT, data.shape)]
+    outputs = [helper.make_tensor_value_info(result, TensorProto.FLOAT, None)]
+    graph = helper.make_graph([node], "one", inputs, outputs, [numpy_helper.from_array(taps, weights)])
     model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return lambda: session.run(None, {"A": data})[0]
+    return lambda: session.run(None, {given: data})[0]
 
 
 def torch_library(data: Any, taps: Any, d: int, threads: int) -> Mapping[str, Callable[[], Any]]:
@@ -119,7 +120,8 @@ def main() -> None:
         program = convolution(n, c, h, d)
         data = rng.standard_normal((n, c, h, h)).astype(np.float32)
         taps = (rng.standard_normal((c, c, 3, 3)) / (3 * c**0.5)).astype(np.float32)
-        theirs = library(data, taps, d, threads)
+        node = helper.make_node("Conv", ["A", "K"], ["Y"], kernel_shape=[3, 3], pads=[d] * 4, dilations=[d, d])
+        theirs = library(node, data, taps, threads)
         want = theirs()
 
         def cost(p: Program) -> tuple[float, str]:

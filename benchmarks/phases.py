@@ -14,11 +14,9 @@ from time import perf_counter, thread_time
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
-from benchmarks.blocks import lower_quartiles
+from benchmarks.blocks import library, lower_quartiles
 from einnet_explore.backends.bandwidth import peak_flops
 from einnet_explore.backends.program import compile_program
 from einnet_explore.cost import CostModel, cpu_default
@@ -31,6 +29,8 @@ from einnet_explore.text import parse
 CASES = ((1, 512, 256, 4), (1, 256, 128, 8), (1, 128, 64, 16), (16, 256, 128, 8), (16, 128, 64, 16))
 """(batch, channels, features, side) of DCGAN's layers."""
 
+NODE = helper.make_node("ConvTranspose", ["X", "K"], ["Y"], kernel_shape=[4, 4], pads=[1] * 4, strides=[2, 2])
+
 
 def transposed(n: int, c: int, f: int, h: int) -> Program:
     """A transposed 4x4 convolution that doubles the sides."""
@@ -39,21 +39,6 @@ def transposed(n: int, c: int, f: int, h: int) -> Program:
         tensor K[{c}, {f}, 4, 4] pad [0, 0, {2 * h}, {2 * h}] weight
         Y[n:{n}, f:{f}, y:{2 * h}, x:{2 * h}] =
             sum[c:{c}, h:{h}, w:{h}] X[n, c, h, w] * K[c, f, y-2*h+1, x-2*w+1]""")
-
-
-def library(data: Any, taps: Any, threads: int) -> Callable[[], Any]:
-    """ONNX Runtime's transposed convolution of these arrays."""
-    node = helper.make_node("ConvTranspose", ["X", "K"], ["Y"], kernel_shape=[4, 4], pads=[1] * 4, strides=[2, 2])
-    ends = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-        for name, shape in (("X", data.shape), ("Y", None))
-    ]
-    graph = helper.make_graph([node], "transposed", ends[:1], ends[1:], [numpy_helper.from_array(taps, "K")])
-    model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return lambda: session.run(None, {"X": data})[0]
 
 
 def main() -> None:
@@ -75,7 +60,7 @@ def main() -> None:
     for n, c, f, h in CASES:
         data = rng.standard_normal((n, c, h, h)).astype(np.float32)
         taps = (rng.standard_normal((c, f, 4, 4)) / (2 * c**0.5)).astype(np.float32)
-        theirs = library(data, taps, args.threads)
+        theirs = library(NODE, data, taps, args.threads)
         want = theirs()
         for group in by_algorithm(entries(transposed(n, c, f, h), cost, 7, 0, states=args.states)[0], 7, 1.0):
             forms = [(e, fuse(e.derivation())) for e in group[:4]]

@@ -16,29 +16,17 @@ from einnet_explore.explore.session import Session
 from einnet_explore.ir import Program
 from einnet_explore.render import text
 from einnet_explore.rules import STORAGE_LAYOUT, Derivation, Refused
+from tests.sessions_kit import by_hand
 
 CONV = """
 tensor A[1, 5, 4, 3] pad [0, 1, 1, 0]
 tensor K[3, 3, 2, 3] weight
 Y[n:1, h:5, w:4, f:2] = sum[c:3, r:3, s:3] A[n, h+r-1, w+s-1, c] * K[r, s, f, c]
 """
-PHI = {"r": "r", "s": "s", "n": "n", "f": "f", "t1": "h+r-1", "t2": "w+s-1"}
 
 
 def session_of(source: str = CONV) -> Session:
     return ee.explore(ee.parse(source))
-
-
-def by_hand() -> Session:
-    """From a convolution to a matrix product and an eOperator."""
-    session = session_of()
-    session.apply("summation_splitting", at="Y", outer=["r", "s"])
-    session.apply("variable_substitution", at="Y.0", phi=PHI)
-    for match in ee.clean(session.program)[0]:
-        session.apply(match)
-    session.apply("operator_matching", at="Y.0", operator="Matmul")
-    session.apply("eoperator_generation", at="Y")
-    return session
 
 
 def replayed(script: str, program: Program) -> Session:
@@ -49,13 +37,13 @@ def replayed(script: str, program: Program) -> Session:
 
 
 def test_by_hand_leads_to_a_product_and_an_offset_reduce() -> None:
-    session = by_hand()
+    session = by_hand(session_of())
     assert [e.via.operator for e in session.program.equations if e.via] == ["View", "View", "Matmul", "eOperator"]
     assert {c.kind for c in session.certificates()} == {"proved"} == {session.check().kind}
 
 
 def test_script_replays_to_the_same_program() -> None:
-    session = by_hand()
+    session = by_hand(session_of())
     again = replayed(session.script(), session.nodes[0].end)
     assert text(again.program) == text(session.program)
     assert ee.program_key(again.program) == ee.program_key(session.program)
@@ -75,7 +63,7 @@ def test_any_walk_replays_from_its_script_and_its_record(data: st.DataObject) ->
 
 
 def test_undo_and_redo_walk_the_same_way() -> None:
-    session = by_hand()
+    session = by_hand(session_of())
     end, programs = session.here, []
     while session.can_undo:
         programs.append(session.program)
@@ -107,7 +95,7 @@ def test_what_was_undone_stays_as_a_branch() -> None:
 
 
 def test_adopt_walks_what_is_there_and_adds_the_rest() -> None:
-    session = by_hand()
+    session = by_hand(session_of())
     derivation, nodes = session.derivation, len(session.nodes)
     other = session_of()
     other.apply("summation_splitting", at="Y", outer=["c"])
@@ -135,7 +123,7 @@ def test_a_search_from_here_is_adopted_here() -> None:
 
 
 def test_save_and_load(tmp_path: Path) -> None:
-    session = by_hand()
+    session = by_hand(session_of())
     session.save(tmp_path / "conv.json", case="conv")
     assert check_file(tmp_path / "conv.json").kind == "proved"
     again = Session.load(tmp_path / "conv.json")
@@ -178,7 +166,7 @@ def test_a_refused_step_changes_nothing_and_says_why() -> None:
 
 
 def test_every_rule_either_matches_or_says_why_not() -> None:
-    session = by_hand()
+    session = by_hand(session_of())
     for node in range(len(session.nodes)):
         session.goto(node)
         for match in session.rules():
@@ -204,7 +192,7 @@ def test_observers_hear_of_every_change_until_they_leave() -> None:
 
 
 def test_a_session_shows_itself() -> None:
-    session = by_hand()
+    session = by_hand(session_of())
     shown = session._repr_mimebundle_()
     assert set(shown) == {"text/latex", "image/svg+xml", "text/plain"}
     assert shown["text/plain"] == text(session.program).rstrip("\n")
@@ -230,7 +218,7 @@ def test_tables_of_matches_and_refusals() -> None:
     assert matches[0].rule.name == "summation_splitting" and isinstance(matches, tuple)
     assert len(matches._repr_mimebundle_()["text/html"].split("<tr>")) == len(matches) + 2
     assert [r.rule for r in refusals] == [row[0] for row in refusals.table().rows]
-    assert "no legal match" in repr(by_hand().rules())
+    assert "no legal match" in repr(by_hand(session_of()).rules())
 
 
 def test_a_run_shows_its_candidates_and_its_tree() -> None:

@@ -15,7 +15,8 @@ from einnet_explore.explore import faces
 from einnet_widgets import describe, monitor
 from einnet_widgets.describe import Look
 from einnet_widgets.page import page, recorded
-from tests.widgets_kit import CONV, by_hand, told, until
+from tests.sessions_kit import by_hand
+from tests.widgets_kit import CONV, told, until
 
 LARGEST = 100_000
 """Bytes of one update."""

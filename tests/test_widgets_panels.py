@@ -17,7 +17,8 @@ from einnet_explore.backends.store import Store
 from einnet_explore.explore.run import Run
 from einnet_widgets import monitor
 from tests.onnx_building import build, node
-from tests.widgets_kit import CONV, by_hand, decoded, told, until
+from tests.sessions_kit import by_hand
+from tests.widgets_kit import CONV, decoded, told, until
 
 
 def test_columns_say_what_the_search_says() -> None:

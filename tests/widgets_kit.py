@@ -1,4 +1,4 @@
-"""A convolution derived by hand, and waiting for what a panel says."""
+"""A convolution, and waiting for what a panel says."""
 
 import struct
 import time
@@ -11,22 +11,9 @@ pytest.importorskip("anywidget", reason="anywidget is not installed")
 
 
 import einnet_explore as ee
-from einnet_explore.explore.session import Session
 from einnet_widgets.face import Face
 
 CONV = ee.ops.conv2d(N=1, H=4, W=5, C=3, F=2, R=3, S=3)
-PHI = {"r": "r", "s": "s", "n": "n", "f": "f", "t1": "h+r-1", "t2": "w+s-1"}
-
-
-def by_hand(session: Session) -> Session:
-    """From a convolution to a matrix product and an eOperator: E1 to E7."""
-    session.apply("summation_splitting", at="Y", outer=["r", "s"])
-    session.apply("variable_substitution", at="Y.0", phi=PHI)
-    for match in ee.clean(session.program)[0]:
-        session.apply(match)
-    session.apply("operator_matching", at="Y.0", operator="Matmul")
-    session.apply("eoperator_generation", at="Y")
-    return session
 
 
 def told(face: Face) -> list[tuple[dict[str, Any], bytes | None]]:

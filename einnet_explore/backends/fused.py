@@ -22,8 +22,9 @@ from einnet_explore.backends.compiled import c_complaint, c_library
 from einnet_explore.backends.errors import BackendError
 from einnet_explore.ir import Program
 from einnet_explore.kernels.fusion import Fused, FusionError, fuse, served
-from einnet_explore.kernels.fusion.cpu import FIRST, LANES, blocks, cpu_kernel
+from einnet_explore.kernels.fusion.cpu import LANES, blocks, cpu_kernel
 from einnet_explore.kernels.fusion.flat import Flat, flatten, slot_name, slot_sizes
+from einnet_explore.kernels.places import FIRST
 from einnet_explore.kernels.source import I64, Kernel, Var, emit, entry, type_of
 from einnet_explore.kernels.source import Array as KernelArray
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from math import lcm, prod
+from math import lcm
 
+from einnet_explore.algebra.flatten import flat_address
 from einnet_explore.algebra.indices import read_indices
 from einnet_explore.algebra.substitute import substitute
 from einnet_explore.ir import (
@@ -70,7 +71,7 @@ def ordered(scope: Scope) -> tuple[tuple[Iterator, ...], tuple[Iterator, ...]]:
     Where neighbours of the result lie apart in what is read (every second one), and a traversal of as many values as
     they are apart fills what lies between, that one goes inside: each line of memory is then read once.
     """
-    reads = [flat for a in accesses(scope.body) if (flat := place_of(a)).terms]
+    reads = [flat for a in accesses(scope.body) if (flat := flat_address(a)).terms]
     *outer, last = scope.traversals
     apart = {abs(flat.coefficient(last)) for flat in reads}
     if len(reads) != 1 or len(apart) != 1 or not 1 < (k := apart.pop()) <= PHASES or last.extent < LANES:
@@ -168,12 +169,3 @@ def _known(test: Compare) -> bool | None:
         case "==":
             return True if least == most == 0 else False if least > 0 or most < 0 else None
     return None
-
-
-def place_of(access: Access) -> Index:
-    """Where in memory *access* reads, in elements."""
-    box, shape = access.source.box, access.source.shape
-    place = as_index(0)
-    for d, (i, (lo, _)) in enumerate(zip(access.index, box, strict=True)):
-        place = place + (i - lo) * prod(shape[d + 1 :])
-    return place

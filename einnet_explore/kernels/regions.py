@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
+from einnet_explore.algebra.flatten import flat_address
 from einnet_explore.algebra.guarding import guard
 from einnet_explore.algebra.substitute import substitute
 from einnet_explore.ir import (
@@ -31,7 +32,8 @@ from einnet_explore.ir import (
     map_accesses,
     tensors,
 )
-from einnet_explore.kernels.cuts import LANES, Cut, comparisons, cut, decided, ordered, place_of
+from einnet_explore.kernels.cuts import LANES, Cut, comparisons, cut, decided, ordered
+from einnet_explore.kernels.places import FIRST, by_place, name_of, place_in, plus
 from einnet_explore.kernels.source import (
     F32,
     I64,
@@ -56,9 +58,6 @@ from einnet_explore.kernels.source import (
     lowering,
 )
 from einnet_explore.kernels.source.shuffles import SIDES
-
-FIRST = ":first"
-"""The argument that says from which block on a kernel is launched."""
 
 MOST_PLACES = 1 << 62
 """More elements than any tensor has."""
@@ -117,7 +116,7 @@ class _Writer:
             return
         outermost = self.cuts[0]
         u = Var(":u 0", I64)
-        yield Declare(u, block + outermost.first if outermost.first >= 0 else block - -outermost.first)
+        yield Declare(u, plus(block, outermost.first))
         for at in outermost.ranges:
             lo, hi = at
             inside = self._phases(body, 0, at, u, {}, {})
@@ -202,7 +201,9 @@ class _Writer:
         v = Var(":v", I64)
         longer = Iterator(f"{last.name}'", last.lo, last.lo + max(lanes, width))
         body = substitute(body, {last: longer})
-        inside = all(lo >= 0 and hi < prod(a.source.shape) for a in accesses(body) for lo, hi in (place_of(a).bounds,))
+        inside = all(
+            lo >= 0 and hi < prod(a.source.shape) for a in accesses(body) for lo, hi in (flat_address(a).bounds,)
+        )
         if not lanes or not inside or any(comparisons(body)):
             bounds = (Literal(last.lo, I64), Literal(last.lo + width, I64), Literal(1, I64))
             yield For(v, *bounds, (self._store(body, {**at, longer: v}, {**where, last: as_index(longer)}),), simd=True)
@@ -210,9 +211,9 @@ class _Writer:
         yield from self._ahead(body, {**at, longer: Literal(last.lo, I64)})
         row = Array(":row", F32, lanes, "private", align=lanes * F32.size)
         yield Local(row)
-        yield counted(v, lanes, Store(row, v, self._scalar(body, {**at, longer: _plus(v, last.lo)})), vector=True)
+        yield counted(v, lanes, Store(row, v, self._scalar(body, {**at, longer: plus(v, last.lo)})), vector=True)
         index = tuple(where.get(x, as_index(x.lo)) - x.lo for x in self.scope.traversals)
-        yield Copy(self.result, _place(self.scope.shape, index, at), row, Literal(0, I64), width)
+        yield Copy(self.result, place_in(self.scope.shape, index, at), row, Literal(0, I64), width)
 
     def _ahead(self, body: Scalar, at: Mapping[Iterator, Expr]) -> Iterable[Statement]:
         """Short rows lie apart, so that nobody foresees them: what the next row of rows reads is fetched."""
@@ -220,51 +221,28 @@ class _Writer:
             return
         rows = f"{self.cuts[-3].x.name}'"
         for access in dict.fromkeys(accesses(body)):
-            place = place_of(access)
+            place = flat_address(access)
             step = sum(k for y, k in place.terms if isinstance(y, Iterator) and y.name == rows)
             if step:
-                yield Fetch(self.read[_name(access.source)], lowering.index(place + step, at, I64))
+                yield Fetch(self.read[name_of(access.source)], lowering.index(place + step, at, I64))
 
     def _store(self, body: Scalar, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]) -> Statement:
         index = tuple(where[x] - x.lo for x in self.scope.traversals)
-        return Store(self.result, _place(self.scope.shape, index, at), self._scalar(body, at))
+        return Store(self.result, place_in(self.scope.shape, index, at), self._scalar(body, at))
 
     def _scalar(self, body: Scalar, at: Mapping[Iterator, Expr]) -> Expr:
         def load(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
-            return self.read[_name(source)][where[0]]
+            return self.read[name_of(source)][where[0]]
 
-        return lowering.scalar(map_accesses(body, _flat), at, load, F32, I64)
+        return lowering.scalar(map_accesses(body, by_place), at, load, F32, I64)
 
 
 def _places(body: Scalar) -> Scalar:
     """*body* with places in memory for indices."""
-    return map_accesses(body, lambda a: Access(Tensor(_name(a.source), (MOST_PLACES,)), (place_of(a),)))
-
-
-def _plus(value: Expr, number: int) -> Expr:
-    return value + number if number >= 0 else value - -number
+    return map_accesses(body, lambda a: Access(Tensor(name_of(a.source), (MOST_PLACES,)), (flat_address(a),)))
 
 
 def _vectors(lo: int, hi: int) -> tuple[tuple[int, int], ...]:
     """The range in whole vectors: where it does not come out even the last one overlaps the one before."""
     rest = (hi - lo) % LANES
     return ((lo, hi),) if hi - lo <= LANES or not rest else ((lo, hi - rest), (hi - LANES, hi))
-
-
-def _name(source: Tensor | Table | Scope) -> str:
-    assert isinstance(source, Tensor)
-    return source.name
-
-
-def _flat(access: Access) -> Access:
-    """A read by its place in memory; what may be outside has been said by conditions around it."""
-    place = place_of(access)
-    least, most = place.bounds
-    return Access(Tensor(_name(access.source), (most + 1 - least,), origin=(least,)), (place,))
-
-
-def _place(shape: tuple[int, ...], index: tuple[Index, ...], at: Mapping[Iterator, Expr]) -> Expr:
-    flat = as_index(0)
-    for d, i in enumerate(index):
-        flat = flat + i * prod(shape[d + 1 :])
-    return lowering.index(flat, at, I64)

@@ -15,8 +15,9 @@ from functools import cached_property
 from math import prod
 
 from einnet_explore.algebra.flatten import flat_address, row_major
-from einnet_explore.ir import Access, Index, Iterator, Scope, Table, Tensor, accesses, map_accesses, tensors
+from einnet_explore.ir import Access, Iterator, Scope, Table, Tensor, accesses, map_accesses, tensors
 from einnet_explore.kernels.machine import Machine
+from einnet_explore.kernels.places import FIRST, by_place, name_of, place_in, plus
 from einnet_explore.kernels.source import (
     F32,
     I64,
@@ -44,9 +45,6 @@ from einnet_explore.kernels.source import (
 from einnet_explore.kernels.source.lowering import index as lowered
 from einnet_explore.kernels.source.lowering import scalar
 from einnet_explore.kernels.source.shuffles import SIDES
-
-FIRST = ":first"
-"""The argument that says from which block on a kernel is launched."""
 
 NEAR = 512
 """Bytes from one row of the result to the next up to which its lines are written one by one, each in another row: so
@@ -152,9 +150,9 @@ class _Writer:
             body.append(Declare(own, binary("%", left, count)))
             digits[x], left = own, binary("/", left, count)
         at: dict[Iterator, Expr] = {x: Literal(x.lo, I64) for x in self.scope.traversals if x.extent == 1}
-        at |= {x: _plus(digits[x], x.lo) for x in rest}
+        at |= {x: plus(digits[x], x.lo) for x in rest}
         here = {x: Var(f":{which}", I64) for x, which in ((band, "band"), (run, "run"))}
-        at |= {x: _plus(v, x.lo) for x, v in here.items()}
+        at |= {x: plus(v, x.lo) for x, v in here.items()}
         start, stop, step = Var(":start", I64), Var(":stop", I64), Var(":step", I64)
         body.append(Declare(here[band], self._begin(band, digits[band])))
         body.append(Declare(start, digits[run] * each))
@@ -183,14 +181,16 @@ class _Writer:
             yield counted(i, side, *self._row(tile, row, i, j), unroll=True)
         else:
             there = {**row, run: row[run] + self.wide(run)}
-            hint = Fetch(self.memory[_name(self.largest)], self._read(self.largest, there))
+            hint = Fetch(self.memory[name_of(self.largest.source)], self._read(self.largest, there))
             yield counted(i, side, hint, *self._row(tile, row, i, j), unroll=True)
         yield Turn(self.out, self._address(at), self.step, tile, side, self.streamed)
 
     def _row(self, tile: Array, at: Mapping[Iterator, Expr], i: Var, j: Var) -> Iterable[Statement]:
         """Row *i* of the tile: moved as it is, or computed."""
         if self.scope.body == self.largest:
-            yield Copy(tile, i * self.side, self.memory[_name(self.largest)], self._read(self.largest, at), self.side)
+            yield Copy(
+                tile, i * self.side, self.memory[name_of(self.largest.source)], self._read(self.largest, at), self.side
+            )
             return
         along = {**at, self.along: at[self.along] + j}
 
@@ -198,32 +198,15 @@ class _Writer:
             assert isinstance(source, Tensor)
             return self.memory[source.name][where[0]]
 
-        value = scalar(map_accesses(self.scope.body, _flat), along, read, F32, I64)
+        value = scalar(map_accesses(self.scope.body, by_place), along, read, F32, I64)
         yield counted(j, self.side, Store(tile, i * self.side + j, value), vector=True)
 
     def _read(self, access: Access, at: Mapping[Iterator, Expr]) -> Expr:
         return lowered(flat_address(access), at, I64)
 
     def _address(self, at: Mapping[Iterator, Expr]) -> Expr:
-        total = Index()
-        for x, step in zip(self.scope.traversals, row_major(self.scope.shape), strict=True):
-            total = total + (x - x.lo) * step
-        return lowered(total, at, I64)
-
-
-def _name(access: Access) -> str:
-    assert isinstance(access.source, Tensor)
-    return access.source.name
-
-
-def _flat(access: Access) -> Access:
-    """A read, which stays inside, by its place in memory."""
-    place = flat_address(access)
-    return Access(Tensor(_name(access), (place.bounds[1] + 1,)), (place,))
-
-
-def _plus(value: Expr, number: int) -> Expr:
-    return value + number if number >= 0 else value - -number
+        scope = self.scope
+        return place_in(scope.shape, tuple(x - x.lo for x in scope.traversals), at)
 
 
 def _least(value: Expr, most: int) -> Expr:

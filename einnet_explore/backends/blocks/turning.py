@@ -12,9 +12,7 @@ from einnet_explore.backends.blocks.local import Local
 from einnet_explore.backends.blocks.writer import Expr, Writer, along
 from einnet_explore.backends.rows.tiles import store, vector
 from einnet_explore.ir import Access, Iterator
-from einnet_explore.kernels.source.shuffles import transposed
-
-SIDES = (16, 8, 4)
+from einnet_explore.kernels.source.shuffles import SIDES, transposed
 
 
 @dataclass(frozen=True, slots=True)

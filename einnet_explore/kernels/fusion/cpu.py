@@ -15,6 +15,7 @@ from einnet_explore.kernels.fusion.frame import Frame, join
 from einnet_explore.kernels.fusion.loops import Loops
 from einnet_explore.kernels.fusion.operations import read_name
 from einnet_explore.kernels.fusion.stages import Nest, Stage, Step
+from einnet_explore.kernels.places import FIRST
 from einnet_explore.kernels.source import (
     I64,
     Array,
@@ -34,9 +35,6 @@ from einnet_explore.kernels.source import (
     cast,
     select,
 )
-
-FIRST = ":first"
-"""The argument that says from which block on a kernel is launched."""
 
 ROW = 4096
 """Elements that are summed up in single precision, at most."""
