@@ -3,8 +3,21 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from einnet_check.record import check
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; raises ValueError where it says a thing twice, since readers differ in which they take."""
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError(f"one object has a name twice, of {', '.join(found)}")
+    return found
+
+
+def shown(text: str) -> str:
+    """*text* in one line, and nothing in it that moves a cursor: names in a record are whoever wrote it's."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def main(arguments: list[str]) -> int:
@@ -13,19 +26,19 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m einnet_check RECORD.json [PROGRAM.ein]", file=sys.stderr)
         return 2
     try:
-        record = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+        record = json.loads(Path(arguments[0]).read_text(encoding="utf-8"), object_pairs_hook=unique)
         program = Path(arguments[1]).read_text(encoding="utf-8-sig") if len(arguments) > 1 else None
         axioms = set[str]()
         for verdict in check(record, program):
             if verdict.why is not None:
-                print(f"{arguments[0]}: {verdict.step}: NOT PROVED: {verdict.why}", file=sys.stderr)
+                print(shown(f"{arguments[0]}: {verdict.step}: NOT PROVED: {verdict.why}"), file=sys.stderr)
                 return 1
             print(", ".join(filter(None, (f"{verdict.step}: proved", verdict.axiom))))
             axioms |= {verdict.axiom} - {""}
         print(", ".join((f"{arguments[0]}: proved, the last program computes what the first does", *axioms)))
         return 0
     except (OSError, RecursionError, ValueError) as error:
-        print(f"error: {arguments[0]}: {error}", file=sys.stderr)
+        print(shown(f"error: {arguments[0]}: {error}"), file=sys.stderr)
         return 2
 
 

@@ -12,30 +12,27 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import groupby, permutations, product
-from math import prod
+from math import factorial, prod
 from typing import Any
 
 import islpy as isl
 
-from einnet_check.terms import Beyond, Factors, Family, Form, Rows, Space, name, reduces, simple, skeleton
-from einnet_check.text import Box, Expr, Number, Program, Read, Scope, Tensor, tensors
+from einnet_check.terms import MOST, NONE, Axioms, Beyond, Factors, Family, Form, Rows, Space, name, reduces, unbounded
+from einnet_check.text import Box, Expr, Number, Program, Read, Scope, Tensor, reads, tensors
 
 CONTEXT = isl.Context()
 CONTEXT.set_max_operations(20_000_000)
 
 
 @lru_cache(1 << 12)
-def difference(before: Scope, after: Scope, box: Box, exponential: bool = False) -> str | None:
-    """None where both scopes are proved to be one function on *box*, else why not.
-
-    With *exponential* that e^(a + b) = e^a e^b for finite a and b is an axiom, else functions are symbols.
-    """
-    why = terms_differ(before, after, box, exponential)
+def difference(before: Scope, after: Scope, box: Box, axioms: Axioms = NONE) -> str | None:
+    """None where both scopes are proved to be one function on *box*, by *axioms* if any, else why not."""
+    why = terms_differ(before, after, box, axioms)
     if why and replace(after, body=before.body, reach=before.reach) == before:
         # The same function of scopes that are the same where both may be read.
         for a, b in (inner := aligned(before.body, after.body) or []):
             both = tuple((max(p, r), min(q, s)) for (p, q), (r, s) in zip(a.reach, b.reach, strict=True))
-            if a != b and difference(a, b, both, exponential):
+            if a != b and difference(a, b, both, axioms):
                 return why
         return why if not inner else None
     return why
@@ -52,21 +49,29 @@ def aligned(a: Expr, b: Expr) -> list[tuple[Scope, Scope]] | None:
     return [] if a == b else None
 
 
-def terms_differ(before: Scope, after: Scope, box: Box, exponential: bool) -> str | None:
+def terms_differ(before: Scope, after: Scope, box: Box, axioms: Axioms) -> str | None:
     """As ``difference``, by their terms."""
     kinds = {k for k in (kind(before), kind(after)) if k} or {"sum"}
-    space = Space(box, lambda a, b: a == b or difference(a, b, a.reach, exponential) is None, exponential)
+    space = Space(box, lambda a, b: a == b or difference(a, b, a.reach, axioms) is None, axioms)
     reduce = min(kinds)
     CONTEXT.reset_operations()
     try:
         if len(kinds) > 1:
             raise Beyond(f"{' and '.join(sorted(kinds))} have no common form")
-        sides = [by_factors(space.read(scope, space.point, reduce), reduce) for scope in (before, after)]
+        sides = [by_factors(space, space.read(scope, space.point, reduce), reduce) for scope in (before, after)]
         for names in {**sides[0], **sides[1]}:
+            # Infinite values do not cancel: these have to stand in the same places besides.
+            ways = {
+                reduce in ("sum", "prod"),
+                reduce in ("sum", "prod") and not unbounded(0, tuple((n, ()) for n in names)),
+            }
             for commuted in (False, True) if len(set(names)) < len(names) else (False,):
-                one, other = (counts(space, side.get(names, []), reduce in ("sum", "prod"), commuted) for side in sides)
-                wrong = differ(one, other, reduce in ("sum", "prod"))
-                if wrong is None:
+                for counted in ways:
+                    one, other = (counts(space, side.get(names, []), counted, commuted) for side in sides)
+                    wrong = differ(one, other, counted)
+                    if wrong is not None:
+                        break
+                else:
                     break
             else:
                 point = wrong.lexmin().sample_point()
@@ -83,11 +88,13 @@ def kind(scope: Scope) -> str | None:
     return kind(scope.body.source) if isinstance(scope.body, Read) and isinstance(scope.body.source, Scope) else None
 
 
-def by_factors(families: Iterable[Family], reduce: str) -> dict[tuple[str, ...], list[tuple[Number, Factors, Family]]]:
+def by_factors(
+    space: Space, families: Iterable[Family], reduce: str
+) -> dict[tuple[str, ...], list[tuple[Number, Factors, Family]]]:
     """Coefficients and factors of the *families* by the factors' names; a value that is not added is one."""
     out: dict[tuple[str, ...], list[tuple[Number, Factors, Family]]] = {}
     for family in families:
-        for k, factors in family.value if reduce == "sum" else ((Fraction(1), (skeleton(family.value),)),):
+        for k, factors in family.value if reduce == "sum" else ((Fraction(1), (space.skeleton(family.value),)),):
             out.setdefault(tuple(n for n, _ in factors), []).append((k, factors, family))
     return out
 
@@ -96,8 +103,9 @@ def counts(space: Space, terms: list[tuple[Number, Factors, Family]], counted: b
     """The total coefficient at each (element, indices); *commuted*: under all orders of like factors."""
     total: Any = None
     for k, factors, family in terms:
-        orders = [permutations(list(g)) for _, g in groupby(factors, key=lambda f: f[0] if commuted else id(f))]
-        for order in product(*orders):
+        groups = [list(g) for _, g in groupby(factors, key=lambda f: f[0] if commuted else id(f))]
+        space.spend(100 * prod(factorial(len(g)) for g in groups))
+        for order in product(*map(permutations, groups)):
             more = points(space, k, family, [form for group in order for _, at in group for form in at], counted)
             total = more if total is None else total.add(more)
     return total
@@ -115,7 +123,7 @@ def differ(one: Any, other: Any, counted: bool) -> Any:
 def points(space: Space, k: Number, family: Family, forms: list[Form], counted: bool) -> Any:
     """The coefficient *k*, as a piecewise constant, where *family* occurs as (element, indices); raises Beyond."""
     used = frozenset[str]().union(*(space.inside[v] for f in (*forms, *family.where) for v in f))
-    summed, k = [y for y in family.summed if y in used], simple(k) if counted else Fraction(1)
+    summed, k = [y for y in family.summed if y in used], space.number(k) if counted else Fraction(1)
     k *= prod(space.range[y][1] - space.range[y][0] + 1 for y in family.summed if counted and y not in used)
     rows = [f"{space.range[v][0]} <= {v} <= {space.range[v][1]}" for v in (*space.x, *summed)]
     rows += [f"{name(row)} >= 0" for row in family.where]
@@ -141,7 +149,7 @@ def occurs(space: Space, summed: tuple[str, ...], where: Rows) -> bool:
         raise Beyond(f"beyond integer sets: {error}") from None
 
 
-def prove(before: Program, after: Program, exponential: bool = False) -> str | None:
+def prove(before: Program, after: Program, axioms: Axioms = NONE) -> str | None:
     """None where *after* computes every output of *before*, else why that is not proved.
 
     An equation that both have stays a tensor for its readers as long as that can be proved; else it is put into them.
@@ -150,12 +158,16 @@ def prove(before: Program, after: Program, exponential: bool = False) -> str | N
         return "inputs or outputs are others"
     boxes = [{e.name: e.scope.box for e in p.equations} for p in (before, after)]
     kept = {n for n, box in boxes[0].items() if box == boxes[1].get(n)}
-    if strange := [n for n in before.outputs if n in boxes[0] and n not in kept]:
-        return f"output {strange[0]} has another box"
+    given = {tensor.name for tensor in after.inputs}
+    if strange := [n for n in before.outputs if n not in (kept if n in boxes[0] else given)]:
+        return f"output {strange[0]} has another box, or is an input no more"
     while True:
-        left, right = inlined(before, kept), inlined(after, kept)
+        try:
+            left, right = inlined(before, kept), inlined(after, kept)
+        except Beyond as error:
+            return f"beyond integer sets: {error}"
         sides = ((n, left[n], right[n]) for n in boxes[0] if n in kept)
-        wrong = ((n, a != b and difference(a, b, boxes[0][n], exponential)) for n, a, b in sides)
+        wrong = ((n, a != b and difference(a, b, boxes[0][n], axioms)) for n, a, b in sides)
         found, why = next(((n, why) for n, why in wrong if why), ("", None))
         if why is None:
             return None
@@ -169,6 +181,7 @@ def prove(before: Program, after: Program, exponential: bool = False) -> str | N
 def inlined(program: Program, kept: Iterable[str]) -> dict[str, Scope]:
     """Every equation's scope by name, with the equations that are not *kept* in place of reads of them."""
     out: dict[str, Scope] = {}
+    copies: dict[str, int] = {}
 
     def put(e: Expr) -> Expr:
         match e:
@@ -181,5 +194,9 @@ def inlined(program: Program, kept: Iterable[str]) -> dict[str, Scope]:
         return e
 
     for equation in program.equations:
+        names = [r.source.name for r in reads(equation.scope.body, True) if isinstance(r.source, Tensor)]
+        copies[equation.name] = 1 + sum(copies[n] for n in names if n in copies and n not in kept)
+        if copies[equation.name] > MOST:
+            raise Beyond(f"{equation.name} is made of more than {MOST} equations")
         out[equation.name] = replace(equation.scope, body=put(equation.scope.body))
     return out

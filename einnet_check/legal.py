@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import lru_cache
-from math import inf
+from math import inf, prod
 from typing import Any
 
 from einnet_check.compare import difference, occurs
@@ -69,7 +69,8 @@ def wrong_call(equation: Equation, views: dict[str, tuple[int, ...]]) -> str | N
             source = sources[n] if len(sources) == len(shapes) else None
             if not isinstance(source, Tensor) or source.box != tuple((0, k) for k in shape):
                 return f"operand {n} of {equation.operator} is no tensor of shape {shape}"
-            given[f"T{n}"] = Tensor(source.name, source.box, source.box, -inf if "= max" in text else Fraction(0))
+            outside = -inf if "= max" in text else Fraction(0)
+            given[f"T{n}"] = source._replace(reach=source.box, value=outside, weight=False)
             *_, row, beside = (0, *views.get(source.name, (0, shape[-1], 1)))
             if beside != 1 and shape[-1] > 1:
                 return f"elements of a row of operand {n} are {beside} apart, not 1"
@@ -87,17 +88,21 @@ def wrong_call(equation: Equation, views: dict[str, tuple[int, ...]]) -> str | N
         return f"{equation.operator}: {error}"
 
 
-def strides(equation: Equation) -> tuple[int, ...]:
-    """The strides of a view; raises ValueError where it is not its source's own elements at what it names."""
+def strides(equation: Equation, views: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """How far apart the elements of a view lie, whose source may be one of *views*.
+
+    Raises ValueError where it is not its source's own elements at what it names.
+    """
     scope, named = equation.scope, equation.attributes
     if scope.sums or scope.domain or not isinstance(scope.body, Read) or not isinstance(scope.body.source, Tensor):
         raise ValueError("a view reads one tensor and nothing else")
     space, source = Space(scope.box, lambda a, b: False), scope.body.source
     env, _ = space.enter(scope, space.point)
     where = [space.form(i, env) for i in scope.body.at]
-    address, step = {"": 0}, 1
-    for form, (lo, hi) in reversed(list(zip(where, source.box, strict=True))):
-        address, step = plus(address, plus(form, {"": -lo}), step), step * (hi - lo)
+    packed = [prod(hi - lo for lo, hi in source.box[d + 1 :]) for d in range(len(source.box))]
+    address: Form = {"": 0}
+    for form, (lo, _), step in zip(where, source.box, views.get(source.name, packed), strict=True):
+        address = plus(address, plus(form, {"": -lo}), step)
     found = tuple(named.get("strides", (address.get(v, 0) for v in space.x)))
     gap = address
     for k, v, (lo, _) in zip(found, space.x, scope.box, strict=True):
@@ -148,7 +153,7 @@ def wrong_equations(program: Any) -> str | None:
         try:
             why = illegal(equation.scope)
             if equation.operator == "View":
-                views[equation.name] = strides(equation)
+                views[equation.name] = strides(equation, views)
             elif equation.operator not in ("", "eOperator"):
                 why = why or wrong_call(equation, views)
         except (TypeError, ValueError) as error:

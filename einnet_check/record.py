@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from itertools import combinations
 from math import prod
 from typing import Any, NamedTuple
 
 from einnet_check.compare import prove
 from einnet_check.legal import wrong_equations
+from einnet_check.terms import EXPONENTIAL, ROUNDED, simple
 from einnet_check.text import Parser, Program, reads, walk
-
-EXPONENTIAL = "with the axiom exp(a + b) = exp(a) exp(b), a and b finite"
-"""What a proof says that needs more of the exponential than that it is a function."""
 
 
 class Verdict(NamedTuple):
@@ -32,25 +33,33 @@ def check(record: Any, program: str | None = None) -> Iterable[Verdict]:
     if not isinstance(record, Mapping) or record.get("format") != "einnet-explore record" or record.get("version") != 1:
         raise ValueError("$: found something else, expected an einnet-explore record of version 1")
     here = _program(record, "start", "$")
-    given = here if program is None else Parser(program).program()
+    given = here if program is None else _parsed(program, "the program")
     yield _verdict("start", given, here)
     for n, step in enumerate(_field(record, "steps", list, "$")):
         at = f"$.steps[{n}]"
         name = f"{n}. {_field(step, 'rule', str, at)} at {_field(step, 'at', str, at)}"
+        if not re.fullmatch(r"[0-9]+\. \w+ at [0-9]+(\.[0-9]+)*", name, re.ASCII):
+            raise ValueError(f"{at}: expected a rule's name and a path")
         before, here = here, _program(step, "after", at)
         found = _verdict(name, before, here)
         yield found if found.why else found._replace(why=_wrong_match(step, before, here, at))
 
 
 def _verdict(step: str, before: Program, after: Program) -> Verdict:
-    """Without the axiom where that is enough."""
-    why = wrong_equations(after)
-    if why or before == after or (why := prove(before, after)) is None:
+    """With as few axioms as are enough."""
+    try:
+        why = wrong_equations(after)
+        if why or before == after or (why := prove(before, after)) is None:
+            return Verdict(step, why)
+        inside = [e for p in (before, after) for q in p.equations for e in walk(q.scope.body, inside=True)]
+        useful = {EXPONENTIAL for e in inside if isinstance(e, tuple) and e[0] == "exp"}
+        useful |= {ROUNDED for e in inside if isinstance(e, Fraction) and simple(e) != e}
+        for axioms in (taken for n in range(len(useful)) for taken in combinations(sorted(useful), n + 1)):
+            if prove(before, after, frozenset(axioms)) is None:
+                return Verdict(step, None, " and ".join(axioms))
         return Verdict(step, why)
-    inside = (e for p in (before, after) for q in p.equations for e in walk(q.scope.body, inside=True))
-    if any(isinstance(e, tuple) and e[0] == "exp" for e in inside) and prove(before, after, exponential=True) is None:
-        return Verdict(step, None, EXPONENTIAL)
-    return Verdict(step, why)
+    except (ArithmeticError, RecursionError) as error:
+        return Verdict(step, f"it is nested too deeply, or its numbers are too large: {error}")
 
 
 def certificate(record: Any, program: str | None = None) -> dict[str, Any]:
@@ -103,8 +112,13 @@ def _field(data: Any, name: str, kind: type, at: str) -> Any:
 
 
 def _program(data: Any, name: str, at: str) -> Program:
-    text = _field(data, name, str, at)
+    return _parsed(_field(data, name, str, at), f"{at}.{name}")
+
+
+def _parsed(text: str, at: str) -> Program:
     try:
         return Parser(text).program()
+    except RecursionError:
+        raise ValueError(f"{at}: it is nested too deeply") from None
     except ValueError as error:
-        raise ValueError(f"{at}.{name}:{error}") from None
+        raise ValueError(f"{at}:{error}") from None

@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from fractions import Fraction
 from itertools import islice, permutations, product
-from math import gcd, inf, isfinite, prod
+from math import gcd, inf, isnan, prod
 from typing import Any, NamedTuple, TypeAlias
 
 from einnet_check.text import Box, Expr, Number, Read, Scope, Table, Tensor, infinite, reads, walk
@@ -24,7 +25,13 @@ Rows: TypeAlias = "tuple[Form, ...]"
 Factors: TypeAlias = "tuple[tuple[str, Rows], ...]"
 Polynomial: TypeAlias = "tuple[tuple[Number, Factors], ...]"
 
-MOST = 3000
+Axioms: TypeAlias = "frozenset[str]"
+EXPONENTIAL = "with the axiom exp(a + b) = exp(a) exp(b), a and b finite"
+ROUNDED = "with constants taken for one that agree to 12 digits, as folding in floating point leaves them"
+NONE: Axioms = frozenset()
+"""What a proof may need besides, and says that it needs."""
+
+MOST, WORK = 3000, 2_000_000
 NEUTRAL: dict[str, Number] = {"sum": Fraction(0), "prod": Fraction(1), "max": -inf, "min": inf}
 BINARY = {"sum": "+", "max": "maximum", "min": "minimum", "prod": "*"}
 OVER = {"sum": "*", "max": "+", "min": "+"}
@@ -54,13 +61,11 @@ def name(form: Form) -> str:
     return " + ".join(f"{k}*{v}" if v else str(k) for v, k in sorted(form.items()))
 
 
-def simple(k: Number) -> Fraction:
-    """*k*, or the fraction within 1e-14 of it: constants that were folded in floating point are one value."""
-    if not isfinite(k):
-        raise Beyond("an infinite constant is added or multiplied")
-    exact = Fraction(k)
-    near = exact.limit_denominator(1 << 20)
-    return near if abs(near - exact) <= abs(exact) / 10**14 else Fraction(f"{float(k):.11e}")
+def simple(k: Fraction) -> Fraction:
+    """*k*, or the fraction within 1e-14 of it, or its first twelve digits: one for constants that rounding made two."""
+    near = k.limit_denominator(1 << 20)
+    digits = Context(prec=12, Emax=MAX_EMAX, Emin=MIN_EMIN)
+    return near if abs(near - k) <= abs(k) / 10**14 else Fraction(digits.divide(*map(Decimal, k.as_integer_ratio())))
 
 
 def constant(k: Number) -> Polynomial:
@@ -69,6 +74,15 @@ def constant(k: Number) -> Polynomial:
 
 def element(of: str, at: Rows) -> Polynomial:
     return ((Fraction(1), ((of, at),)),)
+
+
+NOTHING = element("0*∞", ())
+"""What is no number: an infinite value times 0, or less itself."""
+
+
+def unbounded(k: Number, factors: Factors) -> bool:
+    """Whether a monomial may be infinite; inputs, and what functions give, are taken to be finite."""
+    return isinstance(k, float) or any(of.endswith("∞") for of, _ in factors)
 
 
 def reduces(scope: Scope) -> bool:
@@ -89,12 +103,24 @@ def within(at: Iterable[Form], box: Box) -> list[Form]:
 class Space:
     """The integers of one comparison, with their ranges, and the scopes that stand for functions in it."""
 
-    def __init__(self, box: Box, same: Callable[[Scope, Scope], bool], exponential: bool = False) -> None:
-        self.same, self.opaque, self.count, self.exponential = same, list[Scope](), 0, exponential
+    def __init__(self, box: Box, same: Callable[[Scope, Scope], bool], axioms: Axioms = NONE) -> None:
+        self.same, self.opaque, self.count, self.axioms, self.work = same, list[Scope](), 0, axioms, 0
         self.range: dict[str, tuple[int, int]] = {}
         self.inside: dict[str, frozenset[str]] = {"": frozenset()}
         self.x = tuple(self.fresh("x", lo, hi) for lo, hi in box)
         self.point: Rows = tuple({x: 1, "": 0} for x in self.x)
+
+    def spend(self, work: int) -> None:
+        """Count *work*; raises Beyond where it is too much: what is compared may grow exponentially with its text."""
+        self.work += work
+        if self.work > WORK:
+            raise Beyond(f"it takes more than {WORK} steps")
+
+    def number(self, k: Number) -> Fraction:
+        """A coefficient; raises Beyond where it is infinite."""
+        if isinstance(k, float):
+            raise Beyond("an infinite constant is added or multiplied")
+        return simple(k) if ROUNDED in self.axioms else k
 
     def fresh(self, stem: str, lo: int, hi: int) -> str:
         """A new integer in [lo, hi)."""
@@ -169,6 +195,7 @@ class Space:
 
     def families(self, e: Expr, env: Mapping[str, Form], reduce: str = "") -> list[Family]:
         """The scalar *e* at one point under *reduce*: sums and products are multiplied out; else by cases."""
+        self.spend(1)
         match e:
             case Fraction() | float():
                 return self.settled([Family((), constant(e))], reduce)
@@ -186,6 +213,8 @@ class Space:
             case (str() as op, *args):
                 inner = reduce if op == OVER.get(reduce) else ""
                 parts = [self.families(arg, env, inner) for arg in args]
+                if inner and any(unbounded(*m) for part in parts for f in part for m in f.value):
+                    parts = [part or [Family((), constant(NEUTRAL[inner]))] for part in parts]
                 sizes = [sum(len(f.value) for f in part) if inner else len(part) for part in parts]
                 if prod(sizes) > (64 if inner else 1) * MOST:
                     raise Beyond(f"{op} has {' times '.join(map(str, sizes))} {'terms' if inner else 'cases'}")
@@ -196,7 +225,7 @@ class Space:
         """*op* of one family of each operand."""
         if reduce in ("max", "min") and any(isinstance(k, float) for p in parts for k, _ in p.value):
             raise Beyond("an infinite constant is added or multiplied")  # its sum with a neutral value is no number
-        value = applied("e^" if op == "exp" and self.exponential else op, [p.value for p in parts])
+        value = self.applied("e^" if op == "exp" and EXPONENTIAL in self.axioms else op, [p.value for p in parts])
         return Family(tuple(r for p in parts for r in p.where), value, tuple(y for p in parts for y in p.summed))
 
     def settled(self, families: Iterable[Family], reduce: str) -> list[Family]:
@@ -215,6 +244,7 @@ class Space:
     def read(self, source: Any, at: Rows, reduce: str = "") -> list[Family]:
         """``source[at]``: what lies inside the box, and the value of the padding outside."""
         if isinstance(source, Table):
+            self.spend(len(source.entries))
             entries = dict(zip(product(*(range(*ends) for ends in source.box)), source.entries, strict=True))
             spans = zip(map(self.bounds, at), source.box, strict=True)
             places = product(*(range(max(lo, least), min(hi, most + 1)) for (least, most), (lo, hi) in spans))
@@ -222,7 +252,10 @@ class Space:
             return self.settled((Family(rows, constant(k)) for rows, k in pieces if rows is not None), reduce)
         inner: list[Family] = []
         if isinstance(source, Tensor):
-            rows, inner = self.holds(within(at, source.box)), [Family((), element(json.dumps(source.name), at))]
+            rows, inner = (
+                self.holds(within(at, source.box)),
+                [Family((), element(json.dumps(source.name) + "∞" * source.infinite, at))],
+            )
         elif reduces(source) and source.reduce != reduce:
             return [Family((), element(*self.symbol(source, at)))]
         else:
@@ -257,6 +290,36 @@ class Space:
                     return f"{{{n}}}" + "∞" * infinite(known), tuple(at[d] for d in order)
         raise Beyond("a scope is not equal to itself")
 
+    def applied(self, op: str, args: list[Polynomial]) -> Polynomial:
+        """*op* of polynomials: sums and products multiplied out, anything else a factor of its own."""
+        match op, args:
+            case "+", [a, b]:
+                return collected((*a, *b))
+            case "*", [a, b]:
+                self.spend(len(a) * len(b))
+                lost = () in (a, b) and any(unbounded(k, f) for k, f in a + b)
+                return NOTHING if lost else collected((k * m, f + g) for (k, f), (m, g) in product(a, b))
+            case "/", [a, ((Fraction() as k, ()),)]:
+                return tuple((c / k, f) for c, f in a)
+            case "/", [a, b] if a != constant(Fraction(1)):
+                return self.applied("*", [a, self.applied("/", [constant(Fraction(1)), b])])
+            case "e^", [a]:  # the axiom: of a sum it is the product of those of its terms
+                parts = [self.skeleton((m,)) for m in a]
+                return collected([(Fraction(1), tuple((f"e^({of})", at) for of, at in parts))])
+            case (("maximum" | "minimum"), [a, b]) if (least := constant(-inf if op == "maximum" else inf)) in (a, b):
+                return b if a == least else a
+            case "relu", [() | ((_, ()),) as a]:
+                return a if a and a[0][0] > 0 else ()
+        parts = [self.skeleton(arg) for arg in args]
+        by_zero = "∞" * (op == "/" and not args[1])
+        return element(f"{op}({', '.join(of for of, _ in parts)}){by_zero}", tuple(f for _, at in parts for f in at))
+
+    def skeleton(self, value: Polynomial) -> tuple[str, Rows]:
+        """A polynomial as a function of elements, by its text, and where these elements lie."""
+        numbers = (str(k if k in (inf, -inf) else self.number(k)).replace("inf", "∞") for k, _ in value)
+        text = " + ".join("*".join((k, *(n for n, _ in fs))) for k, (_, fs) in zip(numbers, value, strict=True))
+        return text or "0", tuple(form for _, fs in value for _, at in fs for form in at)
+
 
 def tabulated(scope: Scope) -> set[str]:
     """The iterators of *scope* by which it, or a scope inside it, indexes a table."""
@@ -268,27 +331,6 @@ def tabulated(scope: Scope) -> set[str]:
             if x in inner or isinstance(source, Table):
                 found |= {i for i in walk(index) if isinstance(i, str)}
     return found
-
-
-def applied(op: str, args: list[Polynomial]) -> Polynomial:
-    """*op* of polynomials: sums and products multiplied out, anything else a factor of its own."""
-    match op, args:
-        case "+", [a, b]:
-            return collected((*a, *b))
-        case "*", [a, b]:
-            return collected((k * m, f + g) for (k, f), (m, g) in product(a, b))
-        case "/", [a, ((Fraction() as k, ()),)]:
-            return tuple((c / k, f) for c, f in a)
-        case "/", [a, b] if a != constant(Fraction(1)):
-            return applied("*", [a, applied("/", [constant(Fraction(1)), b])])
-        case "e^", [a]:  # the axiom: of a sum it is the product of those of its terms
-            return collected([(Fraction(1), tuple((f"e^({of})", at) for of, at in (skeleton((m,)) for m in a)))])
-        case (("maximum" | "minimum"), [a, b]) if (neutral := constant(-inf if op == "maximum" else inf)) in (a, b):
-            return b if a == neutral else a
-        case "relu", [() | ((_, ()),) as a]:
-            return a if a and a[0][0] > 0 else ()
-    parts = [skeleton(arg) for arg in args]
-    return element(f"{op}({', '.join(of for of, _ in parts)})", tuple(f for _, at in parts for f in at))
 
 
 def cancelled(factors: Factors) -> Factors:
@@ -310,11 +352,6 @@ def collected(monomials: Iterable[tuple[Number, Factors]]) -> Polynomial:
         sorted_ = tuple(sorted(cancelled(factors), key=lambda f: (f[0], *map(name, f[1]))))
         of = tuple(n for n, _ in sorted_), tuple(tuple(map(name, at)) for _, at in sorted_)
         total[of] = k + (total[of][0] if of in total else 0), sorted_
+    if any(isnan(k) if isinstance(k, float) else not k and unbounded(k, factors) for k, factors in total.values()):
+        return NOTHING
     return tuple(m for _, m in sorted((([*of[0], str(m[0])], of), m) for of, m in total.items() if m[0]))
-
-
-def skeleton(value: Polynomial) -> tuple[str, Rows]:
-    """A polynomial as a function of elements, by its text, and where these elements lie."""
-    numbers = (str(k if k in (inf, -inf) else simple(k)).replace("inf", "∞") for k, _ in value)
-    text = " + ".join("*".join((k, *(n for n, _ in fs))) for k, (_, fs) in zip(numbers, value, strict=True))
-    return text or "0", tuple(form for _, fs in value for _, at in fs for form in at)

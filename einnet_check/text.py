@@ -31,6 +31,7 @@ class Tensor(NamedTuple):
     reach: Box
     value: Number = Fraction(0)
     weight: bool = False
+    infinite: bool = False
 
 
 class Table(NamedTuple):
@@ -104,8 +105,9 @@ def tensors(scope: Scope) -> set[str]:
 
 
 def infinite(scope: Scope) -> bool:
-    """Whether an infinite constant occurs in *scope* or around what it reads, also inside."""
-    return any(isinstance(getattr(getattr(e, "source", None), "value", e), float) for e in walk(Read(scope, ()), True))
+    """Whether an infinite constant occurs in *scope* or around what it reads, also inside and in what that reads."""
+    every = [(e, getattr(e, "source", None)) for e in walk(Read(scope, ()), True)]
+    return any(isinstance(getattr(of, "value", e), float) or getattr(of, "infinite", False) for e, of in every)
 
 
 def less(a: Expr, b: Expr) -> Expr:
@@ -124,7 +126,10 @@ def where(op: str, a: Expr, b: Expr, yes: Expr, no: Expr) -> Expr:
 
 BLANKS = r"(?>(?:\s|#[^\n]*)*)"
 WORD, QUOTED = r"[^\W\d]\w*", r"\"(?:\\.|[^\"\\\n])*\""
-NUMBER = r"(?:\d+\.(?!\.)\d*|\.\d+)(?:[eE][+-]?\d{1,3})?|\d+[eE][+-]?\d{1,3}|\d+"
+DIGITS, EXPONENT = "[0-9]+", "[eE][+-]?[0-9]{1,3}"
+NUMBER = rf"(?:{DIGITS}\.(?!\.)[0-9]*|\.{DIGITS})(?:{EXPONENT})?|{DIGITS}{EXPONENT}|{DIGITS}"
+ROW = 10_000
+"""So many operators in a row at most: a deeper tree than that is more than Python's own stack holds."""
 BINDS = {"+": 1, "-": 1, "*": 2, "/": 2, "//": 2, "%": 2}
 """How tightly operators bind; all of them from the left."""
 
@@ -165,7 +170,7 @@ class Parser:
         return str(json.loads(found, strict=False)) if found[0] == '"' else found
 
     def integer(self) -> int:
-        sign, digits = -1 if self.take("-") else 1, self.take(r"\d+\b")
+        sign, digits = -1 if self.take("-") else 1, self.take(rf"{DIGITS}\b")
         self.need(digits, "an integer")
         return sign * int(digits)
 
@@ -200,7 +205,7 @@ class Parser:
             else:
                 equations.append(self.equation())
                 scope = equations[-1].scope
-                made = Tensor(equations[-1].name, scope.box, scope.reach, scope.value)
+                made = Tensor(equations[-1].name, scope.box, scope.reach, scope.value, infinite=infinite(scope))
             self.need(made.name not in self.known, f"no second definition of {made.name} before")
             self.known[made.name] = made
         read = set[str]().union(*(tensors(e.scope) for e in equations))
@@ -233,8 +238,9 @@ class Parser:
     def equation(self) -> Equation:
         name, scope = self.name(), self.scope("=")
         operator = self.name() if self.take(r"via\b") else ""
-        called = operator and self.sees(r"\(")
-        return Equation(name, scope, operator, dict(self.items("(", self.attribute, ")") if called else ()))
+        given = self.items("(", self.attribute, ")") if operator and self.sees(r"\(") else ()
+        self.need(len(dict(given)) == len(given), "no attribute twice before")
+        return Equation(name, scope, operator, dict(given))
 
     def attribute(self) -> tuple[str, Any]:
         name, _ = self.name(), self.must("=")
@@ -272,9 +278,10 @@ class Parser:
 
     def expression(self, least: int = 1) -> Expr:
         """An index or a scalar; what is no index, or no scalar, is found where it is used."""
-        out = self.factor()
+        out, before = self.factor(), 0
         while (found := self.sees(r"//|[-+*/%]")) and BINDS[op := found[1]] >= least:
-            self.at = found.end()
+            self.at, before = found.end(), before + 1
+            self.need(before < ROW, f"fewer than {ROW} operators in a row before")
             more = self.expression(BINDS[op] + 1)
             out = less(out, more) if op == "-" else (op, out, more)
         return out

@@ -19,7 +19,7 @@ def cache_directory() -> Path:
 def write_aside(path: Path, write: Callable[[Path], None]) -> bool:
     """Let *write* fill a file beside *path*, then put it in place at once; False where the disk does not allow it."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as aside:
             new = Path(aside) / path.name
             write(new)

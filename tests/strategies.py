@@ -176,7 +176,9 @@ def single(scope: Scope) -> Program:
 def instances() -> SearchStrategy[Instance]:
     """Operator instances with attributes of every type."""
     value = st.one_of(st.integers(-3, 99), st.text('NT "\\é', max_size=3), st.lists(st.integers(-2, 9)).map(tuple))
-    attributes = st.lists(st.tuples(st.sampled_from(["m", "n", "ta", "pad"]), value), max_size=3)
+    attributes = st.lists(
+        st.tuples(st.sampled_from(["m", "n", "ta", "pad"]), value), max_size=3, unique_by=lambda a: a[0]
+    )
     return st.builds(Instance, st.sampled_from(["Matmul", "Conv", "eOperator", "View"]), attributes.map(tuple))
 
 

@@ -46,6 +46,8 @@ def unfit(before: Program, after: Program) -> str | None:
         if name in boxes and (name not in defined or held[name].box != boxes[name]):
             found = _box(held[name].box) if name in defined else "nothing"
             return f"output {name} has box {found}, expected {_box(boxes[name])}"
+        if name not in boxes and name in defined:
+            return f"output {name} is an equation, expected the input of this name"
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -62,7 +63,7 @@ def build_c(source: str, key: str, arrays: Sequence[tuple[tuple[int, ...], str]]
     if not write_aside(path, make):
         raise BackendError(f"no kernel is kept as {path}: {wrong or 'it cannot be written'}")
     if (kept := _read(path)) is None:
-        raise BackendError(f"the kernel kept as {path} cannot be loaded")
+        raise BackendError(f"the kernel kept as {path} cannot be loaded, or others may write there")
     return kept
 
 
@@ -84,7 +85,7 @@ def platform() -> tuple[str, str]:
 def kernel_file(key: str) -> Path | None:
     """The shared library of the function kept under *key*; None where there is none."""
     path = _path(key)
-    return path if path.suffix == ".so" and path.exists() else None
+    return path if path.suffix == ".so" and path.exists() and _own(path) else None
 
 
 def c_library(source: str, *flags: str) -> Path | None:
@@ -176,6 +177,7 @@ def _link(*arguments: str) -> None:
 def _close(path: Path) -> None:
     # A comment to LLVM, and beyond the end to the loader: half a library must not be loaded, it would crash.
     path.write_bytes((content := path.read_bytes()) + _seal(content))
+    path.chmod(path.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))
 
 
 def _seal(content: bytes) -> bytes:
@@ -183,13 +185,24 @@ def _seal(content: bytes) -> bytes:
 
 
 def _whole(path: Path) -> bool:
-    """Whether *path* is there and as it was written."""
+    """Whether *path* is there and as it was written, where nobody else can have written it: it is going to be run."""
     try:
+        if not _own(path):
+            return False
         content = path.read_bytes()
     except OSError:
         return False
     length = len(_seal(b""))
     return content[-length:] == _seal(content[:-length])
+
+
+def _own(path: Path) -> bool:
+    """Whether *path* and its folder belong to this user, or to root, and nobody else may write there."""
+    for held in (path.stat(), path.parent.stat()):
+        ours = held.st_gid == os.getegid() or not held.st_mode & stat.S_IWGRP
+        if held.st_uid not in (os.geteuid(), 0) or not ours or held.st_mode & stat.S_IWOTH:
+            return False
+    return True
 
 
 def _read(path: Path) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -57,7 +58,7 @@ def read_record(record: object, source: str = "<record>") -> Recorded:
 def load_json(path: str | PathLike[str]) -> object:
     """The JSON in the file at *path*; raises OSError where it cannot be read, RecordError where it is no JSON."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_unique)
     except UnicodeDecodeError as error:
         raise _wrong(str(path), "$", f"byte {error.object[error.start]:#04x} at {error.start}", "UTF-8") from None
     except json.JSONDecodeError as error:
@@ -65,11 +66,24 @@ def load_json(path: str | PathLike[str]) -> object:
         raise _wrong(str(path), "$", f"{error.msg} at {where}", "JSON") from None
     except RecursionError:
         raise _wrong(str(path), "$", "JSON that nests too deeply", "a record") from None
+    except ValueError as error:
+        raise RecordError(f"{path}: $: {error}") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON.  Readers differ in which of two things by one name they take: raises ValueError for them."""
+    if len(found := dict(pairs)) < len(pairs):
+        twice = next(name for n, (name, _) in enumerate(pairs) if any(name == other for other, _ in pairs[:n]))
+        raise ValueError(f"found {twice!r} twice in one object, expected it once")
+    return found
 
 
 def _step(step: object, source: str, at: str) -> RecordedStep:
     data = _object(step, source, at)
     path = _get(data, "at", str, source, at)
+    rule = _get(data, "rule", str, source, at)
+    if not re.fullmatch(r"\w+", rule, re.ASCII):
+        raise _wrong(source, f"{at}.rule", ascii(rule), "the name of a rule")
     try:
         read_path(path)
     except ValueError as error:
@@ -82,7 +96,7 @@ def _step(step: object, source: str, at: str) -> RecordedStep:
             raise
         raise RecordError(f"{source}: {at}.certificate: {error}") from None
     return RecordedStep(
-        _get(data, "rule", str, source, at),
+        rule,
         path,
         _object(_get(data, "params", dict, source, at), source, f"{at}.params"),
         _program(_get(data, "after", str, source, at), source, f"{at}.after"),

@@ -30,7 +30,7 @@ from einnet_explore.family.verdicts import Proof, least, verdict
 from einnet_explore.ir import Program
 from einnet_explore.operators.canonical import canonical_matches
 from einnet_explore.rules import Derivation
-from einnet_explore.search.engine import Options
+from einnet_explore.search.options import Options
 from einnet_explore.text.parametric import Template
 
 

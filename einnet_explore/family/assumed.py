@@ -36,7 +36,7 @@ def ground_of(template: Template) -> Ground:
 def _alone(template: Template, a: Assumption, p: Parameter) -> Parameter:
     match a.op:
         case ">=":
-            p = replace(p, least=max(1, a.number))
+            p = replace(p, least=max(p.least, a.number))
         case "<=":
             p = replace(p, most=a.number if p.most is None else min(p.most, a.number))
         case "%":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from einnet_explore.algebra.certificate import Certificate, certify
 from einnet_explore.algebra.space import Beyond
-from einnet_explore.explore.views import Table
+from einnet_explore.explore.tables import Table
 from einnet_explore.family.parameters import Ground, OutsideError, Parameter
 from einnet_explore.family.prove import Verdict, prove
 from einnet_explore.family.schema import Schema, instantiated

@@ -20,10 +20,8 @@ class _Sofar:
     inputs: dict[str, Tensor] = field(default_factory=dict)
     equations: dict[str, Equation] = field(default_factory=dict)
     outputs: dict[str, Tree[Token] | Token] = field(default_factory=dict)
-
-    @property
-    def readable(self) -> dict[str, Tensor]:
-        return {**self.inputs, **{name: e.tensor for name, e in self.equations.items()}}
+    readable: dict[str, Tensor] = field(default_factory=dict)
+    """What an equation may read: inputs, and the results of those before it."""
 
 
 def program_of(tree: Tree[Token]) -> Program:
@@ -34,11 +32,11 @@ def program_of(tree: Tree[Token]) -> Program:
             case Tree(data="declaration"):
                 tensor = _declared(statement)
                 _unused(statement, tensor.name, sofar)
-                sofar.inputs[tensor.name] = tensor
+                sofar.inputs[tensor.name] = sofar.readable[tensor.name] = tensor
             case Tree(data="equation"):
                 equation = _equation(statement, sofar)
                 _unused(statement, equation.name, sofar)
-                sofar.equations[equation.name] = equation
+                sofar.equations[equation.name], sofar.readable[equation.name] = equation, equation.tensor
             case Tree(data="output", children=names):
                 for node in names:
                     if (name := name_of(node)) in sofar.outputs:
@@ -83,7 +81,10 @@ def _unused(tree: Tree[Token], name: str, sofar: _Sofar) -> None:
 def _instance(tree: Tree[Token] | Token) -> Instance:
     match tree:
         case Tree(children=[name, *attributes]):
-            return Instance(name_of(name), tuple(_attribute(a) for a in attributes))
+            made = tuple(_attribute(a) for a in attributes)
+            if twice := [a for n, a in enumerate(attributes) if made[n][0] in dict(made[:n])]:
+                raise Fault(twice[0], f"found {_attribute(twice[0])[0]} twice, expected it once")
+            return Instance(name_of(name), made)
     raise Fault(tree, f"found {tree}, expected an operator")
 
 
