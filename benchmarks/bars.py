@@ -19,12 +19,13 @@ from functools import cache
 import einnet_explore as ee
 from einnet_explore.algebra.certificate import Certificate, certify
 from einnet_explore.algebra.equations import weight_only
-from einnet_explore.explore.run import find_operators
 from einnet_explore.ir import EOPERATOR, VIEW, Program
+from einnet_explore.operators import find_operators
 from einnet_explore.rules import Derivation
 from einnet_explore.search.candidate import verdict
-from einnet_explore.search.engine import Options, Search
+from einnet_explore.search.engine import Search
 from einnet_explore.search.events import Found
+from einnet_explore.search.options import Options
 
 
 @dataclass(frozen=True, slots=True)

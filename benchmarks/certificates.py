@@ -1,8 +1,10 @@
-"""What the proof of a step costs: ``python -m benchmarks.certificates [MODEL …]``.
+"""What the proof of a step costs: ``python -m benchmarks.certificates [--states N] [MODEL …]``.
 
-The steps are those of every finalist of the evaluation models' subprograms, by fewer multiplications too, and those by
-which the cheapest are joined, fused and laid out.  Each is certified once, in processor time, so that other work on the
-machine counts little; equal steps count once.
+The steps are those of every candidate of the evaluation models' subprograms, at their published sizes, by fewer
+multiplications too; those by which the cheapest of each algorithm becomes one kernel that runs in blocks; and those by
+which the cheapest are joined, fused and laid out.  Searches end after a number of states, so that a busy machine sees
+the same steps.  Each is certified once, in processor time, so that other work on the machine counts little; equal steps
+count once.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 from collections.abc import Iterable, Sequence
+from math import inf
 from statistics import median
 from time import process_time
 
@@ -17,9 +20,10 @@ from benchmarks.post import pieces
 from einnet_explore.algebra.certificate import Certificate, certify
 from einnet_explore.cost import program_seconds
 from einnet_explore.graph.anonymous import anonymous
-from einnet_explore.graph.finalists import entries
+from einnet_explore.graph.finalists import algorithms, entries
 from einnet_explore.graph.joining import joined
 from einnet_explore.graph.models import MODELS, write
+from einnet_explore.graph.post.chaining import chained
 from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.graph.post.layouts import laid_out
 from einnet_explore.graph.post.price import estimated
@@ -28,20 +32,22 @@ from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.split import partition
 from einnet_explore.rules import Derivation, Step
 
-SECONDS = 0.5
-"""Seconds of search for one subprogram."""
+STATES = 120
+"""States of the search of one subprogram."""
 
 
-def derivations(model: Model) -> Iterable[Derivation]:
-    """Those of the finalists of every subprogram, and of what post-optimisation makes of the cheapest."""
+def derivations(model: Model, states: int = STATES) -> Iterable[Derivation]:
+    """Those of every subprogram's candidates, in blocks too, and of what post-optimisation makes of the cheapest."""
     known: set[str] = set()
     for s in partition(model).subprograms:
         anon = anonymous(s.program)
         if anon.signature not in known:
             known.add(anon.signature)
-            found, _ = entries(anon.program, program_seconds, 4, SECONDS)
+            found, _ = entries(anon.program, program_seconds, 4, inf, states=states)
             yield from (entry.derivation() for entry in found)
-    for piece in joined(model, list(pieces(model))):
+            in_blocks = (chained(fuse(entry.derivation())) for entry in algorithms(found, len(found), inf))
+            yield from (made for made in in_blocks if made is not None)
+    for piece in joined(model, list(pieces(model, states))):
         yield fuse(laid_out(fuse(Derivation(piece.program)), estimated))
 
 
@@ -59,12 +65,12 @@ def timed(steps: Iterable[Step]) -> list[tuple[float, str, Certificate]]:
     return out
 
 
-def main(names: Sequence[str] = ()) -> None:
+def main(names: Sequence[str] = (), states: int = STATES) -> None:
     """Print the table: counts, and milliseconds of the median and of the slowest step."""
     print("model        steps  proved  median ms  worst ms  the slowest")
     every = []
     for name in names or tuple(model.name for model in MODELS):
-        found = timed(step for d in derivations(load(write(name, 1), {})) for step in d.steps)
+        found = timed(step for d in derivations(load(write(name, 1), {}), states) for step in d.steps)
         every += found
         row(name, found)
     row("all", every)
@@ -81,4 +87,6 @@ def row(name: str, found: Sequence[tuple[float, str, Certificate]]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="What the proof of a step costs.")
     parser.add_argument("models", nargs="*")
-    main(parser.parse_args().models)
+    parser.add_argument("--states", type=int, default=STATES, help="of the search of one subprogram")
+    asked = parser.parse_args()
+    main(asked.models, asked.states)

@@ -101,7 +101,7 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
                     continue
                 contests += 1
                 processor = time.process_time()
-                found = entries(anon.program, work.cost, 7, effort, states=STATES)
+                found = entries(anon.program, work.means.cost, 7, effort, states=STATES)
                 keep("search seconds", name, time.process_time() - processor)
                 wall = time.perf_counter()
                 outcome = type(contest)(

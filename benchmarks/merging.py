@@ -23,8 +23,9 @@ from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.ir import Program
 from einnet_explore.search.candidate import Candidate
 from einnet_explore.search.closure import Limits, candidates, compute_bound
-from einnet_explore.search.engine import Options, Search
+from einnet_explore.search.engine import Search
 from einnet_explore.search.events import Found
+from einnet_explore.search.options import Options
 from einnet_explore.text import parse
 
 

@@ -32,13 +32,13 @@ SECONDS = 0.5
 """Seconds of search for one subprogram."""
 
 
-def pieces(model: Model) -> Iterable[Piece]:
-    """Every subprogram's cheapest candidate by estimate; equal ones are searched once."""
+def pieces(model: Model, states: int | None = None) -> Iterable[Piece]:
+    """Every subprogram's cheapest candidate by estimate; equal ones are searched once, for *states* if that is said."""
     known: dict[str, Derivation | None] = {}
     for s in partition(model).subprograms:
         anon = anonymous(s.program)
         if anon.signature not in known:
-            found, _ = entries(anon.program, program_seconds, 4, SECONDS)
+            found, _ = entries(anon.program, program_seconds, 4, SECONDS, states=states)
             known[anon.signature] = fuse(found[0].derivation()) if found else None
         if (derivation := known[anon.signature]) is not None:
             back = {model.identifiers[name]: name for name in (*s.inputs, *s.outputs)}

@@ -26,7 +26,7 @@ from einnet_explore.cli.output import table
 from einnet_explore.cost import program_seconds
 from einnet_explore.explore.run import Run
 from einnet_explore.ir import Program
-from einnet_explore.search.engine import Options
+from einnet_explore.search.options import Options
 
 
 @dataclass(frozen=True, slots=True)

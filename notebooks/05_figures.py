@@ -30,7 +30,7 @@ from pathlib import Path
 
 import einnet_explore as ee
 from einnet_explore.explore.mapping import mapping_table
-from einnet_explore.explore.views import Table
+from einnet_explore.explore.tables import Table
 from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.graph.post.layouts import laid_out
 from einnet_explore.graph.post.price import estimated

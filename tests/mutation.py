@@ -19,7 +19,8 @@ from einnet_explore.checker import wrong_instance
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Instance, Program, accesses
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import INTER_RULES, RULES, Step
-from einnet_explore.search.engine import Options, Search
+from einnet_explore.search.engine import Search
+from einnet_explore.search.options import Options
 
 CASES = {
     "convolution": ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from einnet_explore.backends import BackendError, aligned_empty, choice, compile_program
+from einnet_explore.backends.errors import NoKernel
 from einnet_explore.backends.store import Store, key_of
 from einnet_explore.ir import Equation, program, tensors
 from einnet_explore.operators import OPERATORS
@@ -83,6 +84,52 @@ def test_an_engine_that_refuses_is_passed_over(tmp_path: Path) -> None:
         choose([ways[0], Fake("other", refuses=True)], store)
     with pytest.raises(BackendError, match="no engine takes it"):
         choose([], store)
+
+
+def test_another_version_of_the_c_kernel_is_compared_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass
+    class Zeros(Fake):
+        def bind(self, arrays: Mapping[str, np.ndarray], out: np.ndarray) -> Callable[[], object]:
+            self.bound.append("bound")
+            return lambda: out.fill(0)
+
+    store, times = Store(tmp_path / "profiles.sqlite"), {"tvm": 0.002, "best": 0.002, choice.SECOND: 0.0002}
+    monkeypatch.setattr(choice, "compared", lambda calls, _: {name: times[name] for name in calls})
+
+    def choices() -> list[tuple[str, list[bool]]]:
+        """What is taken, and which ways were run for it, twice."""
+        found = []
+        for ways in ([Zeros("tvm"), Zeros(choice.SECOND)] for _ in range(2)):
+            found.append((choose(ways, store).engine, [bool(way.bound) for way in ways]))
+        return found
+
+    assert choices() == [(choice.SECOND, [True, True]), (choice.SECOND, [False, False])]
+    monkeypatch.setattr("einnet_explore.backends.store.generator", lambda: "another")
+    times[choice.SECOND] = 0.02
+    assert choices() == [("tvm", [True, True]), ("tvm", [False, False])]
+
+
+def test_what_no_c_kernel_is_written_for_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass
+    class Refusing(Fake):
+        error: type[BackendError] = NoKernel
+
+        def bind(self, arrays: Mapping[str, np.ndarray], out: np.ndarray) -> Callable[[], object]:
+            self.bound.append("bound")
+            raise self.error("no kernel")
+
+    def asked(error: type[BackendError], store: Store) -> bool:
+        ways = [Fake("tvm"), Refusing(choice.SECOND, error=error)]
+        assert choose(ways, store) is ways[0]
+        return bool(ways[1].bound)
+
+    monkeypatch.setattr(choice, "compared", lambda calls, _: dict.fromkeys(calls, 0.002))
+    store, other = Store(tmp_path / "profiles.sqlite"), Store(tmp_path / "other.sqlite")
+    assert [asked(NoKernel, store) for _ in range(2)] == [True, False]
+    assert store.lookup()(EQUATION) == 0.002
+    assert [asked(BackendError, other) for _ in range(2)] == [True, True]  # a compiler may be there next time
+    monkeypatch.setattr("einnet_explore.backends.store.generator", lambda: "another")
+    assert asked(NoKernel, store)
 
 
 def test_a_single_way_is_not_measured(tmp_path: Path) -> None:

@@ -196,3 +196,26 @@ def test_comparing_takes_turns() -> None:
 def test_bandwidth_is_a_plausible_number() -> None:
     assert 1e8 < stream_bandwidth(1, 1 << 20) < 1e13
     assert stream_bandwidth(1, 1 << 20) == stream_bandwidth(1, 1 << 20)
+
+
+def test_times_of_c_kernels_hold_for_what_wrote_them(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    made = parse("tensor A[8, 16]\ntensor B[8, 16]\nY[m:8, n:16] = A[m, n] * B[m, n]")
+    key = key_of(made.equations[0])
+    ours = [replace(key, engine=engine) for engine in ("c", "apart", "")] + [key_of(made)]
+    others = [replace(key, engine="tvm"), replace(key, engine="c", device="another"), replace(KEY, device=key.device)]
+    store = ProfileStore()
+    for known in (*ours, *others):
+        store.put(known, 2.0, "measured in turns")
+    found = [store.get(known) for known in (*ours, *others)]
+    assert {profile and (profile.seconds, profile.how) for profile in found} == {(2.0, "measured in turns")}
+    monkeypatch.setattr("einnet_explore.backends.store.generator", lambda: "another")
+    store.put(replace(key, engine="tvm"), 3.0, "measured")
+    assert [store.get(known) for known in ours] == [None] * len(ours)
+    assert None not in [store.get(known) for known in others]
+    assert store.lookup()(made.equations[0]) == 3.0  # not what the old kernel took
+    store.put(ours[0], 1.0, "measured")
+    assert store.lookup()(made.equations[0]) == 1.0
+    with sqlite3.connect(own_cache / "profiles.sqlite") as connection:  # as rows were before they said so
+        connection.execute("UPDATE engine_profile SET how = 'measured'")
+    assert [store.get(known) for known in ours] == [None] * len(ours)
+    assert None not in [store.get(known) for known in others]

@@ -20,11 +20,12 @@ from einnet_explore.algebra.certificate import certify
 from einnet_explore.algebra.chain import Cut, chain
 from einnet_explore.algebra.evaluate import evaluate
 from einnet_explore.backends import compiled
+from einnet_explore.backends.arrays import aligned, aligned_empty
 from einnet_explore.backends.blocks import kernel
 from einnet_explore.backends.blocks.choice import blocked, cuts_of
 from einnet_explore.backends.blocks.product import tile_of
 from einnet_explore.backends.program import compile_program
-from einnet_explore.backends.tvm_cpu import aligned, aligned_empty, compile_scope, emit
+from einnet_explore.backends.tvm_cpu import compile_scope, emit
 from einnet_explore.graph.post.chaining import chained
 from einnet_explore.graph.post.fusing import fuse, fused
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Iterator, Program, Scope, Table, Tensor, accesses, tensors

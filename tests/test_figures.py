@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 import einnet_explore as ee
 from einnet_explore.explore import formula
+from einnet_explore.explore.changes import changed
 from einnet_explore.explore.figures import Figure, TreeNode, draw_tree, graph_figure, tree_figure
 from einnet_explore.explore.formula import formula_figure
 from einnet_explore.explore.layered import layered
-from einnet_explore.explore.views import changed
 from einnet_explore.ir import Program
 from einnet_explore.render.graph import Graph, GraphNode, graph
 from einnet_explore.search.events import State

@@ -37,8 +37,8 @@ from einnet_explore.rules import (
     Derivation,
     Refused,
 )
-from einnet_explore.search.engine import Options
 from einnet_explore.search.instantiation import matching_rule
+from einnet_explore.search.options import Options
 from einnet_explore.search.replay import replay, told
 from einnet_explore.text import parse
 

@@ -40,7 +40,7 @@ from einnet_explore.explore.run import Run
 from einnet_explore.graph.devices import cost_for
 from einnet_explore.ir import Program
 from einnet_explore.kernels import source
-from einnet_explore.search.engine import Options
+from einnet_explore.search.options import Options
 from einnet_explore.text import load_text, parse
 
 ROOT = Path(__file__).parents[1]

@@ -13,6 +13,7 @@ import einnet_explore as ee
 from einnet_explore.algebra.evaluate import evaluate
 from einnet_explore.algebra.rereading import map_reads, read_instead
 from einnet_explore.backends.profiles import ProfileStore
+from einnet_explore.graph import assembling
 from einnet_explore.graph.assembling import Assembler
 from einnet_explore.graph.contest import Outcome, Settings
 from einnet_explore.graph.exporting import exported, in_onnxruntime, program_model
@@ -200,6 +201,21 @@ def test_plans_and_exports_of_joined_programs_agree() -> None:
         np.testing.assert_allclose(makes.export(parts).run(feeds)["y"], want, rtol=1e-5, atol=1e-5)
     said = together[0].to_json()
     assert said["operators"] == ["Matmul", "Matmul"] and said["eoperators"] >= 1
+
+
+def test_what_is_only_tried_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = two_products()
+    apart = [replace(p, program=run(p.program)) for p in pieces(model)]
+    proofs: list[Derivation] = []
+    monkeypatch.setattr(assembling, "certificates", lambda derivation: proofs.append(derivation) or ())
+    makes = assembler(model)
+    tried = makes.together(apart, proved=False)
+    assert not proofs and [part.certificate for part in tried] == ["none"]
+    for _ in range(2):
+        assert [part.piece for part in makes.together(apart)] == [part.piece for part in tried]
+        assert proofs == [tried[0].derivation]
+    monkeypatch.setattr(assembling, "verdict", lambda _: "false")
+    assert [part.piece for part in assembler(model).together(apart)] == apart
 
 
 def test_equal_work_on_equal_weights_is_done_once() -> None:

@@ -174,7 +174,7 @@ def test_threads_are_rolled_up_where_results_are_few() -> None:
     cost = tile_cost(Problem(table), (512, 1), Hardware())
     assert (cost.op, cost.rp, cost.tu) == (256, 8, 256)
     layout = thread_layout(table, (512, 1), 256)
-    assert (layout.outputs, layout.lanes, layout.rollups) == (1, 256, 8)
+    assert (layout.outputs, layout.lanes) == (1, 256)
 
 
 def test_caches_hold_lines_without_bumps() -> None:

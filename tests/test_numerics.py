@@ -54,8 +54,9 @@ from einnet_explore.rules import (
     RULES,
     Derivation,
 )
-from einnet_explore.search.engine import Options, Search
+from einnet_explore.search.engine import Search
 from einnet_explore.search.events import Found
+from einnet_explore.search.options import Options
 from tests.test_online_softmax import attention
 
 TRIPLES = [correlation(m, 3) for m in (2, 4, 6)] + [strassen(), laderman(), nested(strassen(), strassen()), karatsuba()]
@@ -331,6 +332,7 @@ def test_the_report_of_a_kept_convolution(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(contest_module, "_times", lambda _, keys, __: dict.fromkeys(keys, 1.0))
     monkeypatch.setattr(contest_module, "entries", fewest)
     monkeypatch.setattr(result_module, "WORTH", 0.0)
+    monkeypatch.setattr(result_module, "STAYS", 0.0)
     monkeypatch.setattr(result_module, "FORMS", {"onnxruntime": ("exported apart",)})
     monkeypatch.setattr(whole_module, "PAYS", 0.0)
     rng = np.random.default_rng(0)

@@ -257,7 +257,10 @@ PASSED = [
     (node("Cast", ["x"], ["y"], to=7), "elements are int64, not real numbers"),
     (node("Gather", ["x", "g"], ["y"], axis=1), "its indices are no arithmetic progression"),
     (node("MaxPool", ["x"], ["y", "i"], kernel_shape=[2, 2]), "further outputs (i) are used"),
-    (node("Einsum", ["x", "x"], ["y"], equation="...ij,...kj->...ik"), "equation ...ij,...kj->...ik has an ellipsis"),
+    (
+        node("Einsum", ["x", "x"], ["y"], equation="...ij,...kj->ik"),
+        "equation ...ij,...kj->ik has an ellipsis that its result has no place for",
+    ),
     (node("Expand", ["x", "x2"], ["y"]), "the shape of y is not known before the model runs"),
     (node("Resize", ["x", "", "odd"], ["y"], mode="nearest"), "dimension 2: 4 to 6 is no whole factor"),
     (node("Gelu", ["x"], ["y"], approximate="other"), "approximate is other, neither none nor tanh"),

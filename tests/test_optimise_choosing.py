@@ -1,9 +1,10 @@
 """What is kept of what was found: decided in the whole model, and again for the exported one."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import einnet_explore as ee
 from einnet_explore.backends.measure import Timing
 from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.graph import contest as contest_module
+from einnet_explore.graph import remembered as remembered_module
 from einnet_explore.graph import result as result_module
 from einnet_explore.graph import whole as whole_module
 from einnet_explore.graph.contest import Outcome, Settings
@@ -19,7 +21,7 @@ from einnet_explore.graph.filed import filed
 from einnet_explore.graph.models import write
 from einnet_explore.graph.optimise import Optimiser
 from einnet_explore.graph.optimised import Exported
-from einnet_explore.graph.part import Part
+from einnet_explore.graph.part import Part, among
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.running.alone import beside_alone
 from einnet_explore.graph.running.plan import Plan, build_plan
@@ -61,7 +63,8 @@ def test_what_disagrees_in_the_whole_is_given_back(tmp_path: Path, monkeypatch: 
 def test_a_plan_is_held_against_the_original_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """With several threads that decides; where it cannot be had, what this process measures does."""
     everything(monkeypatch)
-    monkeypatch.setattr(result_module, "WORTH", 1.02)
+    for name in ("WORTH", "STAYS"):
+        monkeypatch.setattr(result_module, name, 1.02)
     work = Optimiser(model(transposed()), replace(SHORT, threads=2))
     assert len(list(work.run())) == 2
     one, *others = (Timing(seconds, 0.0, 1, (seconds,)) for seconds in (1.0, 0.8, 1.25))
@@ -123,33 +126,109 @@ def test_the_report_says_how_fast_the_export_is(tmp_path: Path, monkeypatch: pyt
     assert nothing["export"]["speedup"] == 1.0
 
 
-def test_a_second_result_selects_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    everything(monkeypatch)
-    store = ProfileStore(tmp_path / "profiles.sqlite")
-    first = Optimiser(model(transposed()), SHORT, store=store)
-    assert len(list(first.run())) == 2
-    before = first.result()
-    monkeypatch.setattr(result_module, "select", lambda *_: pytest.fail("selected again"))
-    second = Optimiser(model(transposed()), SHORT, store=store)
-    assert len(list(second.run())) == 2
-    after = second.result()
-    assert [p.kept for p in before.parts] == [p.kept for p in after.parts] == [True, True]
-    assert before.form == after.form and before.exported == after.exported
+def again(first: Optimiser, **changed: object) -> Optimiser:
+    """What optimises the model of *first* once more: its contests are over, with other settings where *changed*."""
+    work = Optimiser(first.model, replace(first.settings, **changed), store=ProfileStore(first.store.path))
+    work.parts, work.done = [*first.parts], [*first.done]
+    return work
 
 
-def test_a_remembered_selection_that_no_longer_holds_is_made_anew(
+def measured(gain: float) -> Callable[..., dict[str, Timing]]:
+    """A measurement by which a plan runs at *gain* of the original's speed."""
+
+    def timed(original: Plan, plan: Plan, *_: object) -> dict[str, Timing]:
+        after = 1.0 if plan is original else 1 / gain
+        return {"before": Timing(1.0, 0.0, 1, (1.0,)), "after": Timing(after, 0.0, 1, (after,))}
+
+    return timed
+
+
+def test_a_second_result_is_the_first_and_says_where_it_gains_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything(monkeypatch)
-    store = ProfileStore(tmp_path / "profiles.sqlite")
-    first = Optimiser(model(transposed()), SHORT, store=store)
+    monkeypatch.setattr(result_module, "WORTH", 1.02)
+    first = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
+    assert len(list(first.run())) == 2
+    monkeypatch.setattr(result_module, "timed", measured(1.5))
+    proved: list[bool] = []
+    together = result_module.Assembler.together
+
+    def noted(self: Any, pieces: Any, proofs: bool = True) -> Any:
+        proved.append(proofs)
+        return together(self, pieces, proofs)
+
+    monkeypatch.setattr(result_module.Assembler, "together", noted)
+    before = first.result()
+    assert not proved[0] and proved[-1] and proved == sorted(proved)  # first what is tried, then what is kept
+    assert [part.kept for part in before.parts] == [True, True] and math.isclose(before.speedup, 1.5)
+
+    monkeypatch.setattr(result_module, "select", lambda *_: pytest.fail("selected again"))
+    for gain, kept in ((1.4, True), (1.01, True), (0.97, False), (1.2, True)):
+        monkeypatch.setattr(result_module, "timed", measured(gain))
+        after = again(first).result()
+        assert [part.kept for part in after.parts] == [kept, kept]
+        assert math.isclose(after.speedup, gain if kept else 1.0)
+        if kept:
+            assert before.form == after.form and before.exported == after.exported
+            assert [p.piece for p in before.programs] == [p.piece for p in after.programs]
+        else:
+            assert not after.replacements and after.exported.parts == ()
+            assert all("not faster by more than noise: it runs at 0.97" in part.why for part in after.parts)
+
+
+def test_a_form_that_only_seemed_the_fastest_does_not_cost_the_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything(monkeypatch)
+    monkeypatch.setattr(result_module, "WORTH", 1.02)
+    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined", "exported")})
+    monkeypatch.setattr(result_module.Result, "_ratios", lambda *_: ({"joined": 1.5, "exported": 9.0}, {}))
+    files: list[Plan] = []
+    export = result_module.Assembler.export
+
+    def noted(self: Any, parts: Any) -> Plan:
+        files.append(export(self, parts))
+        return files[-1]
+
+    def timed(original: Plan, plan: Plan, *rest: object) -> dict[str, Timing]:
+        return measured(0.5 if any(plan is file for file in files) else gain)(original, plan)
+
+    monkeypatch.setattr(result_module.Assembler, "export", noted)
+    monkeypatch.setattr(result_module, "timed", timed)
+    monkeypatch.setattr(result_module, "filed", lambda kept, ratios, *_: Exported(1.0, f"{ratios}"))
+    first = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
+    assert len(list(first.run())) == 2
+    for engine, gain in (("gains", 1.5), ("loses", 0.9)):
+        monkeypatch.setattr(remembered_module, "engine", lambda engine=engine: engine)
+        found = again(first).result()
+        assert files and [part.kept for part in found.parts] == [gain > 1, gain > 1]
+        if gain > 1:
+            assert found.form == "joined" and found.exported.why == "{'exported': 0.5}"
+            assert math.isclose(found.speedup, 1.5)
+
+
+def test_what_was_selected_elsewhere_or_does_not_agree_is_selected_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    everything(monkeypatch)
+    monkeypatch.setattr(result_module, "timed", measured(1.5))
+    first = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
     assert len(list(first.run())) == 2 and first.result().replacements
-    monkeypatch.setattr(result_module, "WORTH", 1e9)
-    second = Optimiser(model(transposed()), SHORT, store=store)
-    assert len(list(second.run())) == 2
-    said = second.result()
-    assert said.speedup == 1.0 and not said.replacements
-    assert all("not faster by more than noise" in part.why for part in said.parts)
+    calls: list[object] = []
+    monkeypatch.setattr(result_module, "select", lambda *_: calls.append(1) or ([0], None, {1: "not now"}))
+    monkeypatch.setattr(result_module, "beside_alone", lambda *_: None)
+    assert first.result().replacements and not calls
+    assert [part.kept for part in again(first, threads=2).result().parts] == [True, False]
+    assert len(calls) == 1
+    with monkeypatch.context() as other:
+        other.setattr(remembered_module, "engine", lambda: f"{request.node.nodeid}, another version")
+        assert [part.kept for part in again(first).result().parts] == [True, False]
+    assert len(calls) == 2
+    monkeypatch.setattr(result_module, "AGREEMENT", -1.0)
+    wrong = again(first).result()
+    assert len(calls) == 3 and not any(part.kept for part in wrong.parts) and wrong.speedup == 1.0
+    assert ["does not agree" in part.why for part in wrong.parts] == [True, False]
 
 
 def test_a_joined_subprogram_replaces_its_parts_only_where_it_gains_more() -> None:
@@ -158,11 +237,11 @@ def test_a_joined_subprogram_replaces_its_parts_only_where_it_gains_more() -> No
     def part(nodes: tuple[str, ...], before: float, after: float) -> Part:
         return Part(nodes, Outcome(before, after, end, 0.0, 1, "faster"), True, "proved", "faster")
 
-    for gain, kept in ((1.5, [False, False, True]), (0.9, [True, True, False])):
-        work = Optimiser(model(transposed()), SHORT)
-        work.parts = [part(("a",), 2.0, 1.5), part(("b",), 2.0, 1.4)]
-        whole = work._among(part(("a", "b"), 4.0, 4.0 - gain))
-        assert [p.kept for p in (*work.parts, whole)] == kept
+    for gain, kept in ((1.5, [False, False, True, True]), (0.9, [True, True, True, False])):
+        apart = [part(("a",), 2.0, 1.5), part(("b",), 2.0, 1.4), part(("c",), 2.0, 1.0)]
+        whole, parts = among(part(("a", "b"), 4.0, 4.0 - gain), apart)
+        assert [p.kept for p in (*parts, whole)] == kept
+        assert parts[2] == apart[2]
     assert "its parts" in whole.why
 
 

@@ -12,7 +12,8 @@ from einnet_explore.explore import figure as figure_module
 from einnet_explore.explore.figure import Figure, FigureError
 from einnet_explore.explore.figures import TreeNode, draw_tree
 from einnet_explore.explore.formula import text_figure
-from einnet_explore.explore.views import Table, history, show
+from einnet_explore.explore.tables import Table, history
+from einnet_explore.explore.views import show
 from einnet_explore.search.candidate import Candidate
 
 ODD = r"a_b & 50% of {x} <#1> ^~\ $ × Σ"

@@ -14,8 +14,9 @@ from einnet_explore.graph.post.chaining import chained
 from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.ir import Program
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, VARIABLE_SUBSTITUTION, rule
-from einnet_explore.search.engine import Options, Search
+from einnet_explore.search.engine import Search
 from einnet_explore.search.events import Found
+from einnet_explore.search.options import Options
 from einnet_explore.search.strategies import Allowed, choices
 
 CHANNELS, SIDE = 16, 4

@@ -19,10 +19,11 @@ from einnet_explore.explore.cases import CASES, Case, Published
 from einnet_explore.explore.depths import apart, is_target, search_case, search_depths
 from einnet_explore.explore.plots import plot
 from einnet_explore.explore.reproduce import QUICK, Effort, Lab, needed, sheets
-from einnet_explore.explore.run import find_operators
 from einnet_explore.explore.sheet import Sheet
-from einnet_explore.search.engine import Options, Search
+from einnet_explore.operators import find_operators
+from einnet_explore.search.engine import Search
 from einnet_explore.search.events import Found, Reached
+from einnet_explore.search.options import Options
 
 SMALL = Case(
     "small",

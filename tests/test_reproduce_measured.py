@@ -125,8 +125,9 @@ def test_an_operator_before_and_after_on_each_backend(lab: operator_cases.Lab) -
     assert row["before_gflop"] == pytest.approx(2 * 25 * 6 * 4 * 9 / 1e9) and row["published_speedup"] == 2.0
     assert "Matmul(" in row["after"] and row["before_by"] in (ORT, NUMPY, GENERATED)
     figure = operator_tables.fig16(lab.results.values(), lab.failures, lab.effort.present)
-    assert figure.column("backend") == (ORT, GENERATED, "our plan")
-    assert figure.column("before_by")[:2] == (None, None) and figure.column("before_by")[2] in (ORT, NUMPY)
+    assert figure.column("backend") == (ORT, GENERATED, "our plan", "what is kept")
+    assert figure.column("before_by")[:2] == (None, None) and set(figure.column("before_by")[2:]) <= {ORT, NUMPY}
+    assert one.times.said[f"{AFTER}, {OURS}"] == row["kept_here"] and row["kept_here"].endswith(" steps, proved)")
     for sheet in (table, figure):
         assert bars(sheet).svg.startswith("<svg")
 

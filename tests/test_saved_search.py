@@ -19,8 +19,9 @@ from einnet_explore.explore import saved
 from einnet_explore.explore.dag import search_graph
 from einnet_explore.explore.run import Run
 from einnet_explore.rules import Match
-from einnet_explore.search.engine import Options, Search
+from einnet_explore.search.engine import Search
 from einnet_explore.search.events import Found, Pruned, SearchEvent
+from einnet_explore.search.options import Options
 
 CONV = ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3)
 
@@ -94,7 +95,7 @@ def test_a_search_does_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
     said = []
     code = (
         "import sys, einnet_explore as ee; from einnet_explore.explore.run import Run\n"
-        "from einnet_explore.search.engine import Options\n"
+        "from einnet_explore.search.options import Options\n"
         "conv = ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3)\n"
         "run = Run(conv, ee.program_seconds, options=Options(sys.argv[2], 2))\n"
         "[None for _ in run]; run.save(sys.argv[1])\n"
@@ -114,7 +115,7 @@ def test_another_way_than_before_is_noticed() -> None:
     list(islice(run, 30))
     data = saved.to_json(run)
     data["states"].append(data["states"][1])
-    back = saved.from_json(data, ee.program_seconds)
+    back = saved.from_json(Run, data, ee.program_seconds)
     n = len(data["states"])
     with pytest.raises(ValueError, match=rf"takes another way than when it was saved, from state \d+ of {n} on"):
         list(back)
@@ -133,24 +134,24 @@ def test_another_way_than_before_is_noticed() -> None:
 def test_files_that_are_not_saved_searches(change: dict[str, object], words: str) -> None:
     data = saved.to_json(started("paper")) | change
     with pytest.raises(RecordError, match=words):
-        saved.from_json(data, ee.program_seconds, "f.einx")
+        saved.from_json(Run, data, ee.program_seconds, "f.einx")
 
 
 def test_broken_steps_and_missing_parts_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, _ = whole("paper")
     data = saved.to_json(run)
     with pytest.raises(RecordError, match="'states' is missing"):
-        saved.from_json({k: v for k, v in data.items() if k != "states"}, ee.program_seconds)
+        saved.from_json(Run, {k: v for k, v in data.items() if k != "states"}, ee.program_seconds)
     with pytest.raises(RecordError, match="expected a saved search"):
-        saved.from_json([], ee.program_seconds)
+        saved.from_json(Run, [], ee.program_seconds)
     step = data["states"][1]["steps"][0]
     good = step["rule"], step["at"]
     step["rule"] = "frobnicate"
     with pytest.raises(RecordError, match="found the rule 'frobnicate', expected one of"):
-        saved.from_json(data, ee.program_seconds)
+        saved.from_json(Run, data, ee.program_seconds)
     step["rule"], step["at"] = good[0], "7"
     with pytest.raises(RecordError, match=r"state 1: \w+ at 7: path '7': expected an equation number below 1"):
-        saved.from_json(data, ee.program_seconds)
+        saved.from_json(Run, data, ee.program_seconds)
     (tmp_path / "x.einx").write_text("{")
     assert main(["show", str(tmp_path / "x.einx")]) == 2
     assert capsys.readouterr().err.startswith("error: ")

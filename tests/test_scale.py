@@ -34,7 +34,7 @@ from einnet_explore.graph.optimise import optimize
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.remembered import Memory
 from einnet_explore.room import ROOM, limited
-from einnet_explore.search.engine import Options
+from einnet_explore.search.options import Options
 
 CONV = ee.ops.conv2d(N=1, H=6, W=5, C=4, F=3, R=3, S=3)
 

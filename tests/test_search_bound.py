@@ -14,8 +14,9 @@ from einnet_explore.cost import CostModel, products, program_least
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Instance, Program
 from einnet_explore.rules import EXPRESSION_FUSION, RULES
 from einnet_explore.search.bounds import lower_bound
-from einnet_explore.search.engine import Options, Search
+from einnet_explore.search.engine import Search
 from einnet_explore.search.events import Found, Level, Pruned
+from einnet_explore.search.options import Options
 from einnet_explore.text import parse
 
 CASES = {

@@ -11,7 +11,7 @@ import einnet_explore as ee
 from benchmarks import bars, search
 from einnet_explore.algebra.certificate import certify
 from einnet_explore.explore.run import Run
-from einnet_explore.search.engine import Options
+from einnet_explore.search.options import Options
 
 PROVED = set(CASES)
 

@@ -11,9 +11,10 @@ from einnet_explore.ir import EOPERATOR, VIEW, Program
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import BOUNDARY_RELAXING, VARIABLE_SUBSTITUTION, Derivation
 from einnet_explore.search.cleanup import clean
-from einnet_explore.search.engine import Options, Search
+from einnet_explore.search.engine import Search
 from einnet_explore.search.events import Found, Level, Reached
 from einnet_explore.search.moves import Lazy
+from einnet_explore.search.options import Options
 from einnet_explore.search.strategies import only_joins
 
 CASES = {

@@ -13,7 +13,8 @@ from einnet_explore.backends.tile_choices import chosen_tile
 from einnet_explore.ir import Scope
 from einnet_explore.kernels.form import Form, form
 from einnet_explore.kernels.machine import Machine
-from einnet_explore.kernels.tiles import Tile, best_tile, tiles
+from einnet_explore.kernels.tile import Tile
+from einnet_explore.kernels.tiles import best_tile, tiles
 from einnet_explore.text import parse
 
 MACHINE = Machine()

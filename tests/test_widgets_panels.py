@@ -113,7 +113,7 @@ def test_a_search_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         raise MemoryError("no room")
 
     run = session.search(max_depth=1)
-    monkeypatch.setattr(run.search, "cost", fail)
+    monkeypatch.setattr(run.search._converging, "cost", fail)
     run.start()
     until(lambda: face.search["status"] == "failed")
     assert face.search["error"] == "MemoryError: no room"

@@ -23,7 +23,7 @@ from einnet_explore.backends import nvrtc
 from einnet_explore.backends.cuda_steps import CudaPlan, Launch, from_json
 from einnet_explore.backends.errors import BackendError
 from einnet_explore.ir import Program
-from einnet_explore.search.engine import Cost
+from einnet_explore.search.options import Cost
 
 Note = Callable[[str], object]
 

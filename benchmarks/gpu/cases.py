@@ -21,7 +21,7 @@ from einnet_explore.ir import VIEW, Equation, Program, tensors
 from einnet_explore.kernels import elementwise
 from einnet_explore.kernels.elementwise import Functor, operand
 from einnet_explore.kernels.source import F16, F32, I32
-from einnet_explore.search.engine import Options
+from einnet_explore.search.options import Options
 from einnet_explore.text import parse
 
 POINTWISE = {

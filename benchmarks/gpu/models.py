@@ -34,7 +34,7 @@ from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program
 from einnet_explore.kernels.fusion import FusionError
 from einnet_explore.kernels.source import KernelError
 from einnet_explore.rules import Derivation
-from einnet_explore.search.engine import Cost
+from einnet_explore.search.options import Cost
 from einnet_explore.text import parse
 
 LIBRARY = "library"

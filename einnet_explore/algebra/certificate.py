@@ -8,7 +8,7 @@ terms (``tally``: a proof); where that theory does not reach they are evaluated 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from typing import Any, Literal, TypeAlias
@@ -25,6 +25,9 @@ Kind: TypeAlias = Literal["proved", "exact", "false"]
 EXPONENTIAL = "with the axiom exp(a + b) = exp(a) exp(b)"
 """What a proof says that needs more of the exponential than that it is a function."""
 
+UNPROVED = "not proved, and not evaluated"
+"""What is said of two programs that may be equal for all that is known."""
+
 EXACT_POINTS = 20_000_000
 """Grid points up to which two programs are evaluated whole; larger ones are evaluated in slices."""
 
@@ -36,7 +39,8 @@ class Certificate:
     *kind*: ``proved``, ``exact`` (equal on random integers, over *elements* output elements) or ``false`` (then
     *counterexample* names an output element and what is wrong with it).  *method*: ``identical``, ``term relation``,
     ``composition``, ``evaluation``, ``structure`` or ``illegal read``.  *at*: the path of the scope that was compared,
-    in the first program (for an illegal read: the equation of the second).
+    in the first program (for an illegal read: the equation of the second).  *programs*: of a composition, what each
+    program on the way from the first to the last is known by (``algebra.composition``), in order; else none.
     """
 
     kind: Kind
@@ -45,6 +49,7 @@ class Certificate:
     elements: int = 0
     counterexample: str | None = None
     detail: str = ""
+    programs: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -53,6 +58,10 @@ class Certificate:
 
     def __str__(self) -> str:
         match self.kind:
+            case "proved" if self.programs:
+                return f"proved ({self.method} of {self.detail}): equal for every input, in exact arithmetic"
+            case "exact" if self.programs:
+                return f"exact ({self.method} of {self.detail}): some were evaluated on random integers, not proved"
             case "proved":
                 return f"proved ({self.method}): equal for every input, in exact arithmetic"
             case "exact":
@@ -67,7 +76,7 @@ class Certificate:
 
     def to_json(self) -> dict[str, Any]:
         """The certificate as plain JSON values."""
-        return asdict(self)
+        return {**asdict(self), "programs": list(self.programs)}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Certificate:
@@ -80,14 +89,19 @@ class Certificate:
                 raise ValueError(f"certificate: {name} is {data.get(name)!r}, expected {_named(expected)}")
         if data["kind"] not in ("proved", "exact", "false"):
             raise ValueError(f"certificate: kind is {data['kind']!r}, expected 'proved', 'exact' or 'false'")
-        return Certificate(**{name: data[name] for name in fields})
+        programs = data.get("programs", [])
+        if not isinstance(programs, list) or not all(isinstance(known, str) for known in programs):
+            raise ValueError(f"certificate: programs is {programs!r}, expected a list of strings")
+        return Certificate(**{name: data[name] for name in fields}, programs=tuple(programs))
 
 
-def certify(before: Program, after: Program, *, exact_elements: int = EXACT_POINTS, seed: int = 0) -> Certificate:
+def certify(
+    before: Program, after: Program, *, exact_elements: int | None = EXACT_POINTS, seed: int = 0
+) -> Certificate:
     """Whether *after* computes every output of *before*, and reads nothing beyond its reach.
 
     *exact_elements* bounds the grid points that an evaluation may cost before it is done in slices; *seed* is that of
-    its random inputs.
+    its random inputs.  Where it is None nothing is evaluated: what is not proved counts as false.
     """
     if before == after:
         return Certificate("proved", "identical")
@@ -173,8 +187,9 @@ def _compare(before: Scope, after: Scope, region: Box, at: Path) -> Certificate 
 
 def _settle(why: str | Witness, before: Scope, after: Scope, number: int, points: int | None, seed: int) -> Certificate:
     """What remains where there is no proof: a decisive witness, or evaluation (not where *points* is None)."""
-    if points is None or (isinstance(why, Witness) and why.decisive):
-        return Certificate("false", "term relation", str(number), 0, str(why))
+    decisive = isinstance(why, Witness) and why.decisive
+    if points is None or decisive:
+        return Certificate("false", "term relation", str(number), 0, str(why), "" if decisive else UNPROVED)
     hints = (why.element, tuple(at for _, at in why.term)) if isinstance(why, Witness) else (None, ())
     sample = sampling.compare(before, after, points, seed, *hints)
     if sample.error is not None:
@@ -184,14 +199,6 @@ def _settle(why: str | Witness, before: Scope, after: Scope, number: int, points
         told = f"element {list(element)} is {found}, expected {expected}"
         return Certificate("false", "evaluation", str(number), sample.elements, told, str(why))
     return Certificate("exact", "evaluation", str(number), sample.elements, None, str(why))
-
-
-def composed(steps: Sequence[Certificate]) -> Certificate:
-    """What the certificates of all steps of a derivation say of its two ends, equality being transitive."""
-    if wrong := next((step for step in steps if not step.ok), None):
-        return wrong
-    kind: Kind = "proved" if all(step.kind == "proved" for step in steps) else "exact"
-    return Certificate(kind, "composition", detail=f"{len(steps)} steps")
 
 
 def _weakest(results: list[Certificate]) -> Certificate:

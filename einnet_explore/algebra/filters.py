@@ -65,8 +65,35 @@ def channels_last(scope: Scope, window: Window) -> tuple[Scope, Window, Scope | 
     order = sorted(range(len(data.index)), key=lambda d: (not moving & set(data.index[d].iterators), d))
     own = {x for i in taps.index for x in i.iterators} - moving
     inner = replace(scope, traversals=tuple(sorted(scope.traversals, key=lambda x: x in own)), padding=(), value=0)
-    if order == sorted(order):
+    return _turned(inner, window, order)
+
+
+def in_place(scope: Scope, window: Window, h: Iterator) -> tuple[Scope, Window, Scope | None] | str:
+    """*scope* and *window* as they lie, but with another dimension along which the data move innermost.
+
+    Where the filter moves along the innermost one, which coefficients must not hang on, it is put outside the next that
+    moves: what is returned is that of ``channels_last``.  Why not, where nothing else moves.
+    """
+    index = window.data.index
+    moving = {x for x in scope.traversals if x.extent > 1 and x != h}
+    others = [d for d, i in enumerate(index) if d != window.d and moving & set(i.iterators)]
+    inner = replace(scope, padding=(), value=0)
+    if not others:
+        return f"the data are read at {', '.join(map(repr, index))}: nothing but {h.name} moves"
+    if window.d < others[-1]:
         return inner, window, None
+    order = [d for d in range(len(index)) if d != window.d]
+    order.insert(order.index(others[-1]), window.d)
+    beside = [x for x in scope.traversals if x != h]
+    beside.insert(min(n for n, x in enumerate(beside) if x in index[others[-1]].iterators), h)
+    return _turned(replace(inner, traversals=tuple(beside)), window, order)
+
+
+def _turned(scope: Scope, window: Window, order: list[int]) -> tuple[Scope, Window, Scope | None]:
+    """*scope* reading its data with the dimensions in *order*, and what turns them; None where they lie so already."""
+    data = window.data
+    if order == sorted(order):
+        return scope, window, None
     source = data.source
     z = tuple(Iterator(f"z{d + 1}", *span) for d, span in enumerate(source.box))
     turned = Scope(
@@ -78,4 +105,4 @@ def channels_last(scope: Scope, window: Window) -> tuple[Scope, Window, Scope | 
     )
     read = Access(turned, tuple(data.index[d] for d in order))
     body = mul(*(read if f == data else f for f in factors(scope.body)))
-    return replace(inner, body=body), replace(window, data=read, d=order.index(window.d)), turned
+    return replace(scope, body=body), replace(window, data=read, d=order.index(window.d)), turned

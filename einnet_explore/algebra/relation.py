@@ -75,20 +75,19 @@ def _settled(space: Space, term: Term) -> Term | None:
     fixed = {v: n for v, n in pinned(term.where, space.ranges).items() if v in term.summed and not space.means(v)}
     if not fixed:
         return term
-    rows = [_put(row, fixed) for row in term.where]
+    free = fixed.keys().isdisjoint
+    rows = [row if free(row) else _put(row, fixed) for row in term.where]
     if any(row[""] < 0 for row in rows if len(row) == 1):
         return None
     return Term(
         term.coefficient,
-        tuple((name, tuple(_put(form, fixed) for form in at)) for name, at in term.factors),
-        tuple(y for y in term.summed if y not in fixed),
-        tuple(row for row in rows if len(row) > 1),
+        tuple([(name, tuple([f if free(f) else _put(f, fixed) for f in at])) for name, at in term.factors]),
+        tuple([y for y in term.summed if y not in fixed]),
+        tuple([row for row in rows if len(row) > 1]),
     )
 
 
 def _put(form: Form, values: Mapping[str, int]) -> Form:
-    if values.keys().isdisjoint(form):
-        return form
     out: Form = {"": form[""]}
     for v, k in form.items():
         if v in values:
@@ -168,9 +167,9 @@ def _product(parts: list[list[Term]]) -> list[Term]:
     for part in sorted(parts, key=len):
         if len(found) * len(part) > _TRIED:
             raise Beyond(f"the product has more than {_TRIED} combinations of terms")
-        firsts = [(a, {span: c for span, _, c in _spans(a)}) for a in found]
-        seconds = [(b, _spans(b)) for b in part]
-        found = [_joined(a, b) for (a, known), (b, spans) in product(firsts, seconds) if _agree(known, spans)]
+        firsts = [(a, _spans(a, 1)) for a in found]
+        seconds = [(b, _spans(b, -1)) for b in part]
+        found = [_joined(a, b) for (a, spans), (b, turned) in product(firsts, seconds) if _agree(spans, turned)]
         if len(found) > MOST:
             raise Beyond(f"the product has more than {MOST} terms")
     return found
@@ -179,16 +178,18 @@ def _product(parts: list[list[Term]]) -> list[Term]:
 _Span: TypeAlias = "frozenset[tuple[str, int]]"
 
 
-def _spans(term: Term) -> list[tuple[_Span, _Span, int]]:
-    """The conditions c + f >= 0 of *term* as (f, -f, c), the tightest of equal f last."""
-    rows = sorted(term.where, key=lambda row: -row[""])
-    forms = [([(v, k) for v, k in row.items() if v], row[""]) for row in rows]
-    return [(frozenset(form), frozenset([(v, -k) for v, k in form]), c) for form, c in forms]
+def _spans(term: Term, sign: int) -> dict[_Span, int]:
+    """The conditions c + f >= 0 of *term*, for each sign · f the least c."""
+    out: dict[_Span, int] = {}
+    for row in term.where:
+        span = frozenset([(v, sign * k) for v, k in row.items() if v])
+        out[span] = min(row[""], out.get(span, row[""]))
+    return out
 
 
-def _agree(known: Mapping[_Span, int], spans: list[tuple[_Span, _Span, int]]) -> bool:
+def _agree(spans: dict[_Span, int], turned: dict[_Span, int]) -> bool:
     """Whether no two conditions, one a side, leave a form no value: c + f >= 0 and c' - f >= 0 with c + c' < 0."""
-    return all(known.get(opposite, -c) + c >= 0 for _, opposite, c in spans)
+    return all(spans[f] + turned[f] >= 0 for f in spans.keys() & turned.keys())
 
 
 def _joined(a: Term, b: Term) -> Term:

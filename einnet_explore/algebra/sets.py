@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fractions import Fraction
 from math import isinf
-from typing import Any
+from typing import Any, TypeAlias
 
 import islpy as isl
 
 from einnet_explore.algebra.relation import Term
-from einnet_explore.algebra.space import Beyond, Form, Number, Space, pinned
+from einnet_explore.algebra.space import Beyond, Form, Number, Space, accumulate, minus, pinned
+
+Span: TypeAlias = "frozenset[tuple[str, int]]"
+Condition: TypeAlias = "tuple[bool, Form]"
+"""A form that is 0, or else one that is at least 0."""
+Names: TypeAlias = "tuple[str, ...]"
 
 _OPERATIONS = 20_000_000
 
@@ -36,16 +41,19 @@ class Sets:
         """
         if self.counted and isinf(term.coefficient):
             raise Beyond("an infinite constant is added")
-        forms = [form for _, at in term.factors for form in at]
-        used = self._used((*forms, *term.where))
+        met: set[str] = set()
+        forms = [self._opened(form, met) for _, at in term.factors for form in at]
+        where = [self._opened(row, met) for row in term.where]
+        used = self._used((*forms, *where), met)
+        where += self._within(met)
         summed = [y for y in term.summed if y in used]
         count = Fraction(1)
         for y in term.summed:
             if y not in used:
                 lo, hi = self.space.ranges[y]
                 count *= max(0, hi - lo + 1)
-        rows = self._rows(used, summed, term.where)
-        fixed = pinned(term.where, self.space.ranges)
+        rows = self._rows(used, summed, where)
+        fixed = pinned(where, self.space.ranges)
         open_ = [y for y in summed if y not in fixed]
         if self.counted and self._undetermined(forms, used, open_) and not self._injective(forms, used, summed, rows):
             raise Beyond("one term stands for several summation points, whose number integer sets do not hold")
@@ -56,59 +64,105 @@ class Sets:
             bare = len(form) == 2 and form[v] == 1 and not form[""] and v in summed and v not in named
             named.append(v if bare else f"i{n}")
             if not bare:
-                rows.append(f"i{n} = {show(form)}")
+                rows.append((True, minus({f"i{n}": 1, "": 0}, form)))
         hidden = [v for v in used if v not in named and v not in self.space.coordinates]
-        text = (
-            f"{{ [{', '.join((*self.space.coordinates, *named))}] : {_exists(hidden)}{' and '.join(rows) or 'true'} }}"
-        )
-        return (term.coefficient * count if self.counted else term.coefficient), isl.Set(text, self.ctx)
+        points = isl.Set.from_basic_set(self._where(rows, (), (*self.space.coordinates, *named), hidden))
+        return (term.coefficient * count if self.counted else term.coefficient), points
 
-    def _injective(self, forms: list[Form], used: list[str], summed: list[str], rows: list[str]) -> bool:
+    def _injective(self, forms: list[Form], used: list[str], summed: list[str], rows: list[Condition]) -> bool:
+        """Whether no two summation points of one output element have the same indices."""
         hidden = [v for v in used if v not in summed and v not in self.space.coordinates]
-        image = [f"i{n}" for n in range(len(forms))]
-        rows = [*rows, *(f"{i} = {show(form)}" for i, form in zip(image, forms, strict=True))]
         x = self.space.coordinates
-        text = f"[{', '.join((*x, *summed))}] -> [{', '.join((*(f'p{v}' for v in x), *image))}]"
-        rows += (f"p{v} = {v}" for v in x)
-        return bool(isl.Map(f"{{ {text} : {_exists(hidden)}{' and '.join(rows) or 'true'} }}", self.ctx).is_injective())
+        image = {f"i{n}": form for n, form in enumerate(forms)} | {f"p{v}": {v: 1, "": 0} for v in x}
+        rows = [*rows, *((True, minus({i: 1, "": 0}, form)) for i, form in image.items())]
+        return bool(isl.Map.from_basic_map(self._where(rows, (*x, *summed), tuple(image), hidden)).is_injective())
 
-    def _rows(self, used: list[str], summed: list[str], where: Iterable[Form]) -> list[str]:
-        """All conditions on the integers *used*: ranges, what quotients and aliases mean, and *where*."""
-        ranged = (*self.space.coordinates, *summed, *(v for v in used if v in self.space.aliases))
-        rows = [f"{lo} <= {v} <= {hi}" for v in ranged for lo, hi in (self.space.ranges[v],)]
+    def _where(self, rows: list[Condition], domain: Names, names: Names, hidden: Iterable[str]) -> Any:
+        """The basic set of the integers *names* for which *hidden* ones exist such that all of *rows* hold.
+
+        With a *domain* it is the basic map from that.  Made of constraints: isl reads no text, which would take four
+        times as long.
+        """
+        out = (*names, *hidden)
+        kind = isl.dim_type.out if domain else isl.dim_type.set
+        places = {v: (kind, n) for n, v in enumerate(out)} | {v: (isl.dim_type.in_, n) for n, v in enumerate(domain)}
+        if domain:
+            space = isl.Space.alloc(self.ctx, 0, len(domain), len(out))
+        else:
+            space = isl.Space.set_alloc(self.ctx, 0, len(out))
+        found: Any = (isl.BasicMap if domain else isl.BasicSet).universe(space)
+        local = isl.LocalSpace.from_space(space)
+        for equal, row in rows:
+            made = (isl.Constraint.alloc_equality if equal else isl.Constraint.alloc_inequality)(local)
+            for v, k in row.items():
+                made = made.set_coefficient_val(*places[v], k) if v else made.set_constant_val(k)
+            found = found.add_constraint(made)
+        return found.project_out(kind, len(names), len(out) - len(names))
+
+    def _rows(self, used: list[str], summed: list[str], where: Iterable[Form]) -> list[Condition]:
+        """All conditions on the integers *used*: ranges, what quotients mean, *where*; of like ones the tightest."""
+        least: dict[Span, tuple[int, Form]] = {}
+        for v in (*self.space.coordinates, *summed):
+            lo, hi = self.space.ranges[v]
+            _tighten(least, {v: 1, "": -lo})
+            _tighten(least, {v: -1, "": hi})
+        for row in where:
+            _tighten(least, row)
         for v in used:
             if v in self.space.quotients:
-                e, d = self.space.quotients[v]
-                rows.append(f"0 <= {show({**e, v: -d})} < {d}")
-            elif v in self.space.aliases:
-                rows.append(f"{v} = {show(self.space.aliases[v])}")
-        return rows + [f"{show(row)} >= 0" for row in where]
+                e, d = self._quotient(v, set())
+                remainder = {**e, v: -d}
+                _tighten(least, remainder)
+                _tighten(least, {**{u: -k for u, k in remainder.items()}, "": d - 1 - e[""]})
+        return list(_conditions(least))
 
-    def _used(self, forms: Iterable[Form]) -> list[str]:
-        """The integers that *forms* depend on, also through quotients."""
+    def _opened(self, form: Form, met: set[str]) -> Form:
+        """*form* with every alias replaced by what it stands for; their names are added to *met*."""
+        if self.space.aliases.keys().isdisjoint(form):
+            return form
+        out: Form = {"": 0}
+        for v, k in form.items():
+            if v in self.space.aliases:
+                met.add(v)
+                accumulate(out, self._opened(self.space.aliases[v], met), k)
+            else:
+                accumulate(out, {v: 1}, k)
+        return {v: k for v, k in out.items() if k or not v}
+
+    def _within(self, met: set[str]) -> list[Form]:
+        """The conditions for what the aliases *met* stand for to lie in their ranges."""
+        out: list[Form] = []
+        for t in sorted(met):
+            (lo, hi), form = self.space.ranges[t], self._opened(self.space.aliases[t], met)
+            out.append({**form, "": form[""] - lo})
+            out.append({**{v: -k for v, k in form.items()}, "": hi - form[""]})
+        return out
+
+    def _used(self, forms: Iterable[Form], met: set[str]) -> list[str]:
+        """The integers that *forms* depend on, also through quotients, whose aliases are added to *met*."""
         found: dict[str, None] = {}
         stack = [v for form in forms for v in form if v]
         while stack:
             v = stack.pop()
             if v not in found:
                 found[v] = None
-                stack += (u for u in self._meaning(v) if u)
+                if v in self.space.quotients:
+                    stack += (u for u in self._quotient(v, met)[0] if u)
         return list(found)
 
-    def _meaning(self, v: str) -> Form:
-        """What *v* is a function of: nothing for output coordinates and summed iterators."""
-        if v in self.space.quotients:
-            return self.space.quotients[v][0]
-        return self.space.aliases.get(v, {})
+    def _quotient(self, v: str, met: set[str]) -> tuple[Form, int]:
+        """Of what by what *v* is the quotient, without aliases."""
+        e, d = self.space.quotients[v]
+        return self._opened(e, met), d
 
     def _undetermined(self, forms: list[Form], used: list[str], summed: list[str]) -> list[str]:
         """The summed iterators that an output element and indices may leave open (none: they are determined)."""
         known = {"", *self.space.coordinates}
-        forms = [*forms, *({**form, t: -1} for t, form in self.space.aliases.items() if t in used)]
+        quotients = {q: self._quotient(q, set())[0] for q in self.space.quotients if q in used}
         again = True
         while again and not known.issuperset(summed):
             again = False
-            for q, (e, _) in self.space.quotients.items():
+            for q, e in quotients.items():
                 if q not in known and known.issuperset(e):
                     known.add(q)
                     again = True
@@ -142,10 +196,19 @@ def coordinates(points: Any) -> list[int]:
     return [point.get_coordinate_val(isl.dim_type.set, n).to_python() for n in range(points.dim(isl.dim_type.set))]
 
 
-def show(form: Form) -> str:
-    """*form* in isl's notation."""
-    return " + ".join(f"{k}{v}" if v else str(k) for v, k in form.items() if k or not v)
+def _tighten(least: dict[Span, tuple[int, Form]], row: Form) -> None:
+    """Put the condition *row* among those known: c + f >= 0, for each f the least c."""
+    span = frozenset([(v, k) for v, k in row.items() if v and k])
+    if span not in least or row[""] < least[span][0]:
+        least[span] = row[""], row
 
 
-def _exists(names: list[str]) -> str:
-    return f"exists {', '.join(names)} : " if names else ""
+def _conditions(least: dict[Span, tuple[int, Form]]) -> Iterable[Condition]:
+    """The conditions known, with one equality for both ends of what has one value."""
+    done: set[Span] = set()
+    for span, (c, row) in least.items():
+        if span not in done:
+            turned = frozenset([(v, -k) for v, k in span])
+            equal = span != turned and turned in least and least[turned][0] == -c
+            done |= {turned} if equal else set()
+            yield equal, row

@@ -43,6 +43,8 @@ class Space:
         self.ranges: dict[str, tuple[int, int]] = {}
         self.quotients: dict[str, tuple[Form, int]] = {}
         self.aliases: dict[str, Form] = {}
+        self._ways: dict[str, list[tuple[Form, int]]] = {}
+        """Of what by what each quotient is known to be the quotient."""
         self._quotient: dict[tuple[tuple[tuple[str, int], ...], int], str] = {}
         self._opaque: list[Scope] = []
         self.point: tuple[Form, ...] = tuple({self.fresh("x", lo, hi - 1): 1, "": 0} for lo, hi in region)
@@ -86,11 +88,21 @@ class Space:
                 if g == d:
                     return high
                 return self._divide(high, d // g)
+        inner = next((v for v in e if v), "")
+        if len(e) == 2 and e[inner] == 1 and inner in self.quotients:
+            # (a // b + c) // d is (a + b·c) // (b·d): one name, which is known as both.
+            a, b = self.quotients[inner]
+            whole = self._divide({**a, "": a[""] + b * e[""]}, b * d)
+            for v in whole:
+                if v in self._ways and whole == {v: 1, "": 0} and (e, d) not in self._ways[v]:
+                    self._ways[v].append((e, d))
+            return whole
         known = (key(e), d)
         if known not in self._quotient:
             name = self.fresh("q", lo // d, hi // d)
             self._quotient[known] = name
             self.quotients[name] = (e, d)
+            self._ways[name] = [(e, d)]
         return {self._quotient[known]: 1, "": 0}
 
     def enter(self, at: Iterable[Form], box: Box) -> tuple[Form, ...]:
@@ -107,12 +119,25 @@ class Space:
         return tuple(out)
 
     def bounds(self, form: Form) -> tuple[int, int]:
-        """A closed interval that holds every value of *form*."""
+        """A closed interval that holds every value of *form*.
+
+        A quotient q of e by d stands in it for a remainder, too: e - d·q lies in [0, d), whatever the intervals say.
+        """
         lo = hi = form[""]
+        quotients: list[tuple[str, int]] = []
         for v, k in form.items():
             if v:
                 a, b = self.ranges[v]
                 lo, hi = (lo + k * a, hi + k * b) if k > 0 else (lo + k * b, hi + k * a)
+                if v in self._ways:
+                    quotients.append((v, k))
+        for q, c, (e, d) in [(v, k, way) for v, k in quotients for way in self._ways[v]]:
+            if c % d == 0 and any(form.get(u, 0) * c < 0 for u in e if u):
+                # form = m·(e - d·q) + the rest
+                m = -c // d
+                rest = minus(form, {u: m * k for u, k in {**e, q: -d}.items()})
+                least, most = self.bounds(rest)
+                lo, hi = max(lo, least + min(0, m * (d - 1))), min(hi, most + max(0, m * (d - 1)))
         return lo, hi
 
     def within(self, forms: Iterable[Form], box: Iterable[tuple[int, int]]) -> tuple[Form, ...] | None:
@@ -210,6 +235,11 @@ def complement(inside: tuple[Form, ...] | None) -> list[tuple[Form, ...]]:
     if inside is None:
         return [()]
     return [(*inside[:n], negated(row)) for n, row in enumerate(inside)]
+
+
+def value_at(form: Form, known: Mapping[str, int]) -> int:
+    """The value of *form* where every integer of it is *known*."""
+    return form[""] + sum(k * known[v] for v, k in form.items() if v)
 
 
 def negated(row: Form) -> Form:

@@ -13,19 +13,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import isinf
 from typing import Any, TypeAlias
 
 import islpy as isl
 
+from einnet_explore.algebra.cancelling import alike, gathered, uncommon
 from einnet_explore.algebra.commute import ordered
 from einnet_explore.algebra.polynomial import cancelled, rounded
 from einnet_explore.algebra.relation import Term, choices_at, terms_at
 from einnet_explore.algebra.sets import Sets, context, coordinates
-from einnet_explore.algebra.space import Beyond, Number, Space, kind
+from einnet_explore.algebra.space import Beyond, Number, Space, kind, value_at
 from einnet_explore.ir import Box, Scope
 
 Tally: TypeAlias = "dict[Number, Any]"
+Sides: TypeAlias = "tuple[list[Term], list[Term]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +97,28 @@ class _Comparison:
         names_of_all = dict.fromkeys((*left, *right))
         for names in names_of_all:
             sides = left.get(names, []), right.get(names, [])
-            found = self._compare(names, *map(self._pieces, sides))
-            if found is not None and len(set(names)) < len(names):
-                found = self._compare(names, *(self._pieces(ordered(side)) for side in sides))
+            rest = self._rest(*sides)
+            found = self._differ(names, rest, sides) if any(rest) else None
+            if found is not None and found[2] == found[3]:
+                # A difference only of what is left, in the last digits of constants that were folded in floating point.
+                found = self._differ(names, sides, sides)
             if found is not None:
                 element, term, expected, got = found
                 return Witness(element, term, expected, got, self._decisive(names, names_of_all))
         return None
+
+    def _rest(self, left: list[Term], right: list[Term]) -> Sides:
+        """What has to be compared: the sides without what both have, which for sets of values is all or nothing."""
+        if self.idempotent:
+            return ([], []) if alike(self.space, left, right) else (left, right)
+        return uncommon(self.space, left, right)
+
+    def _differ(self, names: tuple[str, ...], rest: Sides, sides: Sides) -> Any:
+        """As ``_compare``; products commute."""
+        found = self._compare(names, rest, sides)
+        if found is not None and len(set(names)) < len(names):
+            return self._compare(names, *((ordered(left), ordered(right)) for left, right in (rest, sides)))
+        return found
 
     def _decisive(self, names: tuple[str, ...], every: Iterable[tuple[str, ...]]) -> bool:
         """Whether terms of these *names* that differ make different functions; *every*: the names of all terms."""
@@ -112,25 +128,38 @@ class _Comparison:
         plain = all(name.startswith("1*") and _is_tensor(name[2:]) for name in names)
         return self.idempotent and plain and all(_is_plain(name) for term in every for name in term)
 
-    def _compare(self, names: tuple[str, ...], left: Tally, right: Tally) -> Any:
+    def _compare(self, names: tuple[str, ...], rest: Sides, sides: Sides) -> Any:
+        """None where both of *rest* are equal, else an element and a term with how often it is in each of *sides*."""
+        left, right = map(self._pieces, rest)
         for k in dict.fromkeys((*left, *right)):
             for one, other in ((left, right), (right, left)):
                 if k in one:
                     missing = one[k] if k not in other else one[k] - other[k]
                     if not missing.is_empty():
-                        return self._witness(names, missing, left, right)
+                        return self._witness(names, missing, sides)
         return None
 
-    def _witness(self, names: tuple[str, ...], missing: Any, left: Tally, right: Tally) -> Any:
+    def _witness(self, names: tuple[str, ...], missing: Any, sides: Sides) -> Any:
         values = coordinates(missing)
         element, index = tuple(values[: len(self.space.coordinates)]), values[len(self.space.coordinates) :]
         at = isl.Set.from_point(missing.lexmin().sample_point())
-        counts = [next((k for k, s in side.items() if at.is_subset(s)), Fraction(0)) for side in (left, right)]
+        counts = [self._count(side, element, at) for side in sides]
         term = []
         for name, n in zip(names, self._sizes, strict=True):
             term.append((name, tuple(index[:n])))
             index = index[n:]
         return element, tuple(term), counts[0], counts[1]
+
+    def _count(self, terms: list[Term], element: tuple[int, ...], at: Any) -> Number:
+        """How often the *terms* of one side occur at the point *at*, whose output element is *element*."""
+        known = dict(zip(self.space.coordinates, element, strict=True))
+        count: Number = Fraction(0)
+        for term in gathered(terms):
+            if all(value_at(row, known) >= 0 for row in term.where if known.keys() >= row.keys() - {""}):
+                coefficient, points = self.sets.of(term)
+                if at.is_subset(points):
+                    count = Fraction(1) if self.idempotent else count + coefficient
+        return rounded(count)
 
     def _pieces(self, terms: list[Term]) -> Tally:
         """Disjoint sets of (output element, indices), one a total coefficient."""
@@ -143,21 +172,6 @@ class _Comparison:
             elif coefficient:
                 total = _add(total, coefficient, rest)
         return total
-
-
-def gathered(terms: Iterable[Term]) -> list[Term]:
-    """*terms* with those that differ in their coefficients only added up, and without those that are cancelled.
-
-    The products of a bilinear algorithm mostly cancel: their sets need not be made for that.
-    """
-    out: dict[Any, Term] = {}
-    for term in terms:
-        factors = tuple((name, tuple([frozenset(form.items()) for form in at])) for name, at in term.factors)
-        where = frozenset([frozenset(row.items()) for row in term.where])
-        same = factors, frozenset(term.summed), where, isinf(term.coefficient)
-        known = out.get(same)
-        out[same] = replace(term, coefficient=known.coefficient + term.coefficient) if known else term
-    return [term for term in out.values() if term.coefficient]
 
 
 def _by_signature(terms: list[Term]) -> dict[tuple[str, ...], list[Term]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from einnet_explore.backends.tvm_cpu import ALIGNMENT
+from einnet_explore.backends.arrays import ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
+from math import inf
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,8 +15,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from einnet_explore.algebra.measure import bytes_moved
-from einnet_explore.backends import fragment, measure
-from einnet_explore.backends.errors import BackendError
+from einnet_explore.backends import fragment, measure, native
+from einnet_explore.backends.errors import BackendError, NoKernel
 from einnet_explore.backends.store import Store, key_of
 from einnet_explore.backends.ways import Way, in_session
 from einnet_explore.ir import Equation, tensors
@@ -42,11 +43,14 @@ FASTEST = 8e10
 NEAR = 1.25
 """A kernel that takes less than so many times that bound has nothing to gain."""
 
+SECOND = native.ENGINE
+"""The engine that is measured only against the best of the others, and only where it may pay."""
+
+NEVER = 1e9
+"""Seconds that stand for a way that is not to be taken: none is written, or it comes to something else."""
+
 DIFFERENCE = 1e-5
 """How far two engines' results may lie apart, relative to the largest value."""
-
-SECOND = "c"
-"""The engine that is measured only against the best of the others, and only where it may pay."""
 
 W = TypeVar("W", bound=Way)
 
@@ -75,7 +79,8 @@ def fastest(
 
     Arrays that are not named in *constants* are filled with numbers for that.  A way that its engine refuses
     (BackendError) is passed over.  Our own C kernel comes last: it is compiled and compared where the best of the
-    others leaves something to gain.  Raises BackendError where none is left.
+    others leaves something to gain, and again when another version writes such kernels.  Raises BackendError where none
+    is left.
     """
     key = key_of(equation, threads, constants)
     found: list[tuple[float, int, W]] = []
@@ -122,11 +127,14 @@ def fastest(
             _fill(free)
             try:
                 ratio = _against(call_of(best_way), call_of(second[1]), out, threads)
+            except NoKernel:
+                ratio = inf
             except BackendError:
                 ratio = None  # it is not taken here: nothing to remember
             if ratio is not None:
-                store.put(replace(key, engine=SECOND), least * ratio, "measured")
-                found.append((least * ratio, *second))
+                seconds = min(least * ratio, NEVER)
+                store.put(replace(key, engine=SECOND), seconds, "measured")
+                found.append((seconds, *second))
     first = min(found, key=lambda item: item[1])
     best = min(found, key=lambda item: item[0])
     return best[2] if best[0] * MARGIN < first[0] else first[2]

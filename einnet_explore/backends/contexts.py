@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from einnet_explore.backends import blas
 from einnet_explore.backends.arena import Arena, Buffer, arrange
+from einnet_explore.backends.arrays import aligned_empty
 from einnet_explore.backends.errors import BackendError
-from einnet_explore.backends.tvm_cpu import aligned_empty
 from einnet_explore.backends.ways import ViewCall, Way
 
 Array = npt.NDArray[Any]

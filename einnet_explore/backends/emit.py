@@ -148,9 +148,7 @@ def _compare(condition: Compare, env: At) -> Expr:
 
 
 def _has_remainder(index: Index) -> bool:
-    return any(
-        isinstance(a, Remainder) or (isinstance(a, Quotient) and _has_remainder(a.numerator)) for a, _ in index.terms
-    )
+    return any(isinstance(a, Remainder) for a in index.divisions)
 
 
 def _comparison(condition: Compare, env: At) -> Expr:
@@ -186,31 +184,27 @@ def _inside(index: Index, box: tuple[int, int], env: At) -> Expr:
 
 
 def _index(index: Index, env: At) -> Expr:
+    """*index* by divisions that truncate, of what is lifted to where these round down.
+
+    Flooring is not written as such because TVM 0.27 compiles A[i % 2, (i + 1) % 2] wrongly: it takes sums of floored
+    remainders that are not of one number for one number.
+    """
     total: Expr = None
     for atom, k in index.terms:
         match atom:
             case Iterator():
                 part = env[atom]
             case Quotient(numerator, d):
-                shifts = _shifts(numerator, d)
+                shifts = numerator.lift(d)
                 part = tirx.truncdiv(_index(numerator + shifts * d, env), d)
                 part = part - shifts if shifts else part
             case Remainder(numerator, d):
-                part = tirx.truncmod(_index(numerator + _shifts(numerator, d) * d, env), d)
+                part = tirx.truncmod(_index(numerator + numerator.lift(d) * d, env), d)
         part = part if k == 1 else part * k
         total = part if total is None else total + part
     if total is None:
         return tirx.const(index.const, "int32")
     return total + index.const if index.const else total
-
-
-def _shifts(numerator: Index, d: int) -> int:
-    """How many times *d* must be added so that *numerator* is not negative, and truncation rounds down.
-
-    Flooring is not written as such because TVM 0.27 compiles A[i % 2, (i + 1) % 2] wrongly: it takes sums of floored
-    remainders that are not of one number for one number.
-    """
-    return max(0, -(numerator.bounds[0] // d))
 
 
 def _reducer(name: str, dtype: str) -> Callable[..., Expr]:

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from einnet_explore.backends import choice, generated, library
+from einnet_explore.backends.arrays import aligned_empty
 from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.program import CompiledProgram, compile_program
-from einnet_explore.backends.store import Store, key_of
-from einnet_explore.backends.tvm_cpu import aligned_empty
+from einnet_explore.backends.store import APART, Store, key_of
 from einnet_explore.backends.ways import TiledCall, Way, in_session
 from einnet_explore.ir import (
     EOPERATOR,
@@ -38,9 +38,6 @@ from einnet_explore.ir import (
 from einnet_explore.operators import OPERATORS, Operator
 
 Array = npt.NDArray[Any]
-
-APART = "apart"
-"""The engine under which the time of the two equations, one after the other, is stored."""
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,15 @@ import numpy.typing as npt
 import tvm_ffi
 
 from einnet_explore.backends import compiled, tiled
+from einnet_explore.backends.arrays import ALIGNMENT, aligned_empty
 from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.identity import identity
 from einnet_explore.backends.tile_choices import chosen_tile
-from einnet_explore.backends.tvm_cpu import ALIGNMENT, aligned_empty
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.kernels.form import Form, form
 from einnet_explore.kernels.machine import Machine, this_machine
 from einnet_explore.kernels.packing import gather
-from einnet_explore.kernels.tiles import Tile
+from einnet_explore.kernels.tile import Tile
 
 Array = npt.NDArray[Any]
 

@@ -12,6 +12,7 @@ from einnet_explore.algebra.flatten import view_strides
 from einnet_explore.algebra.nest import nest
 from einnet_explore.algebra.online import Online, online
 from einnet_explore.backends import contraction, generated, hosted, ort, tvm_cpu
+from einnet_explore.backends.arrays import ALIGNMENT
 from einnet_explore.backends.blocks.choice import blocked
 from einnet_explore.backends.native import NativeSource
 from einnet_explore.backends.ways import KernelCall, NativeCall, ProductCall, TiledCall, ViewCall, Way
@@ -93,7 +94,7 @@ def through_views(scope: Scope, views: Mapping[str, Scope]) -> Scope:
 
 def _packed(array: Array | None) -> bool:
     """Whether a kernel takes *array* as it is, which a view need not allow."""
-    return array is not None and array.flags.c_contiguous and array.ctypes.data % tvm_cpu.ALIGNMENT == 0
+    return array is not None and array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0
 
 
 def _node(

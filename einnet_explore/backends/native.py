@@ -18,7 +18,7 @@ from typing import Any
 from einnet_explore.algebra.substitute import fresh, substitute
 from einnet_explore.backends import compiled
 from einnet_explore.backends.c_kernels import VECTORS
-from einnet_explore.backends.errors import BackendError
+from einnet_explore.backends.errors import BackendError, NoKernel
 from einnet_explore.backends.identity import identity
 from einnet_explore.backends.prepare import prepare
 from einnet_explore.backends.schedule import PARALLEL_ELEMENTS
@@ -36,6 +36,9 @@ from einnet_explore.kernels.source import Array as KernelArray
 from einnet_explore.kernels.turning import turned_kernel
 
 FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden")
+
+ENGINE = "c"
+"""What these kernels are called among the engines."""
 
 MOST_BLOCKS = 1 << 31
 """Blocks are counted in 32 bits."""
@@ -62,7 +65,7 @@ class NativeSource:
 
     @cached_property
     def text(self) -> str:
-        """The C that is compiled; raises BackendError where the scope is no kernel of ours."""
+        """The C that is compiled; raises NoKernel where the scope is no kernel of ours."""
         try:
             made = _turned(self.scope) or _regions(self.scope) or _fused(self.scope)
             name = entry(made.kernel)
@@ -71,12 +74,12 @@ class NativeSource:
             at = {**{name: n for n, name in enumerate(self.inputs)}, made.result: len(self.inputs)}
             return "\n".join((VECTORS, _APART, text, *_around(made, at, self.threads)))
         except (FusionError, KernelError) as error:
-            raise BackendError(f"no kernel in C: {error}") from error
+            raise NoKernel(f"no kernel in C: {error}") from error
 
     @cached_property
     def key(self) -> str:
         """What a compiled kernel is remembered by."""
-        parts = (identity(self.scope), self.threads, PARALLEL_ELEMENTS, _generator(), *FLAGS, *compiled.platform())
+        parts = (identity(self.scope), self.threads, PARALLEL_ELEMENTS, generator(), *FLAGS, *compiled.platform())
         return "n" + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:39]
 
     @cached_property
@@ -93,8 +96,8 @@ class NativeSource:
 
 
 @cache
-def _generator() -> str:
-    """What kernels are written by: another version of it makes other kernels."""
+def generator() -> str:
+    """A digest of what kernels are written by: another version of it makes other kernels, which take other times."""
     package = Path(__file__).parents[1]
     own = (package / "backends" / f"{name}.py" for name in ("native", "c_kernels", "prepare", "squash", "structure"))
     files = sorted((*(package / "kernels").rglob("*.py"), *(package / "algebra").glob("*.py"), *own))

@@ -30,11 +30,10 @@ from einnet_explore.ir import (
     Table,
     Tensor,
     accesses,
-    add,
     as_index,
+    combined,
     factors,
     map_accesses,
-    mul,
 )
 
 WRITTEN_OUT = 64
@@ -141,7 +140,7 @@ def _written_out(scope: Scope) -> Scope:
     bodies = [scope.body]
     for s in scope.summations:
         bodies = [substitute(body, {s: as_index(at)}) for body in bodies for at in range(s.lo, s.hi)]
-    return replace(scope, summations=(), reduce="sum", body=_combined(scope.reduce, bodies))
+    return replace(scope, summations=(), reduce="sum", body=combined(scope.reduce, bodies))
 
 
 def _inner_reduction(scope: Scope) -> bool:
@@ -153,18 +152,6 @@ def _inner_reduction(scope: Scope) -> bool:
     if reads is None or abs(step(reads, last)) <= 1:
         return False
     return any(s.extent > 1 and abs(step(reads, s)) == 1 for s in scope.summations)
-
-
-def _combined(reduce: str, bodies: list[Scalar]) -> Scalar:
-    match reduce:
-        case "sum":
-            return add(*bodies)
-        case "prod":
-            return mul(*bodies)
-    total = bodies[0]
-    for body in bodies[1:]:
-        total = Apply("maximum" if reduce == "max" else "minimum", (total, body))
-    return total
 
 
 def _undomained(scope: Scope) -> Scope:

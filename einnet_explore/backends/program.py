@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from einnet_explore.algebra.walks import turned_for
 from einnet_explore.backends import blas, library
+from einnet_explore.backends.arrays import aligned_empty
 from einnet_explore.backends.contexts import Context, Contexts, Step
 from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.fragment import Writer, session
-from einnet_explore.backends.tvm_cpu import aligned_empty
 from einnet_explore.backends.ways import ViewCall, Way
 from einnet_explore.ir import Equation, Program, Scope, tensors
 from einnet_explore.operators import OPERATORS, Operator
@@ -154,9 +155,10 @@ def compile_program(
     names: dict[str, str] = {}
     steps: list[Step] = []
     blas.set_threads(threads)
-    for equation in program.equations:
+    for n, equation in enumerate(program.equations):
         out = aligned_empty(equation.scope.shape)
-        way = _way(equation, arrays, out, views, operators, threads, tune, fixed, choose)
+        moved = turned_for(equation, *program.equations[n + 1 :])
+        way = _way(equation, arrays, out, views, operators, threads, tune, fixed, choose, moved)
         names[equation.name] = way.engine
         match way:
             case ViewCall():
@@ -197,12 +199,13 @@ def _way(
     tune: bool,
     constants: Mapping[str, Array],
     choose: library.Choose,
+    moved: bool,
 ) -> Way:
     missing = [t.name for t in tensors(equation.scope) if t.name not in arrays]
     if missing:
         raise BackendError(f"equation {equation.name} reads {', '.join(missing)}, which nothing before it defines")
     try:
-        shown = library.view(equation, views, threads)
+        shown = None if moved else library.view(equation, views, threads)
         if shown is not None and shown.view(arrays) is not None:
             return shown
         ways = library.engines(equation, arrays, out, views, operators, threads, tune, constants)

@@ -12,16 +12,24 @@ from contextlib import closing
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from math import inf
 from pathlib import Path
 from typing import TypeVar
 
 from einnet_explore.backends import schedule
 from einnet_explore.backends.compiled import cpu_name
 from einnet_explore.backends.identity import identity
+from einnet_explore.backends.native import ENGINE, generator
 from einnet_explore.ir import EOPERATOR, Equation, Program, tensors
 from einnet_explore.storage import cache_directory
 
 T = TypeVar("T")
+
+APART = "apart"
+"""The engine under which the time of two equations is stored, one after the other with the best engine each."""
+
+_BY = ", kernels in C by "
+"""Between how a time was taken and the version of the generator of C that it holds for."""
 
 _TABLE = """CREATE TABLE IF NOT EXISTS engine_profile (
     operator TEXT, attributes TEXT, shapes TEXT, dtype TEXT, threads INTEGER, device TEXT, library TEXT,
@@ -67,13 +75,14 @@ class Store:
         self._memory: dict[Key, Profile] | None = None
 
     def get(self, key: Key) -> Profile | None:
-        """The time stored for *key*, or None."""
+        """The time stored for *key*; None where there is none, or one of C kernels that are written otherwise now."""
         if self._memory is not None:
             return self._memory.get(key)
 
         def read(connection: sqlite3.Connection) -> Profile | None:
             row = connection.execute(f"SELECT seconds, how FROM engine_profile WHERE {_WHERE}", astuple(key)).fetchone()
-            return Profile(float(row[0]), str(row[1])) if row else None
+            how = _how(key, str(row[1])) if row else None
+            return None if how is None or not 0 < float(row[0]) < inf else Profile(float(row[0]), how)
 
         return self._do(read, lambda memory: memory.get(key))
 
@@ -85,7 +94,7 @@ class Store:
         if self._memory is not None:
             self._memory[key] = profile
             return
-        row = (*astuple(key), seconds, how, time.time())
+        row = (*astuple(key), seconds, how + _by(key), time.time())
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute(f"INSERT OR REPLACE INTO engine_profile VALUES ({', '.join('?' * len(row))})", row)
@@ -114,11 +123,12 @@ class Store:
 
         def read(connection: sqlite3.Connection) -> dict[Key, float]:
             rows = connection.execute(
-                f"SELECT {', '.join(names)}, engine, seconds FROM engine_profile "
+                f"SELECT {', '.join(names)}, engine, seconds, how FROM engine_profile "
                 "WHERE threads = ? AND device = ? AND library = ?",
                 here,
             ).fetchall()
-            return _least((Key(*row[:-1]), float(row[-1])) for row in rows)
+            times = ((Key(*row[:-2]), float(row[-2]), str(row[-1])) for row in rows)
+            return _least((key, s) for key, s, how in times if _how(key, how) is not None and 0 < s < inf)
 
         def remembered(memory: dict[Key, Profile]) -> dict[Key, float]:
             return _least((key, profile.seconds) for key, profile in memory.items())
@@ -132,10 +142,22 @@ class Store:
             with closing(sqlite3.connect(self.path, timeout=20)) as connection, connection:
                 connection.execute(_TABLE)
                 return act(connection)
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, ValueError, TypeError) as error:  # the last two: what is no time, or no text
             warnings.warn(f"profiles are kept in memory only: {self.path}: {error}", RuntimeWarning, stacklevel=3)
             self._memory = {}
             return instead(self._memory)
+
+
+def _by(key: Key) -> str:
+    """What a time says of the C kernels that may be in it: one by itself, a chosen one, or those of a program."""
+    may_be = key.engine == ENGINE or (key.engine in ("", APART) and EOPERATOR in f"{key.operator} {key.attributes}")
+    return f"{_BY}{generator()[:16]}" if may_be and key.device == device() else ""
+
+
+def _how(key: Key, said: str) -> str | None:
+    """How the time of *key* was taken, by what its row *said*; None where its C kernels were written otherwise."""
+    how, *_ = said.partition(_BY)
+    return how if said == how + _by(key) else None
 
 
 def _least(times: Iterable[tuple[Key, float]]) -> dict[Key, float]:

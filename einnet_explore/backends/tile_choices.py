@@ -13,7 +13,8 @@ from einnet_explore.backends.identity import identity
 from einnet_explore.ir import Scope
 from einnet_explore.kernels.form import Form
 from einnet_explore.kernels.machine import Machine
-from einnet_explore.kernels.tiles import Cut, Tile, best_tile, tiles
+from einnet_explore.kernels.tile import Cut, Tile
+from einnet_explore.kernels.tiles import best_tile, tiles
 from einnet_explore.storage import cache_directory, write_aside
 
 CHOOSING = ("core", "form", "layout", "machine", "packing", "tiles")

@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import tvm_ffi
 from tvm import te
 from tvm.s_tir import Schedule, ScheduleError
 
@@ -19,6 +17,7 @@ from einnet_explore.algebra.chain import Chain
 from einnet_explore.algebra.nest import Nest, nest
 from einnet_explore.algebra.online import Online, online
 from einnet_explore.backends import compiled, measure, schedule, structure
+from einnet_explore.backends.arrays import Array, aligned, aligned_empty, bound
 from einnet_explore.backends.blocks import kernel as blocks
 from einnet_explore.backends.blocks.choice import blocked, cuts_of
 from einnet_explore.backends.emit import lower
@@ -30,11 +29,6 @@ from einnet_explore.backends.rows import online as one_pass
 from einnet_explore.backends.squash import squash
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.kernels.machine import this_machine
-
-Array = npt.NDArray[Any]
-
-ALIGNMENT = 64
-"""Bytes; compiled kernels assume it of every array (TVM 0.27 does not check raw arrays)."""
 
 DTYPES = ("float32", "int64")
 
@@ -181,41 +175,6 @@ class Kernel:
         return bound(self.source, self.function, inputs, out)
 
 
-class Signature(Protocol):
-    """What a compiled function of *scope* takes: the tensors *inputs*, and the result, as arrays of *shapes*."""
-
-    @property
-    def scope(self) -> Scope: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def inputs(self) -> tuple[str, ...]: ...
-
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]: ...
-
-
-def bound(source: Signature, function: Any, inputs: Sequence[Array], out: Array) -> Callable[[], None]:
-    """A call of *function* on *inputs* and *out*; raises as ``Kernel.bind`` does."""
-    shapes = {t.name: t.shape for t in tensors(source.scope)}
-    names = source.inputs
-    if len(inputs) != len(names):
-        raise BackendError(f"{len(inputs)} arrays for the {len(names)} inputs {', '.join(names)}")
-    for name, array in (*zip(names, inputs, strict=True), ("the result", out)):
-        shape = shapes.get(name, source.scope.shape)
-        if array.shape != shape or array.dtype != source.dtype:
-            raise BackendError(f"{name} is {array.dtype}{list(array.shape)}, expected {source.dtype}{list(shape)}")
-        if not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
-            raise BackendError(f"{name} is not contiguous and aligned to {ALIGNMENT} bytes: use aligned_empty")
-    if out.size == 0:
-        return lambda: None
-    given = zip((*inputs, out), source.shapes, strict=True)
-    held = tuple(tvm_ffi.from_dlpack(a.reshape(shape)) for a, shape in given)
-    return lambda: function(*held)
-
-
 def load(source: Source) -> Kernel:
     """Compile *source*, or take it from the cache directory; raises BackendError where TVM refuses."""
     compiled.use_threads(source.threads)
@@ -250,26 +209,6 @@ def compile_scope(scope: Scope, dtype: str = "float32", threads: int = 1, tune: 
     calls = {str(k.source.rank): k.bind(arrays, result) for k in seen.values()}
     times = measure.compare(calls, rounds=5, min_seconds=0.02)
     return min(seen.values(), key=lambda k: times[str(k.source.rank)].median)
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike = "float32") -> Array:
-    """An uninitialised array whose first element lies at a multiple of ``ALIGNMENT`` bytes."""
-    kind = np.dtype(dtype)
-    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-    raw = np.empty(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + size].view(kind).reshape(shape)
-
-
-def aligned(array: npt.ArrayLike, dtype: npt.DTypeLike = "float32") -> Array:
-    """*array* as it is where a kernel can take it, else an aligned copy."""
-    given = np.asarray(array)
-    fits = given.dtype == np.dtype(dtype) and given.flags.c_contiguous and given.flags.writeable
-    if fits and given.ctypes.data % ALIGNMENT == 0:
-        return given
-    copy = aligned_empty(given.shape, dtype)
-    copy[...] = given
-    return copy
 
 
 def _scheduled(function: Any, stages: Mapping[str, Scope], rank: int, template: str, threads: int) -> Any:

@@ -14,8 +14,9 @@ from numpy.lib.stride_tricks import as_strided
 
 from einnet_explore.algebra.flatten import row_major, view_strides
 from einnet_explore.backends import contraction, generated, hosted, tvm_cpu
+from einnet_explore.backends.arrays import bound
 from einnet_explore.backends.fragment import Writer, session
-from einnet_explore.backends.native import NativeSource
+from einnet_explore.backends.native import ENGINE, NativeSource
 from einnet_explore.ir import Scope, Tensor, accesses
 
 Array = npt.NDArray[Any]
@@ -66,14 +67,14 @@ class NativeCall:
     """A fused kernel of our own, in C; it is compiled, or loaded, when it is first bound."""
 
     source: NativeSource
-    engine = "c"
+    engine = ENGINE
 
     @property
     def reads(self) -> tuple[str, ...]:
         return self.source.inputs
 
     def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
-        return tvm_cpu.bound(self.source, self.source.function, [arrays[name] for name in self.reads], out)
+        return bound(self.source, self.source.function, [arrays[name] for name in self.reads], out)
 
     def write(self, writer: Writer, makes: str) -> bool:
         source = self.source

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from os import PathLike
 
-from einnet_explore.algebra.certificate import Certificate, certify
+from einnet_explore.algebra.certificate import certify
+from einnet_explore.algebra.composition import end_to_end
 from einnet_explore.algebra.reads import illegal_read
 from einnet_explore.checker.instances import wrong_instance
-from einnet_explore.checker.record import Recorded, RecordedStep, load_json, read_record
+from einnet_explore.checker.record import RecordedStep, load_json, read_record
 from einnet_explore.checker.report import Report, StepReport
 from einnet_explore.ir import Program
 from einnet_explore.operators import OPERATORS, Operator
@@ -25,7 +27,8 @@ def check_record(
     programs = (held.start, *(step.after for step in held.steps))
     start = wrong_start(held.start, operators)
     steps = tuple(_step(step, before, operators, seed) for step, before in zip(held.steps, programs, strict=False))
-    return Report(source, start, steps, _whole(held, steps, seed))
+    chain = [(*ends, step.certificate) for ends, step in zip(pairwise(programs), steps, strict=True)]
+    return Report(source, start, steps, end_to_end(chain, seed))
 
 
 def check_file(path: str | PathLike[str], *, operators: tuple[Operator, ...] = OPERATORS, seed: int = 0) -> Report:
@@ -49,11 +52,3 @@ def _step(step: RecordedStep, before: Program, operators: tuple[Operator, ...], 
     )
     claimed = None if step.certificate is None else step.certificate.kind
     return StepReport(step.rule, step.at, claimed, certify(before, step.after, seed=seed), tuple(wrong))
-
-
-def _whole(held: Recorded, steps: tuple[StepReport, ...], seed: int) -> Certificate:
-    if not steps:
-        return Certificate("proved", "identical")
-    if len(steps) == 1:
-        return steps[0].certificate
-    return certify(held.start, held.steps[-1].after, seed=seed)

@@ -89,7 +89,8 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"{n}. {step.rule} at {step.at}: {_said(step)}" for n, step in enumerate(self.steps)]
-        lines.append(f"start to end: {self.whole.kind} ({self.whole.method})")
+        how = ", ".join(filter(None, (self.whole.method, self.whole.detail if self.whole.programs else "")))
+        lines.append(f"start to end: {self.whole.kind} ({how})")
         verdict = self.kind if self.ok else f"false: {self.counterexample}"
         return "\n".join([*lines, f"{self.source}: {verdict}"])
 

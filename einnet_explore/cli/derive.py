@@ -12,7 +12,7 @@ from einnet_explore.explore.run import Run
 from einnet_explore.render import text
 from einnet_explore.room import limited, shown
 from einnet_explore.search.candidate import Candidate
-from einnet_explore.search.engine import Cost, Options
+from einnet_explore.search.options import Cost, Options
 from einnet_explore.text import load_text
 
 ROWS = 10

@@ -22,6 +22,9 @@ from einnet_explore.graph.optimised import Optimised
 from einnet_explore.graph.request import read, settings
 from einnet_explore.room import limited, shown
 
+LINES = 8
+"""How many reasons are shown why nodes are in no subprogram; the JSON has one for each node."""
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 0: done; 1: the optimised model does not agree; 130: interrupted, with what was found so far saved."""
@@ -50,6 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json != STDOUT:
         print(table(fast.rows()))
         print(fast.summary())
+        for line in fast.untouched()[:LINES]:
+            print(f"in no subprogram: {line}")
     if work.interrupted:
         say(f"interrupted after {len(work.parts)} of {len(work.subprograms)} subprograms: these are reported")
         return INTERRUPTED

@@ -17,7 +17,7 @@ from einnet_explore.explore.session import Session
 from einnet_explore.ir import Program
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.rules import INTER_RULES, RULES, Derivation, Rule
-from einnet_explore.search.engine import Cost, Options
+from einnet_explore.search.options import Cost, Options
 from einnet_explore.text import load_text
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def search(
 
     The *device* ``profile:FILE.sqlite`` orders candidates by times and rates that were recorded elsewhere; raises
     ValueError where that file does not serve.  Iterate the search for its events, or ``start`` it in a thread.
-    *options* are those of ``search.engine.Options``: *rules* among them, where your own may stand beside the library's.
+    *options* are those of ``search.options.Options``: *rules* among them, where your own may stand beside the
+    library's.
     """
     cost: Cost = program_seconds
     if device != "cpu":

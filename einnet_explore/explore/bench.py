@@ -14,7 +14,7 @@ from einnet_explore.explore.picture import Box, Look, Outline, Picture, Shape, W
 from einnet_explore.explore.roofline import Position, Roof, cpu_roof, position, program_work, working_set
 from einnet_explore.explore.sheet import Sheet
 from einnet_explore.explore.svg import width_of
-from einnet_explore.explore.views import Table, seconds
+from einnet_explore.explore.tables import Table, seconds
 from einnet_explore.ir import Program
 
 if TYPE_CHECKING:

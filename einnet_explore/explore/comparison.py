@@ -8,7 +8,8 @@ from functools import cached_property
 from einnet_explore.algebra.certificate import Certificate, certify
 from einnet_explore.algebra.keys import program_key
 from einnet_explore.cost import program_seconds
-from einnet_explore.explore import views
+from einnet_explore.explore.changes import changed
+from einnet_explore.explore.tables import Table, seconds
 from einnet_explore.ir import Path, Program
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.render import text
@@ -47,18 +48,18 @@ class Comparison:
     @property
     def changed(self) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
         """The paths in each of the smallest scopes that the other does not have in the same place."""
-        return views.changed(self.after, self.before), views.changed(self.before, self.after)
+        return changed(self.after, self.before), changed(self.before, self.after)
 
-    def table(self) -> views.Table:
+    def table(self) -> Table:
         """One row a program."""
         programs = (self.before, self.after)
         rows = tuple(
-            (name, "?" if d is None else str(d), views.seconds(s), str(len(p.equations)), text(p).rstrip("\n"))
+            (name, "?" if d is None else str(d), seconds(s), str(len(p.equations)), text(p).rstrip("\n"))
             for name, d, s, p in zip(self.names, self.distances, self.seconds, programs, strict=True)
         )
         verdict = "the same program" if self.same else "different programs"
         caption = f"{verdict}; {self.certificate.kind}"
-        return views.Table(("", "distance", "estimated", "equations", "program"), rows, caption)
+        return Table(("", "distance", "estimated", "equations", "program"), rows, caption)
 
     def __repr__(self) -> str:
         return repr(self.table())

@@ -17,10 +17,11 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from einnet_explore.cost import program_seconds
 from einnet_explore.explore.cases import CASES, Case
-from einnet_explore.explore.run import find_operators
 from einnet_explore.ir import EOPERATOR, VIEW, Attribute, Program
-from einnet_explore.search.engine import Options, Search
+from einnet_explore.operators import find_operators
+from einnet_explore.search.engine import Search
 from einnet_explore.search.events import Found, Level, Pruned, Reached, Refused, SearchEvent, State
+from einnet_explore.search.options import Options
 
 P = ParamSpec("P")
 T = TypeVar("T")

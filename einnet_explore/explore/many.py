@@ -12,7 +12,7 @@ from einnet_explore.cost import program_seconds
 from einnet_explore.executors import Processes, gathered, submitted
 from einnet_explore.explore.run import Run
 from einnet_explore.ir import Program
-from einnet_explore.search.engine import Options
+from einnet_explore.search.options import Options
 
 
 class Submits(Protocol):
@@ -36,7 +36,7 @@ def search_all(
     *executor* runs them (processes of this machine by default): the reports are the same as if they were searched here
     in turn, but for the seconds in them, and but for *limit*, which cuts each search off by the clock; *states* cuts it
     off by its states, which is the same everywhere.  Of a mapping, the keys are the cases' names.  *options* are those
-    of ``search.engine.Options``.  Raises ValueError for options or targets that are unknown, and whatever a search
+    of ``search.options.Options``.  Raises ValueError for options or targets that are unknown, and whatever a search
     raises.
     """
     named = dict(programs) if isinstance(programs, Mapping) else {str(n): p for n, p in enumerate(programs)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from einnet_explore.explore.views import Table
+from einnet_explore.explore.tables import Table
 from einnet_explore.ir import Path, Program, show_path
 from einnet_explore.operators import Operator, Unmatched, distance, match
 from einnet_explore.operators.form import Distance

@@ -15,9 +15,11 @@ from typing import Any
 
 from einnet_explore.algebra.certificate import certify
 from einnet_explore.algebra.keys import program_key
+from einnet_explore.explore.changes import changed
 from einnet_explore.explore.formula import formula_figure
 from einnet_explore.explore.refusals import why_refused
-from einnet_explore.explore.views import CHANGED, Formula, Table, changed, mathtext_lines, said
+from einnet_explore.explore.tables import Table, said
+from einnet_explore.explore.views import CHANGED, Formula, mathtext_lines
 from einnet_explore.ir import Program, scopes, show_path
 from einnet_explore.operators import OPERATORS
 from einnet_explore.render import latex, text

@@ -12,6 +12,7 @@ from os import PathLike
 from typing import Any
 
 from einnet_explore.algebra.certificate import Certificate
+from einnet_explore.algebra.composition import composed
 from einnet_explore.checker.record import FORMAT, VERSION, RecordedStep, RecordError, load_json, read_record
 from einnet_explore.ir import Program, read_path
 from einnet_explore.operators import OPERATORS
@@ -21,11 +22,13 @@ from einnet_explore.rules.base import Derivation, Match, Refused, Rule
 from einnet_explore.search.instantiation import matching_rule
 from einnet_explore.storage import write_atomically
 
-_RESERVED = ("format", "version", "start", "steps")
+_RESERVED = ("format", "version", "start", "steps", "certificate")
 
 
 def to_record(derivation: Derivation, certificates: Sequence[Certificate] = (), **meta: Any) -> dict[str, Any]:
     """*derivation* as plain JSON values, with one certificate a step (or none) and *meta* (case, target, …) beside it.
+
+    With certificates the record has one of its own, too: what these say of the first and the last program together.
 
     Raises ValueError where the certificates are not as many as the steps, or *meta* uses a name of the format.
     """
@@ -41,7 +44,11 @@ def to_record(derivation: Derivation, certificates: Sequence[Certificate] = (), 
         }
         for n, step in enumerate(derivation.steps)
     ]
-    return {"format": FORMAT, "version": VERSION, **meta, "start": text(derivation.start), "steps": steps}
+    held = {"format": FORMAT, "version": VERSION, **meta, "start": text(derivation.start), "steps": steps}
+    if not certificates:
+        return held
+    chain = [(s.before, s.after, c) for s, c in zip(derivation.steps, certificates, strict=True)]
+    return {**held, "certificate": composed(chain).to_json()}
 
 
 def from_record(record: object, rules: tuple[Rule[Any], ...] | None = None, source: str = "<record>") -> Derivation:

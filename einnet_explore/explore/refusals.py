@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from einnet_explore.explore.views import Table
+from einnet_explore.explore.tables import Table
 from einnet_explore.ir import Path, Program, show_path
 from einnet_explore.rules import Refused, Rule
 

@@ -10,10 +10,10 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from os import PathLike
-from typing import Any
+from typing import Any, TypeVar
 
 from einnet_explore.checker.record import RecordError, load_json
-from einnet_explore.explore.run import Run
+from einnet_explore.explore.running import Running
 from einnet_explore.ir import Program, read_path, show_path
 from einnet_explore.operators import OPERATORS
 from einnet_explore.render import text
@@ -21,17 +21,19 @@ from einnet_explore.rules import ALL_RULES, Match
 from einnet_explore.rules.base import Refused as RuleRefused
 from einnet_explore.rules.base import Rule
 from einnet_explore.search.candidate import Candidate
-from einnet_explore.search.engine import Cost, Options
 from einnet_explore.search.events import Pruned, Refused, State
 from einnet_explore.search.instantiation import matching_rule
+from einnet_explore.search.options import Cost, Options
 from einnet_explore.storage import write_atomically
 from einnet_explore.text import parse
 
 FORMAT, VERSION = "einnet-explore search", 1
 SUFFIX = ".einx"
 
+R = TypeVar("R", bound=Running)
 
-def to_json(run: Run) -> dict[str, Any]:
+
+def to_json(run: Running) -> dict[str, Any]:
     """*run* as plain JSON values."""
     search = run.search
     return {
@@ -60,17 +62,17 @@ def to_json(run: Run) -> dict[str, Any]:
     }
 
 
-def save(run: Run, path: str | PathLike[str]) -> None:
+def save(run: Running, path: str | PathLike[str]) -> None:
     """Write *run* to *path*, whole or not at all; raises OSError."""
     write_atomically(path, json.dumps(to_json(run), ensure_ascii=False) + "\n")
 
 
-def load(path: str | PathLike[str], cost: Cost) -> Run:
+def load(kind: type[R], path: str | PathLike[str], cost: Cost) -> R:
     """The run in the file at *path*; *cost* prices what it finds when it goes on.  Raises OSError or RecordError."""
-    return from_json(load_json(path), cost, str(path))
+    return from_json(kind, load_json(path), cost, str(path))
 
 
-def from_json(data: object, cost: Cost, source: str = "<run>") -> Run:
+def from_json(kind: type[R], data: object, cost: Cost, source: str = "<run>") -> R:
     """The run that *data* describes; raises RecordError where it has another form or its steps do not apply."""
     if not isinstance(data, dict) or "format" not in data or "version" not in data:
         raise RecordError(f"{source}: expected a saved search, an object with format and version")
@@ -78,7 +80,7 @@ def from_json(data: object, cost: Cost, source: str = "<run>") -> Run:
         found = f"{data['format']!r} version {data['version']}"
         raise RecordError(f"{source}: found {found}, expected {FORMAT!r} version {VERSION}")
     try:
-        return _read(data, cost)
+        return _read(kind, data, cost)
     except RecordError as error:
         raise RecordError(f"{source}: {error}") from None
     except KeyError as error:
@@ -87,14 +89,14 @@ def from_json(data: object, cost: Cost, source: str = "<run>") -> Run:
         raise RecordError(f"{source}: {error}") from None
 
 
-def _read(data: Mapping[str, Any], cost: Cost) -> Run:
+def _read(kind: type[R], data: Mapping[str, Any], cost: Cost) -> R:
     options = dict(data["options"])
     if unknown := set(options) - {f.name for f in fields(Options)}:
         raise RecordError(f"unknown options {', '.join(sorted(unknown))}")
     known: dict[str, Rule[Any]] = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
     options["rules"] = tuple(_named(known, name) for name in options["rules"])
     options["fixed"] = frozenset(options["fixed"])
-    run = Run(parse(data["start"]), cost, target=data["target"], limit=data["limit"], options=Options(**options))
+    run = kind(parse(data["start"]), cost, target=data["target"], limit=data["limit"], options=Options(**options))
     search = run.search
     known["operator_matching"] = matching_rule(search.options.targets)
     for n, each in enumerate(data["states"]):

@@ -10,24 +10,27 @@ from collections.abc import Iterable
 from os import PathLike
 from typing import Any
 
-from einnet_explore.algebra.certificate import Certificate, certify, composed
+from einnet_explore.algebra.certificate import Certificate
+from einnet_explore.algebra.composition import end_to_end
 from einnet_explore.checker.record import load_json
 from einnet_explore.cost import program_seconds
-from einnet_explore.explore import records, scripts, views
+from einnet_explore.explore import records, scripts, tables
+from einnet_explore.explore.changes import changed
 from einnet_explore.explore.comparison import Comparison
 from einnet_explore.explore.faces import face
 from einnet_explore.explore.figures import Figure, TreeNode, draw_tree, graph_figure
 from einnet_explore.explore.mapping import MappingTable, mapping_table, nearest_operator
 from einnet_explore.explore.refusals import Refusal, Refusals, incomplete, why_refused
-from einnet_explore.explore.run import Run, find_operators
-from einnet_explore.explore.views import Formula, Matches, Table
+from einnet_explore.explore.run import Run
+from einnet_explore.explore.tables import Matches, Table
+from einnet_explore.explore.views import Formula
 from einnet_explore.explore.walk import Walk
 from einnet_explore.ir import Path, Program, read_path, show_path
-from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.operators import OPERATORS, Operator, find_operators
 from einnet_explore.rules import ALL_RULES, INTER_RULES, RULES, Derivation, Match, Refused, Rule
 from einnet_explore.rules.base import places
-from einnet_explore.search.engine import Options
 from einnet_explore.search.instantiation import matching_rule
+from einnet_explore.search.options import Options
 from einnet_explore.storage import write_atomically
 
 
@@ -160,11 +163,8 @@ class Session(Walk):
 
         A false certificate carries a counterexample.
         """
-        whole = certify(self.nodes[0].end, self.program)
-        if whole.kind != "exact":
-            return whole
-        steps = composed(self.certificates())
-        return steps if steps.kind == "proved" else whole
+        steps = self.derivation.steps
+        return end_to_end([(s.before, s.after, c) for s, c in zip(steps, self.certificates(), strict=True)])
 
     def certificates(self) -> tuple[Certificate, ...]:
         """A certificate for every step from the start to here."""
@@ -228,7 +228,7 @@ class Session(Walk):
     def history(self, certificates: bool = False) -> Table:
         """The steps from the start to here; with *certificates*, how each was proved."""
         kinds = [c.kind for c in self.certificates()] if certificates else []
-        return views.history(self.derivation, kinds)
+        return tables.history(self.derivation, kinds)
 
     def tree(self) -> Figure:
         """The tree of everything that was done here, the way to here drawn thick."""
@@ -242,7 +242,7 @@ class Session(Walk):
     def formula(self) -> Formula:
         """The expression here; what the last step changed is coloured."""
         steps = self.derivation.steps
-        marks = views.changed(steps[-1].before, steps[-1].after) if steps else ()
+        marks = changed(steps[-1].before, steps[-1].after) if steps else ()
         return Formula(self.program, f"E_{{{len(steps)}}}", marks)
 
     def __repr__(self) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from einnet_explore.algebra.keys import program_key
 from einnet_explore.explore.refusals import why_refused
 from einnet_explore.ir import read_path, show_path
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import Derivation
-from einnet_explore.search.engine import Search
+from einnet_explore.search.engine import WORTH, Search
+from einnet_explore.search.events import Pruned, Refused
 from einnet_explore.search.instantiation import matching_rule
 
 
@@ -53,3 +56,28 @@ def why_refused_at(search: Search, name: str, state: int, at: str) -> str:
         raise LookupError(f"no rule or operator is called {name!r}: there are {', '.join(known)}")
     ways = sum(1 for _ in known[name].matches(program, path))
     return f"{name} applies, in {ways} ways" if ways else why_refused(known[name], program, path)
+
+
+def why_unexpanded(search: Search, state: int) -> str | None:
+    """Why no moves were made from *state* (yet): the depth, or the end of the run; None if they were."""
+    at, options = search.states[state], search.options
+    if state in search.expanded or at.phase == "converging":
+        return None
+    far = "" if at.distance is None else f", {at.distance} iterators from the nearest target"
+    here = f"it is {at.depth} choices from the start{far}"
+    if at.depth >= options.max_depth:
+        return f"{here}: the search goes to depth {options.max_depth}"
+    if not search.ended:
+        return f"{here}: the search has not come to it"
+    return (
+        f"{here}: the search ended before, since in {options.patience} "
+        f"levels nothing got cheaper than {search.cheapest(at.depth):.3g} s by {WORTH:.0%}"
+    )
+
+
+def why_pruned(search: Search, pruned: Iterable[Pruned], refused: Iterable[Refused], state: int) -> tuple[str, ...]:
+    """Why moves out of *state* were not followed: the twin and how it was reached, a refusal, or the run's end."""
+    twins = (f"{p.why}, reached by {search.path(p.twin)}" if p.twin else p.why for p in pruned if p.parent == state)
+    refusals = (f"{r.target}: {r.why}" for r in refused if r.state == state)
+    left = why_unexpanded(search, state)
+    return (*twins, *refusals, *(() if left is None else (left,)))

@@ -35,17 +35,22 @@ class Assembler:
     exact: Price
     store: Store = field(default_factory=Store)
     folder: Folder = field(init=False)
-    _post: dict[Program, tuple[Derivation, str]] = field(default_factory=dict)
+    _post: dict[Program, Derivation] = field(default_factory=dict)
+    _proofs: dict[Program, str] = field(default_factory=dict)
     _runs: dict[tuple[object, ...], CompiledProgram] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.folder = Folder(self.settings.threads)
 
-    def together(self, pieces: Sequence[Piece]) -> tuple[Assembled, ...]:
-        """*pieces* joined where they are adjacent and post-optimised; those that are not proved equal stay apart."""
+    def together(self, pieces: Sequence[Piece], proved: bool = True) -> tuple[Assembled, ...]:
+        """*pieces* joined where they are adjacent and post-optimised; those that are not proved equal stay apart.
+
+        What is only to be measured need not be *proved*: many are tried, and of each one nearly all the time is that.
+        """
         out: list[Assembled] = []
         for piece in joined(self.model, pieces):
-            derivation, kind = self._optimised(piece.program)
+            derivation = self._optimised(piece.program)
+            kind = self._verdict(piece.program) if proved else "none"
             if kind == "false":
                 out += [self._as_it_is(p) for p in pieces if set(p.nodes) <= set(piece.nodes)]
             else:
@@ -60,11 +65,15 @@ class Assembler:
     def _as_it_is(piece: Piece) -> Assembled:
         return Assembled(piece, Derivation(piece.program), "none")
 
-    def _optimised(self, program: Program) -> tuple[Derivation, str]:
+    def _optimised(self, program: Program) -> Derivation:
         if program not in self._post:
-            done = fuse(laid_out(fuse(Derivation(program)), self.rough, self.exact))
-            self._post[program] = done, verdict(certificates(done))
+            self._post[program] = fuse(laid_out(fuse(Derivation(program)), self.rough, self.exact))
         return self._post[program]
+
+    def _verdict(self, program: Program) -> str:
+        if program not in self._proofs:
+            self._proofs[program] = verdict(certificates(self._optimised(program)))
+        return self._proofs[program]
 
     def replacements(self, parts: Iterable[Assembled]) -> tuple[Replacement, ...]:
         """*parts* with the arrays of their weights, work on weights alone done: what a plan or an export takes."""

@@ -23,7 +23,7 @@ from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.ir import Program
 from einnet_explore.room import ROOM
 from einnet_explore.rules import Derivation
-from einnet_explore.search.engine import Cost
+from einnet_explore.search.options import Cost
 from einnet_explore.search.pieces import compute_bound
 
 Array = npt.NDArray[Any]
@@ -157,8 +157,7 @@ class Contest:
         original, feeds = self.opened()
         forms = [fuse(entry.derivation()) for entry in promising]
         if self.settings.runtime == "plan":  # in standard operators nothing is blocked
-            groups = by_algorithm(ranked, self.settings.finalists, SLACK * before)
-            forms += [made for group in groups if (made := _in_blocks(group)) is not None]
+            forms += blocked(ranked, self.settings.finalists, SLACK * before)
         entered, runners, refused = self._entered(forms, original(), feeds)
         keys = {name: self._key("program", derivation.end) for name, derivation in entered.items()}
         times = _times(self.store, {"original": self._key("onnxruntime"), **keys}, {"original": original, **runners})
@@ -204,9 +203,15 @@ class Contest:
 
     def _key(self, operator: str, program: Program | None = None) -> Key:
         key = replace(key_of(program or self.program, self.settings.threads), operator=operator)
+        key = key if program else replace(key, engine="onnxruntime")  # no kernel of ours is in it
         if self.settings.runtime == "plan":
             return key
         return replace(key, operator=f"{operator} in {self.settings.runtime}")
+
+
+def blocked(ranked: Iterable[Entry], most: int, below: float) -> tuple[Derivation, ...]:
+    """The cheapest of *ranked* of each algorithm, run in blocks, where it is a chain; *most* and *below* as there."""
+    return tuple(made for group in by_algorithm(ranked, most, below) if (made := _in_blocks(group)) is not None)
 
 
 def _in_blocks(akin: Iterable[Entry]) -> Derivation | None:
@@ -257,9 +262,13 @@ def _relative(want: Array, got: Array) -> float:
         return float("inf")
     if not want.size:
         return 0.0
-    with np.errstate(invalid="ignore"):  # infinity less infinity: told apart below
-        difference = float(np.max(np.abs(want.astype(np.float64) - got.astype(np.float64))))
-    largest = float(np.max(np.abs(want)))
-    if np.isnan(difference):
-        return 0.0 if np.array_equal(want, got, equal_nan=True) else float("inf")
+    if want.dtype.kind not in "fiub":  # strings are the same or they are not
+        return 0.0 if np.array_equal(want, got) else float("inf")
+    a, b = want.astype(np.float64), got.astype(np.float64)
+    apart = (a != b) & ~(np.isnan(a) & np.isnan(b))  # infinities may be the same, as in what a mask leaves out
+    with np.errstate(invalid="ignore"):
+        difference = float(np.max(np.abs(a - b), where=apart, initial=0))
+    largest = float(np.max(np.abs(a), where=np.isfinite(a), initial=0))
+    if not np.isfinite(difference):
+        return float("inf")
     return difference / largest if largest else difference

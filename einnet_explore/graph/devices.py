@@ -6,7 +6,7 @@ from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.recorded import PREFIX, RATES, Recorded, recorded
 from einnet_explore.cost import CostModel, Device, cpu_default
 from einnet_explore.ir import Program
-from einnet_explore.search.engine import Cost
+from einnet_explore.search.options import Cost
 
 
 def cost_for(device: str, threads: int | None = None) -> Cost:

@@ -15,10 +15,13 @@ from typing import Any, TypeAlias
 from einnet_explore.backends.profiles import Key, ProfileStore, device, key_of, libraries
 from einnet_explore.cost import CostModel
 from einnet_explore.cost.device import Device
-from einnet_explore.graph.contest import Settings
+from einnet_explore.executors import has_device, settled, submitted
+from einnet_explore.graph.contest import Outcome, Settings
 from einnet_explore.graph.finalists import Entry, entries, finalists
-from einnet_explore.graph.judging import to_json
+from einnet_explore.graph.judging import from_json, to_json
+from einnet_explore.graph.means import Means
 from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.reading.model import Model
 from einnet_explore.ir import Equation, Program
 from einnet_explore.rules import Derivation
 from einnet_explore.search.replay import replay, told
@@ -49,6 +52,46 @@ class Rates:
 
     def _find(self, equation: Equation) -> float | None:
         return self.known.get(replace(key_of(equation, self.threads), device=self.device, library=self.library))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A *program* to be searched for *seconds*; candidates estimated *below* so many may be worth measuring."""
+
+    program: Program
+    seconds: float
+    below: float
+
+
+def ahead(
+    executor: Any, asked: Mapping[str, Asked], model: Model, means: Means, budget: float | None
+) -> tuple[dict[str, Outcome], dict[str, Told]]:
+    """What *executor* makes of the programs that are *asked* for: contests where it has devices, else searches."""
+    if has_device(executor):
+        return contests(executor, asked, model, means.settings, budget), {}
+    cost = Rates.of(means.model.device, means.store, means.settings.threads)
+    return {}, searches(executor, asked, cost, means.settings)
+
+
+def searches(executor: Any, asked: Mapping[str, Asked], cost: Rates, settings: Settings) -> dict[str, Told]:
+    """What *executor* finds for each program that is *asked* for; without those whose search fails there."""
+    futures = {
+        signature: submitted(executor, found, a.program, cost, settings, a.seconds, a.below)
+        for signature, a in asked.items()
+    }
+    return dict(settled(futures))
+
+
+def contests(
+    executor: Any, asked: Mapping[str, Asked], model: Model, settings: Settings, budget: float | None
+) -> dict[str, Outcome]:
+    """The outcomes of the contests of *model* that *executor*'s devices hold; without those that fail there."""
+    sent = model.original.SerializeToString()
+    futures = {
+        signature: submitted(executor, contested, sent, settings, budget, signature, device=True) for signature in asked
+    }
+    answers = ((signature, from_json(told, asked[signature].program)) for signature, told in settled(futures))
+    return {signature: outcome for signature, outcome in answers if outcome is not None}
 
 
 def found(program: Program, cost: Rates, settings: Settings, seconds: float, below: float) -> Told:

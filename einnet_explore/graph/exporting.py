@@ -14,8 +14,9 @@ from einnet_explore.graph.running.plan import Plan, Segment
 from einnet_explore.graph.running.regions import start
 from einnet_explore.graph.writing.export import IR_VERSION, OPSET, ExportError, Replacement, rewrite_model, to_onnx
 from einnet_explore.ir import Program
-from einnet_explore.search.engine import Options, Search
+from einnet_explore.search.engine import Search
 from einnet_explore.search.events import Found
+from einnet_explore.search.options import Options
 
 LIBRARY_FORMS = 4
 """How many ways to write a case as library operators are tried beside the way that it is written."""

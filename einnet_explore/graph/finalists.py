@@ -20,8 +20,9 @@ from einnet_explore.room import ROOM
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
 from einnet_explore.search.closure import Limits, candidates, compute_bound
-from einnet_explore.search.engine import Cost, Options, Search
+from einnet_explore.search.engine import Search
 from einnet_explore.search.events import Found
+from einnet_explore.search.options import Cost, Options
 from einnet_explore.search.watch import Watch
 
 EVERY_RULE = (*RULES, *FEWER_PRODUCTS)
@@ -89,11 +90,10 @@ def entries(
     need not be written between two contractions are not held against forms that write them.
     """
     if (rows := by_rows(program)) is not None and within(level(rows), numerics):
-        return [_entry(cost(rows.end)[0], rows.end, partial(_same, rows))], 0
+        return [_made(cost(rows.end)[0], rows)], 0
     whole = in_one(program)
-    one: tuple[Entry, ...] = ()
-    if whole is not None and within(level(whole), numerics):
-        one = (Entry(cost(whole.end)[0], _kind(whole.end), partial(_same, whole)),)
+    also = [_made(cost(whole.end)[0], whole)] if whole is not None and within(level(whole), numerics) else []
+    seen = 0
     if len(compute_bound(program)) > 1:
         limits = Limits(
             seconds=seconds if states is None else inf,
@@ -101,12 +101,12 @@ def entries(
             rules=allowed(EVERY_RULE, numerics),
             states=states,
         )
-        held = candidates(program, cost, limits)
-        found = [_entry(c.seconds, c.derivation.end, partial(_same, c.derivation)) for c in held]
-        return sorted((*found, *one), key=lambda entry: entry.seconds), 0
-    ranked, made = search(program, cost, max_depth, seconds, numerics, states)
-    found = [_entry(s, made.states[state].program, partial(made.derivation, state)) for s, state in ranked]
-    return sorted((*found, *one), key=lambda entry: entry.seconds), len(made.states)
+        found = [_made(c.seconds, c.derivation) for c in candidates(program, cost, limits)]
+    else:
+        ranked, made = search(program, cost, max_depth, seconds, numerics, states)
+        found = [_entry(s, made.states[state].program, partial(made.derivation, state)) for s, state in ranked]
+        seen = len(made.states)
+    return sorted((*found, *also), key=lambda entry: entry.seconds), seen
 
 
 def _entry(seconds: float, program: Program, derivation: Callable[[], Derivation]) -> Entry:
@@ -114,8 +114,8 @@ def _entry(seconds: float, program: Program, derivation: Callable[[], Derivation
     return Entry(seconds, _kind(program), derivation, tuple(t for t in read if isinstance(t, Table)))
 
 
-def _same(derivation: Derivation) -> Derivation:
-    return derivation
+def _made(seconds: float, derivation: Derivation) -> Entry:
+    return _entry(seconds, derivation.end, lambda: derivation)
 
 
 def _kind(program: Program) -> Hashable:

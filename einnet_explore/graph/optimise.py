@@ -9,42 +9,36 @@ back, so nothing gets slower.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from einnet_explore.backends.bandwidth import peak_flops, stream_bandwidth
-from einnet_explore.backends.epilogues import compile_measured
-from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.measure import compare
 from einnet_explore.backends.profiles import ProfileStore
-from einnet_explore.cost import CostModel, cpu_default
-from einnet_explore.executors import has_device, settled, submitted
 from einnet_explore.graph.anonymous import Anonymous, anonymous
 from einnet_explore.graph.assembling import Assembler
 from einnet_explore.graph.badge import Badge, badge
-from einnet_explore.graph.contest import Arrays, Contest, Engine, Opened, Outcome, Settings
-from einnet_explore.graph.elsewhere import Rates, Told, contested, found, held
-from einnet_explore.graph.exporting import in_onnxruntime
+from einnet_explore.graph.contest import Contest, Outcome, Settings
+from einnet_explore.graph.elsewhere import Asked, Told, ahead, held
 from einnet_explore.graph.finalists import SLACK
 from einnet_explore.graph.joining import Piece
 from einnet_explore.graph.judging import from_json, judged, to_json
+from einnet_explore.graph.means import Means
 from einnet_explore.graph.optimised import Optimised
-from einnet_explore.graph.part import Part
+from einnet_explore.graph.originals import original, values
+from einnet_explore.graph.part import Part, among
 from einnet_explore.graph.post.price import estimated, measured
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.remembered import Memory
 from einnet_explore.graph.request import NOTHING, read, seconds_of, settings
 from einnet_explore.graph.result import Result
 from einnet_explore.graph.running.plan import Plan, build_plan
-from einnet_explore.graph.running.regions import random_inputs, subgraph_session
 from einnet_explore.graph.split import Split, Subprogram, partition
 from einnet_explore.graph.whole import telling_inputs
 from einnet_explore.ir import Program
-from einnet_explore.search.engine import Cost
 from einnet_explore.search.watch import STARVED
 
 LONGEST = 900.0
@@ -79,6 +73,8 @@ class Optimiser:
         self.subprograms = tuple(s for joined in self.split.subprograms for s in (*joined.parts, joined))
         self.done: list[tuple[Subprogram, Anonymous]] = []
         self.memory = Memory(self.store)
+        self.means = Means(self.settings, self.store)
+        self.digest = self.model.digest()
         self._known: dict[str, Outcome] = {}
         self._judged: dict[str, Part] = {}
         self._found: dict[str, Told] = {}
@@ -89,47 +85,15 @@ class Optimiser:
 
     def _whole(self) -> float:
         """Seconds of the whole model; remembered, as a contest's effort depends on it and shall be the same again."""
-        key = (self.model.digest(), self.settings.threads)
-        known = self.memory.get("model", *key)
+        known = self.memory.get("model", self.digest, self.settings.threads)
         if known is None:
             known = compare({"it": lambda: self.original.run(self.feeds)}, rounds=5, min_seconds=0.05)["it"].low
-            self.memory.put(known, "model", *key)
+            self.memory.put(known, "model", self.digest, self.settings.threads)
         return float(known)
-
-    @cached_property
-    def _model(self) -> CostModel:
-        threads = self.settings.threads
-        device = cpu_default(threads)
-        try:
-            bandwidth, flops = stream_bandwidth(threads), peak_flops(threads)
-        except BackendError:
-            bandwidth, flops = 0.0, 0.0  # what measures them does not run here: the usual figures stand
-        most = max(device.memory_bandwidth, bandwidth)
-        here = replace(device, memory_bandwidth=most, peak_flops=flops or device.peak_flops)
-        return CostModel(here, self.store.lookup(threads))
-
-    @property
-    def cost(self) -> Cost:
-        """The estimate that orders candidates before they are measured."""
-
-        def estimate(program: Program) -> tuple[float, str]:
-            found = self._model.program_cost(program)
-            return found.seconds, found.how
-
-        return estimate
-
-    @property
-    def engine(self) -> Engine:
-        """What runs candidates."""
-        threads = self.settings.threads
-        if self.settings.runtime == "onnxruntime":
-            return in_onnxruntime(threads)
-        return lambda program, constants: compile_measured(program, threads, constants, self.store).run
 
     def run(self) -> Iterable[Progress]:
         """Hold every subprogram's contest, the same one once; joined ones' after those of their parts."""
         began = perf_counter()
-        subprograms = self.subprograms
         if self.executor is not None:
             self._ahead()
         for n, (subprogram, anon) in enumerate(self.anonymous(), 1):
@@ -143,10 +107,10 @@ class Optimiser:
                 self._judged[anon.signature] = judged(subprogram.nodes, self._known[anon.signature])
             part = replace(self._judged[anon.signature], nodes=subprogram.nodes)
             if subprogram.parts:
-                part = self._among(part)
+                part, self.parts = among(part, self.parts)
             self.parts.append(part)
             self.done.append((subprogram, anon))
-            yield Progress(n, len(subprograms), part)
+            yield Progress(n, len(self.subprograms), part)
 
     def anonymous(self) -> Iterable[tuple[Subprogram, Anonymous]]:
         """Every subprogram, with its program without names."""
@@ -157,46 +121,12 @@ class Optimiser:
 
         All of it is done before anything is measured here.  What fails there is done here again.
         """
-        asked: dict[str, tuple[Anonymous, Any]] = {}
-        devices = has_device(self.executor)
-        cost = Rates.of(self._model.device, self.store, self.settings.threads)
-        model = self.model.original.SerializeToString() if devices else b""
+        asked: dict[str, Asked] = {}
         for subprogram, anon in self.anonymous():
             contest, effort, known = self._prepared(subprogram, anon, 0.0)
-            if anon.signature in asked or effort is None or known is not None:
-                continue
-            if devices:
-                future = submitted(
-                    self.executor, contested, model, self.settings, self.budget, anon.signature, device=True
-                )
-            else:
-                below = SLACK * contest.alone
-                future = submitted(self.executor, found, anon.program, cost, self.settings, effort, below)
-            asked[anon.signature] = anon, future
-        for signature, answer in settled({name: future for name, (_, future) in asked.items()}):
-            if not devices:
-                self._found[signature] = answer
-            elif (there := from_json(answer, asked[signature][0].program)) is not None:
-                self._known[signature] = there
-
-    def _among(self, whole: Part) -> Part:
-        """*whole* in place of its parts, where it takes less time than they and what lies between them.
-
-        What each gains is no measure: one by one the originals take longer than together.
-        """
-        inside = set(whole.nodes)
-        within = [n for n, part in enumerate(self.parts) if not inside.isdisjoint(part.nodes)]
-        parts = [self.parts[n] for n in within]
-        between = whole.outcome.seconds_before - sum(part.outcome.seconds_before for part in parts)
-        apart = max(0.0, between) + sum(part.seconds for part in parts)
-        if not whole.kept or whole.seconds >= apart:
-            beside = f"takes {whole.seconds * 1e6:.0f} µs, its parts {apart * 1e6:.0f} µs by themselves"
-            outcome = replace(whole.outcome, contender=None)
-            return replace(whole, outcome=outcome, kept=False, why=beside if whole.kept else whole.why)
-        for n, part in zip(within, parts, strict=True):
-            outcome = replace(part.outcome, contender=None)
-            self.parts[n] = replace(part, outcome=outcome, kept=False, why="is derived together with others")
-        return whole
+            if anon.signature not in asked and effort is not None and known is None:
+                asked[anon.signature] = Asked(anon.program, effort, SLACK * contest.alone)
+        self._known, self._found = ahead(self.executor, asked, self.model, self.means, self.budget)
 
     def _guarded(self, subprogram: Subprogram, anon: Anonymous, spent: float) -> Outcome:
         """The contest; a mistake of ours in one must not cost the user the others, and must not pass in silence."""
@@ -222,11 +152,11 @@ class Optimiser:
         self, subprogram: Subprogram, anon: Anonymous, spent: float
     ) -> tuple[Contest, float | None, Outcome | None]:
         """The contest of *subprogram*, its effort, and what is remembered of an equal one with at least half of it."""
-        opened, constants = self._opened(subprogram, anon)
+        opened, constants = original(self.model, subprogram, anon, self.settings.threads)
         answer = self._found.get(anon.signature)
         there = None if answer is None else partial(held, anon.program, answer)
         contest = Contest(
-            anon.program, opened, constants, self.engine, self.cost, self._effort(spent), self.store, there
+            anon.program, opened, constants, self.means.engine, self.means.cost, self._effort(spent), self.store, there
         )
         effort = contest.effort(self.seconds)
         kept = None if effort is None else self.memory.get("contest", *self._key(anon))
@@ -237,20 +167,6 @@ class Optimiser:
     def _key(self, anon: Anonymous) -> tuple[str, Settings]:
         return anon.signature, replace(self.settings, seconds=0.0)
 
-    def _opened(self, subprogram: Subprogram, anon: Anonymous) -> tuple[Opened, Arrays]:
-        """The original of *subprogram*, opened where it has to be run, and its weights, by *anon*'s names."""
-        original = self._values(subprogram, anon)
-        wanted = [original[name] for name in anon.program.outputs]
-
-        @cache
-        def opened() -> tuple[Callable[[], Arrays], Arrays]:
-            session = subgraph_session(self.model, subprogram.nodes, self.settings.threads)
-            feeds = random_inputs(session, 0)
-            inputs = {t.name: feeds[original[t.name]] for t in anon.program.inputs if not t.weight}
-            return lambda: dict(zip(anon.program.outputs, session.run(wanted, feeds), strict=True)), inputs
-
-        return opened, {t.name: self.model.weights[original[t.name]] for t in anon.program.inputs if t.weight}
-
     def _badged(self, n: int, part: Part) -> Part:
         """*part*, the *n*-th, with what its derivation does to the last digits, if it is in the plan."""
         if not part.kept or part.derivation is None:
@@ -259,14 +175,10 @@ class Optimiser:
         key = (*self._key(anon), repr(part.derivation.end))
         known = self.memory.get("numerics", *key)
         if known is None:
-            known = badge(part.derivation, *self._opened(subprogram, anon), self.engine).to_json()
+            opened, constants = original(self.model, subprogram, anon, self.settings.threads)
+            known = badge(part.derivation, opened, constants, self.means.engine).to_json()
             self.memory.put(known, "numerics", *key)
         return replace(part, measured=Badge.from_json(known))
-
-    def _values(self, subprogram: Subprogram, anon: Anonymous) -> dict[str, str]:
-        """The model's value for each tensor that *anon* shares with the model."""
-        back = {self.model.identifiers[name]: name for name in (*subprogram.inputs, *subprogram.outputs)}
-        return {new: back[old] for new, old in anon.names.items() if old in back}
 
     def _effort(self, spent: float) -> Settings:
         if self.budget is None:
@@ -277,7 +189,7 @@ class Optimiser:
     @cached_property
     def assembler(self) -> Assembler:
         """What makes plans of the parts."""
-        rough = partial(estimated, model=self._model)
+        rough = partial(estimated, model=self.means.model)
         exact = measured(self.store, self.settings.threads, rough)
         return Assembler(self.model, self.settings, rough, exact, self.store)
 
@@ -287,17 +199,16 @@ class Optimiser:
         for n in sorted(kept):
             (subprogram, anon), derivation = self.done[n], self.parts[n].derivation
             assert derivation is not None
-            out.append(Piece(subprogram.nodes, derivation.end, self._values(subprogram, anon)))
+            out.append(Piece(subprogram.nodes, derivation.end, values(self.model, subprogram, anon)))
         return out
 
     def result(self) -> Optimised:
         """The plan of what won so far, measured and checked against ONNX Runtime on random inputs."""
         signatures = [anon.signature for _, anon in self.done]
-        work = Result(
-            self.model, self.settings, self.original, self.feeds, self.seconds, self.assembler, self.memory,
-            self.parts, signatures, self.pieces,
-        )  # fmt: skip
-        found = work.optimised()
+        found = Result(
+            self.model, self.digest, self.settings, self.original, self.feeds, self.seconds, self.assembler,
+            self.memory, self.parts, signatures, self.pieces,
+        ).optimised()  # fmt: skip
         self.original.rest()
         return replace(
             found,
@@ -326,9 +237,8 @@ def optimize(
     *shapes* fixes dynamic inputs, *budget* ends the search after so many seconds (``60`` or ``"60s"``).  With the
     *target_runtime* ``onnxruntime`` what pays in ONNX Runtime on the exported file is kept, instead of what pays in our
     plan.  *numerics* bounds what rules may do to the last digits (``graph/numerics.py``).  *states* bounds each search
-    by its states and not by the clock; *executor* (``executors``) runs the searches.  Interrupting keeps
-    what was found so far.  Raises ModelError for a model that cannot be read, ValueError for
-    an unknown device or runtime.
+    by its states and not by the clock; *executor* (``executors``) runs the searches.  Interrupting keeps what was found
+    so far.  Raises ModelError for a model that cannot be read, ValueError for an unknown device or runtime.
     """
     chosen = replace(settings(device, threads, max_depth, target_runtime, numerics), states=states)
     work = Optimiser(read(model, shapes), chosen, seconds_of(budget), executor=executor)

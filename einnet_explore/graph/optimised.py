@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -209,6 +210,16 @@ class Optimised:
             f"largest error {self.errors[1]:.1e} of the largest output{self._rounding()}"
         )
 
+    def untouched(self) -> list[str]:
+        """Why nodes are in no subprogram: a line an operator and reason, most nodes first, then what time left out."""
+        operators = {node.name: node.op for node in self.model.nodes}
+        counts = Counter((operators.get(s.node, s.node), s.why) for s in self.skipped)
+        told = [f"{n} {operator}: {why}" for (operator, why), n in counts.most_common()]
+        seen = {s.node for s in self.skipped} | {name for part in self.parts for name in part.nodes}
+        if late := sum(node.name not in seen for node in self.model.nodes):
+            told.append(f"{late} more nodes: the time for searching was over before their turn")
+        return told
+
     def _rounding(self) -> str:
         """What the kept derivation that loses most does to the last digits; empty where nothing is kept."""
         badges = [part.numerics for part in self.parts if part.numerics]
@@ -232,7 +243,9 @@ class Optimised:
         head, *rest = self.rows()
         cells = "".join(f"<th {LEFT}>{escape(c)}</th>" for c in head)
         body = "".join("<tr>" + "".join(_cell(n, c) for n, c in enumerate(row)) + "</tr>" for row in rest)
-        return f"<p><b>{escape(self.summary())}</b></p><table><tr>{cells}</tr>{body}</table>"
+        left = "".join(f"<li>{escape(line)}</li>" for line in self.untouched())
+        stays = f"<details><summary>in no subprogram</summary><ul {LEFT}>{left}</ul></details>" if left else ""
+        return f"<p><b>{escape(self.summary())}</b></p><table><tr>{cells}</tr>{body}</table>{stays}"
 
 
 def _word(name: str) -> str:

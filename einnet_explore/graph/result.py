@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,8 @@ from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.remembered import Memory
 from einnet_explore.graph.running.alone import beside_alone
 from einnet_explore.graph.running.plan import Plan
-from einnet_explore.graph.whole import TRIALS, WORTH, least_gain, rounds_for, select, timed
+from einnet_explore.graph.selection import Held, Selection
+from einnet_explore.graph.whole import STAYS, TRIALS, WORTH, rounds_for, select, timed
 
 FORMS: Mapping[str, tuple[str, ...]] = {
     "plan": ("joined", "apart", "exported"),
@@ -37,21 +38,12 @@ FORMS: Mapping[str, tuple[str, ...]] = {
 """The forms that a plan may have, by runtime; the first is the one that few parts are tried in."""
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The numbers of the parts kept, the form of the plan, why other winners are not kept, and what is exported."""
-
-    kept: tuple[int, ...]
-    form: str
-    refused: Mapping[int, str]
-    exported: Exported
-
-
 @dataclass
 class Result:
     """Making the result of one model from what its contests gave."""
 
     model: Model
+    digest: str
     settings: Settings
     original: Plan
     feeds: dict[str, Any]
@@ -63,13 +55,17 @@ class Result:
     pieces: Callable[[Iterable[int]], list[Piece]]
 
     def optimised(self) -> Optimised:
-        """The plan, measured and checked against ONNX Runtime."""
-        chosen = self._remembered() or self._selected()
-        found = self._held(chosen)
-        if found is None:
-            chosen = self._selected()
-            found = self._held(chosen) or self._nothing(chosen)
-        chosen, plan, timings, errors = found
+        """The plan, measured and checked against ONNX Runtime.
+
+        What an earlier run selected is not selected again: its plan is checked, and measured once.
+        """
+        known = self._remembered()
+        held = self._held(known) if known else None
+        if known and held:
+            chosen, held = self._kept(known, held, STAYS)
+        else:  # nothing is remembered, or it does not agree
+            chosen, held = self._made(self._selected())
+            self.memory.put(chosen.to_json(), "selection", *self._key)
         assembled = self._assembled(chosen.kept, chosen.form)
         kept = set(chosen.kept)
         parts = tuple(
@@ -79,13 +75,13 @@ class Result:
         derivations = [*(p.derivation for p in parts if p.kept), *(a.derivation for a in assembled)]
         return Optimised(
             self.model,
-            plan,
+            held.plan,
             self.original,
             parts,
             self.assembler.replacements(self._assembled(chosen.exported.parts, chosen.exported.form)),
             (),
-            timings,
-            errors,
+            held.timings,
+            held.errors,
             0.0,
             sum(len(weight_only(a.piece.program)) for a in assembled),
             sum(fusions(d) for d in derivations if d is not None),
@@ -98,15 +94,16 @@ class Result:
             plan_of=lambda numbers: self._plan(numbers, chosen.form),
         )
 
-    def _assembled(self, kept: Iterable[int], form: str) -> tuple[Assembled, ...]:
+    def _assembled(self, kept: Iterable[int], form: str, proved: bool = True) -> tuple[Assembled, ...]:
         pieces = self.pieces(kept)
-        return self.assembler.apart(pieces) if form.endswith("apart") else self.assembler.together(pieces)
+        return self.assembler.apart(pieces) if form.endswith("apart") else self.assembler.together(pieces, proved)
 
-    def _plan(self, kept: Iterable[int], form: str) -> Plan:
+    def _plan(self, kept: Iterable[int], form: str, proved: bool = False) -> Plan:
+        """The plan with the parts *kept*; one that is only tried, beside others, is not *proved*."""
         numbers = tuple(kept)
         if not numbers:
             return self.original
-        parts = self._assembled(numbers, form)
+        parts = self._assembled(numbers, form, proved)
         return self.assembler.export(parts) if form.startswith("exported") else self.assembler.plan(parts)
 
     def _groups(self, numbers: Iterable[int]) -> tuple[tuple[int, ...], ...]:
@@ -134,20 +131,28 @@ class Result:
             self.seconds,
             self._groups(near),
         )
-        found = self._in_form(tuple(kept), refused)
-        self.memory.put(_told(found), "selection", *self._key)
-        return found
+        return self._in_form(tuple(kept), refused)
 
     def _in_form(self, kept: tuple[int, ...], refused: Mapping[int, str]) -> Selection:
         """*kept* in the form that is the fastest by measurement, and how fast the exported model is."""
         forms = FORMS[self.settings.runtime]
         if not kept:
             return Selection((), forms[0], refused, ORIGINAL)
+        ratios, whys = self._ratios(kept)
+        # The first form is what the parts were chosen in: another one has to be faster by more than noise.
+        first = ratios.get(forms[0], 0.0)
+        best = max(ratios, key=lambda name: ratios[name], default=forms[0])
+        form = best if ratios.get(best, 0.0) > WORTH * first else forms[0]
+        return Selection(kept, form, refused, self._exported(kept, form, ratios, whys))
+
+    def _ratios(self, kept: tuple[int, ...]) -> tuple[dict[str, float], dict[str, str]]:
+        """How many times faster than the original each form of *kept* is, and why others do not run or agree."""
+        forms = FORMS[self.settings.runtime]
         want = self.original.run(self.feeds)
         plans = {"before": self.original}
         whys: dict[str, str] = {}
         for form in forms:
-            if form.endswith("apart") and len(self._assembled(kept, forms[0])) == len(kept):
+            if form.endswith("apart") and len(self._assembled(kept, forms[0], proved=False)) == len(kept):
                 continue  # nothing was joined
             try:
                 plan = self._plan(kept, form)
@@ -159,15 +164,10 @@ class Result:
                 plans[form] = plan
             else:
                 whys[form] = f"it differs by {error:.1e} of its largest output"
-        calls = {name: _call(plan, self.feeds) for name, plan in plans.items()}
+        calls = {name: partial(plan.run, self.feeds) for name, plan in plans.items()}
         settle = SETTLE if self.settings.threads > 1 else 0
         times = compare(calls, rounds=rounds_for(self.seconds, 11), min_seconds=0.3, settle=settle)
-        ratios = {name: times_faster(times["before"], timing) for name, timing in times.items() if name != "before"}
-        # The first form is what the parts were chosen in: another one has to be faster by more than noise.
-        first = ratios.get(forms[0], 0.0)
-        best = max(ratios, key=lambda name: ratios[name], default=forms[0])
-        form = best if ratios.get(best, 0.0) > WORTH * first else forms[0]
-        return Selection(kept, form, refused, self._exported(kept, form, ratios, whys))
+        return {name: times_faster(times["before"], times[name]) for name in plans if name != "before"}, whys
 
     def _exported(
         self, kept: tuple[int, ...], form: str, ratios: Mapping[str, float], whys: Mapping[str, str]
@@ -180,32 +180,22 @@ class Result:
             return Exported(None, why, kept)
         gains = {n: part.gain for n, part in enumerate(self.parts)}
         return filed(
-            kept,
-            ratios,
-            why,
-            self._groups(kept),
-            gains,
-            self.original,
-            lambda numbers: self._plan(numbers, FORM),
-            self.feeds,
-            self.seconds,
-        )
+            kept, ratios, why, self._groups(kept), gains, self.original, lambda numbers: self._plan(numbers, FORM),
+            self.feeds, self.seconds,
+        )  # fmt: skip
 
-    def _held(self, chosen: Selection) -> tuple[Selection, Plan, Mapping[str, Timing], tuple[float, float]] | None:
-        """The plan of *chosen* beside the original; None where it does not agree, or is not faster after all."""
+    def _held(self, chosen: Selection) -> Held | None:
+        """The plan of *chosen* beside the original; None where it cannot be made or does not agree."""
         want = self.original.run(self.feeds)
         try:
-            plan = self._plan(chosen.kept, chosen.form)
+            plan = self._plan(chosen.kept, chosen.form, proved=True)
             got = plan.run(self.feeds) if chosen.kept else want
         except ValueError:
             return None
         errors = _errors(want, got)
         if errors[1] > AGREEMENT:
             return None
-        timings = self._timings(plan)
-        if chosen.kept and least_gain(timings) < WORTH:
-            return None
-        return chosen, plan, timings, errors
+        return Held(plan, self._timings(plan), errors)
 
     def _timings(self, plan: Plan) -> Mapping[str, Timing]:
         """The original and *plan* in turns; with several threads each has a process of its own."""
@@ -216,37 +206,45 @@ class Result:
                 return apart
         return timed(self.original, plan, self.feeds, self.seconds)
 
-    def _nothing(self, chosen: Selection) -> tuple[Selection, Plan, Mapping[str, Timing], tuple[float, float]]:
-        """The original, since *chosen* does not hold what it promised."""
+    def _made(self, made: Selection) -> tuple[Selection, Held]:
+        """*made* with its plan; in the form that its parts were chosen in where the one that seemed faster is not.
+
+        Noise may choose a form, in one measurement, but hardly parts, in many.
+        """
+        held, first = self._held(made), FORMS[self.settings.runtime][0]
+        if made.kept and made.form != first and (held is None or held.gain < WORTH):
+            other = self._held(replace(made, form=first))
+            if other is not None and other.gain >= WORTH:
+                ratios = {} if held is None else {made.form: held.gain}
+                return replace(made, form=first, exported=self._exported(made.kept, first, ratios, {})), other
+        return self._kept(made, held, WORTH)
+
+    def _kept(self, chosen: Selection, held: Held | None, least: float) -> tuple[Selection, Held]:
+        """*chosen*, whose plan is *held*, where that is *least* times faster; else the original, and why."""
+        if held is not None and (not chosen.kept or held.gain >= least):
+            return chosen, held
         why = "with it the whole model is not faster by more than noise"
-        refused = {**chosen.refused, **dict.fromkeys(chosen.kept, why)}
-        nothing = Selection((), chosen.form, refused, ORIGINAL)
-        self.memory.put(_told(nothing), "selection", *self._key)
-        return nothing, self.original, timed(self.original, self.original, self.feeds, self.seconds), (0.0, 0.0)
+        why += f": it runs at {held.gain:.2f} of its speed without" if held else ", or does not agree"
+        alone = timed(self.original, self.original, self.feeds, self.seconds)
+        return chosen.given_back(why), Held(self.original, alone, (0.0, 0.0))
 
     @cached_property
     def _key(self) -> tuple[object, ...]:
         candidates = [repr(p.derivation.end) if p.derivation else "" for p in self.parts]
-        return self.model.digest(), replace(self.settings, seconds=0.0), *candidates
+        return self.digest, replace(self.settings, seconds=0.0), *candidates
 
     def _remembered(self) -> Selection | None:
         found = self.memory.get("selection", *self._key)
-        if found is None:
-            return None
-        refused = {int(n): why for n, why in found["refused"].items()}
-        speedup, why, parts, form = found["exported"]
-        return Selection(tuple(found["kept"]), found["form"], refused, Exported(speedup, why, tuple(parts), form))
-
-
-def _told(chosen: Selection) -> dict[str, Any]:
-    exported = [chosen.exported.speedup, chosen.exported.why, chosen.exported.parts, chosen.exported.form]
-    return {"kept": chosen.kept, "form": chosen.form, "refused": dict(chosen.refused), "exported": exported}
+        return None if found is None else Selection.from_json(found)
 
 
 def _errors(want: Arrays, got: Arrays) -> tuple[float, float]:
-    absolute = max((float(np.max(np.abs(want[k] - got[k]), initial=0)) for k in want), default=0.0)
+    absolute = max((_difference(want[k], got[k]) for k in want if want[k].dtype.kind in "fiub"), default=0.0)
     return absolute, largest_error(want, got)
 
 
-def _call(plan: Plan, feeds: dict[str, Any]) -> Callable[[], object]:
-    return lambda: plan.run(feeds)
+def _difference(want: Any, got: Any) -> float:
+    """The largest difference; truth values and unsigned numbers have one too, and of infinities it is none."""
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(want.astype(np.float64) - got.astype(np.float64))
+    return float(np.max(apart, initial=0, where=~np.isnan(apart)))

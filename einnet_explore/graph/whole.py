@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,10 @@ from einnet_explore.graph.running.regions import PlanError, random_inputs
 
 WORTH = 1.02
 """A model that is not faster by more than this is given back as it was: less is within the noise of measuring."""
+
+STAYS = 1.0
+"""What a plan that was kept before has to run at to be kept again: as fast as the original.  Were it ``WORTH`` again,
+noise would now give it and now not."""
 
 PAYS = 1.005
 """What a kind of subprogram has to bring to the whole model to be kept in it."""
@@ -79,33 +84,45 @@ def select(
     """
     want = original.run(feeds)
     order = sorted(groups, key=lambda group: -sum(gains[n] for n in group))
-    trials = [list(group) for group in order[:TRIALS]]
+    trials = [tuple(group) for group in order[:TRIALS]]
     if len(order) > TRIALS:
-        trials.append([n for group in order[TRIALS:] for n in group])
-    trials += [list(group) for group in sorted(contenders, key=lambda group: -sum(gains[n] for n in group))[:SECONDS]]
+        trials.append(tuple(n for group in order[TRIALS:] for n in group))
+    trials += [tuple(group) for group in sorted(contenders, key=lambda group: -sum(gains[n] for n in group))[:SECONDS]]
     kept: list[int] = []
     plan, refused = original, dict[int, str]()
-    slower: list[tuple[list[int], int]] = []
-    for again, more in [*((False, trial) for trial in trials), *((True, trial) for trial in trials)]:
-        if again and not any(more == trial and len(kept) > before for trial, before in slower):
+    tried: dict[tuple[int, ...], float] = {}
+    for more in (*trials, *trials):
+        if len(kept) <= tried.get(more, -1):
             continue  # it is in, it does not agree, or nothing came to the plan since it was tried
+        tried[more], larger = inf, sorted((*kept, *more))
         try:
-            trial = plan_of(sorted((*kept, *more)))
+            ratio, better = _tried(plan, plan_of, larger, want, feeds, once)
         except ValueError as problem:
             refused |= dict.fromkeys(more, str(problem))
             continue
-        error = largest_error(want, trial.run(feeds))
-        if error > AGREEMENT:
-            refused |= dict.fromkeys(more, f"with it the model differs by {error:.1e} of its largest output")
-            continue
-        times = paired(plan, trial, feeds, rounds_for(once, 11), 0.3)
-        ratio = times_faster(times["before"], times["after"])
-        if ratio < PAYS:
+        if better is None:
             refused |= dict.fromkeys(more, f"with it the whole model runs at {ratio:.2f} of its speed without")
-            slower.append((more, len(kept)))
-            continue
-        kept, plan = sorted((*kept, *more)), trial
+            tried[more] = len(kept)
+        else:
+            kept, plan = larger, better
     return kept, plan, {n: why for n, why in refused.items() if n not in kept}
+
+
+def _tried(
+    plan: Plan, plan_of: Callable[[list[int]], Plan], larger: list[int], want: Arrays, feeds: Arrays, once: float
+) -> tuple[float, Plan | None]:
+    """How many times faster than *plan* the one with *larger* is, and that plan if it pays.
+
+    One that does not pay is let go here: plans are as large as their model.  Raises ValueError where it cannot be made
+    or does not come to what is wanted.
+    """
+    trial = plan_of(larger)
+    error = largest_error(want, trial.run(feeds))
+    if error > AGREEMENT:
+        raise ValueError(f"with it the model differs by {error:.1e} of its largest output")
+    times = paired(plan, trial, feeds, rounds_for(once, 11), 0.3)
+    ratio = times_faster(times["before"], times["after"])
+    return ratio, trial if ratio >= PAYS else None
 
 
 def paired(before: Plan, after: Plan, feeds: Arrays, rounds: int, min_seconds: float) -> dict[str, Timing]:
@@ -135,4 +152,4 @@ def least_gain(timings: Mapping[str, Timing]) -> float:
 
 def rounds_for(once: float, most: int) -> int:
     """How often to measure what takes *once* seconds: *most* times, less often where that takes many seconds."""
-    return max(5, min(most, int(4 / once)))
+    return max(5 if once < 1 else 3, min(most, int(4 / once)))

@@ -2,6 +2,7 @@
 
 from einnet_explore.ir.expr import (
     FUNCTIONS,
+    JOINS,
     REDUCTIONS,
     Access,
     Apply,
@@ -15,6 +16,7 @@ from einnet_explore.ir.expr import (
     Table,
     Tensor,
     add,
+    combined,
     factors,
     mul,
     padded,
@@ -39,6 +41,7 @@ from einnet_explore.ir.program import EOPERATOR, VIEW, Attribute, Equation, Inst
 __all__ = [
     "EOPERATOR",
     "FUNCTIONS",
+    "JOINS",
     "REDUCTIONS",
     "VIEW",
     "Access",
@@ -66,6 +69,7 @@ __all__ = [
     "accesses",
     "add",
     "as_index",
+    "combined",
     "factors",
     "map_accesses",
     "map_tensors",

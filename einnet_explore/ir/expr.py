@@ -14,8 +14,10 @@ A read further out than the padding is illegal.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
+from functools import reduce
 from math import prod
 from typing import TypeAlias
 
@@ -27,6 +29,9 @@ Box: TypeAlias = "tuple[tuple[int, int], ...]"
 
 REDUCTIONS: dict[str, float] = {"sum": 0, "prod": 1, "max": float("-inf"), "min": float("inf")}
 """The monoids and their neutral elements."""
+
+JOINS: dict[str, str] = {"sum": "+", "prod": "*", "max": "maximum", "min": "minimum"}
+"""The monoids, and the scalar operation that joins two values of each."""
 
 
 class _Source(Node):
@@ -214,6 +219,17 @@ def mul(*args: Scalar) -> Scalar:
 def add(*args: Scalar) -> Scalar:
     """The sum of *args*, flattened; constants are collected in front, 0 is dropped."""
     return _flat("+", args, 0)
+
+
+def combined(monoid: str, parts: Iterable[Scalar]) -> Scalar:
+    """*parts* (one at least) reduced by *monoid*, written out."""
+    match JOINS[monoid]:
+        case "+":
+            return add(*parts)
+        case "*":
+            return mul(*parts)
+        case op:
+            return reduce(lambda a, b: Apply(op, (a, b)), parts)
 
 
 def factors(body: Scalar) -> tuple[Scalar, ...]:

@@ -171,6 +171,18 @@ class Index(_Arithmetic):
             const += new.const * k
         return _sum(out, const)
 
+    @property
+    def divisions(self) -> Iterable[Quotient | Remainder]:
+        """Every quotient and remainder that occurs, those inside others after them."""
+        for atom, _ in self.terms:
+            if not isinstance(atom, Iterator):
+                yield atom
+                yield from atom.numerator.divisions
+
+    def lift(self, d: int) -> int:
+        """So many times *d* make this no less than 0, where division that truncates rounds down."""
+        return max(0, -(self.bounds[0] // d))
+
     def evaluate(self, at: Callable[[Iterator], int]) -> int:
         """The value at one point; works elementwise when *at* returns integer arrays."""
         total = self.const

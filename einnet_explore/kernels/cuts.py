@@ -20,8 +20,6 @@ from einnet_explore.ir import (
     Const,
     Index,
     Iterator,
-    Quotient,
-    Remainder,
     Scalar,
     Scope,
     accesses,
@@ -87,7 +85,7 @@ def cut(x: Iterator, body: Scalar) -> Cut:
     found = {
         (atom.divisor, atom.numerator)
         for i in read_indices(body)
-        for atom in _divisions(i)
+        for atom in i.divisions
         if x in atom.numerator.iterators
     }
     shift = 0
@@ -107,15 +105,6 @@ def cut(x: Iterator, body: Scalar) -> Cut:
         tests = [Compare(">=", value, as_index(x.lo)), Compare("<", value, as_index(x.hi)), *comparisons(placed)]
         at.update(turn for t in tests if (turn := _turn(t, whole)) is not None)
     return Cut(x, period, shift, tuple(pairwise(sorted(at))))
-
-
-def _divisions(index: Index) -> Iterable[Quotient | Remainder]:
-    for atom, _ in index.terms:
-        match atom:
-            case Quotient() | Remainder():
-                yield atom
-            case Iterator():
-                pass
 
 
 def comparisons(body: Scalar) -> Iterable[Compare]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from einnet_explore.ir import Iterator
 from einnet_explore.kernels.form import Form
-from einnet_explore.kernels.tiles import Tap, Tile
+from einnet_explore.kernels.tile import Tap, Tile
 
 Array = npt.NDArray[Any]
 

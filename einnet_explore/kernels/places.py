@@ -1,4 +1,4 @@
-"""Places in memory, for kernels that read and write whole arrays: what those for a CPU have in common."""
+"""Places in memory, for kernels that read and write whole arrays: what they have in common."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from einnet_explore.algebra.flatten import flat_address, row_major
 from einnet_explore.ir import Access, Index, Iterator, Scope, Table, Tensor
-from einnet_explore.kernels.source import I64, Expr, lowering
+from einnet_explore.kernels.source import I64, Expr, Type, lowering
 
 FIRST = ":first"
 """The argument that says from which block on a kernel is launched."""
@@ -25,12 +25,12 @@ def by_place(access: Access) -> Access:
     return Access(Tensor(name_of(access.source), (most + 1 - least,), origin=(least,)), (place,))
 
 
-def place_in(shape: tuple[int, ...], index: tuple[Index, ...], at: Mapping[Iterator, Expr]) -> Expr:
+def place_in(shape: tuple[int, ...], index: tuple[Index, ...], at: Mapping[Iterator, Expr], kind: Type = I64) -> Expr:
     """Where element *index*, counted from 0, of an array of *shape* lies, where iterators have the values *at*."""
     flat = Index()
     for i, stride in zip(index, row_major(shape), strict=True):
         flat = flat + i * stride
-    return lowering.index(flat, at, I64)
+    return lowering.index(flat, at, kind)
 
 
 def plus(value: Expr, number: int) -> Expr:

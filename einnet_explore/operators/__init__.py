@@ -4,8 +4,9 @@ from einnet_explore.operators.canonical import canonical_matches
 from einnet_explore.operators.display import stride_equations
 from einnet_explore.operators.form import Distance, GroupDistance, Unmatched, distance, own_iterators
 from einnet_explore.operators.layout import flatten, strides_of
-from einnet_explore.operators.library import OPERATORS
-from einnet_explore.operators.matching import Layout, OperatorMatch, fit, match
+from einnet_explore.operators.library import OPERATORS, find_operators
+from einnet_explore.operators.matching import OperatorMatch, fit, match
+from einnet_explore.operators.operands import Layout
 from einnet_explore.operators.operator import Attributes, IteratorTable, OnnxNode, Operator
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Unmatched",
     "canonical_matches",
     "distance",
+    "find_operators",
     "fit",
     "flatten",
     "match",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from einnet_explore.operators import calls
 from einnet_explore.operators.operator import Operator
 
@@ -59,3 +61,13 @@ OPERATORS: tuple[Operator, ...] = (
     MATMUL, CONV1D, CONV2D, CONV3D, CONV_TRANSPOSE1D, CONV_TRANSPOSE2D, MAX_POOL2D, AVERAGE_POOL2D, G2BMM, GBMM,
     ADD, SUB, MUL, DIV,
 )  # fmt: skip
+
+
+def find_operators(names: Iterable[str], operators: tuple[Operator, ...] = OPERATORS) -> tuple[Operator, ...]:
+    """The operators with these names (case does not matter); raises ValueError that lists the known ones."""
+    known = {o.name.lower(): o for o in operators}
+    wanted = list(names)
+    for name in wanted:
+        if name.lower() not in known:
+            raise ValueError(f"unknown target {name!r}, expected one of {', '.join(o.name for o in operators)}")
+    return tuple(dict.fromkeys(known[name.lower()] for name in wanted)) or operators

@@ -13,6 +13,10 @@ where (U, V, W) are tables of exact rationals with :math:`\sum_p W[k,p]\,U[p,i]\
 equations of their own: what depends on the filter alone is computed at compile time, and the middle is one product more
 batched than before.  Applied to each dimension of a window in turn it is the nested algorithm F(m×m, R×R).
 
+Where the data are read at h + r + m q too, as of taps in groups of *m*, window (t, q) is window t + q: one transform is
+made for all of them, and the middle reads it at :math:`[p, t + q, \cdot]`.  Long filters are such: R taps in groups of
+*m* take :math:`\lceil R / m \rceil (2m - 1)` products for *m* outputs instead of :math:`m R`.
+
 Sources: S. Winograd, Arithmetic Complexity of Computations, 1980; A. Lavin and S. Gray, CVPR 2016.
 """
 
@@ -21,10 +25,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import prod
 from typing import Any
 
 from einnet_explore.algebra.bilinear import Bilinear, Matrix, correlates, correlation, entries, wrong_entry
-from einnet_explore.algebra.filters import Window, channels_last, window_of
+from einnet_explore.algebra.filters import Window, channels_last, in_place, window_of
 from einnet_explore.algebra.legality import fitted
 from einnet_explore.algebra.naming import by_name
 from einnet_explore.algebra.regions import reach
@@ -53,11 +58,28 @@ RANK = 8
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """The dimension (*traversal* h, *summation* r) and the algorithm that takes its place."""
+    """The dimension (*traversal* h, *summation* r) and the algorithm that takes its place.
+
+    Data are turned so that channels lie innermost, or stay *in_place*, as what has few features is better read.
+    """
 
     traversal: Iterator
     summation: Iterator
     algorithm: Bilinear
+    in_place: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """The *number* of a transformed window, where readers find theirs (*at*), and the *start* of window 0."""
+
+    number: Iterator
+    at: Index
+    start: Index
+
+    def reads(self, window: Window, m: int, data: int) -> tuple[int, int]:
+        """The first and the last place that the windows of so many *data*, *m* apart, read."""
+        return (self.start + (as_index(self.number) * m + Iterator("@i", 0, data)) * window.step).bounds
 
 
 def propose(program: Program, at: Path) -> Iterable[Filter]:
@@ -69,6 +91,26 @@ def propose(program: Program, at: Path) -> Iterable[Filter]:
                 for m in OUTPUTS:
                     if r.extent > 1 and m <= h.extent and m + r.extent - 1 <= RANK:
                         yield Filter(h, r, correlation(m, r.extent))
+
+
+def grouped(scope: Scope) -> Iterable[tuple[Iterator, Iterator, int]]:
+    """Every h and r of a filter with the size of the groups of taps that do the fewest products.
+
+    Left out are filters of which no group does fewer than the filter itself, or than F(m, R) as it is proposed.
+    """
+    for h in scope.traversals:
+        for r in scope.summations:
+            if isinstance(window_of(scope, h, r), Window):
+                sizes = {m: -(-r.extent // m) * products(h.extent, m, m) for m in OUTPUTS if 2 * m - 1 <= RANK}
+                whole = [products(h.extent, m, r.extent) for m in OUTPUTS if m + r.extent - 1 <= RANK]
+                best = min(sizes, key=lambda m: sizes[m])
+                if best < r.extent and sizes[best] < min((h.extent * r.extent, *whole)):
+                    yield h, r, best
+
+
+def products(outputs: int, m: int, taps: int) -> int:
+    """How many products F(*m*, *taps*) does for so many *outputs*."""
+    return -(-outputs // m) * (m + taps - 1)
 
 
 def rewrite(program: Program, at: Path, params: Filter) -> Program:
@@ -84,20 +126,24 @@ def rewrite(program: Program, at: Path, params: Filter) -> Program:
     if (wrong := wrong_entry(algorithm, correlates)) is not None:
         raise Refused(wrong)
     before: list[Equation] = []
-    inner, window, turned_data = channels_last(scope, window)
-    if turned_data is not None:
-        before.append(Equation(program.fresh("D"), turned_data))
-        read = before[-1].tensor[window.data.index]
-        inner = replace(inner, body=mul(*(read if f == window.data else f for f in factors(inner.body))))
-        window = replace(window, data=read)
+    laid = in_place(scope, window, h) if params.in_place else channels_last(scope, window)
+    if isinstance(laid, str):
+        raise Refused(laid)
+    inner, window, turned_data = laid
     names = {x.name for x in (*scope.traversals, *scope.summations)}
     p = Iterator(fresh("p", names), 0, algorithm.rank)
     t = Iterator(fresh("t", names | {p.name}), 0, -(-h.extent // m))
+    windows = _windows(window, m, t)
+    if turned_data is not None:
+        before.append(Equation(program.fresh("D"), _wide(turned_data, window, windows.reads(window, m, data))))
+        read = before[-1].tensor[window.data.index]
+        inner = replace(inner, body=mul(*(read if f == window.data else f for f in factors(inner.body))))
+        window = replace(window, data=read)
     with refusing():
-        inputs = Equation(program.fresh("X"), _data(inner, window, params, p, t))
+        inputs = Equation(program.fresh("X"), _data(inner, window, params, p, windows))
     filters = Equation(program.fresh("L"), _taps(window, params, p))
     put = {
-        window.data: inputs.tensor[_at(window, p, t)],
+        window.data: inputs.tensor[_at(window, p, windows)],
         window.taps: filters.tensor[(p, *_own(window.taps, r))],
     }
     body = mul(*(put.get(f, f) if isinstance(f, Access) else f for f in factors(inner.body)))
@@ -114,27 +160,48 @@ def rewrite(program: Program, at: Path, params: Filter) -> Program:
     return program.replace_at(at, turned, before=(*before, last))
 
 
-def _data(scope: Scope, window: Window, params: Filter, p: Iterator, t: Iterator) -> Scope:
-    """Σ_i U[p,i]·A[m·t + i, ·] over what is read of A; it is 0 where all of A is."""
+def _windows(window: Window, m: int, t: Iterator) -> _Windows:
+    """Window t + q, where q is what *start* counts in whole windows, if there are fewer of these than pairs of both."""
+    unit = m * window.step
+    q = Index(tuple((atom, k // unit) for atom, k in window.start.terms if k % unit == 0))
+    lo, hi = (t + q).bounds
+    if not q.terms or hi - lo + 1 > t.extent * prod(x.extent for x in q.iterators):
+        return _Windows(t, as_index(t), window.start)
+    return _Windows(Iterator(t.name, lo, hi + 1), t + q, window.start - q * unit)
+
+
+def _wide(turned: Scope, window: Window, reads: tuple[int, int]) -> Scope:
+    """*turned* with as much padding as is read of it: it is made anyway, and need not be copied for that."""
+    (lo, hi), (first, last) = turned.box[window.d], reads
+    need = [(0, 0)] * len(turned.box)
+    need[window.d] = (max(lo - first, 0), max(last + 1 - hi, 0))
+    held = turned.padding or tuple((0, 0) for _ in need)
+    wide = tuple((max(a, c), max(b, d)) for (a, b), (c, d) in zip(held, need, strict=True))
+    return replace(turned, padding=wide if any(map(any, wide)) else ())
+
+
+def _data(scope: Scope, window: Window, params: Filter, p: Iterator, windows: _Windows) -> Scope:
+    """Σ_i U[p,i]·A[m·u + i, ·] over what is read of A; it is 0 where all of A is."""
     source, index = window.data.source, window.data.index
     m, data, _ = params.algorithm.shape
-    i = Iterator(fresh("i", {p.name, t.name, *(x.name for x in window.beside)}), 0, data)
+    u, beside = windows.number, windows.start.iterators
+    i = Iterator(fresh("i", {p.name, u.name, *(x.name for x in beside)}), 0, data)
     zero = source.value == 0
     over: list[Iterator] = [p]
     padding = [(0, 0)]
     reads: list[Index] = []
     for d, (at, box) in enumerate(zip(index, source.box, strict=True)):
         if d == window.d:
-            over += (t, *window.beside)
-            padding += [(0, 0)] * (1 + len(window.beside))
-            reads.append(window.start + (as_index(t) * m + i) * window.step)
+            over += (u, *beside)
+            padding += [(0, 0)] * (1 + len(beside))
+            reads.append(windows.start + (as_index(u) * m + i) * window.step)
             continue
         lo, most = reach(at, scope.domain)
         hi = most + 1
         first, last = (max(lo, box[0]), min(hi, box[1])) if zero else (lo, hi)
         if first >= last:
             first, last = lo, hi
-        z = Iterator(fresh(f"z{d + 1}", {x.name for x in (*over, *window.beside, i)}), first, last)
+        z = Iterator(fresh(f"z{d + 1}", {x.name for x in (*over, *beside, i)}), first, last)
         over.append(z)
         padding.append((first - lo, hi - last))
         reads.append(as_index(z))
@@ -154,9 +221,9 @@ def _own(taps: Access, r: Iterator) -> tuple[Iterator, ...]:
     return tuple(dict.fromkeys(x for i in taps.index for x in i.iterators if x != r))
 
 
-def _at(window: Window, p: Iterator, t: Iterator) -> tuple[Index | Iterator, ...]:
+def _at(window: Window, p: Iterator, windows: _Windows) -> tuple[Index | Iterator, ...]:
     at = window.data.index
-    return (p, *at[: window.d], t, *window.beside, *at[window.d + 1 :])
+    return (p, *at[: window.d], windows.at, *windows.start.iterators, *at[window.d + 1 :])
 
 
 def _table(matrix: Matrix) -> Table:
@@ -177,9 +244,14 @@ def explain(program: Program, at: Path) -> str:
 
 
 def encode(params: Filter) -> dict[str, Any]:
-    """``{"traversal": "h", "summation": "r", "u": [[...]], "v": [[...]], "w": [[...]]}`` or ``"outputs": 4``."""
+    """``{"traversal": "h", "summation": "r", "u": [[...]], "v": [[...]], "w": [[...]]}`` or ``"outputs": 4``.
+
+    ``"in_place": True`` where the data are not turned.
+    """
     out: dict[str, Any] = {"traversal": params.traversal.name, "summation": params.summation.name}
     m, _, taps = params.algorithm.shape
+    if params.in_place:
+        out["in_place"] = True
     if params.algorithm == correlation(m, taps):
         return out | {"outputs": m}
     triple = params.algorithm
@@ -188,16 +260,17 @@ def encode(params: Filter) -> dict[str, Any]:
 
 
 def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Filter:
-    """The inverse of ``encode``; ``points`` may be given beside ``outputs``."""
+    """The inverse of ``encode``; ``points`` may be given beside ``outputs``, ``in_place`` with either."""
     scope = program.scope_at(at)
     with refusing():
         h = by_name(scope.traversals, params["traversal"])
         r = by_name(scope.summations, params["summation"])
+        there = bool(params.get("in_place", False))
         if "u" in params:
             u, v, w = (_matrix(params[name]) for name in "uvw")
-            return Filter(h, r, Bilinear(str(params.get("name", "the algorithm")), u, v, w))
+            return Filter(h, r, Bilinear(str(params.get("name", "the algorithm")), u, v, w), there)
         points = {"points": tuple(map(Fraction, params["points"]))} if "points" in params else {}
-        return Filter(h, r, correlation(int(params["outputs"]), r.extent, **points))
+        return Filter(h, r, correlation(int(params["outputs"]), r.extent, **points), there)
 
 
 def _matrix(rows: Any) -> Matrix:

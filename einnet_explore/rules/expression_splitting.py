@@ -22,19 +22,17 @@ from einnet_explore.algebra.naming import by_name, listed
 from einnet_explore.algebra.substitute import with_iterators
 from einnet_explore.ir import (
     Access,
-    Apply,
     Equation,
     Iterator,
     Path,
     Program,
     Quotient,
     Remainder,
-    Scalar,
     Scope,
     Tensor,
     accesses,
     add,
-    mul,
+    combined,
     padded,
     terms,
 )
@@ -149,7 +147,7 @@ def rewrite(program: Program, at: Path, params: Splitting) -> Program:
     names = fresh_names(program, *("P" for _ in parts))
     made = [Equation(name, part) for name, part in zip(names, parts, strict=True)]
     monoid = scope.reduce if isinstance(params, Cut) and params.iterator in scope.summations else "sum"
-    body = _combined(monoid, [e.tensor[scope.traversals] for e in made])
+    body = combined(monoid, [e.tensor[scope.traversals] for e in made])
     whole = Equation(equation.name, replace(scope, summations=(), reduce="sum", body=body))
     return exchanged(program, {equation.name: whole}, made)
 
@@ -180,18 +178,6 @@ def _apart(scope: Scope, first: tuple[int, ...]) -> list[Scope]:
     if not first or not rest or len(set(first)) < len(first):
         raise Refused(f"both groups need terms: {list(first)} and {list(rest)} of {len(found)}")
     return [replace(scope, body=add(*(found[n] for n in group)), padding=(), value=0) for group in (first, rest)]
-
-
-def _combined(monoid: str, parts: list[Access]) -> Scalar:
-    match monoid:
-        case "sum":
-            return add(*parts)
-        case "prod":
-            return mul(*parts)
-    total: Scalar = parts[0]
-    for part in parts[1:]:
-        total = Apply("maximum" if monoid == "max" else "minimum", (total, part))
-    return total
 
 
 def explain(program: Program, at: Path) -> str:

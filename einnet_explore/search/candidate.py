@@ -26,6 +26,11 @@ class Candidate:
         return self.derivation.end
 
     @property
+    def rank(self) -> tuple[float, int]:
+        """Where it stands among others: by its cost, and by its steps where the cost is one."""
+        return self.seconds, len(self.derivation.steps)
+
+    @property
     def operators(self) -> tuple[Equation, ...]:
         """The equations that a library operator runs."""
         return tuple(e for e in self.program.equations if e.via and e.via.operator not in (EOPERATOR, VIEW))

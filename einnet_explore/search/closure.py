@@ -18,7 +18,7 @@ from einnet_explore.algebra.keys import program_key
 from einnet_explore.ir import Program
 from einnet_explore.rules import BATCH_MERGING, EXPRESSION_SPLITTING, SIBLING_MERGING, Derivation, Match, Rule
 from einnet_explore.search.candidate import Candidate
-from einnet_explore.search.engine import Cost
+from einnet_explore.search.options import Cost
 from einnet_explore.search.pieces import Limits, Pieces, compute_bound
 
 __all__ = ["MERGES", "Limits", "between", "candidates", "closed", "compute_bound", "variants"]

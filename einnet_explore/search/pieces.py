@@ -25,8 +25,9 @@ from einnet_explore.ir import (
 from einnet_explore.room import ROOM
 from einnet_explore.rules import RULES, Derivation, Rule
 from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
-from einnet_explore.search.engine import Cost, Options, Search
+from einnet_explore.search.engine import Search
 from einnet_explore.search.events import Found
+from einnet_explore.search.options import Cost, Options
 from einnet_explore.search.watch import Watch
 
 Calls: TypeAlias = "tuple[Instance, ...]"

@@ -8,6 +8,7 @@ r"""What counts as one move: every legal match (``paper``), or a choice and the 
   index then has a low digit;
 * iterators are joined to one only where a larger index contains the sum, since matching joins the others itself;
 * a scope that only sums up or re-indexes a nested scope is left alone, and what it sums up is not split again;
+* taps are taken in groups only for the bilinear algorithm that then does the fewest products;
 * a window that moves beyond its data comes with the substitution that makes each of its phases a filter, never alone;
 * a nested scope that sums is merged only if the start program has it: others were made by a split or a substitution.
 """
@@ -19,9 +20,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from einnet_explore.algebra.bilinear import correlation
 from einnet_explore.algebra.filters import Window, window_of
 from einnet_explore.algebra.measure import intensity
 from einnet_explore.algebra.structure import windows
+from einnet_explore.algebra.substitute import fresh
 from einnet_explore.ir import Access, Index, Iterator, Path, Program, Remainder, Scope, Table, accesses, as_index
 from einnet_explore.operators.digits import overlaps
 from einnet_explore.rules import (
@@ -31,11 +34,13 @@ from einnet_explore.rules import (
     EOPERATOR_GENERATION,
     SUMMATION_SPLITTING,
     VARIABLE_SUBSTITUTION,
+    Derivation,
     Match,
+    Refused,
     Rule,
 )
 from einnet_explore.rules.base import places
-from einnet_explore.rules.bilinear_substitution import Filter
+from einnet_explore.rules.bilinear_substitution import Filter, grouped
 from einnet_explore.rules.boundary_relaxing import Wider
 from einnet_explore.rules.boundary_tightening import phased
 from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
@@ -119,6 +124,8 @@ def _of(rule: Rule[Any], program: Program, at: Path, scope: Scope, allowed: Allo
         if splits:
             yield from (((match,), changed) for match, changed in _splits(program, at, scope))
         return
+    if rule == BILINEAR_SUBSTITUTION and {BOUNDARY_RELAXING, VARIABLE_SUBSTITUTION} <= set(allowed.rules):
+        yield from _grouped(program, at, scope)
     for match, changed in moves(rule, program, at, scope):
         match match.params:
             case Wider(ranges):
@@ -137,6 +144,33 @@ def _of(rule: Rule[Any], program: Program, at: Path, scope: Scope, allowed: Allo
                 continue
             case _ if rule != BOUNDARY_RELAXING:
                 yield (match,), changed
+
+
+def _grouped(program: Program, at: Path, scope: Scope) -> Iterable[Moves]:
+    """Taps in groups, widened to whole ones, and the filter that each group is; one transform serves all groups."""
+    for h, r, m in grouped(scope):
+        used = {x.name for x in (*scope.traversals, *scope.summations)}
+        low = fresh(r.name, used)
+        high = fresh(r.name, used | {low})
+        done = Derivation(program)
+        try:
+            if short := -r.extent % m:
+                done = done.then(Match(BOUNDARY_RELAXING, at, Wider(((r, r.lo, r.hi + short),))))
+            summed = done.end.scope_at(at).summations
+            (taps,) = (y for y in summed if y.name == r.name)
+            digits = ((low, (taps - r.lo) % m), (high, (taps - r.lo) // m))
+            phi = tuple(z for y in summed for z in (digits if y == taps else ((y.name, as_index(y)),)))
+            done = done.then(Match(VARIABLE_SUBSTITUTION, at, Substitution(phi)))
+        except Refused:
+            continue
+        (tap,) = (y for y in done.end.scope_at(at).summations if y.name == low)
+        for there in (True, False):
+            match = Match(BILINEAR_SUBSTITUTION, at, Filter(h, tap, correlation(m, m), there))
+            try:
+                step = match.apply(done.end)
+            except Refused:
+                continue
+            yield (*(s.match for s in done.steps), match), step.after
 
 
 def _nested(before: tuple[Match[Any], ...], program: Program, added: int) -> Iterable[Moves]:

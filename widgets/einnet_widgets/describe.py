@@ -9,11 +9,11 @@ from typing import Any, Literal, TypeAlias
 
 from einnet_explore.algebra.certificate import Certificate
 from einnet_explore.cost import program_seconds
-from einnet_explore.explore.run import find_operators
+from einnet_explore.explore.changes import changed
 from einnet_explore.explore.session import Session
-from einnet_explore.explore.views import changed, operator, said
+from einnet_explore.explore.tables import operator, said
 from einnet_explore.ir import EOPERATOR, VIEW, Path, Program, read_path, scopes, show_path
-from einnet_explore.operators import Operator
+from einnet_explore.operators import Operator, find_operators
 from einnet_explore.render import latex, text
 from einnet_explore.rules import Match
 from einnet_explore.rules.base import places

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from einnet_explore.explore.run import find_operators
 from einnet_explore.explore.session import Session
 from einnet_explore.explore.views import show
+from einnet_explore.operators import find_operators
 from einnet_widgets import describe
 from einnet_widgets.describe import Look, Shown
 from einnet_widgets.face import Face

@@ -91,7 +91,7 @@ class Columns:
 
 def options(run: Run | None) -> Shown:
     """The settings of a search: those of *run*, or what a first search would have."""
-    from einnet_explore.search.engine import Options
+    from einnet_explore.search.options import Options
 
     held = run.search.options if run else Options()
     return {

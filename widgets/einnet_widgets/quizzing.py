@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from einnet_explore.explore.changes import changed
 from einnet_explore.explore.quiz import Quiz
-from einnet_explore.explore.views import changed
 from einnet_explore.ir import Program, show_path
 from einnet_explore.render import latex, text
 from einnet_widgets.describe import Shown

@@ -10,7 +10,7 @@ from einnet_explore.kernels.core import RESULT
 from einnet_explore.kernels.form import Form
 from einnet_explore.kernels.layout import Layout, in_place, padded_copy
 from einnet_explore.kernels.packing import Blocks, Region, regions
-from einnet_explore.kernels.tiles import Tap, Tile, taps
+from einnet_explore.kernels.tile import Tap, Tile, taps
 
 
 @dataclass(frozen=True)

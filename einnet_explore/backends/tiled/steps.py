@@ -12,7 +12,7 @@ from einnet_explore.backends.tiled.context import At, Context, Expr, Statement, 
 from einnet_explore.ir import Index, Iterator
 from einnet_explore.kernels.layout import Address, Layout
 from einnet_explore.kernels.packing import offsets
-from einnet_explore.kernels.tiles import Tap
+from einnet_explore.kernels.tile import Tap
 
 
 def step(context: Context, n: int, env: At, block: At, sums: Mapping[Any, Expr]) -> list[Statement]:

@@ -8,6 +8,7 @@ from math import inf
 
 import numpy as np
 
+from einnet_explore.algebra.certificate import certify
 from einnet_explore.algebra.equations import weight_only
 from einnet_explore.algebra.evaluate import evaluate
 from einnet_explore.backends.epilogues import compile_measured
@@ -16,10 +17,11 @@ from einnet_explore.backends.measure import compare
 from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.backends.program import CompiledProgram
 from einnet_explore.cost import program_seconds
-from einnet_explore.graph.contest import Arrays, Settings
+from einnet_explore.graph.contest import Arrays, Settings, blocked
 from einnet_explore.graph.finalists import entries, finalists
 from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
+from einnet_explore.search.candidate import verdict
 
 MEASURED = 6
 """How many candidates of a case are measured."""
@@ -46,14 +48,17 @@ def derived(
     ranked, _ = entries(program, program_seconds, settings.max_depth, settings.seconds)
     ready: dict[str, CompiledProgram] = {}
     store = ProfileStore()
-    for entry in finalists(ranked, MEASURED, inf):
-        derivation = fuse(entry.derivation())
+    forms = (fuse(entry.derivation()) for entry in finalists(ranked, MEASURED, inf))
+    for derivation in (*forms, *blocked(ranked, MEASURED, inf)):
+        judged = verdict(tuple(certify(step.before, step.after) for step in derivation.steps))
+        if judged == "false":
+            continue
         try:
             compiled = compile_measured(derivation.end, settings.threads, constants, store)
         except BackendError:
             continue
         compiled.run(inputs)
-        ready[f"{called(derivation.end)} ({len(derivation.steps)} steps)"] = compiled
+        ready[f"{called(derivation.end)} ({len(derivation.steps)} steps, {judged})"] = compiled
     if not ready:
         raise ValueError(f"found no candidate that runs among {len(ranked)}, expected one to measure")
     times = compare({name: compiled.execute for name, compiled in ready.items()}, rounds=5, min_seconds=0.05)

@@ -169,8 +169,8 @@ def _written(task: Task, program: Program, given: Arrays) -> Engine:
         try:
             model = load(program_model(written, constants))
             made = _session(model, inputs, task.threads, "") if task.engine == ORT else _torch(model, inputs, task)
-        except ValueError as error:
-            refusal = str(error)
+        except Exception as error:  # every engine has classes of its own, for want of memory too
+            refusal = str(error) or type(error).__name__
             continue
         engine = Engine(made.call, given, made.outputs, f"{called(written)}; {made.said}".removesuffix("; "))
         if best is None or engine.sample(3) < best.sample(3):

@@ -6,6 +6,7 @@ only one of them runs at any time.
 
 from __future__ import annotations
 
+import resource
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -97,6 +99,7 @@ class Worker:
 
 def main(descriptor: str) -> None:
     """Serve over the socket of that number until it is closed."""
+    _bounded(Path("/proc/meminfo"))
     pipe = Connection(int(descriptor))
     engines: list[Engine] = []
     try:
@@ -105,6 +108,18 @@ def main(descriptor: str) -> None:
             pipe.send(_answer(engines, *pipe.recv()))
     except (EOFError, OSError):
         return
+
+
+def _bounded(told: Path) -> None:
+    """Take no more memory than was free at the start, as *told* by the system: an engine is refused in place of that.
+
+    Standard operators write out every window of a convolution, and what the system then ends need not be this process.
+    """
+    with suppress(OSError, ValueError, StopIteration):
+        line = next(line for line in told.read_text().splitlines() if line.startswith("MemAvailable:"))
+        most = 1024 * int(line.split()[1])
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
 
 
 def _answer(engines: list[Engine], *asked: Any) -> object:

@@ -6,7 +6,8 @@ A chain of memory-bound equations reads and writes memory once for every link.  
   equation reads it, each of its points another element (in a diamond the branches are fused first, and all reads are
   of the same element);
 * an intermediate that only *moves* elements is read through by each of its readers.  A transform and its inverse then
-  leave nothing but a copy, and a copy is its source.
+  leave nothing but a copy, and a copy is its source.  What a sum reads several times, along another dimension than
+  memory, is moved once instead: the sum's vectors would be gathered every time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from einnet_explore.algebra.bijection import bijection
 from einnet_explore.algebra.equations import weight_only
 from einnet_explore.algebra.measure import reads_once
+from einnet_explore.algebra.walks import turned_for
 from einnet_explore.graph.post.steps import as_eoperator, equation, generated, merged, readers, then
 from einnet_explore.ir import EOPERATOR, VIEW, Access, Equation, Program, Scope, Tensor, accesses, scopes
 from einnet_explore.rules import (
@@ -97,6 +99,8 @@ def _one_pair(derivation: Derivation, refused: dict[tuple[str, str], str]) -> De
 
 def _pair(derivation: Derivation, source: Equation, reader: Equation) -> Derivation | str:
     if moves(source):
+        if turned_for(source, reader):
+            return f"{reader.name} sums elements of {source.name} several times, which are turned for it once"
         return _read_through(derivation, source, reader)
     if reader.via is None or reader.via.operator != EOPERATOR:
         return f"{reader.name} is a view, it computes nothing"

@@ -86,19 +86,20 @@ _MAY_BE_EMPTY = frozenset(("Resize", "Upsample"))
 
 
 def check_weights(file: str, nodes: Iterable[Node], weights: Mapping[str, Array]) -> None:
-    """Raise ModelError on a NaN, on an infinity that something multiplies, and on an empty weight that is used.
+    """Raise ModelError on a NaN, on an infinity that something multiplies, and on an empty weight, where it is used.
 
-    Masks and limits may be infinite: what adds, selects or compares can bear that.
+    Masks and limits may be infinite: what adds, selects or compares can bear that.  A weight that nothing reads is
+    no part of what the model computes.
     """
     readers: dict[str, list[Node]] = {}
     for node in nodes:
         for name in node.reads:
             readers.setdefault(name, []).append(node)
     for name, array in weights.items():
-        using = readers.get(name, [])
-        where = f"{file}: {using[0]}: weight {name}" if using else f"{file}: weight {name}"
-        if array.dtype.kind != "f":
+        using = readers.get(name)
+        if not using or array.dtype.kind != "f":
             continue
+        where = f"{file}: {using[0]}: weight {name}"
         if not array.size and any(node.op not in _MAY_BE_EMPTY for node in using):
             raise ModelError(f"{where}: found shape {array.shape}, expected no dimension of size 0")
         if n := int(np.isnan(array).sum()):

@@ -64,23 +64,43 @@ def _gemm(call: Call) -> Iterable[Equation]:
 
 def _einsum(call: Call) -> Iterable[Equation]:
     formula = call.get("equation", "").replace(" ", "")
+    shapes = [call.shape(n) for n in range(len(call.node.inputs))]
+    terms, output, many = _terms(formula, tuple(map(len, shapes)))
+    sizes: dict[str, int] = {}
+    for term, shape in zip(terms, shapes, strict=True):
+        for letter, size in zip(term, shape, strict=True):
+            if sizes.setdefault(letter, size) == size or (letter in many and size == 1):
+                continue
+            if letter not in many or sizes[letter] != 1:
+                raise Unclear(f"equation {formula}: {letter} is {sizes[letter]} and {size}")
+            sizes[letter] = size
+    xs = {letter: Iterator(letter, 0, size) for letter, size in sizes.items()}
+    reads = []
+    for n, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
+        at = (xs[letter] if size == xs[letter].extent else 0 for letter, size in zip(term, shape, strict=True))
+        reads.append(read(call.tensor(n), *at))
+    summed = tuple(x for letter, x in xs.items() if letter not in output)
+    yield call.equation(Scope(tuple(xs[letter] for letter in output), summed, mul(*reads)))
+
+
+def _terms(formula: str, ranks: Shape) -> tuple[tuple[str, ...], str, str]:
+    """One letter for each dimension of the operands and of the result, and those that an ellipsis stands for.
+
+    These are broadcast; without an arrow they come first in the result.
+    """
     inputs, arrow, output = formula.partition("->")
     terms = inputs.split(",")
-    if "." in formula:
-        raise Unclear(f"equation {formula} has an ellipsis")
-    if not arrow:
-        output = "".join(sorted(x for x in set(inputs) - {","} if inputs.count(x) == 1))
-    if not set("".join(terms)) <= set(string.ascii_letters) or len(terms) != len(call.node.inputs):
+    letters = formula.replace("->", "").replace("...", "").replace(",", "")
+    spans = {rank + 3 - len(term) for term, rank in zip(terms, ranks, strict=False) if "..." in term}
+    if not set(letters) <= set(string.ascii_letters) or len(terms) != len(ranks) or len(spans) > 1:
         raise Unclear(f"equation {formula} is not one of letters")
-    sizes: dict[str, int] = {}
-    for n, term in enumerate(terms):
-        for letter, size in zip(term, call.shape(n), strict=True):
-            if sizes.setdefault(letter, size) != size:
-                raise Unclear(f"equation {formula}: {letter} is {sizes[letter]} and {size}")
-    xs = {letter: Iterator(letter, 0, size) for letter, size in sizes.items()}
-    body = mul(*(read(call.tensor(n), *(xs[letter] for letter in term)) for n, term in enumerate(terms)))
-    summed = tuple(x for letter, x in xs.items() if letter not in output)
-    yield call.equation(Scope(tuple(xs[letter] for letter in output), summed, body))
+    wide = max(spans, default=0)
+    many = "".join(x for x in string.ascii_letters if x not in letters)[:wide]
+    if len(many) < wide or (arrow and wide and "..." not in output):
+        raise Unclear(f"equation {formula} has an ellipsis that its result has no place for")
+    if not arrow:
+        output = "..." + "".join(sorted(x for x in set(letters) if inputs.count(x) == 1))
+    return tuple(term.replace("...", many) for term in terms), output.replace("...", many), many
 
 
 def windows(call: Call, kernel: Shape, spatial: Shape, out: Shape) -> tuple[Shape, Shape, Shape]:

@@ -69,14 +69,13 @@ def _batch_normalization(call: Call) -> Iterable[Equation]:
     yield call.equation(Scope(xs, (), add(mul(call.read(0, indices(xs)), read(a.tensor, at)), read(b.tensor, at))))
 
 
-def _moments(call: Call, axes: tuple[int, ...], epsilon: float) -> Iterable[Equation]:
-    """X - μ as ``centred`` and (σ² + ε)^(-1/2) as ``scale``."""
-    source = call.tensor(0)
+def _moments(call: Call, source: Tensor, axes: tuple[int, ...], epsilon: float) -> Iterable[Equation]:
+    """*source* - μ as ``centred`` and (σ² + ε)^(-1/2) as ``scale``."""
     part = Const(1 / prod(source.shape[d] for d in axes))
     xs = iterators(source.shape)
     at = indices(xs)
     yield (mean := call.equation(reduced(source, axes, f=lambda x: mul(part, x)), "mean"))
-    yield (centred := call.equation(Scope(xs, (), fn("-", call.read(0, at), broadcast(mean.tensor, at))), "centred"))
+    yield (centred := call.equation(Scope(xs, (), fn("-", read(source, *at), broadcast(mean.tensor, at))), "centred"))
     yield from _scale(call, centred.tensor, axes, epsilon)
 
 
@@ -97,7 +96,7 @@ def _layer_normalization(call: Call) -> Iterable[Equation]:
     """Mean and (σ² + ε)^(-1/2) are outputs of their own where they are asked for."""
     rank = len(call.out.shape)
     axes = tuple(range(call.axis(call.get("axis", -1), rank), rank))
-    *before, scale = _moments(call, axes, call.get("epsilon", 1e-5))
+    *before, scale = _moments(call, call.tensor(0), axes, call.get("epsilon", 1e-5))
     yield from (*before, scale)
     for n, inner in ((1, before[0]), (2, scale)):
         if n < len(call.node.outputs) and call.node.outputs[n]:
@@ -119,16 +118,35 @@ def _rms_normalization(call: Call) -> Iterable[Equation]:
 
 def _instance_normalization(call: Call) -> Iterable[Equation]:
     axes = tuple(range(2, len(call.out.shape)))
-    *before, scale = _moments(call, axes, call.get("epsilon", 1e-5))
+    *before, scale = _moments(call, call.tensor(0), axes, call.get("epsilon", 1e-5))
     yield from (*before, scale)
     c = indices(iterators(call.out.shape))[1]
     yield _scaled(call, before[1].tensor, scale.tensor, read(call.tensor(1), c), read(call.tensor(2), c))
 
 
+def _group_normalization(call: Call) -> Iterable[Equation]:
+    """The channels viewed as groups, normalised, and viewed as channels again.
+
+    The older operator of this name, with scales of groups, is deprecated by ONNX itself, which refuses it.
+    """
+    n, c, *rest = iterators(call.out.shape)
+    groups = call.get("num_groups", 1)
+    size = c.extent // groups
+    g, k = Iterator("g", 0, groups), Iterator("k", 0, size)
+    yield (view := call.equation(Scope((n, g, k, *rest), (), read(call.tensor(0), n, g * size + k, *rest)), "view"))
+    axes = tuple(range(2, len(view.scope.shape)))
+    *before, scale = _moments(call, view.tensor, axes, call.get("epsilon", 1e-5))
+    yield from (*before, scale)
+    at = indices((n, c // size, c % size, *rest))
+    gamma, beta = read(call.tensor(1), c), read(call.tensor(2), c)
+    body = add(mul(broadcast(before[1].tensor, at), broadcast(scale.tensor, at), gamma), beta)
+    yield call.equation(Scope((n, c, *rest), (), body))
+
+
 def _mean_variance(call: Call) -> Iterable[Equation]:
     rank = len(call.out.shape)
     axes = tuple(call.axis(a, rank) for a in call.get("axes", (0, 2, 3)))
-    *before, scale = _moments(call, axes, 0.0)
+    *before, scale = _moments(call, call.tensor(0), axes, 0.0)
     yield from (*before, scale)
     yield _scaled(call, before[1].tensor, scale.tensor, Const(1), Const(0))
 
@@ -175,8 +193,8 @@ NORMALIZATION: tuple[OnnxOperator, ...] = (
     OnnxOperator("LayerNormalization", "reduction", _layer_normalization),
     OnnxOperator("RMSNormalization", "reduction", _rms_normalization),
     OnnxOperator("InstanceNormalization", "reduction", _instance_normalization),
+    OnnxOperator("GroupNormalization", "reduction", _group_normalization),
     OnnxOperator("MeanVarianceNormalization", "reduction", _mean_variance),
     OnnxOperator("LpNormalization", "reduction", _lp_normalization),
     OnnxOperator("LRN", "reduction", _lrn),
 )
-"""GroupNormalization changed its meaning between operator sets and stays as it is."""

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from einnet_explore.graph.reading.attention import ATTENTION
 from einnet_explore.graph.reading.call import Call, OnnxOperator, Unclear
 from einnet_explore.graph.reading.contraction import CONTRACTIONS
 from einnet_explore.graph.reading.elementwise import ELEMENTWISE
 from einnet_explore.graph.reading.layout import LAYOUT
+from einnet_explore.graph.reading.masks import SELECTION
 from einnet_explore.graph.reading.model import Model, Node
 from einnet_explore.graph.reading.normalization import NORMALIZATION
 from einnet_explore.graph.reading.reduction import REDUCTIONS_ONNX
@@ -19,7 +21,7 @@ from einnet_explore.ir import Equation
 OPERATORS_ONNX: Mapping[str, OnnxOperator] = MappingProxyType(
     {
         operator.name: operator
-        for group in (ELEMENTWISE, CONTRACTIONS, REDUCTIONS_ONNX, LAYOUT, RESIZE, NORMALIZATION)
+        for group in (ELEMENTWISE, CONTRACTIONS, REDUCTIONS_ONNX, LAYOUT, RESIZE, NORMALIZATION, SELECTION, ATTENTION)
         for operator in group
     }
 )

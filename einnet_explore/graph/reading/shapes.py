@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
@@ -68,9 +70,9 @@ def _size(dim: onnx.TensorShapeProto.Dimension) -> int | None:
     return dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
 
 
-_MISJUDGED = ("MeanVarianceNormalization",)
-"""Operators that ONNX's inference refuses from operator set 13 on, as it reads their definitions by an older one; what
-they compute is shaped like their input."""
+_MISJUDGED = ("GroupNormalization", "MeanVarianceNormalization")
+"""Operators that ONNX's inference gives no shape, or refuses from operator set 13 on, as it reads their definitions by
+an older one; what they compute is shaped like their first input."""
 
 
 def stand_in(proto: onnx.ModelProto) -> None:
@@ -78,7 +80,7 @@ def stand_in(proto: onnx.ModelProto) -> None:
     for node in proto.graph.node:
         if node.op_type in _MISJUDGED and node.domain in ("", "ai.onnx"):
             node.op_type = "Identity"
-            del node.attribute[:]
+            del node.attribute[:], node.input[1:]
 
 
 def infer(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -86,8 +88,7 @@ def infer(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
     del bare.graph.value_info[:]
-    for value in bare.graph.output:
-        value.type.tensor_type.ClearField("shape")
+    _open_outputs(bare.graph)
     strict = all(node.domain in ("", "ai.onnx") for node in bare.graph.node)
     stand_in(bare)
     message = ""
@@ -98,10 +99,70 @@ def infer(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
             shaped = shape_inference.infer_shapes(bare, check_type=strict, strict_mode=strict, data_prop=data_prop)
             del shaped.graph.node[:]
             shaped.graph.node.extend(proto.graph.node)
-            return shaped
+            return shaped if strict else _by_runtime(shaped)
         except (shape_inference.InferenceError, RuntimeError) as error:
             message = str(error)
     raise ModelError(f"{file}: found shapes that do not fit: {_blamed(proto, message)}")
+
+
+def _by_runtime(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """*proto* with the shapes too that ONNX Runtime infers: it knows operators that are not ONNX's."""
+    values = values_of(proto.graph)
+    unknown = [name for node in proto.graph.node for name in node.output if name and values[name].shape is None]
+    if not unknown or proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
+        return proto
+    shown = onnx.ModelProto()
+    shown.CopyFrom(proto)
+    have = {v.name for v in proto.graph.output}
+    shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in unknown if name not in have)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(shown.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception:  # what it refuses is told where the model is to be run; it has a class for every kind of failure
+        return proto
+    for found in session.get_outputs():
+        # An unknown rank looks like a scalar's.
+        static = bool(found.shape) and all(isinstance(size, int) and size >= 0 for size in found.shape)
+        if found.name in unknown and static and found.type in _TENSORS:
+            info = helper.make_tensor_value_info(found.name, _TENSORS[found.type], found.shape)
+            _tell(proto.graph, info)
+    return proto
+
+
+def _tell(graph: onnx.GraphProto, info: onnx.ValueInfoProto) -> None:
+    """Let *graph* hold *info*, instead of what it knew of that value."""
+    known = next((v for v in (*graph.output, *graph.value_info) if v.name == info.name), None)
+    (known or graph.value_info.add()).CopyFrom(info)
+
+
+_TENSORS: Mapping[str, int] = MappingProxyType(
+    {
+        "tensor(float)": onnx.TensorProto.FLOAT,
+        "tensor(double)": onnx.TensorProto.DOUBLE,
+        "tensor(float16)": onnx.TensorProto.FLOAT16,
+        "tensor(int64)": onnx.TensorProto.INT64,
+        "tensor(int32)": onnx.TensorProto.INT32,
+        "tensor(bool)": onnx.TensorProto.BOOL,
+    }
+)
+"""ONNX Runtime's names of types; of the others only the shape would be known, and subprograms compute float32."""
+
+
+def _open_outputs(graph: onnx.GraphProto) -> None:
+    """Drop the shapes that outputs are declared with; an input or a weight that is an output too keeps its own.
+
+    ONNX's inference believes the output's declaration: what reads the input would not be inferred.
+    """
+    given = {v.name: v.type for v in graph.input}
+    for weight in graph.initializer:
+        given[weight.name] = helper.make_tensor_type_proto(weight.data_type, list(weight.dims))
+    for value in graph.output:
+        if value.name in given:
+            value.type.CopyFrom(given[value.name])
+        else:
+            value.type.tensor_type.ClearField("shape")
 
 
 def _blamed(proto: onnx.ModelProto, message: str) -> str:
@@ -116,6 +177,9 @@ def _blamed(proto: onnx.ModelProto, message: str) -> str:
 
 _SMALL = 4096
 """A shape computation handles lists of dimensions; whatever has more elements is data."""
+
+_FROM_SIZES = ("ConstantOfShape", "EyeLike", "OneHot", "Range")
+"""Operators that make real numbers too from sizes alone: states that begin at zero, positions."""
 
 
 def fold(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -157,7 +221,8 @@ def _folded(
     made = [values.get(name) for name in node.results]
     if node.domain or node.captured or any(name in {v.name for v in proto.graph.output} for name in node.results):
         return None
-    if any(v is None or v.shape is None or v.dtype is None or v.dtype.kind not in "iub" for v in made):
+    kinds = "iubf" if node.op in _FROM_SIZES else "iub"
+    if any(v is None or v.shape is None or v.dtype is None or v.dtype.kind not in kinds for v in made):
         return None
     if sum(int(np.prod(v.shape)) for v in made if v is not None and v.shape is not None) > _SMALL:
         return None

@@ -187,7 +187,7 @@ class Resting:
 
 def _original(model: Model, threads: int) -> onnxruntime.InferenceSession:
     proto = model.original
-    return start(model.path if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF else proto, threads)
+    return start(model.path if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF else proto, threads, whole=model.path)
 
 
 def _whole(model: Model, held: Resting, outputs: tuple[str, ...]) -> Segment:

@@ -90,10 +90,11 @@ def start(
     spinning: bool = True,
     nodes: Collection[Node] = (),
     adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None,
+    whole: str = "the model",
 ) -> onnxruntime.InferenceSession:
     """*model* (or its path) in ONNX Runtime with all its graph optimisations; raises PlanError where it refuses.
 
-    *adjust* may change the options.
+    *adjust* may change the options; *whole* is what to call a model that is no part of another.
     """
     kernels = isinstance(model, onnx.ModelProto) and bool(imports(model.graph.node))
     options = session_options(threads, spinning, kernels)
@@ -102,7 +103,7 @@ def start(
         held = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
         return onnxruntime.InferenceSession(held, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime has a class of its own for every kind of failure
-        where = told(nodes) if nodes else "the model"
+        where = told(nodes) if nodes else whole
         raise PlanError(f"{where}: ONNX Runtime refuses: {str(error).strip()}") from error
 
 

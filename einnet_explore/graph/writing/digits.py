@@ -16,8 +16,6 @@ from einnet_explore.ir import (
     Const,
     Index,
     Iterator,
-    Quotient,
-    Remainder,
     Scalar,
     Scope,
     as_index,
@@ -58,19 +56,8 @@ def _exchanged(scope: Scope, to: Mapping[Iterator, Index], by: Mapping[Iterator,
 def _divisors(scope: Scope, x: Iterator) -> list[int]:
     """The divisors of the extent of *x* by which an index that it occurs in is divided, largest first."""
     own = [*indices(scope.body), *(b.index for b in scope.domain)]
-    found = {d for index in own for d in _divided(index, x)}
+    found = {a.divisor for index in own for a in index.divisions if x in a.numerator.iterators}
     return sorted((d for d in found if d < x.extent and x.extent % d == 0), reverse=True)
-
-
-def _divided(index: Index, x: Iterator) -> Iterable[int]:
-    for atom, _ in index.terms:
-        match atom:
-            case Quotient(numerator, d) | Remainder(numerator, d):
-                if x in numerator.iterators:
-                    yield d
-                    yield from _divided(numerator, x)
-            case Iterator():
-                pass
 
 
 def indices(scalar: Scalar) -> Iterable[Index]:

@@ -227,7 +227,7 @@ def _atom(body: Body, part: Index, over: tuple[Iterator, ...]) -> str:
         case Iterator():
             raise AssertionError(f"{part!r} names one iterator only")
     # ONNX divides towards zero: the numerator is lifted above it by a multiple of the divisor.
-    lift = max(0, -(numerator.bounds[0] // d))
+    lift = numerator.lift(d)
     name = body.emit(op, _terms(body, numerator + lift * d, over), body.constant(d))
     name = body.emit("Mul", name, body.constant(k)) if k != 1 else name
     rest = const - (k * lift if op == "Div" else 0)

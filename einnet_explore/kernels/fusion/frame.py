@@ -10,6 +10,7 @@ from einnet_explore.ir import REDUCTIONS, Bound, Compare, Iterator, Scalar, Scop
 from einnet_explore.kernels.fusion.flat import Flat, size_name, slot_name, step_name
 from einnet_explore.kernels.fusion.plan import argument
 from einnet_explore.kernels.fusion.stages import Step
+from einnet_explore.kernels.places import plus
 from einnet_explore.kernels.source import (
     F64,
     Array,
@@ -18,7 +19,6 @@ from einnet_explore.kernels.source import (
     Store,
     Type,
     Var,
-    call,
     cast,
     conjunction,
     literal,
@@ -76,7 +76,7 @@ class Frame:
 
     def standing(self, x: Iterator, place: Expr) -> Frame:
         """Here, *x* is the one at *place*, counted from 0."""
-        return replace(self, at={**self.at, x: place + x.lo if x.lo >= 0 else place - -x.lo})
+        return replace(self, at={**self.at, x: plus(place, x.lo)})
 
     def holding(self, values: Mapping[str, Expr]) -> Frame:
         """Here, *values* are held as said."""
@@ -97,7 +97,7 @@ class Frame:
             return Var(source.name, self.kind)
         if source.name in self.values:
             return self.values[source.name]
-        local = tuple(i - lo if lo >= 0 else i + -lo for i, (lo, _) in zip(where, source.box, strict=True))
+        local = tuple(plus(i, -lo) for i, (lo, _) in zip(where, source.box, strict=True))
         array, place = self.element(source.name, local)
         return array[place]
 
@@ -138,7 +138,7 @@ class Frame:
     def store(self, step: Step, value: Expr) -> Store:
         """*value* as the element of *step*, here."""
         axes = self.flat.fused.known[step.name].scope.traversals
-        where = tuple(self._places[x] - x.lo if x.lo >= 0 else self._places[x] + -x.lo for x in axes)
+        where = tuple(plus(self._places[x], -x.lo) for x in axes)
         array, place = self.element(step.name, where)
         return Store(array, place, value)
 
@@ -155,14 +155,8 @@ class Frame:
 
 def join(step: Step, total: Expr, value: Expr) -> Expr:
     """*value* joined with *total*."""
-    match step.reduce:
-        case "sum":
-            return total + value
-        case "prod":
-            return total * value
-        case "max":
-            return call("maximum", total, value)
-    return call("minimum", total, value)
+    assert step.reduce is not None
+    return lowering.joined(step.reduce, total, value)
 
 
 def _tests(bound: Bound) -> Iterable[Compare]:

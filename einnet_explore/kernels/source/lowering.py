@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from einnet_explore.algebra.guarding import guard
 from einnet_explore.ir import (
+    JOINS,
     Access,
     Apply,
     Compare,
@@ -41,10 +42,10 @@ def index(what: Index, at: At, kind: Type = I32) -> Expr:
             case Iterator():
                 part = cast(kind, at[atom])
             case Quotient(numerator, d):
-                shifts = _shifts(numerator, d)
+                shifts = numerator.lift(d)
                 part = binary("-", binary("/", index(numerator + shifts * d, at, kind), d), shifts)
             case Remainder(numerator, d):
-                part = binary("%", index(numerator + _shifts(numerator, d) * d, at, kind), d)
+                part = binary("%", index(numerator + numerator.lift(d) * d, at, kind), d)
         if total is None:
             total = -part if k == -1 else part * k
         elif k > 0:
@@ -54,11 +55,6 @@ def index(what: Index, at: At, kind: Type = I32) -> Expr:
     if total is None:
         return Literal(what.const, kind)
     return total + what.const if what.const >= 0 else total - -what.const
-
-
-def _shifts(numerator: Index, d: int) -> int:
-    """So many times *d* make *numerator* no less than 0, where truncation rounds down."""
-    return max(0, -(numerator.bounds[0] // d))
 
 
 def compare(what: Compare, at: At, kind: Type = I32) -> Expr:
@@ -103,6 +99,11 @@ def _conditions(inside: Scalar, at: At, wide: Type) -> list[Expr] | None:
         case Const(0):
             return None
     return []
+
+
+def joined(reduce: str, a: Expr, b: Expr) -> Expr:
+    """*a* and *b* reduced by the monoid *reduce*."""
+    return apply(JOINS[reduce], (a, b))
 
 
 def apply(op: str, args: tuple[Expr, ...]) -> Expr:

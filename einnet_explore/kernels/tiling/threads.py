@@ -31,11 +31,6 @@ class ThreadLayout:
         """Threads that share one result."""
         return self.threads // self.outputs
 
-    @property
-    def rollups(self) -> int:
-        """Doublings of the threads that share a result."""
-        return self.lanes.bit_length() - 1
-
     def steps(self, tile: Sequence[int]) -> tuple[int, ...]:
         """How many values of each row a thread goes through."""
         return tuple(-(-t // n) for t, n in zip(tile, self.counts, strict=True))

@@ -36,7 +36,7 @@ from einnet_explore.kernels.source import (
     literal,
 )
 from einnet_explore.kernels.source.calls import Select
-from einnet_explore.kernels.source.lowering import scalar
+from einnet_explore.kernels.source.lowering import joined, scalar
 from einnet_explore.kernels.tiling.frame import Frame
 from einnet_explore.kernels.tiling.staging import Exprs, Input, linear
 
@@ -131,15 +131,7 @@ class Writer(Frame):
         return literal(value, self.kind)
 
     def _joined(self, a: Expr, b: Expr) -> Expr:
-        match self.contraction.core.reduce:
-            case "sum":
-                return binary("+", a, b)
-            case "prod":
-                return binary("*", a, b)
-            case "max":
-                return call("maximum", a, b)
-            case _:
-                return call("minimum", a, b)
+        return joined(self.contraction.core.reduce, a, b)
 
     def _places(self) -> Iterable[Statement]:
         """This block's tile and this thread's place in it, the smallest steps of the result first."""

@@ -1,0 +1,88 @@
+"""Kinds of models that people bring, optimised one by one: ``python -m benchmarks.zoo [NAME|FILE.onnx …]``.
+
+``--budget SECONDS`` is for the search of each model (60), ``--threads`` one; ``--write DIR`` only writes the files,
+``--read`` only says what is understood.  For each: the nodes that subprograms hold, of how many; why others are in
+none; then the subprograms kept, of those that there was time for, of all; how many times faster than ONNX Runtime the
+plan is, measured in turns, and the written file; the largest error; the wall time.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from time import perf_counter
+
+import onnx
+
+from benchmarks.zoo import KINDS
+from einnet_explore.cli.output import table
+from einnet_explore.graph.optimise import optimize
+from einnet_explore.graph.optimised import Optimised
+from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.split import Split, partition
+
+READ = ["model", "what it is", "in subprograms", "in none"]
+MEASURED = ["kept", "plan", "file", "largest error", "s"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table, a row as soon as it is known."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.zoo")
+    parser.add_argument("models", nargs="*", metavar="NAME|FILE.onnx", help="default: every kind there is")
+    parser.add_argument("--budget", type=float, default=60.0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--write", type=Path, metavar="DIR", help="write the files and do nothing else")
+    parser.add_argument("--read", action="store_true", help="only what is understood")
+    asked = parser.parse_args(argv)
+    if asked.write:
+        asked.write.mkdir(parents=True, exist_ok=True)
+    rows = [READ if asked.read else READ + MEASURED]
+    for name, title, proto in _asked(asked.models):
+        if asked.write:
+            onnx.save(proto, asked.write / f"{name}.onnx")
+            continue
+        began = perf_counter()
+        model = load(proto)
+        split = partition(model)
+        row = [name, title, *understood(model, split)]
+        if not asked.read:
+            fast = optimize(model, threads=asked.threads, budget=asked.budget)
+            row += [*_told(fast, len(split.subprograms)), f"{perf_counter() - began:.0f}"]
+        rows.append(row)
+        print(*row, sep=" | ", flush=True)
+    if not asked.write:
+        print(table(rows))
+
+
+def _asked(names: Sequence[str]) -> Iterable[tuple[str, str, onnx.ModelProto]]:
+    """Name, title and model of each of *names*; a name may be a file's."""
+    known = {kind.name: kind for kind in KINDS}
+    for name in names or known:
+        if name in known:
+            yield name, known[name].title, known[name].write()
+        else:
+            yield Path(name).stem, "", onnx.load(name)
+
+
+def understood(model: Model, split: Split) -> list[str]:
+    """How many nodes of *model* subprograms hold, of how many, and why the others are in none."""
+    operators = {node.name: node.op for node in model.nodes}
+    why = dict.fromkeys(f"{operators[s.node]}: {s.why}" for s in split.skipped)
+    return [f"{len(model.nodes) - len(split.skipped)} of {len(model.nodes)}", "; ".join(why)]
+
+
+def _told(fast: Optimised, subprograms: int) -> list[str]:
+    """*subprograms*: how many there are, those that others are joined into counted once."""
+    exported = fast.exported.speedup
+    return [
+        f"{sum(part.kept for part in fast.parts)} of {len(fast.parts)} of {max(subprograms, len(fast.parts))}",
+        f"{fast.speedup:.2f}",
+        "" if exported is None else f"{exported:.2f}",
+        f"{fast.errors[1]:.0e}" if fast.errors[1] else "0",
+    ]
+
+
+if __name__ == "__main__":
+    main()

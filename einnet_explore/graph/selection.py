@@ -1,0 +1,53 @@
+"""What was selected of a model's parts by measurement, how that is remembered, and what its plan came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from einnet_explore.backends.measure import Timing
+from einnet_explore.graph.filed import ORIGINAL
+from einnet_explore.graph.optimised import Exported
+from einnet_explore.graph.running.plan import Plan
+from einnet_explore.graph.whole import least_gain
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The numbers of the parts kept, the form of the plan, why other winners are not kept, and what is exported."""
+
+    kept: tuple[int, ...]
+    form: str
+    refused: Mapping[int, str]
+    exported: Exported
+
+    def given_back(self, why: str) -> Selection:
+        """Nothing, since what was kept does not hold what it promised."""
+        return Selection((), self.form, {**self.refused, **dict.fromkeys(self.kept, why)}, ORIGINAL)
+
+    def to_json(self) -> dict[str, Any]:
+        """The selection as it is remembered."""
+        exported = [self.exported.speedup, self.exported.why, self.exported.parts, self.exported.form]
+        return {"kept": self.kept, "form": self.form, "refused": dict(self.refused), "exported": exported}
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> Selection:
+        """The selection that ``to_json`` told."""
+        speedup, why, parts, form = found["exported"]
+        refused = {int(n): said for n, said in found["refused"].items()}
+        return Selection(tuple(found["kept"]), found["form"], refused, Exported(speedup, why, tuple(parts), form))
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A *plan* that was held against the original: the times of both, and its absolute and relative errors."""
+
+    plan: Plan
+    timings: Mapping[str, Timing]
+    errors: tuple[float, float]
+
+    @property
+    def gain(self) -> float:
+        """How many times faster than the original the plan is at least."""
+        return least_gain(self.timings)

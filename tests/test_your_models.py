@@ -1,0 +1,282 @@
+"""Models as people bring them: what is odd about them is read, run and written like the rest, or told in one line."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+from onnx_building import build, integers, node, run, whole
+
+from benchmarks.zoo import KINDS
+from benchmarks.zoo.__main__ import understood
+from benchmarks.zoo.parts import Kind
+from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.graph import result
+from einnet_explore.graph.contest import largest_error
+from einnet_explore.graph.optimise import optimize
+from einnet_explore.graph.reading.load import load
+from einnet_explore.graph.reading.operators import NotUnderstood, express
+from einnet_explore.graph.running.regions import PlanError
+from einnet_explore.graph.split import partition
+from einnet_explore.graph.writing.export import rewrite_model
+
+PAGE = Path(__file__).parents[1] / "docs" / "your-models.md"
+
+small = st.integers(1, 4)
+seeds = st.integers(0, 2**32)
+
+
+def agree(proto: onnx.ModelProto, feed: dict[str, Any], exact: bool = True) -> None:
+    """The model's expressions give what ONNX Runtime computes of *proto* as it is."""
+    model = load(proto)
+    program = whole(model)
+    held = {model.identifiers[name]: a for name, a in {**feed, **model.weights}.items()}
+    found = evaluate(program, {t.name: held[t.name] for t in program.inputs}, "exact" if exact else np.float64)
+    for name, wanted in run(proto, feed).items():
+        array = found[model.identifiers[name]]
+        assert array.shape == wanted.shape
+        assert np.array_equal(array, wanted) if exact else np.allclose(array, wanted, 1e-4, 1e-5)
+
+
+def refusal(proto: onnx.ModelProto) -> str:
+    """Why the first node of *proto* has no canonical expression."""
+    model = load(proto)
+    found = express(model.nodes[0], model)
+    assert isinstance(found, NotUnderstood)
+    return found.reason
+
+
+def selecting(mask: Any, *shape: int) -> onnx.ModelProto:
+    """x where *mask* holds, else 7."""
+    weights = {"m": mask, "c": np.array([7, 7], np.float32)[:1]}
+    return build([node("Where", ["m", "x", "c"], ["y"])], {"x": shape}, ["y"], weights)
+
+
+@given(small, small, st.integers(-4, 4), st.integers(-4, 4), st.booleans(), st.booleans(), seeds)
+def test_a_mask_that_is_a_band(
+    rows: int, columns: int, a: int, b: int, negated: bool, leading: bool, seed: int
+) -> None:
+    """Causal masks, windows and their complements."""
+    place = np.arange(columns) - np.arange(rows)[:, None]
+    mask = ((place >= min(a, b)) & (place <= max(a, b))) ^ negated
+    x = integers(np.random.default_rng(seed), 2, rows, columns)
+    agree(selecting(mask[None] if leading else mask, 2, rows, columns), {"x": x})
+
+
+@given(st.integers(1, 6), st.integers(0, 6), st.integers(0, 6), st.booleans(), seeds)
+def test_a_mask_along_one_dimension(size: int, a: int, b: int, down: bool, seed: int) -> None:
+    """The padding at the end of a sequence, for keys or for queries."""
+    place = np.arange(size)
+    mask = (place >= min(a, b)) & (place <= max(a, b))
+    x = integers(np.random.default_rng(seed), 2, size, size)
+    agree(selecting(mask[:, None] if down else mask, 2, size, size), {"x": x})
+
+
+@pytest.mark.parametrize(
+    ("mask", "why"),
+    [
+        (np.array([True, False, True, False]), "its condition is no band of its last two dimensions"),
+        (np.array([[[True]], [[False]]]), "its condition of shape (2, 1, 1) differs along more than two dimensions"),
+    ],
+)
+def test_other_masks_stay(mask: Any, why: str) -> None:
+    assert refusal(selecting(mask, 2, 3, 4)) == why
+
+
+def test_a_mask_that_is_computed_stays() -> None:
+    proto = build([node("Where", ["m", "x", "x"], ["y"])], {"m": (3,), "x": (3,)}, ["y"])
+    proto.graph.input[0].type.tensor_type.elem_type = TensorProto.BOOL
+    assert refusal(proto) == "condition (m) is not known before the model runs"
+
+
+@given(small, small, st.none() | st.integers(-4, 4), st.booleans(), seeds)
+def test_a_triangle(rows: int, columns: int, k: int | None, upper: bool, seed: int) -> None:
+    item = node("Trilu", ["x"] if k is None else ["x", "k"], ["y"], upper=int(upper))
+    x = integers(np.random.default_rng(seed), 2, rows, columns)
+    agree(build([item], {"x": x.shape}, ["y"], {} if k is None else {"k": np.array(k)}), {"x": x})
+
+
+@given(st.lists(st.tuples(small, st.booleans(), st.booleans()), max_size=2), st.booleans(), small, small, small, seeds)
+def test_an_ellipsis_is_broadcast(
+    batch: list[tuple[int, bool, bool]], arrow: bool, i: int, j: int, k: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    a = integers(rng, *(1 if one else n for n, one, _ in batch), i, k)
+    b = integers(rng, *(1 if one else n for n, _, one in batch), k, j)
+    formula = "...ik, ...kj" + ("-> j...i" if arrow else "")
+    proto = build([node("Einsum", ["a", "b"], ["y"], equation=formula)], {"a": a.shape, "b": b.shape}, ["y"])
+    agree(proto, {"a": a, "b": b})
+
+
+ATTENDED: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "four dimensions": ((2, 4, 5, 6), (2, 4, 7, 6), {}),
+    "side by side": ((2, 5, 24), (2, 7, 24), {"q_num_heads": 4, "kv_num_heads": 4}),
+    "groups of queries": ((2, 5, 24), (2, 7, 12), {"q_num_heads": 4, "kv_num_heads": 2, "scale": 0.5}),
+    "causal": ((2, 4, 7, 6), (2, 4, 7, 6), {"is_causal": 1}),
+    "capped": ((1, 2, 3, 6), (1, 2, 4, 6), {"softcap": 2.0}),
+    "mask of numbers": ((1, 2, 3, 6), (1, 2, 4, 6), {"mask": np.array([[0, 1, -np.inf, 2]] * 3, np.float32)}),
+    "mask of truths": ((1, 2, 3, 6), (1, 2, 3, 6), {"mask": np.tri(3, dtype=bool), "is_causal": 1}),
+}
+
+
+def attending(q: Any, k: Any, mask: Any = None, opset: int = 23, **attributes: Any) -> onnx.ModelProto:
+    reads = ["q", "k", "v"] if mask is None else ["q", "k", "v", "m"]
+    weights = {} if mask is None else {"m": mask}
+    item = node("Attention", reads, ["y"], **attributes)
+    return build([item], {"q": q, "k": k, "v": k}, ["y"], weights, opset=opset, ir=11)
+
+
+@pytest.mark.parametrize("case", ATTENDED)
+def test_attention(case: str) -> None:
+    q, k, more = ATTENDED[case]
+    rng = np.random.default_rng(0)
+    feed = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in (("q", q), ("k", k), ("v", k))}
+    agree(attending(q, k, **more), feed, exact=False)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"mask": np.tri(4, k=-1, dtype=bool)}, "its mask of shape (4, 4) does not leave every row some of 4 keys"),
+        ({"mask": np.ones((4, 3), bool)}, "its mask of shape (4, 3) does not leave every row some of 4 keys"),
+        ({"softmax_precision": 10}, "its softmax is in another precision"),
+    ],
+)
+def test_attention_that_stays(more: dict[str, Any], why: str) -> None:
+    assert refusal(attending((1, 2, 4, 6), (1, 2, 4, 6), **more)) == why
+
+
+def test_attention_that_gives_more_or_is_newer_stays() -> None:
+    shape = (1, 2, 4, 6)
+    cached = node("Attention", ["q", "k", "v", "", "p", "p"], ["y", "a", "b"])
+    proto = build([cached], dict.fromkeys("qkvp", shape), ["y", "a", "b"], opset=23, ir=11)
+    assert refusal(proto) == "further outputs (a, b) are used"
+    model = load(attending(shape, shape))
+    proto_node = helper.make_node("Attention", ["q", "k", "v"], ["y"], window_size=3)
+    found = express(replace(model.nodes[0], proto=proto_node), model)
+    assert found == NotUnderstood("attribute window_size is newer than operator set 24")
+    sized = build([node("Attention", [*"qkv", "", "", "", "n"], ["y"])], dict.fromkeys("qkv", shape), ["y"],
+                  {"n": np.array([3])}, opset=24, ir=11)  # fmt: skip
+    assert refusal(sized) == "it has a cache"
+
+
+def test_a_group_normalisation() -> None:
+    rng = np.random.default_rng(0)
+    weights = {"s": integers(rng, 6), "b": integers(rng, 6)}
+    nodes = [node("GroupNormalization", ["x", "s", "b"], ["g"], num_groups=2), node("Relu", ["g"], ["y"])]
+    x = rng.standard_normal((2, 6, 3, 5)).astype(np.float32)
+    agree(build(nodes, {"x": x.shape}, ["y"], weights), {"x": x}, exact=False)
+
+
+@pytest.mark.parametrize("output", ["x", "w"])
+def test_an_input_or_a_weight_may_be_an_output(output: str) -> None:
+    proto = build([node("MatMul", ["x", "w"], ["y"])], {"x": (3, 4)}, ["y", output], {"w": np.eye(4, dtype="f4")})
+    model = load(proto)
+    assert (model.shape("y"), model.shape(output)) == ((3, 4), (3, 4) if output == "x" else (4, 4))
+    assert len(partition(model).subprograms) == 1
+    feed = {"x": np.arange(12, dtype=np.float32).reshape(3, 4)}
+    wanted, got = run(proto, feed), run(rewrite_model(model.proto, ()), feed)
+    assert all(np.array_equal(wanted[name], got[name]) for name in ("y", output))
+
+
+def test_weights_that_nothing_reads_may_hold_anything() -> None:
+    weights = {"w": np.eye(4, dtype="f4"), "left": np.full(3, np.nan, np.float32), "none": np.zeros((0, 3), "f4")}
+    assert load(build([node("MatMul", ["x", "w"], ["y"])], {"x": (3, 4)}, ["y"], weights)).shape("y") == (3, 4)
+
+
+def contributed(nodes: Sequence[onnx.NodeProto], domain: str) -> onnx.ModelProto:
+    proto = build(nodes, {"x": (3, 4), "w": (4, 5)}, ["y"])
+    proto.opset_import.append(helper.make_opsetid(domain, 1))
+    return proto
+
+
+def test_shapes_behind_operators_that_only_onnx_runtime_knows() -> None:
+    """A model that ONNX Runtime optimised and saved has such operators."""
+    first = node("FusedMatMul", ["x", "w"], ["a"], domain="com.microsoft", alpha=2.0)
+    proto = contributed([first, node("Exp", ["a"], ["b"]), node("Neg", ["b"], ["y"])], "com.microsoft")
+    model = load(proto)
+    assert model.shape("y") == (3, 5)
+    assert [s.nodes for s in partition(model).subprograms] == [("exp_b", "neg_y")]
+    rewrite_model(model.proto, ())
+
+
+def test_shapes_behind_operators_that_nobody_knows() -> None:
+    """Such a model cannot be run here, but it is read and written."""
+    proto = contributed([node("MatMul", ["x", "w"], ["a"]), node("Mystery", ["a"], ["y"], domain="acme")], "acme")
+    model = load(proto)
+    assert not model.known("y")
+    assert rewrite_model(model.proto, ()).graph.node[-1].op_type == "Mystery"
+    with pytest.raises(PlanError, match=r"^<model>: ONNX Runtime refuses: .*Mystery"):
+        optimize(model, threads=1, budget=NOW)
+
+
+def test_a_state_that_begins_at_zero_is_a_weight() -> None:
+    value = helper.make_tensor("", TensorProto.FLOAT, [1], [0.5])
+    nodes = [node("ConstantOfShape", ["s"], ["h"], value=value), node("MatMul", ["x", "h"], ["y"])]
+    model = load(build(nodes, {"x": (2, 3)}, ["y"], {"s": np.array([3, 4])}))
+    assert [n.op for n in model.nodes] == ["MatMul"]
+    assert np.array_equal(model.weights["h"], np.full((3, 4), 0.5, np.float32))
+
+
+NOW = 1e-9
+"""A budget in seconds that is over before anything is searched."""
+
+
+def test_what_is_in_no_subprogram_is_said_with_the_reason() -> None:
+    nodes = [node("TopK", ["x", "k"], ["v", "i"]), node("Relu", ["v"], ["r"]), node("MatMul", ["r", "w"], ["y"])]
+    weights = {"k": np.array([3]), "w": np.eye(3, dtype="f4")}
+    fast = optimize(build(nodes, {"x": (2, 5)}, ["y"], weights), threads=1, budget=NOW)
+    assert fast.untouched() == [
+        "1 TopK: operator TopK has no canonical expression",
+        "1 Relu: Relu alone is no subprogram",
+        "1 more nodes: the time for searching was over before their turn",
+    ]
+    assert "<li>1 TopK: operator TopK has no canonical expression</li>" in fast._repr_html_()
+
+
+def test_outputs_that_are_no_finite_reals() -> None:
+    """Strings, truth values, small unsigned numbers and infinities are compared too."""
+    nodes = [
+        node("Identity", ["labels"], ["label"]),
+        node("Greater", ["x", "zero"], ["truth"]),
+        node("QuantizeLinear", ["x", "step", "middle"], ["byte"]),
+        node("Where", ["truth", "x", "never"], ["masked"]),
+    ]
+    weights = {
+        "labels": np.array(["cat", "dog"], object),
+        "zero": np.float32(0),
+        "step": np.float32(0.1),
+        "middle": np.uint8(128),
+        "never": np.float32(-np.inf),
+    }
+    types = {"label": TensorProto.STRING, "truth": TensorProto.BOOL, "byte": TensorProto.UINT8}
+    proto = build(nodes, {"x": (2, 8)}, ["label", "truth", "byte", "masked"], weights)
+    for value in proto.graph.output:
+        value.type.tensor_type.elem_type = types.get(value.name, TensorProto.FLOAT)
+    fast = optimize(proto, threads=1, budget=NOW)
+    assert fast.errors == (0.0, 0.0)
+    assert list(fast(**fast.random_inputs())["label"]) == ["cat", "dog"]
+
+
+def test_errors_of_outputs_that_differ() -> None:
+    strings = {"y": np.array(["cat", "dog"], object)}
+    assert largest_error(strings, {"y": np.array(["cat", "cow"], object)}) == np.inf
+    bytes_ = {"y": np.array([3, 200], np.uint8)}, {"y": np.array([5, 200], np.uint8)}
+    assert result._errors(*bytes_) == (2.0, 0.01)
+    limits = {"y": np.array([np.inf, 1.0], np.float32)}, {"y": np.array([np.inf, 2.0], np.float32)}
+    assert result._errors(*limits) == (1.0, 1.0)
+    assert largest_error(limits[0], {"y": np.array([-np.inf, 1.0], np.float32)}) == np.inf
+    assert largest_error(limits[0], {"y": np.array([np.nan, 1.0], np.float32)}) == np.inf
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
+def test_the_page_says_what_is_understood_of_each_kind_of_model(kind: Kind) -> None:
+    model = load(kind.write())
+    found = understood(model, partition(model))
+    assert f"| {kind.name} | {kind.title} | {' | '.join(found)} |" in PAGE.read_text(encoding="utf-8")
