@@ -363,6 +363,8 @@ def test_notebook_7_by_keyboard(lab: Lab) -> None:
         page = visiting.page
         page.set_default_timeout(40_000)
         page.goto(f"{lab.address}/notebooks/{name}", wait_until="domcontentloaded")
+        # What is run before there is a kernel is dropped without a word.
+        page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").wait_for(state="attached")
         page.locator(".jp-CodeCell .cm-content").click()
         own = len(visiting.errors)  # Notebook's, before anything of ours is there
         page.keyboard.press("Shift+Enter")
