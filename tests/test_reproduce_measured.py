@@ -155,6 +155,11 @@ def test_figures_cut_long_bars_and_say_the_same_in_words() -> None:
     assert bars(end_to_end.sheets(RESULTS)[0]).svg == drawn.svg
 
 
+def test_a_place_without_a_panel_is_empty() -> None:
+    drawn = bars(end_to_end.sheets({**RESULTS, Unit(1, 2, "dcgan"): result(ours=1.0, ort=2.0)})[0])
+    assert drawn.svg.count('id="matplotlib.axis_') == 2 * 3
+
+
 def test_figures_that_cannot_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="table 'e9': expected one of e1, e2, e3"):
         bars(Sheet("e9", "", ("a",), ((1,),)))

@@ -61,10 +61,10 @@ def chart(title: str, panels: Sequence[Panel]) -> Figure:
     with mpl.rc_context({"svg.fonttype": "path", "svg.hashsalt": "einnet", "font.size": 9}):
         page = Page(figsize=(7.2 * across, 3.6 * down), layout="constrained")
         page.suptitle(title, fontsize=10)
-        places = page.subplots(down, across, squeeze=False).flat
+        places = list(page.subplots(down, across, squeeze=False).flat)
         for axes, panel in zip(places, panels, strict=False):
             _draw(axes, panel)
-        for axes in list(places)[len(panels) :]:
+        for axes in places[len(panels) :]:
             axes.set_axis_off()
         written = io.StringIO()
         page.savefig(written, format="svg", metadata={"Date": None})
