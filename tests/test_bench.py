@@ -213,3 +213,15 @@ def test_the_exported_model_is_what_was_found(model: str, tmp_path: Path) -> Non
     ours = prepare(Task(model, OURS, 1, {"x": (1, 3, 4, 4)}, 4, 1.0, out))
     exported = prepare(Task(model, EXPORTED, 1, {}, 4, 1.0, out), ours.feeds)
     np.testing.assert_allclose(exported.outputs["y"], ours.outputs["y"], rtol=1e-4, atol=1e-4)
+
+
+def test_a_process_takes_no_more_memory_than_was_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(workers.resource, "getrlimit", lambda _: (-1, -1))
+    monkeypatch.setattr(workers.resource, "setrlimit", lambda _, both: limits.append(both))
+    told = tmp_path / "meminfo"
+    for text in ("MemTotal: 9 kB\nMemAvailable:    2048 kB\n", "MemTotal: 9 kB\n", "MemAvailable: much\n"):
+        told.write_text(text)
+        workers._bounded(told)
+    workers._bounded(tmp_path / "none")
+    assert limits == [(2 << 20, -1)]
