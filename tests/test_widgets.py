@@ -13,7 +13,7 @@ import einnet_explore as ee
 import einnet_widgets
 from einnet_explore.explore import faces
 from einnet_widgets import describe, monitor
-from einnet_widgets.describe import Look
+from einnet_widgets.look import Look
 from einnet_widgets.page import page, recorded
 from tests.sessions_kit import by_hand
 from tests.widgets_kit import CONV, told, until

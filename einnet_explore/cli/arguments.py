@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from einnet_explore.cli.errors import BAD_INPUT
-from einnet_explore.room import size
+from einnet_explore.cli.values import count, memory, natural, seconds
 
 EXPERIMENTS = ("e1", "e2", "e3", "e4", "e5", "e6")
 
@@ -55,11 +55,11 @@ def parser() -> argparse.ArgumentParser:
     derive = command("derive", "search for programs of library operators and eOperators")
     derive.add_argument("case", metavar="CASE.ein")
     derive.add_argument("--target", action="append", default=[], metavar="NAME", help="a library operator; repeatable")
-    derive.add_argument("--max-depth", type=_depth, default=7, metavar="N")
+    derive.add_argument("--max-depth", type=natural, default=7, metavar="N")
     derive.add_argument("--strategy", default="best_first", metavar="NAME")
     derive.add_argument("--no-fingerprint", action="store_true")
     derive.add_argument("--no-converging", action="store_true")
-    derive.add_argument("--limit-seconds", type=_positive, metavar="S")
+    derive.add_argument("--limit-seconds", type=seconds, metavar="S")
     _states(derive)
     _memory(derive)
     derive.add_argument("--save", metavar="RECORD.json", help="write the best derivation with its certificates")
@@ -69,15 +69,15 @@ def parser() -> argparse.ArgumentParser:
         metavar="cpu|profile:FILE.sqlite",
         help="whose times order candidates: this machine's usual ones, or those of a profile recorded elsewhere",
     )
-    derive.add_argument("--threads", type=_count, metavar="N", help="of the profile, where it holds several")
+    derive.add_argument("--threads", type=count, metavar="N", help="of the profile, where it holds several")
     _json(derive)
 
     sweep = command("sweep", "derive for many cases at once, on processes or a cluster")
     sweep.add_argument("cases", nargs="+", metavar="CASE.ein")
     sweep.add_argument("--target", action="append", default=[], metavar="NAME", help="a library operator; repeatable")
-    sweep.add_argument("--max-depth", type=_depth, default=7, metavar="N")
+    sweep.add_argument("--max-depth", type=natural, default=7, metavar="N")
     sweep.add_argument("--strategy", default="best_first", metavar="NAME")
-    sweep.add_argument("--limit-seconds", type=_positive, metavar="S", help="for each of the searches")
+    sweep.add_argument("--limit-seconds", type=seconds, metavar="S", help="for each of the searches")
     _states(sweep)
     _elsewhere(sweep)
     _json(sweep)
@@ -88,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
     family.add_argument(
         "--assume", action="append", default=[], metavar="'W >= K'", help="what more is assumed; repeatable"
     )
-    family.add_argument("--limit-seconds", type=_positive, metavar="S")
+    family.add_argument("--limit-seconds", type=seconds, metavar="S")
     family.add_argument("--sizes", metavar="H=11,W=17", help="where to search (default: small primes)")
     family.add_argument("--at", metavar="H=56,W=56", help="print the program at these sizes, too")
     family.add_argument("--latex", action="store_true")
@@ -108,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
     grad.add_argument(
         "--stash", action="store_true", help="both passes, with what the forward pass keeps for the other"
     )
-    grad.add_argument("--stash-budget", type=_size, metavar="BYTES", help="the same, with at most so much memory")
+    grad.add_argument("--stash-budget", type=natural, metavar="BYTES", help="the same, with at most so much memory")
     shown = grad.add_mutually_exclusive_group()
     shown.add_argument("--latex", action="store_true")
     shown.add_argument("--text", action="store_true", help="the text form (the default)")
@@ -125,8 +125,8 @@ def parser() -> argparse.ArgumentParser:
     optimize.add_argument("model", metavar="MODEL.onnx")
     optimize.add_argument("-o", "--output", metavar="OUT.onnx")
     optimize.add_argument("--html", metavar="FILE", help="the report as one page")
-    optimize.add_argument("--max-depth", type=_depth, default=7, metavar="N")
-    optimize.add_argument("--budget", type=_positive, metavar="SECONDS", help="stop searching and measuring after this")
+    optimize.add_argument("--max-depth", type=natural, default=7, metavar="N")
+    optimize.add_argument("--budget", type=seconds, metavar="SECONDS", help="stop searching and measuring after this")
     optimize.add_argument(
         "--target-runtime",
         default="plan",
@@ -151,8 +151,8 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--against", default="onnxruntime", metavar="NAMES", help="of onnxruntime,torch,torch.compile,numpy"
     )
-    bench.add_argument("--budget", type=_positive, metavar="SECONDS", help="stop searching and measuring after this")
-    bench.add_argument("--rounds", type=_count, default=20, metavar="N")
+    bench.add_argument("--budget", type=seconds, metavar="SECONDS", help="stop searching and measuring after this")
+    bench.add_argument("--rounds", type=count, default=20, metavar="N")
     _model(bench)
     _json(bench)
 
@@ -160,12 +160,12 @@ def parser() -> argparse.ArgumentParser:
     reproduce.add_argument("experiments", nargs="+", choices=EXPERIMENTS, metavar="|".join(EXPERIMENTS))
     reproduce.add_argument("--quick", action="store_true", help="smaller depths and limits: less than a minute")
     reproduce.add_argument("--out", metavar="DIR", help="write CSV, Markdown and SVG files there")
-    reproduce.add_argument("--max-depth", type=_count, metavar="N", help="of the searches of e4 to e6")
-    reproduce.add_argument("--limit-seconds", type=_positive, metavar="S", help="for each of the searches")
-    reproduce.add_argument("--threads", type=_count, metavar="N", help="of e1 to e3 (default: 1 and 2, and 1)")
+    reproduce.add_argument("--max-depth", type=count, metavar="N", help="of the searches of e4 to e6")
+    reproduce.add_argument("--limit-seconds", type=seconds, metavar="S", help="for each of the searches")
+    reproduce.add_argument("--threads", type=count, metavar="N", help="of e1 to e3 (default: 1 and 2, and 1)")
     reproduce.add_argument("--model", action="append", default=[], metavar="NAME", help="of e1 only this; repeatable")
     reproduce.add_argument(
-        "--batch", action="append", type=_count, default=[], metavar="N", help="of e1 only this; repeatable"
+        "--batch", action="append", type=count, default=[], metavar="N", help="of e1 only this; repeatable"
     )
     reproduce.add_argument("--again", action="store_true", help="measure what DIR holds of an earlier run, too")
     reproduce.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: e1 to e3 of --results")
@@ -176,8 +176,8 @@ def parser() -> argparse.ArgumentParser:
     actions.add_parser("list", help="their names")
     write = actions.add_parser("write", help="write one as ONNX")
     write.add_argument("name")
-    write.add_argument("--batch", type=_count, default=1, metavar="N")
-    write.add_argument("--size", type=_count, metavar="S", help="another size than the published one, see list")
+    write.add_argument("--batch", type=count, default=1, metavar="N")
+    write.add_argument("--size", type=count, metavar="S", help="another size than the published one, see list")
     write.add_argument("-o", "--output", required=True, metavar="FILE.onnx")
     return top
 
@@ -197,14 +197,14 @@ def _json(command: argparse.ArgumentParser) -> None:
 
 def _states(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--limit-states", type=_count, metavar="N", help="end each search after N states: the same whenever it runs"
+        "--limit-states", type=count, metavar="N", help="end each search after N states: the same whenever it runs"
     )
 
 
 def _memory(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--memory",
-        type=_bytes,
+        type=memory,
         metavar="512M|2G",
         help="stop searching near this much memory, with what there is, and measure nothing that does not fit",
     )
@@ -212,7 +212,7 @@ def _memory(command: argparse.ArgumentParser) -> None:
 
 def _elsewhere(command: argparse.ArgumentParser) -> None:
     where = command.add_mutually_exclusive_group()
-    where.add_argument("--jobs", type=_count, metavar="N", help="search in N processes")
+    where.add_argument("--jobs", type=count, metavar="N", help="search in N processes")
     where.add_argument(
         "--cluster", metavar="tcp://HOST:PORT", help="search on the workers of this dask.distributed scheduler"
     )
@@ -223,55 +223,4 @@ def _model(command: argparse.ArgumentParser) -> None:
         "--shape", action="append", default=[], metavar="NAME=1,3,224,224", help="a dynamic input's shape"
     )
     command.add_argument("--device", default="cpu", metavar="cpu|cuda")
-    command.add_argument("--threads", type=_count, metavar="N")
-
-
-def shapes(given: list[str]) -> dict[str, tuple[int, ...]]:
-    """``NAME=1,3,224,224`` as names and shapes; raises ValueError on anything else."""
-    out: dict[str, tuple[int, ...]] = {}
-    for text in given:
-        name, equals, sizes = text.rpartition("=")
-        parts = sizes.replace("x", ",").split(",")
-        if not equals or not name or not all(p.strip().isdecimal() for p in parts):
-            raise ValueError(f"--shape {text}: found no list of sizes after a name, expected NAME=1,3,224,224")
-        out[name] = tuple(map(int, parts))
-    return out
-
-
-def _depth(text: str) -> int:
-    return _number(text, 0)
-
-
-def _count(text: str) -> int:
-    return _number(text, 1)
-
-
-def _size(text: str) -> int:
-    return _number(text, 0)
-
-
-def _number(text: str, least: int) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = least - 1
-    if number < least:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from {least}")
-    return number
-
-
-def _bytes(text: str) -> int:
-    try:
-        return size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text.removesuffix("s"))
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a positive number of seconds")
-    return value
+    command.add_argument("--threads", type=count, metavar="N")

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from einnet_explore.cli.arguments import shapes
 from einnet_explore.cli.errors import INTERRUPTED, OK
 from einnet_explore.cli.output import STDOUT, progress, say, seconds, table, writable, write_json
+from einnet_explore.cli.values import shapes
 from einnet_explore.graph.bench.engines import check_engines
 from einnet_explore.graph.bench.paired import benchmark
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from html import escape
 from pathlib import Path
 
-from einnet_explore.cli.arguments import shapes
 from einnet_explore.cli.errors import INTERRUPTED, NO, OK
 from einnet_explore.cli.output import STDOUT, progress, save, say, table, writable, write_json
+from einnet_explore.cli.values import shapes
 from einnet_explore.executors import Serial, executor
 from einnet_explore.explore.figures import graph_figure
 from einnet_explore.explore.page import page

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
-from einnet_explore.algebra.certificate import Certificate
 from einnet_explore.cost import program_seconds
 from einnet_explore.explore.changes import changed
 from einnet_explore.explore.session import Session
-from einnet_explore.explore.tables import operator, said
-from einnet_explore.ir import EOPERATOR, VIEW, Path, Program, read_path, scopes, show_path
-from einnet_explore.operators import Operator, find_operators
-from einnet_explore.render import latex, text
+from einnet_explore.explore.tables import said
+from einnet_explore.ir import Program, read_path, show_path
 from einnet_explore.rules import Match
 from einnet_explore.rules.base import places
 from einnet_explore.search.candidate import verdict
 from einnet_explore.search.instantiation import nearest
-
-Shown: TypeAlias = "dict[str, Any]"
-Reach: TypeAlias = Literal["selection", "scope", "everywhere"]
+from einnet_widgets.look import Look, Reach, Shown, certified, formula, marks, named_scopes, settled
 
 PAYLOAD = 40_000
 """Characters of previews that are sent with the matches; the rest is sent when it is asked for."""
@@ -31,36 +24,6 @@ LISTED = 100
 
 EXPLAINED = 60
 """Equations up to which it is said why rules are refused: those between equations look at all pairs for that."""
-
-NAMES = 60
-"""Characters of a scope's description."""
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Where the reader looks: the scope selected, how far around it rules are listed, the target, a pair of nodes."""
-
-    at: str = ""
-    reach: Reach = "scope"
-    target: str = ""
-    compare: tuple[int, int] | None = None
-    operator: str = ""
-
-    def operators(self, session: Session) -> tuple[Operator, ...]:
-        """The operators that distances are to."""
-        return find_operators((self.target,), session.operators) if self.target else session.operators
-
-
-def settled(session: Session, look: Look) -> str:
-    """The scope selected, or its nearest ancestor that is there, or the first scope that rules may act on."""
-    program = session.program
-    known = {show_path(path) for path, _ in _scopes(program)}
-    at = look.at
-    while at and at not in known:
-        at = at.rpartition(".")[0]
-    if at and program.equations[read_path(at)[0]].via is None:
-        return at
-    return next((show_path(path) for path, _ in places(program)), at)
 
 
 def head(session: Session, look: Look) -> Shown:
@@ -78,12 +41,12 @@ def expression(session: Session, look: Look) -> Shown:
     """The expression here, its scopes by path, and what the last step changed."""
     program, steps = session.program, session.derivation.steps
     shown = {
-        **_formula(program),
+        **formula(program),
         "node": session.here,
         "step": len(steps),
         "at": settled(session, look),
-        "paths": [show_path(path) for path, _ in _scopes(program)],
-        "names": {show_path(path): name for path, name in _scopes(program)},
+        "paths": [show_path(path) for path, _ in named_scopes(program)],
+        "names": {show_path(path): name for path, name in named_scopes(program)},
         "distance": nearest(program, look.operators(session)),
         "seconds": program_seconds(program)[0],
         "certificate": proof(session),
@@ -92,10 +55,10 @@ def expression(session: Session, look: Look) -> Shown:
     }
     if steps:
         last = steps[-1]
-        shown["marks"] = _marks(changed(last.before, last.after), "new")
+        shown["marks"] = marks(changed(last.before, last.after), "new")
         shown["before"] = {
-            **_formula(last.before),
-            "marks": _marks(changed(last.after, last.before), "old"),
+            **formula(last.before),
+            "marks": marks(changed(last.after, last.before), "old"),
             "rule": last.match.rule.name,
             "at": show_path(last.match.at),
         }
@@ -111,17 +74,6 @@ def proof(session: Session) -> Shown | None:
     kind = verdict(tuple(known[node] for node in way))
     worst = next(known[node] for node in way if known[node].kind == kind)
     return {"kind": kind, "says": f"{len(way)} steps; the weakest: {certified(worst)}"}
-
-
-def certified(certificate: Certificate) -> str:
-    """A certificate in words."""
-    match certificate.kind:
-        case "proved":
-            return f"proved ({certificate.method}): equal for every input"
-        case "exact":
-            return f"exact: equal on random integers, {certificate.elements} elements"
-        case "false":
-            return f"false: {certificate.counterexample}"
 
 
 def rules(session: Session, look: Look) -> Shown:
@@ -170,51 +122,6 @@ def preview(session: Session, match: Match[Any]) -> Shown:
     return _previewed(session.program, match.apply(session.program).after)
 
 
-def history(session: Session, look: Look) -> Shown:
-    """The tree of what was done, branches indented below the node where they leave the way."""
-    known = session.known_certificates()
-    way = set(session.way())
-    nodes = []
-    for n, depth in _order(session):
-        steps = session.nodes[n].steps
-        match = steps[-1].match if steps else None
-        nodes.append(
-            {
-                "id": n,
-                "parent": session.parents[n],
-                "branch": depth,
-                "step": len(steps),
-                "way": n in way,
-                "rule": match.rule.name if match else "",
-                "at": show_path(match.at) if match else "",
-                "says": said(match) if match else "",
-                "certificate": known[n].kind if n in known else None,
-            }
-        )
-    return {"here": session.here, "nodes": nodes, "compare": compared(session, look)}
-
-
-def compared(session: Session, look: Look) -> Shown | None:
-    """The two nodes that the reader compares."""
-    if look.compare is None:
-        return None
-    pair = session.compare(*look.compare)
-    sides = [
-        {
-            **_formula(program),
-            "id": node,
-            "marks": _marks(paths, kind),
-            "distance": nearest(program, look.operators(session)),
-            "seconds": program_seconds(program)[0],
-        }
-        for node, program, paths, kind in zip(
-            look.compare, (pair.before, pair.after), pair.changed, ("old", "new"), strict=True
-        )
-    ]
-    certificate = {"kind": pair.certificate.kind, "says": certified(pair.certificate)}
-    return {"a": sides[0], "b": sides[1], "same": pair.same, "certificate": certificate}
-
-
 def table(session: Session, look: Look) -> Shown:
     """The iterator mapping table of the selected scope."""
     at = settled(session, look)
@@ -243,12 +150,6 @@ def table(session: Session, look: Look) -> Shown:
     }  # fmt: skip
 
 
-def library_calls(program: Program) -> str:
-    """The library operators that *program* calls, with their sizes."""
-    calls = [e.via for e in program.equations if e.via and e.via.operator not in (EOPERATOR, VIEW)]
-    return " + ".join(operator(via.operator, dict(via.attributes)) for via in calls) or "none"
-
-
 def _matches(session: Session, at: str, reach: Reach) -> tuple[Match[Any], ...]:
     program = session.program
     active = [path for path, _ in places(program)]
@@ -263,38 +164,5 @@ def _matches(session: Session, at: str, reach: Reach) -> tuple[Match[Any], ...]:
     return tuple(m for path in chosen for m in session.rules(path))
 
 
-def _formula(program: Program) -> Shown:
-    return {"latex": latex(program, "katex"), "text": text(program)}
-
-
 def _previewed(before: Program, after: Program) -> Shown:
-    return {**_formula(after), "marks": _marks(changed(before, after), "new")}
-
-
-def _marks(paths: Iterable[Path], kind: str) -> Mapping[str, str]:
-    return {show_path(path): kind for path in paths}
-
-
-def _scopes(program: Program) -> Iterable[tuple[Path, str]]:
-    """Every scope with its path and its name for the reader."""
-    for n, equation in enumerate(program.equations):
-        how = "" if equation.via is None else f", run by {equation.via.operator}"
-        for path, scope in scopes(equation.scope):
-            of = ", ".join(f"{x.name}:{x.extent}" for x in scope.traversals)
-            sums = f", {scope.reduce} over {', '.join(x.name for x in scope.summations)}" if scope.summations else ""
-            name = equation.name if not path else "scope"
-            shown = f"{name}[{of}]{sums}"
-            yield (n, *path), (shown if len(shown) <= NAMES else shown[: NAMES - 1] + "…") + how
-
-
-def _order(session: Session) -> Iterable[tuple[int, int]]:
-    """The nodes, each with how many branches lie between it and the start: the first child's line first."""
-    below: dict[int, list[int]] = {}
-    for n, parent in enumerate(session.parents):
-        below.setdefault(parent, []).append(n)
-    stack = [(0, 0)]
-    while stack:
-        n, depth = stack.pop()
-        yield n, depth
-        children = below.get(n, [])
-        stack += [(child, depth + (k > 0)) for k, child in reversed(list(enumerate(children)))]
+    return {**formula(after), "marks": marks(changed(before, after), "new")}

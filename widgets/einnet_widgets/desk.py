@@ -17,9 +17,10 @@ from einnet_explore.explore.session import Session
 from einnet_explore.explore.views import show
 from einnet_explore.operators import find_operators
 from einnet_widgets import describe
-from einnet_widgets.describe import Look, Shown
+from einnet_widgets.branches import history
 from einnet_widgets.face import Face
 from einnet_widgets.graphs import graph
+from einnet_widgets.look import Look, Shown, certified, settled
 from einnet_widgets.measuring import Measuring
 from einnet_widgets.searching import CALLS, Searching
 
@@ -92,10 +93,12 @@ class Desk:
         match panel:
             case "notice":
                 return self.notice
+            case "history":
+                return history(session, look)
             case "search":
                 return self.searching.describe()
             case "graph":
-                return graph(session.program, describe.settled(session, look))
+                return graph(session.program, settled(session, look))
             case "bench":
                 return self.measuring.describe()
             case _:
@@ -105,7 +108,7 @@ class Desk:
     def changed(self) -> None:
         """Show where the session is now, and prove the steps that are not proved yet."""
         self.searching.follow()
-        self.look = replace(self.look, at=describe.settled(self.session, self.look))
+        self.look = replace(self.look, at=settled(self.session, self.look))
         self.refresh(*STEPS, "bench")
         if any(node not in self.session.known_certificates() for node in self.session.way()[1:]):
             _later.submit(self._prove)
@@ -208,7 +211,7 @@ class Desk:
 
     def _check(self, _: Face, __: Shown) -> None:
         certificate = self.session.check()
-        self.say(f"this against the start: {describe.certified(certificate)}", "" if certificate.ok else "error")
+        self.say(f"this against the start: {certified(certificate)}", "" if certificate.ok else "error")
 
     def _script(self, _: Face, __: Shown) -> None:
         self.say("this derivation as Python", code=self.session.script())

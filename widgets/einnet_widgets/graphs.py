@@ -6,12 +6,12 @@ from functools import lru_cache
 
 import graphviz
 
-from einnet_explore.cost.model import weight_only
+from einnet_explore.algebra.equations import weight_only
 from einnet_explore.explore.figures import graph_figure
 from einnet_explore.ir import Program, read_path
 from einnet_explore.render.graph import COLOURS, dot
 from einnet_explore.render.graph import graph as graph_of
-from einnet_widgets.describe import Shown
+from einnet_widgets.look import Shown
 
 DRAWN = 50
 """Nodes that the panel draws at most: the picture of more is larger than an update may be, and nobody could read it."""

@@ -10,7 +10,7 @@ from einnet_explore.cost import program_seconds
 from einnet_explore.explore.bench import Benched, bench
 from einnet_explore.explore.bench_devices import ALWAYS, Choice, devices, note
 from einnet_explore.ir import Program
-from einnet_widgets.describe import Shown, library_calls
+from einnet_widgets.look import Shown, library_calls
 
 if TYPE_CHECKING:
     from einnet_widgets.desk import Desk

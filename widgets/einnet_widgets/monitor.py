@@ -12,7 +12,7 @@ from typing import Any
 
 from einnet_explore.explore.run import Run
 from einnet_explore.search.strategies import STRATEGIES
-from einnet_widgets.describe import Shown, library_calls
+from einnet_widgets.look import Shown, library_calls
 
 STATES, MERGES = 4000, 4000
 """How many go into one message: 12 and 8 bytes each, so that no message is larger than 100 KB."""

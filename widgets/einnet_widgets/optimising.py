@@ -11,8 +11,8 @@ from einnet_explore.graph.optimise import Optimiser
 from einnet_explore.graph.optimised import Optimised
 from einnet_explore.graph.part import Part
 from einnet_explore.graph.request import read, seconds_of, settings
-from einnet_widgets.describe import Shown, library_calls
 from einnet_widgets.face import Face
+from einnet_widgets.look import Shown, library_calls
 
 KNOWN = {"shapes", "device", "threads", "max_depth", "budget", "target_runtime", "numerics"}
 

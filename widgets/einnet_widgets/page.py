@@ -14,10 +14,11 @@ from einnet_explore.ir import show_path
 from einnet_explore.rules.base import places
 from einnet_explore.storage import write_atomically
 from einnet_widgets import describe, monitor
-from einnet_widgets.describe import Look, Shown
+from einnet_widgets.branches import history
 from einnet_widgets.desk import desk_of
 from einnet_widgets.face import STATIC
 from einnet_widgets.graphs import graph
+from einnet_widgets.look import Look, Shown, settled
 from einnet_widgets.panels import explorer
 
 PANELS = ("history", "expression", "rules", "search", "graph")
@@ -91,7 +92,7 @@ def recorded(session: Session) -> Shown:
 
 def _views(session: Session, look: Look) -> Shown:
     program = session.program
-    at = describe.settled(session, look)
+    at = settled(session, look)
     scopes = [show_path(path) for path, _ in places(program)]
     everything = describe.rules(session, replace(look, at=at, reach="everywhere"))
     children = [
@@ -102,7 +103,7 @@ def _views(session: Session, look: Look) -> Shown:
     refusals = {path: describe.rules(session, Look(path, "selection", look.target)) for path in scopes}
     return {
         "head": describe.head(session, look),
-        "history": describe.history(session, replace(look, compare=None)),
+        "history": history(session, replace(look, compare=None)),
         "expression": describe.expression(session, look),
         "rules": everything,
         "refusals": {path: {"refusals": r["refusals"], "laws": r["laws"]} for path, r in refusals.items()},

@@ -8,8 +8,8 @@ from einnet_explore.explore.changes import changed
 from einnet_explore.explore.quiz import Quiz
 from einnet_explore.ir import Program, show_path
 from einnet_explore.render import latex, text
-from einnet_widgets.describe import Shown
 from einnet_widgets.face import Face
+from einnet_widgets.look import Shown
 
 
 class QuizView(Face):

@@ -9,9 +9,9 @@ from weakref import WeakKeyDictionary
 
 from einnet_explore.explore.run import Run
 from einnet_widgets import monitor
-from einnet_widgets.describe import Shown
 from einnet_widgets.face import Face
 from einnet_widgets.interrupt import stop_when_interrupted
+from einnet_widgets.look import Shown
 
 if TYPE_CHECKING:
     from einnet_widgets.desk import Desk

@@ -1,0 +1,70 @@
+"""What was done in a session, as plain values: the tree of its nodes, and two of them side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from einnet_explore.cost import program_seconds
+from einnet_explore.explore.session import Session
+from einnet_explore.explore.tables import said
+from einnet_explore.ir import show_path
+from einnet_explore.search.instantiation import nearest
+from einnet_widgets.look import Look, Shown, certified, formula, marks
+
+
+def history(session: Session, look: Look) -> Shown:
+    """The tree of what was done, branches indented below the node where they leave the way."""
+    known = session.known_certificates()
+    way = set(session.way())
+    nodes = []
+    for n, depth in _order(session):
+        steps = session.nodes[n].steps
+        match = steps[-1].match if steps else None
+        nodes.append(
+            {
+                "id": n,
+                "parent": session.parents[n],
+                "branch": depth,
+                "step": len(steps),
+                "way": n in way,
+                "rule": match.rule.name if match else "",
+                "at": show_path(match.at) if match else "",
+                "says": said(match) if match else "",
+                "certificate": known[n].kind if n in known else None,
+            }
+        )
+    return {"here": session.here, "nodes": nodes, "compare": compared(session, look)}
+
+
+def compared(session: Session, look: Look) -> Shown | None:
+    """The two nodes that the reader compares."""
+    if look.compare is None:
+        return None
+    pair = session.compare(*look.compare)
+    sides = [
+        {
+            **formula(program),
+            "id": node,
+            "marks": marks(paths, kind),
+            "distance": nearest(program, look.operators(session)),
+            "seconds": program_seconds(program)[0],
+        }
+        for node, program, paths, kind in zip(
+            look.compare, (pair.before, pair.after), pair.changed, ("old", "new"), strict=True
+        )
+    ]
+    certificate = {"kind": pair.certificate.kind, "says": certified(pair.certificate)}
+    return {"a": sides[0], "b": sides[1], "same": pair.same, "certificate": certificate}
+
+
+def _order(session: Session) -> Iterable[tuple[int, int]]:
+    """The nodes, each with how many branches lie between it and the start: the first child's line first."""
+    below: dict[int, list[int]] = {}
+    for n, parent in enumerate(session.parents):
+        below.setdefault(parent, []).append(n)
+    stack = [(0, 0)]
+    while stack:
+        n, depth = stack.pop()
+        yield n, depth
+        children = below.get(n, [])
+        stack += [(child, depth + (k > 0)) for k, child in reversed(list(enumerate(children)))]

@@ -1,0 +1,87 @@
+"""Where a reader looks, and what every panel says of a program in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from einnet_explore.algebra.certificate import Certificate
+from einnet_explore.explore.session import Session
+from einnet_explore.explore.tables import operator
+from einnet_explore.ir import EOPERATOR, VIEW, Path, Program, read_path, scopes, show_path
+from einnet_explore.operators import Operator, find_operators
+from einnet_explore.render import latex, text
+from einnet_explore.rules.base import places
+
+Shown: TypeAlias = "dict[str, Any]"
+Reach: TypeAlias = Literal["selection", "scope", "everywhere"]
+
+NAMES = 60
+"""Characters of a scope's description."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Where the reader looks: the scope selected, how far around it rules are listed, the target, a pair of nodes."""
+
+    at: str = ""
+    reach: Reach = "scope"
+    target: str = ""
+    compare: tuple[int, int] | None = None
+    operator: str = ""
+
+    def operators(self, session: Session) -> tuple[Operator, ...]:
+        """The operators that distances are to."""
+        return find_operators((self.target,), session.operators) if self.target else session.operators
+
+
+def settled(session: Session, look: Look) -> str:
+    """The scope selected, or its nearest ancestor that is there, or the first scope that rules may act on."""
+    program = session.program
+    known = {show_path(path) for path, _ in named_scopes(program)}
+    at = look.at
+    while at and at not in known:
+        at = at.rpartition(".")[0]
+    if at and program.equations[read_path(at)[0]].via is None:
+        return at
+    return next((show_path(path) for path, _ in places(program)), at)
+
+
+def named_scopes(program: Program) -> Iterable[tuple[Path, str]]:
+    """Every scope with its path and its name for the reader."""
+    for n, equation in enumerate(program.equations):
+        how = "" if equation.via is None else f", run by {equation.via.operator}"
+        for path, scope in scopes(equation.scope):
+            of = ", ".join(f"{x.name}:{x.extent}" for x in scope.traversals)
+            sums = f", {scope.reduce} over {', '.join(x.name for x in scope.summations)}" if scope.summations else ""
+            name = equation.name if not path else "scope"
+            shown = f"{name}[{of}]{sums}"
+            yield (n, *path), (shown if len(shown) <= NAMES else shown[: NAMES - 1] + "…") + how
+
+
+def formula(program: Program) -> Shown:
+    """*program* in LaTeX and as text."""
+    return {"latex": latex(program, "katex"), "text": text(program)}
+
+
+def marks(paths: Iterable[Path], kind: str) -> Mapping[str, str]:
+    """The scopes at *paths*, each marked as *kind*: ``new`` or ``old``."""
+    return {show_path(path): kind for path in paths}
+
+
+def certified(certificate: Certificate) -> str:
+    """A certificate in words."""
+    match certificate.kind:
+        case "proved":
+            return f"proved ({certificate.method}): equal for every input"
+        case "exact":
+            return f"exact: equal on random integers, {certificate.elements} elements"
+        case "false":
+            return f"false: {certificate.counterexample}"
+
+
+def library_calls(program: Program) -> str:
+    """The library operators that *program* calls, with their sizes."""
+    calls = [e.via for e in program.equations if e.via and e.via.operator not in (EOPERATOR, VIEW)]
+    return " + ".join(operator(via.operator, dict(via.attributes)) for via in calls) or "none"
