@@ -22,6 +22,7 @@ from einnet_explore.backends.prepare import prepare
 from einnet_explore.graph.writing import banded
 from einnet_explore.graph.writing.body import Body
 from einnet_explore.graph.writing.digits import in_digits, indices
+from einnet_explore.graph.writing.grid import Grid
 from einnet_explore.graph.writing.reads import Held, mask, pads_needed, read
 from einnet_explore.ir import (
     REDUCTIONS,
@@ -82,9 +83,11 @@ class _Scopes:
         if 0 in shape:
             return body.constant(np.zeros(shape), body.dtype)
         plain = in_digits(scope)
-        values = _Values(self, (*plain.traversals, *plain.summations), plain.summations, pads_needed([plain.body]))
+        values = _Values(
+            self, Grid(body, (*plain.traversals, *plain.summations)), plain.summations, pads_needed([plain.body])
+        )
         if any(x.extent == 0 for x in plain.summations):
-            held = values.constant(REDUCTIONS[plain.reduce])
+            held = values.grid.constant(REDUCTIONS[plain.reduce])
         elif plain.reduce == "sum":
             held = values.summed(plain.body)
         else:
@@ -111,7 +114,7 @@ class _Values:
     """Values over *grid*: all iterators of one scope, the *summations* last."""
 
     scopes: _Scopes
-    grid: tuple[Iterator, ...]
+    grid: Grid
     summations: tuple[Iterator, ...]
     pads: Mapping[Tensor | Table | Scope, Padding]
     done: dict[Scalar, Held] = field(default_factory=dict)
@@ -119,10 +122,6 @@ class _Values:
     @property
     def body(self) -> Body:
         return self.scopes.body
-
-    def constant(self, value: float) -> Held:
-        """A number."""
-        return Held(self.body.number(value), ())
 
     def value(self, scalar: Scalar) -> Held:
         """*scalar* over its own iterators."""
@@ -133,53 +132,36 @@ class _Values:
     def _value(self, scalar: Scalar) -> Held:
         match scalar:
             case Const(value):
-                return self.constant(value)
+                return self.grid.constant(value)
             case Access(source) if 0 in source.shape:
-                return self.constant(source.value)
+                return self.grid.constant(source.value)
             case Access(source):
                 return read(self.body, scalar, self.scopes.source(source), self.pads[source])
             case Compare():
                 return mask(self.body, scalar)
             case Apply("rsqrt", (a,)):
-                return self.apply("Reciprocal", self.apply("Sqrt", self.value(a)))
+                return self.grid.apply("Reciprocal", self.grid.apply("Sqrt", self.value(a)))
             case Apply("where", args):
-                return self.apply("Where", *map(self.value, args))
+                return self.grid.apply("Where", *map(self.value, args))
             case Apply("+" | "*" as op, args):
-                return reduce(lambda a, b: self.apply(SIMPLE[op], a, b), map(self.value, args))
+                return reduce(lambda a, b: self.grid.apply(SIMPLE[op], a, b), map(self.value, args))
             case Apply(op, args) if op in SIMPLE:
-                return self.apply(SIMPLE[op], *map(self.value, args))
+                return self.grid.apply(SIMPLE[op], *map(self.value, args))
         raise ValueError(f"{scalar!r} is no scalar function that ONNX has")
-
-    def apply(self, op: str, *args: Held) -> Held:
-        """The elementwise operator *op*, broadcast; in the order of the largest argument, if that has all iterators."""
-        union = {x for a in args for x in a.over}
-        widest = max(args, key=lambda a: prod(x.extent for x in a.over)).over
-        over = widest if union <= set(widest) else tuple(x for x in self.grid if x in union)
-        return Held(self.body.emit(op, *(self._aligned(a, over) for a in args)), over)
-
-    def _aligned(self, held: Held, over: Sequence[Iterator]) -> str:
-        """*held* with its dimensions where those of *over* are, counted from the last."""
-        name = self._turned(held, [x for x in over if x in held.over])
-        first = next((n for n, x in enumerate(over) if x in held.over), len(over))
-        shape = [x.extent if x in held.over else 1 for x in over[first:]]
-        return self.body.reshape(name, [x.extent for x in over if x in held.over], shape)
-
-    def _turned(self, held: Held, over: Sequence[Iterator]) -> str:
-        return self.body.transpose(held.name, [held.over.index(x) for x in over])
 
     def summed(self, scalar: Scalar) -> Held:
         """Σ over the summations: distributed over sums, contracted pairwise over products."""
         match scalar:
             case Apply("+", args):
-                return reduce(lambda a, b: self.apply("Add", a, b), map(self.summed, args))
+                return reduce(lambda a, b: self.grid.apply("Add", a, b), map(self.summed, args))
             case Apply("-", (a, b)):
-                return self.apply("Sub", self.summed(a), self.summed(b))
+                return self.grid.apply("Sub", self.summed(a), self.summed(b))
             case Apply("neg", (a,)):
-                return self.apply("Neg", self.summed(a))
+                return self.grid.apply("Neg", self.summed(a))
             case Apply("/", (a, Const() as b)):
-                return self.apply("Div", self.summed(a), self.value(b))
+                return self.grid.apply("Div", self.summed(a), self.value(b))
             case Apply("where", (Compare() as test, a, b)) if not self._sums(test):
-                return self.apply("Where", self.value(test), self.summed(a), self.summed(b))
+                return self.grid.apply("Where", self.value(test), self.summed(a), self.summed(b))
             case Apply("where", (Compare(), _, Const(0))) if factors := self._guarded(scalar):
                 return self._product(factors)
             case Apply("*", args):
@@ -221,41 +203,18 @@ class _Values:
         missing = prod(x.extent for x in self.summations if not any(x in f.over for f in factors))
         out = factors[0]
         for n, factor in enumerate(factors[1:], 2):
-            out = self._contract(out, factor, [x for x in self.summations if not any(x in f.over for f in factors[n:])])
-        out = self._total("sum", out)
-        return out if missing == 1 else self.apply("Mul", out, self.constant(missing))
+            out = self.grid.contract(
+                out, factor, [x for x in self.summations if not any(x in f.over for f in factors[n:])]
+            )
+        out = self.grid.total("sum", out, self.summations)
+        return out if missing == 1 else self.grid.apply("Mul", out, self.grid.constant(missing))
 
     def reduced(self, monoid: str, scalar: Scalar) -> Held:
         """The reduction over the summations by any monoid."""
         held = self.value(scalar)
         missing = prod(x.extent for x in self.summations if x not in held.over)
-        held = self._total(monoid, held)
-        return self.apply("Pow", held, self.constant(missing)) if monoid == "prod" and missing != 1 else held
-
-    def _total(self, monoid: str, held: Held, over: Sequence[Iterator] | None = None) -> Held:
-        gone = self.summations if over is None else over
-        axes = [n for n, x in enumerate(held.over) if x in gone]
-        return Held(self.body.reduce(monoid, held.name, axes), tuple(x for x in held.over if x not in gone))
-
-    def _contract(self, a: Held, b: Held, done: Sequence[Iterator]) -> Held:
-        """Σ over *done* of a·b: a batched matrix product where one has iterators of its own, else a product."""
-        a = self._total("sum", a, [x for x in done if x not in b.over])
-        b = self._total("sum", b, [x for x in done if x not in a.over])
-        inner = [x for x in a.over if x in done]
-        batch = [x for x in a.over if x in b.over and x not in inner]
-        left = [x for x in a.over if x not in b.over]
-        right = [x for x in b.over if x not in a.over]
-        if not inner or not (left or right):
-            return self._total("sum", self.apply("Mul", a, b), inner)
-        name = self.body.emit("MatMul", self._matrix(a, batch, left, inner), self._matrix(b, batch, inner, right))
-        over = (*batch, *left, *right)
-        shape = _sizes(*([batch] if batch else []), left, right)
-        return Held(self.body.reshape(name, shape, [x.extent for x in over]), over)
-
-    def _matrix(self, held: Held, batch: list[Iterator], rows: list[Iterator], columns: list[Iterator]) -> str:
-        order = [*batch, *rows, *columns]
-        name = self._turned(held, order)
-        return self.body.reshape(name, [x.extent for x in order], _sizes(*([batch] if batch else []), rows, columns))
+        held = self.grid.total(monoid, held, self.summations)
+        return self.grid.apply("Pow", held, self.grid.constant(missing)) if monoid == "prod" and missing != 1 else held
 
     def bounded(self, bound: Bound, held: Held, value: float) -> Held:
         """*held* where *bound* holds, *value* elsewhere."""
@@ -263,21 +222,17 @@ class _Values:
         for op, edge, needed in ((">=", bound.lo, lo < bound.lo), ("<", bound.hi, hi >= bound.hi)):
             if needed:
                 test = mask(self.body, Compare(op, bound.index, as_index(edge)))
-                held = self.apply("Where", test, held, self.constant(value))
+                held = self.grid.apply("Where", test, held, self.grid.constant(value))
         return held
 
     def result(self, held: Held, traversals: tuple[Iterator, ...], shape: tuple[int, ...]) -> str:
         """*held* in full, in the shape of the scope."""
         own = [x.extent for x in traversals if x in held.over]
         full = [x.extent for x in traversals]
-        name = self._aligned(held, traversals)
+        name = self.grid.aligned(held, traversals)
         if own != full:
             name = self.body.emit("Expand", name, self.body.constant(full))
         return self.body.reshape(name, full, shape)
-
-
-def _sizes(*groups: Sequence[Iterator]) -> list[int]:
-    return [prod(x.extent for x in group) for group in groups]
 
 
 def _finite(scalar: Scalar) -> bool:
