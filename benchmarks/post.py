@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import process_time
+from typing import TypeAlias
 
 from einnet_explore.algebra.equations import weight_only
 from einnet_explore.cost import program_seconds
 from einnet_explore.graph.anonymous import anonymous
-from einnet_explore.graph.finalists import entries
+from einnet_explore.graph.finalists import Entry, entries
 from einnet_explore.graph.joining import Piece, joined
 from einnet_explore.graph.judging import certificates
 from einnet_explore.graph.models import MODELS, write
@@ -32,13 +33,22 @@ SECONDS = 0.5
 """Seconds of search for one subprogram."""
 
 
-def pieces(model: Model, states: int | None = None) -> Iterable[Piece]:
-    """Every subprogram's cheapest candidate by estimate; equal ones are searched once, for *states* if that is said."""
+Searched: TypeAlias = "Callable[[Program], Sequence[Entry]]"
+"""What is found for a subprogram, cheapest first."""
+
+
+def by_time(program: Program) -> Sequence[Entry]:
+    """What is found for *program* in ``SECONDS``."""
+    return entries(program, program_seconds, 4, SECONDS)[0]
+
+
+def pieces(model: Model, searched: Searched = by_time) -> Iterable[Piece]:
+    """Every subprogram's cheapest candidate by estimate; equal ones are searched once."""
     known: dict[str, Derivation | None] = {}
     for s in partition(model).subprograms:
         anon = anonymous(s.program)
         if anon.signature not in known:
-            found, _ = entries(anon.program, program_seconds, 4, SECONDS, states=states)
+            found = searched(anon.program)
             known[anon.signature] = fuse(found[0].derivation()) if found else None
         if (derivation := known[anon.signature]) is not None:
             back = {model.identifiers[name]: name for name in (*s.inputs, *s.outputs)}

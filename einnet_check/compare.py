@@ -60,14 +60,13 @@ def terms_differ(before: Scope, after: Scope, box: Box, axioms: Axioms) -> str |
             raise Beyond(f"{' and '.join(sorted(kinds))} have no common form")
         sides = [by_factors(space, space.read(scope, space.point, reduce), reduce) for scope in (before, after)]
         for names in {**sides[0], **sides[1]}:
-            # Infinite values do not cancel: these have to stand in the same places besides.
-            ways = {
-                reduce in ("sum", "prod"),
-                reduce in ("sum", "prod") and not unbounded(0, tuple((n, ()) for n in names)),
-            }
+            ways = [(reduce in ("sum", "prod"), [side.get(names, []) for side in sides])]
+            if ways[0][0] and unbounded(0, tuple((n, ()) for n in names)):
+                # Infinite values do not cancel: they have to be added, and subtracted, in the same places besides.
+                ways += [(False, [[t for t in s if (t[0] > 0) == up] for s in ways[0][1]]) for up in (True, False)]
             for commuted in (False, True) if len(set(names)) < len(names) else (False,):
-                for counted in ways:
-                    one, other = (counts(space, side.get(names, []), counted, commuted) for side in sides)
+                for counted, terms in ways:
+                    one, other = (counts(space, side, counted, commuted) for side in terms)
                     wrong = differ(one, other, counted)
                     if wrong is not None:
                         break
@@ -113,6 +112,8 @@ def counts(space: Space, terms: list[tuple[Number, Factors, Family]], counted: b
 
 def differ(one: Any, other: Any, counted: bool) -> Any:
     """Where two coefficients differ (None: nowhere); those not *counted* only by where there are any."""
+    if one is other:
+        return None
     if one is None or other is None:
         wrong = (one or other).domain()
     else:

@@ -88,8 +88,8 @@ def wrong_call(equation: Equation, views: dict[str, tuple[int, ...]]) -> str | N
         return f"{equation.operator}: {error}"
 
 
-def strides(equation: Equation, views: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """How far apart the elements of a view lie, whose source may be one of *views*.
+def strides(equation: Equation) -> tuple[int, ...]:
+    """How far apart the elements of a view lie in its source, if that lies row by row.
 
     Raises ValueError where it is not its source's own elements at what it names.
     """
@@ -99,10 +99,9 @@ def strides(equation: Equation, views: dict[str, tuple[int, ...]]) -> tuple[int,
     space, source = Space(scope.box, lambda a, b: False), scope.body.source
     env, _ = space.enter(scope, space.point)
     where = [space.form(i, env) for i in scope.body.at]
-    packed = [prod(hi - lo for lo, hi in source.box[d + 1 :]) for d in range(len(source.box))]
     address: Form = {"": 0}
-    for form, (lo, _), step in zip(where, source.box, views.get(source.name, packed), strict=True):
-        address = plus(address, plus(form, {"": -lo}), step)
+    for d, (form, (lo, _)) in enumerate(zip(where, source.box, strict=True)):
+        address = plus(address, plus(form, {"": -lo}), prod(hi - lo for lo, hi in source.box[d + 1 :]))
     found = tuple(named.get("strides", (address.get(v, 0) for v in space.x)))
     gap = address
     for k, v, (lo, _) in zip(found, space.x, scope.box, strict=True):
@@ -110,7 +109,7 @@ def strides(equation: Equation, views: dict[str, tuple[int, ...]]) -> tuple[int,
     gap = plus(gap, {"": named.get("offset", gap[""])}, -1)
     for rows in complement(space.holds((*within(where, source.box), gap, plus({"": 0}, gap, -1)))):
         if occurs(space, (), rows):
-            raise ValueError(f"a view lies elsewhere than offset {named.get('offset')} and strides {found} say")
+            raise ValueError(f"a view lies elsewhere than offset {named.get('offset')}, strides {found} say")
     return found
 
 
@@ -153,7 +152,7 @@ def wrong_equations(program: Any) -> str | None:
         try:
             why = illegal(equation.scope)
             if equation.operator == "View":
-                views[equation.name] = strides(equation, views)
+                views[equation.name] = strides(equation)
             elif equation.operator not in ("", "eOperator"):
                 why = why or wrong_call(equation, views)
         except (TypeError, ValueError) as error:

@@ -14,10 +14,10 @@ from dataclasses import replace
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from fractions import Fraction
 from itertools import islice, permutations, product
-from math import gcd, inf, isnan, prod
+from math import gcd, inf, prod
 from typing import Any, NamedTuple, TypeAlias
 
-from einnet_check.text import Box, Expr, Number, Read, Scope, Table, Tensor, infinite, reads, walk
+from einnet_check.text import FINITE, Box, Expr, Number, Read, Scope, Table, Tensor, infinite, reads, walk
 
 Form: TypeAlias = "dict[str, int]"
 """c + Σ k·v over integers and quotients *v*; c stands at ``""``.  As a condition it means ``form >= 0``."""
@@ -77,7 +77,8 @@ def element(of: str, at: Rows) -> Polynomial:
 
 
 NOTHING = element("0*∞", ())
-"""What is no number: an infinite value times 0, or less itself."""
+"""What is no number: an infinite value times 0, or less itself, even less a part of itself."""
+SPREAD = "what may be infinite is multiplied by a sum, or added to another"
 
 
 def unbounded(k: Number, factors: Factors) -> bool:
@@ -213,8 +214,12 @@ class Space:
             case (str() as op, *args):
                 inner = reduce if op == OVER.get(reduce) else ""
                 parts = [self.families(arg, env, inner) for arg in args]
-                if inner and any(unbounded(*m) for part in parts for f in part for m in f.value):
+                wild = [any(unbounded(*m) for f in part for m in f.value) for part in parts]
+                if inner and any(wild):
                     parts = [part or [Family((), constant(NEUTRAL[inner]))] for part in parts]
+                    sums = (adds(e) and w for e, w in zip(args, wild[::-1], strict=True))
+                    if all(wild) if op == "+" else any(sums):
+                        raise Beyond(SPREAD)
                 sizes = [sum(len(f.value) for f in part) if inner else len(part) for part in parts]
                 if prod(sizes) > (64 if inner else 1) * MOST:
                     raise Beyond(f"{op} has {' times '.join(map(str, sizes))} {'terms' if inner else 'cases'}")
@@ -287,7 +292,7 @@ class Space:
                 turned = replace(scope, own=own, reach=reach)
                 if (turned.reach, turned.box) == (known.reach, known.box) and self.same(known, turned):
                     self.opaque += [scope] * (n == len(self.opaque))
-                    return f"{{{n}}}" + "∞" * infinite(known), tuple(at[d] for d in order)
+                    return f"{{{n}}}" + "∞" * infinite(Read(known, ())), tuple(at[d] for d in order)
         raise Beyond("a scope is not equal to itself")
 
     def applied(self, op: str, args: list[Polynomial]) -> Polynomial:
@@ -297,8 +302,10 @@ class Space:
                 return collected((*a, *b))
             case "*", [a, b]:
                 self.spend(len(a) * len(b))
-                lost = () in (a, b) and any(unbounded(k, f) for k, f in a + b)
-                return NOTHING if lost else collected((k * m, f + g) for (k, f), (m, g) in product(a, b))
+                many = [p for p, q in ((a, b), (b, a)) if len(p) != 1 and any(unbounded(*m) for m in q)]
+                if any(many):
+                    raise Beyond(SPREAD)
+                return NOTHING if many else collected((k * m, f + g) for (k, f), (m, g) in product(a, b))
             case "/", [a, ((Fraction() as k, ()),)]:
                 return tuple((c / k, f) for c, f in a)
             case "/", [a, b] if a != constant(Fraction(1)):
@@ -311,14 +318,25 @@ class Space:
             case "relu", [() | ((_, ()),) as a]:
                 return a if a and a[0][0] > 0 else ()
         parts = [self.skeleton(arg) for arg in args]
-        by_zero = "∞" * (op == "/" and not args[1])
-        return element(f"{op}({', '.join(of for of, _ in parts)}){by_zero}", tuple(f for _, at in parts for f in at))
+        of = f"{op}({', '.join(of for of, _ in parts)})"
+        passed = not args[1] if op == "/" else "∞" in of and op not in FINITE
+        return element(of + "∞" * passed, tuple(f for _, at in parts for f in at))
 
     def skeleton(self, value: Polynomial) -> tuple[str, Rows]:
         """A polynomial as a function of elements, by its text, and where these elements lie."""
         numbers = (str(k if k in (inf, -inf) else self.number(k)).replace("inf", "∞") for k, _ in value)
         text = " + ".join("*".join((k, *(n for n, _ in fs))) for k, (_, fs) in zip(numbers, value, strict=True))
         return text or "0", tuple(form for _, fs in value for _, at in fs for form in at)
+
+
+def adds(e: Expr) -> bool:
+    """Whether *e* may be the sum of several terms."""
+    match e:
+        case Read(source):
+            return isinstance(source, Scope) and (reduces(source) or adds(source.body))
+        case ("where", _, *args) | ("*" | "/", *args):
+            return any(map(adds, args))
+    return isinstance(e, tuple) and e[0] == "+"
 
 
 def tabulated(scope: Scope) -> set[str]:
@@ -351,7 +369,9 @@ def collected(monomials: Iterable[tuple[Number, Factors]]) -> Polynomial:
     for k, factors in monomials:
         sorted_ = tuple(sorted(cancelled(factors), key=lambda f: (f[0], *map(name, f[1]))))
         of = tuple(n for n, _ in sorted_), tuple(tuple(map(name, at)) for _, at in sorted_)
-        total[of] = k + (total[of][0] if of in total else 0), sorted_
-    if any(isnan(k) if isinstance(k, float) else not k and unbounded(k, factors) for k, factors in total.values()):
-        return NOTHING
+        old = total[of][0] if of in total else 0
+        new = k + old
+        if str(new) == "nan" or (k * old < 0 and unbounded(0, factors)):
+            return NOTHING
+        total[of] = new, sorted_
     return tuple(m for _, m in sorted((([*of[0], str(m[0])], of), m) for of, m in total.items() if m[0]))

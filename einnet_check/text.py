@@ -21,6 +21,8 @@ Expr: TypeAlias = "Any"
 ``+ * /``, functions, and ``("where", index, yes, no)``: the first scalar where the index is at least 0."""
 ARITY = dict.fromkeys(["relu", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "abs", "erf"], 1)
 ARITY |= {"pow": 2, "maximum": 2, "minimum": 2}
+FINITE = {"exp", "tanh", "sigmoid", "erf", "rsqrt"}
+"""Functions whose values are taken to be finite, also those of infinite arguments."""
 
 
 class Tensor(NamedTuple):
@@ -104,10 +106,18 @@ def tensors(scope: Scope) -> set[str]:
     return {r.source.name for r in reads(scope.body, True) if isinstance(r.source, Tensor)}
 
 
-def infinite(scope: Scope) -> bool:
-    """Whether an infinite constant occurs in *scope* or around what it reads, also inside and in what that reads."""
-    every = [(e, getattr(e, "source", None)) for e in walk(Read(scope, ()), True)]
-    return any(isinstance(getattr(of, "value", e), float) or getattr(of, "infinite", False) for e, of in every)
+def infinite(e: Expr) -> bool:
+    """Whether a value of *e* may be infinite: an infinite constant may become one, or what a tensor holds."""
+    match e:
+        case Read(Scope() as scope):
+            return isinstance(scope.value, float) or infinite(scope.body)
+        case Read(Tensor() as tensor):
+            return isinstance(tensor.value, float) or tensor.infinite
+        case ("/", a, b):
+            return b == 0 or infinite(a)
+        case (str(op), *args):
+            return op not in FINITE and any(map(infinite, args))
+    return isinstance(e, float)
 
 
 def less(a: Expr, b: Expr) -> Expr:
@@ -204,8 +214,8 @@ class Parser:
                 inputs.append(made := Tensor(name, box, *self.clauses(box)))
             else:
                 equations.append(self.equation())
-                scope = equations[-1].scope
-                made = Tensor(equations[-1].name, scope.box, scope.reach, scope.value, infinite=infinite(scope))
+                scope, endless = equations[-1].scope, infinite(Read(equations[-1].scope, ()))
+                made = Tensor(equations[-1].name, scope.box, scope.reach, scope.value, infinite=endless)
             self.need(made.name not in self.known, f"no second definition of {made.name} before")
             self.known[made.name] = made
         read = set[str]().union(*(tensors(e.scope) for e in equations))

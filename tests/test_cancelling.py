@@ -64,8 +64,9 @@ def test_conditions_multiplicities_and_meanings_count() -> None:
 
 def test_infinite_constants_are_not_taken_away() -> None:
     space = space_of((0, 3))
-    sides = [Term(inf, read({"x0": 1, "": 0}))], [Term(inf, read({"x0": 1, "": 0}))]
-    assert uncommon(space, *sides) == sides
+    one, other = Term(inf, read({"x0": 1, "": 0})), Term(Fraction(1), read({"x0": 1, "": 0}))
+    assert uncommon(space, [one, other], [one]) == ([one, other], [one])
+    assert uncommon(space, [one, other], [other, one]) == ([], [])
 
 
 def test_a_layout_of_many_terms_is_proved_without_sets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -343,7 +343,8 @@ def test_what_the_theory_does_not_reach_says_why() -> None:
     assert "depends on more than traversals" in why(Scope((i,), (a,), read, domain=(Bound(i + a, 0, 3),)))
     assert why(Scope((i,), (a,), read), Scope((i,), (a,), read, "max")) == "reductions sum and max have no common form"
     assert why(Scope((i,), (), Const(float("nan")))) == "a constant is not a number"
-    assert why(Scope((i,), (), add(read, Const(float("inf"))))) == "an infinite constant is added"
+    endless = [Scope((i,), (), add(read, Const(float(said)))) for said in ("inf", "-inf")]
+    assert why(*endless) == "an infinite constant is added"
     assert why(Scope((i,), (), mul(read, Const(float("inf"))))) == "an infinite constant is multiplied"
     w, b = Tensor("w", (9,)), Iterator("b", 0, 2)
     turned = Scope((i,), (a, b), w[(i + a + (1 - b),)])
@@ -393,3 +394,12 @@ def test_json() -> None:
         Certificate.from_json({**good, "elements": "3"})
     with pytest.raises(ValueError, match="counterexample is 3, expected str or null"):
         Certificate.from_json({**good, "counterexample": 3})
+
+
+def test_a_number_by_itself_is_sampled() -> None:
+    """Tensors without dimensions take signs and peaks, too."""
+    plain, added = (parse(f"tensor A[]\nY[] = {body}").equations[0].scope for body in ("2*A[]", "A[] + A[]"))
+    squared = parse("tensor A[]\nY[] = A[] * A[]").equations[0].scope
+    assert compare(plain, added, 1000, 0, indices=((),)).differs is None
+    found = compare(plain, squared, 1000, 0, indices=((),)).differs
+    assert found is not None and found[0] == ()

@@ -554,9 +554,16 @@ SOLE = [
     ("Y[i:4] = A[i//2, 0] via View", "a view lies elsewhere"),
     ("Y[i:5] = D[i] via View", "a view lies elsewhere"),
     ("Y[i:4, j:4] = C[j, 3-i] via View(offset=3, strides=(-1, 4))", None),
-    ("Y[i:4, j:4] = C[j, 3-i] via View(offset=2, strides=(-1, 4))", "offset 2 and strides (-1, 4)"),
-    ("Y[i:4, j:4] = C[j, 3-i] via View(offset=3, strides=(1, 4))", "offset 3 and strides (1, 4)"),
+    ("Y[i:4, j:4] = C[j, 3-i] via View(offset=2, strides=(-1, 4))", "offset 2, strides (-1, 4)"),
+    ("Y[i:4, j:4] = C[j, 3-i] via View(offset=3, strides=(1, 4))", "offset 3, strides (1, 4)"),
     ("Y[i:16] = C[i//4, i%4] via View(offset=0, strides=(1,))", None),
+    ("T[m:4, n:2] = C[m, n] via View(offset=0, strides=(4, 1))\n"
+     "U[i:8] = T[i//2, i%2] via View(offset=0, strides=(1,))\nY[i:8] = U[i] + U[i] via Add(i=8)", None),
+    ("T[m:4, n:2] = C[m, n] via View(offset=0, strides=(4, 1))\nU[i:8] = T[i//2, i%2] via View(offset=0, strides=(2,))",
+     "a view lies elsewhere than offset 0, strides (2,)"),
+    ("T[k:4, n:4] = C[n, k] via View(offset=0, strides=(1, 4))\n"
+     "U[k:4, n:4] = T[k, n] via View(offset=0, strides=(4, 1))\n"
+     "Y[m:4, n:4] = sum[k:4] U[m, k]*C[k, n] via Matmul(m=4, n=4, k=4)", None),
     ("Y[i:4] = D[i+2]", "D is read beyond its reach [(-1, 5)]"),
     ("Y[i:4] = {[i:4] A[i, 0]}[i+1]", "a scope is read beyond its reach [(0, 4)]"),
     ("Y[i:8] = where(i < 4, A[i, 0], A[7-i, 0])", None),

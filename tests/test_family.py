@@ -1,5 +1,6 @@
 """Families: derived at one size, proved for all, taken at any that the guards allow."""
 
+import importlib.util
 import json
 import re
 import sys
@@ -18,6 +19,7 @@ from einnet_explore.family.follow import NotFollowed, follow, original
 from einnet_explore.family.parameters import OutsideError
 from einnet_explore.family.prove import legal
 from einnet_explore.family.reading import family, load_family
+from einnet_explore.family.witness import witness
 from einnet_explore.text import TextError
 from tests.lab_kit import ROOT
 
@@ -513,3 +515,35 @@ def test_what_is_proved_of_several_parameters_holds_at_small_sizes(guard: str) -
                     assert verdict.kind != "proved", (new, found, sizes)
             proved += verdict.kind == "proved"
     assert refuted >= 5, (proved, refuted)
+
+
+AREA = "\ntensor A[H, W]\nY[h:H, w:W] = A[h, w]\n"
+
+
+@pytest.mark.parametrize(
+    "assumed",
+    [
+        "H, W\nparam H*H >= 2*W*W, H*H <= 2*W*W + 1", "H, W\nparam H*W >= 1000000, H <= 5",
+        "W, C, H\nparam H == 2*W*C, H*H*H >= W*C*100000000", "H, W\nparam H*H*H >= W*W+7, H*H*H <= W*W+7",
+        "H >= 9, W\nparam W % (2*H) == 0, W*W >= 99*H*H",
+    ],
+)  # fmt: skip
+def test_products_that_leave_sizes_are_taken_with_sizes(assumed: str) -> None:
+    ground = family(f"param {assumed}{AREA}").ground
+    found = witness(ground)
+    assert found is not None
+    ground.refuse(ground.sizes(found))
+
+
+def test_where_no_sizes_are_found_it_is_said_with_and_without_z3(monkeypatch: pytest.MonkeyPatch) -> None:
+    pell = f"param H, W\nparam H*H >= 61*W*W+1, H*H <= 61*W*W+1{AREA}"
+    none = f"param H, W\nparam H*W*W <= 10, H*W >= 9, W >= 2, H >= 2{AREA}"
+    if importlib.util.find_spec("z3"):
+        with pytest.raises(TextError, match="not known: none of up to 4000 do, and z3 gives up"):
+            family(pell)
+        with pytest.raises(TextError, match="which no sizes with"):
+            family(none)
+    monkeypatch.setitem(sys.modules, "z3", None)
+    for text in (pell, none):
+        with pytest.raises(TextError, match=r"whether any sizes fulfil it is not known: .* z3 is not installed"):
+            family(text)

@@ -257,6 +257,50 @@ def test_copies_are_told_apart_by_their_readers() -> None:
     assert program_key(reading("T", "U")) != program_key(reading("T", "T"))
 
 
+def _woven(edges: list[tuple[int, int]], rng: random.Random) -> Program:
+    """Five copies, and for every edge (a, b) one equation that reads copy *a* and copy *b*, in any order and names."""
+    names = rng.sample([f"T{n}" for n in range(30)], 5 + len(edges))
+    copies = [Equation(names[n], Scope((i, j), (), mul(Const(2), A4[i, j]))) for n in range(5)]
+    made = [
+        Equation(name, Scope((i,), (), add(copies[a].tensor[i, 0], copies[b].tensor[i, 1])))
+        for name, (a, b) in zip(names[5:], edges, strict=True)
+    ]
+    return Program((A4,), tuple(rng.sample([*copies, *made], len(names))), ())
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=6), st.randoms())
+def test_copies_that_weave_a_graph(edges: list[tuple[int, int]], rng: random.Random) -> None:
+    """Keys are equal exactly for isomorphic graphs of reads."""
+
+    def canonical(of: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        return min(sorted((p[a], p[b]) for a, b in of) for p in itertools.permutations(range(5)))
+
+    other = list(edges)
+    n = rng.randrange(len(edges))
+    other[n] = (rng.randrange(5), other[n][1])
+    one, two = _woven(edges, rng), _woven(other, rng)
+    assert (program_key(one) == program_key(two)) == (canonical(edges) == canonical(other))
+
+
+def test_twelve_copies_are_not_tried_in_every_order() -> None:
+    """12! orders: copies with readers of their own, copies whose readers are copies, copies that nothing reads."""
+
+    def key_of(seed: int, reader: Callable[[int, Tensor], Scope]) -> object:
+        rng = random.Random(seed)
+        copies = [Equation(f"T{n}", Scope((i, j), (), mul(Const(2), A4[i, j]))) for n in rng.sample(range(12), 12)]
+        made = [Equation(f"U{n}", reader(n, e.tensor)) for n, e in enumerate(copies)]
+        return program_key(Program((A4,), tuple(rng.sample([*copies, *made], 24)), ("U3", "U7")))
+
+    readers: list[Callable[[int, Tensor], Scope]] = [
+        lambda n, t: Scope((i,), (), mul(Const(n), t[i, 0])),
+        lambda n, t: Scope((i,), (), t[i, 0]),
+        lambda n, t: Scope((i,), (), A4[i, 0]),
+    ]
+    keys = [key_of(1, reader) for reader in readers]
+    assert len(set(keys)) == len(keys)
+    assert keys == [key_of(2, reader) for reader in readers]
+
+
 def test_a_circle_of_equations_is_refused() -> None:
     one = Equation("T", Scope((i,), (), Tensor("U", (4,))[(i,)]))
     two = Equation("U", Scope((i,), (), Tensor("T", (4,))[(i,)]))

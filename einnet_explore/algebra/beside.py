@@ -15,7 +15,6 @@ from einnet_explore.ir import (
     Tensor,
     accesses,
     map_accesses,
-    scopes,
     tensors,
 )
 
@@ -109,18 +108,6 @@ def pairs(a: Scalar, b: Scalar) -> list[tuple[Access, Access]] | None:
             found = [pairs(one, other) for one, other in zip(x, y, strict=True)]
             return None if None in found else [pair for some in found if some for pair in some]
     return [] if a == b else None
-
-
-def has_exponentials(scope: Scope) -> bool:
-    """Whether an exponential is taken in *scope* or in a scope inside it."""
-    return any(_applies_exp(inner.body) for _, inner in scopes(scope))
-
-
-def _applies_exp(body: Scalar) -> bool:
-    match body:
-        case Apply(op, args):
-            return op == "exp" or any(map(_applies_exp, args))
-    return False
 
 
 def _box(box: Box) -> str:

@@ -6,12 +6,14 @@ is left of both sides is equal exactly if the sides are.  Most steps of a deriva
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from math import isinf
 from typing import Any
 
-from einnet_explore.algebra.polynomial import rounded
+from einnet_explore.algebra.numbers import rounded
+from einnet_explore.algebra.polynomial import endless
 from einnet_explore.algebra.relation import Term
 from einnet_explore.algebra.space import Form, Space
 
@@ -19,13 +21,15 @@ from einnet_explore.algebra.space import Form, Space
 def uncommon(space: Space, left: Iterable[Term], right: Iterable[Term]) -> tuple[list[Term], list[Term]]:
     """What is left of both sides where terms that both have are taken away.
 
-    An infinite constant is no number that could be taken away: such sides are returned as they are.
+    What may be infinite is no number that could be taken away: such sides are returned as they are, or are the same.
     """
     sides = list(left), list(right)
-    if any(isinf(term.coefficient) for side in sides for term in side):
-        return sides
+    if any(endless(term.coefficient, term.factors) for side in sides for term in side):
+        one, other = (Counter((known_by(space, term), term.coefficient) for term in side) for side in sides)
+        return ([], []) if one == other else sides
     left_by, right_by = (_merged(space, side) for side in sides)
-    same = {k for k in left_by.keys() & right_by.keys() if _one_number(left_by[k], right_by[k])}
+    rounds = space.given.rounds
+    same = {k for k in left_by.keys() & right_by.keys() if _one_number(left_by[k], right_by[k], rounds)}
     return [t for k, t in left_by.items() if k not in same], [t for k, t in right_by.items() if k not in same]
 
 
@@ -38,8 +42,10 @@ def _merged(space: Space, side: list[Term]) -> dict[Hashable, Term]:
     return {same: term for same, term in total.items() if term.coefficient}
 
 
-def _one_number(a: Term, b: Term) -> bool:
-    return rounded(a.coefficient) == rounded(b.coefficient)
+def _one_number(a: Term, b: Term, rounds: bool) -> bool:
+    if rounds:
+        return rounded(a.coefficient) == rounded(b.coefficient)
+    return a.coefficient == b.coefficient
 
 
 def gathered(terms: Sequence[Term]) -> list[Term]:
@@ -58,7 +64,7 @@ def gathered(terms: Sequence[Term]) -> list[Term]:
     for term in terms:
         factors = tuple([(name, tuple([known_as(form) for form in at])) for name, at in term.factors])
         where = frozenset([known_as(row) for row in term.where])
-        same = factors, frozenset(term.summed), where, isinf(term.coefficient)
+        same = factors, frozenset(term.summed), where, isinf(term.coefficient) and term.coefficient
         known = out.get(same)
         out[same] = replace(term, coefficient=known.coefficient + term.coefficient) if known else term
     return [term for term in out.values() if term.coefficient]

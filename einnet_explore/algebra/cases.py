@@ -14,8 +14,6 @@ from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, Tabl
 
 Case: TypeAlias = "tuple[tuple[Form, ...], Polynomial]"
 
-_FAR = 1 << 62
-
 
 def cases(space: Space, scalar: Scalar, env: Env) -> list[Case]:
     """*scalar* at one point, by cases: conditions that exclude one another, and a polynomial for each."""
@@ -47,7 +45,8 @@ def cases(space: Space, scalar: Scalar, env: Env) -> list[Case]:
 
 
 def _applied(space: Space, op: str, args: list[Polynomial]) -> Polynomial:
-    return factored(args[0]) if op == "exp" and space.exponential else applied(op, args)
+    given = space.given
+    return factored(args[0], given.rounds) if op == "exp" and given.exponential else applied(op, args, given.rounds)
 
 
 def _scope_cases(space: Space, scope: Scope, at: tuple[Form, ...]) -> list[Case]:
@@ -69,8 +68,8 @@ def opaque_case(space: Space, scope: Scope, at: tuple[Form, ...]) -> list[Case]:
 def decide(space: Space, condition: Compare, env: Env) -> tuple[list[tuple[Form, ...]], list[tuple[Form, ...]]]:
     """The pieces where *condition* holds, and those where it does not."""
     left, right = space.form(condition.left, env), space.form(condition.right, env)
-    less = space.within((minus(right, left),), ((1, _FAR),))
-    more = space.within((minus(left, right),), ((1, _FAR),))
+    less = space.within((minus(right, left),), ((1, None),))
+    more = space.within((minus(left, right),), ((1, None),))
     below: list[tuple[Form, ...]] = [] if less is None else [less]
     above: list[tuple[Form, ...]] = [] if more is None else [more]
     equal = [(*a, *b) for a in complement(less) for b in complement(more)]
@@ -84,7 +83,7 @@ def read(space: Space, source: Tensor, at: tuple[Form, ...]) -> list[Case]:
     inside = space.within(at, source.box)
     out = constants(complement(inside), source.value)
     if inside is not None:
-        out.append((inside, ((Fraction(1), ((tensor_name(source.name), at),)),)))
+        out.append((inside, ((Fraction(1), ((tensor_name(space, source.name), at),)),)))
     return out
 
 

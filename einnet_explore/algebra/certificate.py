@@ -14,7 +14,8 @@ from html import escape
 from typing import Any, Literal, TypeAlias
 
 from einnet_explore.algebra import sampling
-from einnet_explore.algebra.beside import children, has_exponentials, inlined, pairs, unfit
+from einnet_explore.algebra.beside import children, inlined, pairs, unfit
+from einnet_explore.algebra.given import EXPONENTIAL, ROUNDED, Given, infinite_results, only
 from einnet_explore.algebra.reads import illegal_read
 from einnet_explore.algebra.space import Beyond
 from einnet_explore.algebra.tally import Witness, difference
@@ -22,8 +23,7 @@ from einnet_explore.ir import Box, Path, Program, Scope, show_path, tensors
 
 Kind: TypeAlias = Literal["proved", "exact", "false"]
 
-EXPONENTIAL = "with the axiom exp(a + b) = exp(a) exp(b)"
-"""What a proof says that needs more of the exponential than that it is a function."""
+__all__ = ["EXACT_POINTS", "EXPONENTIAL", "ROUNDED", "UNPROVED", "Certificate", "Kind", "certify"]
 
 UNPROVED = "not proved, and not evaluated"
 """What is said of two programs that may be equal for all that is known."""
@@ -63,7 +63,9 @@ class Certificate:
             case "exact" if self.programs:
                 return f"exact ({self.method} of {self.detail}): some were evaluated on random integers, not proved"
             case "proved":
-                return f"proved ({self.method}): equal for every input, in exact arithmetic"
+                needed = only([self.detail])
+                axioms = needed and f", {needed}"
+                return f"proved ({self.method}): equal for every input, in exact arithmetic{axioms}"
             case "exact":
                 return f"exact ({self.method}): equal on random integers at all of {self.elements} elements"
             case _:
@@ -124,6 +126,7 @@ def _outputs(before: Program, after: Program, points: int | None, seed: int) -> 
 
     Where *points* is None nothing is evaluated: what is not proved counts as false.
     """
+    given = infinite_results((before.equations, after.equations))
     boxes = {e.name: e.scope.box for e in after.equations}
     kept = {e.name for e in before.equations if boxes.get(e.name) == e.scope.box}
     numbers = {e.name: n for n, e in enumerate(before.equations)}
@@ -134,10 +137,12 @@ def _outputs(before: Program, after: Program, points: int | None, seed: int) -> 
         for name in (e.name for e in before.equations if e.name in kept or e.name in before.outputs):
             if left[name] == right[name]:
                 continue
-            found = _compare(left[name], right[name], left[name].box, (numbers[name],))
+            found = _compare(left[name], right[name], left[name].box, (numbers[name],), given)
             if isinstance(found, str | Witness):
                 # What only one of the two reads is no common ground: it is looked into before anything is evaluated.
-                if odd := (_names(left[name]) ^ _names(right[name])) & kept:
+                # So is what may be infinite, for which no random integers stand.
+                one, other = _names(left[name]), _names(right[name])
+                if odd := ((one ^ other) | (one & other & given.infinite)) & kept:
                     break
                 found = _settle(found, left[name], right[name], numbers[name], points, seed)
             if not found.ok:
@@ -160,29 +165,29 @@ def _names(scope: Scope) -> set[str]:
     return {t.name for t in tensors(scope)}
 
 
-def _compare(before: Scope, after: Scope, region: Box, at: Path) -> Certificate | Witness | str:
+def _compare(before: Scope, after: Scope, region: Box, at: Path, given: Given) -> Certificate | Witness | str:
     """The proof at the smallest scopes that differ; else what the comparison at *at* itself says against it."""
     if before == after:
         return Certificate("proved", "identical", show_path(at))
     if inner := children(before, after):
-        found = [_compare(b, a, _meet(b.reach, a.reach), (*at, n)) for n, b, a in inner]
+        found = [_compare(b, a, _meet(b.reach, a.reach), (*at, n), given) for n, b, a in inner]
         proofs = [c for c in found if isinstance(c, Certificate)]
         if len(proofs) == len(found):
             return proofs[0] if len(proofs) == 1 else _joint(proofs, show_path(at))
-    why: Witness | str | None
-    try:
-        why = difference(before, after, region)
-    except Beyond as beyond:
-        why = str(beyond)
-    if why is None or _equal_pointwise(before, after):
+    why = _why(before, after, region, given)
+    if why is None or _equal_pointwise(before, after, given):
         return Certificate("proved", "term relation", show_path(at))
-    if has_exponentials(before) and has_exponentials(after):
-        try:
-            if difference(before, after, region, exponential=True) is None:
-                return Certificate("proved", "term relation", show_path(at), detail=EXPONENTIAL)
-        except Beyond:
-            pass
+    for more in given.axioms([before], [after]):
+        if _why(before, after, region, more) is None or (more.rounds and _equal_pointwise(before, after, more)):
+            return Certificate("proved", "term relation", show_path(at), detail=more.named)
     return why
+
+
+def _why(before: Scope, after: Scope, region: Box, given: Given) -> Witness | str | None:
+    try:
+        return difference(before, after, region, given)
+    except Beyond as beyond:
+        return str(beyond)
 
 
 def _settle(why: str | Witness, before: Scope, after: Scope, number: int, points: int | None, seed: int) -> Certificate:
@@ -212,11 +217,11 @@ def _weakest(results: list[Certificate]) -> Certificate:
 
 def _joint(proofs: Iterable[Certificate], at: str = "", detail: str = "") -> Certificate:
     """All of *proofs* as one, which needs what any of them needs."""
-    needed = EXPONENTIAL if any(EXPONENTIAL in c.detail for c in proofs) else ""
+    needed = only(c.detail for c in proofs)
     return Certificate("proved", "term relation", at, detail=", ".join(filter(None, (detail, needed))))
 
 
-def _equal_pointwise(before: Scope, after: Scope) -> bool:
+def _equal_pointwise(before: Scope, after: Scope, given: Given) -> bool:
     """Whether two scopes that differ in accesses only read equal elements at every point, access by access.
 
     So a function of a sum is equal where the sum is, although it is no sum itself.
@@ -232,10 +237,7 @@ def _equal_pointwise(before: Scope, after: Scope) -> bool:
             one, other = Scope(own, (), b), Scope(own, (), a)
             if one == before and other == after:
                 return False
-            try:
-                if difference(one, other, one.box) is not None:
-                    return False
-            except Beyond:
+            if _why(one, other, one.box, given) is not None:
                 return False
     return True
 

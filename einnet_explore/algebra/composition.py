@@ -11,7 +11,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from einnet_explore.algebra.certificate import EXPONENTIAL, UNPROVED, Certificate, Kind, certify
+from einnet_explore.algebra.certificate import UNPROVED, Certificate, Kind, certify
+from einnet_explore.algebra.given import only
 from einnet_explore.algebra.keys import program_key
 from einnet_explore.ir import Program
 
@@ -40,9 +41,9 @@ def composed(chain: Sequence[Link]) -> Certificate:
     proved = sum(found.kind == "proved" for found in certificates)
     kind: Kind = "proved" if proved == len(chain) else "exact"
     steps = f"{len(chain)} step{'' if len(chain) == 1 else 's'}, {proved} proved"
-    needed = f", {EXPONENTIAL}" if any(EXPONENTIAL in found.detail for found in certificates) else ""
+    needed = only(found.detail for found in certificates)
     elements = sum(found.elements for found in certificates)
-    return Certificate(kind, "composition", "", elements, None, steps + needed, programs)
+    return Certificate(kind, "composition", "", elements, None, ", ".join(filter(None, (steps, needed))), programs)
 
 
 def end_to_end(chain: Sequence[Link], seed: int = 0) -> Certificate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -12,7 +13,19 @@ from numpy.lib.stride_tricks import as_strided
 
 from einnet_explore.algebra import parts
 from einnet_explore.algebra.parts import Array, Part
-from einnet_explore.ir import Access, Bound, Compare, Index, Iterator, Scope, Table, Tensor, accesses
+from einnet_explore.ir import (
+    Access,
+    Bound,
+    Compare,
+    Index,
+    Iterator,
+    Quotient,
+    Remainder,
+    Scope,
+    Table,
+    Tensor,
+    accesses,
+)
 
 
 class IllegalRead(IndexError):
@@ -39,6 +52,8 @@ class Grid:
         return np.arange(lo, max(lo, hi)).reshape(shape)
 
     def values(self, index: Index) -> Array:
+        if _magnitude(index) >= 1 << 63:
+            raise ValueError(f"index {index!r} is beyond 64 bits")
         out = np.asarray(index.evaluate(self.at), np.int64)
         return out if out.ndim else out.reshape((1,) * len(self.ranges))
 
@@ -68,6 +83,20 @@ class Grid:
             if self.volume(over) > limit and (outer or scope.reduce == "sum"):
                 return max(outer or over, key=self.extent)
         return None
+
+
+@lru_cache(1 << 12)
+def _magnitude(index: Index) -> int:
+    """What no number on the way to a value of *index* exceeds, above or below 0."""
+    total = abs(index.const)
+    for atom, k in index.terms:
+        match atom:
+            case Iterator(_, lo, hi):
+                most = max(abs(lo), abs(hi))
+            case Quotient(numerator, d) | Remainder(numerator, d):
+                most = max(_magnitude(numerator), d)
+        total += max(abs(k), abs(k) * most)
+    return total
 
 
 def gathered(access: Access, held: Sequence[tuple[Part, Part]], grid: Grid, active: Array | None) -> list[Part]:

@@ -24,8 +24,8 @@ import numpy as np
 
 from einnet_explore.algebra import parts
 from einnet_explore.algebra.grid import Grid, branches, gathered, holds
+from einnet_explore.algebra.numbers import rounded
 from einnet_explore.algebra.parts import Array, Part
-from einnet_explore.algebra.polynomial import rounded
 from einnet_explore.ir import Access, Apply, Compare, Const, Program, Scalar, Scope, Table, Tensor
 
 PRIME = (1 << 31) - 1

@@ -8,18 +8,28 @@ from itertools import product
 from math import inf, isinf, isnan, prod
 from typing import TypeAlias
 
-from einnet_explore.algebra.space import Beyond, Factor, Form, Number, key
+from einnet_explore.algebra.numbers import ENDLESS, FINITE, Number, rounded
+from einnet_explore.algebra.space import Beyond, Factor, Form, key
 
 Monomial: TypeAlias = "tuple[Number, tuple[Factor, ...]]"
 Polynomial: TypeAlias = "tuple[Monomial, ...]"
 
-_SIMPLE = 1 << 20
-
 ONE: Polynomial = ((Fraction(1), ()),)
 
+NOTHING: Polynomial = ((Fraction(1), ((f"0*{ENDLESS}", ()),)),)
+"""What is no number: an infinite value times 0, or less itself."""
 
-def applied(op: str, args: list[Polynomial]) -> Polynomial:
-    """*op* of polynomials: sums and products are multiplied out, constants folded, anything else becomes a symbol."""
+
+def endless(k: Number, factors: Iterable[Factor]) -> bool:
+    """Whether a monomial may be infinite."""
+    return isinf(k) or any(name.endswith(ENDLESS) for name, _ in factors)
+
+
+def applied(op: str, args: list[Polynomial], rounds: bool = False) -> Polynomial:
+    """*op* of polynomials: sums and products are multiplied out, constants folded, anything else becomes a symbol.
+
+    *rounds*: symbols are named with rounded constants.  Raises Beyond for what may be infinite times a sum.
+    """
     match op, args:
         case "+", _:
             return _collect(m for arg in args for m in arg)
@@ -28,12 +38,17 @@ def applied(op: str, args: list[Polynomial]) -> Polynomial:
         case "neg", [a]:
             return tuple((times(k, Fraction(-1)), f) for k, f in a)
         case "*", _:
+            if infinite := [n for n, arg in enumerate(args) if any(endless(*m) for m in arg)]:
+                if () in args:
+                    return NOTHING
+                if any(len(arg) > 1 and infinite != [n] for n, arg in enumerate(args)):
+                    raise Beyond("what may be infinite is multiplied by a sum")
             chosen = product(*args)
             return _collect((times(*(k for k, _ in c)), tuple(f for _, fs in c for f in fs)) for c in chosen)
         case "/", [a, ((k, ()),)] if not isinf(k):
             return tuple((times(c, 1 / Fraction(k)), f) for c, f in a)
         case "/", [a, b] if a != ONE:
-            return applied("*", [a, applied("/", [ONE, b])])
+            return applied("*", [a, applied("/", [ONE, b], rounds)])
     constants = [constant(arg) for arg in args]
     if op in _FOLDED and None not in constants:
         value = _FOLDED[op](*(c for c in constants if c is not None))
@@ -43,21 +58,23 @@ def applied(op: str, args: list[Polynomial]) -> Polynomial:
         for c, other in zip(constants, reversed(args), strict=True):
             if c == neutral:
                 return other
-    names, index = zip(*(skeleton(arg) for arg in args), strict=True)
-    return ((Fraction(1), ((f"{op}({', '.join(names)})", tuple(f for forms in index for f in forms)),)),)
+    names, index = zip(*(skeleton(arg, rounds) for arg in args), strict=True)
+    of = f"{op}({', '.join(names)})"
+    passed = not args[1] if op == "/" else op not in FINITE and ENDLESS in of
+    return ((Fraction(1), ((of + ENDLESS * passed, tuple(f for forms in index for f in forms)),)),)
 
 
-def factored(value: Polynomial) -> Polynomial:
+def factored(value: Polynomial, rounds: bool = False) -> Polynomial:
     """The exponential of a sum as the product of those of its terms; that of nothing is 1."""
-    return applied("*", [applied("exp", [(m,)]) for m in value]) if value else ONE
+    return applied("*", [applied("exp", [(m,)], rounds) for m in value]) if value else ONE
 
 
 def cancelled(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
-    """*factors* without pairs of exponentials whose product is 1."""
+    """*factors* without pairs of exponentials whose product is 1: not those of what may be infinite."""
     kept: list[Factor] = []
     for name, at in factors:
         opposite = (_opposite(name), at)
-        if name.startswith("exp(") and opposite in kept:
+        if name.startswith("exp(") and ENDLESS not in name and opposite in kept:
             kept.remove(opposite)
         else:
             kept.append((name, at))
@@ -93,8 +110,12 @@ def _collect(monomials: Iterable[Monomial]) -> Polynomial:
     for k, factors in monomials:
         ordered = tuple(sorted(factors, key=_factor_key))
         which = tuple(map(_factor_key, ordered))
-        old = total[which][0] if which in total else Fraction(0)
-        total[which] = (_plus(old, k), ordered)
+        if which not in total:
+            total[which] = k, ordered
+        elif (old := total[which][0]) * k < 0 and endless(k, ordered):
+            return NOTHING
+        else:
+            total[which] = old + k, ordered
     kept = [(k, f) for k, f in total.values() if k]
     return tuple(sorted(kept, key=lambda m: ([n for n, _ in m[1]], m[0], [_factor_key(f) for f in m[1]])))
 
@@ -103,9 +124,13 @@ def _factor_key(factor: Factor) -> tuple[str, tuple[tuple[tuple[str, int], ...],
     return factor[0], tuple(map(key, factor[1]))
 
 
-def skeleton(value: Polynomial) -> tuple[str, tuple[Form, ...]]:
-    """A polynomial as the name of a function of tensor elements, and where these elements lie."""
-    names = " + ".join("*".join((str(rounded(k)), *(name for name, _ in factors))) for k, factors in value)
+def skeleton(value: Polynomial, rounds: bool = False) -> tuple[str, tuple[Form, ...]]:
+    """A polynomial as the name of a function of tensor elements, and where these elements lie.
+
+    With *rounds* its constants are rounded.
+    """
+    numbers = (str(rounded(k) if rounds else k).replace("inf", ENDLESS) for k, _ in value)
+    names = " + ".join("*".join((k, *(name for name, _ in fs))) for k, (_, fs) in zip(numbers, value, strict=True))
     return names or "0", tuple(form for _, factors in value for _, at in factors for form in at)
 
 
@@ -114,21 +139,6 @@ def number(value: float) -> Number:
     if isnan(value):
         raise Beyond("a constant is not a number")
     return value if isinf(value) else Fraction(value)
-
-
-def rounded(k: Number) -> Number:
-    """*k*, or the simple fraction within 1e-14 of it: constants that were folded in floating point are one value."""
-    if isinf(k) or Fraction(k).denominator <= _SIMPLE:
-        return k
-    exact = Fraction(k)
-    near = exact.limit_denominator(_SIMPLE)
-    return near if abs(near - exact) <= abs(exact) / 10**14 else Fraction(f"{float(k):.11e}")
-
-
-def _plus(a: Number, b: Number) -> Number:
-    if isinf(a) or isinf(b):
-        raise Beyond("an infinite constant is added")
-    return a + b
 
 
 def times(*numbers: Number) -> Number:

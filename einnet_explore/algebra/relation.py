@@ -17,10 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
+from math import isfinite
 from typing import TypeAlias
 
 from einnet_explore.algebra.cases import Case, cases, constants, look_up, opaque_case, read
-from einnet_explore.algebra.polynomial import Polynomial, constant, number, skeleton, times
+from einnet_explore.algebra.numbers import Number
+from einnet_explore.algebra.polynomial import Polynomial, constant, endless, number, skeleton, times
 from einnet_explore.algebra.products import opened
 from einnet_explore.algebra.space import (
     MOST,
@@ -28,7 +30,6 @@ from einnet_explore.algebra.space import (
     Env,
     Factor,
     Form,
-    Number,
     Space,
     complement,
     enter,
@@ -102,7 +103,7 @@ def choices_at(space: Space, scope: Scope, at: tuple[Form, ...], reduce: str) ->
     env, inside = enter(space, scope, at)
     out: list[Term] = []
     if scope.value != REDUCTIONS[reduce]:
-        out = [_choice(*case) for case in constants(complement(inside), scope.value)]
+        out = [_choice(space, *case) for case in constants(complement(inside), scope.value)]
     if inside is None:
         return out
     env, summed = point_of(space, scope, env)
@@ -117,7 +118,7 @@ def _choose(space: Space, scalar: Scalar, env: Env, reduce: str) -> list[Term]:
             return choices_at(space, source, tuple(space.form(i, env) for i in index), reduce)
         case Apply(op, args) if op == _BINARY[reduce]:
             return [t for arg in args for t in _choose(space, arg, env, reduce)]
-        case Apply("+", args) if reduce in ("max", "min"):
+        case Apply("+", args) if reduce in ("max", "min") and sum(map(space.given.unsure, args)) < 2:
             for n, arg in enumerate(args):
                 if isinstance(arg, Access) and not isinstance(found := opened(arg, reduce, env), str):
                     # g + max f is max (g + f).
@@ -126,7 +127,7 @@ def _choose(space: Space, scalar: Scalar, env: Env, reduce: str) -> list[Term]:
                     chosen = _choose(space, body, inside, reduce)
                     return [replace(t, summed=(*summed, *t.summed)) for t in chosen]
     neutral = REDUCTIONS[reduce]
-    return [_choice(where, value) for where, value in cases(space, scalar, env) if constant(value) != neutral]
+    return [_choice(space, where, value) for where, value in cases(space, scalar, env) if constant(value) != neutral]
 
 
 _BINARY = {"max": "maximum", "min": "minimum", "prod": "*"}
@@ -149,11 +150,12 @@ def _expand(space: Space, scalar: Scalar, env: Env) -> list[Term]:
         case Apply("neg", (a,)):
             return _scaled(_expand(space, a, env), Fraction(-1))
         case Apply("*", args):
-            return _product([_expand(space, arg, env) for arg in args])
-        case Apply("/", (a, Const(value))) if value:
+            return _product(args, [_expand(space, arg, env) for arg in args])
+        case Apply("/", (a, Const(value))) if value and isfinite(value):
             return _scaled(_expand(space, a, env), 1 / Fraction(value))
         case Apply("/", (a, b)) if a != Const(1):
-            return _product([_expand(space, a, env), _expand(space, Apply("/", (Const(1), b)), env)])
+            over = Apply("/", (Const(1), b))
+            return _product((a, over), [_expand(space, a, env), _expand(space, over, env)])
     return _from_cases(cases(space, scalar, env))
 
 
@@ -161,8 +163,15 @@ def _scaled(terms: list[Term], by: Number) -> list[Term]:
     return [replace(t, coefficient=times(t.coefficient, by)) for t in terms]
 
 
-def _product(parts: list[list[Term]]) -> list[Term]:
-    """The products of one term of each part; those whose conditions contradict one another are none."""
+def _product(args: tuple[Scalar, ...], parts: list[list[Term]]) -> list[Term]:
+    """The products of one term of each part; those whose conditions contradict one another are none.
+
+    Raises Beyond where one of *args*, of which these are the terms, may be infinite and another is 0 or a sum.
+    """
+    if infinite := [n for n, part in enumerate(parts) if any(endless(t.coefficient, t.factors) for t in part)]:
+        for n, (arg, part) in enumerate(zip(args, parts, strict=True)):
+            if infinite != [n] and (not part or _adds(arg)):
+                raise Beyond(f"what may be infinite is multiplied by {'a sum' if part else 0}")
     found = [Term(Fraction(1))]
     for part in sorted(parts, key=len):
         if len(found) * len(part) > _TRIED:
@@ -173,6 +182,20 @@ def _product(parts: list[list[Term]]) -> list[Term]:
         if len(found) > MOST:
             raise Beyond(f"the product has more than {MOST} terms")
     return found
+
+
+def _adds(scalar: Scalar) -> bool:
+    """Whether *scalar* may be the sum of several terms at one point, or an entry of a table that is 0."""
+    match scalar:
+        case Access(Table() as source):
+            return 0 in source.entries
+        case Access(Scope() as source):
+            return reduces(source) or _adds(source.body)
+        case Apply("+" | "-"):
+            return True
+        case Apply("where" | "neg" | "*" | "/", args):
+            return any(map(_adds, args))
+    return False
 
 
 _Span: TypeAlias = "frozenset[tuple[str, int]]"
@@ -196,8 +219,8 @@ def _joined(a: Term, b: Term) -> Term:
     return Term(times(a.coefficient, b.coefficient), a.factors + b.factors, a.summed + b.summed, a.where + b.where)
 
 
-def _choice(where: tuple[Form, ...], value: Polynomial) -> Term:
-    return Term(Fraction(1), (skeleton(value),), where=where)
+def _choice(space: Space, where: tuple[Form, ...], value: Polynomial) -> Term:
+    return Term(Fraction(1), (skeleton(value, space.given.rounds),), where=where)
 
 
 def _from_cases(found: list[Case]) -> list[Term]:

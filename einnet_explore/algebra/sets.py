@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 
 import islpy as isl
 
+from einnet_explore.algebra.numbers import Number
 from einnet_explore.algebra.relation import Term
-from einnet_explore.algebra.space import Beyond, Form, Number, Space, accumulate, minus, pinned
+from einnet_explore.algebra.space import Beyond, Form, Space, accumulate, minus, pinned
 
 Span: TypeAlias = "frozenset[tuple[str, int]]"
 Condition: TypeAlias = "tuple[bool, Form]"

@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from fractions import Fraction
 from itertools import islice, permutations
 from math import factorial, gcd, inf, prod
 from typing import TypeAlias
 
+from einnet_explore.algebra.given import PLAIN, Given
+from einnet_explore.algebra.numbers import ENDLESS
 from einnet_explore.ir import Access, Box, Index, Iterator, Quotient, Remainder, Scope
 
 Form: TypeAlias = dict[str, int]
 """c + Σ kᵢ·vᵢ over named integers; the constant stands at ``""``.  As a condition it means ``form >= 0``."""
 
-Number: TypeAlias = "Fraction | float"
 Factor: TypeAlias = "tuple[str, tuple[Form, ...]]"
 Env: TypeAlias = "Mapping[Iterator, Form]"
 
@@ -36,10 +36,9 @@ class Beyond(Exception):
 class Space:
     """The integers that one comparison speaks of: output coordinates, summed iterators and quotients, with ranges."""
 
-    def __init__(self, region: Box, same: Callable[[Scope, Scope], bool], exponential: bool = False) -> None:
+    def __init__(self, region: Box, same: Callable[[Scope, Scope], bool], given: Given = PLAIN) -> None:
         self._same = same
-        self.exponential = exponential
-        """Whether :math:`e^{a+b} = e^a e^b` is taken for granted; else the exponential is any function."""
+        self.given = given
         self.ranges: dict[str, tuple[int, int]] = {}
         self.quotients: dict[str, tuple[Form, int]] = {}
         self.aliases: dict[str, Form] = {}
@@ -140,16 +139,19 @@ class Space:
                 lo, hi = max(lo, least + min(0, m * (d - 1))), min(hi, most + max(0, m * (d - 1)))
         return lo, hi
 
-    def within(self, forms: Iterable[Form], box: Iterable[tuple[int, int]]) -> tuple[Form, ...] | None:
-        """The conditions for *forms* to lie in the half-open *box* that may fail; None when they cannot all hold."""
+    def within(self, forms: Iterable[Form], box: Iterable[tuple[int, int | None]]) -> tuple[Form, ...] | None:
+        """The conditions for *forms* to lie in the half-open *box* that may fail; None when they cannot all hold.
+
+        An upper end of None is no end.
+        """
         rows: list[Form] = []
         for form, (lo, hi) in zip(forms, box, strict=True):
             least, most = self.bounds(form)
-            if most < lo or least >= hi:
+            if most < lo or (hi is not None and least >= hi):
                 return None
             if least < lo:
                 rows.append({**form, "": form[""] - lo})
-            if most >= hi:
+            if hi is not None and most >= hi:
                 rows.append({**{v: -k for v, k in form.items()}, "": hi - 1 - form[""]})
         return tuple(rows)
 
@@ -163,7 +165,7 @@ class Space:
             for order in islice(_orders(known, scope, at), _ORDERS):
                 if known == (turned := _permuted(scope, order)) or self._same(known, turned):
                     self._opaque += [scope] * (n == len(self._opaque))
-                    return f"{{{n}}}", tuple(at[d] for d in order)
+                    return f"{{{n}}}" + ENDLESS * self.given.endless(known), tuple(at[d] for d in order)
         raise Beyond("a scope is not equal to itself")
 
 
@@ -247,9 +249,12 @@ def negated(row: Form) -> Form:
     return {**{v: -k for v, k in row.items()}, "": -row[""] - 1}
 
 
-def tensor_name(name: str) -> str:
-    """The factor of a tensor's elements: its name, in quotes where it is no word, so that no other symbol has it."""
-    return name if name.isidentifier() else json.dumps(name)
+def tensor_name(space: Space, name: str) -> str:
+    """The factor of a tensor's elements: its name, in quotes where it is no word, so that no other symbol has it.
+
+    One that may hold infinite values says so.
+    """
+    return (name if name.isidentifier() else json.dumps(name)) + ENDLESS * (name in space.given.infinite)
 
 
 def key(form: Form) -> tuple[tuple[str, int], ...]:

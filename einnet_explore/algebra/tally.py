@@ -19,10 +19,12 @@ import islpy as isl
 
 from einnet_explore.algebra.cancelling import alike, gathered, uncommon
 from einnet_explore.algebra.commute import ordered
-from einnet_explore.algebra.polynomial import cancelled, rounded
+from einnet_explore.algebra.given import PLAIN, Given
+from einnet_explore.algebra.numbers import ENDLESS, Number, rounded
+from einnet_explore.algebra.polynomial import cancelled
 from einnet_explore.algebra.relation import Term, choices_at, terms_at
 from einnet_explore.algebra.sets import Sets, context, coordinates
-from einnet_explore.algebra.space import Beyond, Number, Space, kind, value_at
+from einnet_explore.algebra.space import Beyond, Space, kind, value_at
 from einnet_explore.ir import Box, Scope
 
 Tally: TypeAlias = "dict[Number, Any]"
@@ -45,21 +47,23 @@ class Witness:
 
     def __str__(self) -> str:
         at = ", ".join(map(str, self.element))
-        term = " · ".join(f"{name}[{', '.join(map(str, i))}]" if i else name for name, i in self.term) or "1"
+        named = [(name.removesuffix(ENDLESS), i) for name, i in self.term]
+        term = " · ".join(f"{name}[{', '.join(map(str, i))}]" if i else name for name, i in named) or "1"
         return f"element [{at}]: {term} occurs {_times(self.expected)} before and {_times(self.found)} after"
 
 
-def difference(before: Scope, after: Scope, region: Box, *, exponential: bool = False) -> Witness | None:
+def difference(before: Scope, after: Scope, region: Box, given: Given = PLAIN) -> Witness | None:
     """None where both scopes are equal functions on *region*, else a term that is counted differently.
 
-    With *exponential* the law :math:`e^{a+b} = e^a e^b` is an axiom; without it functions are symbols.  Raises Beyond
-    where the theory does not reach.
+    *given* says what may be infinite, and which axioms may be used; without them functions are symbols and constants
+    exact.  Raises Beyond where the theory does not reach.
     """
-    space = Space(region, same, exponential)
+    inner = replace(given, exponential=False)
+    space = Space(region, lambda a, b: same(a, b, inner), given)
     reduce = _common(kind(before), kind(after))
     if reduce == "sum":
         sides = [terms_at(space, scope, space.point) for scope in (before, after)]
-        if exponential:
+        if given.exponential:
             sides = [[replace(t, factors=cancelled(t.factors)) for t in side] for side in sides]
     else:
         sides = [choices_at(space, scope, space.point, reduce) for scope in (before, after)]
@@ -69,10 +73,12 @@ def difference(before: Scope, after: Scope, region: Box, *, exponential: bool = 
         raise Beyond(f"integer sets: {error}") from None
 
 
-def same(before: Scope, after: Scope) -> bool:
+def same(before: Scope, after: Scope, given: Given = PLAIN) -> bool:
     """Whether two scopes are provably one function wherever they may be read."""
+    if before == after or before.reach != after.reach:
+        return before == after
     try:
-        return before == after or (before.reach == after.reach and difference(before, after, before.reach) is None)
+        return difference(before, after, before.reach, given) is None
     except Beyond:
         return False
 
@@ -130,13 +136,13 @@ class _Comparison:
 
     def _compare(self, names: tuple[str, ...], rest: Sides, sides: Sides) -> Any:
         """None where both of *rest* are equal, else an element and a term with how often it is in each of *sides*."""
-        left, right = map(self._pieces, rest)
-        for k in dict.fromkeys((*left, *right)):
-            for one, other in ((left, right), (right, left)):
-                if k in one:
-                    missing = one[k] if k not in other else one[k] - other[k]
-                    if not missing.is_empty():
-                        return self._witness(names, missing, sides)
+        for left, right in zip(*map(self._pieces, rest), strict=True):
+            for k in dict.fromkeys((*left, *right)):
+                for one, other in ((left, right), (right, left)):
+                    if k in one:
+                        missing = one[k] if k not in other else one[k] - other[k]
+                        if not missing.is_empty():
+                            return self._witness(names, missing, sides)
         return None
 
     def _witness(self, names: tuple[str, ...], missing: Any, sides: Sides) -> Any:
@@ -159,19 +165,50 @@ class _Comparison:
                 coefficient, points = self.sets.of(term)
                 if at.is_subset(points):
                     count = Fraction(1) if self.idempotent else count + coefficient
-        return rounded(count)
+        return self._number(count)
 
-    def _pieces(self, terms: list[Term]) -> Tally:
-        """Disjoint sets of (output element, indices), one a total coefficient."""
+    def _number(self, k: Number) -> Number:
+        return rounded(k) if self.space.given.rounds else k
+
+    def _pieces(self, terms: list[Term]) -> tuple[Tally, Tally]:
+        """Disjoint sets of (output element, indices), one a total coefficient; and where terms are added or subtracted.
+
+        The latter for what may be infinite only: there it has to be the same, too.
+        """
         total: Tally = {}
-        for term in gathered(terms):
+        signs: Tally = {}
+        for term in terms[:1]:
             self._sizes = tuple(len(at) for _, at in term.factors)
+        if not self.idempotent:
+            for term in (t for t in terms if any(name.endswith(ENDLESS) for name, _ in t.factors)):
+                sign, (_, rest) = Fraction(1 if term.coefficient > 0 else -1), self.sets.of(term)
+                signs[sign] = rest | signs[sign] if sign in signs else rest
+        for term in gathered(terms):
             coefficient, rest = self.sets.of(term)
             if self.idempotent:
                 total[Fraction(1)] = rest | total[Fraction(1)] if total else rest
             elif coefficient:
-                total = _add(total, coefficient, rest)
-        return total
+                total = self._add(total, coefficient, rest)
+        return total, signs
+
+    def _add(self, total: Tally, coefficient: Number, piece: Any) -> Tally:
+        out: Tally = {}
+
+        def put(k: Number, s: Any) -> None:
+            if k and not s.is_empty():
+                k = self._number(k)
+                out[k] = out[k] | s if k in out else s
+
+        for k, s in total.items():
+            common = s & piece
+            if common.is_empty():
+                put(k, s)
+                continue
+            put(k, s - common)
+            put(k + coefficient, common)
+            piece = piece - common
+        put(coefficient, piece)
+        return out
 
 
 def _by_signature(terms: list[Term]) -> dict[tuple[str, ...], list[Term]]:
@@ -183,28 +220,8 @@ def _by_signature(terms: list[Term]) -> dict[tuple[str, ...], list[Term]]:
     return out
 
 
-def _add(total: Tally, coefficient: Number, piece: Any) -> Tally:
-    out: Tally = {}
-
-    def put(k: Number, s: Any) -> None:
-        if k and not s.is_empty():
-            k = rounded(k)
-            out[k] = out[k] | s if k in out else s
-
-    for k, s in total.items():
-        common = s & piece
-        if common.is_empty():
-            put(k, s)
-            continue
-        put(k, s - common)
-        put(k + coefficient, common)
-        piece = piece - common
-    put(coefficient, piece)
-    return out
-
-
 def _is_tensor(name: str) -> bool:
-    return name.isidentifier() or name.startswith('"')
+    return name.isidentifier() or (name.startswith('"') and not name.endswith(ENDLESS))
 
 
 def _is_plain(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from einnet_explore.algebra.flatten import flat_address
+from einnet_explore.algebra.given import of_tensors
 from einnet_explore.algebra.space import Beyond
 from einnet_explore.algebra.tally import difference
 from einnet_explore.ir import EOPERATOR, VIEW, Access, Attribute, Equation, Index, Instance, Scope, Tensor, accesses
@@ -71,7 +72,7 @@ def _no_call(scope: Scope, via: Instance, operators: tuple[Operator, ...]) -> st
     if canonical.box != scope.box:
         return f"{via!r} has shape {canonical.shape}, the equation {scope.shape}"
     try:
-        witness = difference(canonical, scope, scope.box)
+        witness = difference(canonical, scope, scope.box, of_tensors(scope))
     except Beyond as beyond:
         return f"{via!r} could not be compared with the equation: {beyond}"
     return None if witness is None else f"{via!r} is another expression: {witness}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from einnet_explore.algebra.certificate import Certificate, Kind
+from einnet_explore.algebra.given import only
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,8 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"{n}. {step.rule} at {step.at}: {_said(step)}" for n, step in enumerate(self.steps)]
-        how = ", ".join(filter(None, (self.whole.method, self.whole.detail if self.whole.programs else "")))
+        needed = self.whole.detail if self.whole.programs else only([self.whole.detail])
+        how = ", ".join(filter(None, (self.whole.method, needed)))
         lines.append(f"start to end: {self.whole.kind} ({how})")
         verdict = self.kind if self.ok else f"false: {self.counterexample}"
         return "\n".join([*lines, f"{self.source}: {verdict}"])
@@ -97,4 +99,5 @@ class Report:
 
 def _said(step: StepReport) -> str:
     kind = "false" if not step.ok else step.certificate.kind
-    return f"{kind} ({step.certificate.method})" + ("" if step.claimed in (None, kind) else f", claimed {step.claimed}")
+    how = ", ".join(filter(None, (step.certificate.method, only([step.certificate.detail]))))
+    return f"{kind} ({how})" + ("" if step.claimed in (None, kind) else f", claimed {step.claimed}")

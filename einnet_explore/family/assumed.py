@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from einnet_explore.algebra.space import Beyond
 from einnet_explore.family.parameters import Ground, Parameter, Relation, Tied, form_of
-from einnet_explore.family.region import least
 from einnet_explore.family.statement import polynomial
 from einnet_explore.family.whole import Poly, Unknown, Whole, named_in, put, shown, terms_of, whole
+from einnet_explore.family.witness import witness
 from einnet_explore.text.parametric import Assumption, Template
 
 
@@ -24,7 +24,7 @@ def ground_of(template: Template) -> Ground:
     for a in sorted(several, key=lambda a: a.op not in ("==", "%")):
         try:
             ground = _with(template, ground, a)
-            empty = least(ground.ranges, ground.rows) is None
+            empty = witness(ground) is None
         except Beyond as why:
             raise template.refuse(a, f"found {a.text}: {why}") from None
         if empty:

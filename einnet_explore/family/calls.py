@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from einnet_explore.algebra.given import of_tensors
 from einnet_explore.algebra.space import Beyond, Form
 from einnet_explore.family.compare import Prover
 from einnet_explore.family.forms import plus
@@ -81,7 +82,8 @@ def _other(ground: Ground, equation: Equation, via: Instance) -> str | None:
         return canonical
     if canonical.box != equation.scope.box:
         return "it has another shape"
-    found = Prover(ground, set()).difference(canonical, equation.scope, equation.scope.box)
+    given = of_tensors(equation.scope)
+    found = Prover(ground, set()).difference(canonical, equation.scope, equation.scope.box, given)
     return None if found is None else found.why
 
 

@@ -15,10 +15,12 @@ from typing import Any
 import islpy as isl
 
 from einnet_explore.algebra.commute import ordered
-from einnet_explore.algebra.polynomial import cancelled, rounded
+from einnet_explore.algebra.given import PLAIN, Given
+from einnet_explore.algebra.numbers import ENDLESS, Number, rounded
+from einnet_explore.algebra.polynomial import cancelled
 from einnet_explore.algebra.relation import Term, choices_at, terms_at
 from einnet_explore.algebra.sets import context
-from einnet_explore.algebra.space import Beyond, Form, Number, kind
+from einnet_explore.algebra.space import Beyond, Form, kind
 from einnet_explore.family.cover import uncovered
 from einnet_explore.family.decide import assumptions, conditions, multiplied, size_names, used_in
 from einnet_explore.family.forms import plus, show
@@ -43,25 +45,28 @@ class Prover:
     ground: Ground
     means: set[str]
 
-    def difference(self, before: Scope, after: Scope, region: Box, exponential: bool = False) -> Differs | None:
+    def difference(self, before: Scope, after: Scope, region: Box, given: Given = PLAIN) -> Differs | None:
         """None where both scopes are equal functions on *region* at all sizes, else why that is not proved.
 
-        Raises Beyond where the theory does not reach.
+        *given* says what may be infinite, and which axioms may be used.  Raises Beyond where the theory does not reach.
         """
         if before == after:
             return None
-        space = ParametricSpace(self.ground, region, self.same, exponential)
+        inner = replace(given, exponential=False)
+        space = ParametricSpace(self.ground, region, lambda a, b: self.same(a, b, inner), given)
         kinds = {k for k in (kind(before), kind(after)) if k}
         if len(kinds) > 1:
             raise Beyond(f"reductions {' and '.join(sorted(kinds))} have no common form")
         reduce = min(kinds, default="sum")
         if reduce == "sum":
             sides = [terms_at(space, scope, space.point) for scope in (before, after)]
-            if exponential:
+            if given.exponential:
                 sides = [[replace(t, factors=cancelled(t.factors)) for t in side] for side in sides]
         else:
             sides = [choices_at(space, scope, space.point, reduce) for scope in (before, after)]
         counts = reduce not in ("max", "min")
+        if counts and _cancelling([*sides[0], *sides[1]]):
+            raise Beyond("what may be infinite is taken from something")
         left, right = ([counted(space, t) if counts else t for t in side] for side in sides)
         one, other = by_signature(left), by_signature(right)
         for names in dict.fromkeys((*one, *other)):
@@ -72,11 +77,11 @@ class Prover:
                 )
         return None
 
-    def same(self, before: Scope, after: Scope) -> bool:
+    def same(self, before: Scope, after: Scope, given: Given = PLAIN) -> bool:
         """Whether two scopes are provably one function wherever they may be read, at all sizes."""
         try:
             return before == after or (
-                before.reach == after.reach and self.difference(before, after, before.reach) is None
+                before.reach == after.reach and self.difference(before, after, before.reach, given) is None
             )
         except Beyond:
             return False
@@ -97,6 +102,16 @@ class Prover:
             return found_at
         except isl.Error as error:
             raise Beyond(f"integer sets: {error}") from None
+
+
+def _cancelling(terms: list[Term]) -> bool:
+    """Whether what may be infinite is added and subtracted: then it may be no number."""
+    signs: dict[tuple[str, ...], set[bool]] = {}
+    for term in terms:
+        if any(name.endswith(ENDLESS) for name, _ in term.factors):
+            names = tuple(sorted(name for name, _ in term.factors))
+            signs.setdefault(names, set()).add(term.coefficient > 0)
+    return any(len(found) > 1 for found in signs.values())
 
 
 def counted(space: ParametricSpace, term: Term) -> Term:
@@ -155,7 +170,7 @@ class _Tallies:
     def _total(self, terms: list[Term]) -> dict[Number, Any]:
         total: dict[Number, Any] = {}
         for term in terms:
-            k, piece = rounded(term.coefficient) if self.counts else Fraction(1), self._points(term)
+            k, piece = self._number(term.coefficient) if self.counts else Fraction(1), self._points(term)
             if not k:
                 continue
             found: dict[Number, Any] = {}
@@ -166,11 +181,14 @@ class _Tallies:
 
             for c, old in total.items():
                 put(c, old - piece)
-                put(rounded(c + k) if self.counts else c, old & piece)
+                put(self._number(c + k) if self.counts else c, old & piece)
                 piece = piece - old
             put(k, piece)
             total = found
         return total
+
+    def _number(self, k: Number) -> Number:
+        return rounded(k) if self.space.given.rounds else k
 
     def _points(self, term: Term) -> Any:
         """Where *term* occurs; raises Beyond where several summation points stand for one place."""

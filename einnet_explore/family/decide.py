@@ -113,6 +113,12 @@ def unsatisfiable(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) ->
 
     Raises Beyond where z3 is not installed, or gives up.
     """
+    found = solution(rows, never)
+    return None if found is None else ", ".join(f"{told(v)} = {n}" for v, n in sorted(found.items()))
+
+
+def solution(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) -> dict[str, int] | None:
+    """As ``unsatisfiable``, with the solution by names."""
     z3 = solver()
     numbers: dict[str, Any] = {}
 
@@ -137,7 +143,7 @@ def unsatisfiable(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) ->
     if answer == z3.unknown:
         raise Beyond(f"z3 gives up: {asked.reason_unknown()}")
     model = asked.model()
-    return ", ".join(f"{told(v)} = {model.eval(n, model_completion=True)}" for v, n in sorted(numbers.items()))
+    return {v: model.eval(n, model_completion=True).as_long() for v, n in numbers.items()}
 
 
 def solver() -> Any:
@@ -145,6 +151,6 @@ def solver() -> Any:
     try:
         import z3
     except ImportError:
-        why = "a parameter is multiplied by an iterator, and z3 is not installed (pip install 'einnet-explore[proofs]')"
+        why = "products are beyond integer sets, and z3 is not installed (pip install 'einnet-explore[proofs]')"
         raise Beyond(why) from None
     return z3

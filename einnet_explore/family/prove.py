@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from einnet_explore.algebra.beside import children, has_exponentials, inlined
-from einnet_explore.algebra.certificate import EXPONENTIAL, Certificate
+from einnet_explore.algebra.beside import children, inlined
+from einnet_explore.algebra.certificate import Certificate
+from einnet_explore.algebra.given import Given, infinite_results
 from einnet_explore.algebra.reads import guarded
 from einnet_explore.algebra.space import Beyond, complement, enter, point_of
 from einnet_explore.family.compare import Differs, Prover
@@ -55,12 +56,14 @@ def prove(ground: Ground, before: Schema, after: Schema) -> tuple[Verdict, tuple
             return Verdict("unproved", (), wrong), ()
     except Beyond as why:
         return Verdict("unproved", (), str(why)), ()
-    found = _outputs(before, after, prover)
+    given = infinite_results((before.equations, after.equations))
+    found = _outputs(before, after, prover, given)
     if found is None:
         return Verdict("proved", tuple(sorted(prover.means))), ()
-    exponential = any(has_exponentials(e.scope) for p in (before, after) for e in p.equations)
-    if exponential and _outputs(before, after, prover, exponential=True) is None:
-        return Verdict("proved", tuple(sorted(prover.means)), EXPONENTIAL), ()
+    scopes_of = ([e.scope for e in p.equations] for p in (before, after))
+    for more in given.axioms(*scopes_of):
+        if _outputs(before, after, prover, more) is None:
+            return Verdict("proved", tuple(sorted(prover.means)), more.named), ()
     return Verdict("unproved", tuple(sorted(prover.means)), found.why), found.unknowns
 
 
@@ -147,7 +150,7 @@ def _called(access: Access) -> str:
             return "a scope"
 
 
-def _outputs(before: Schema, after: Schema, prover: Prover, exponential: bool = False) -> Differs | None:
+def _outputs(before: Schema, after: Schema, prover: Prover, given: Given) -> Differs | None:
     boxes = {e.name: e.scope.box for e in before.equations}
     others = {e.name: e.scope.box for e in after.equations}
     kept = {n for n, box in boxes.items() if box == others.get(n)}
@@ -157,7 +160,7 @@ def _outputs(before: Schema, after: Schema, prover: Prover, exponential: bool = 
         left, right = inlined(before, kept), inlined(after, kept)
         for name in (n for n in boxes if n in kept):
             try:
-                why = _difference(prover, left[name], right[name], left[name].box, exponential)
+                why = _difference(prover, left[name], right[name], left[name].box, given)
             except Beyond as beyond:
                 why = Differs(str(beyond))
             if why is not None:
@@ -171,14 +174,14 @@ def _outputs(before: Schema, after: Schema, prover: Prover, exponential: bool = 
         kept -= opened
 
 
-def _difference(prover: Prover, before: Scope, after: Scope, region: Box, exponential: bool) -> Differs | None:
+def _difference(prover: Prover, before: Scope, after: Scope, region: Box, given: Given) -> Differs | None:
     """None where two scopes are one function on *region*: the smallest that differ are looked at first."""
     if before == after:
         return None
     if inner := children(before, after):
         try:
-            if all(a.reach == b.reach and _difference(prover, a, b, a.reach, exponential) is None for _, a, b in inner):
+            if all(a.reach == b.reach and _difference(prover, a, b, a.reach, given) is None for _, a, b in inner):
                 return None
         except Beyond:
             pass
-    return prover.difference(before, after, region, exponential)
+    return prover.difference(before, after, region, given)

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import gcd
-from typing import cast
 
+from einnet_explore.algebra.given import PLAIN, Given
 from einnet_explore.algebra.space import Beyond, Env, Form, Space, accumulate, key
 from einnet_explore.family.forms import divided, plus, remainder, show, tidy
 from einnet_explore.family.parameters import Ground, form_of
-from einnet_explore.family.whole import Poly, Whole
 from einnet_explore.ir import Box, Index, Iterator, Quotient, Remainder, Scope
-
-UNBOUNDED = 1 << 62
-"""What the algebra writes for an upper end that there is not."""
 
 
 class ParametricSpace(Space):
@@ -26,10 +22,8 @@ class ParametricSpace(Space):
     The first coordinates of an output element are the parameters themselves: sets of terms then speak of all sizes.
     """
 
-    def __init__(
-        self, ground: Ground, region: Box, same: Callable[[Scope, Scope], bool], exponential: bool = False
-    ) -> None:
-        super().__init__((), same, exponential)
+    def __init__(self, ground: Ground, region: Box, same: Callable[[Scope, Scope], bool], given: Given = PLAIN) -> None:
+        super().__init__((), same, given)
         self.ground = ground
         self.symbols = tuple(p.unknown.symbol for p in ground.parameters)
         self.limits: dict[str, tuple[Form, Form]] = {}
@@ -206,18 +200,17 @@ class ParametricSpace(Space):
             accumulate(hi, ends[1], 1)
         return tidy(lo), tidy(hi)
 
-    def within(self, forms: Iterable[Form], box: Iterable[tuple[int, int]]) -> tuple[Form, ...] | None:
+    def within(self, forms: Iterable[Form], box: Iterable[tuple[int, int | None]]) -> tuple[Form, ...] | None:
         """The conditions for *forms* to lie in the half-open *box* that may fail; None when they cannot all hold."""
         surely = self.ground.surely
         rows: list[Form] = []
         for form, (lo, hi) in zip(forms, box, strict=True):
             least, most = self.span(form)
-            first, end = form_of(lo), form_of(hi)
-            free = not isinstance(cast("Whole", hi), Poly) and hi >= UNBOUNDED
-            if surely(plus(plus(first, most, -1), {"": -1})) or (not free and surely(plus(least, end, -1))):
+            first, end = form_of(lo), None if hi is None else form_of(hi)
+            if surely(plus(plus(first, most, -1), {"": -1})) or (end and surely(plus(least, end, -1))):
                 return None
             if not surely(plus(least, first, -1)):
                 rows.append(plus(form, first, -1))
-            if not free and not surely(plus(plus(end, most, -1), {"": -1})):
+            if end and not surely(plus(plus(end, most, -1), {"": -1})):
                 rows.append(plus(plus(end, form, -1), {"": -1}))
         return tuple(rows)

@@ -32,6 +32,8 @@ def closed(start: Derivation, rules: tuple[Rule[Any], ...] = MERGES, most: int =
     queue = [start]
     for member in queue:
         yield member
+        if len(queue) >= most:
+            continue
         for match in between(member.end, rules):
             if len(queue) >= most:
                 break

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
+from math import isinf
 from typing import TypeAlias
 
 from lark import Token, Tree
@@ -49,12 +51,15 @@ def signed(tree: Node) -> int:
 
 
 def number_of(tree: Tree[Token]) -> float:
-    """An integer, a decimal number or ``inf``; integers stay exact."""
+    """An integer, a decimal number or ``inf``; integers stay exact.  No number becomes 0, or infinite, by rounding."""
     match tree.children[0]:
         case Token(type="INT") as token:
             return integer(token)
         case token:
-            return float(str(token))
+            value = float(str(token))
+            if str(token) != "inf" and (isinf(value) or (not value and Decimal(str(token)))):
+                raise Fault(token, f"found {token}, expected a number that floating point can hold")
+            return value
 
 
 def children(tree: Tree[Token]) -> list[Tree[Token]]:
