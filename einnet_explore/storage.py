@@ -41,7 +41,8 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None
         if where.exists() and not where.is_file():
             where.write_bytes(data)
             return
-        handle, aside = tempfile.mkstemp(dir=where.parent, prefix=f".{where.name}-")
+        # A name may be as long as file names can be: of it, 40 characters are 160 bytes at most.
+        handle, aside = tempfile.mkstemp(dir=where.parent, prefix=f".{where.name[:40]}-")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -155,6 +156,55 @@ def test_broken_steps_and_missing_parts_are_named(tmp_path: Path, capsys: pytest
     (tmp_path / "x.einx").write_text("{")
     assert main(["show", str(tmp_path / "x.einx")]) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_saved_searches_with_one_thing_changed_are_read_or_refused() -> None:
+    """A seeded sample of what one value of another type, or one that is lost, can do."""
+    run = started("paper")
+    list(islice(run, 60))
+    text = json.dumps(saved.to_json(run))
+    rng = random.Random(5)
+    refused = 0
+    changes: list[object] = [None, -1, 10**30, 1e400, "", [], {}, 3.7, "0.0.0.0"]
+    for what in (
+        "at",
+        "phi",
+        "iterators",
+        "state",
+        "parent",
+        "seconds",
+        "params",
+        "steps",
+        "options",
+        "start",
+        "depth",
+    ):
+        data = json.loads(text)
+        holders = [each for each in _objects(data) if what in each]
+        holder = rng.choice(holders[:6])
+        if rng.random() < 0.2:
+            del holder[what]
+        else:
+            holder[what] = rng.choice(changes)
+        try:
+            saved.from_json(Run, data, ee.program_seconds)
+        except RecordError:
+            refused += 1
+    assert refused >= 8
+    for where, part in (("candidates", "state"), ("prunings", "parent"), ("refusals", "state")):
+        data = json.loads(text)
+        data[where][0][part] = -1
+        with pytest.raises(RecordError, match=rf"0: found {part} -1, expected one of the \d+ states"):
+            saved.from_json(Run, data, ee.program_seconds)
+
+
+def _objects(data: object) -> list[dict[str, object]]:
+    match data:
+        case dict():
+            return [data, *(found for value in data.values() for found in _objects(value))]
+        case list():
+            return [found for value in data for found in _objects(value)]
+    return []
 
 
 def test_show_takes_a_saved_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

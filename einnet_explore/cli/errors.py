@@ -8,22 +8,27 @@ LONGEST = 600
 """Characters of a message that are shown: some libraries put whole programs into theirs."""
 
 
+def printable(text: str) -> str:
+    """*text* without what moves a cursor: names in files are whatever their writers wished; lines stay lines."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def one_line(error: BaseException) -> str:
-    """The message of *error* on one line.
+    """The message of *error* on one line, printable.
 
     A system error names its file and what the system said.  What is nobody's input (a compiler that fails, a mistake of
     our own) names its kind and says how to see more.
     """
     match error:
         case OSError(strerror=str(said)) if said:
-            return f"{error.filename}: {said}" if error.filename else said
+            return printable(f"{error.filename}: {said}" if error.filename else said).replace("\n", " ")
         case MemoryError():
             return f"not enough memory: {' '.join(str(error).split()) or 'an allocation failed'}"
         case KeyError() if error.args:
             message = str(error.args[0])
         case _:
             message = str(error)
-    line = " ".join(message.split())
+    line = printable(" ".join(message.split()))
     shown = line if len(line) <= LONGEST else f"{line[:LONGEST]} …"
     if isinstance(error, ValueError | LookupError | OSError) and " " in shown:
         return shown

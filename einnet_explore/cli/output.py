@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from einnet_explore.cli.errors import printable
 from einnet_explore.storage import write_atomically
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def save(path: str, content: str | bytes) -> None:
 
 def say(message: str) -> None:
     """A remark beside the results: on standard error."""
-    print(message, file=sys.stderr)
+    print(printable(message), file=sys.stderr)
 
 
 def write_json(where: str, document: Mapping[str, Any]) -> None:

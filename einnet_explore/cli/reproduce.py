@@ -94,9 +94,9 @@ def _end_to_end(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: 
     if arguments.limit_seconds:
         effort = replace(effort, budget=arguments.limit_seconds)
     lab = end_to_end.Lab(effort, say, out=_samples(arguments, "e1"))
-    if not arguments.again and (held := lab.resume()):
+    if held := lab.resume(arguments.again):
         say(f"{held} models were measured before: {lab.out}")
-    tables["e1"] = lambda _: end_to_end.sheets(lab.results, lab.failures)
+    tables["e1"] = lambda _: end_to_end.sheets(lab.shown, lab.failures)
     lab.done = lambda: _so_far(arguments, "e1", tables)
     return Work(lab.run, lambda: f"{len(lab.results)} models")
 
@@ -114,11 +114,11 @@ def _operators(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: d
     if arguments.limit_seconds:
         effort = replace(effort, search=arguments.limit_seconds)
     lab = operator_cases.Lab(effort, say, out=_samples(arguments, "e2-e3"))
-    if not arguments.again and (held := lab.resume()):
+    if held := lab.resume(arguments.again):
         say(f"{held} operators were measured before: {lab.out}")
     made: dict[str, Experiment] = {
-        "e2": lambda _: (operator_tables.table3(lab.results.values(), lab.failures),),
-        "e3": lambda _: (operator_tables.fig16(lab.results.values(), lab.failures, effort.present),),
+        "e2": lambda _: (operator_tables.table3(lab.shown, lab.failures),),
+        "e3": lambda _: (operator_tables.fig16(lab.shown, lab.failures, effort.present),),
     }
     tables |= {name: made[name] for name in mine}
     lab.done = lambda: _so_far(arguments, mine[0], tables)

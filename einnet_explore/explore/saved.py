@@ -85,7 +85,7 @@ def from_json(kind: type[R], data: object, cost: Cost, source: str = "<run>") ->
         raise RecordError(f"{source}: {error}") from None
     except KeyError as error:
         raise RecordError(f"{source}: {error} is missing") from None
-    except (RuleRefused, LookupError, TypeError, ValueError) as error:
+    except (RuleRefused, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise RecordError(f"{source}: {error}") from None
 
 
@@ -105,21 +105,31 @@ def _read(kind: type[R], data: Mapping[str, Any], cost: Cost) -> R:
         before = search.states[each["parent"]].program if n else search.start
         matches, program = _replayed(known, before, each["steps"], f"state {n}")
         search.states.append(State(n, each["parent"], matches, program, each["depth"], each["phase"], each["distance"]))
-    for each in data["candidates"]:
-        derivation = search.derivation(each["state"])
-        run.candidates.append(Candidate(each["state"], derivation, each["seconds"], each["how"]))
+    there = range(len(search.states))
+    for n, each in enumerate(data["candidates"]):
+        derivation = search.derivation(_state(each, "state", there, f"candidate {n}"))
+        run.candidates.append(Candidate(each["state"], derivation, float(each["seconds"]), each["how"]))
     for n, each in enumerate(data["prunings"]):
+        _state(each, "parent", there, f"pruning {n}")
         matches, _ = _replayed(known, search.states[each["parent"]].program, each["steps"], f"pruning {n}")
         run.pruned.append(Pruned(each["parent"], matches, each["why"], each["twin"]))
+    for n, each in enumerate(data["refusals"]):
+        _state(each, "state", there, f"refusal {n}")
     run.refused = [Refused(r["state"], read_path(r["at"]), r["target"], r["why"]) for r in data["refusals"]]
     search.pruned, search.complete, search.ended = data["pruned"], data["complete"], data["ended"]
     search.expanded.update(data["expanded"])
     search.best = min((c.seconds for c in run.candidates), default=float("inf"))
     first = data["first_found"]
     run.first_found = None if first is None else (first[0], first[1])
-    run.seconds = data["seconds"]
+    run.seconds = float(data["seconds"])
     run.behind(data["events"])
     return run
+
+
+def _state(entry: Mapping[str, Any], key: str, there: range, where: str) -> int:
+    if not isinstance(found := entry[key], int) or found not in there:
+        raise RecordError(f"{where}: found {key} {found!r}, expected one of the {len(there)} states")
+    return found
 
 
 def _options(options: Options) -> dict[str, Any]:
@@ -148,7 +158,7 @@ def _replayed(
             program.scope_at(at)
             match = Match(rule, at, rule.decode(program, at, step["params"]))
             program = match.apply(program).after
-        except (RuleRefused, LookupError, ValueError) as error:
+        except (RuleRefused, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise RecordError(f"{where}: {rule.name} at {step['at']}: {error}") from None
         matches.append(match)
     return tuple(matches), program

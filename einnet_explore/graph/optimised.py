@@ -196,7 +196,7 @@ class Optimised:
             now = " + ".join(
                 [*(o["name"] for o in said["operators"]), *([f"{said['eoperators']} eOperators"] if part.kept else [])]
             )
-            names = ", ".join(part.nodes[:2]) + (f", … ({len(part.nodes)})" if len(part.nodes) > 2 else "")
+            names = ", ".join(map(_shown, part.nodes[:2])) + (f", … ({len(part.nodes)})" if len(part.nodes) > 2 else "")
             cells = [names, f"{before * 1e6:.0f} µs", f"{after * 1e6:.0f} µs", f"{before / after:.2f}" if after else ""]
             rows.append([*cells, now or f"original ({part.why})", part.certificate, str(part.numerics or "")])
         return rows
@@ -249,8 +249,13 @@ class Optimised:
 
 
 def _word(name: str) -> str:
-    """*name* as part of a file name."""
-    return re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "part"
+    """*name* as part of a file name, which has to end somewhere."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", name[:80]).strip("_") or "part"
+
+
+def _shown(name: str) -> str:
+    """*name* for a table: its beginning, and nothing that moves a cursor."""
+    return "".join(c if c.isprintable() else "?" for c in name[:80]) + ("…" if len(name) > 80 else "")
 
 
 def _cell(column: int, text: str) -> str:

@@ -23,6 +23,8 @@ class Call:
 
     node: Node
     model: Model
+    attributes: frozenset[str] = frozenset()
+    """Those that the definition knows: it may ask for no other."""
 
     @property
     def opset(self) -> int:
@@ -53,7 +55,12 @@ class Call:
         return _tensor(self.node.outputs[n], self.model)
 
     def get(self, name: str, default: Any) -> Any:
-        """Attribute *name*; strings come decoded, lists as tuples."""
+        """Attribute *name*; strings come decoded, lists as tuples.
+
+        Raises LookupError where the definition does not name it among what it knows: a mistake in the definition.
+        """
+        if name not in self.attributes:
+            raise LookupError(f"the definition of {self.node.op} asks for {name}, which it does not say it knows")
         match self.node.attributes.get(name, default):
             case bytes() as text:
                 return text.decode()
@@ -117,12 +124,15 @@ class OnnxOperator:
 
     *kind* is ``contraction`` (a sum of products of two operands), ``elementwise``, ``activation`` (elementwise and not
     linear), ``layout`` (moves elements only) or ``reduction``.  *integers* says that it means the same on integers.
+    *attributes* are the names of those that the definition knows, those that change nothing among them: a node that
+    has another, which is not at its default, is not understood.
     """
 
     name: str
     kind: str
     express: Express
     integers: bool = False
+    attributes: str = ""
 
 
 def iterators(shape: Iterable[int], stem: str = "i") -> tuple[Iterator, ...]:

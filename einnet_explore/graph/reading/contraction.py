@@ -103,6 +103,10 @@ def _terms(formula: str, ranks: Shape) -> tuple[tuple[str, ...], str, str]:
     return tuple(term.replace("...", many) for term in terms), output.replace("...", many), many
 
 
+SLIDING = "auto_pad kernel_shape strides dilations pads"
+"""The attributes of what slides a window; the kernel's shape is that of its weights, where it has any."""
+
+
 def windows(call: Call, kernel: Shape, spatial: Shape, out: Shape) -> tuple[Shape, Shape, Shape]:
     """(strides, dilations, padding in front) of a node that slides a window of *kernel* over *spatial*."""
     rank = len(kernel)
@@ -218,9 +222,11 @@ def _grouped(call: Call, scope: Scope) -> Iterable[Equation]:
 
 CONTRACTIONS: tuple[OnnxOperator, ...] = (
     OnnxOperator("MatMul", "contraction", _matmul),
-    OnnxOperator("Gemm", "contraction", _gemm),
-    OnnxOperator("Einsum", "contraction", _einsum),
-    OnnxOperator("Conv", "contraction", _conv),
-    OnnxOperator("ConvTranspose", "contraction", _conv_transpose),
+    OnnxOperator("Gemm", "contraction", _gemm, attributes="alpha beta transA transB"),
+    OnnxOperator("Einsum", "contraction", _einsum, attributes="equation"),
+    OnnxOperator("Conv", "contraction", _conv, attributes=f"{SLIDING} group"),
+    OnnxOperator(
+        "ConvTranspose", "contraction", _conv_transpose, attributes=f"{SLIDING} group output_padding output_shape"
+    ),
 )
 """Their names in the paper: Matmul, Conv, and whatever a sum of products is."""

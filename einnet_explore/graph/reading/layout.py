@@ -182,19 +182,19 @@ def _space_to_depth(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
 
 
 LAYOUT: tuple[OnnxOperator, ...] = (
-    OnnxOperator("Transpose", "layout", _moving(_transpose), integers=True),
-    OnnxOperator("Reshape", "layout", _moving(_reshape), integers=True),
-    OnnxOperator("Flatten", "layout", _moving(_reshape), integers=True),
-    OnnxOperator("Squeeze", "layout", _moving(_reshape), integers=True),
-    OnnxOperator("Unsqueeze", "layout", _moving(_reshape), integers=True),
-    OnnxOperator("Slice", "layout", _moving(_slice), integers=True),
-    OnnxOperator("Split", "layout", _split, integers=True),
-    OnnxOperator("Concat", "layout", _concat, integers=True),
-    OnnxOperator("Pad", "layout", _pad, integers=True),
+    OnnxOperator("Transpose", "layout", _moving(_transpose), integers=True, attributes="perm"),
+    OnnxOperator("Reshape", "layout", _moving(_reshape), integers=True, attributes="shape allowzero"),
+    OnnxOperator("Flatten", "layout", _moving(_reshape), integers=True, attributes="axis"),
+    OnnxOperator("Squeeze", "layout", _moving(_reshape), integers=True, attributes="axes"),
+    OnnxOperator("Unsqueeze", "layout", _moving(_reshape), integers=True, attributes="axes"),
+    OnnxOperator("Slice", "layout", _moving(_slice), integers=True, attributes="starts ends axes steps"),
+    OnnxOperator("Split", "layout", _split, integers=True, attributes="axis split num_outputs"),
+    OnnxOperator("Concat", "layout", _concat, integers=True, attributes="axis"),
+    OnnxOperator("Pad", "layout", _pad, integers=True, attributes="mode pads value"),
     OnnxOperator("Expand", "layout", _expand, integers=True),
     OnnxOperator("Tile", "layout", _moving(_tile), integers=True),
-    OnnxOperator("Gather", "layout", _moving(_gather), integers=True),
-    OnnxOperator("DepthToSpace", "layout", _moving(_depth_to_space), integers=True),
-    OnnxOperator("SpaceToDepth", "layout", _moving(_space_to_depth), integers=True),
+    OnnxOperator("Gather", "layout", _moving(_gather), integers=True, attributes="axis"),
+    OnnxOperator("DepthToSpace", "layout", _moving(_depth_to_space), integers=True, attributes="blocksize mode"),
+    OnnxOperator("SpaceToDepth", "layout", _moving(_space_to_depth), integers=True, attributes="blocksize mode"),
 )
 """The shape that a reshaping node gives its result is the model's, so its other operand need not be looked at."""

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import helper, inliner, numpy_helper, version_converter
+from onnx import external_data_helper, helper, numpy_helper, version_converter
 
 from einnet_explore.graph.reading.checks import (
     check_header,
@@ -20,7 +20,8 @@ from einnet_explore.graph.reading.checks import (
     check_weights,
     in_order,
 )
-from einnet_explore.graph.reading.model import Model, ModelError, Shape, identifiers, nodes_of, opset
+from einnet_explore.graph.reading.functions import every_node, inlined
+from einnet_explore.graph.reading.model import Array, Model, ModelError, Shape, identifiers, nodes_of, opset
 from einnet_explore.graph.reading.shapes import fold, give_shapes, values_of
 
 OPSET = 21
@@ -38,15 +39,14 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Mappin
     """
     file, proto = _read(model)
     check_header(file, proto)
-    if proto.functions:
-        proto = inliner.inline_local_functions(proto)
+    proto = inlined(file, proto)
     _sort(file, proto)
     give_shapes(file, proto.graph, shapes)
     _lift_constants(file, proto)
     original = onnx.ModelProto()
     original.CopyFrom(proto)
     _valid(file, proto)
-    check_weights(file, nodes_of(proto.graph), {w.name: numpy_helper.to_array(w) for w in proto.graph.initializer})
+    check_weights(file, nodes_of(proto.graph), _arrays(file, proto.graph))
     return _model(file, _converted(file, fold(file, proto)), original)
 
 
@@ -54,7 +54,7 @@ def _model(file: str, proto: onnx.ModelProto, original: onnx.ModelProto) -> Mode
     _sort(file, proto)
     graph = proto.graph
     nodes, values = nodes_of(graph), values_of(graph)
-    weights = {w.name: numpy_helper.to_array(w) for w in graph.initializer}
+    weights = _arrays(file, graph)
     inputs = tuple(values[v.name] for v in graph.input if v.name not in weights)
     check_memory(file, values.values())
     check_sizes(file, inputs, nodes, values)
@@ -71,14 +71,28 @@ def _model(file: str, proto: onnx.ModelProto, original: onnx.ModelProto) -> Mode
     )
 
 
+def _arrays(file: str, graph: onnx.GraphProto) -> dict[str, Array]:
+    """The weights of *graph* by name."""
+    made = {}
+    for weight in graph.initializer:
+        try:
+            made[weight.name] = numpy_helper.to_array(weight)
+        except (KeyError, TypeError, ValueError) as error:
+            found = f"type {weight.data_type}" if isinstance(error, KeyError) else _line(error)
+            raise ModelError(
+                f"{file}: weight {weight.name}: found {found}, expected the elements of a tensor"
+            ) from None
+    return made
+
+
 def _read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[str, onnx.ModelProto]:
     match model:
         case onnx.ModelProto():
             proto = onnx.ModelProto()
             proto.CopyFrom(model)
-            return "<model>", proto
+            return "<model>", _complete("<model>", proto)
         case bytes():
-            return "<bytes>", _parsed("<bytes>", model)
+            return "<bytes>", _complete("<bytes>", _parsed("<bytes>", model))
         case _:
             path = Path(model)
             try:
@@ -91,6 +105,18 @@ def _read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[str,
             except (OSError, ValueError, onnx.checker.ValidationError) as error:
                 raise ModelError(f"{path}: external data: found {_line(error)}, expected the weights' file") from None
             return str(path), proto
+
+
+def _complete(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
+    """*proto*, which lies in no folder: refused where it needs a file beside it, which readers would look for here."""
+    inside = (t for n in every_node(proto) for a in n.attribute for t in (a.t, *a.tensors))
+    for tensor in chain(proto.graph.initializer, inside):
+        if external_data_helper.uses_external_data(tensor):
+            raise ModelError(
+                f"{file}: external data: found tensor {tensor.name} in a file of its own, expected the "
+                "path of the model, or one with its weights in it"
+            )
+    return proto
 
 
 def _parsed(file: str, data: bytes) -> onnx.ModelProto:

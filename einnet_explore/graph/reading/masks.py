@@ -59,6 +59,6 @@ def _between(place: Index, first: int, last: int, most: tuple[int, int], yes: Sc
 
 SELECTION: tuple[OnnxOperator, ...] = (
     OnnxOperator("Where", "elementwise", _where, integers=True),
-    OnnxOperator("Trilu", "elementwise", _trilu, integers=True),
+    OnnxOperator("Trilu", "elementwise", _trilu, integers=True, attributes="upper"),
 )
 """A condition that is computed when the model runs is no number, and subprograms compute numbers: it stays."""

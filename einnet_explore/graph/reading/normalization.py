@@ -187,14 +187,19 @@ def _lrn(call: Call) -> Iterable[Equation]:
 
 
 NORMALIZATION: tuple[OnnxOperator, ...] = (
-    OnnxOperator("Softmax", "reduction", _softmax),
-    OnnxOperator("LogSoftmax", "reduction", _log_softmax),
-    OnnxOperator("BatchNormalization", "elementwise", _batch_normalization),
-    OnnxOperator("LayerNormalization", "reduction", _layer_normalization),
-    OnnxOperator("RMSNormalization", "reduction", _rms_normalization),
-    OnnxOperator("InstanceNormalization", "reduction", _instance_normalization),
-    OnnxOperator("GroupNormalization", "reduction", _group_normalization),
-    OnnxOperator("MeanVarianceNormalization", "reduction", _mean_variance),
-    OnnxOperator("LpNormalization", "reduction", _lp_normalization),
-    OnnxOperator("LRN", "reduction", _lrn),
+    OnnxOperator("Softmax", "reduction", _softmax, attributes="axis"),
+    OnnxOperator("LogSoftmax", "reduction", _log_softmax, attributes="axis"),
+    OnnxOperator(
+        "BatchNormalization",
+        "elementwise",
+        _batch_normalization,
+        attributes="epsilon momentum is_test spatial training_mode",
+    ),
+    OnnxOperator("LayerNormalization", "reduction", _layer_normalization, attributes="axis epsilon stash_type"),
+    OnnxOperator("RMSNormalization", "reduction", _rms_normalization, attributes="axis epsilon stash_type"),
+    OnnxOperator("InstanceNormalization", "reduction", _instance_normalization, attributes="epsilon"),
+    OnnxOperator("GroupNormalization", "reduction", _group_normalization, attributes="epsilon num_groups stash_type"),
+    OnnxOperator("MeanVarianceNormalization", "reduction", _mean_variance, attributes="axes"),
+    OnnxOperator("LpNormalization", "reduction", _lp_normalization, attributes="axis p"),
+    OnnxOperator("LRN", "reduction", _lrn, attributes="alpha beta bias size"),
 )

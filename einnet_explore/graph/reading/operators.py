@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
+
+import onnx
+from onnx import helper
 
 from einnet_explore.graph.reading.attention import ATTENTION
 from einnet_explore.graph.reading.call import Call, OnnxOperator, Unclear
@@ -35,6 +39,29 @@ class NotUnderstood:
     reason: str
 
 
+HINTS = frozenset(("consumed_inputs",))
+"""Attributes of operator set 1 that say how to run a node, not what it computes."""
+
+
+def beyond(node: Node, opset: int, known: frozenset[str]) -> tuple[str, ...]:
+    """The attributes of *node* that are not *known* and not at the default of the operator set *opset*."""
+    others = {name: value for name, value in node.attributes.items() if name not in known | HINTS}
+    if not others:
+        return ()
+    try:
+        declared = onnx.defs.get_schema(node.op, opset, node.domain).attributes
+    except onnx.defs.SchemaError:  # an operator set that this version of onnx does not know
+        return tuple(sorted(others))
+    return tuple(
+        sorted(name for name, value in others.items() if name not in declared or value != _default(declared[name]))
+    )
+
+
+def _default(declared: onnx.defs.OpSchema.Attribute) -> Any:
+    value = declared.default_value
+    return helper.get_attribute_value(value) if value.type else None
+
+
 def express(
     node: Node, model: Model, operators: Mapping[str, OnnxOperator] = OPERATORS_ONNX
 ) -> tuple[Equation, ...] | NotUnderstood:
@@ -50,7 +77,12 @@ def express(
     dtype = value.dtype if value else None
     if dtype is None or dtype.kind not in ("fiu" if operator.integers else "f"):
         return NotUnderstood(f"elements are {dtype}, not real numbers")
+    known = frozenset(operator.attributes.split())
+    if new := beyond(node, model.opset, known):
+        return NotUnderstood(f"attribute {', '.join(new)} is none that is understood here")
     try:
-        return tuple(operator.express(Call(node, model)))
+        return tuple(operator.express(Call(node, model, known)))
     except Unclear as why:
         return NotUnderstood(str(why))
+    except (ArithmeticError, ValueError, IndexError) as error:  # no group, text in no encoding: checkers let that pass
+        return NotUnderstood(f"its attributes make no expression: {str(error).splitlines()[0]}")

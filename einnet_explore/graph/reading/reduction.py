@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from math import inf, prod
 
 from einnet_explore.graph.reading.call import Call, Express, OnnxOperator, read
-from einnet_explore.graph.reading.contraction import windows
+from einnet_explore.graph.reading.contraction import SLIDING, windows
 from einnet_explore.graph.reading.elementwise import fn
 from einnet_explore.ir import Access, Apply, Compare, Const, Equation, Index, Iterator, Scalar, Scope, Tensor, add, mul
 
@@ -152,21 +152,25 @@ def _log_sum_exp(call: Call) -> Iterable[Equation]:
     yield call.equation(Scope(xs, (), add(read(largest.tensor, *xs), fn("log", read(total.tensor, *xs)))))
 
 
+REDUCING = "axes keepdims noop_with_empty_axes"
+
 REDUCTIONS_ONNX: tuple[OnnxOperator, ...] = (
-    OnnxOperator("ReduceSum", "reduction", _reduce("sum")),
-    OnnxOperator("ReduceMean", "reduction", _reduce("sum", mean=True)),
-    OnnxOperator("ReduceMax", "reduction", _reduce("max")),
-    OnnxOperator("ReduceMin", "reduction", _reduce("min")),
-    OnnxOperator("ReduceProd", "reduction", _reduce("prod")),
-    OnnxOperator("ReduceL1", "reduction", _reduce("sum", lambda x: fn("abs", x))),
-    OnnxOperator("ReduceL2", "reduction", _reduce("sum", lambda x: mul(x, x), lambda x: fn("sqrt", x))),
-    OnnxOperator("ReduceSumSquare", "reduction", _reduce("sum", lambda x: mul(x, x))),
-    OnnxOperator("ReduceLogSum", "reduction", _reduce("sum", g=lambda x: fn("log", x))),
-    OnnxOperator("ReduceLogSumExp", "reduction", _log_sum_exp),
+    OnnxOperator("ReduceSum", "reduction", _reduce("sum"), attributes=REDUCING),
+    OnnxOperator("ReduceMean", "reduction", _reduce("sum", mean=True), attributes=REDUCING),
+    OnnxOperator("ReduceMax", "reduction", _reduce("max"), attributes=REDUCING),
+    OnnxOperator("ReduceMin", "reduction", _reduce("min"), attributes=REDUCING),
+    OnnxOperator("ReduceProd", "reduction", _reduce("prod"), attributes=REDUCING),
+    OnnxOperator("ReduceL1", "reduction", _reduce("sum", lambda x: fn("abs", x)), attributes=REDUCING),
+    OnnxOperator(
+        "ReduceL2", "reduction", _reduce("sum", lambda x: mul(x, x), lambda x: fn("sqrt", x)), attributes=REDUCING
+    ),
+    OnnxOperator("ReduceSumSquare", "reduction", _reduce("sum", lambda x: mul(x, x)), attributes=REDUCING),
+    OnnxOperator("ReduceLogSum", "reduction", _reduce("sum", g=lambda x: fn("log", x)), attributes=REDUCING),
+    OnnxOperator("ReduceLogSumExp", "reduction", _log_sum_exp, attributes=REDUCING),
     OnnxOperator("GlobalAveragePool", "reduction", _global("sum", mean=True)),
     OnnxOperator("GlobalMaxPool", "reduction", _global("max", mean=False)),
-    OnnxOperator("MaxPool", "reduction", _max_pool),
-    OnnxOperator("AveragePool", "reduction", _average_pool),
-    OnnxOperator("LpPool", "reduction", _lp_pool),
+    OnnxOperator("MaxPool", "reduction", _max_pool, attributes=f"{SLIDING} ceil_mode storage_order"),
+    OnnxOperator("AveragePool", "reduction", _average_pool, attributes=f"{SLIDING} ceil_mode count_include_pad"),
+    OnnxOperator("LpPool", "reduction", _lp_pool, attributes=f"{SLIDING} ceil_mode p"),
 )
 """A mean multiplies each term by the reciprocal of the count: the expression stays one scope and linear."""

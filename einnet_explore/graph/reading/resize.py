@@ -93,7 +93,13 @@ def _rounded(positions: Array, mode: str) -> Array:
 
 
 RESIZE: tuple[OnnxOperator, ...] = (
-    OnnxOperator("Resize", "layout", _resize),
-    OnnxOperator("Upsample", "layout", _upsample),
+    OnnxOperator(
+        "Resize",
+        "layout",
+        _resize,
+        attributes="antialias axes coordinate_transformation_mode cubic_coeff_a exclude_outside extrapolation_value"
+        " keep_aspect_ratio_policy mode nearest_mode",
+    ),
+    OnnxOperator("Upsample", "layout", _upsample, attributes="mode scales"),
 )
 """Other modes interpolate; they stay as they are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -100,7 +101,7 @@ def infer(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
             del shaped.graph.node[:]
             shaped.graph.node.extend(proto.graph.node)
             return shaped if strict else _by_runtime(shaped)
-        except (shape_inference.InferenceError, RuntimeError) as error:
+        except (shape_inference.InferenceError, RuntimeError, ValueError) as error:
             message = str(error)
     raise ModelError(f"{file}: found shapes that do not fit: {_blamed(proto, message)}")
 
@@ -178,6 +179,9 @@ def _blamed(proto: onnx.ModelProto, message: str) -> str:
 _SMALL = 4096
 """A shape computation handles lists of dimensions; whatever has more elements is data."""
 
+_COUNTED = 1 << 60
+"""NumPy has no array of more elements, not even of one that is repeated; such a value is refused as it is."""
+
 _FROM_SIZES = ("ConstantOfShape", "EyeLike", "OneHot", "Range")
 """Operators that make real numbers too from sizes alone: states that begin at zero, positions."""
 
@@ -224,11 +228,13 @@ def _folded(
     kinds = "iubf" if node.op in _FROM_SIZES else "iub"
     if any(v is None or v.shape is None or v.dtype is None or v.dtype.kind not in kinds for v in made):
         return None
-    if sum(int(np.prod(v.shape)) for v in made if v is not None and v.shape is not None) > _SMALL:
+    if sum(prod(v.shape) for v in made if v is not None and v.shape is not None) > _SMALL:
+        return None
+    if any(a.HasField("g") or a.graphs for a in node.proto.attribute):  # its small result may take any time and memory
         return None
     if node.op in ("Shape", "Size"):
         source = values.get(node.inputs[0])
-        if source is None or source.shape is None:
+        if source is None or source.shape is None or prod(source.shape) > _COUNTED:
             return None
         feed: dict[str, Array] = {node.inputs[0]: np.broadcast_to(np.float32(0), source.shape)}
     elif node.reads and all(name in known for name in node.reads) and not node.op.startswith(("Random", "Bernoulli")):
