@@ -100,8 +100,8 @@ def test_a_rival_that_cannot_is_left_out(case: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(bench, "Worker", Weak)
     said = bench.benchmark(case, threads=1, rounds=1, max_depth=1)
     assert said["refused"] == {ORT: "no kernel"} and list(said["engines"]) == [OURS, DIRECT]
-    monkeypatch.setattr(engines, "derived", lambda *_: (_ for _ in ()).throw(ValueError("found no candidate")))
-    with pytest.raises(ValueError, match="found no candidate"):
+    monkeypatch.setattr(engines, "kept", lambda *_: (_ for _ in ()).throw(ValueError("no candidate runs")))
+    with pytest.raises(ValueError, match="no candidate runs"):
         bench.benchmark(case, threads=1, rounds=1)
 
 

@@ -1,7 +1,10 @@
 """``reproduce e1 e2 e3``: what the tables say of measurements, the figures, and what an interruption leaves."""
 
 import csv
+import json
+import re
 import sys
+from dataclasses import replace
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -18,6 +21,7 @@ from einnet_explore.explore.operator_cases import AFTER, BEFORE, Compared, Opera
 from einnet_explore.explore.sheet import Sheet
 from einnet_explore.graph.bench import paired
 from einnet_explore.graph.bench.engines import COMPILED, DIRECT, EXPORTED, GENERATED, NUMPY, ORT, OURS, TORCH
+from einnet_explore.graph.models import MODELS
 from einnet_explore.operators import expressions as ops
 from einnet_explore.render import text
 
@@ -54,11 +58,25 @@ def test_end_to_end_tables() -> None:
     assert ratios.column("torch_times_ours") == pytest.approx((9.0, 8.5, 2.0))
     assert ratios.column("torch_compile_ms") == (None,) * 3
     assert ratios.column("best_rival") == (ORT,) * 3 and ratios.column("refused")[0] == "torch.compile: no compiler"
-    assert "over 2 models at batch 1, 1 threads: 4.00; least 2.00, most 8.00" in ratios.note
-    assert "over 1 models at batch 16, 2 threads: 0.50" in ratios.note
-    assert "The machine was busy: a load of up to 1000.0 on" in ratios.note
+    of = "of the 7 models at batch"
+    without = "without fsrcnn, gcn, resnet18, csrnet, longformer"
+    assert f"over 2 {of} 1, 1 thread ({without}): 4.00; least 2.00, most 8.00." in ratios.note
+    assert f"over 1 {of} 16, 2 threads (without infogan, {without[8:]}): 0.50" in ratios.note
+    assert "The machine was busy for 3 of 3 measurements: a load of up to 1000.0 on" in ratios.note
     assert "gcn at batch 16, 2 threads was not measured: out of memory." in ratios.note
     assert attribution.rows[0] == ("infogan", 1, 1, 2, "Conv_0, Relu_1", 1.5)
+
+
+def test_means_are_of_whole_models_and_loads_of_the_rows_shown() -> None:
+    every = {Unit(1, 1, model.name): result(ours=1.0, ort=4.0) | {"load": 0.5} for model in MODELS}
+    part = {Unit(1, 1, "gcn-heads"): result(ours=1.0, ort=500.0) | {"load": 1e3}}
+    (quiet, _), (both, _), (alone, _) = (end_to_end.sheets(found) for found in (every, every | part, part))
+    assert "over the 7 models at batch 1, 1 thread: 4.00; least 4.00, most 4.00." in quiet.note
+    assert "busy" not in quiet.note and "gcn-heads" not in quiet.note
+    assert "over the 7 models at batch 1, 1 thread: 4.00; least 4.00, most 4.00." in both.note
+    assert "gcn-heads at batch 1, 1 thread, a part of a model and in no mean: 500.00." in both.note
+    assert "busy for 1 of 8 measurements: a load of up to 1000.0" in both.note and both.column("load")[-1] == 1e3
+    assert "mean over" not in alone.note
 
 
 def test_nothing_measured_is_an_empty_table() -> None:
@@ -127,7 +145,9 @@ def test_an_operator_before_and_after_on_each_backend(lab: operator_cases.Lab) -
     figure = operator_tables.fig16(lab.results.values(), lab.failures, lab.effort.present)
     assert figure.column("backend") == (ORT, GENERATED, "our plan", "what is kept")
     assert figure.column("before_by")[:2] == (None, None) and set(figure.column("before_by")[2:]) <= {ORT, NUMPY}
-    assert one.times.said[f"{AFTER}, {OURS}"] == row["kept_here"] and row["kept_here"].endswith(" steps, proved)")
+    assert one.times.said[f"{AFTER}, {OURS}"] == row["kept_here"] and re.search(
+        r" \((0 steps: the original\)$|\d+ steps, proved\); )", row["kept_here"]
+    )
     for sheet in (table, figure):
         assert bars(sheet).svg.startswith("<svg")
 
@@ -142,9 +162,18 @@ def fig16_with(refused: dict[str, str]) -> Sheet:
 def test_a_backend_that_cannot_run_one_of_the_two_says_why() -> None:
     sheet = fig16_with({f"{AFTER}, {ORT}": "no kernel"})
     assert sheet.rows == (
-        ("Conv3x3", ORT, 2.0, None, None, None, "no kernel"),
-        ("Conv3x3", "our plan", 2.0, 1.0, 2.0, ORT, None),
+        ("Conv3x3", ORT, 2.0, None, None, None, 0.0, "no kernel"),
+        ("Conv3x3", "our plan", 2.0, 1.0, 2.0, ORT, 0.0, None),
     )
+
+
+def test_what_computes_something_else_is_not_the_fastest() -> None:
+    samples = {f"{BEFORE}, {name}": (seconds,) for name, seconds in ((ORT, 0.002), (NUMPY, 0.001))}
+    times = paired.Measured(samples, dict.fromkeys(samples, ""), {f"{BEFORE}, {NUMPY}": 1e-3}, {}, "", {}, 1e3)
+    case = operators(True)[0]
+    one = Compared(case, derive(case, 5), "proved", times)
+    assert one.fastest(BEFORE, (ORT, NUMPY)) == ORT and one.error(BEFORE, NUMPY) == 1e-3
+    assert "busy for 1 of 1 measurements: a load of up to 1000.0" in operator_tables.fig16([one], {}, (ORT,)).note
 
 
 def test_figures_cut_long_bars_and_say_the_same_in_words() -> None:
@@ -215,15 +244,67 @@ def test_the_command_goes_on_where_it_was(
     assert main(both) == 130 and main(both) == 0
     assert [name for name, _ in asked] == ["infogan", "fsrcnn", "fsrcnn"]
     assert "1 models were measured before" in capsys.readouterr().err
-    with (tmp_path / "e1.csv").open() as file:
-        assert [r["model"] for r in csv.DictReader(file)] == ["infogan", "fsrcnn"]
+    assert rows(tmp_path) == {"infogan": "2.0", "fsrcnn": "2.0"}
     asked.clear()
     # Another model alone keeps what is there; other options, and --again, do not believe it.
     assert main([*command, "--model", "dcgan"]) == 0 and main(both) == 0 and asked == [("dcgan", 20)]
     assert main([*both, "--again"]) == 0 and len(asked) == 3
+    everything = (tmp_path / "e1.json").read_text()
     assert main([*both, "--limit-seconds", "1"]) == 0 and len(asked) == 5
-    (tmp_path / "e1.json").write_text("{")
-    assert main(both) == 0 and len(asked) == 7
+    assert rows(tmp_path) == {"infogan": "2.0", "fsrcnn": "2.0"}  # of one origin, the other is kept
+    assert (tmp_path / "e1.other.json").read_text() == everything
+    for damaged in ("{", "[]", "{}", '{"origin": 1, "results": 2}'):
+        (tmp_path / "e1.json").write_text(damaged)
+        asked.clear()
+        assert main([*command, "--model", "infogan"]) == 0 and len(asked) == 1
+
+
+def rows(folder: Path) -> dict[str, str]:
+    """The speed-up of each model in the table there, in its order."""
+    with (folder / "e1.csv").open() as file:
+        return {r["model"]: r["speedup"] for r in csv.DictReader(file)}
+
+
+def test_tables_gather_what_several_runs_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    takes = {"infogan": 2.0, "fsrcnn": 3.0, "dcgan": 4.0}
+
+    def measured(path: Path, **_: Any) -> dict[str, Any]:
+        if takes[path.stem] < 0:
+            raise KeyboardInterrupt
+        return result(ours=1.0, ort=takes[path.stem])
+
+    def asked(*models: str, again: bool = False) -> dict[str, str]:
+        wanted = [word for name in models for word in ("--model", name)]
+        assert main([*command, *wanted, *(["--again"] if again else [])]) == (130 if min(takes.values()) < 0 else 0)
+        return rows(tmp_path)
+
+    monkeypatch.setattr(end_to_end, "benchmark", measured)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # to draw takes the time
+    command = ["reproduce", "e1", "--threads", "2", "--batch", "1", "--out", str(tmp_path)]
+    assert asked("fsrcnn") == {"fsrcnn": "3.0"}
+    assert asked("infogan") == {"infogan": "2.0", "fsrcnn": "3.0"}
+    assert "over 2 of the 7 models at batch 1, 2 threads" in (tmp_path / "e1.md").read_text()
+    takes |= {"infogan": 5.0, "fsrcnn": 6.0}
+    assert asked("infogan", "dcgan") == {"infogan": "2.0", "dcgan": "4.0", "fsrcnn": "3.0"}
+    assert asked("infogan", again=True) == {"infogan": "5.0", "dcgan": "4.0", "fsrcnn": "3.0"}
+    takes |= {"dcgan": -1.0}  # interrupted there: it stands as it was
+    assert asked("infogan", "dcgan", "fsrcnn", again=True) == {"infogan": "5.0", "dcgan": "4.0", "fsrcnn": "3.0"}
+    assert "of the 1 models that were done" in capsys.readouterr().err
+    assert len(json.loads((tmp_path / "e1.json").read_text())["results"]) == 3
+    # What another run has measured meanwhile is kept.
+    labs = [
+        end_to_end.Lab(replace(EFFORT, models=(name,)), out=tmp_path / "both.json") for name in ("infogan", "fsrcnn")
+    ]
+    assert [lab.resume() for lab in labs] == [0, 0]
+    for lab in labs:
+        lab.run()
+    assert [unit.model for unit in labs[1].shown] == ["infogan", "fsrcnn"]
+    assert end_to_end.Lab(EFFORT, out=tmp_path / "both.json").resume() == 2
+
+
+EFFORT = end_to_end.Effort(("infogan", "fsrcnn"), (1,), (1,), attribute=False)
 
 
 def test_the_command_compares_operators_once_for_both(

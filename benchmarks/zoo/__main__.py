@@ -4,6 +4,8 @@
 ``--read`` only says what is understood.  For each: the nodes that subprograms hold, of how many; why others are in
 none; then the subprograms kept, of those that there was time for, of all; how many times faster than ONNX Runtime the
 plan is, measured in turns, and the written file; the largest error; the wall time.
+
+``--out DIR`` measures them with a process an engine and writes tables there; interrupted, it goes on (``measured.py``).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from time import perf_counter
 import onnx
 
 from benchmarks.zoo import KINDS
+from benchmarks.zoo.measured import Effort, Lab
 from einnet_explore.cli.output import table
 from einnet_explore.graph.optimise import optimize
 from einnet_explore.graph.optimised import Optimised
@@ -35,7 +38,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--write", type=Path, metavar="DIR", help="write the files and do nothing else")
     parser.add_argument("--read", action="store_true", help="only what is understood")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="measure, and write zoo.md, zoo.csv and zoo.json there")
+    parser.add_argument("--rounds", type=int, default=20, metavar="N", help="of --out")
+    parser.add_argument("--limit", type=float, default=30.0, metavar="SECONDS", help="of rounds a model, of --out")
+    parser.add_argument("--again", action="store_true", help="measure what DIR holds of an earlier run, too")
     asked = parser.parse_args(argv)
+    if asked.out:
+        lab = Lab(Effort(asked.threads, asked.budget, asked.rounds, asked.limit), asked.out)
+        print(lab.run(_asked(asked.models), asked.again).markdown())
+        return
     if asked.write:
         asked.write.mkdir(parents=True, exist_ok=True)
     rows = [READ if asked.read else READ + MEASURED]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from math import inf
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from einnet_explore.explore.resumed import Kept
+from einnet_explore.explore.resumed import Kept, busy
 from einnet_explore.explore.sheet import Cell, Sheet
 from einnet_explore.graph.bench.engines import COMPILED, EXPORTED, ORT, OURS, TORCH
 from einnet_explore.graph.bench.paired import benchmark
@@ -75,6 +75,13 @@ def known(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def _place(unit: Unit) -> tuple[int, int, int, float]:
+    """Where *unit* stands: small batches and few threads first, models in their order, the published size last."""
+    names = [model.name for model in (*MODELS, *PARTS)]
+    place = names.index(unit.model) if unit.model in names else len(names)
+    return unit.batch, unit.threads, place, inf if unit.size is None else unit.size
+
+
 QUICK = Effort(("infogan", "fsrcnn"), (1,), (1,), (ORT, TORCH), 7, 3.0, 4.0, False)
 
 
@@ -83,7 +90,8 @@ class Lab:
     """Measurements by unit; *note* hears of each before it begins, *done* after it.
 
     ``results`` and ``failures`` (why a unit could not be measured) hold what is done when this is interrupted; the
-    results are in the file *out* as well, and those of the same effort that it holds are not measured again.
+    results are in the file *out* as well.  ``earlier`` is what that file holds of earlier runs of the same effort, of
+    whatever models.
     """
 
     effort: Effort
@@ -92,13 +100,22 @@ class Lab:
     results: dict[Unit, Mapping[str, Any]] = field(default_factory=dict)
     failures: dict[Unit, str] = field(default_factory=dict)
     out: Path | None = None
+    earlier: dict[Unit, Mapping[str, Any]] = field(default_factory=dict)
 
-    def resume(self) -> int:
-        """Take over what the file *out* holds; how many units that is."""
-        wanted = set(self.effort.units())
-        held = {Unit(**one["unit"]): one["result"] for one in self._kept.read()}
-        self.results |= {unit: result for unit, result in held.items() if unit in wanted}
+    def resume(self, again: bool = False) -> int:
+        """Take over what the file *out* holds; how many of its units are wanted, and not measured again.
+
+        With *again* they all are, and stand as they were until then.
+        """
+        self.earlier = {Unit(**one["unit"]): one["result"] for one in self._kept.read()}
+        if not again:
+            self.results |= {unit: self.earlier[unit] for unit in self.effort.units() if unit in self.earlier}
         return len(self.results)
+
+    @property
+    def shown(self) -> dict[Unit, Mapping[str, Any]]:
+        """All that was measured, in this run and before it, in the order of the tables."""
+        return dict(sorted((self.earlier | self.results).items(), key=lambda one: _place(one[0])))
 
     @property
     def _kept(self) -> Kept:
@@ -107,9 +124,10 @@ class Lab:
         return Kept(self.out, options)
 
     def _keep(self) -> None:
-        ours = [{"unit": asdict(unit), "result": result} for unit, result in self.results.items()]
-        wanted = set(self.results)
-        self._kept.write([one for one in self._kept.read() if Unit(**one["unit"]) not in wanted] + ours)
+        # What another run has measured meanwhile is in the file alone.
+        held = {Unit(**one["unit"]): one["result"] for one in self._kept.read()}
+        self.earlier = self.earlier | held
+        self._kept.write([{"unit": asdict(unit), "result": result} for unit, result in self.shown.items()])
 
     def run(self) -> None:
         """Measure every unit that is not in ``results``."""
@@ -157,6 +175,7 @@ def _ratios(results: Mapping[Unit, Mapping[str, Any]], failures: Mapping[Unit, s
                 result["best"],
                 result["speedup"],
                 max(result["max_rel_error"].values()),
+                round(result["load"], 1) if "load" in result else None,
                 engines[OURS]["says"],
                 "; ".join(f"{name}: {why}" for name, why in result["refused"].items()) or None,
             )
@@ -164,7 +183,7 @@ def _ratios(results: Mapping[Unit, Mapping[str, Any]], failures: Mapping[Unit, s
     head = (
         "model", "size", "batch", "threads", *(f"{_short(name)}_ms" for name in ENGINES),
         *(f"{_short(name)}_times_ours" for name in ENGINES[1:]), "ours_iqr_ms", "best_rival", "speedup",
-        "max_rel_error", "ours_is", "refused",
+        "max_rel_error", "load", "ours_is", "refused",
     )  # fmt: skip
     return Sheet("e1", "Fig. 12: end to end", head, tuple(rows), _note(results, failures))
 
@@ -181,27 +200,31 @@ NOTE = (
 def _note(results: Mapping[Unit, Mapping[str, Any]], failures: Mapping[Unit, str]) -> str:
     said = [NOTE]
     for batch, threads in dict.fromkeys((unit.batch, unit.threads) for unit in results):
-        speedups = [
-            result["speedup"]
-            for unit, result in results.items()
-            if (unit.batch, unit.threads) == (batch, threads) and result["speedup"]
-        ]
-        if speedups:
-            said.append(
-                f"Geometric mean over {len(speedups)} models at batch {batch}, {threads} threads: "
-                f"{geometric_mean(speedups):.2f}; least {min(speedups):.2f}, most {max(speedups):.2f}."
-            )
-    busy = max((result.get("load", 0.0) for result in results.values()), default=0.0)
-    if busy > (os.cpu_count() or 1):
-        said.append(
-            f"The machine was busy: a load of up to {busy:.1f} on {os.cpu_count()} cores, where equal engines may "
-            "differ more than twofold. Measure again on a quiet one."
-        )
+        here = {u.model: r["speedup"] for u, r in results.items() if (u.batch, u.threads) == (batch, threads)}
+        said += _means({name: speedup for name, speedup in here.items() if speedup}, batch, threads)
+    said += busy([result.get("load", 0.0) for result in results.values()])
     said += [
         f"{unit.model} at batch {unit.batch}, {unit.threads} threads was not measured: {why}."
         for unit, why in failures.items()
     ]
     return " ".join(said)
+
+
+def _means(speedups: Mapping[str, float], batch: int, threads: int) -> Iterable[str]:
+    """Of the models as wholes, and which of them; parts of models are not among them."""
+    whole = [speedups[model.name] for model in MODELS if model.name in speedups]
+    missing = [model.name for model in MODELS if model.name not in speedups]
+    where = f"at batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
+    if whole:
+        of = f"{len(whole)} of the {len(MODELS)} models" if missing else f"the {len(MODELS)} models"
+        without = f" (without {', '.join(missing)})" if missing else ""
+        yield (
+            f"Geometric mean over {of} {where}{without}: {geometric_mean(whole):.2f}; least {min(whole):.2f}, most "
+            f"{max(whole):.2f}."
+        )
+    for part in PARTS:
+        if part.name in speedups:
+            yield f"{part.name} {where}, a part of a model and in no mean: {speedups[part.name]:.2f}."
 
 
 def _short(name: str) -> str:

@@ -23,6 +23,7 @@ from einnet_explore.explore.records import from_record, to_record
 from einnet_explore.explore.resumed import Kept
 from einnet_explore.graph.bench.engines import COMPILED, DIRECT, GENERATED, NUMPY, ORT, OURS, TORCH, Task
 from einnet_explore.graph.bench.paired import Measured, measured
+from einnet_explore.graph.contest import AGREEMENT
 from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.ir import EOPERATOR, VIEW, Program
 from einnet_explore.operators import expressions as ops
@@ -129,9 +130,14 @@ class Compared:
         label = label_of(when, backend)
         return float(self.times.summary(label)["seconds"]) if label in self.times.samples else None
 
+    def error(self, when: str, backend: str) -> float | None:
+        """How far its outputs are from the reference's, relative to the largest; None where it does not run."""
+        return self.times.errors.get(label_of(when, backend))
+
     def fastest(self, when: str, backends: Iterable[str]) -> str | None:
-        """The backend among *backends* that is fastest."""
-        there = {name: s for name in backends if (s := self.seconds(when, name)) is not None}
+        """The backend among *backends* that is fastest of those whose outputs agree."""
+        agree = [name for name in backends if (self.error(when, name) or 0.0) <= AGREEMENT]
+        there = {name: s for name in agree if (s := self.seconds(when, name)) is not None}
         return min(there, key=lambda name: there[name], default=None)
 
     def speedup(self, backend: str, base: str | None = None) -> float | None:
@@ -152,7 +158,7 @@ class Lab:
     """Comparisons by operator; *note* hears of each before it begins, *done* after it.
 
     ``results`` and ``failures`` (why one could not be compared) hold what is done when this is interrupted; the
-    results are in the file *out* as well, and those of the same effort that it holds are not measured again.
+    results are in the file *out* as well.  ``earlier`` is what that file holds of earlier runs of the same effort.
     """
 
     effort: Effort
@@ -161,14 +167,27 @@ class Lab:
     results: dict[str, Compared] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     out: Path | None = None
+    earlier: dict[str, Compared] = field(default_factory=dict)
 
-    def resume(self) -> int:
-        """Take over what the file *out* holds, its derivations applied again; how many operators that is."""
+    def resume(self, again: bool = False) -> int:
+        """Take over what the file *out* holds, its derivations applied again; how many are not compared again.
+
+        With *again* they all are, and stand as they were until then.
+        """
+        cases = {case.name: case for case in self.effort.cases}
         for one in self._kept.read():
-            case = next((case for case in self.effort.cases if case.name == one["case"]), None)
-            if case is not None and (held := _held(case, one)) is not None:
-                self.results[case.name] = held
+            name = one["case"]
+            if name in cases and (held := _held(cases[name], one)) is not None:
+                self.earlier[name] = held
+        if not again:
+            self.results |= self.earlier
         return len(self.results)
+
+    @property
+    def shown(self) -> tuple[Compared, ...]:
+        """All that was compared, in this run and before it, in the order of the effort."""
+        every = self.earlier | self.results
+        return tuple(every[case.name] for case in self.effort.cases if case.name in every)
 
     @property
     def _kept(self) -> Kept:
@@ -184,7 +203,7 @@ class Lab:
             self.note(case.name)
             try:
                 self.results[case.name] = compared(case, self.effort)
-                self._kept.write([_told(one) for one in self.results.values()])
+                self._kept.write([_told(one) for one in self.shown])
             except (ValueError, RuntimeError) as problem:
                 self.failures[case.name] = str(problem)
             self.done()

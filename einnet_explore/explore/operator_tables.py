@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from einnet_explore.algebra.equations import weight_only
 from einnet_explore.cost import work
 from einnet_explore.explore.operator_cases import AFTER, BEFORE, Compared, label_of
+from einnet_explore.explore.resumed import busy
 from einnet_explore.explore.sheet import Cell, Sheet
 from einnet_explore.graph.bench.cases import called
 from einnet_explore.graph.bench.engines import COMPILED, DIRECT, GENERATED, NUMPY, ORT, OURS, TORCH
 from einnet_explore.ir import VIEW, Program
 
 
-def table3(results: Iterable[Compared], failures: Mapping[str, str]) -> Sheet:
+def table3(results: Collection[Compared], failures: Mapping[str, str]) -> Sheet:
     """Table 3: the fastest way to run each operator before, and after; what is computed and moved."""
     rows: list[tuple[Cell, ...]] = []
     for one in results:
@@ -26,6 +27,7 @@ def table3(results: Iterable[Compared], failures: Mapping[str, str]) -> Sheet:
         assert first is not None and then is not None
         libraries_best = one.fastest(BEFORE, libraries)
         kept = one.speedup(OURS, libraries_best) if libraries_best is not None else None
+        taken = one.seconds(AFTER, OURS)
         was, now = _work(start), _work(end)
         rows.append(
             (
@@ -33,15 +35,17 @@ def table3(results: Iterable[Compared], failures: Mapping[str, str]) -> Sheet:
                 one.speedup(after, before), was[0], now[0], was[1], now[1],
                 *one.case.published, one.case.published[0] / one.case.published[1],
                 len(one.derivation.steps), one.certificate,
-                one.times.said.get(label_of(AFTER, OURS)), kept,
+                one.times.said.get(label_of(AFTER, OURS)), None if taken is None else taken * 1e3, kept,
+                max(one.times.errors.values(), default=None),
+                round(one.times.load, 1),
             )
         )  # fmt: skip
     head = (
         "case", "figure", "before_by", "before_ms", "after", "after_by", "after_ms", "speedup", "before_gflop",
         "after_gflop", "before_mb", "after_mb", "published_before_ms", "published_after_ms", "published_speedup",
-        "steps", "certificate", "kept_here", "kept_speedup",
+        "steps", "certificate", "kept_here", "kept_ms", "kept_speedup", "max_rel_error", "load",
     )  # fmt: skip
-    return Sheet("e2", "Table 3: the case studies", head, tuple(rows), _with(TABLE3_NOTE, failures))
+    return Sheet("e2", "Table 3: the case studies", head, tuple(rows), _with(TABLE3_NOTE, results, failures))
 
 
 TABLE3_NOTE = (
@@ -64,7 +68,7 @@ def _plan(backend: str) -> str:
     return {DIRECT: "our plan", OURS: "what is kept"}.get(backend, backend)
 
 
-def fig16(results: Iterable[Compared], failures: Mapping[str, str], backends: Iterable[str]) -> Sheet:
+def fig16(results: Collection[Compared], failures: Mapping[str, str], backends: Iterable[str]) -> Sheet:
     """Fig. 16: each operator before and after by each backend."""
     rows: list[tuple[Cell, ...]] = []
     for one in results:
@@ -81,20 +85,27 @@ def fig16(results: Iterable[Compared], failures: Mapping[str, str], backends: It
                     *(t * 1e3 if t is not None else None for t in times),
                     one.speedup(backend, base),
                     base if base != backend else None,
+                    _largest(one.error(BEFORE, base or backend), one.error(AFTER, backend)),
                     "; ".join(why) or None,
                 )
             )
-    head = ("case", "backend", "before_ms", "after_ms", "speedup", "before_by", "refused")
-    return Sheet("e3", "Fig. 16: by backend", head, tuple(rows), _with(FIG16_NOTE, failures))
+    head = ("case", "backend", "before_ms", "after_ms", "speedup", "before_by", "max_rel_error", "refused")
+    return Sheet("e3", "Fig. 16: by backend", head, tuple(rows), _with(FIG16_NOTE, results, failures))
 
 
 FIG16_NOTE = (
-    "Before: the operator in the backend's own form; after: the derived program, its library operator and its "
-    "eOperators both by that backend, in standard operators for ONNX Runtime and PyTorch. generated: every equation as "
-    "a generated kernel. Our plan after, library calls and generated kernels, beside the fastest library before, "
-    "as is what search and measuring keep on this machine (e2 says what it is)."
+    "Before: the operator in the backend's own form; after: the program that the paper derives, its library operator "
+    "and its eOperators both by that backend, in standard operators for ONNX Runtime and PyTorch. generated: every "
+    "equation as a generated kernel. Our plan after, library calls where there are any and generated kernels for the "
+    "rest, nothing measured, beside the fastest library before. What is kept: the contest that parts of models have, "
+    "with the original in ONNX Runtime; every engine measured (e2 says what it is)."
 )
 
 
-def _with(note: str, failures: Mapping[str, str]) -> str:
-    return " ".join([note, *(f"{name} was not compared: {why}." for name, why in failures.items())])
+def _largest(*errors: float | None) -> float | None:
+    return max((error for error in errors if error is not None), default=None)
+
+
+def _with(note: str, results: Iterable[Compared], failures: Mapping[str, str]) -> str:
+    loads = [one.times.load for one in results]
+    return " ".join([note, *busy(loads), *(f"{name} was not compared: {why}." for name, why in failures.items())])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from tvm import tirx
@@ -75,16 +76,33 @@ class Writer:
         """*value* at every *place*, which counts on along the last of *over*."""
         *outer, last = over
         lanes = self.machine.lanes
-        if last.extent % lanes or last.lo:
-            chunk, width = last, 1
+        short = last.extent < lanes
+        if short or not (last.extent % lanes or last.lo):
+            width = min(last.extent, lanes)
+            chunk = Iterator(last.name, 0, last.extent // width)
         else:
-            chunk, width = Iterator(last.name, 0, last.extent // lanes), lanes
+            chunk, width = replace(last, lo=0, hi=last.extent), 1
         with ExitStack() as inside:
-            env = self.loops((*outer, chunk), {}, inside)
-            env[last] = env[chunk] * width if width > 1 else env[chunk]
+            env = self._one_loop(outer, inside) if short else self.loops(outer, {}, inside)
+            env |= self.loops((chunk,), {}, inside)
+            first = env[chunk] * width + last.lo
             with T.vectorized(width) as lane:
-                at = self.at(place, {**env, last: env[last] + lane})
+                at = self.at(place, {**env, last: first + lane})
                 T.buffer_store(self.memory[memory], constant(value, "float32"), [at])
+
+    @staticmethod
+    def _one_loop(over: Sequence[Iterator], inside: ExitStack) -> dict[Iterator, Expr]:
+        """One loop over *over*, entered into *inside*.
+
+        Of several with a few elements in them LLVM writes every turn out, which takes it minutes.
+        """
+        turns = prod(x.extent for x in over)
+        left = inside.enter_context(T.serial(turns)) if turns > 1 else tirx.const(0, "int32")
+        env: dict[Iterator, Expr] = {}
+        for x in reversed(over):
+            env[x] = left % x.extent + x.lo
+            left = left // x.extent
+        return env
 
 
 def along(body: Scalar | Index, x: Iterator) -> frozenset[int | None]:

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import inf
 
 import numpy as np
 
-from einnet_explore.algebra.certificate import certify
 from einnet_explore.algebra.equations import weight_only
 from einnet_explore.algebra.evaluate import evaluate
 from einnet_explore.backends.epilogues import compile_measured
-from einnet_explore.backends.errors import BackendError
-from einnet_explore.backends.measure import compare
 from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.backends.program import CompiledProgram
-from einnet_explore.cost import program_seconds
-from einnet_explore.graph.contest import Arrays, Settings, blocked
-from einnet_explore.graph.finalists import entries, finalists
-from einnet_explore.graph.post.fusing import fuse
+from einnet_explore.graph.contest import Arrays, Contest, Opened, Settings
+from einnet_explore.graph.judging import judged
+from einnet_explore.graph.means import Means
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
-from einnet_explore.search.candidate import verdict
-
-MEASURED = 6
-"""How many candidates of a case are measured."""
 
 
 def random_inputs_of(program: Program) -> Arrays:
@@ -39,31 +30,20 @@ def split_inputs(program: Program, feeds: Arrays) -> tuple[Arrays, Arrays]:
     return inputs, {t.name: feeds[t.name] for t in program.inputs if t.weight}
 
 
-def derived(
-    program: Program, constants: Arrays, inputs: Arrays, settings: Settings, budget: float | None = None
-) -> tuple[CompiledProgram, str]:
-    """The fastest, as measured, of the cheapest candidates; raises ValueError where none runs."""
-    if budget is not None:
-        settings = replace(settings, seconds=budget)
-    ranked, _ = entries(program, program_seconds, settings.max_depth, settings.seconds)
-    ready: dict[str, CompiledProgram] = {}
+def kept(program: Program, constants: Arrays, opened: Opened, settings: Settings) -> tuple[CompiledProgram, str] | None:
+    """What a contest of *program* with what is *opened* keeps, as in a model, ready to run, and what is said of it.
+
+    None where the original is the fastest: no candidate is worth measuring, takes less time, or is proved.
+    """
     store = ProfileStore()
-    forms = (fuse(entry.derivation()) for entry in finalists(ranked, MEASURED, inf))
-    for derivation in (*forms, *blocked(ranked, MEASURED, inf)):
-        judged = verdict(tuple(certify(step.before, step.after) for step in derivation.steps))
-        if judged == "false":
-            continue
-        try:
-            compiled = compile_measured(derivation.end, settings.threads, constants, store)
-        except BackendError:
-            continue
-        compiled.run(inputs)
-        ready[f"{called(derivation.end)} ({len(derivation.steps)} steps, {judged})"] = compiled
-    if not ready:
-        raise ValueError(f"found no candidate that runs among {len(ranked)}, expected one to measure")
-    times = compare({name: compiled.execute for name, compiled in ready.items()}, rounds=5, min_seconds=0.05)
-    best = min(times, key=lambda name: times[name].low)
-    return ready[best], best
+    means = Means(settings, store)
+    contest = Contest(program, opened, constants, means.engine, means.cost, settings, store)
+    part = judged((), contest.hold(settings.seconds))
+    if not part.kept or part.derivation is None:
+        return None
+    winner = part.derivation
+    compiled = compile_measured(winner.end, settings.threads, constants, store)
+    return compiled, f"{called(winner.end)} ({len(winner.steps)} steps, {part.certificate}); {part.numerics}"
 
 
 def generated(program: Program) -> Program:

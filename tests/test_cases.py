@@ -1,0 +1,133 @@
+"""Cases as engines run them: what is kept of one, and the ways to write it that are worth running."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx_building import build, node
+
+from einnet_explore.backends.profiles import Key
+from einnet_explore.graph import contest
+from einnet_explore.graph.bench import written
+from einnet_explore.graph.bench.cases import called, random_inputs_of, split_inputs
+from einnet_explore.graph.bench.engines import DIRECT, ORT, OURS, Engine, Task, prepare
+from einnet_explore.graph.bench.written import moved, ways
+from einnet_explore.graph.contest import Arrays
+from einnet_explore.graph.exporting import program_model
+from einnet_explore.graph.reading.load import load
+from einnet_explore.ir import Program
+from einnet_explore.operators import expressions as ops
+from einnet_explore.render import text
+
+FEW = ops.conv2d(H=40, W=40, C=16, F=1, R=5, S=5, layout="NCHW")
+TINY = ops.conv2d(H=6, W=6, C=4, F=2, R=3, S=3, layout="NCHW")
+SMALL = ops.matmul(6, 5, 4)
+
+
+def arrays(program: Program) -> tuple[Arrays, Arrays]:
+    return split_inputs(program, random_inputs_of(program))
+
+
+def test_what_is_moved_is_read_and_written() -> None:
+    weight = np.ones((4, 5), np.float32)
+    nodes = [node("MatMul", ["x", "w"], ["m"]), node("Relu", ["m"], ["y"])]
+    model = load(build(nodes, {"x": [6, 4]}, ["y"], {"w": weight}))
+    assert moved(model) == 4 * (6 * 4 + 4 * 5 + 2 * 6 * 5 + 2 * 6 * 5)
+    # What is made of weights alone is there before the first run.
+    folded = [node("Relu", ["w"], ["v"]), node("Relu", ["v"], ["u"]), node("MatMul", ["x", "u"], ["y"])]
+    assert moved(load(build(folded, {"x": [6, 4]}, ["y"], {"w": weight}))) == 4 * (6 * 4 + 4 * 5 + 2 * 6 * 5)
+
+
+def test_ways_that_write_every_window_are_out() -> None:
+    found = ways(FEW, arrays(FEW)[1], 1)
+    assert called(found[0][0]).startswith("Conv2d(") and len(found) < len(list(written.forms(FEW)))
+    windows = 4 * 40 * 40 * 16 * 25
+    assert all(moved(model) < 2 * windows for _, model in found)
+    assert moved(load(program_model(FEW, arrays(FEW)[1]))) > 2 * windows  # as it is written
+
+
+def test_ways_that_are_as_good_stay() -> None:
+    """Standard operators have no windows of a band: whatever way it is written, they are gathered."""
+    band = ops.g2bmm(1, 64, 4, 8, 1)
+    assert len(ways(band, arrays(band)[1], 1)) == len(list(written.forms(band)))
+
+
+def test_no_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(written, "program_model", never)
+    with pytest.raises(ValueError, match="found nothing in standard operators: MemoryError"):
+        ways(SMALL, {}, 1)
+
+
+def test_a_way_that_is_much_slower_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    band = ops.g2bmm(1, 64, 4, 8, 1)
+    path = tmp_path / "band.ein"
+    path.write_text(text(band))
+    takes = (1.0, 2.0, 9.0, 0.5)  # of the second way, the first, the others
+    seen: list[object] = []
+    runs = [0] * len(takes)
+
+    def sample(self: Engine, repeats: int, warm: bool = True) -> float:
+        if all(call is not self.call for call in seen):
+            seen.append(self.call)
+        n = next(n for n, call in enumerate(seen) if call is self.call)
+        runs[n] += repeats + warm
+        return takes[n] * repeats
+
+    monkeypatch.setattr(Engine, "sample", sample)
+    made = prepare(Task(str(path), ORT, 1))
+    assert seen[3] is made.call and len(seen) == 4
+    assert runs[2] == 1 and min(runs[:2]) > 1
+
+
+@pytest.mark.parametrize(("before", "after"), [(9.0, 1.0), (1.0, 9.0)])
+def test_what_is_kept_is_the_fastest(
+    before: float, after: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A contest as for a part of a model, with times that are said."""
+    path = tmp_path / "tiny.ein"
+    path.write_text(text(TINY))
+    ran: list[str] = []
+
+    def times(_: object, keys: dict[str, Key], calls: dict[str, Callable[[], Arrays]]) -> dict[str, float]:
+        ran.extend(keys)
+        outputs = [call() for call in calls.values()]
+        assert {made["Y"].shape for made in outputs} == {(1, 2, 6, 6)}
+        return {name: before if name == "original" else after for name in calls}
+
+    monkeypatch.setattr(contest, "_time", lambda *_: 9.0)
+    monkeypatch.setattr(contest, "_times", times)
+    made = prepare(Task(str(path), OURS, 1, max_depth=1, budget=0.1))
+    assert ran[0] == "original" and len(ran) > 1
+    assert (" steps, proved); " in made.said) is (after < before)
+    assert made.said.endswith(" (0 steps: the original)") is (before < after)
+    want = prepare(Task(str(path), DIRECT, 1), made.feeds)
+    np.testing.assert_allclose(made.outputs["Y"], want.outputs["Y"], rtol=1e-4, atol=1e-4)
+    assert made.feeds.keys() == {"A", "K"} and made.sample(2) > 0
+
+
+def test_what_is_estimated_far_above_the_original_is_not_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tiny.ein"
+    path.write_text(text(TINY))
+    monkeypatch.setattr(contest, "_time", lambda *_: 1e-9)
+    monkeypatch.setattr(contest.Contest, "_entered", lambda *_: pytest.fail("it was compiled"))
+    made = prepare(Task(str(path), OURS, 1, max_depth=1, budget=0.1))
+    assert made.said.startswith("Conv2d(") and made.said.endswith(" (0 steps: the original)")
+
+
+def test_where_nothing_in_standard_operators_runs_the_original_is_our_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "small.ein"
+    path.write_text(text(SMALL))
+    monkeypatch.setattr(written, "program_model", lambda *_: (_ for _ in ()).throw(ValueError("no such operator")))
+    monkeypatch.setattr(contest, "_time", lambda *_: 1e-9)
+    made = prepare(Task(str(path), OURS, 1, max_depth=1, budget=0.1))
+    assert made.said == "its equations as they are (0 steps: the original)"
+    with pytest.raises(ValueError, match="found nothing in standard operators: no such operator"):
+        prepare(Task(str(path), ORT, 1))

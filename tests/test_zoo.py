@@ -1,0 +1,105 @@
+"""The zoo's measurements: what its table says, what an interruption leaves, what is measured again."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx_building import build, node
+
+from benchmarks.zoo import measured
+from benchmarks.zoo.__main__ import main
+from benchmarks.zoo.measured import Effort, Lab, spread, table
+from einnet_explore.graph.bench.engines import EXPORTED, ORT, OURS
+
+
+def result(path: str, ours: float, ort: float, load: float = 0.5) -> dict[str, Any]:
+    """What ``benchmark`` says of engines that take so many seconds."""
+    takes = {OURS: ours, EXPORTED: ort / 2, ORT: ort}
+    return {
+        "case": path,
+        "load": load,
+        "engines": {name: {"seconds": s, "samples": [s, s, 2 * s, 2 * s]} for name, s in takes.items()},
+        "ratios": {name: s / ours for name, s in takes.items()},
+        "max_rel_error": dict.fromkeys(takes, 1e-6),
+    }
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> list[str]:
+    """Files of three models, of different sizes."""
+    paths = [tmp_path / f"{name}.onnx" for name in "abc"]
+    for n, path in enumerate(paths, 2):
+        weight = np.ones((n, n), np.float32)
+        proto = build([node("MatMul", ["x", "w"], ["y"])], {"x": [1, n]}, ["y"], {"w": weight})
+        path.write_bytes(proto.SerializeToString())
+    return [str(path) for path in paths]
+
+
+def test_it_goes_on_where_it_was(
+    models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+    stops = {"c"}
+
+    def measure(path: Path, **options: Any) -> dict[str, Any]:
+        assert path.exists() and options == {"threads": 2, "rounds": 3, "budget": 4.0, "limit": 5.0}
+        asked.append(path.stem)
+        if path.stem in stops:
+            raise KeyboardInterrupt
+        if path.stem == "b":
+            raise ValueError(f"{path}: found no session, expected one")
+        return result(str(path), 1.0, 2.0)
+
+    monkeypatch.setattr(measured, "benchmark", measure)
+    out = tmp_path / "out"
+    command = ["--threads", "2", "--rounds", "3", "--budget", "4", "--limit", "5", "--out", str(out), *models]
+    with pytest.raises(KeyboardInterrupt):
+        main(command)
+    assert asked == ["a", "b", "c"]
+    said = (out / "zoo.md").read_text()
+    assert "| a |" in said and "b was not measured: b.onnx: found no session, expected one." in said
+    stops.clear()
+    main(command)
+    assert asked == ["a", "b", "c", "c"] and "| c |" in capsys.readouterr().out
+    main([*command[:-3], models[2], "--again"])
+    assert asked[4:] == ["c"]
+    with (out / "zoo.csv").open() as file:
+        assert [(row["model"], row["times_faster"]) for row in csv.DictReader(file)] == [("a", "2.0"), ("c", "2.0")]
+    assert str(tmp_path) not in (out / "zoo.json").read_text()
+    # Another model of that name is not the one that was measured.
+    Path(models[0]).write_bytes(Path(models[1]).read_bytes())
+    main(command)
+    assert asked[5:] == ["a"] and len(json.loads((out / "zoo.json").read_text())["results"]) == 3
+
+
+def test_the_table_says_what_is_slower_and_when_the_machine_was_busy(tmp_path: Path) -> None:
+    made = [
+        {"model": "fast", "title": "t", "result": result("", 1.0, 4.0), "seconds": 3.0},
+        {"model": "slow", "title": "t", "result": result("", 1.0, 0.25, 1e3), "seconds": 3.0},
+    ]
+    sheet = table(made)
+    assert sheet.column("times_faster") == (4.0, 0.25) and sheet.column("file_times_faster") == (2.0, 2.0)
+    assert "Geometric mean over 2 models: 1.00; least 0.25, most 4.00; below 0.98: slow." in sheet.note
+    assert "busy for 1 of 2 measurements: a load of up to 1000.0" in sheet.note
+    assert "none." in table(made[:1]).note and "busy" not in table(made[:1]).note
+    assert table([]).rows == () and "mean" not in table([]).note
+
+
+def test_spreads_are_of_rounds() -> None:
+    assert spread([2.0, 4.0, 6.0, 8.0, 10.0], [2.0] * 5) == (1.5, 4.5)
+    assert spread([3.0], [2.0]) == (1.5, 1.5)
+
+
+def test_what_was_measured_otherwise_is_kept_aside(
+    models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured, "benchmark", lambda path, **_: result(str(path), 1.0, 2.0))
+    out = tmp_path / "out"
+    main(["--out", str(out), models[0]])
+    first = (out / "zoo.json").read_text()
+    main(["--out", str(out), "--threads", "2", models[1]])
+    assert (out / "zoo.other.json").read_text() == first
+    assert set(Lab(Effort(2), out).run([]).column("model")) == {"b"}
