@@ -15,6 +15,7 @@ from einnet_explore.graph import contest as contest_module
 from einnet_explore.graph import filed as filed_module
 from einnet_explore.graph import remembered as remembered_module
 from einnet_explore.graph import result as result_module
+from einnet_explore.graph import sparing as sparing_module
 from einnet_explore.graph import whole as whole_module
 from einnet_explore.graph.contest import AGREEMENT, Settings, largest_error
 from einnet_explore.graph.optimise import Optimiser
@@ -117,3 +118,4 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filed_module, "LEAST", 0.0)
     monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined", "apart"), "onnxruntime": ("exported",)})
     monkeypatch.setattr(whole_module, "PAYS", 0.0)
+    monkeypatch.setattr(sparing_module, "LOSES", 0.0)

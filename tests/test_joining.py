@@ -3,6 +3,7 @@
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -30,7 +31,7 @@ from einnet_explore.graph.split import Subprogram, partition
 from einnet_explore.graph.writing.export import ExportError, Replacement
 from einnet_explore.ir import Access, Program, tensors
 from einnet_explore.operators import OPERATORS
-from einnet_explore.rules import EOPERATOR_GENERATION, Derivation
+from einnet_explore.rules import EOPERATOR_GENERATION, RULES, Derivation
 from einnet_explore.search.instantiation import matching_rule
 
 
@@ -216,6 +217,31 @@ def test_what_is_only_tried_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> No
         assert proofs == [tried[0].derivation]
     monkeypatch.setattr(assembling, "verdict", lambda _: "false")
     assert [part.piece for part in assembler(model).together(apart)] == apart
+
+
+def test_what_was_made_of_a_joined_program_is_not_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = two_products()
+    apart = pieces(model)
+    looked: list[Derivation] = []
+
+    def noted(derivation: Derivation, *_: Any) -> Derivation:
+        looked.append(derivation)
+        return derivation.then(next(m for rule in RULES for m in rule.matches(derivation.end, (0,))))
+
+    monkeypatch.setattr(assembling, "laid_out", noted)
+    store = ProfileStore(tmp_path / "profiles.sqlite")
+    found = [
+        replace(assembler(model), memory=Memory(ProfileStore(store.path)), settings=Settings(threads)).together(apart)
+        for threads in (1, 1, 2)
+    ]
+    assert found[0] == found[1] == found[2] and found[0][0].derivation.steps
+    assert len(looked) == 2  # with other settings it is another plan
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("UPDATE remembered SET found = '[{}]' WHERE what = 'post'")
+    again = replace(assembler(model), memory=Memory(ProfileStore(store.path))).together(apart)
+    assert again == found[0] and len(looked) == 3  # what is no derivation is found again
 
 
 def test_equal_work_on_equal_weights_is_done_once() -> None:

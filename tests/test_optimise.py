@@ -21,6 +21,7 @@ from einnet_explore.cli import main
 from einnet_explore.cli import optimize as command
 from einnet_explore.graph import contest as contest_module
 from einnet_explore.graph import result as result_module
+from einnet_explore.graph import sparing as sparing_module
 from einnet_explore.graph import whole as whole_module
 from einnet_explore.graph.contest import Outcome, Settings
 from einnet_explore.graph.judging import judged
@@ -64,6 +65,7 @@ def test_kept_whatever_the_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(result_module, "WORTH", 0.0)
     monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined",)})
     monkeypatch.setattr(whole_module, "PAYS", 0.0)
+    monkeypatch.setattr(sparing_module, "LOSES", 0.0)
     fast = searched(model(transposed()))
     said = sound(fast, tmp_path)
     assert [part["kept"] for part in said["subprograms"]] == [True, True]

@@ -12,6 +12,7 @@ import pytest
 import einnet_explore as ee
 from einnet_explore.backends.measure import Timing
 from einnet_explore.backends.profiles import ProfileStore
+from einnet_explore.graph import against as against_module
 from einnet_explore.graph import contest as contest_module
 from einnet_explore.graph import remembered as remembered_module
 from einnet_explore.graph import result as result_module
@@ -68,12 +69,12 @@ def test_a_plan_is_held_against_the_original_in_a_process_of_its_own(monkeypatch
     work = Optimiser(model(transposed()), replace(SHORT, threads=2))
     assert len(list(work.run())) == 2
     one, *others = (Timing(seconds, 0.0, 1, (seconds,)) for seconds in (1.0, 0.8, 1.25))
-    monkeypatch.setattr(result_module, "timed", lambda *_: {"before": one, "after": one})
+    monkeypatch.setattr(against_module, "timed", lambda *_: {"before": one, "after": one})
     monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined",)})
     monkeypatch.setattr(result_module, "select", lambda *_: ([0, 1], None, {}))
     for after in (*others, None):
         beside = after and {"before": one, "after": after}
-        monkeypatch.setattr(result_module, "beside_alone", lambda *_, beside=beside: beside)
+        monkeypatch.setattr(against_module, "beside_alone", lambda *_, beside=beside, **__: beside)
         fast = work.result()
         kept = after == others[0]
         assert any(part.kept for part in fast.parts) == kept and math.isclose(fast.speedup, 1.25 if kept else 1.0)
@@ -150,7 +151,7 @@ def test_a_second_result_is_the_first_and_says_where_it_gains_no_more(
     monkeypatch.setattr(result_module, "WORTH", 1.02)
     first = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
     assert len(list(first.run())) == 2
-    monkeypatch.setattr(result_module, "timed", measured(1.5))
+    monkeypatch.setattr(against_module, "timed", measured(1.5))
     proved: list[bool] = []
     together = result_module.Assembler.together
 
@@ -165,7 +166,7 @@ def test_a_second_result_is_the_first_and_says_where_it_gains_no_more(
 
     monkeypatch.setattr(result_module, "select", lambda *_: pytest.fail("selected again"))
     for gain, kept in ((1.4, True), (1.01, True), (0.97, False), (1.2, True)):
-        monkeypatch.setattr(result_module, "timed", measured(gain))
+        monkeypatch.setattr(against_module, "timed", measured(gain))
         after = again(first).result()
         assert [part.kept for part in after.parts] == [kept, kept]
         assert math.isclose(after.speedup, gain if kept else 1.0)
@@ -195,7 +196,7 @@ def test_a_form_that_only_seemed_the_fastest_does_not_cost_the_parts(
         return measured(0.5 if any(plan is file for file in files) else gain)(original, plan)
 
     monkeypatch.setattr(result_module.Assembler, "export", noted)
-    monkeypatch.setattr(result_module, "timed", timed)
+    monkeypatch.setattr(against_module, "timed", timed)
     monkeypatch.setattr(result_module, "filed", lambda kept, ratios, *_: Exported(1.0, f"{ratios}"))
     first = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
     assert len(list(first.run())) == 2
@@ -212,12 +213,12 @@ def test_what_was_selected_elsewhere_or_does_not_agree_is_selected_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     everything(monkeypatch)
-    monkeypatch.setattr(result_module, "timed", measured(1.5))
+    monkeypatch.setattr(against_module, "timed", measured(1.5))
     first = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
     assert len(list(first.run())) == 2 and first.result().replacements
     calls: list[object] = []
     monkeypatch.setattr(result_module, "select", lambda *_: calls.append(1) or ([0], None, {1: "not now"}))
-    monkeypatch.setattr(result_module, "beside_alone", lambda *_: None)
+    monkeypatch.setattr(against_module, "beside_alone", lambda *_, **__: None)
     assert first.result().replacements and not calls
     assert [part.kept for part in again(first, threads=2).result().parts] == [True, False]
     assert len(calls) == 1
@@ -225,7 +226,7 @@ def test_what_was_selected_elsewhere_or_does_not_agree_is_selected_anew(
         other.setattr(remembered_module, "engine", lambda: f"{request.node.nodeid}, another version")
         assert [part.kept for part in again(first).result().parts] == [True, False]
     assert len(calls) == 2
-    monkeypatch.setattr(result_module, "AGREEMENT", -1.0)
+    monkeypatch.setattr(against_module, "AGREEMENT", -1.0)
     wrong = again(first).result()
     assert len(calls) == 3 and not any(part.kept for part in wrong.parts) and wrong.speedup == 1.0
     assert ["does not agree" in part.why for part in wrong.parts] == [True, False]

@@ -17,8 +17,8 @@ from onnx import TensorProto, helper
 from einnet_explore.algebra.measure import bytes_moved
 from einnet_explore.backends import fragment, measure, native
 from einnet_explore.backends.errors import BackendError, NoKernel
-from einnet_explore.backends.store import Store, key_of
-from einnet_explore.backends.ways import Way, in_session
+from einnet_explore.backends.store import ALONE, Key, Store, key_of
+from einnet_explore.backends.ways import Alone, Way, by_one_thread, in_session
 from einnet_explore.ir import Equation, tensors
 
 Array = npt.NDArray[Any]
@@ -43,6 +43,9 @@ FASTEST = 8e10
 NEAR = 1.25
 """A kernel that takes less than so many times that bound has nothing to gain."""
 
+SHORT = 3e-4
+"""Seconds of a kernel by several threads from which on waking them is nothing."""
+
 SECOND = native.ENGINE
 """The engine that is measured only against the best of the others, and only where it may pay."""
 
@@ -60,7 +63,7 @@ def chooser(threads: int, store: Store) -> Callable[..., Any]:
 
     def choose(
         equation: Equation, ways: Iterable[W], arrays: Mapping[str, Array], out: Array, constants: Collection[str]
-    ) -> W:
+    ) -> W | Alone:
         return fastest(equation, ways, arrays, out, constants, threads, store)
 
     return choose
@@ -74,13 +77,13 @@ def fastest(
     constants: Collection[str],
     threads: int,
     store: Store,
-) -> W:
+) -> W | Alone:
     """The way of *ways* that takes the least time, by *store*; what it does not know is measured on *arrays* now.
 
     Arrays that are not named in *constants* are filled with numbers for that.  A way that its engine refuses
     (BackendError) is passed over.  Our own C kernel comes last: it is compiled and compared where the best of the
-    others leaves something to gain, and again when another version writes such kernels.  Raises BackendError where none
-    is left.
+    others leaves something to gain, and again when another version writes such kernels.  Where a short kernel by
+    several threads is the best, the same by one thread is compared with it.  Raises BackendError where none is left.
     """
     key = key_of(equation, threads, constants)
     found: list[tuple[float, int, W]] = []
@@ -88,7 +91,7 @@ def fastest(
     refusals: list[str] = []
     second: tuple[int, W] | None = None
 
-    def call_of(way: W) -> Callable[[], object]:
+    def call_of(way: W | Alone) -> Callable[[], object]:
         # With threads it is the session's threads that count, as in a plan.
         call = in_session(way, arrays, out, constants, threads) if threads > 1 else None
         return call or way.bind(arrays, out)
@@ -137,7 +140,37 @@ def fastest(
                 found.append((seconds, *second))
     first = min(found, key=lambda item: item[1])
     best = min(found, key=lambda item: item[0])
-    return best[2] if best[0] * MARGIN < first[0] else first[2]
+    seconds, _, way = best if best[0] * MARGIN < first[0] else first
+    if threads == 1 or not NEGLIGIBLE < seconds < SHORT:
+        return way
+
+    def ratio_to(alone: Alone) -> float:
+        _fill(free)
+        return _against(call_of(way), call_of(alone), out, threads)
+
+    return _by_threads(way, seconds, replace(key, engine=way.engine + ALONE), store, ratio_to)
+
+
+def _by_threads(way: W, seconds: float, key: Key, store: Store, ratio_to: Callable[[Alone], float]) -> W | Alone:
+    """*way*, which takes so many *seconds*, or the same by one thread, whose time has this *key*, where it is faster.
+
+    Clearly faster, as of any way: with several threads others of the session have less of the core.
+    """
+    known = store.get(key)
+    if known is not None and known.seconds * MARGIN >= seconds:
+        return way
+    try:
+        alone = by_one_thread(way)
+        if alone is None:
+            return way
+        if known is None:
+            ratio = ratio_to(alone)
+            store.put(key, min(seconds * ratio, NEVER), "measured")
+        else:
+            ratio = known.seconds / seconds
+    except BackendError:
+        return way
+    return alone if ratio * MARGIN < 1 else way
 
 
 def _against(best: Callable[[], object], other: Callable[[], object], out: Array, threads: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median, quantiles
@@ -22,11 +22,24 @@ samples of 5 ms were hit or missed as a whole, one engine's for a minute and the
 CACHES = 0.02
 """Seconds of a call beside which reading its weights from memory once, and not from the last cache, is nothing."""
 
+LONG = 0.1
+"""Seconds of a first call from which on one call is a sample, however much of them was for its being the first."""
+
 WAITS = 0.1
 """A call that computes for less than this part of its time waits for something else than a core."""
 
 Sampler: TypeAlias = "Callable[[int], float]"
 """Seconds a call, over so many calls in a row."""
+
+Enough: TypeAlias = "Callable[[Mapping[str, Sequence[float]]], bool]"
+"""Whether the samples of each call, taken so far, tell what was asked: no more rounds are needed then."""
+
+NOTHING: Mapping[str, float] = {}
+
+
+def never(samples: Mapping[str, Sequence[float]]) -> bool:
+    """What is *enough* where all rounds are wanted."""
+    return False
 
 
 def pause(threads: int) -> float:
@@ -58,25 +71,40 @@ def times_faster(before: Timing, after: Timing) -> float:
 
 
 def compare(
-    calls: Mapping[str, Callable[[], object]], rounds: int = 15, min_seconds: float = 0.2, settle: float = 0
+    calls: Mapping[str, Callable[[], object]],
+    rounds: int = 15,
+    min_seconds: float = 0.2,
+    settle: float = 0,
+    warm: Mapping[str, float] = NOTHING,
+    enough: Enough = never,
 ) -> dict[str, Timing]:
     """Time *calls* in interleaved rounds whose order rotates; each sample repeats its call for a millisecond.
 
-    There are at least *rounds* rounds and at least *min_seconds* of them, with pauses, for every call.  Before each
-    sample *settle* seconds pass: an engine's waiting threads spin for a while, and would take the next one's cores.
+    There are at least *rounds* rounds and at least *min_seconds* of them, with pauses, for every call, unless what
+    there is after one is *enough*.  Before each sample *settle* seconds pass: an engine's waiting threads spin for a
+    while, and would take the next one's cores.  Calls named in *warm* were made just now and took so many seconds.
     Raises ValueError for no rounds.
     """
-    return sampled({name: partial(sample, call) for name, call in calls.items()}, rounds, min_seconds, settle)
+    return sampled(
+        {name: partial(sample, call) for name, call in calls.items()}, rounds, min_seconds, settle, warm, enough
+    )
 
 
 def sampled(
-    samplers: Mapping[str, Sampler], rounds: int = 15, min_seconds: float = 0.2, settle: float = 0
+    samplers: Mapping[str, Sampler],
+    rounds: int = 15,
+    min_seconds: float = 0.2,
+    settle: float = 0,
+    warm: Mapping[str, float] = NOTHING,
+    enough: Enough = never,
 ) -> dict[str, Timing]:
     """``compare`` of what says itself how long it took, in another process for example."""
     if rounds < 1:
         raise ValueError(f"rounds {rounds}: expected at least 1")
     names = list(samplers)
-    repeats = {name: _repeats(samplers[name], min_seconds / rounds) for name in names}
+    repeats = {
+        name: 1 if warm.get(name, 0) > LONG else _repeats(samplers[name], min_seconds / rounds) for name in names
+    }
     samples: dict[str, list[float]] = {name: [] for name in names}
     spent, turn = 0.0, 0
     while turn < rounds or spent < min_seconds * len(names):
@@ -88,6 +116,8 @@ def sampled(
             samples[name].append(seconds)
             spent += seconds * repeats[name] + settle
         turn += 1
+        if enough(samples):
+            break
     return {name: _timing(samples[name]) for name in names}
 
 
@@ -119,7 +149,8 @@ def _seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def _repeats(sampler: Sampler, seconds: float) -> int:
-    sampler(1)  # the first call may allocate and wake threads
+    if sampler(1) > LONG:  # the first call may allocate and wake threads
+        return 1
     return max(1, int(min(seconds, SAMPLE) / max(sampler(1), 1e-7)))
 
 

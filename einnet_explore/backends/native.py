@@ -76,6 +76,11 @@ class NativeSource:
         except (FusionError, KernelError) as error:
             raise NoKernel(f"no kernel in C: {error}") from error
 
+    @property
+    def shared(self) -> bool:
+        """Whether several threads run the kernel; raises NoKernel as ``text`` does."""
+        return self.threads > 1 and _LAUNCH in self.text
+
     @cached_property
     def key(self) -> str:
         """What a compiled kernel is remembered by."""

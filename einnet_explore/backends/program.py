@@ -35,7 +35,7 @@ class CompiledProgram:
     program: Program
     threads: int
     engines: Mapping[str, str]
-    """What runs each equation: ``view``, ``onnxruntime``, ``matmul``, ``tiled``, ``tvm`` or ``constant``."""
+    """What runs each equation: ``view``, ``onnxruntime``, ``matmul``, ``tiled``, ``tvm``, ``c`` or ``constant``."""
     contexts: Contexts = field(repr=False)
 
     def run(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:

@@ -28,6 +28,9 @@ T = TypeVar("T")
 APART = "apart"
 """The engine under which the time of two equations is stored, one after the other with the best engine each."""
 
+ALONE = " by one thread"
+"""What follows an engine's name where its kernel is for one thread though there are several."""
+
 _BY = ", kernels in C by "
 """Between how a time was taken and the version of the generator of C that it holds for."""
 
@@ -150,7 +153,9 @@ class Store:
 
 def _by(key: Key) -> str:
     """What a time says of the C kernels that may be in it: one by itself, a chosen one, or those of a program."""
-    may_be = key.engine == ENGINE or (key.engine in ("", APART) and EOPERATOR in f"{key.operator} {key.attributes}")
+    may_be = key.engine.removesuffix(ALONE) == ENGINE or (
+        key.engine in ("", APART) and EOPERATOR in f"{key.operator} {key.attributes}"
+    )
     return f"{_BY}{generator()[:16]}" if may_be and key.device == device() else ""
 
 

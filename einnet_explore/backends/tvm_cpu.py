@@ -75,6 +75,16 @@ class Source:
         own = self.dtype == "float32" and self.nest is None and self.online is None
         return blocked(self.scope, this_machine()) if own else None
 
+    @property
+    def shared(self) -> bool:
+        """Whether several threads run the kernel."""
+        if self.threads == 1:
+            return False
+        if self.chain is not None:
+            return prod(cut.blocks for cut in cuts_of(self.chain, self.threads, this_machine())) > 1
+        rows = self.rank == 0 and (self.online is not None or self.nest is not None)
+        return rows or structure.moved(self.prepared) >= schedule.PARALLEL_ELEMENTS
+
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of inputs and result as the kernel sees them: the same elements in the same order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from einnet_explore.backends import contraction, generated, hosted, tvm_cpu
 from einnet_explore.backends.arrays import bound
 from einnet_explore.backends.fragment import Writer, session
 from einnet_explore.backends.native import ENGINE, NativeSource
+from einnet_explore.backends.store import ALONE
 from einnet_explore.ir import Scope, Tensor, accesses
 
 Array = npt.NDArray[Any]
@@ -28,7 +29,7 @@ class Way(Protocol):
 
     @property
     def engine(self) -> str:
-        """What runs it: ``onnxruntime``, ``matmul``, ``tiled``, ``tvm``, ``c`` or ``view``."""
+        """What runs it: ``onnxruntime``, ``matmul``, ``tiled``, ``tvm``, ``c`` or ``view``; or one by one thread."""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -39,6 +40,27 @@ class Way(Protocol):
 
     def write(self, writer: Writer, makes: str) -> bool:
         """Add it to a session's graph; False where no session runs it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Alone:
+    """*way*, whose kernel one thread runs though there are several: waking them costs more than they save."""
+
+    way: Way
+
+    @property
+    def engine(self) -> str:
+        return self.way.engine + ALONE
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return self.way.reads
+
+    def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
+        return self.way.bind(arrays, out)
+
+    def write(self, writer: Writer, makes: str) -> bool:
+        return self.way.write(writer, makes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,6 +194,21 @@ class ViewCall:
     @cached_property
     def _moved(self) -> KernelCall:
         return KernelCall(tvm_cpu.compile_scope(self.inlined, "float32", self.threads))
+
+
+def by_one_thread(way: Way) -> Alone | None:
+    """*way* with a kernel for one thread; None where its kernel is one, or is no kernel of ours.
+
+    Raises BackendError where such a kernel cannot be compiled.
+    """
+    match way:
+        case KernelCall(kernel) if kernel.source.shared:
+            return Alone(KernelCall(tvm_cpu.compile_scope(kernel.source.scope, kernel.source.dtype)))
+        case TiledCall(made, constants) if made.plan.shared:
+            return Alone(TiledCall(replace(made, plan=replace(made.plan, threads=1)), constants))
+        case NativeCall(source) if source.shared:
+            return Alone(NativeCall(replace(source, threads=1)))
+    return None
 
 
 def in_session(

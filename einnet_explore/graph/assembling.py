@@ -17,12 +17,14 @@ from einnet_explore.graph.judging import certificates
 from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.graph.post.layouts import Price, laid_out
 from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.remembered import Memory
 from einnet_explore.graph.running.compiled import ByValue
 from einnet_explore.graph.running.plan import Plan, build_plan
 from einnet_explore.graph.writing.export import Replacement
 from einnet_explore.ir import Program
-from einnet_explore.rules import Derivation
+from einnet_explore.rules import Derivation, Refused
 from einnet_explore.search.candidate import verdict
+from einnet_explore.search.replay import replay, told
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Assembler:
     rough: Price
     exact: Price
     store: Store = field(default_factory=Store)
+    memory: Memory | None = None
     folder: Folder = field(init=False)
     _post: dict[Program, Derivation] = field(default_factory=dict)
     _proofs: dict[Program, str] = field(default_factory=dict)
@@ -67,8 +70,26 @@ class Assembler:
 
     def _optimised(self, program: Program) -> Derivation:
         if program not in self._post:
-            self._post[program] = fuse(laid_out(fuse(Derivation(program)), self.rough, self.exact))
+            known = self._remembered(program)
+            self._post[program] = self._derived(program) if known is None else known
         return self._post[program]
+
+    def _derived(self, program: Program) -> Derivation:
+        found = fuse(laid_out(fuse(Derivation(program)), self.rough, self.exact))
+        if self.memory is not None:
+            self.memory.put(told(found), "post", *self._key(program))
+        return found
+
+    def _remembered(self, program: Program) -> Derivation | None:
+        """What an earlier run made of *program*, its steps applied again; None where none did, or they do not apply."""
+        steps = None if self.memory is None else self.memory.get("post", *self._key(program))
+        try:
+            return None if steps is None else replay(program, steps)
+        except Refused:
+            return None
+
+    def _key(self, program: Program) -> tuple[str, Settings]:
+        return repr(program), replace(self.settings, seconds=0.0)
 
     def _verdict(self, program: Program) -> str:
         if program not in self._proofs:

@@ -36,6 +36,7 @@ def filed(
     plan_of: Callable[[list[int]], Plan],
     feeds: Arrays,
     seconds: float,
+    want: Arrays | None = None,
 ) -> Exported:
     """The file for the parts *kept*.
 
@@ -45,7 +46,7 @@ def filed(
     everything = ratios.get(FORM)
     if everything is not None and everything >= LEAST:
         return Exported(everything, MEASURED, tuple(kept))
-    numbers, plan, _ = select(groups, gains, original, plan_of, feeds, seconds)
+    numbers, plan, _ = select(groups, gains, original, plan_of, feeds, seconds, (), want)
     ratio = least_gain(timed(original, plan, feeds, seconds)) if numbers else 0.0
     if numbers and ratio >= LEAST:
         return Exported(ratio, MEASURED, tuple(numbers))

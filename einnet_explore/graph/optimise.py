@@ -35,9 +35,9 @@ from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.remembered import Memory
 from einnet_explore.graph.request import NOTHING, read, seconds_of, settings
 from einnet_explore.graph.result import Result
-from einnet_explore.graph.running.plan import Plan, build_plan
+from einnet_explore.graph.running.plan import Plan, build_plan, random_inputs
 from einnet_explore.graph.split import Split, Subprogram, partition
-from einnet_explore.graph.whole import telling_inputs
+from einnet_explore.graph.whole import telling_seed
 from einnet_explore.ir import Program
 from einnet_explore.search.watch import STARVED
 
@@ -79,9 +79,17 @@ class Optimiser:
         self._judged: dict[str, Part] = {}
         self._found: dict[str, Told] = {}
         self.original: Plan = build_plan(self.model, {}, self.settings.threads)
-        self.feeds = telling_inputs(self.model, self.original)
+        self.feeds = random_inputs(self.model, self._seed())
         self.seconds = self._whole()
         self.original.rest()
+
+    def _seed(self) -> int:
+        """The seed of inputs that tell right from wrong; remembered, as it takes at least two runs of the model."""
+        known = self.memory.get("inputs", self.digest)
+        if known is None:
+            known = telling_seed(self.model, self.original)
+            self.memory.put(known, "inputs", self.digest)
+        return int(known)
 
     def _whole(self) -> float:
         """Seconds of the whole model; remembered, as a contest's effort depends on it and shall be the same again."""
@@ -191,7 +199,7 @@ class Optimiser:
         """What makes plans of the parts."""
         rough = partial(estimated, model=self.means.model)
         exact = measured(self.store, self.settings.threads, rough)
-        return Assembler(self.model, self.settings, rough, exact, self.store)
+        return Assembler(self.model, self.settings, rough, exact, self.store, self.memory)
 
     def pieces(self, kept: Iterable[int]) -> list[Piece]:
         """The parts with these numbers, as they stand in the model."""

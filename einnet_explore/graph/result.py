@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
-
 from einnet_explore.algebra.equations import weight_only
-from einnet_explore.backends.measure import SETTLE, Timing, compare, times_faster
+from einnet_explore.backends.measure import SETTLE, compare, times_faster
+from einnet_explore.graph.against import Against, Held
 from einnet_explore.graph.assembled import Assembled
 from einnet_explore.graph.assembling import Assembler
-from einnet_explore.graph.contest import AGREEMENT, Arrays, Settings, largest_error
+from einnet_explore.graph.contest import AGREEMENT, Settings, largest_error
 from einnet_explore.graph.filed import FORM, MEASURED, ORIGINAL, filed
 from einnet_explore.graph.joining import Piece
 from einnet_explore.graph.judging import fusions
@@ -26,10 +25,10 @@ from einnet_explore.graph.optimised import Exported, Optimised
 from einnet_explore.graph.part import Part
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.remembered import Memory
-from einnet_explore.graph.running.alone import beside_alone
 from einnet_explore.graph.running.plan import Plan
-from einnet_explore.graph.selection import Held, Selection
-from einnet_explore.graph.whole import STAYS, TRIALS, WORTH, rounds_for, select, timed
+from einnet_explore.graph.selection import Selection
+from einnet_explore.graph.sparing import spared
+from einnet_explore.graph.whole import STAYS, TRIALS, WORTH, rounds_for, select
 
 FORMS: Mapping[str, tuple[str, ...]] = {
     "plan": ("joined", "apart", "exported"),
@@ -60,7 +59,7 @@ class Result:
         What an earlier run selected is not selected again: its plan is checked, and measured once.
         """
         known = self._remembered()
-        held = self._held(known) if known else None
+        held = self._held(known, brief=True) if known else None
         if known and held:
             chosen, held = self._kept(known, held, STAYS)
         else:  # nothing is remembered, or it does not agree
@@ -130,11 +129,15 @@ class Result:
             self.feeds,
             self.seconds,
             self._groups(near),
+            self.against.want,
         )
         return self._in_form(tuple(kept), refused)
 
-    def _in_form(self, kept: tuple[int, ...], refused: Mapping[int, str]) -> Selection:
-        """*kept* in the form that is the fastest by measurement, and how fast the exported model is."""
+    def _in_form(self, kept: tuple[int, ...], refused: Mapping[int, str], look: bool = True) -> Selection:
+        """*kept* in the form that is the fastest by measurement, and how fast the exported model is.
+
+        With a *look* back at them: parts that do not pay in that form, beside the others, are left out.
+        """
         forms = FORMS[self.settings.runtime]
         if not kept:
             return Selection((), forms[0], refused, ORIGINAL)
@@ -143,12 +146,25 @@ class Result:
         first = ratios.get(forms[0], 0.0)
         best = max(ratios, key=lambda name: ratios[name], default=forms[0])
         form = best if ratios.get(best, 0.0) > WORTH * first else forms[0]
+        lost = self._lost(kept, form) if look else {}
+        if lost:
+            return self._in_form(tuple(n for n in kept if n not in lost), {**refused, **lost}, look=False)
         return Selection(kept, form, refused, self._exported(kept, form, ratios, whys))
+
+    def _lost(self, kept: tuple[int, ...], form: str) -> dict[int, str]:
+        """The parts of *kept* that the plan in *form* is faster without, and why."""
+        return spared(
+            self._groups(kept),
+            {n: self.parts[n] for n in kept},
+            lambda numbers: self._plan(numbers, form),
+            self.feeds,
+            self.against.want,
+            self.seconds,
+        )
 
     def _ratios(self, kept: tuple[int, ...]) -> tuple[dict[str, float], dict[str, str]]:
         """How many times faster than the original each form of *kept* is, and why others do not run or agree."""
         forms = FORMS[self.settings.runtime]
-        want = self.original.run(self.feeds)
         plans = {"before": self.original}
         whys: dict[str, str] = {}
         for form in forms:
@@ -156,7 +172,7 @@ class Result:
                 continue  # nothing was joined
             try:
                 plan = self._plan(kept, form)
-                error = largest_error(want, plan.run(self.feeds))
+                error = largest_error(self.against.want, plan.run(self.feeds))
             except ValueError as problem:
                 whys[form] = str(problem)
                 continue
@@ -181,30 +197,17 @@ class Result:
         gains = {n: part.gain for n, part in enumerate(self.parts)}
         return filed(
             kept, ratios, why, self._groups(kept), gains, self.original, lambda numbers: self._plan(numbers, FORM),
-            self.feeds, self.seconds,
+            self.feeds, self.seconds, self.against.want,
         )  # fmt: skip
 
-    def _held(self, chosen: Selection) -> Held | None:
-        """The plan of *chosen* beside the original; None where it cannot be made or does not agree."""
-        want = self.original.run(self.feeds)
-        try:
-            plan = self._plan(chosen.kept, chosen.form, proved=True)
-            got = plan.run(self.feeds) if chosen.kept else want
-        except ValueError:
-            return None
-        errors = _errors(want, got)
-        if errors[1] > AGREEMENT:
-            return None
-        return Held(plan, self._timings(plan), errors)
+    @cached_property
+    def against(self) -> Against:
+        """The original, as plans are held against it."""
+        return Against(self.model, self.original, self.feeds, self.seconds)
 
-    def _timings(self, plan: Plan) -> Mapping[str, Timing]:
-        """The original and *plan* in turns; with several threads each has a process of its own."""
-        if plan is not self.original and self.settings.threads > 1:
-            rounds = rounds_for(self.seconds, 21)
-            apart = beside_alone(self.model.original, plan, self.feeds, rounds)
-            if apart is not None:
-                return apart
-        return timed(self.original, plan, self.feeds, self.seconds)
+    def _held(self, chosen: Selection, brief: bool = False) -> Held | None:
+        """The plan of *chosen*, which is proved, beside the original; None where it cannot be made or is another."""
+        return self.against.held(lambda: self._plan(chosen.kept, chosen.form, proved=True), brief)
 
     def _made(self, made: Selection) -> tuple[Selection, Held]:
         """*made* with its plan; in the form that its parts were chosen in where the one that seemed faster is not.
@@ -225,8 +228,7 @@ class Result:
             return chosen, held
         why = "with it the whole model is not faster by more than noise"
         why += f": it runs at {held.gain:.2f} of its speed without" if held else ", or does not agree"
-        alone = timed(self.original, self.original, self.feeds, self.seconds)
-        return chosen.given_back(why), Held(self.original, alone, (0.0, 0.0))
+        return chosen.given_back(why), self.against.itself()
 
     @cached_property
     def _key(self) -> tuple[object, ...]:
@@ -236,15 +238,3 @@ class Result:
     def _remembered(self) -> Selection | None:
         found = self.memory.get("selection", *self._key)
         return None if found is None else Selection.from_json(found)
-
-
-def _errors(want: Arrays, got: Arrays) -> tuple[float, float]:
-    absolute = max((_difference(want[k], got[k]) for k in want if want[k].dtype.kind in "fiub"), default=0.0)
-    return absolute, largest_error(want, got)
-
-
-def _difference(want: Any, got: Any) -> float:
-    """The largest difference; truth values and unsigned numbers have one too, and of infinities it is none."""
-    with np.errstate(invalid="ignore"):
-        apart = np.abs(want.astype(np.float64) - got.astype(np.float64))
-    return float(np.max(apart, initial=0, where=~np.isnan(apart)))

@@ -1,4 +1,4 @@
-"""What was selected of a model's parts by measurement, how that is remembered, and what its plan came to."""
+"""What was selected of a model's parts by measurement, and how that is remembered."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from einnet_explore.backends.measure import Timing
 from einnet_explore.graph.filed import ORIGINAL
 from einnet_explore.graph.optimised import Exported
-from einnet_explore.graph.running.plan import Plan
-from einnet_explore.graph.whole import least_gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +34,3 @@ class Selection:
         speedup, why, parts, form = found["exported"]
         refused = {int(n): said for n, said in found["refused"].items()}
         return Selection(tuple(found["kept"]), found["form"], refused, Exported(speedup, why, tuple(parts), form))
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A *plan* that was held against the original: the times of both, and its absolute and relative errors."""
-
-    plan: Plan
-    timings: Mapping[str, Timing]
-    errors: tuple[float, float]
-
-    @property
-    def gain(self) -> float:
-        """How many times faster than the original the plan is at least."""
-        return least_gain(self.timings)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from einnet_explore.backends.measure import SETTLE, Timing, compare, times_faster
+from einnet_explore.backends.measure import NOTHING, SETTLE, Timing, compare, never, times_faster
 from einnet_explore.graph.contest import AGREEMENT, Arrays, largest_error
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.running.plan import Plan
@@ -30,6 +30,13 @@ TRIALS = 8
 SECONDS = 4
 """Kinds of subprograms that nearly won by themselves and are tried in the whole model."""
 
+CLEAR = 3.0
+"""A round in which the plan is so many times faster than the original leaves no doubt that it is not slower: equal
+engines, the one disturbed and the other not, have differed by about two."""
+
+BRIEF = 3.0
+"""Seconds of measuring after which rounds that are all ``CLEAR`` are enough."""
+
 DRAWS = 16
 """How many random inputs are tried to find one on which the model itself is well-conditioned."""
 
@@ -41,6 +48,11 @@ def telling_inputs(model: Model, plan: Plan) -> dict[str, Any]:
     rounding errors), agreement says nothing: other inputs are drawn, and those that move them least are taken.  Raises
     PlanError where the model fails on all of them, as one does whose inputs are sizes or positions.
     """
+    return random_inputs(model, telling_seed(model, plan))
+
+
+def telling_seed(model: Model, plan: Plan) -> int:
+    """The seed of ``telling_inputs``: it takes two runs of *plan*, or more, to find."""
     found: list[tuple[float, int]] = []
     failure = ""
     for seed in range(DRAWS):
@@ -59,7 +71,7 @@ def telling_inputs(model: Model, plan: Plan) -> dict[str, Any]:
             f"{model.path}: found that it fails on random inputs ({failure}), expected one that runs on any numbers: "
             "sizes and positions may be weights"
         )
-    return random_inputs(model, min(found)[1])
+    return min(found)[1]
 
 
 def _rounded(array: Any) -> Any:
@@ -74,15 +86,16 @@ def select(
     feeds: Arrays,
     once: float,
     contenders: Sequence[Sequence[int]] = (),
+    want: Arrays | None = None,
 ) -> tuple[list[int], Plan, dict[int, str]]:
     """The parts that are worth it in the whole model, the plan with them, and why the other winners are not.
 
     *groups* are equal parts, taken in together, most gain (seconds, of each part by itself) first; *contenders* did not
     win by themselves and come last; what made the plan slower is tried once more beside what came to it later, whose
     layouts it may share.  *plan_of* makes the plan with some parts, or raises ValueError.  *once* is about
-    how many seconds a run takes.
+    how many seconds a run takes, *want* what the original gives, where that is known.
     """
-    want = original.run(feeds)
+    want = original.run(feeds) if want is None else want
     order = sorted(groups, key=lambda group: -sum(gains[n] for n in group))
     trials = [tuple(group) for group in order[:TRIALS]]
     if len(order) > TRIALS:
@@ -125,23 +138,47 @@ def _tried(
     return ratio, trial if ratio >= PAYS else None
 
 
-def paired(before: Plan, after: Plan, feeds: Arrays, rounds: int, min_seconds: float) -> dict[str, Timing]:
-    """Both plans measured in turns; threads that one leaves waiting in loops are let settle before the other runs."""
+def paired(
+    before: Plan,
+    after: Plan,
+    feeds: Arrays,
+    rounds: int,
+    min_seconds: float,
+    warm: Mapping[str, float] = NOTHING,
+    brief: bool = False,
+) -> dict[str, Timing]:
+    """Both plans measured in turns; threads that one leaves waiting in loops are let settle before the other runs.
+
+    *warm* is as in ``compare``; a *brief* measurement ends as soon as it is clear that *after* is not slower.
+    """
     calls = {"before": lambda: before.run(feeds), "after": lambda: after.run(feeds)}
     settle = SETTLE if max(before.threads, after.threads) > 1 else 0
-    return compare(calls, rounds=rounds, min_seconds=min_seconds, settle=settle)
+    return compare(calls, rounds, min_seconds, settle, warm, clear if brief else never)
 
 
-def timed(original: Plan, plan: Plan, feeds: Arrays, once: float) -> dict[str, Timing]:
+def clear(samples: Mapping[str, Sequence[float]]) -> bool:
+    """Whether *samples* of what was ``before`` and ``after`` took a while and leave no doubt which is faster."""
+    pairs = list(zip(samples["before"], samples["after"], strict=True))
+    return sum(map(sum, pairs)) >= BRIEF and all(one >= CLEAR * other for one, other in pairs)
+
+
+def timed(
+    original: Plan,
+    plan: Plan,
+    feeds: Arrays,
+    once: float,
+    warm: Mapping[str, float] = NOTHING,
+    brief: bool = False,
+) -> dict[str, Timing]:
     """Both plans measured in turns; where they are the same one it is measured once and compared with itself.
 
-    *once* is about how many seconds a run takes.
+    *once* is about how many seconds a run takes; *warm* and *brief* are as in ``paired``.
     """
     rounds = rounds_for(once, 21)
     if plan is original:
-        same = compare({"before": lambda: original.run(feeds)}, rounds=rounds)["before"]
+        same = compare({"before": lambda: original.run(feeds)}, rounds=rounds, warm=warm)["before"]
         return {"before": same, "after": same}
-    return paired(original, plan, feeds, rounds, 1.0)
+    return paired(original, plan, feeds, rounds, 1.0, warm, brief)
 
 
 def least_gain(timings: Mapping[str, Timing]) -> float:

@@ -34,7 +34,7 @@ def function(chain: Chain, cuts: tuple[Cut, ...], inputs: Mapping[str, int], thr
         memory[RESULT] = T.match_buffer(T.arg("y", T.handle()), (stages[-1].size,), "float32")
         T.func_attr({"tir.noalias": True})
         blocks = prod(cut.blocks for cut in cuts)
-        with T.parallel(blocks) if threads > 1 else T.serial(blocks) as number:
+        with T.parallel(blocks) if threads > 1 and blocks > 1 else T.serial(blocks) as number:
             block: dict[Iterator, Expr] = {}
             for n, cut in enumerate(cuts):
                 # The number counts the blocks of the last cut first.

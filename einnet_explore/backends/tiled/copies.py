@@ -10,9 +10,6 @@ from tvm import tirx
 from einnet_explore.backends.tiled.context import Context, Expr, Statement, parallel, sequence, serial, vectorized
 from einnet_explore.kernels.layout import Layout
 
-SHARED = 1 << 16
-"""Elements from which on threads share a copy."""
-
 
 def copy(context: Context, layout: Layout, source: Expr, target: Expr) -> Statement:
     """What lies inside the tensor's box, put where the layout has it, and zeros around it."""
@@ -49,9 +46,9 @@ def copy(context: Context, layout: Layout, source: Expr, target: Expr) -> Statem
             row = [tirx.IfThenElse(tirx.all(*inside), sequence(row), empty)]
         rows += row
     body = sequence(rows)
-    shared = next((x for x, a, _ in loops if a.extent > 1), None) if layout.size >= SHARED else None
+    shared = next((x for x, a, _ in loops if a.extent > 1), None) if context.plan.copy_shared(layout) else None
     for x, a, _ in reversed(loops):
-        body = (parallel if x is shared and context.plan.threads > 1 else serial)(x, a.extent, body)
+        body = (parallel if x is shared else serial)(x, a.extent, body)
     return body
 
 

@@ -26,9 +26,6 @@ from einnet_explore.ir import Iterator
 SHARES = 8
 """So many tiles, at least, a thread."""
 
-SHARED = 1 << 20
-"""Operations from which on threads share the tiles."""
-
 
 def function(plan: Plan) -> Any:
     """The PrimFunc of *plan*: vector operand, other operand (packed or not), the epilogue's tensors, result."""
@@ -63,7 +60,7 @@ def _tiles(context: Context) -> Statement:
     body = sequence([*starts, *parts])
     counts = [b.count for b in loops]
     shared = 0
-    if context.plan.threads > 1 and context.plan.form.flops >= SHARED:
+    if context.plan.tiles_shared:
         wanted = SHARES * context.plan.threads
         shared = next((n for n in range(1, len(loops) + 1) if prod(counts[:n]) >= wanted), len(loops))
     for x, extent in reversed(list(zip(variables[shared:], counts[shared:], strict=True))):

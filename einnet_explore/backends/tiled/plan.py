@@ -12,6 +12,12 @@ from einnet_explore.kernels.layout import Layout, in_place, padded_copy
 from einnet_explore.kernels.packing import Blocks, Region, regions
 from einnet_explore.kernels.tile import Tap, Tile, taps
 
+SHARED_FLOPS = 1 << 20
+"""Operations from which on threads share the tiles."""
+
+SHARED_COPY = 1 << 16
+"""Elements from which on threads share a copy."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -21,6 +27,20 @@ class Plan:
     tile: Tile
     other: Layout | None
     threads: int
+
+    @property
+    def shared(self) -> bool:
+        """Whether several threads run the kernel, or a part of it."""
+        return self.threads > 1 and (self.tiles_shared or any(map(self.copy_shared, (self.tile.layout, self.other))))
+
+    @property
+    def tiles_shared(self) -> bool:
+        """Whether several threads compute the tiles."""
+        return self.threads > 1 and self.form.flops >= SHARED_FLOPS
+
+    def copy_shared(self, layout: Layout | None) -> bool:
+        """Whether several threads copy an operand into *layout*."""
+        return self.threads > 1 and layout is not None and layout.copied and layout.size >= SHARED_COPY
 
     @cached_property
     def steps(self) -> tuple[tuple[Tap, ...], ...]:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from einnet_explore.backends.measure import Sampler, Timing, pause, sample, sampled
+from einnet_explore.backends.measure import Enough, Sampler, Timing, never, pause, sample, sampled
 from einnet_explore.graph.running.plan import Plan
 from einnet_explore.graph.running.regions import Array, start
 
@@ -89,16 +89,24 @@ def _closed(pipe: Any) -> None:
 
 
 def beside_alone(
-    model: onnx.ModelProto, plan: Plan, feeds: Mapping[str, Array], rounds: int, min_seconds: float = 1.0
+    model: onnx.ModelProto,
+    plan: Plan,
+    feeds: Mapping[str, Array],
+    rounds: int,
+    min_seconds: float = 1.0,
+    enough: Enough = never,
 ) -> dict[str, Timing] | None:
-    """*plan* and *model* by itself, ``after`` and ``before``, in turns; None where the other process cannot be had."""
+    """*plan* and *model* by itself, ``after`` and ``before``, in turns, until their samples are *enough*.
+
+    None where the other process cannot be had.
+    """
     try:
         with Alone(model, feeds, plan.threads) as before:
             samplers: dict[str, Sampler] = {
                 "before": before.sample,
                 "after": partial(sample, partial(plan.run, feeds)),
             }
-            return sampled(samplers, rounds, min_seconds, pause(plan.threads))
+            return sampled(samplers, rounds, min_seconds, pause(plan.threads), enough=enough)
     except Gone:
         return None
 

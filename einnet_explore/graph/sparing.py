@@ -1,0 +1,75 @@
+"""Which of the parts that a plan keeps do not pay beside the others: left out on trial, in the form that the plan has.
+
+Parts come to a plan one after the other, each measured beside those before it.  What is joined with others later, or
+runs by itself faster than its original does *by itself*, may cost the whole more than it brings: this looks back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+
+from einnet_explore.backends.measure import times_faster
+from einnet_explore.graph.contest import AGREEMENT, Arrays, largest_error
+from einnet_explore.graph.part import Part
+from einnet_explore.graph.running.plan import Plan
+from einnet_explore.graph.whole import paired, rounds_for
+
+LOSES = 0.99
+"""Parts with which the plan twice runs at less than this part of its speed without are left out."""
+
+DOUBTFUL = 1.5
+"""Parts that are so many times faster by themselves are not tried: no neighbour costs as much."""
+
+MOST = 8
+"""Kinds of parts that are left out on trial at most, least gain first."""
+
+LONGEST = 60.0
+"""Seconds after which no further kind is tried."""
+
+
+def spared(
+    groups: Sequence[Sequence[int]],
+    parts: Mapping[int, Part],
+    plan_of: Callable[[list[int]], Plan],
+    feeds: Arrays,
+    want: Arrays,
+    once: float,
+    clock: Callable[[], float] = perf_counter,
+) -> dict[int, str]:
+    """The parts of *groups*, equal ones together, that the whole is faster without, and why.
+
+    *plan_of* makes the plan with some *parts*, or raises ValueError; *want* is what the model gives for *feeds*, a run
+    of which takes about *once* seconds.
+    """
+    began = clock()
+    kept = [n for group in groups for n in group]
+    lost: dict[int, str] = {}
+    doubtful = [group for group in groups if any(_doubtful(parts[n]) for n in group)]
+    plan: Plan | None = None
+    for group in sorted(doubtful, key=lambda group: sum(parts[n].gain for n in group))[:MOST]:
+        rest = [n for n in kept if n not in group]
+        if not rest or clock() - began > LONGEST:
+            break
+        try:
+            plan = plan or plan_of(kept)
+            without = plan_of(rest)
+            if largest_error(want, without.run(feeds)) > AGREEMENT:
+                continue
+        except ValueError:
+            continue
+        ratio = _with(without, plan, feeds, once)
+        if ratio < LOSES and (ratio := max(ratio, _with(without, plan, feeds, once))) < LOSES:
+            lost |= dict.fromkeys(group, f"beside the others the whole model runs with it at {ratio:.2f} of its speed")
+            kept, plan = rest, without
+    return lost
+
+
+def _doubtful(part: Part) -> bool:
+    return part.outcome.seconds_before < DOUBTFUL * part.outcome.seconds_after
+
+
+def _with(without: Plan, plan: Plan, feeds: Arrays, once: float) -> float:
+    """How many times faster *plan* is than the one without some parts."""
+    times = paired(without, plan, feeds, rounds_for(once, 11), 0.3)
+    return times_faster(times["before"], times["after"])

@@ -1,0 +1,251 @@
+"""What a second run costs, counted in runs of the original by a clock of the test's own; and what pays no more."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from einnet_explore.backends import measure
+from einnet_explore.backends.measure import Timing, sampled
+from einnet_explore.backends.profiles import ProfileStore
+from einnet_explore.graph import against as against_module
+from einnet_explore.graph import optimise as optimise_module
+from einnet_explore.graph import result as result_module
+from einnet_explore.graph import sparing as sparing_module
+from einnet_explore.graph.against import Against
+from einnet_explore.graph.contest import Outcome
+from einnet_explore.graph.optimise import Optimiser
+from einnet_explore.graph.part import Part
+from einnet_explore.graph.running.plan import Plan
+from einnet_explore.graph.sparing import DOUBTFUL, LONGEST, MOST, spared
+from einnet_explore.graph.whole import BRIEF, CLEAR, clear
+from tests.optimising_kit import SHORT, everything, model, nothing_remembered, transposed
+
+forgetting = pytest.fixture(autouse=True)(nothing_remembered)
+
+
+@dataclass
+class Clock:
+    """Seconds that pass only where something is run."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    for module, names in ((measure, ("perf_counter", "process_time")), (against_module, ("perf_counter",))):
+        for name in names:
+            monkeypatch.setattr(module, name, found)
+    return found
+
+
+@dataclass(eq=False)
+class Fake:
+    """A plan that takes *seconds* by *clock*, the first time twice as long, and always gives *number*."""
+
+    clock: Clock
+    seconds: float
+    number: float = 1.0
+    threads: int = 1
+    runs: int = 0
+
+    def run(self, _: object) -> dict[str, Any]:
+        self.clock.now += self.seconds * (1 if self.runs else 2)
+        self.runs += 1
+        return {"y": np.full(3, self.number, np.float32)}
+
+
+def against(original: Fake) -> Against:
+    return Against(None, original, {}, original.seconds)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "brief", "runs", "gain"),
+    [
+        (5.0, 0.3, True, 2, 5 / 0.3),  # one round leaves no doubt
+        (5.0, 4.5, True, 4, 5 / 4.5),  # more would take long: as many rounds as the first time
+        (5.0, 6.0, True, 4, 5 / 6),
+        (5.0, 0.3, False, 4, 5 / 0.3),
+        (0.8, 0.1, True, 5, 8.0),  # 3 seconds of rounds
+        (0.9, 0.5, True, 6, 1.8),
+    ],
+)
+def test_how_often_the_original_is_run(
+    clock: Clock, before: float, after: float, brief: bool, runs: int, gain: float
+) -> None:
+    original, plan = Fake(clock, before), Fake(clock, after)
+    held = against(original).held(lambda: plan, brief)  # type: ignore[arg-type, return-value]
+    assert held is not None and original.runs == plan.runs == runs
+    assert held.gain == pytest.approx(gain)  # the first runs, which take longer, count nowhere
+    assert held.errors == (0.0, 0.0) and len(held.timings["before"].samples) == runs - 1
+
+
+def test_every_plan_is_held_against_one_run_of_the_original(clock: Clock) -> None:
+    original = Fake(clock, 5.0)
+    holding = against(original)
+    assert holding.held(lambda: Fake(clock, 1.0, 1.001)) is None  # type: ignore[arg-type, return-value]
+    assert original.runs == 1 and holding.want["y"][0] == 1.0
+
+    def impossible() -> Plan:
+        raise ValueError("cannot be made")
+
+    assert holding.held(impossible) is None and original.runs == 1
+    near = holding.held(lambda: Fake(clock, 1.0, 1.00001), True)  # type: ignore[arg-type, return-value]
+    assert near is not None and 0 < near.errors[1] < 1e-4 and original.runs == 2
+
+
+def test_what_is_clear() -> None:
+    assert clear({"before": [BRIEF], "after": [BRIEF / CLEAR]})
+    assert clear({"before": [BRIEF, BRIEF], "after": [0.1, 0.2]})
+    assert not clear({"before": [BRIEF / 2], "after": [0.01]})  # it took no time yet: more is known for little
+    assert not clear({"before": [BRIEF, BRIEF], "after": [0.1, BRIEF / 2]})
+    assert not clear({"before": [BRIEF], "after": [2 * BRIEF]})
+
+
+def test_samples_end_where_they_are_enough(clock: Clock) -> None:
+    calls: list[int] = []
+
+    def sampler(repeats: int) -> float:
+        calls.append(repeats)
+        return 0.2
+
+    samplers = {"one": sampler, "other": sampler}
+    assert sampled(samplers, 3, 0.0)["one"].n == 3 and len(calls) == 2 * 3 + 2  # a first call says how long it takes
+    calls.clear()
+    assert sampled(samplers, 3, 0.0, warm={"one": 0.2})["one"].n == 3 and len(calls) == 2 * 3 + 1
+    calls.clear()
+    found = sampled(samplers, 9, 0.0, warm={"one": 0.2, "other": 0.2}, enough=lambda s: len(s["other"]) > 1)
+    assert [timing.n for timing in found.values()] == [2, 2] and calls == [1] * 4
+    with pytest.raises(ValueError, match="rounds 0: expected at least 1"):
+        sampled(samplers, 0)
+
+
+def test_inputs_that_tell_are_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def optimiser() -> Optimiser:
+        return Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
+
+    monkeypatch.setattr(optimise_module, "telling_seed", lambda *_: 5)
+    first = optimiser()
+    monkeypatch.setattr(optimise_module, "telling_seed", lambda *_: pytest.fail("looked for again"))
+    monkeypatch.setattr(Plan, "run", lambda *_: pytest.fail("run again"))
+    again = optimiser()
+    assert again.seconds == first.seconds
+    assert all(np.array_equal(again.feeds[name], array) for name, array in first.feeds.items())
+    seeds = [optimise_module.random_inputs(first.model, seed) for seed in (0, 5)]
+    assert [all(np.array_equal(s[k], v) for k, v in again.feeds.items()) for s in seeds] == [False, True]
+
+
+@dataclass
+class Plans:
+    """Plans by the parts in them, and how long each takes; *made* are those that were asked for."""
+
+    seconds: Callable[[Sequence[int]], float]
+    number: float = 1.0
+    made: list[tuple[int, ...]] = field(default_factory=list)
+    clock: Clock = field(default_factory=Clock)
+
+    def __call__(self, kept: list[int]) -> Any:
+        self.made.append(tuple(kept))
+        if 99 in kept and len(self.made) > 1:
+            raise ValueError("cannot be made")
+        return Fake(self.clock, self.seconds(kept), self.number if len(self.made) > 1 else 1.0)
+
+
+def parts(*gains: float) -> dict[int, Part]:
+    """Parts that are so many times faster by themselves."""
+    outcomes = [Outcome(gain, 1.0, None, 0.0, 1, "") for gain in gains]
+    return {n: Part((f"n{n}",), outcome, True, "proved", "") for n, outcome in enumerate(outcomes)}
+
+
+def left_out(plans: Plans, gains: Sequence[float], groups: Sequence[Sequence[int]] = ()) -> dict[int, str]:
+    """What is left out of all parts, each a kind by itself unless *groups* says otherwise."""
+    kinds = groups or [(n,) for n in range(len(gains))]
+    want = {"y": np.ones(3, np.float32)}
+    return spared(kinds, parts(*gains), plans, {}, want, 1.0, plans.clock)
+
+
+@pytest.fixture
+def paired(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(before: Fake, after: Fake, *_: object) -> Mapping[str, Timing]:
+        return {
+            name: Timing(plan.seconds, 0.0, 1, (plan.seconds,)) for name, plan in (("before", before), ("after", after))
+        }
+
+    monkeypatch.setattr(sparing_module, "paired", told)
+
+
+@pytest.mark.usefixtures("paired")
+def test_what_costs_the_whole_is_left_out() -> None:
+    # Part 1 gains by itself and costs the whole a fifth; part 2 gains nothing and costs nothing.
+    plans = Plans(lambda kept: 10.0 - (0 in kept) + 2.0 * (1 in kept))
+    lost = left_out(plans, (1.3, 1.2, 1.1))
+    assert lost == {1: "beside the others the whole model runs with it at 0.82 of its speed"}
+    assert plans.made == [(0, 1, 2), (0, 1), (0, 2), (2,)]  # least gain first, and then without it
+    assert left_out(Plans(lambda _: 1.0), (1.2, 1.2)) == {}
+
+
+@pytest.mark.usefixtures("paired")
+def test_equal_parts_stay_or_go_together() -> None:
+    plans = Plans(lambda kept: 1.0 + (2 in kept))
+    assert set(left_out(plans, (1.2, 1.2, 1.2), [(0, 2), (1,)])) == {0, 2}
+    assert left_out(Plans(lambda kept: 1.0 + len(kept)), (1.2, 1.2), [(0, 1)]) == {}  # all of it is for others to judge
+
+
+@pytest.mark.usefixtures("paired")
+def test_what_is_not_tried() -> None:
+    costly = Plans(lambda kept: 1.0 + len(kept))
+    assert set(left_out(costly, (1.2, DOUBTFUL, 9.0))) == {0} and costly.made == [(0, 1, 2), (1, 2)]
+    many = Plans(lambda kept: 1e-3 * (1 + len(kept)))
+    assert len(left_out(many, [1.2] * (MOST + 3))) == MOST
+    late = Plans(lambda kept: 1.0 + len(kept))
+    make = Plans.__call__
+
+    def slowly(kept: list[int]) -> Any:
+        late.clock.now += LONGEST
+        return make(late, kept)
+
+    assert set(spared([(0,), (1,), (2,)], parts(1.2, 1.2, 1.2), slowly, {}, {}, 1.0, late.clock)) == {0}
+
+
+@pytest.mark.usefixtures("paired")
+def test_a_plan_that_is_another_or_cannot_be_made_is_no_reason() -> None:
+    wrong = Plans(lambda kept: 1.0 + len(kept), number=1.01)
+    assert left_out(wrong, (1.2, 1.2)) == {} and len(wrong.made) == 3
+    refused = Plans(lambda kept: 1.0 + len(kept))
+    assert spared([(0,), (99,)], {0: parts(1.2)[0], 99: parts(1.1)[0]}, refused, {}, {}, 1.0) == {
+        99: "beside the others the whole model runs with it at 0.67 of its speed"
+    }
+    assert refused.made == [(0, 99), (0,)]
+
+
+def test_noise_leaves_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One measurement says that a part costs something, the next that it does not."""
+    told = iter((1.2, 0.9, 1.2, 1.1, 0.9))
+
+    def noisy(*_: object) -> Mapping[str, Timing]:
+        after = next(told)
+        return {"before": Timing(1.0, 0.0, 1, (1.0,)), "after": Timing(after, 0.0, 1, (after,))}
+
+    monkeypatch.setattr(sparing_module, "paired", noisy)
+    assert set(left_out(Plans(lambda _: 1.0), (1.2, 1.3, 1.4))) == {1}
+
+
+def test_a_part_that_does_not_pay_in_the_end_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything(monkeypatch)
+    monkeypatch.setattr(result_module, "STAYS", 0.0)
+    work = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
+    assert len(list(work.run())) == 2
+    asked: list[object] = []
+    monkeypatch.setattr(result_module, "spared", lambda groups, *_: asked.append(groups) or {1: "it costs"})
+    fast = work.result()
+    assert [part.kept for part in fast.parts] == [True, False] and fast.parts[1].why == "it costs"
+    assert asked == [((0,), (1,))]  # once: what is left is not looked at again
+    again = work.result()  # what was decided is remembered
+    assert [part.kept for part in again.parts] == [True, False] and len(asked) == 1

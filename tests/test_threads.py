@@ -1,0 +1,124 @@
+"""Kernels for several threads: where the same by one is faster it is taken, and that is remembered."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from einnet_explore.backends import aligned_empty, choice, generated, library
+from einnet_explore.backends.errors import NoKernel
+from einnet_explore.backends.native import ENGINE, NativeSource
+from einnet_explore.backends.store import ALONE, Store, key_of
+from einnet_explore.backends.ways import Alone, NativeCall, TiledCall, Way, by_one_thread
+from einnet_explore.ir import EOPERATOR, Equation, Instance, Scope, tensors
+from einnet_explore.text import parse
+
+MOVES = parse("tensor A[512, 600]\nY[m:512, n:600] = relu(A[m, n]) + A[m, n]").equations[-1].scope
+"""Enough elements for several threads."""
+FEW = parse("tensor A[5, 6]\nY[m:5, n:6] = relu(A[m, n]) + A[m, n]").equations[-1].scope
+PRODUCT = parse("tensor A[64, 256]\ntensor B[256, 128]\nY[m:64, n:128] = sum[k:256] A[m, k] * B[k, n]")
+EQUATION = Equation("Y", MOVES, Instance(EOPERATOR))
+
+
+def arrays_of(scope: Scope) -> dict[str, np.ndarray]:
+    found = {t.name: aligned_empty(t.shape) for t in tensors(scope)}
+    for n, array in enumerate(found.values()):
+        array[...] = np.random.default_rng(n).standard_normal(array.shape)
+    return found
+
+
+def ways_of(equation: Equation, threads: int = 2) -> list[Way]:
+    given = arrays_of(equation.scope)
+    return list(library.engines(equation, given, aligned_empty(equation.scope.shape), {}, (), threads))
+
+
+def result(way: Way, scope: Scope) -> np.ndarray:
+    out = aligned_empty(scope.shape)
+    out[...] = np.nan
+    way.bind(arrays_of(scope), out)()
+    return out
+
+
+def chosen(store: Store) -> Way:
+    given = arrays_of(MOVES)
+    return choice.fastest(EQUATION, ways_of(EQUATION), given, aligned_empty(MOVES.shape), set(), 2, store)
+
+
+def test_every_shared_kernel_has_one_for_one_thread() -> None:
+    made = generated.contraction(PRODUCT.equations[-1].scope, (), 2)
+    assert made is not None
+    for way, scope in (
+        *((way, MOVES) for way in ways_of(EQUATION)),
+        (TiledCall(made, {}), PRODUCT.equations[-1].scope),
+    ):
+        alone = by_one_thread(way)
+        assert alone is not None and alone.engine == way.engine + ALONE and alone.reads == way.reads
+        assert by_one_thread(alone) is None and by_one_thread(alone.way) is None
+        np.testing.assert_allclose(result(alone, scope), result(way, scope), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_not_shared_has_no_other() -> None:
+    few = replace(EQUATION, scope=FEW)
+    assert len(ways_of(few)) == 2 and all(by_one_thread(way) is None for way in ways_of(few))
+    assert all(by_one_thread(way) is None for way in ways_of(EQUATION, 1))
+    small = generated.contraction(PRODUCT.equations[-1].scope, (), 1)
+    assert small is not None and by_one_thread(TiledCall(small, {})) is None
+
+
+def test_one_thread_is_taken_where_it_is_faster_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, ...]] = []
+    seconds = {"tvm": 1e-4, "best": 1e-4, ENGINE: 2e-4}
+
+    def compared(given: Mapping[str, object], threads: int) -> dict[str, float]:
+        calls.append(tuple(given))
+        return {name: seconds[name] for name in given}
+
+    monkeypatch.setattr(choice, "compared", compared)
+    monkeypatch.setattr(choice, "session_overhead", lambda: 0.0)
+    for name, other, taken in (("loses", 2e-4, "tvm"), ("wins", 5e-5, "tvm" + ALONE)):
+        store = Store(tmp_path / f"{name}.sqlite")
+        # The C kernel's time is known: what is compared with the best is the kernel by one thread.
+        store.put(replace(key_of(EQUATION, 2), engine=ENGINE), 2e-4, "measured")
+        seconds[ENGINE] = other
+        first = chosen(store)
+        assert first.engine == taken and calls == [("tvm",), ("best", ENGINE)]
+        known = store.get(replace(key_of(EQUATION, 2), engine="tvm" + ALONE))
+        assert known is not None and known.seconds == pytest.approx(other)
+        assert chosen(Store(tmp_path / f"{name}.sqlite")).engine == taken and len(calls) == 2
+        calls.clear()
+    match first:
+        case Alone(way):
+            assert way.engine == "tvm"
+        case _:
+            pytest.fail(f"{first} is for several threads")
+
+
+def test_what_takes_long_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path / "profiles.sqlite")
+    for engine in ("tvm", ENGINE):
+        store.put(replace(key_of(EQUATION, 2), engine=engine), choice.SHORT, "measured")
+    monkeypatch.setattr(choice, "compared", lambda *_: pytest.fail("compared"))
+    assert chosen(store).engine == "tvm"
+
+
+def test_a_c_kernel_by_one_thread_is_of_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, key = Store(tmp_path / "profiles.sqlite"), replace(key_of(EQUATION, 2), engine=ENGINE + ALONE)
+    store.put(key, 1e-4, "measured")
+    assert store.get(key) is not None
+    monkeypatch.setattr("einnet_explore.backends.store.generator", lambda: "another")
+    assert store.get(key) is None
+
+
+def test_what_no_kernel_is_written_for_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path / "profiles.sqlite")
+    for engine in ("tvm", ENGINE):
+        store.put(replace(key_of(EQUATION, 2), engine=engine), 1e-4 if engine == "tvm" else 1.0, "measured")
+
+    def refuse(way: Way) -> None:
+        raise NoKernel("no kernel by one thread")
+
+    monkeypatch.setattr(choice, "by_one_thread", refuse)
+    assert chosen(store).engine == "tvm"
+    assert isinstance(ways_of(EQUATION)[-1], NativeCall) and NativeSource(MOVES, 2).shared
