@@ -14,7 +14,7 @@ from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.graph import against as against_module
 from einnet_explore.graph import optimise as optimise_module
 from einnet_explore.graph import result as result_module
-from einnet_explore.graph import sparing as sparing_module
+from einnet_explore.graph import whole as whole_module
 from einnet_explore.graph.against import Against
 from einnet_explore.graph.contest import Outcome
 from einnet_explore.graph.optimise import Optimiser
@@ -178,7 +178,7 @@ def paired(monkeypatch: pytest.MonkeyPatch) -> None:
             name: Timing(plan.seconds, 0.0, 1, (plan.seconds,)) for name, plan in (("before", before), ("after", after))
         }
 
-    monkeypatch.setattr(sparing_module, "paired", told)
+    monkeypatch.setattr(whole_module, "paired", told)
 
 
 @pytest.mark.usefixtures("paired")
@@ -233,7 +233,7 @@ def test_noise_leaves_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
         after = next(told)
         return {"before": Timing(1.0, 0.0, 1, (1.0,)), "after": Timing(after, 0.0, 1, (after,))}
 
-    monkeypatch.setattr(sparing_module, "paired", noisy)
+    monkeypatch.setattr(whole_module, "paired", noisy)
     assert set(left_out(Plans(lambda _: 1.0), (1.2, 1.3, 1.4))) == {1}
 
 

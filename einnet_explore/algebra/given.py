@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isfinite
 
-from einnet_explore.algebra.numbers import FINITE, rounded
+from einnet_explore.algebra.numbers import FINITE, Number, rounded
 from einnet_explore.ir import Access, Apply, Const, Equation, Scalar, Scope, Table, Tensor, accesses
 
 EXPONENTIAL = "with the axiom exp(a + b) = exp(a) exp(b)"
@@ -39,6 +39,10 @@ class Given:
     def named(self) -> str:
         """The axioms, as a proof names them."""
         return ", ".join(axiom for axiom, used in zip(AXIOMS, (self.exponential, self.rounds), strict=True) if used)
+
+    def number(self, k: Number) -> Number:
+        """The constant *k*, or what it is rounded to where that axiom may be used."""
+        return rounded(k) if self.rounds else k
 
     def endless(self, scope: Scope) -> bool:
         """Whether values of *scope* may be infinite."""

@@ -20,7 +20,7 @@ import islpy as isl
 from einnet_explore.algebra.cancelling import alike, gathered, uncommon
 from einnet_explore.algebra.commute import ordered
 from einnet_explore.algebra.given import PLAIN, Given
-from einnet_explore.algebra.numbers import ENDLESS, Number, rounded
+from einnet_explore.algebra.numbers import ENDLESS, Number
 from einnet_explore.algebra.polynomial import cancelled
 from einnet_explore.algebra.relation import Term, choices_at, terms_at
 from einnet_explore.algebra.sets import Sets, context, coordinates
@@ -165,10 +165,7 @@ class _Comparison:
                 coefficient, points = self.sets.of(term)
                 if at.is_subset(points):
                     count = Fraction(1) if self.idempotent else count + coefficient
-        return self._number(count)
-
-    def _number(self, k: Number) -> Number:
-        return rounded(k) if self.space.given.rounds else k
+        return self.space.given.number(count)
 
     def _pieces(self, terms: list[Term]) -> tuple[Tally, Tally]:
         """Disjoint sets of (output element, indices), one a total coefficient; and where terms are added or subtracted.
@@ -196,7 +193,7 @@ class _Comparison:
 
         def put(k: Number, s: Any) -> None:
             if k and not s.is_empty():
-                k = self._number(k)
+                k = self.space.given.number(k)
                 out[k] = out[k] | s if k in out else s
 
         for k, s in total.items():

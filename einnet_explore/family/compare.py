@@ -16,7 +16,7 @@ import islpy as isl
 
 from einnet_explore.algebra.commute import ordered
 from einnet_explore.algebra.given import PLAIN, Given
-from einnet_explore.algebra.numbers import ENDLESS, Number, rounded
+from einnet_explore.algebra.numbers import ENDLESS, Number
 from einnet_explore.algebra.polynomial import cancelled
 from einnet_explore.algebra.relation import Term, choices_at, terms_at
 from einnet_explore.algebra.sets import context
@@ -170,7 +170,7 @@ class _Tallies:
     def _total(self, terms: list[Term]) -> dict[Number, Any]:
         total: dict[Number, Any] = {}
         for term in terms:
-            k, piece = self._number(term.coefficient) if self.counts else Fraction(1), self._points(term)
+            k, piece = self.space.given.number(term.coefficient) if self.counts else Fraction(1), self._points(term)
             if not k:
                 continue
             found: dict[Number, Any] = {}
@@ -181,14 +181,11 @@ class _Tallies:
 
             for c, old in total.items():
                 put(c, old - piece)
-                put(self._number(c + k) if self.counts else c, old & piece)
+                put(self.space.given.number(c + k) if self.counts else c, old & piece)
                 piece = piece - old
             put(k, piece)
             total = found
         return total
-
-    def _number(self, k: Number) -> Number:
-        return rounded(k) if self.space.given.rounds else k
 
     def _points(self, term: Term) -> Any:
         """Where *term* occurs; raises Beyond where several summation points stand for one place."""

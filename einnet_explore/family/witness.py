@@ -8,7 +8,7 @@ have a common solution in the integers is undecidable (Y. Matiyasevich, 1970), s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import count, islice, product
+from itertools import chain, count, islice, product
 
 from einnet_explore.algebra.space import Beyond
 from einnet_explore.family.decide import solution
@@ -27,7 +27,7 @@ def witness(ground: Ground) -> tuple[int, ...] | None:
     first = least(ground.ranges, ground.rows)
     if first is None:
         return None
-    for unknowns in (first, *_small(ground), *_powers(ground)):
+    for unknowns in chain([first], _small(ground), _powers(ground)):
         if _allowed(ground, unknowns):
             return unknowns
     unknown = f"whether any sizes fulfil it is not known: none of up to {2 * TRIED} do"

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from einnet_explore.backends.measure import Timing, compare, times_faster
+from einnet_explore.backends.measure import Timing, compare
 from einnet_explore.graph.assembled import Assembled
 from einnet_explore.graph.numerics import LEVELS
 from einnet_explore.graph.part import Part
@@ -22,7 +22,7 @@ from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.running.plan import Plan
 from einnet_explore.graph.running.regions import random_inputs
 from einnet_explore.graph.split import Skipped
-from einnet_explore.graph.whole import least_gain, paired, rounds_for
+from einnet_explore.graph.whole import least_gain, ratio_of
 from einnet_explore.graph.writing.export import Replacement, rewrite_model
 from einnet_explore.ir import Program
 from einnet_explore.rules import Derivation
@@ -155,8 +155,7 @@ class Optimised:
         for group in self.groups:
             assert self.plan_of is not None
             without = self.plan_of([n for n in kept if n not in group])
-            times = paired(without, self.plan, dict(self.feeds), rounds_for(self.timings["after"].median, 11), 0.3)
-            speedup = times_faster(times["before"], times["after"])
+            speedup = ratio_of(without, self.plan, dict(self.feeds), self.timings["after"].median)
             found.append(Attribution(tuple(self.parts[n].nodes for n in group), speedup))
         return tuple(found)
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 
-from einnet_explore.backends.measure import times_faster
 from einnet_explore.graph.contest import AGREEMENT, Arrays, largest_error
 from einnet_explore.graph.part import Part
 from einnet_explore.graph.running.plan import Plan
-from einnet_explore.graph.whole import paired, rounds_for
+from einnet_explore.graph.whole import ratio_of
 
 LOSES = 0.99
 """Parts with which the plan twice runs at less than this part of its speed without are left out."""
@@ -58,8 +57,8 @@ def spared(
                 continue
         except ValueError:
             continue
-        ratio = _with(without, plan, feeds, once)
-        if ratio < LOSES and (ratio := max(ratio, _with(without, plan, feeds, once))) < LOSES:
+        ratio = ratio_of(without, plan, feeds, once)
+        if ratio < LOSES and (ratio := max(ratio, ratio_of(without, plan, feeds, once))) < LOSES:
             lost |= dict.fromkeys(group, f"beside the others the whole model runs with it at {ratio:.2f} of its speed")
             kept, plan = rest, without
     return lost
@@ -67,9 +66,3 @@ def spared(
 
 def _doubtful(part: Part) -> bool:
     return part.outcome.seconds_before < DOUBTFUL * part.outcome.seconds_after
-
-
-def _with(without: Plan, plan: Plan, feeds: Arrays, once: float) -> float:
-    """How many times faster *plan* is than the one without some parts."""
-    times = paired(without, plan, feeds, rounds_for(once, 11), 0.3)
-    return times_faster(times["before"], times["after"])
