@@ -23,11 +23,12 @@ from einnet_explore.ir import Equation, tensors
 
 Array = npt.NDArray[Any]
 
-SECONDS, ROUNDS = 0.03, 15
-"""A measurement of a way lasts at least so long, in so many samples."""
+STAGES = ((1, 2.0), (3, 1.3), (16, 1.0))
+"""So many samples of each way, and again as many as the next stage says of those whose least is within so many times
+the least of all: the slowest engines would take most of the time of measuring."""
 
-LONGEST = 0.5
-"""Seconds of measurement after which slow calls are not sampled more than three times."""
+LONGEST, FEWEST = 0.5, 2
+"""Seconds of a stage after which slow calls are sampled no more than so few times."""
 
 MARGIN = 1.05
 """So many times faster than the first way another one has to be: in a session of many nodes the first one does better
@@ -214,13 +215,19 @@ def compared(calls: Mapping[str, Callable[[], object]], threads: int) -> dict[st
     """Seconds of each call, which takes *threads* threads: the least of many short samples, taken in turn.
 
     What else runs on the machine only ever adds time, and a choice is kept for good: a sample that nothing disturbed is
-    what counts.
+    what counts.  What a few samples show to be slower is not sampled again.
     """
-    settle = measure.pause(threads)
-    once = measure.compare(calls, rounds=1, min_seconds=0, settle=settle)
-    rounds = int(LONGEST / sum(min(timing.samples) for timing in once.values()))
-    times = measure.compare(calls, rounds=max(3, min(ROUNDS, rounds)), min_seconds=SECONDS, settle=settle)
-    return {engine: min(timing.samples) for engine, timing in times.items()}
+    least: dict[str, float] = {}
+    near = dict(calls)
+    for samples, within in STAGES:
+        most = max(FEWEST, int(LONGEST / sum(least[engine] for engine in near))) if least else samples
+        rounds = min(samples, most)
+        times = measure.compare(near, rounds, rounds * measure.SAMPLE, measure.pause(threads))
+        least |= {engine: min(*timing.samples, least.get(engine, inf)) for engine, timing in times.items()}
+        near = {engine: call for engine, call in near.items() if least[engine] <= within * min(least.values())}
+        if len(near) == 1:
+            break
+    return least
 
 
 @cache

@@ -9,15 +9,18 @@ back, so nothing gets slower.
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from einnet_explore.backends.measure import compare
 from einnet_explore.backends.profiles import ProfileStore
+from einnet_explore.cost import CostModel
 from einnet_explore.graph.anonymous import Anonymous, anonymous
 from einnet_explore.graph.assembling import Assembler
 from einnet_explore.graph.badge import Badge, badge
@@ -100,7 +103,7 @@ class Optimiser:
         return float(known)
 
     def run(self) -> Iterable[Progress]:
-        """Hold every subprogram's contest, the same one once; joined ones' after those of their parts."""
+        """Hold every subprogram's contest, the same one once, in the order of ``anonymous``."""
         began = perf_counter()
         if self.executor is not None:
             self._ahead()
@@ -121,8 +124,17 @@ class Optimiser:
             yield Progress(n, len(self.subprograms), part)
 
     def anonymous(self) -> Iterable[tuple[Subprogram, Anonymous]]:
-        """Every subprogram, with its program without names."""
-        return ((subprogram, anonymous(subprogram.program)) for subprogram in self.subprograms)
+        """Every subprogram, with its program without names: joined ones after their parts.
+
+        Those come first that take longest by the estimate, equal ones together: wherever time runs out, it was spent
+        where there was most to gain.
+        """
+        named = [[(s, anonymous(s.program)) for s in (*whole.parts, whole)] for whole in self.split.subprograms]
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for *_, (_, anon) in named:
+            seconds[anon.signature] += CostModel().program_cost(anon.program).seconds
+        largest_first = sorted(named, key=lambda group: -seconds[group[-1][1].signature])
+        return chain.from_iterable(largest_first)
 
     def _ahead(self) -> None:
         """Search every subprogram once on the executor; where that has devices, hold the contests there as well.
@@ -212,6 +224,9 @@ class Optimiser:
 
     def result(self) -> Optimised:
         """The plan of what won so far, measured and checked against ONNX Runtime on random inputs."""
+        place = {subprogram.nodes: n for n, subprogram in enumerate(self.subprograms)}
+        order = sorted(range(len(self.done)), key=lambda n: place[self.done[n][0].nodes])
+        self.done, self.parts = [self.done[n] for n in order], [self.parts[n] for n in order]
         signatures = [anon.signature for _, anon in self.done]
         found = Result(
             self.model, self.digest, self.settings, self.original, self.feeds, self.seconds, self.assembler,

@@ -13,15 +13,15 @@ from functools import cached_property, partial
 from typing import Any
 
 from einnet_explore.algebra.equations import weight_only
-from einnet_explore.backends.measure import SETTLE, compare, times_faster
+from einnet_explore.backends.measure import compare, pause, times_faster
 from einnet_explore.graph.against import Against, Held
 from einnet_explore.graph.assembled import Assembled
 from einnet_explore.graph.assembling import Assembler
 from einnet_explore.graph.contest import AGREEMENT, Settings, largest_error
-from einnet_explore.graph.filed import FORM, MEASURED, ORIGINAL, filed
+from einnet_explore.graph.filed import FORM, MEASURED, ORIGINAL, Exported, filed
 from einnet_explore.graph.joining import Piece
 from einnet_explore.graph.judging import fusions
-from einnet_explore.graph.optimised import Exported, Optimised
+from einnet_explore.graph.optimised import Optimised
 from einnet_explore.graph.part import Part
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.remembered import Memory
@@ -181,7 +181,7 @@ class Result:
             else:
                 whys[form] = f"it differs by {error:.1e} of its largest output"
         calls = {name: partial(plan.run, self.feeds) for name, plan in plans.items()}
-        settle = SETTLE if self.settings.threads > 1 else 0
+        settle = pause(self.settings.threads)
         times = compare(calls, rounds=rounds_for(self.seconds, 11), min_seconds=0.3, settle=settle)
         return {name: times_faster(times["before"], times[name]) for name in plans if name != "before"}, whys
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from einnet_explore.backends.measure import NOTHING, SETTLE, Timing, compare, never, times_faster
+from einnet_explore.backends.measure import NOTHING, Timing, compare, never, pause, times_faster
 from einnet_explore.graph.contest import AGREEMENT, Arrays, largest_error
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.running.plan import Plan
@@ -157,7 +157,7 @@ def paired(
     *warm* is as in ``compare``; a *brief* measurement ends as soon as it is clear that *after* is not slower.
     """
     calls = {"before": lambda: before.run(feeds), "after": lambda: after.run(feeds)}
-    settle = SETTLE if max(before.threads, after.threads) > 1 else 0
+    settle = pause(max(before.threads, after.threads))
     return compare(calls, rounds, min_seconds, settle, warm, clear if brief else never)
 
 
