@@ -440,11 +440,15 @@ def test_marimo_by_mouse_and_by_keyboard(lab: Lab, tmp_path: Path) -> None:
         assert visiting.strangers == [] and visiting.errors == []
 
 
+LONG = """ee.show(ee.parse("tensor A[64]\\n" + "\\n".join(f"Y{n}[i:64] = A[i // 2 + i % 2]" for n in range(99))))"""
+"""Formulas beyond what MathJax takes after a macro."""
+
+
 def by_hand(folder: Path) -> int:
-    """Write the tour up to its searches into *folder*; returns how many cells of code it has."""
+    """Write the tour up to its searches into *folder*, and a long formula; returns how many cells of code it has."""
     notebook = jupytext.read(ROOT / "notebooks" / "00_tour.py")
     stop = next(n for n, cell in enumerate(notebook.cells) if cell.source.startswith("## By search"))
-    notebook.cells = notebook.cells[:stop]
+    notebook.cells = [*notebook.cells[:stop], nbformat.v4.new_code_cell(LONG)]
     nbformat.write(notebook, folder / "tour.ipynb")
     return sum(cell.cell_type == "code" for cell in notebook.cells)
 

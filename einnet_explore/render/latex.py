@@ -6,6 +6,9 @@ Three dialects, one ``match``:
 * ``katex`` for pages: every scope is wrapped in ``\htmlData{p=0.1}{…}`` with its path (KaTeX must trust ``\htmlData``);
 * ``mathtext`` for Matplotlib, which has no ``\mathop…\limits``, no environments and no colours.
 
+Spaces are ``~`` and *mod* is written out: to MathJax, ``\bmod`` and a backslash before a space are macros, whose text it
+puts before all that follows, and it refuses to where that is longer than 5 kB.  Derivations are.
+
 Ranges are half-open: :math:`\sum_{c=0}^{n}` stops before :math:`n`, as the paper's iteration spaces do.
 """
 
@@ -13,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from itertools import count
 from typing import Literal, TypeAlias
 
@@ -35,7 +37,7 @@ from einnet_explore.ir import (
     Tensor,
     show_path,
 )
-from einnet_explore.render.notation import escaped, index, name, number
+from einnet_explore.render.notation import escaped, function, index, matrix, name, number
 
 Dialect: TypeAlias = Literal["amsmath", "katex", "mathtext"]
 Ranges: TypeAlias = Literal["short", "full"]
@@ -97,8 +99,9 @@ def _latex(it: Program | Scope | Scalar | Index, place: _Place) -> str:
 def align(programs: Sequence[Program], reasons: Sequence[str], dialect: Dialect = "amsmath") -> str:
     r"""An ``align*`` block for a derivation :math:`E_0 \Rightarrow E_1 \Rightarrow \dots`, each step with its reason.
 
-    After the first program only the equations that a step made or changed are shown. Raises ValueError unless there is
-    at least one program and one reason a step, and for ``mathtext``, which knows no environments.
+    After the first program only the equations that a step made or changed are shown; the reason stands before them,
+    where it is seen however long they are.  Raises ValueError unless there is at least one program and one reason a
+    step, and for ``mathtext``, which knows no environments.
     """
     if not programs:
         raise ValueError("no programs to align, expected at least one")
@@ -114,7 +117,7 @@ def align(programs: Sequence[Program], reasons: Sequence[str], dialect: Dialect 
         known = set(it.equations)
         shown = [f"& {' = '.join(_equation(it.equations[n], place.below(n)))}" for n in new]
         if step:
-            shown[0] = rf"\Rightarrow\ {shown[0]} && \text{{{escaped(reasons[step - 1])}}}"
+            shown[0] = rf"\text{{{escaped(reasons[step - 1])}}}~\Rightarrow~{shown[0]}"
         lines += shown
     return "\\begin{align*}\n" + " \\\\\n".join(lines) + "\n\\end{align*}"
 
@@ -126,7 +129,7 @@ def _stacked(equations: Sequence[tuple[str, str]], dialect: Dialect) -> str:
 
 
 def _equation(equation: Equation, place: _Place) -> tuple[str, str]:
-    via = rf" \qquad \triangleright\ {_instance(equation.via)}" if equation.via else ""
+    via = rf" \qquad \triangleright~{_instance(equation.via)}" if equation.via else ""
     return name(equation.name), _whole(equation.scope, place) + via
 
 
@@ -143,14 +146,14 @@ def _wrapped(shown: str, place: _Place) -> str:
 
 def _braced(scope: Scope, place: _Place) -> str:
     edges = r",\,".join(str(lo) if lo == hi else f"({lo},{hi})" for lo, hi in scope.padding)
-    notes = [rf"\mathrm{{pad}}\ {edges}"] if scope.padding else []
-    notes += [rf"\mathrm{{value}}\ {number(scope.value)}"] if scope.value else []
-    note = r",\ ".join(notes)
+    notes = [rf"\mathrm{{pad}}~{edges}"] if scope.padding else []
+    notes += [rf"\mathrm{{value}}~{number(scope.value)}"] if scope.value else []
+    note = r",~".join(notes)
     return rf"\left\{{{_inside(scope, place)}\right\}}" + (f"^{{{note}}}" if note else "")
 
 
 def _inside(scope: Scope, place: _Place) -> str:
-    domain = r",\ ".join(_bound(b, place) for b in scope.domain)
+    domain = r",~".join(_bound(b, place) for b in scope.domain)
     head = _operator(None, scope.traversals, domain, place)
     plain = not scope.summations and scope.reduce == "sum"
     sums = "" if plain else _operator(scope.reduce, scope.summations, "", place)
@@ -205,29 +208,7 @@ def _scalar(body: Scalar, place: _Place, level: int = SUM) -> str:
         case Apply("neg", (inner,)):
             return _closed(f"-{_scalar(inner, place, PRODUCT)}", level > SUM)
         case Apply(op, args):
-            return _function(op, args, place)
-
-
-def _function(op: str, args: Sequence[Scalar], place: _Place) -> str:
-    shown = [_scalar(a, place) for a in args]
-    match op, shown:
-        case "sqrt", [x]:
-            return rf"\sqrt{{{x}}}"
-        case "rsqrt", [x]:
-            return rf"\frac{{1}}{{\sqrt{{{x}}}}}"
-        case "abs", [x]:
-            return rf"\left|{x}\right|"
-        case "exp" | "log" | "tanh", [x]:
-            return rf"\{op}\left({x}\right)"
-        case "sigmoid", [x]:
-            return rf"\sigma\left({x}\right)"
-        case "pow", [x, y]:
-            return rf"\left({x}\right)^{{{y}}}"
-        case "maximum" | "minimum", [x, y]:
-            return rf"\{op[:3]}\left({x}, {y}\right)"
-        case "where", [condition, x, y] if place.dialect != "mathtext":
-            return rf"\begin{{cases}} {x} & {condition} \\ {y} & \text{{otherwise}} \end{{cases}}"
-    return rf"\mathrm{{{op}}}\left({', '.join(shown)}\right)"
+            return function(op, [_scalar(a, place) for a in args], place.dialect)
 
 
 def _access(access: Access, place: _Place) -> str:
@@ -237,24 +218,9 @@ def _access(access: Access, place: _Place) -> str:
         case Scope() as scope:
             return f"{_wrapped(_braced(scope, inside), inside)}[{at}]"
         case Table() as table:
-            return f"{_table(table, place)}[{at}]"
+            return f"{matrix(table, place.dialect)}[{at}]"
         case Tensor() as tensor:
             return f"{name(tensor.name)}[{at}]"
-
-
-def _table(table: Table, place: _Place) -> str:
-    """A matrix as one; mathtext and tables of another rank get the entries in a row."""
-    shown = [str(x) if x.denominator == 1 else _fraction(x) for x in table.entries]
-    if len(table.shape) != 2 or place.dialect == "mathtext":
-        return rf"\left({', '.join(shown)}\right)"
-    columns = table.shape[1]
-    rows = r" \\ ".join(" & ".join(shown[n : n + columns]) for n in range(0, len(shown), columns))
-    return rf"\left[\begin{{smallmatrix}} {rows} \end{{smallmatrix}}\right]"
-
-
-def _fraction(x: Fraction) -> str:
-    sign = "-" if x < 0 else ""
-    return rf"{sign}\frac{{{abs(x.numerator)}}}{{{x.denominator}}}"
 
 
 def _instance(via: Instance) -> str:

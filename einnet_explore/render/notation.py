@@ -1,10 +1,12 @@
-"""The small parts of LaTeX that the dialects share: names, numbers, indices."""
+"""The small parts of LaTeX that the dialects share: names, numbers, indices, functions, matrices."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from fractions import Fraction
 
-from einnet_explore.ir import Atom, Index, Iterator, Quotient, Remainder
+from einnet_explore.ir import Atom, Index, Iterator, Quotient, Remainder, Table
 
 _SPECIAL = {
     "\\": r"\backslash ",
@@ -82,7 +84,7 @@ def _times(k: int, atom: Atom, dialect: str) -> str:
 
 
 def _modulo(numerator: Index, d: int, dialect: str) -> str:
-    mod = r"\ \mathrm{mod}\ " if dialect == "mathtext" else r" \bmod "
+    mod = r"~\mathrm{mod}~" if dialect == "mathtext" else r" \mathbin{\mathrm{mod}} "
     return f"{_operand(numerator, dialect)}{mod}{d}"
 
 
@@ -92,3 +94,40 @@ def _operand(numerator: Index, dialect: str) -> str:
         case Index(((Iterator() | Quotient(), k),), 0) if k > 0:
             return shown
     return f"({shown})"
+
+
+def function(op: str, shown: Sequence[str], dialect: str) -> str:
+    """The function *op* of the text form of arguments that are printed already."""
+    match op, shown:
+        case "sqrt", [x]:
+            return rf"\sqrt{{{x}}}"
+        case "rsqrt", [x]:
+            return rf"\frac{{1}}{{\sqrt{{{x}}}}}"
+        case "abs", [x]:
+            return rf"\left|{x}\right|"
+        case "exp" | "log" | "tanh", [x]:
+            return rf"\{op}\left({x}\right)"
+        case "sigmoid", [x]:
+            return rf"\sigma\left({x}\right)"
+        case "pow", [x, y]:
+            return rf"\left({x}\right)^{{{y}}}"
+        case "maximum" | "minimum", [x, y]:
+            return rf"\{op[:3]}\left({x}, {y}\right)"
+        case "where", [condition, x, y] if dialect != "mathtext":
+            return rf"\begin{{cases}} {x} & {condition} \\ {y} & \text{{otherwise}} \end{{cases}}"
+    return rf"\mathrm{{{op}}}\left({', '.join(shown)}\right)"
+
+
+def matrix(table: Table, dialect: str) -> str:
+    """A matrix as one; mathtext and tables of another rank get the entries in a row."""
+    shown = [str(x) if x.denominator == 1 else _fraction(x) for x in table.entries]
+    if len(table.shape) != 2 or dialect == "mathtext":
+        return rf"\left({', '.join(shown)}\right)"
+    columns = table.shape[1]
+    rows = r" \\ ".join(" & ".join(shown[n : n + columns]) for n in range(0, len(shown), columns))
+    return rf"\left[\begin{{smallmatrix}} {rows} \end{{smallmatrix}}\right]"
+
+
+def _fraction(x: Fraction) -> str:
+    sign = "-" if x < 0 else ""
+    return rf"{sign}\frac{{{abs(x.numerator)}}}{{{x.denominator}}}"
