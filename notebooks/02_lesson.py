@@ -11,8 +11,6 @@
 # ---
 
 # %% [markdown]
-
-# %% [markdown]
 # # A lesson: from a convolution to one matrix product
 #
 # **Goal.** A 3×3 convolution becomes *one large matrix product* and a kernel that adds nine shifted slices of it, which the paper calls OffsetReduce. You will

@@ -11,8 +11,6 @@
 # ---
 
 # %% [markdown]
-
-# %% [markdown]
 # # Searching like a researcher
 #
 # A search is an experiment: watch it, stop it, ask it why, send it elsewhere, take a part away and see what is lost. Here the object is a transposed

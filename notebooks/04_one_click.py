@@ -11,8 +11,6 @@
 # ---
 
 # %% [markdown]
-
-# %% [markdown]
 # # A model, optimised in one cell
 #
 # You have an ONNX file and want it faster, on this machine, with the same results. That is one call. What comes back says what was done, why it is the same, what it brought, and what it

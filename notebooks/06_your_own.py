@@ -11,8 +11,6 @@
 # ---
 
 # %% [markdown]
-
-# %% [markdown]
 # # Your own rule, your own operator
 #
 # Nothing in the engine is registered. A rule is a value, an operator is a value; whoever has one hands it to a session or a search, next to the library's. Neither is

@@ -64,7 +64,7 @@ def test_a_convolution_is_a_product_and_a_sum_of_offsets_for_all_sizes(convoluti
     assert "via Matmul(b=1, m=H, n=3*F, k=C, tb=1)" in shown
     assert "K1[n:3*F, k:C] = K[n // F, n % F, k] via View(offset=0, strides=(C, 1))" in shown
     assert "proved for all sizes (isl)" in repr(convolution.prove())
-    assert r"\sum_{r=0}^{3}" in convolution.latex()
+    assert r"\sum_{r=0}^{3}" in convolution.latex() and r"n{=}3\,F," in convolution.latex()
     assert r"\text{operator\_matching}" in convolution.align()
 
 

@@ -96,7 +96,9 @@ def _compiled(text: str, name: str, said: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # compilers remark on what they found to be slow
-            program = cl.Program(device.context, text).build(cache_dir=str(cache_directory() / "opencl"))
+            program = cl.Program(device.context, text).build(
+                options=["-w"], cache_dir=str(cache_directory() / "opencl")
+            )
         return cl.Kernel(program, name)
     except cl.Error as error:
         raise BackendError(f"kernel {said}: OpenCL does not compile it: {error}") from None

@@ -27,7 +27,7 @@ class Table:
         return "\n".join(line.rstrip() for line in [*lines, *([self.caption] if self.caption else [])])
 
     def _repr_html_(self) -> str:
-        left = "style='text-align:left;vertical-align:top;padding:.3em .7em;line-height:1.3'"
+        left = "style='text-align:left;vertical-align:top;padding:.3em .7em;line-height:1.3;white-space:pre-line'"
         head = "".join(f"<th {left} scope='col'>{escape(cell)}</th>" for cell in self.head)
         body = "".join(
             "<tr>" + "".join(f"<td {left}>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows

@@ -224,7 +224,7 @@ def _access(access: Access, place: _Place) -> str:
 
 
 def _instance(via: Instance) -> str:
-    shown: Iterable[str] = (f"{name(k)}{{=}}{escaped(str(v))}" for k, v in via.attributes)
+    shown: Iterable[str] = (f"{name(k)}{{=}}{escaped(v) if isinstance(v, str) else v}" for k, v in via.attributes)
     return rf"\mathrm{{{escaped(via.operator)}}}({', '.join(shown)})"
 
 
