@@ -11,7 +11,6 @@
 # ---
 
 # %% [markdown]
-# # Several expressions as one
 # # Gradients, and what the forward pass should remember
 #
 # A training step runs a program twice: forwards, and backwards for the gradients. What the backward pass needs of the forward pass it computes again,

@@ -11,7 +11,6 @@
 # ---
 
 # %% [markdown]
-# # Proofs
 # # One derivation for all sizes
 #
 # A derivation is found for one size: 7 rows, 16 channels. Is it a fact about 7 and 16, or about convolutions? Here sizes are **parameters**, `param H >= 3`,
