@@ -18,10 +18,9 @@ from einnet_explore.graph import remembered as remembered_module
 from einnet_explore.graph import result as result_module
 from einnet_explore.graph import whole as whole_module
 from einnet_explore.graph.contest import Outcome, Settings
-from einnet_explore.graph.filed import filed
+from einnet_explore.graph.filed import Exported, filed
 from einnet_explore.graph.models import write
 from einnet_explore.graph.optimise import Optimiser
-from einnet_explore.graph.optimised import Exported
 from einnet_explore.graph.part import Part, among
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.running.alone import beside_alone

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from einnet_explore.printable import printable
+
 OK, NO, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 LONGEST = 600
 """Characters of a message that are shown: some libraries put whole programs into theirs."""
-
-
-def printable(text: str) -> str:
-    """*text* without what moves a cursor: names in files are whatever their writers wished; lines stay lines."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def one_line(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from einnet_explore.cli.errors import printable
+from einnet_explore.printable import printable
 from einnet_explore.storage import write_atomically
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ than the original in ONNX Runtime, else the parts that are, else the original.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from einnet_explore.graph.contest import Arrays
-from einnet_explore.graph.optimised import Exported
 from einnet_explore.graph.running.plan import Plan
 from einnet_explore.graph.whole import least_gain, select, timed
 
@@ -22,8 +22,37 @@ LEAST = 1.0
 
 MEASURED = "measured beside the original in ONNX Runtime"
 
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The file: how many times faster than the original ONNX Runtime runs it (None: it was not measured), and *why*.
+
+    *parts* are the numbers of the subprograms that are derived in it, in this *form*.
+    """
+
+    speedup: float | None
+    why: str
+    parts: tuple[int, ...] = ()
+    form: str = FORM
+
+    def lacks(self, kept: int) -> str:
+        """What to say of a file that is slower or lacks some of the *kept* derivations; else empty."""
+        if self.speedup is None:
+            return f"its speed in ONNX Runtime is not known ({self.why})"
+        if len(self.parts) < kept:
+            return (
+                f"it holds {len(self.parts)} of {kept} derivations and runs at {self.speedup:.2f} of the original's "
+                "speed in ONNX Runtime: what else was gained needs our plan"
+            )
+        return (
+            "" if self.speedup >= 1 else f"in ONNX Runtime alone it runs at {self.speedup:.2f} of the original's speed"
+        )
+
+
 ORIGINAL = Exported(1.0, "nothing is kept: it is the original")
 """What there is to say where nothing is kept."""
+
+UNMEASURED = Exported(None, "it was not measured")
 
 
 def filed(

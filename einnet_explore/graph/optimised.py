@@ -16,6 +16,7 @@ import onnx
 
 from einnet_explore.backends.measure import Timing, compare
 from einnet_explore.graph.assembled import Assembled
+from einnet_explore.graph.filed import UNMEASURED, Exported
 from einnet_explore.graph.numerics import LEVELS
 from einnet_explore.graph.part import Part
 from einnet_explore.graph.reading.model import Model
@@ -25,38 +26,13 @@ from einnet_explore.graph.split import Skipped
 from einnet_explore.graph.whole import least_gain, ratio_of
 from einnet_explore.graph.writing.export import Replacement, rewrite_model
 from einnet_explore.ir import Program
+from einnet_explore.printable import printable
 from einnet_explore.rules import Derivation
 from einnet_explore.storage import write_atomically
 
 Array = npt.NDArray[Any]
 
 LEFT = "style='text-align:left'"
-
-
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """The file: how many times faster than the original ONNX Runtime runs it (None: it was not measured), and *why*.
-
-    *parts* are the numbers of the subprograms that are derived in it, in this *form*.
-    """
-
-    speedup: float | None
-    why: str
-    parts: tuple[int, ...] = ()
-    form: str = "exported"
-
-    def lacks(self, kept: int) -> str:
-        """What to say of a file that is slower or lacks some of the *kept* derivations; else empty."""
-        if self.speedup is None:
-            return f"its speed in ONNX Runtime is not known ({self.why})"
-        if len(self.parts) < kept:
-            return (
-                f"it holds {len(self.parts)} of {kept} derivations and runs at {self.speedup:.2f} of the original's "
-                "speed in ONNX Runtime: what else was gained needs our plan"
-            )
-        return (
-            "" if self.speedup >= 1 else f"in ONNX Runtime alone it runs at {self.speedup:.2f} of the original's speed"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +69,7 @@ class Optimised:
     interrupted: bool = False
     form: str = "joined"
     programs: tuple[Assembled, ...] = ()
-    exported: Exported = Exported(None, "it was not measured")
+    exported: Exported = UNMEASURED
     feeds: Mapping[str, Array] = field(default_factory=dict, repr=False)
     groups: tuple[tuple[int, ...], ...] = ()
     plan_of: Callable[[Sequence[int]], Plan] | None = field(default=None, repr=False)
@@ -253,10 +229,10 @@ def _word(name: str) -> str:
 
 
 def _shown(name: str) -> str:
-    """*name* for a table: its beginning, and nothing that moves a cursor."""
-    return "".join(c if c.isprintable() else "?" for c in name[:80]) + ("…" if len(name) > 80 else "")
+    """*name* for a table: its beginning, on one line."""
+    return printable(name[:80]).replace("\n", " ") + ("…" if len(name) > 80 else "")
 
 
 def _cell(column: int, text: str) -> str:
-    number = " class='number'" if 1 <= column <= 3 else ""
-    return f"<td{number}>{escape(text)}</td>"
+    kind = "class='number'" if 1 <= column <= 3 else LEFT
+    return f"<td {kind}>{escape(text)}</td>"

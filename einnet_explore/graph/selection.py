@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from einnet_explore.graph.filed import ORIGINAL
-from einnet_explore.graph.optimised import Exported
+from einnet_explore.graph.filed import ORIGINAL, Exported
 
 
 @dataclass(frozen=True, slots=True)
