@@ -25,7 +25,7 @@ from einnet_explore.rules import (
     Derivation,
     Refused,
 )
-from einnet_explore.rules.bilinear_substitution import grouped, products
+from einnet_explore.search.filters import grouped, products
 from einnet_explore.search.strategies import Allowed, choices
 
 

@@ -15,7 +15,7 @@ from einnet_explore.search.engine import Search
 from einnet_explore.search.events import Found, Level, Reached
 from einnet_explore.search.moves import Lazy
 from einnet_explore.search.options import Options
-from einnet_explore.search.strategies import only_joins
+from einnet_explore.search.substitutions import only_joins
 
 CASES = {
     "Conv1x3": (ee.ops.conv2d(N=1, H=3, W=4, C=2, F=3, R=1, S=3), 3),

@@ -16,12 +16,15 @@ accuracy of Winograd convolution for deep neural networks, ACM TOMS 46(4), 2020 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, lru_cache
 from itertools import product
 from math import lcm
+from typing import Any
+
+from einnet_explore.ir import Table
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 Form = Callable[[int, int, int], int]
@@ -91,9 +94,26 @@ def correlation(outputs: int, taps: int, points: tuple[Fraction, ...] = POINTS) 
     return Bilinear(f"F({outputs},{taps})", tuple(u), tuple(v), w)
 
 
-def entries(matrix: Matrix) -> tuple[Fraction, ...]:
-    """*matrix* row by row."""
-    return tuple(x for row in matrix for x in row)
+def as_table(matrix: Matrix) -> Table:
+    """*matrix* as a table, row by row."""
+    return Table((len(matrix), len(matrix[0])), tuple(x for row in matrix for x in row))
+
+
+def to_json(triple: Bilinear) -> dict[str, list[list[str]]]:
+    """``{"u": [["1", "-1/2"], ...], "v": ..., "w": ...}``."""
+    return {n: [[str(x) for x in row] for row in getattr(triple, n)] for n in "uvw"}
+
+
+def from_json(name: str, held: Mapping[str, Any]) -> Bilinear:
+    """The algorithm *name* that ``to_json`` wrote; raises KeyError, and ValueError for rows of unequal length."""
+    return Bilinear(name, *(_matrix(held[n]) for n in "uvw"))
+
+
+def _matrix(rows: Iterable[Iterable[Any]]) -> Matrix:
+    made = tuple(tuple(map(Fraction, row)) for row in rows)
+    if not made or len({len(row) for row in made}) != 1 or not made[0]:
+        raise ValueError(f"found a matrix with rows of {', '.join(str(len(row)) for row in made)} entries")
+    return made
 
 
 def _vandermonde(points: Iterable[Fraction], columns: int) -> Matrix:

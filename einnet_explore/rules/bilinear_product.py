@@ -17,12 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any
 
-from einnet_explore.algebra.bilinear import Bilinear, Form, Matrix, entries, wrong_entry
+from einnet_explore.algebra.bilinear import Bilinear, Form, Matrix, as_table, from_json, to_json, wrong_entry
 from einnet_explore.algebra.indices import iterators_of
-from einnet_explore.algebra.lookup import entries as entries_at
+from einnet_explore.algebra.lookup import entries
 from einnet_explore.algebra.naming import by_name
 from einnet_explore.algebra.small_products import Sizes, gauss, karatsuba, laderman, matrix_product, strassen
 from einnet_explore.algebra.substitute import fresh, substitute
@@ -113,7 +112,7 @@ def _given(program: Program, at: Path, scope: Scope, algorithm: Bilinear) -> Pro
     k, i, j = (x for x in found[0] if x is not None)
     if k not in scope.traversals or {i, j} - set(scope.summations) or any(x.lo for x in (k, i, j)):
         raise Refused(f"the table is read at ({k.name}, {i.name}, {j.name}), expected a traversal and two summations")
-    known = entries_at(table)
+    known = entries(table)
     _checked(algorithm, lambda *where: known[where], (k.extent, i.extent, j.extent))  # type: ignore[arg-type]
     rest = tuple(f for f in factors(scope.body) if f != tables[0])
     data, filters = _pair(rest, i, j)
@@ -123,7 +122,7 @@ def _given(program: Program, at: Path, scope: Scope, algorithm: Bilinear) -> Pro
     over = (p, *(x for x in scope.traversals if x != k))
     sums = tuple(y for y in scope.summations if y not in (i, j))
     middle = Equation(program.fresh("M"), Scope(over, sums, mul(_read(left), _read(right))))
-    body = mul(_table(algorithm.w)[k, p], middle.tensor[over])
+    body = mul(as_table(algorithm.w)[k, p], middle.tensor[over])
     return program.replace_at(at, replace(scope, summations=(p,), body=body), (left, right, middle))
 
 
@@ -154,7 +153,7 @@ def _by_blocks(program: Program, at: Path, scope: Scope, params: Blocks) -> Prog
     middle = Equation(program.fresh("M"), Scope(over, sums, mul(_read(left), _read(right))))
     place = (as_index(m) // small[m].extent) * c + as_index(n) // small[n].extent
     whole = (p, *(as_index(x) % small[x].extent if x in (m, n) else x for x in scope.traversals))
-    body = mul(_table(params.algorithm.w)[place, p], middle.tensor[whole])
+    body = mul(as_table(params.algorithm.w)[place, p], middle.tensor[whole])
     return program.replace_at(at, replace(scope, summations=(p,), body=body), (left, right, middle))
 
 
@@ -172,7 +171,7 @@ def _pair(parts: Iterable[Scalar], one: Iterator, other: Iterator) -> tuple[Scal
 def _transform(program: Program, stem: str, matrix: Matrix, p: Iterator, i: Iterator, body: Scalar) -> Equation:
     """Σ_i matrix[p, i] · body over p and the other iterators of *body*, in the order in which it reads them."""
     order = [x for f in factors(body) for x in _ordered(f) if x != i]
-    return Equation(program.fresh(stem), Scope((p, *dict.fromkeys(order)), (i,), mul(_table(matrix)[p, i], body)))
+    return Equation(program.fresh(stem), Scope((p, *dict.fromkeys(order)), (i,), mul(as_table(matrix)[p, i], body)))
 
 
 def _ordered(body: Scalar) -> Iterable[Iterator]:
@@ -187,10 +186,6 @@ def _read(equation: Equation) -> Access:
 
 def _names(scope: Scope) -> set[str]:
     return {x.name for x in (*scope.traversals, *scope.summations)}
-
-
-def _table(matrix: Matrix) -> Table:
-    return Table((len(matrix), len(matrix[0])), entries(matrix))
 
 
 def explain(program: Program, at: Path) -> str:
@@ -212,8 +207,7 @@ def encode(params: Params) -> dict[str, Any]:
     triple = params.algorithm
     out: dict[str, Any] = {"algorithm": triple.name}
     if KNOWN.get(triple.name) != triple:
-        shown = zip("uvw", (triple.u, triple.v, triple.w), strict=True)
-        out |= {n: [[str(x) for x in row] for row in rows] for n, rows in shown}
+        out |= to_json(triple)
     match params:
         case Blocks(m, k, n, sizes):
             out |= {"rows": m.name, "between": k.name, "columns": n.name}
@@ -228,8 +222,7 @@ def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Params:
     with refusing():
         name = str(params["algorithm"])
         if "u" in params:
-            u, v, w = (tuple(tuple(map(Fraction, row)) for row in params[n]) for n in "uvw")
-            triple = Bilinear(name, u, v, w)
+            triple = from_json(name, params)
         elif name in KNOWN:
             triple = KNOWN[name]
         else:

@@ -28,25 +28,13 @@ from fractions import Fraction
 from math import prod
 from typing import Any
 
-from einnet_explore.algebra.bilinear import Bilinear, Matrix, correlates, correlation, entries, wrong_entry
+from einnet_explore.algebra.bilinear import Bilinear, as_table, correlates, correlation, from_json, to_json, wrong_entry
 from einnet_explore.algebra.filters import Window, channels_last, in_place, window_of
 from einnet_explore.algebra.legality import fitted
 from einnet_explore.algebra.naming import by_name
 from einnet_explore.algebra.regions import reach
 from einnet_explore.algebra.substitute import fresh
-from einnet_explore.ir import (
-    Access,
-    Equation,
-    Index,
-    Iterator,
-    Path,
-    Program,
-    Scope,
-    Table,
-    as_index,
-    factors,
-    mul,
-)
+from einnet_explore.ir import Access, Equation, Index, Iterator, Path, Program, Scope, as_index, factors, mul
 from einnet_explore.rules.base import Refused, Rule, refusing
 
 OUTPUTS = (4, 2, 6)
@@ -93,26 +81,6 @@ def propose(program: Program, at: Path) -> Iterable[Filter]:
                         yield Filter(h, r, correlation(m, r.extent))
 
 
-def grouped(scope: Scope) -> Iterable[tuple[Iterator, Iterator, int]]:
-    """Every h and r of a filter with the size of the groups of taps that do the fewest products.
-
-    Left out are filters of which no group does fewer than the filter itself, or than F(m, R) as it is proposed.
-    """
-    for h in scope.traversals:
-        for r in scope.summations:
-            if isinstance(window_of(scope, h, r), Window):
-                sizes = {m: -(-r.extent // m) * products(h.extent, m, m) for m in OUTPUTS if 2 * m - 1 <= RANK}
-                whole = [products(h.extent, m, r.extent) for m in OUTPUTS if m + r.extent - 1 <= RANK]
-                best = min(sizes, key=lambda m: sizes[m])
-                if best < r.extent and sizes[best] < min((h.extent * r.extent, *whole)):
-                    yield h, r, best
-
-
-def products(outputs: int, m: int, taps: int) -> int:
-    """How many products F(*m*, *taps*) does for so many *outputs*."""
-    return -(-outputs // m) * (m + taps - 1)
-
-
 def rewrite(program: Program, at: Path, params: Filter) -> Program:
     """The law; refuses where h and r do not meet as a filter, and with the first entry of a wrong algorithm."""
     scope = program.scope_at(at)
@@ -151,7 +119,7 @@ def rewrite(program: Program, at: Path, params: Filter) -> Program:
     middle = Equation(program.fresh("M"), Scope(over, tuple(y for y in inner.summations if y != r), body))
     where = as_index(h) - h.lo
     read = middle.tensor[(p, *(where // m if x == h else x for x in inner.traversals))]
-    out = Scope(inner.traversals, (p,), mul(_table(algorithm.w)[where % m, p], read))
+    out = Scope(inner.traversals, (p,), mul(as_table(algorithm.w)[where % m, p], read))
     before += (inputs, filters, middle)
     if inner.traversals == scope.traversals:
         return program.replace_at(at, replace(out, padding=scope.padding, value=scope.value), tuple(before))
@@ -205,7 +173,7 @@ def _data(scope: Scope, window: Window, params: Filter, p: Iterator, windows: _W
         over.append(z)
         padding.append((first - lo, hi - last))
         reads.append(as_index(z))
-    body = mul(_table(params.algorithm.u)[p, i], Access(source, tuple(reads)))
+    body = mul(as_table(params.algorithm.u)[p, i], Access(source, tuple(reads)))
     plain = Scope(tuple(over), (i,), body, padding=tuple(padding) if any(map(any, padding)) else ())
     return fitted(plain, 0, wrap=True)
 
@@ -214,7 +182,7 @@ def _taps(window: Window, params: Filter, p: Iterator) -> Scope:
     """Σ_r V[p,r]·K[r, ·] over the other iterators that K is read by."""
     r = params.summation
     tap = r.hi - 1 - as_index(r) if window.backwards else as_index(r) - r.lo
-    return Scope((p, *_own(window.taps, r)), (r,), mul(_table(params.algorithm.v)[p, tap], window.taps))
+    return Scope((p, *_own(window.taps, r)), (r,), mul(as_table(params.algorithm.v)[p, tap], window.taps))
 
 
 def _own(taps: Access, r: Iterator) -> tuple[Iterator, ...]:
@@ -224,10 +192,6 @@ def _own(taps: Access, r: Iterator) -> tuple[Iterator, ...]:
 def _at(window: Window, p: Iterator, windows: _Windows) -> tuple[Index | Iterator, ...]:
     at = window.data.index
     return (p, *at[: window.d], windows.at, *windows.start.iterators, *at[window.d + 1 :])
-
-
-def _table(matrix: Matrix) -> Table:
-    return Table((len(matrix), len(matrix[0])), entries(matrix))
 
 
 def explain(program: Program, at: Path) -> str:
@@ -254,9 +218,7 @@ def encode(params: Filter) -> dict[str, Any]:
         out["in_place"] = True
     if params.algorithm == correlation(m, taps):
         return out | {"outputs": m}
-    triple = params.algorithm
-    shown = {n: [[str(x) for x in row] for row in rows] for n, rows in zip("uvw", (triple.u, triple.v, triple.w))}  # noqa: B905
-    return out | {"name": triple.name} | shown
+    return out | {"name": params.algorithm.name} | to_json(params.algorithm)
 
 
 def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Filter:
@@ -267,17 +229,9 @@ def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Filter:
         r = by_name(scope.summations, params["summation"])
         there = bool(params.get("in_place", False))
         if "u" in params:
-            u, v, w = (_matrix(params[name]) for name in "uvw")
-            return Filter(h, r, Bilinear(str(params.get("name", "the algorithm")), u, v, w), there)
+            return Filter(h, r, from_json(str(params.get("name", "the algorithm")), params), there)
         points = {"points": tuple(map(Fraction, params["points"]))} if "points" in params else {}
         return Filter(h, r, correlation(int(params["outputs"]), r.extent, **points), there)
-
-
-def _matrix(rows: Any) -> Matrix:
-    made = tuple(tuple(map(Fraction, row)) for row in rows)
-    if not made or len({len(row) for row in made}) != 1 or not made[0]:
-        raise Refused(f"found a matrix with rows of {', '.join(str(len(row)) for row in made)} entries")
-    return made
 
 
 BILINEAR_SUBSTITUTION = Rule(

@@ -17,15 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
-from einnet_explore.algebra.bilinear import correlation
-from einnet_explore.algebra.filters import Window, window_of
-from einnet_explore.algebra.measure import intensity
-from einnet_explore.algebra.structure import windows
-from einnet_explore.algebra.substitute import fresh
-from einnet_explore.ir import Access, Index, Iterator, Path, Program, Remainder, Scope, Table, accesses, as_index
+from einnet_explore.ir import Path, Program, Scope, accesses
 from einnet_explore.operators.digits import overlaps
 from einnet_explore.rules import (
     BILINEAR_SUBSTITUTION,
@@ -34,21 +28,18 @@ from einnet_explore.rules import (
     EOPERATOR_GENERATION,
     SUMMATION_SPLITTING,
     VARIABLE_SUBSTITUTION,
-    Derivation,
     Match,
-    Refused,
     Rule,
 )
 from einnet_explore.rules.base import places
-from einnet_explore.rules.bilinear_substitution import Filter, grouped
+from einnet_explore.rules.bilinear_substitution import Filter
 from einnet_explore.rules.boundary_relaxing import Wider
-from einnet_explore.rules.boundary_tightening import phased
-from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
-from einnet_explore.rules.summation_splitting import Splitting
 from einnet_explore.rules.traversal_merging import Merging
 from einnet_explore.rules.variable_substitution import Substitution
 from einnet_explore.search.cleanup import Moves, clean
-from einnet_explore.search.moves import Move, local_moves, moves
+from einnet_explore.search.filters import in_groups, nested, transforms
+from einnet_explore.search.moves import Move, moves
+from einnet_explore.search.substitutions import only_reads, phases, substituted, substitution
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +55,8 @@ class Allowed:
         return (
             (at, scope)
             for at, scope in places(program)
-            if program.equations[at[0]].name not in self.fixed and not _transforms(scope)
+            if program.equations[at[0]].name not in self.fixed and not transforms(scope)
         )
-
-
-def _transforms(scope: Scope) -> bool:
-    return any(isinstance(a.source, Table) for a in accesses(scope.body)) and intensity(scope) < COMPUTE_BOUND
 
 
 Strategy = Callable[[Program, Allowed], Iterable[Moves]]
@@ -117,74 +104,36 @@ def _ranked(rules: tuple[Rule[Any], ...]) -> list[Rule[Any]]:
 
 def _of(rule: Rule[Any], program: Program, at: Path, scope: Scope, allowed: Allowed) -> Iterable[Moves]:
     """The choices that start with *rule* at *at*, where *scope* stands."""
-    if rule in (SUMMATION_SPLITTING, VARIABLE_SUBSTITUTION, BOUNDARY_RELAXING) and _only_reads(scope):
+    if rule in (SUMMATION_SPLITTING, VARIABLE_SUBSTITUTION, BOUNDARY_RELAXING) and only_reads(scope):
         return
-    splits = SUMMATION_SPLITTING in allowed.rules and not _summed_up(program, at)
+    rules = allowed.rules
+    if _summed_up(program, at):
+        rules = tuple(r for r in rules if r != SUMMATION_SPLITTING)
     if rule == SUMMATION_SPLITTING:
-        if splits:
+        if rule in rules:
             yield from (((match,), changed) for match, changed in _splits(program, at, scope))
         return
-    if rule == BILINEAR_SUBSTITUTION and {BOUNDARY_RELAXING, VARIABLE_SUBSTITUTION} <= set(allowed.rules):
-        yield from _grouped(program, at, scope)
+    if rule == BILINEAR_SUBSTITUTION and {BOUNDARY_RELAXING, VARIABLE_SUBSTITUTION} <= set(rules):
+        yield from in_groups(program, at, scope)
     for match, changed in moves(rule, program, at, scope):
         match match.params:
             case Wider(ranges):
                 wider = frozenset(x.name for x, _, _ in ranges)
-                yield from _windowed(match, changed, at, wider, allowed)
-                if VARIABLE_SUBSTITUTION in allowed.rules:
-                    yield from _substituted((match,), changed, at, wider, splits, allowed)
+                if BOUNDARY_TIGHTENING in rules:
+                    yield from _windowed(match, changed, at, wider)
+                if VARIABLE_SUBSTITUTION in rules:
+                    yield from substituted((match,), changed, at, wider, rules)
             case Substitution():
-                for done, after in _substitution((), match, scope, changed, splits, allowed):
+                for done, after in substitution((), match, scope, changed, rules):
                     yield done, after
-                    if BOUNDARY_TIGHTENING in allowed.rules:
-                        yield from _phased(done, after)
+                    if BOUNDARY_TIGHTENING in rules:
+                        yield from phases(done, after)
             case Filter():
-                yield from _nested((match,), changed, len(changed.equations) - len(program.equations))
+                yield from nested((match,), changed, len(changed.equations) - len(program.equations))
             case Merging(access) if _summing(scope, access) not in (None, *allowed.given):
                 continue
             case _ if rule != BOUNDARY_RELAXING:
                 yield (match,), changed
-
-
-def _grouped(program: Program, at: Path, scope: Scope) -> Iterable[Moves]:
-    """Taps in groups, widened to whole ones, and the filter that each group is; one transform serves all groups."""
-    for h, r, m in grouped(scope):
-        used = {x.name for x in (*scope.traversals, *scope.summations)}
-        low = fresh(r.name, used)
-        high = fresh(r.name, used | {low})
-        done = Derivation(program)
-        try:
-            if short := -r.extent % m:
-                done = done.then(Match(BOUNDARY_RELAXING, at, Wider(((r, r.lo, r.hi + short),))))
-            summed = done.end.scope_at(at).summations
-            (taps,) = (y for y in summed if y.name == r.name)
-            digits = ((low, (taps - r.lo) % m), (high, (taps - r.lo) // m))
-            phi = tuple(z for y in summed for z in (digits if y == taps else ((y.name, as_index(y)),)))
-            done = done.then(Match(VARIABLE_SUBSTITUTION, at, Substitution(phi)))
-        except Refused:
-            continue
-        (tap,) = (y for y in done.end.scope_at(at).summations if y.name == low)
-        for there in (True, False):
-            match = Match(BILINEAR_SUBSTITUTION, at, Filter(h, tap, correlation(m, m), there))
-            try:
-                step = match.apply(done.end)
-            except Refused:
-                continue
-            yield (*(s.match for s in done.steps), match), step.after
-
-
-def _nested(before: tuple[Match[Any], ...], program: Program, added: int) -> Iterable[Moves]:
-    """The filter of one dimension, and before it those that do the same along further dimensions of its window.
-
-    The last of *before* *added* equations to *program*; the product of what it transformed is among them.
-    """
-    done = before[-1]
-    made = range(done.at[0], done.at[0] + added)
-    for n in (n for n in made if not _transforms(program.equations[n].scope)):
-        for match, changed in moves(done.rule, program, (n,), program.equations[n].scope):
-            if match.params.algorithm.shape[0] == done.params.algorithm.shape[0]:
-                yield from _nested((*before, match), changed, len(changed.equations) - len(program.equations))
-    yield before, program
 
 
 def _splits(program: Program, at: Path, scope: Scope) -> Iterable[Move]:
@@ -194,111 +143,11 @@ def _splits(program: Program, at: Path, scope: Scope) -> Iterable[Move]:
     return sorted(moves(SUMMATION_SPLITTING, program, at, scope), key=lambda m: set(m[0].params.outer) != moving)
 
 
-def _windowed(
-    first: Match[Any], program: Program, at: Path, wider: frozenset[str], allowed: Allowed
-) -> Iterable[Moves]:
+def _windowed(first: Match[Any], program: Program, at: Path, wider: frozenset[str]) -> Iterable[Moves]:
     """The widening *first* and a window that moves within every widened range."""
-    if BOUNDARY_TIGHTENING in allowed.rules:
-        for match, changed in moves(BOUNDARY_TIGHTENING, program, at, program.scope_at(at)):
-            if wider <= {h.name for h, _, _ in match.params.window}:
-                yield (first, match), changed
-
-
-def _substituted(
-    before: tuple[Match[Any], ...], program: Program, at: Path, wider: frozenset[str], splits: bool, allowed: Allowed
-) -> Iterable[Moves]:
-    """Each substitution that takes every widened iterator apart, after *before*."""
-    scope = program.scope_at(at)
-    for match, changed in moves(VARIABLE_SUBSTITUTION, program, at, scope):
-        if wider <= {x.name for x in _divided(match.params)}:
-            yield from _substitution(before, match, scope, changed, splits, allowed)
-
-
-def _substitution(
-    before: tuple[Match[Any], ...], match: Match[Any], scope: Scope, changed: Program, splits: bool, allowed: Allowed
-) -> Iterable[Moves]:
-    """The substitution *match* of *scope*, if it serves anything; halves of windows together with a split."""
-    params: Substitution = match.params
-    divided = _divided(params)
-    halved = divided & set(windows(scope))
-    if halved:
-        if splits:
-            yield from _separated((*before, match), scope, params, changed, halved)
-    elif not only_joins(scope, params) and _digits_serve(scope, params, divided):
-        yield (*before, match), changed
-        if BILINEAR_SUBSTITUTION in allowed.rules:
-            yield from _strided((*before, match), changed)
-
-
-def _phased(before: tuple[Match[Any], ...], program: Program) -> Iterable[Moves]:
-    """The substitution that *before* ends with, and windows of its phases that read a padded copy of their data."""
-    last = before[-1]
-    if last.rule != VARIABLE_SUBSTITUTION or not _only_reads(program.scope_at(last.at)):
-        return
-    inside = (*last.at, 0)
-    if (params := phased(program.scope_at(inside))) is not None:
-        match = Match(BOUNDARY_TIGHTENING, inside, params)
-        yield (*before, match), match.apply(program).after
-
-
-def _separated(
-    before: tuple[Match[Any], ...], scope: Scope, params: Substitution, program: Program, halved: set[Iterator]
-) -> Iterable[Moves]:
-    """Splits that sum one part of every halved window outside, the other inside."""
-    at = before[-1].at
-    now = {y.name: y for y in program.scope_at(at).summations}
-    # High digits first: a window whose high digit is summed outside is dense inside.
-    parts = [[now[name] for name, i in params.phi[::-1] if x in i.iterators] for x in scope.summations if x in halved]
-    outer = [(), *(p.outer for p, _ in local_moves(SUMMATION_SPLITTING, scope, len(at) == 1))]
-    others = dict.fromkeys(tuple(y for y in found if y not in halved) for found in outer)
-    for rest in others:
-        if all(y.name in now for y in rest):
-            for chosen in product(*parts):
-                split = Match(SUMMATION_SPLITTING, at, Splitting((*chosen, *rest)))
-                yield (*before, split), split.apply(program).after
-
-
-def _strided(before: tuple[Match[Any], ...], program: Program) -> Iterable[Moves]:
-    """Filters that the residues of a strided window are: 2h + 2r' + r'' moves by 2, along h and r' alone by one."""
-    at = before[-1].at
-    scope = program.scope_at(at)
-    for match, changed in moves(BILINEAR_SUBSTITUTION, program, at, scope):
-        window = window_of(scope, match.params.traversal, match.params.summation)
-        if isinstance(window, Window) and window.step > 1:
-            yield from _nested((*before, match), changed, len(changed.equations) - len(program.equations))
-
-
-def _divided(params: Substitution) -> set[Iterator]:
-    """The iterators that Φ replaces by digits of their own."""
-    return {x for _, i in params.phi if i.single is None and len(i.terms) == 1 and not i.affine for x in i.iterators}
-
-
-def _digits_serve(scope: Scope, params: Substitution, divided: set[Iterator]) -> bool:
-    """Whether every new low digit is one of some index, or its iterator is divided in an index already."""
-    indices = [i for a in accesses(scope.body) for i in a.index]
-    for x in divided:
-        if any(x in as_index(atom).iterators for i in indices for atom, _ in i.terms if not isinstance(atom, Iterator)):
-            continue
-        radix = max(i.bounds[1] - i.bounds[0] + 1 for _, i in params.phi if x in i.iterators and _low(i))
-        if not any(_span(i, x, radix) < radix for i in indices if x in i.iterators and len(i.terms) > 1):
-            return False
-    return True
-
-
-def _low(index: Index) -> bool:
-    return any(isinstance(atom, Remainder) for atom, _ in index.terms)
-
-
-def _span(index: Index, x: Iterator, radix: int) -> int:
-    """How far the low digit of *index* reaches once *x* stands in it by its digits of this radix."""
-    low = Index(tuple((a, k) for a, k in index.terms if k % radix and a != x))
-    lo, hi = low.bounds
-    return hi - lo + (radix - 1) * abs(index.coefficient(x))
-
-
-def _only_reads(scope: Scope) -> bool:
-    """Whether *scope* only sums up, or re-indexes, a nested scope."""
-    return isinstance(scope.body, Access) and isinstance(scope.body.source, Scope)
+    for match, changed in moves(BOUNDARY_TIGHTENING, program, at, program.scope_at(at)):
+        if wider <= {h.name for h, _, _ in match.params.window}:
+            yield (first, match), changed
 
 
 def _summing(scope: Scope, access: int) -> Scope | None:
@@ -309,14 +158,7 @@ def _summing(scope: Scope, access: int) -> Scope | None:
 
 def _summed_up(program: Program, at: Path) -> bool:
     """Whether the scope at *at* is read by one that only sums it up."""
-    return len(at) > 1 and bool((reader := program.scope_at(at[:-1])).summations) and _only_reads(reader)
-
-
-def only_joins(scope: Scope, params: Substitution) -> bool:
-    """Whether Φ joins iterators, as digits of one, whose sum is no part of a larger index."""
-    joined = [set(i.iterators) for _, i in params.phi if len(i.terms) > 1 and i.affine and not overlaps(i)]
-    indices = [set(i.iterators) for a in accesses(scope.body) for i in a.index]
-    return any(not any(part < index for index in indices) for part in joined)
+    return len(at) > 1 and bool((reader := program.scope_at(at[:-1])).summations) and only_reads(reader)
 
 
 STRATEGIES: dict[str, Strategy] = {"best_first": choices, "paper": every_rule}
