@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from einnet_explore.ir import Access, Path, Program, Scope, accesses, scopes, show_path
 
+A = ParamSpec("A")
 P = TypeVar("P")
 
 
@@ -33,13 +34,18 @@ def refusing() -> Generator[None, None, None]:
         raise Refused(f"the parameter {why} is missing") from why
 
 
-def accepted(rewrite: Callable[[Program, Path, P], Program], program: Program, at: Path, params: P) -> bool:
-    """Whether *rewrite*, a rule's law, does not refuse *params* at *at*."""
+def accepted(law: Callable[A, object], *asked: A.args, **named: A.kwargs) -> bool:
+    """Whether *law* does not refuse what it is *asked*."""
     try:
-        rewrite(program, at, params)
+        law(*asked, **named)
     except Refused:
         return False
     return True
+
+
+def inside(at: Path) -> str | None:
+    """Why a rule between expressions does not apply at *at*; None where that is a whole equation."""
+    return None if len(at) == 1 else f"path {at} is a scope inside an equation, expected an equation"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from einnet_explore.ir import (
     as_index,
     map_accesses,
 )
-from einnet_explore.rules.base import Refused, Rule, accepted, refusing
+from einnet_explore.rules.base import Refused, Rule, accepted, inside, refusing
 
 ORDERS = 4
 """Up to so many operands every order of them is tried: 4! = 24."""
@@ -174,8 +174,8 @@ def _part(scope: Scope, whole: Equation, n: int) -> Scope:
 
 def explain(program: Program, at: Path) -> str:
     """Why no other equation makes a batch with this one: what differs, for each that sums as well."""
-    if len(at) != 1:
-        return f"path {at} is a scope inside an equation, expected an equation"
+    if (why := inside(at)) is not None:
+        return why
     base = program.equations[at[0]]
     if all(y.extent == 1 for y in base.scope.summations):
         return f"{base.name} sums nothing"

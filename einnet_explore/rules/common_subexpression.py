@@ -16,7 +16,7 @@ from typing import Any
 from einnet_explore.algebra.keys import key
 from einnet_explore.algebra.rereading import read_instead, whole_equation, widened, without
 from einnet_explore.ir import Access, Equation, Path, Program, Scope, Tensor
-from einnet_explore.rules.base import Refused, Rule, refusing
+from einnet_explore.rules.base import Refused, Rule, accepted, inside, refusing
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,9 @@ def propose(program: Program, at: Path) -> Iterable[Same]:
         e.name for e in program.equations[: at[0]] if e.scope.box == equation.scope.box and meaning(e.scope) == mine
     ]
     for name in names:
-        try:
-            rewrite(program, at, Same(name))
-        except Refused:
-            continue
-        yield Same(name)
-        return
+        if accepted(rewrite, program, at, Same(name)):
+            yield Same(name)
+            return
 
 
 @refusing()
@@ -96,8 +93,8 @@ def _copied(scope: Scope) -> str | None:
 
 def explain(program: Program, at: Path) -> str:
     """Why nothing is read instead: no earlier equation computes the same."""
-    if len(at) != 1:
-        return f"path {at} is a scope inside an equation, expected an equation"
+    if (why := inside(at)) is not None:
+        return why
     equation: Equation = program.equations[at[0]]
     return f"no earlier equation computes what {equation.name} does, and it is no copy"
 

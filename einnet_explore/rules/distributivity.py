@@ -19,7 +19,7 @@ from typing import Any
 from einnet_explore.algebra.indices import iterators_of
 from einnet_explore.algebra.products import finite, opened, quotient_factors
 from einnet_explore.ir import Access, Scalar, Scope, add, mul, terms
-from einnet_explore.rules.base import Refused, refusing, scope_rule
+from einnet_explore.rules.base import Refused, accepted, refusing, scope_rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,8 @@ def propose(scope: Scope) -> Iterable[Direction]:
     count = max(len(quotient_factors(scope.body)), len(terms(scope.body)))
     tried: list[Direction] = [Outwards(), *(Inwards(n) for n in range(count))]
     for params in tried:
-        try:
-            rewrite(scope, params)
-        except Refused:
-            continue
-        yield params
+        if accepted(rewrite, scope, params):
+            yield params
 
 
 def rewrite(scope: Scope, params: Direction) -> Scope:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from einnet_explore.ir import Equation, Path, Program, Scope, map_tensors, tensors
-from einnet_explore.rules.base import Refused, Rule
+from einnet_explore.rules.base import Refused, Rule, inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ def propose(program: Program, at: Path) -> Iterable[Intermediate]:
 
 def rewrite(program: Program, at: Path, params: Intermediate) -> Program:
     """Substitute; raises Refused where another equation or the caller reads the intermediate."""
-    if len(at) != 1:
-        raise Refused(f"path {at} is a scope inside an equation, expected an equation")
+    if (why := inside(at)) is not None:
+        raise Refused(why)
     if (why := _why_not(program, at[0], params.tensor)) is not None:
         raise Refused(why)
     source = _equation(program, params.tensor)
@@ -70,8 +70,8 @@ def _equation(program: Program, name: str) -> Equation:
 
 def explain(program: Program, at: Path) -> str:
     """Why no intermediate can be fused into the equation."""
-    if len(at) != 1:
-        return f"path {at} is a scope inside an equation, expected an equation"
+    if (why := inside(at)) is not None:
+        return why
     names = {e.name for e in program.equations}
     read = [t.name for t in tensors(program.scope_at(at)) if t.name in names]
     whys = [why for name in read if (why := _why_not(program, at[0], name)) is not None]

@@ -16,7 +16,7 @@ from typing import Any
 
 from einnet_explore.algebra.rereading import map_reads, number_of, whole_equation
 from einnet_explore.ir import Access, Path, Program, tensors
-from einnet_explore.rules.base import Refused, Rule, refusing
+from einnet_explore.rules.base import Refused, Rule, inside, refusing
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ def rewrite(program: Program, at: Path, params: Inlined) -> Program:
 
 def explain(program: Program, at: Path) -> str:
     """Why nothing is proposed: no intermediate that is read here only re-indexes."""
-    if len(at) != 1:
-        return f"path {at} is a scope inside an equation, expected an equation"
+    if (why := inside(at)) is not None:
+        return why
     made = {e.name for e in program.equations}
     read = [t.name for t in tensors(program.scope_at(at)) if t.name in made]
     return f"none of {', '.join(read)} only re-indexes" if read else "it reads no other equation's result"

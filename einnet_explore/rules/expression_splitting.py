@@ -36,7 +36,7 @@ from einnet_explore.ir import (
     padded,
     terms,
 )
-from einnet_explore.rules.base import Refused, Rule, refusing
+from einnet_explore.rules.base import Refused, Rule, inside, refusing
 
 PARTS = 8
 """Up to so many parts are proposed at once."""
@@ -133,8 +133,8 @@ def _shared(scope: Scope) -> Iterable[tuple[Iterator, Iterable[int]]]:
 
 def rewrite(program: Program, at: Path, params: Splitting) -> Program:
     """The law; refuses a cut outside the range, and terms of what is no sum."""
-    if len(at) != 1:
-        raise Refused(f"path {at} is a scope inside an equation, expected an equation")
+    if (why := inside(at)) is not None:
+        raise Refused(why)
     equation = program.equations[at[0]]
     if generated(equation) and equation.via is not None:
         raise Refused(f"{equation.name} is run as {equation.via.operator}: there is nothing to split")
@@ -182,8 +182,8 @@ def _apart(scope: Scope, first: tuple[int, ...]) -> list[Scope]:
 
 def explain(program: Program, at: Path) -> str:
     """Why nothing suggests a split."""
-    if len(at) != 1:
-        return f"path {at} is a scope inside an equation, expected an equation"
+    if (why := inside(at)) is not None:
+        return why
     equation = program.equations[at[0]]
     if generated(equation) and equation.via is not None:
         return f"{equation.name} is run as {equation.via.operator}: there is nothing to split"

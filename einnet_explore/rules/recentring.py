@@ -20,7 +20,7 @@ from typing import Any
 from einnet_explore.algebra.indices import iterators_of
 from einnet_explore.algebra.naming import by_name, listed
 from einnet_explore.ir import Apply, Iterator, Scalar, Scope, factors, mul
-from einnet_explore.rules.base import Refused, refusing, scope_rule
+from einnet_explore.rules.base import Refused, accepted, refusing, scope_rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,8 @@ def propose(scope: Scope) -> Iterable[Centre]:
     for n in range(len(factors(scope.body))):
         for y in scope.summations:
             params = Centre(n, (y,))
-            try:
-                rewrite(scope, params)
-            except Refused:
-                continue
-            yield params
+            if accepted(rewrite, scope, params):
+                yield params
 
 
 def rewrite(scope: Scope, params: Centre) -> Scope:

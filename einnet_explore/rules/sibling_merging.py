@@ -22,7 +22,7 @@ from einnet_explore.algebra.equations import constants, exchanged, fresh_names, 
 from einnet_explore.algebra.rereading import whole_equation
 from einnet_explore.algebra.siblings import called, merged, sibling
 from einnet_explore.ir import Access, Equation, Path, Program, factors, tensors
-from einnet_explore.rules.base import Refused, Rule, accepted, refusing
+from einnet_explore.rules.base import Refused, Rule, accepted, inside, refusing
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ def _read(equation: Equation) -> str:
 
 def explain(program: Program, at: Path) -> str:
     """Why no other equation merges with this one: what differs, for each that reads a tensor of it."""
-    if len(at) != 1:
-        return f"path {at} is a scope inside an equation, expected an equation"
+    if (why := inside(at)) is not None:
+        return why
     base = program.equations[at[0]]
     if all(y.extent == 1 for y in base.scope.summations):
         return f"{base.name} sums nothing"

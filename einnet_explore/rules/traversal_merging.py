@@ -22,7 +22,7 @@ from typing import Any
 from einnet_explore.algebra.regions import always, reach
 from einnet_explore.algebra.substitute import rename, substitute, substitute_domain
 from einnet_explore.ir import Access, Bound, Scalar, Scope, accesses, factors, map_accesses, mul, told
-from einnet_explore.rules.base import Refused, access_of, refusing, scope_rule
+from einnet_explore.rules.base import Refused, accepted, access_of, refusing, scope_rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,7 @@ class Merging:
 def propose(scope: Scope) -> Iterable[Merging]:
     """Every access whose scope may be merged."""
     for n, access in enumerate(accesses(scope.body)):
-        if isinstance(access.source, Scope):
-            try:
-                rewrite(scope, Merging(n))
-            except Refused:
-                continue
+        if isinstance(access.source, Scope) and accepted(rewrite, scope, Merging(n)):
             yield Merging(n)
 
 

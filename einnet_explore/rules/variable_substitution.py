@@ -25,7 +25,7 @@ from einnet_explore.algebra.naming import by_name, index_of, listed
 from einnet_explore.algebra.structure import digits, ordered_by_role, residues, runs, skews, windows
 from einnet_explore.algebra.substitute import fresh, substitute, substitute_domain
 from einnet_explore.ir import Access, Index, Iterator, Scope, accesses, as_index
-from einnet_explore.rules.base import Refused, refusing, scope_rule
+from einnet_explore.rules.base import Refused, accepted, refusing, scope_rule
 
 Replacement: TypeAlias = "tuple[tuple[Iterator, ...], tuple[tuple[str, Index], ...]]"
 """Some iterators, and the new ones that stand for them (names and indices)."""
@@ -47,11 +47,8 @@ def propose(scope: Scope) -> Iterable[Substitution]:
             forward = tuple(i for _, i in params.phi)
             if forward not in seen:
                 seen.add(forward)
-                try:
-                    rewrite(scope, params)
-                except Refused:
-                    continue
-                yield params
+                if accepted(rewrite, scope, params):
+                    yield params
 
 
 @lru_cache(256)  # what is proposed has been rewritten once already
