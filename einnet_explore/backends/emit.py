@@ -12,6 +12,7 @@ from tvm import te, tirx
 from einnet_explore.algebra.guarding import guard
 from einnet_explore.backends import elementary
 from einnet_explore.ir import (
+    COMPARISONS,
     REDUCTIONS,
     Access,
     Apply,
@@ -153,19 +154,7 @@ def _has_remainder(index: Index) -> bool:
 
 def _comparison(condition: Compare, env: At) -> Expr:
     left, right = _index(condition.left, env), _index(condition.right, env)
-    match condition.op:
-        case "<":
-            return left < right
-        case "<=":
-            return left <= right
-        case ">":
-            return left > right
-        case ">=":
-            return left >= right
-        case "==":
-            return left == right
-        case _:
-            return left != right
+    return COMPARISONS[condition.op](left, right)
 
 
 def _inside(index: Index, box: tuple[int, int], env: At) -> Expr:

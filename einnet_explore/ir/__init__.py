@@ -1,6 +1,7 @@
 """The immutable expression IR. Depends on the standard library only."""
 
 from einnet_explore.ir.expr import (
+    COMPARISONS,
     FUNCTIONS,
     JOINS,
     REDUCTIONS,
@@ -15,12 +16,7 @@ from einnet_explore.ir.expr import (
     Scope,
     Table,
     Tensor,
-    add,
-    combined,
-    factors,
-    mul,
     padded,
-    terms,
 )
 from einnet_explore.ir.index import Atom, Index, IndexLike, Iterator, Quotient, Remainder, as_index
 from einnet_explore.ir.path import (
@@ -37,8 +33,10 @@ from einnet_explore.ir.path import (
     told,
 )
 from einnet_explore.ir.program import EOPERATOR, VIEW, Attribute, Equation, Instance, Program, program
+from einnet_explore.ir.scalars import add, combined, factors, mul, terms
 
 __all__ = [
+    "COMPARISONS",
     "EOPERATOR",
     "FUNCTIONS",
     "JOINS",

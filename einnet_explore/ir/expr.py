@@ -14,12 +14,12 @@ A read further out than the padding is illegal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from functools import reduce
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from einnet_explore.ir.index import Index, IndexLike, Iterator, as_index
 from einnet_explore.ir.node import Node, node
@@ -29,6 +29,11 @@ Box: TypeAlias = "tuple[tuple[int, int], ...]"
 
 REDUCTIONS: dict[str, float] = {"sum": 0, "prod": 1, "max": float("-inf"), "min": float("inf")}
 """The monoids and their neutral elements."""
+
+COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+"""What a ``Compare`` may ask, and who answers: of numbers, of arrays elementwise, of other languages' expressions."""
 
 JOINS: dict[str, str] = {"sum": "+", "prod": "*", "max": "maximum", "min": "minimum"}
 """The monoids, and the scalar operation that joins two values of each."""
@@ -144,7 +149,7 @@ class Const(Node):
 
 @node
 class Compare(Node):
-    """A comparison of two indices, the condition of ``where``; *op* is one of ``< <= > >= == !=``."""
+    """A comparison of two indices, the condition of ``where``; *op* is one of ``COMPARISONS``."""
 
     op: str
     left: Index
@@ -211,54 +216,9 @@ class Scope(_Source):
         return f"{{[{heads}] {self.reduce}[{sums}] {self.body!r}}}"
 
 
-def mul(*args: Scalar) -> Scalar:
-    """The product of *args*, flattened; constants are collected in front, 1 is dropped."""
-    return _flat("*", args, 1)
-
-
-def add(*args: Scalar) -> Scalar:
-    """The sum of *args*, flattened; constants are collected in front, 0 is dropped."""
-    return _flat("+", args, 0)
-
-
-def combined(monoid: str, parts: Iterable[Scalar]) -> Scalar:
-    """*parts* (one at least) reduced by *monoid*, written out."""
-    match JOINS[monoid]:
-        case "+":
-            return add(*parts)
-        case "*":
-            return mul(*parts)
-        case op:
-            return reduce(lambda a, b: Apply(op, (a, b)), parts)
-
-
-def factors(body: Scalar) -> tuple[Scalar, ...]:
-    """The factors of a product; a body that is no product is its own only factor."""
-    return body.args if isinstance(body, Apply) and body.op == "*" else (body,)
-
-
-def terms(body: Scalar) -> tuple[Scalar, ...]:
-    """The terms of a sum; a body that is no sum is its own only term."""
-    return body.args if isinstance(body, Apply) and body.op == "+" else (body,)
-
-
 def padded(source: Tensor | Scope, padding: Padding) -> Tensor | Scope:
     """*source* with *padding*; an all-zero padding is held as the empty one."""
     return replace(source, padding=padding if any(any(p) for p in padding) else ())
-
-
-def _flat(op: str, args: tuple[Scalar, ...], neutral: float) -> Scalar:
-    flat: list[Scalar] = []
-    const = neutral
-    for arg in args:
-        for part in arg.args if isinstance(arg, Apply) and arg.op == op else (arg,):
-            if isinstance(part, Const):
-                const = const + part.value if op == "+" else const * part.value
-            else:
-                flat.append(part)
-    if const != neutral or not flat:
-        flat.insert(0, Const(const))
-    return flat[0] if len(flat) == 1 else Apply(op, tuple(flat))
 
 
 def _reach(box: Box, padding: Padding) -> Box:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeAlias
 
-from einnet_explore.ir.expr import Access, Apply, Compare, Const, Scalar, Scope, Table, Tensor, add, mul
+from einnet_explore.ir.expr import Access, Apply, Compare, Const, Scalar, Scope, Table, Tensor
+from einnet_explore.ir.scalars import add, mul
 
 Path: TypeAlias = "tuple[int, ...]"
 

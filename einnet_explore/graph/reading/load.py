@@ -20,9 +20,10 @@ from einnet_explore.graph.reading.checks import (
     check_weights,
     in_order,
 )
+from einnet_explore.graph.reading.computed import fold
 from einnet_explore.graph.reading.functions import every_node, inlined
 from einnet_explore.graph.reading.model import Array, Model, ModelError, Shape, identifiers, nodes_of, opset
-from einnet_explore.graph.reading.shapes import fold, give_shapes, values_of
+from einnet_explore.graph.reading.shapes import give_shapes, values_of
 
 OPSET = 21
 """The opset that models are converted to where ONNX's converter can do it."""

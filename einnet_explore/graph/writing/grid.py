@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from einnet_explore.graph.writing.body import Body
-from einnet_explore.graph.writing.reads import Held
+from einnet_explore.graph.writing.indices import Held
 from einnet_explore.ir import Iterator
 
 

@@ -23,7 +23,8 @@ from einnet_explore.graph.writing import banded
 from einnet_explore.graph.writing.body import Body
 from einnet_explore.graph.writing.digits import in_digits, indices
 from einnet_explore.graph.writing.grid import Grid
-from einnet_explore.graph.writing.reads import Held, mask, pads_needed, read
+from einnet_explore.graph.writing.indices import Held, mask
+from einnet_explore.graph.writing.reads import pads_needed, read
 from einnet_explore.ir import (
     REDUCTIONS,
     Access,

@@ -11,35 +11,15 @@ only.  What lies outside comes from one ``Pad`` of the source; tables are clampe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
 from einnet_explore.graph.writing.body import Body
-from einnet_explore.ir import (
-    Access,
-    Compare,
-    Index,
-    Iterator,
-    Padding,
-    Quotient,
-    Remainder,
-    Scalar,
-    Scope,
-    Table,
-    Tensor,
-    accesses,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A value with one dimension for each iterator of *over*, in this order."""
-
-    name: str
-    over: tuple[Iterator, ...]
+from einnet_explore.graph.writing.indices import Held, added, terms, values
+from einnet_explore.ir import Access, Index, Iterator, Padding, Scalar, Scope, Table, Tensor, accesses
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +120,7 @@ def _merged(body: Body, dims: list[_Dim]) -> _Dim:
     for d in dims:
         stride //= d.extent
         parts.append((_table(body, d, over, stride), over))
-    return _Dim(extent, Index(), table=(_added(body, [name for name, _ in parts]), over))
+    return _Dim(extent, Index(), table=(added(body, [name for name, _ in parts]), over))
 
 
 def _split(dim: _Dim) -> list[_Dim]:
@@ -200,73 +180,9 @@ def _gathered(body: Body, name: str, shape: tuple[int, ...], dims: list[_Dim]) -
 def _table(body: Body, dim: _Dim, over: tuple[Iterator, ...], stride: int) -> str:
     """The addresses of *dim* over the iterators *over*, times *stride*, clamped to the dimension."""
     if len(dim.index.iterators) <= 1:
-        found = _values(dim.index, over)
+        found = values(dim.index, over)
         return body.constant((np.clip(found, 0, dim.extent - 1) if dim.clamped else found) * stride)
-    name = _terms(body, dim.index, over)
+    name = terms(body, dim.index, over)
     if dim.clamped:
         name = body.emit("Max", body.emit("Min", name, body.constant(dim.extent - 1)), body.constant(0))
     return name if stride == 1 else body.emit("Mul", name, body.constant(stride))
-
-
-def _terms(body: Body, index: Index, over: tuple[Iterator, ...]) -> str:
-    """An index of several iterators: tables of its atoms, added up where the model runs."""
-    parts = [Index(((atom, k),)) for atom, k in index.terms]
-    parts[0] = parts[0] + index.const
-    return _added(body, [_atom(body, part, over) for part in parts])
-
-
-def _atom(body: Body, part: Index, over: tuple[Iterator, ...]) -> str:
-    if len(part.iterators) <= 1:
-        return body.constant(_values(part, over))
-    (atom, k), const = part.terms[0], part.const
-    match atom:
-        case Quotient(numerator, d):
-            op = "Div"
-        case Remainder(numerator, d):
-            op = "Mod"
-        case Iterator():
-            raise AssertionError(f"{part!r} names one iterator only")
-    # ONNX divides towards zero: the numerator is lifted above it by a multiple of the divisor.
-    lift = numerator.lift(d)
-    name = body.emit(op, _terms(body, numerator + lift * d, over), body.constant(d))
-    name = body.emit("Mul", name, body.constant(k)) if k != 1 else name
-    rest = const - (k * lift if op == "Div" else 0)
-    return body.emit("Add", name, body.constant(rest)) if rest else name
-
-
-def _added(body: Body, names: list[str]) -> str:
-    total = names[0]
-    for name in names[1:]:
-        total = body.emit("Add", total, name)
-    return total
-
-
-def _values(index: Index, over: Sequence[Iterator]) -> np.typing.NDArray[np.int64]:
-    """The values of *index* over a grid with an axis for each of *over*."""
-
-    def at(x: Iterator) -> int:
-        return np.arange(x.lo, x.hi).reshape([-1 if y == x else 1 for y in over])  # type: ignore[return-value]
-
-    found = np.asarray(index.evaluate(at), np.int64)
-    return found if found.ndim else found.reshape((1,) * len(over))
-
-
-_HOLDS = {
-    "<": np.less,
-    "<=": np.less_equal,
-    ">": np.greater,
-    ">=": np.greater_equal,
-    "==": np.equal,
-    "!=": np.not_equal,
-}
-_ONNX = {"<": "Less", "<=": "LessOrEqual", ">": "Greater", ">=": "GreaterOrEqual", "==": "Equal", "!=": "Equal"}
-
-
-def mask(body: Body, condition: Compare) -> Held:
-    """The truth of *condition* over its iterators."""
-    index = condition.left - condition.right
-    over = index.iterators
-    if len(over) <= 1:
-        return Held(body.constant(_HOLDS[condition.op](_values(index, over), 0), np.bool_), over)
-    name = body.emit(_ONNX[condition.op], _terms(body, index, over), body.constant(0))
-    return Held(body.emit("Not", name) if condition.op == "!=" else name, over)
