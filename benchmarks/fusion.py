@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from einnet_explore.backends import aligned, aligned_empty, compare, compile_scope, fused
+from einnet_explore.backends import aligned, aligned_empty, compare, compile_scope, fused_launch
 from einnet_explore.backends.apart import bind_apart
 from einnet_explore.backends.blas import set_threads
 from einnet_explore.backends.fused import FusedProgram
@@ -111,7 +111,7 @@ def compile_seconds(case: Case, arrays: Arrays) -> float:
     kept = os.environ.get("EINNET_EXPLORE_CACHE")
     with tempfile.TemporaryDirectory() as empty:
         os.environ["EINNET_EXPLORE_CACHE"] = empty
-        fused._function.cache_clear()
+        fused_launch._function.cache_clear()
         try:
             start = os.times()
             FusedProgram(case.program).launch(arrays)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.backends import compiled, fused, fused_blocks, nvrtc, opencl
+from einnet_explore.backends import compiled, fused_blocks, fused_launch, nvrtc, opencl
 from einnet_explore.backends.apart import apart, bind_apart, contest
 from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.fused import FusedProgram
@@ -21,10 +21,10 @@ from einnet_explore.cli import main
 from einnet_explore.explore.figures import drawn_figure
 from einnet_explore.ir import Program
 from einnet_explore.kernels.fusion import FusionError, fuse, resized
-from einnet_explore.kernels.fusion.cpu import LANES
 from einnet_explore.kernels.fusion.diagram import diagram, summary
 from einnet_explore.kernels.fusion.flat import flatten
 from einnet_explore.kernels.fusion.gpu import gpu_blocks, gpu_kernel, width
+from einnet_explore.kernels.fusion.lanes import LANES
 from einnet_explore.kernels.fusion.paying import A100, CORE, verdict
 from einnet_explore.kernels.source import F32, I32, I64, emit
 from einnet_explore.text import parse
@@ -50,7 +50,7 @@ needs_nvrtc = pytest.mark.skipif(nvrtc.version() is None, reason="no NVRTC")
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many kernels that run once each: the compiler's time is what counts."""
-    monkeypatch.setattr(fused, "FLAGS", ("-O1",))
+    monkeypatch.setattr(fused_launch, "FLAGS", ("-O1",))
 
 
 def exactly(program: Program, arrays: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -347,7 +347,7 @@ def test_not_a_number_passes_through() -> None:
 def test_a_kernel_is_compiled_once_for_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = normal(softmax(5, 13))
     first = FusedProgram(softmax(5, 13))(arrays)["Y"]
-    fused._function.cache_clear()
+    fused_launch._function.cache_clear()
 
     def forbidden(*_: object) -> None:
         raise AssertionError("compiled again")
@@ -389,8 +389,8 @@ def test_tables_and_empty_programs_are_refused() -> None:
 
 @needs_cc
 def test_a_compiler_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "VECTORS", "#error no such thing\n")
-    monkeypatch.setattr(fused, "_function", fused._function.__wrapped__)
+    monkeypatch.setattr(fused_launch, "VECTORS", "#error no such thing\n")
+    monkeypatch.setattr(fused_launch, "_function", fused_launch._function.__wrapped__)
     with pytest.raises(BackendError, match=r"not compiled: .*no such thing"):
         FusedProgram(softmax(4, 9))({"X": np.zeros((4, 9), np.float32)})
 

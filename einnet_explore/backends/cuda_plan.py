@@ -25,7 +25,7 @@ from einnet_explore.kernels.fusion import FusionError, fuse
 from einnet_explore.kernels.fusion.flat import slot_name, slot_sizes
 from einnet_explore.kernels.moving import moving
 from einnet_explore.kernels.source import Array, Expr, Kernel, KernelError, Literal, Var, emit, entry, type_of
-from einnet_explore.kernels.source.statements import MOST_THREADS
+from einnet_explore.kernels.source.kernel import MOST_THREADS
 from einnet_explore.kernels.source.walk import change_expressions
 from einnet_explore.kernels.tiling import Hardware, tiled
 from einnet_explore.operators import OPERATORS, Operator

@@ -26,8 +26,9 @@ from einnet_explore.backends.squash import squash
 from einnet_explore.backends.structure import moved
 from einnet_explore.ir import Equation, Program, Scope, as_index, scopes, tensors
 from einnet_explore.kernels.fusion import FusionError, fuse
-from einnet_explore.kernels.fusion.cpu import LANES, blocks, cpu_kernel
+from einnet_explore.kernels.fusion.cpu import blocks, cpu_kernel
 from einnet_explore.kernels.fusion.flat import flatten, slot_name, slot_sizes
+from einnet_explore.kernels.fusion.lanes import LANES
 from einnet_explore.kernels.machine import this_machine
 from einnet_explore.kernels.places import FIRST
 from einnet_explore.kernels.regions import regions_kernel

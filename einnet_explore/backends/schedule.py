@@ -15,6 +15,7 @@ Inner loops are left to LLVM's vectoriser where it does as well: it deals with r
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import gcd, prod
 from typing import Any
@@ -25,7 +26,7 @@ from einnet_explore.backends.structure import LANES, borders, cased, lanes_of, m
 from einnet_explore.backends.transpose import transposing
 from einnet_explore.ir import Access, Iterator, Scope, accesses, as_index
 
-VERSION = 27
+VERSION = 28
 """Part of the key of compiled kernels: to be raised when a template changes."""
 
 ROW = 4 * LANES
@@ -41,23 +42,9 @@ ONE_BY_ONE = LANES // 4
 def apply(template: str, schedule: Schedule, block: str, scope: Scope, threads: int) -> None:
     """Schedule *block*, the stage of *scope*, by *template*."""
     stage = _Stage(schedule, block, scope, threads if moved(scope) >= PARALLEL_ELEMENTS else 1)
-    match template:
-        case "rows":
-            _rows(stage)
-        case "combine":
-            _combine(stage)
-        case "tile":
-            _tile(stage)
-        case "outer":
-            _outer(stage)
-        case "inner":
-            _inner(stage)
-        case "turn":
-            _turn(stage)
-        case "plain":
-            stage.parallel(len(scope.traversals))
-        case _:
-            raise ValueError(f"template {template!r} is none of rows, combine, tile, turn, outer, inner, plain")
+    if template not in _TEMPLATES:
+        raise ValueError(f"template {template!r} is none of {', '.join(_TEMPLATES)}")
+    _TEMPLATES[template](stage)
 
 
 @dataclass(frozen=True)
@@ -249,3 +236,12 @@ def _parallel(stage: _Stage, loops: list[Any], extents: list[int]) -> None:
         return
     n = next((n for n in range(1, len(loops) + 1) if prod(extents[:n]) >= SHARES * stage.threads), len(loops))
     stage.schedule.parallel(stage.schedule.fuse(*loops[:n]) if n > 1 else loops[0])
+
+
+def _plain(stage: _Stage) -> None:
+    stage.parallel(len(stage.scope.traversals))
+
+
+_TEMPLATES: Mapping[str, Callable[[_Stage], None]] = {
+    "rows": _rows, "combine": _combine, "tile": _tile, "turn": _turn, "outer": _outer, "inner": _inner, "plain": _plain,
+}  # fmt: skip

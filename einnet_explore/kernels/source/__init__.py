@@ -9,6 +9,7 @@ from einnet_explore.kernels.source.calls import call, select
 from einnet_explore.kernels.source.check import check
 from einnet_explore.kernels.source.emit import emit, entry
 from einnet_explore.kernels.source.fission import fissioned
+from einnet_explore.kernels.source.kernel import Kernel
 from einnet_explore.kernels.source.statements import (
     Assign,
     Barrier,
@@ -17,7 +18,6 @@ from einnet_explore.kernels.source.statements import (
     Fetch,
     For,
     If,
-    Kernel,
     LoadPair,
     Local,
     Note,

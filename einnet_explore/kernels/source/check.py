@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from einnet_explore.kernels.source.arrays import Array, Load
 from einnet_explore.kernels.source.calls import Select
+from einnet_explore.kernels.source.kernel import Kernel
 from einnet_explore.kernels.source.shuffles import SIDES, WORDS
 from einnet_explore.kernels.source.statements import (
     Assign,
@@ -15,7 +16,6 @@ from einnet_explore.kernels.source.statements import (
     Fetch,
     For,
     If,
-    Kernel,
     LoadPair,
     Local,
     PairOperation,

@@ -19,6 +19,7 @@ from einnet_explore.kernels.source.dialects import (
     C,
 )
 from einnet_explore.kernels.source.fission import fissioned
+from einnet_explore.kernels.source.kernel import Kernel
 from einnet_explore.kernels.source.memory import Memory, turn_loops
 from einnet_explore.kernels.source.names import Names
 from einnet_explore.kernels.source.shuffles import FETCHING
@@ -30,7 +31,6 @@ from einnet_explore.kernels.source.statements import (
     Fetch,
     For,
     If,
-    Kernel,
     LoadPair,
     Local,
     Note,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from einnet_explore.kernels.source.arrays import Array, Load
 from einnet_explore.kernels.source.check import check, uniform
+from einnet_explore.kernels.source.kernel import Kernel
 from einnet_explore.kernels.source.spread import Spread, spread_out
 from einnet_explore.kernels.source.statements import (
     Assign,
@@ -19,7 +20,6 @@ from einnet_explore.kernels.source.statements import (
     Declare,
     For,
     If,
-    Kernel,
     LoadPair,
     Local,
     Note,

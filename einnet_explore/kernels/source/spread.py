@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from einnet_explore.kernels.source.arrays import Array, Load
+from einnet_explore.kernels.source.kernel import Kernel
 from einnet_explore.kernels.source.statements import (
     PACK_BYTES,
     Assign,
     Copy,
     For,
     If,
-    Kernel,
     LoadPair,
     PairOperation,
     Statement,

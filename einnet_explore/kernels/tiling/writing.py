@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, prod
@@ -15,7 +15,6 @@ from einnet_explore.kernels.source import (
     I32,
     Array,
     Barrier,
-    Copy,
     Declare,
     Expr,
     For,
@@ -23,7 +22,6 @@ from einnet_explore.kernels.source import (
     If,
     Kernel,
     Literal,
-    Load,
     Local,
     Note,
     Statement,
@@ -35,10 +33,9 @@ from einnet_explore.kernels.source import (
     counted,
     literal,
 )
-from einnet_explore.kernels.source.calls import Select
 from einnet_explore.kernels.source.lowering import joined, scalar
-from einnet_explore.kernels.tiling.frame import Frame
-from einnet_explore.kernels.tiling.staging import Exprs, Input, linear
+from einnet_explore.kernels.tiling.loading import THREAD, Loading
+from einnet_explore.kernels.tiling.staging import Exprs, linear
 
 UNROLLED = 64
 """Loops over at most so many sums are unrolled: then the sums are registers."""
@@ -46,36 +43,19 @@ UNROLLED = 64
 Tests: TypeAlias = "tuple[tuple[int, Expr], ...]"
 """Conditions, each with the row of the table that it is about."""
 
-_THREAD = Id("thread")
-
 
 @dataclass(frozen=True)
-class Writer(Frame):
+class Writer(Loading):
     """Puts the kernel together."""
 
     def kernel(self, name: str) -> Kernel:
         """The kernel *name*."""
-        staged = self.cost.hardware.managed
-        if staged and self.turning is not None:
-            return self._kernel(name, self._overlapped(self.turning))
-        shared = [Local(self._tile(i)) for i in self.inputs] if staged else []
+        shared = [Local(self.tile(i)) for i in self.inputs] if self.cost.hardware.managed else []
         if self.threads.lanes > 1:
             shared.append(Local(self._rolled))
         body: list[Statement] = [*shared, Local(self.sums), *self._places(), Note("clear")]
         body += self._every_sum(Store(self.sums, self.sum_at, self._neutral))
-        sync = [Barrier()] if self.threads.threads > 1 else []
-        inner: list[Statement] = []
-        if staged:
-            for i in self.inputs:
-                inner += [Note(f"load {i.column.name}"), self._load(i)]
-            inner += sync
-        inner += [Note("accumulate"), *self._accumulate(), *(sync if staged else [])]
-        body += self._outer(inner)
-        return self._kernel(name, body)
-
-    def _kernel(self, name: str, body: list[Statement]) -> Kernel:
-        """What follows the sums, and the whole."""
-        body = list(body)
+        body += self._in_sequence() if self.turning is None else self._overlapped(self.turning)
         if self.threads.lanes > 1:
             body += [Note("roll up"), *self._roll_up()]
         body += [Note("post-operations and write"), *self._write()]
@@ -83,39 +63,31 @@ class Writer(Frame):
         params = (*self.memory.values(), self.result)
         return Kernel(name, params, tuple(body), (self.threads.threads, 1, 1), (grid, 1, 1))
 
-    @cached_property
-    def turning(self) -> int | None:
-        """The one row along which tiles of inputs come in turns, where the next one is to come while one is used."""
-        if self.cost.hardware.stages < 2 or self.kind.size not in (4, 8) or self.threads.threads == 1:
-            return None
-        rows = [n for n, c in enumerate(self.counts) if c > 1 and not self.output(n)]
-        return rows[0] if len(rows) == 1 else None
+    def _in_sequence(self) -> list[Statement]:
+        """The inputs' tiles, then what they add to the sums, for every tile along the summations."""
+        staged = self.cost.hardware.managed
+        sync = [Barrier()] if staged and self.threads.threads > 1 else []
+        body: list[Statement] = []
+        if staged:
+            for i in self.inputs:
+                body += [Note(f"load {i.column.name}"), self.load(i)]
+        body += [*sync, Note("accumulate"), *self._accumulate(), *sync]
+        for n in reversed(range(len(self.rows))):
+            if not self.output(n) and isinstance(base := self.base[n], Var):
+                end = Literal(self.rows[n].extent, I32)
+                body = [For(base, Literal(0, I32), end, Literal(self.cost.tile[n], I32), tuple(body))]
+        return body
 
     def _overlapped(self, row: int) -> list[Statement]:
         """Two tiles of every input in turns: one barrier for each, which also frees the one before."""
-        shared = [Local(self._tile(i)) for i in self.inputs]
-        if self.threads.lanes > 1:
-            shared.append(Local(self._rolled))
         base, step, end = self.base[row], self.cost.tile[row], self.rows[row].extent
         assert isinstance(base, Var)
-        body: list[Statement] = [*shared, Local(self.sums), *self._places(), Note("clear")]
-        body += self._every_sum(Store(self.sums, self.sum_at, self._neutral))
         zero = Literal(0, I32)
-        body += [Note("load the first tiles"), *(self._load(i, {row: zero}, zero) for i in self.inputs)]
+        first = (self.load(i, {row: zero}, zero) for i in self.inputs)
         later = base + step
-        then = tuple(self._load(i, {row: later}, (base // step + 1) % 2) for i in self.inputs)
+        then = tuple(self.load(i, {row: later}, (base // step + 1) % 2) for i in self.inputs)
         inner = (Barrier(copies=True), If(later.lt(end), then), Note("accumulate"), *self._accumulate())
-        return [*body, For(base, zero, Literal(end, I32), Literal(step, I32), inner)]
-
-    def _tile(self, i: Input) -> Array:
-        size = i.layout.size if self.turning is None else 2 * i.layout.size
-        return Array(f"{i.column.name}_tile", self.kind, size, "shared")
-
-    def _half(self, i: Input) -> Expr:
-        """Where in its array the tile that is used now begins."""
-        if self.turning is None:
-            return Literal(0, I32)
-        return self.base[self.turning] // self.cost.tile[self.turning] % 2 * i.layout.size
+        return [Note("load the first tiles"), *first, For(base, zero, Literal(end, I32), Literal(step, I32), inner)]
 
     @cached_property
     def _rolled(self) -> Array:
@@ -140,7 +112,7 @@ class Writer(Frame):
             if self.output(n) and isinstance(base := self.base[n], Var):
                 yield Declare(base, binary("%", rest, self.counts[n]) * self.cost.tile[n])
                 rest = binary("/", rest, self.counts[n])
-        rest = _THREAD
+        rest = THREAD
         for n in self.threads.order:
             if isinstance(place := self.place[n], Var):
                 yield Declare(place, binary("%", rest, self.threads.counts[n]))
@@ -157,30 +129,6 @@ class Writer(Frame):
             body = _where((t for row, t in tests if row == n), body)
             body = (counted(Var(self.name(n, "step")), self.steps[n], *body, unroll=short and not simd, simd=simd),)
         return _where((t for row, t in tests if row not in self.loops), body)
-
-    def _outer(self, body: list[Statement]) -> list[Statement]:
-        """*body* for every tile along the summations."""
-        for n in reversed(range(len(self.rows))):
-            if not self.output(n) and isinstance(base := self.base[n], Var):
-                end = Literal(self.rows[n].extent, I32)
-                body = [For(base, Literal(0, I32), end, Literal(self.cost.tile[n], I32), tuple(body))]
-        return body
-
-    def _load(self, i: Input, later: Mapping[int, Expr] | None = None, half: Expr | None = None) -> Statement:
-        """The tile of *i*, into the *half* of its array if it has two; where rows in *later* are instead of here."""
-        number = Var(f"{i.column.name}_element")
-        base = [(later or {}).get(n, b) for n, b in enumerate(self.base)]
-        place, value = i.loaded(number, base, self._source(i.access), self.kind, self.wide)
-        step = Literal(self.threads.threads, I32)
-        end = Literal(i.layout.elements, I32)
-        start: Expr = _THREAD if self.threads.threads > 1 else Literal(0, I32)
-        if half is None:
-            return For(number, start, end, step, (Store(self._tile(i), place, value),))
-        return For(number, start, end, step, _copied(self._tile(i), place + half * i.layout.size, value))
-
-    def _source(self, access: Access) -> Array:
-        assert isinstance(access.source, Tensor)
-        return self.memory[access.source.name]
 
     def _accumulate(self) -> tuple[Statement, ...]:
         staged = self.cost.hardware.managed
@@ -228,20 +176,20 @@ class Writer(Frame):
         assert isinstance(source, Tensor)
         i = self.inputs[int(source.name[1:])]
         if self.cost.hardware.managed:
-            return self._tile(i)[i.local(self.within) + self._half(i)]
-        return i.element(self._source(i.access), i.address(self.at, self.wide), self.kind)
+            return self.tile(i)[i.local(self.within) + self.half(i)]
+        return i.element(self.source(i.access), i.address(self.at, self.wide), self.kind)
 
     def _roll_up(self) -> tuple[Statement, ...]:
         """Partial sums, one of every thread at a time, added in halves; those of the first lane are whole then."""
         outputs, lanes = self.threads.outputs, self.threads.lanes
         rolled = self._rolled
-        own = rolled[_THREAD]
-        body: list[Statement] = [Store(rolled, _THREAD, self.sums[self.sum_at]), Barrier()]
+        own = rolled[THREAD]
+        body: list[Statement] = [Store(rolled, THREAD, self.sums[self.sum_at]), Barrier()]
         while lanes > 1:
             lanes //= 2
-            other = rolled[_THREAD + lanes * outputs]
-            body += [If(_THREAD.lt(lanes * outputs), (Store(rolled, _THREAD, self._joined(own, other)),)), Barrier()]
-        body.append(If(_THREAD.lt(outputs), (Store(self.sums, self.sum_at, own),)))
+            other = rolled[THREAD + lanes * outputs]
+            body += [If(THREAD.lt(lanes * outputs), (Store(rolled, THREAD, self._joined(own, other)),)), Barrier()]
+        body.append(If(THREAD.lt(outputs), (Store(self.sums, self.sum_at, own),)))
         return self._every_sum(*body, unroll=False)
 
     def _write(self) -> tuple[Statement, ...]:
@@ -249,7 +197,7 @@ class Writer(Frame):
         value = scalar(self.contraction.epilogue, at, self._post, self.kind, self.wide)
         where = linear(self.contraction.table.output.coefficients, self.at, 0, self.wide)
         written = self._every_sum(Store(self.result, where, value), tests=(*self._in_tile(), *self._in_result()))
-        return _where([_THREAD.lt(self.threads.outputs)] if self.threads.lanes > 1 else (), written)
+        return _where([THREAD.lt(self.threads.outputs)] if self.threads.lanes > 1 else (), written)
 
     def _post(self, source: Tensor | Table | Scope, index: Exprs) -> Expr:
         if source == RESULT:
@@ -264,13 +212,3 @@ class Writer(Frame):
 def _where(tests: Iterable[Expr], body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     test = conjunction(*tests)
     return body if test is None else (If(test, body),)
-
-
-def _copied(tile: Array, place: Expr, value: Expr) -> tuple[Statement, ...]:
-    """*value* put at *place*: an element of memory past the registers, a constant, or one where a condition holds."""
-    match value:
-        case Load(array, index) if array.space == "global" and array.kind == tile.kind:
-            return (Copy(tile, place, array, index, 1, asynchronous=True),)
-        case Select(condition, yes, no):
-            return (If(condition, _copied(tile, place, yes), _copied(tile, place, no)),)
-    return (Store(tile, place, value),)
