@@ -18,7 +18,8 @@ from einnet_explore.cli import main
 from einnet_explore.explore.cases import CASES, Case, Published
 from einnet_explore.explore.depths import apart, is_target, search_case, search_depths
 from einnet_explore.explore.plots import plot
-from einnet_explore.explore.reproduce import QUICK, Effort, Lab, needed, sheets
+from einnet_explore.explore.search_tables import sheets
+from einnet_explore.explore.searches import QUICK, Effort, Lab, needed
 from einnet_explore.explore.sheet import Sheet
 from einnet_explore.operators import find_operators
 from einnet_explore.search.engine import Search

@@ -338,11 +338,11 @@ def test_an_operator_is_gone_on_with_if_its_derivation_still_comes_out(
 ) -> None:
     lab.run()
     lab.out = tmp_path / "e2-e3.json"
-    told = operator_cases._told(lab.results["Conv3x3"])
+    told = lab.to_json("Conv3x3", lab.results["Conv3x3"])
     if damage:
         *inner, last = damage
         reduce(getitem, inner, told["record"])[last] = "tensor A[3]\nY[x:3] = A[x]"
-    lab._kept.write([told])
+    lab.kept.write([told])
     held = lab.results.pop("Conv3x3")
     assert lab.resume() == (0 if damage else 1)
     assert damage or text(lab.results["Conv3x3"].derivation.end) == text(held.derivation.end)

@@ -12,7 +12,8 @@ from einnet_explore.cli.errors import INTERRUPTED, OK
 from einnet_explore.cli.output import save, say
 from einnet_explore.explore.figure import Figure
 from einnet_explore.explore.plots import plot
-from einnet_explore.explore.reproduce import QUICK, Effort, Lab, needed, sheets
+from einnet_explore.explore.search_tables import sheets
+from einnet_explore.explore.searches import QUICK, Effort, Lab, needed
 from einnet_explore.explore.sheet import Sheet
 from einnet_explore.storage import write_atomically
 
@@ -117,8 +118,8 @@ def _operators(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: d
     if held := lab.resume(arguments.again):
         say(f"{held} operators were measured before: {lab.out}")
     made: dict[str, Experiment] = {
-        "e2": lambda _: (operator_tables.table3(lab.shown, lab.failures),),
-        "e3": lambda _: (operator_tables.fig16(lab.shown, lab.failures, effort.present),),
+        "e2": lambda _: (operator_tables.table3(lab.shown.values(), lab.failures),),
+        "e3": lambda _: (operator_tables.fig16(lab.shown.values(), lab.failures, effort.present),),
     }
     tables |= {name: made[name] for name in mine}
     lab.done = lambda: _so_far(arguments, mine[0], tables)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from einnet_explore.cli.errors import NO, OK
 from einnet_explore.cli.output import save, say
-from einnet_explore.explore.gpu_results import DEFAULT, figure, results, sheets
+from einnet_explore.explore.gpu_bars import figure
+from einnet_explore.explore.gpu_results import DEFAULT, results, sheets
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from einnet_explore.explore.bench import TOGETHER, Benched, arrays
+from einnet_explore.explore.benched import TOGETHER, Benched, arrays
 from einnet_explore.ir import Program
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from einnet_explore.explore.resumed import Kept, busy
+from einnet_explore.explore.resumed import Resumed, busy
 from einnet_explore.explore.sheet import Cell, Sheet
 from einnet_explore.graph.bench.engines import COMPILED, EXPORTED, ORT, OURS, TORCH
 from einnet_explore.graph.bench.paired import benchmark
@@ -75,84 +75,50 @@ def known(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _place(unit: Unit) -> tuple[int, int, int, float]:
-    """Where *unit* stands: small batches and few threads first, models in their order, the published size last."""
-    names = [model.name for model in (*MODELS, *PARTS)]
-    place = names.index(unit.model) if unit.model in names else len(names)
-    return unit.batch, unit.threads, place, inf if unit.size is None else unit.size
-
-
 QUICK = Effort(("infogan", "fsrcnn"), (1,), (1,), (ORT, TORCH), 7, 3.0, 4.0, False)
 
 
-@dataclass(slots=True)
-class Lab:
-    """Measurements by unit; *note* hears of each before it begins, *done* after it.
+class Lab(Resumed[Effort, Unit, Mapping[str, Any]]):
+    """Measurements by unit; of earlier runs, whatever models they were of."""
 
-    ``results`` and ``failures`` (why a unit could not be measured) hold what is done when this is interrupted; the
-    results are in the file *out* as well.  ``earlier`` is what that file holds of earlier runs of the same effort, of
-    whatever models.
-    """
+    __slots__ = ()
 
-    effort: Effort
-    note: Callable[[str], object] = lambda _: None
-    done: Callable[[], object] = lambda: None
-    results: dict[Unit, Mapping[str, Any]] = field(default_factory=dict)
-    failures: dict[Unit, str] = field(default_factory=dict)
-    out: Path | None = None
-    earlier: dict[Unit, Mapping[str, Any]] = field(default_factory=dict)
+    def wanted(self) -> Iterable[Unit]:
+        return self.effort.units()
 
-    def resume(self, again: bool = False) -> int:
-        """Take over what the file *out* holds; how many of its units are wanted, and not measured again.
+    def measure(self, key: Unit) -> Mapping[str, Any]:
+        effort = self.effort
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"{key.model}.onnx"
+            path.write_bytes(write(key.model, key.batch, key.size).SerializeToString())
+            return benchmark(
+                path,
+                against=effort.rivals,
+                threads=key.threads,
+                rounds=effort.rounds,
+                limit=effort.limit,
+                budget=effort.budget,
+                attribute=effort.attribute,
+            )
 
-        With *again* they all are, and stand as they were until then.
-        """
-        self.earlier = {Unit(**one["unit"]): one["result"] for one in self._kept.read()}
-        if not again:
-            self.results |= {unit: self.earlier[unit] for unit in self.effort.units() if unit in self.earlier}
-        return len(self.results)
+    def called(self, key: Unit) -> str:
+        return f"{key.model}, batch {key.batch}, {key.threads} threads"
+
+    def place(self, key: Unit) -> tuple[int, int, int, float]:
+        """Small batches and few threads first, models in their order, the published size last."""
+        names = [model.name for model in (*MODELS, *PARTS)]
+        place = names.index(key.model) if key.model in names else len(names)
+        return key.batch, key.threads, place, inf if key.size is None else key.size
 
     @property
-    def shown(self) -> dict[Unit, Mapping[str, Any]]:
-        """All that was measured, in this run and before it, in the order of the tables."""
-        return dict(sorted((self.earlier | self.results).items(), key=lambda one: _place(one[0])))
+    def options(self) -> Mapping[str, Any]:
+        return {n: getattr(self.effort, n) for n in ("rivals", "rounds", "limit", "budget", "attribute")}
 
-    @property
-    def _kept(self) -> Kept:
-        effort = self.effort
-        options = {name: getattr(effort, name) for name in ("rivals", "rounds", "limit", "budget", "attribute")}
-        return Kept(self.out, options)
+    def to_json(self, key: Unit, result: Mapping[str, Any]) -> Any:
+        return {"unit": asdict(key), "result": result}
 
-    def _keep(self) -> None:
-        # What another run has measured meanwhile is in the file alone.
-        held = {Unit(**one["unit"]): one["result"] for one in self._kept.read()}
-        self.earlier = self.earlier | held
-        self._kept.write([{"unit": asdict(unit), "result": result} for unit, result in self.shown.items()])
-
-    def run(self) -> None:
-        """Measure every unit that is not in ``results``."""
-        effort = self.effort
-        for unit in effort.units():
-            if unit in self.results or unit in self.failures:
-                continue
-            self.note(f"{unit.model}, batch {unit.batch}, {unit.threads} threads")
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder) / f"{unit.model}.onnx"
-                path.write_bytes(write(unit.model, unit.batch, unit.size).SerializeToString())
-                try:
-                    self.results[unit] = benchmark(
-                        path,
-                        against=effort.rivals,
-                        threads=unit.threads,
-                        rounds=effort.rounds,
-                        limit=effort.limit,
-                        budget=effort.budget,
-                        attribute=effort.attribute,
-                    )
-                    self._keep()
-                except (ValueError, RuntimeError) as problem:
-                    self.failures[unit] = str(problem)
-            self.done()
+    def from_json(self, told: Any) -> tuple[Unit, Mapping[str, Any]]:
+        return Unit(**told["unit"]), told["result"]
 
 
 def sheets(results: Mapping[Unit, Mapping[str, Any]], failures: Mapping[Unit, str] | None = None) -> tuple[Sheet, ...]:

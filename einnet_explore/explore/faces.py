@@ -7,33 +7,32 @@ is imported when a face is first wanted.
 from __future__ import annotations
 
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from einnet_explore.explore.session import Session
+S_contra = TypeVar("S_contra", contravariant=True)
 
 GROUP = "einnet_explore.faces"
 
 
-class Face(Protocol):
-    """What a package offers for sessions."""
+class Face(Protocol[S_contra]):
+    """What a package offers for sessions, of type *S_contra*."""
 
-    def page(self, session: Session, title: str) -> str:
+    def page(self, session: S_contra, title: str) -> str:
         """An interactive HTML page of *session* that needs no network and no kernel."""
 
-    def view(self, session: Session) -> object:
+    def view(self, session: S_contra) -> object:
         """What a notebook shows of *session*, live."""
 
 
-_faces: list[Face] = []
+_faces: list[Face[Any]] = []
 
 
-def register(face: Face) -> None:
+def register(face: Face[Any]) -> None:
     """Make *face* the one that sessions use."""
     _faces.append(face)
 
 
-def face() -> Face:
+def face() -> Face[Any]:
     """The face registered last; raises ValueError where none is installed."""
     load_faces()
     if not _faces:

@@ -1,4 +1,4 @@
-"""The paper's figures from what was measured on a GPU elsewhere: Fig. 12, Table 3 and Fig. 16 of one results file.
+"""The paper's tables from what was measured on a GPU elsewhere: Fig. 12, Table 3 and Fig. 16 of one results file.
 
 The file is what ``python -m benchmarks.gpu run`` writes where the GPU is.  Nothing is measured here, and nothing is
 filled in: what the file does not have is empty.
@@ -7,13 +7,11 @@ filled in: what the file does not have is empty.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from einnet_explore.explore.bars import CUT, Panel, chart
-from einnet_explore.explore.figure import Figure
 from einnet_explore.explore.sheet import Cell, Sheet
 
 DEFAULT = Path("benchmarks/results/gpu.json")
@@ -52,13 +50,6 @@ def sheets(experiment: str, held: Mapping[str, Any]) -> tuple[Sheet, ...]:
             return (by_way(held),)
         case _:
             raise ValueError(f"experiment {experiment!r} on a GPU: expected one of e1, e2, e3")
-
-
-def figure(sheet: Sheet) -> Figure:
-    """The figure of the first table of an experiment; raises ValueError where it is empty or Matplotlib is missing."""
-    drawn = {"e1": _models, "e2": _operators, "e3": _ways}[sheet.name]
-    rows = [dict(zip(sheet.head, row, strict=True)) for row in sheet.rows]
-    return chart(sheet.title, tuple(drawn(rows)))
 
 
 def said(held: Mapping[str, Any]) -> str:
@@ -215,41 +206,3 @@ def _named(name: str) -> tuple[str, int, str]:
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
-
-
-def _models(rows: Sequence[Mapping[str, Any]]) -> Iterable[Panel]:
-    """A panel for each batch size and precision: times relative to ours; above, the speed-up over the best."""
-    rivals = [key.removesuffix("_times_ours") for key in (rows[0] if rows else ()) if key.endswith("_times_ours")]
-    for batch, precision in dict.fromkeys((r["batch"], r["precision"]) for r in rows):
-        here = [r for r in rows if (r["batch"], r["precision"]) == (batch, precision)]
-        series = {"ours": [1.0] * len(here)} | {e: [r[f"{e}_times_ours"] for r in here] for e in rivals}
-        kept = {name: values for name, values in series.items() if any(v is not None for v in values)}
-        above = tuple(f"{r['speedup']:.2f}×" for r in here)
-        groups = tuple(r["model"] for r in here)
-        yield Panel(f"batch {batch}, {precision}", groups, kept, above, "time relative to ours", CUT, 1.0)
-
-
-def _operators(rows: Sequence[Mapping[str, Any]]) -> Iterable[Panel]:
-    """A panel a precision: times relative to the time before; above, the speed-up."""
-    for precision in dict.fromkeys(r["precision"] for r in rows):
-        here = [r for r in rows if r["precision"] == precision]
-        series: dict[str, Sequence[float | None]] = {
-            "before": [1.0] * len(here),
-            "after": [1 / r["speedup"] if r["speedup"] else None for r in here],
-            "published after": [1 / r["published_speedup"] for r in here],
-        }
-        above = tuple(f"{r['speedup']:.2f}×" if r["speedup"] else "" for r in here)
-        groups = tuple(f"{r['case']}\n{r['before_by']} → {r['after_by']}" for r in here)
-        yield Panel(precision, groups, series, above, "time relative to before", CUT, 1.0)
-
-
-def _ways(rows: Sequence[Mapping[str, Any]]) -> Iterable[Panel]:
-    """A panel an operator: milliseconds by each way."""
-    for case in dict.fromkeys(r["case"] for r in rows):
-        here = [r for r in rows if r["case"] == case and r["ms"] is not None]
-        precisions = tuple(dict.fromkeys(r["precision"] for r in here))
-        ways = tuple(dict.fromkeys(r["way"] for r in here))
-        held = {(r["way"], r["precision"]): r["ms"] for r in here}
-        yield Panel(
-            case, ways, {p: [held.get((w, p)) for w in ways] for p in precisions}, ("",) * len(ways), "milliseconds"
-        )

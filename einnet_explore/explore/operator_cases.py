@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,7 +20,7 @@ from einnet_explore.algebra.certificate import certify
 from einnet_explore.checker.record import RecordError
 from einnet_explore.cost import program_seconds
 from einnet_explore.explore.records import from_record, to_record
-from einnet_explore.explore.resumed import Kept
+from einnet_explore.explore.resumed import Resumed
 from einnet_explore.graph.bench.engines import COMPILED, DIRECT, GENERATED, NUMPY, ORT, OURS, TORCH, Task
 from einnet_explore.graph.bench.paired import Measured, measured
 from einnet_explore.graph.contest import AGREEMENT
@@ -153,77 +153,46 @@ def label_of(when: str, backend: str) -> str:
     return f"{when}, {backend}"
 
 
-@dataclass(slots=True)
-class Lab:
-    """Comparisons by operator; *note* hears of each before it begins, *done* after it.
+class Lab(Resumed[Effort, str, Compared]):
+    """Comparisons by operator; what was compared before counts where its derivation still comes out."""
 
-    ``results`` and ``failures`` (why one could not be compared) hold what is done when this is interrupted; the
-    results are in the file *out* as well.  ``earlier`` is what that file holds of earlier runs of the same effort.
-    """
-
-    effort: Effort
-    note: Callable[[str], object] = lambda _: None
-    done: Callable[[], object] = lambda: None
-    results: dict[str, Compared] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
-    out: Path | None = None
-    earlier: dict[str, Compared] = field(default_factory=dict)
-
-    def resume(self, again: bool = False) -> int:
-        """Take over what the file *out* holds, its derivations applied again; how many are not compared again.
-
-        With *again* they all are, and stand as they were until then.
-        """
-        cases = {case.name: case for case in self.effort.cases}
-        for one in self._kept.read():
-            name = one["case"]
-            if name in cases and (held := _held(cases[name], one)) is not None:
-                self.earlier[name] = held
-        if not again:
-            self.results |= self.earlier
-        return len(self.results)
+    __slots__ = ()
 
     @property
-    def shown(self) -> tuple[Compared, ...]:
-        """All that was compared, in this run and before it, in the order of the effort."""
-        every = self.earlier | self.results
-        return tuple(every[case.name] for case in self.effort.cases if case.name in every)
+    def cases(self) -> dict[str, Operator]:
+        """The operators by name."""
+        return {case.name: case for case in self.effort.cases}
+
+    def wanted(self) -> Iterable[str]:
+        return self.cases
+
+    def measure(self, key: str) -> Compared:
+        return compared(self.cases[key], self.effort)
+
+    def called(self, key: str) -> str:
+        return key
+
+    def place(self, key: str) -> int:
+        return list(self.cases).index(key)
 
     @property
-    def _kept(self) -> Kept:
-        effort = self.effort
-        options = {name: getattr(effort, name) for name in ("threads", "present", "rounds", "limit", "search")}
-        return Kept(self.out, options | {"programs": [text(case.program) for case in effort.cases]})
+    def options(self) -> Mapping[str, Any]:
+        options = {n: getattr(self.effort, n) for n in ("threads", "present", "rounds", "limit", "search")}
+        return options | {"programs": [text(case.program) for case in self.effort.cases]}
 
-    def run(self) -> None:
-        """Compare every operator that is not in ``results``."""
-        for case in self.effort.cases:
-            if case.name in self.results or case.name in self.failures:
-                continue
-            self.note(case.name)
-            try:
-                self.results[case.name] = compared(case, self.effort)
-                self._kept.write([_told(one) for one in self.shown])
-            except (ValueError, RuntimeError) as problem:
-                self.failures[case.name] = str(problem)
-            self.done()
+    def to_json(self, key: str, result: Compared) -> Any:
+        record = to_record(result.derivation)
+        return {"case": key, "record": record, "certificate": result.certificate, "times": asdict(result.times)}
 
-
-def _told(one: Compared) -> dict[str, Any]:
-    """*one* in plain JSON values."""
-    record = to_record(one.derivation)
-    return {"case": one.case.name, "record": record, "certificate": one.certificate, "times": asdict(one.times)}
-
-
-def _held(case: Operator, told: Mapping[str, Any]) -> Compared | None:
-    """What ``_told`` wrote of *case*; None where its derivation no longer comes out."""
-    try:
-        derivation = from_record(told["record"])
-    except RecordError:
-        return None
-    if derivation.start != case.program:
-        return None
-    return Compared(case, derivation, told["certificate"], Measured(**told["times"]))
+    def from_json(self, told: Any) -> tuple[str, Compared] | None:
+        case = self.cases.get(told["case"])
+        try:
+            derivation = from_record(told["record"])
+        except RecordError:
+            return None
+        if case is None or derivation.start != case.program:
+            return None
+        return case.name, Compared(case, derivation, told["certificate"], Measured(**told["times"]))
 
 
 def derive(case: Operator, limit: float) -> Derivation:

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from einnet_explore.backends.profiles import device, libraries
 from einnet_explore.storage import write_atomically
+
+E = TypeVar("E")
+K = TypeVar("K", bound=Hashable)
+R = TypeVar("R")
 
 
 def busy(loads: Sequence[float]) -> Iterable[str]:
@@ -62,3 +67,87 @@ class Kept:
     @property
     def _origin(self) -> Any:
         return json.loads(json.dumps({**self.options, "processor": device(), "libraries": libraries()}))
+
+
+@dataclass(slots=True)
+class Resumed(ABC, Generic[E, K, R]):
+    """The measurements that *effort* asks for; *note* hears of each before it begins, *done* after it.
+
+    ``results`` and ``failures`` (why one could not be measured) hold what is done when this is interrupted; the
+    results are in the file *out* as well.  ``earlier`` is what that file holds of earlier runs of the same effort,
+    wanted now or not.
+    """
+
+    effort: E
+    note: Callable[[str], object] = lambda _: None
+    done: Callable[[], object] = lambda: None
+    results: dict[K, R] = field(default_factory=dict)
+    failures: dict[K, str] = field(default_factory=dict)
+    out: Path | None = None
+    earlier: dict[K, R] = field(default_factory=dict)
+
+    @abstractmethod
+    def wanted(self) -> Iterable[K]:
+        """What is to be measured, in order."""
+
+    @abstractmethod
+    def measure(self, key: K) -> R:
+        """Measure one; raises ValueError or RuntimeError where it cannot be."""
+
+    @abstractmethod
+    def called(self, key: K) -> str:
+        """What is noted of one."""
+
+    @abstractmethod
+    def place(self, key: K) -> Any:
+        """Where one stands in the tables: what they are sorted by."""
+
+    @property
+    @abstractmethod
+    def options(self) -> Mapping[str, Any]:
+        """What results depend on besides *K*, in plain JSON values: with other options they are not gone on with."""
+
+    @abstractmethod
+    def to_json(self, key: K, result: R) -> Any:
+        """One result in plain JSON values."""
+
+    @abstractmethod
+    def from_json(self, told: Any) -> tuple[K, R] | None:
+        """What ``to_json`` wrote; None where that is nothing any more."""
+
+    @property
+    def shown(self) -> dict[K, R]:
+        """All that was measured, in this run and before it, in the order of the tables."""
+        return dict(sorted((self.earlier | self.results).items(), key=lambda one: self.place(one[0])))
+
+    @property
+    def kept(self) -> Kept:
+        """The file."""
+        return Kept(self.out, self.options)
+
+    def resume(self, again: bool = False) -> int:
+        """Take over what the file *out* holds; how much of it is wanted, and not measured again.
+
+        With *again* all of it is, and stands as it was until then.
+        """
+        self._reread()
+        if not again:
+            self.results |= {key: self.earlier[key] for key in self.wanted() if key in self.earlier}
+        return len(self.results)
+
+    def run(self) -> None:
+        """Measure all that is wanted and not in ``results``."""
+        for key in self.wanted():
+            if key in self.results or key in self.failures:
+                continue
+            self.note(self.called(key))
+            try:
+                self.results[key] = self.measure(key)
+                self._reread()  # what another run has measured meanwhile is in the file alone
+                self.kept.write([self.to_json(*one) for one in self.shown.items()])
+            except (ValueError, RuntimeError) as problem:
+                self.failures[key] = str(problem)
+            self.done()
+
+    def _reread(self) -> None:
+        self.earlier |= dict(one for told in self.kept.read() if (one := self.from_json(told)) is not None)

@@ -1,4 +1,4 @@
-"""What the panels of one session share: where the reader looks, its search, and what is to be said.
+"""The desk of a session: what its panels show, and what is done when they ask.
 
 A message from a panel is one call of the session; whatever the session then is, by a click or in code, all panels show.
 """
@@ -6,8 +6,7 @@ A message from a panel is one call of the session; whatever the session then is,
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -17,15 +16,13 @@ from einnet_explore.explore.session import Session
 from einnet_explore.explore.views import show
 from einnet_explore.operators import find_operators
 from einnet_widgets import describe
+from einnet_widgets.board import STEPS, Board
 from einnet_widgets.branches import history
 from einnet_widgets.face import Face
 from einnet_widgets.graphs import graph
 from einnet_widgets.look import Look, Shown, certified, settled
 from einnet_widgets.measuring import Measuring
 from einnet_widgets.searching import CALLS, Searching
-
-STEPS = ("head", "history", "expression", "rules", "graph", "table")
-"""What depends on where the session stands."""
 
 _later = ThreadPoolExecutor(max_workers=1, thread_name_prefix="einnet-later")
 _desks: WeakKeyDictionary[Session, Desk] = WeakKeyDictionary()
@@ -43,49 +40,17 @@ def sessions() -> tuple[Session, ...]:
     return tuple(_desks)
 
 
-class Desk:
-    """The panels over *session*, and what they share."""
+class Desk(Board):
+    """The panels over *session*, its search and its measurement, and what may be asked for."""
 
     def __init__(self, session: Session) -> None:
-        self.session = session
-        self.look = Look()
-        self.notice: Shown = {}
+        super().__init__(session)
         self.searching = Searching(self)
-        self.measuring = Measuring(self)
-        self.faces: list[Face] = []
-        self.lock = threading.RLock()
+        self.measuring = Measuring(self, self.searching)
         session.subscribe(lambda _: self.changed())
         self.changed()
 
     # What is shown
-
-    def open(self, face: Face) -> None:
-        """Show *face* what there is."""
-        with self.lock:
-            self.faces.append(face)
-            self._show(face, (*STEPS, "search", "bench", "notice"))
-
-    def leave(self, face: Face) -> None:
-        """Show *face* nothing more."""
-        with self.lock:
-            if face in self.faces:
-                self.faces.remove(face)
-
-    def refresh(self, *panels: str) -> None:
-        """Show these panels anew."""
-        with self.lock:
-            made: dict[str, Shown] = {}
-            for face in self.faces:
-                self._show(face, panels, made)
-
-    def _show(self, face: Face, panels: Iterable[str], made: dict[str, Shown] | None = None) -> None:
-        known = {} if made is None else made
-        with face.hold_sync():
-            for name in panels:
-                if name in face.wanted or name in ("head", "notice"):
-                    if name not in known:
-                        known[name] = self.describe(name)
-                    setattr(face, name, known[name])
 
     def describe(self, panel: str) -> Shown:
         """What *panel* shows."""
@@ -120,17 +85,6 @@ class Desk:
         except Exception as error:
             self.complain(error)
         self.refresh("expression", "history")
-
-    def say(self, text: str, kind: str = "", code: str = "") -> None:
-        """Say *text* above the panels; *code* below it."""
-        self.notice = {"text": text, "kind": kind, "code": code}
-        self.refresh("notice")
-
-    def complain(self, error: BaseException) -> None:
-        """Say what went wrong; what is not ours to expect is named by its type, too."""
-        expected = isinstance(error, (ValueError, LookupError, OSError))
-        text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-        self.say(text if expected and text else f"{type(error).__name__}: {text}", "error")
 
     def picture(self, panels: tuple[str, ...]) -> dict[str, str]:
         """What stands for *panels* where there is no kernel."""

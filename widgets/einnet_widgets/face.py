@@ -7,16 +7,29 @@ which to show.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import anywidget
 import traitlets as t
 
-if TYPE_CHECKING:
-    from einnet_widgets.desk import Desk
-
 STATIC = Path(__file__).parent / "static"
 PANELS = ("history", "expression", "rules", "search", "graph", "table", "bench", "optimise", "quiz")
+
+
+class Behind(Protocol):
+    """What a face shows, and tells of what it is asked."""
+
+    def open(self, face: Face) -> None:
+        """Show *face* what there is."""
+
+    def leave(self, face: Face) -> None:
+        """Show *face* nothing more."""
+
+    def receive(self, face: Face, message: dict[str, Any]) -> None:
+        """Do what *message* asks for."""
+
+    def picture(self, panels: tuple[str, ...]) -> dict[str, str]:
+        """What stands for *panels* where there is no kernel."""
 
 
 class Face(anywidget.AnyWidget):
@@ -37,9 +50,9 @@ class Face(anywidget.AnyWidget):
     bench = t.Dict().tag(sync=True)
     optimise = t.Dict().tag(sync=True)
     quiz = t.Dict().tag(sync=True)
-    desk: Desk | None = None
+    desk: Behind | None = None
 
-    def __init__(self, desk: Desk | None, panels: tuple[str, ...], label: str, folded: tuple[str, ...] = ()) -> None:
+    def __init__(self, desk: Behind | None, panels: tuple[str, ...], label: str, folded: tuple[str, ...] = ()) -> None:
         self.desk = desk
         self.wanted = set(panels) - set(folded)  # what is folded is not even made until the reader opens it
         super().__init__(panels=list(panels), label=label)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from einnet_explore.cost import program_seconds
-from einnet_explore.explore.bench import Benched, bench
+from einnet_explore.explore.bench import bench
 from einnet_explore.explore.bench_devices import ALWAYS, Choice, devices, note
+from einnet_explore.explore.benched import Benched
 from einnet_explore.ir import Program
+from einnet_widgets.board import Board
 from einnet_widgets.look import Shown, library_calls
-
-if TYPE_CHECKING:
-    from einnet_widgets.desk import Desk
+from einnet_widgets.searching import Searching
 
 CANDIDATES = 12
 """Candidates that are offered."""
@@ -25,10 +24,11 @@ SUGGESTED = 2
 
 
 class Measuring:
-    """What *desk*'s benchmark panel offers and has measured."""
+    """What *desk*'s benchmark panel offers, candidates of *searching* among it, and has measured."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Board, searching: Searching) -> None:
         self.desk = desk
+        self.searching = searching
         self.result: Benched | None = None
         self.labels: dict[str, str] = {}
         self.rounds = 0
@@ -46,7 +46,7 @@ class Measuring:
 
     def offered(self) -> dict[str, tuple[str, Program]]:
         """What can be measured by key: the start, where the session stands, and the cheapest candidates."""
-        session, run = self.desk.session, self.desk.searching.run
+        session, run = self.desk.session, self.searching.run
         found = {"start": ("original, as generated kernels", session.nodes[0].end)}
         if session.here:
             found[f"node {session.here}"] = (f"node {session.here}: {_calls(session.program)}", session.program)

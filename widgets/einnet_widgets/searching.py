@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from einnet_explore.explore.run import Run
 from einnet_widgets import monitor
+from einnet_widgets.board import Board
 from einnet_widgets.face import Face
 from einnet_widgets.interrupt import stop_when_interrupted
 from einnet_widgets.look import Shown
-
-if TYPE_CHECKING:
-    from einnet_widgets.desk import Desk
 
 PAUSE = 0.15
 """Seconds between two looks at a search."""
@@ -23,7 +20,7 @@ PAUSE = 0.15
 class Searching:
     """The last search of *desk*'s session, and what its panels were sent of it."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Board) -> None:
         self.desk = desk
         self.run: Run | None = None
         self.detail: Shown | None = None

@@ -1,0 +1,68 @@
+"""What panels of one session share: where the reader looks, what is said above them, and who they are."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+from einnet_explore.explore.session import Session
+from einnet_widgets.face import Face
+from einnet_widgets.look import Look, Shown
+
+STEPS = ("head", "history", "expression", "rules", "graph", "table")
+"""What depends on where the session stands."""
+
+
+class Board(ABC):
+    """The panels over *session*, and what they show."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.look = Look()
+        self.notice: Shown = {}
+        self.faces: list[Face] = []
+        self.lock = threading.RLock()
+
+    @abstractmethod
+    def describe(self, panel: str) -> Shown:
+        """What *panel* shows."""
+
+    def open(self, face: Face) -> None:
+        """Show *face* what there is."""
+        with self.lock:
+            self.faces.append(face)
+            self._show(face, (*STEPS, "search", "bench", "notice"))
+
+    def leave(self, face: Face) -> None:
+        """Show *face* nothing more."""
+        with self.lock:
+            if face in self.faces:
+                self.faces.remove(face)
+
+    def refresh(self, *panels: str) -> None:
+        """Show these panels anew."""
+        with self.lock:
+            made: dict[str, Shown] = {}
+            for face in self.faces:
+                self._show(face, panels, made)
+
+    def _show(self, face: Face, panels: Iterable[str], made: dict[str, Shown] | None = None) -> None:
+        known = {} if made is None else made
+        with face.hold_sync():
+            for name in panels:
+                if name in face.wanted or name in ("head", "notice"):
+                    if name not in known:
+                        known[name] = self.describe(name)
+                    setattr(face, name, known[name])
+
+    def say(self, text: str, kind: str = "", code: str = "") -> None:
+        """Say *text* above the panels; *code* below it."""
+        self.notice = {"text": text, "kind": kind, "code": code}
+        self.refresh("notice")
+
+    def complain(self, error: BaseException) -> None:
+        """Say what went wrong; what is not ours to expect is named by its type, too."""
+        expected = isinstance(error, (ValueError, LookupError, OSError))
+        text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+        self.say(text if expected and text else f"{type(error).__name__}: {text}", "error")
