@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.soak.grammar import Fruitless, Growing, Proposal
+from benchmarks.soak.growing import Fruitless, Growing, Proposal
 
 Made = tuple[str, Sequence[str], Mapping[str, Any]]
 

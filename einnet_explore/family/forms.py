@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from einnet_explore.algebra.space import Form, accumulate
 
 
@@ -77,3 +79,19 @@ def show(form: Form) -> str:
 def told(name: str) -> str:
     """The name of an integer, or of a product, in messages: parameters by their own."""
     return "*".join(part.removeprefix("P") for part in name.split("*"))
+
+
+def positive(form: Form, first: Mapping[str, int]) -> bool:
+    """Whether *form* has no negative coefficient over the distances of its symbols from their *first* values."""
+    shifted: dict[tuple[str, ...], int] = {}
+    for name, k in form.items():
+        parts: dict[tuple[str, ...], int] = {(): k}
+        for symbol in name.split("*") if name else ():
+            grown: dict[tuple[str, ...], int] = {}
+            for monomial, c in parts.items():
+                for to, by in ((tuple(sorted((*monomial, symbol))), 1), (monomial, first[symbol])):
+                    grown[to] = grown.get(to, 0) + c * by
+            parts = grown
+        for monomial, c in parts.items():
+            shifted[monomial] = shifted.get(monomial, 0) + c
+    return all(c >= 0 for c in shifted.values())

@@ -12,6 +12,7 @@ from functools import lru_cache
 from math import gcd
 
 from einnet_explore.algebra.space import Beyond, Form
+from einnet_explore.family.forms import positive
 from einnet_explore.family.region import Ranges, least
 from einnet_explore.family.whole import Unknown, Whole, put, shown, terms_of, value_at, whole
 
@@ -213,23 +214,7 @@ class Ground:
         first = {p.unknown.symbol: p.first for p in self.parameters}
         if any(part not in first for name in form if name for part in name.split("*")):
             return False
-        return _positive(form, first) or (bool(self.relations) and _follows(self, tuple(sorted(form.items()))))
-
-
-def _positive(form: Form, first: Mapping[str, int]) -> bool:
-    """Whether *form* has no negative coefficient over the distances of its symbols from their *first* values."""
-    shifted: dict[tuple[str, ...], int] = {}
-    for name, k in form.items():
-        parts: dict[tuple[str, ...], int] = {(): k}
-        for symbol in name.split("*") if name else ():
-            grown: dict[tuple[str, ...], int] = {}
-            for monomial, c in parts.items():
-                for to, by in ((tuple(sorted((*monomial, symbol))), 1), (monomial, first[symbol])):
-                    grown[to] = grown.get(to, 0) + c * by
-            parts = grown
-        for monomial, c in parts.items():
-            shifted[monomial] = shifted.get(monomial, 0) + c
-    return all(c >= 0 for c in shifted.values())
+        return positive(form, first) or (bool(self.relations) and _follows(self, tuple(sorted(form.items()))))
 
 
 @lru_cache(1 << 10)
