@@ -138,7 +138,8 @@ def test_latex_with_ranges_and_marks(snapshot: SnapshotAssertion) -> None:
 
 def test_latex_of_parts() -> None:
     i, j, a = Iterator("i", 0, 6), Iterator("j2", 0, 6), Tensor("T1", (3,), ((9, 99),))
-    assert latex((i - 2 * j + 1) // 3 + 3 * (i % 4)) == r"\lfloor (i+j_{2}+1) / 3 \rfloor+3(i \mathbin{\mathrm{mod}} 4)-j_{2}"
+    shown = r"\lfloor (i+j_{2}+1) / 3 \rfloor+3(i \mathbin{\mathrm{mod}} 4)-j_{2}"
+    assert latex((i - 2 * j + 1) // 3 + 3 * (i % 4)) == shown
     assert latex(2 * (i // 4) - j // 2) == r"2\lfloor i / 4 \rfloor-\lfloor j_{2} / 2 \rfloor"
     assert latex(-i + 3) == "3-i"
     assert latex(as_index(0)) == "0"

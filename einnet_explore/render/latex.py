@@ -6,8 +6,8 @@ Three dialects, one ``match``:
 * ``katex`` for pages: every scope is wrapped in ``\htmlData{p=0.1}{…}`` with its path (KaTeX must trust ``\htmlData``);
 * ``mathtext`` for Matplotlib, which has no ``\mathop…\limits``, no environments and no colours.
 
-Spaces are ``~`` and *mod* is written out: to MathJax, ``\bmod`` and a backslash before a space are macros, whose text it
-puts before all that follows, and it refuses to where that is longer than 5 kB.  Derivations are.
+Spaces are ``~`` and *mod* is written out: to MathJax, ``\bmod`` and a backslash before a space are macros, whose text
+it puts before all that follows, and it refuses to where that is longer than 5 kB.  Derivations are.
 
 Ranges are half-open: :math:`\sum_{c=0}^{n}` stops before :math:`n`, as the paper's iteration spaces do.
 """
