@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutation import CASES, right, steps
 
-from einnet_explore.algebra import modular
+from einnet_explore.algebra import field, modular
+from einnet_explore.algebra.degrees import degree
 from einnet_explore.algebra.evaluate import IllegalRead, evaluate
-from einnet_explore.algebra.modular import PRIME, contract, degree, number, power, residues, second_opinion
+from einnet_explore.algebra.field import PRIME, contract, number, power
+from einnet_explore.algebra.modular import residues, second_opinion
 from einnet_explore.cli import main
 from einnet_explore.explore import records
 from einnet_explore.ir import Program
@@ -47,11 +49,11 @@ def test_products_of_residues(m: int, k: int, n: int, seed: int, chunk: int) -> 
     random = np.random.default_rng(seed)
     a, b = random.integers(PRIME - 3, PRIME, (m, k, 1)), random.integers(0, PRIME, (1, k, n))
     exact = (a[:, :, 0].astype(object) @ b[0].astype(object)) % PRIME
-    held, modular._CHUNK = modular._CHUNK, chunk
+    held, field._CHUNK = field._CHUNK, chunk
     try:
         np.testing.assert_array_equal(contract(a, b, frozenset([1]))[:, 0, :], exact.astype(np.int64))
     finally:
-        modular._CHUNK = held
+        field._CHUNK = held
 
 
 @given(st.integers(0, PRIME - 1), st.integers(0, 50))

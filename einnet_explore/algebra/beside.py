@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 from einnet_explore.ir import (
     Access,
@@ -30,7 +31,7 @@ def unfit(before: Program, after: Program) -> str | None:
     held = {t.name: t for t in after.inputs}
     defined: set[str] = set()
     for equation in after.equations:
-        for t in tensors(equation.scope):
+        for t in _read(equation.scope):
             source = held.get(t.name)
             if source is None:
                 return f"{equation.name} reads {t.name}, which is no input and no earlier equation"
@@ -48,6 +49,11 @@ def unfit(before: Program, after: Program) -> str | None:
         if name not in boxes and name in defined:
             return f"output {name} is an equation, expected the input of this name"
     return None
+
+
+@lru_cache(1 << 14)
+def _read(scope: Scope) -> tuple[Tensor, ...]:
+    return tuple(tensors(scope))
 
 
 def inlined(program: Program, kept: Iterable[str]) -> dict[str, Scope]:

@@ -14,29 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from fractions import Fraction
 from functools import reduce
-from math import isinf, isnan, prod
+from math import prod
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from einnet_explore.algebra import parts
+from einnet_explore.algebra.degrees import degree
+from einnet_explore.algebra.field import PRIME, contract, finite, number, power
 from einnet_explore.algebra.grid import Grid, branches, gathered, holds
-from einnet_explore.algebra.numbers import rounded
 from einnet_explore.algebra.parts import Array, Part
 from einnet_explore.ir import Access, Apply, Compare, Const, Program, Scalar, Scope, Table, Tensor
 
-PRIME = (1 << 31) - 1
-LOW, HIGH = -1, PRIME
-"""What stands for the infinities, which only maxima and minima may meet."""
-
-_LIMB = 16
 _LIMIT = 1 << 23
 """Elements of what is gathered at once."""
-_CHUNK = 1 << 20
-"""Products of limbs that a float sum holds exactly: 2³² · 2²⁰ < 2⁵³."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +135,7 @@ class _Run:
                 factors = [self.value(a, grid, active) for a in args]
             case _:
                 factors = [self.value(body, grid, active)]
-        _finite(factors)
+        finite(factors)
         missing = prod(grid.extent(x) for i, x in enumerate(grid.ranges) if i in axes and _flat(factors, i))
         out = factors[0]
         for n, factor in enumerate(factors[1:], 2):
@@ -168,7 +160,7 @@ class _Run:
     def applied(self, op: str, values: list[Array], args: tuple[Scalar, ...]) -> Array:
         if op in ("maximum", "minimum"):
             return (np.maximum if op == "maximum" else np.minimum)(*values)
-        _finite(values)
+        finite(values)
         match op, values:
             case "+", _:
                 return reduce(lambda a, b: (a + b) % PRIME, values)
@@ -204,97 +196,10 @@ class _Run:
         return found.array
 
 
-def contract(a: Array, b: Array, axes: frozenset[int]) -> Array:
-    """Σ over *axes* of a · b modulo ``PRIME``; residues are split into limbs, whose sums floats hold exactly."""
-    own = [tuple(i for i in axes if y.shape[i] == 1 != x.shape[i]) for x, y in ((a, b), (b, a))]
-    a, b = (x.sum(axis=over, keepdims=True) % PRIME if over else x for x, over in zip((a, b), own, strict=True))
-    inner = [i for i in axes if a.shape[i] != 1]
-    if not inner:
-        return a * b % PRIME
-    if prod(a.shape[i] for i in inner) > _CHUNK:
-        i = max(inner, key=lambda i: a.shape[i])
-        low, high = np.array_split(np.arange(a.shape[i]), 2)
-        return (
-            contract(a.take(low, i), b.take(low, i), axes) + contract(a.take(high, i), b.take(high, i), axes)
-        ) % PRIME
-    limbs = [[Part(x >> _LIMB, 1 << _LIMB), Part(x & ((1 << _LIMB) - 1), 1 << _LIMB)] for x in (a, b)]
-    high_low, low_low = [[parts.contract(x, y, axes).array for y in limbs[1]] for x in limbs[0]]
-    top, middle = high_low[0] % PRIME, (high_low[1] + low_low[0]) % PRIME
-    return ((top << _LIMB) % PRIME * (1 << _LIMB) + (middle << _LIMB) + low_low[1]) % PRIME
-
-
-def power(a: Array, n: int) -> Array:
-    """aⁿ modulo ``PRIME``; 0 to the -1 counts as 0."""
-    out = np.ones_like(a)
-    for bit in f"{n:b}":
-        out = out * out % PRIME
-        out = out * a % PRIME if bit == "1" else out
-    return out
-
-
-def number(value: float | Fraction) -> int:
-    """A constant as a residue: fractions, and floats that stand for simple ones, are quotients in the field."""
-    if isnan(value):
-        raise ValueError("a constant is not a number")
-    if isinf(value):
-        return HIGH if value > 0 else LOW
-    exact = Fraction(rounded(Fraction(value)))
-    return exact.numerator * pow(exact.denominator, -1, PRIME) % PRIME
-
-
-def degree(program: Program) -> tuple[int, int, int]:
-    """Bounds of the degrees of numerator and denominator of any output element, and 1 where values are compared."""
-    known: dict[str, tuple[int, int, int]] = {t.name: (1, 0, 0) for t in program.inputs}
-
-    def of(body: Scalar) -> tuple[int, int, int]:
-        match body:
-            case Access(Tensor(name)):
-                return known[name]
-            case Access(Scope() as scope):
-                return over(scope)
-            case Apply("where", (_, yes, no)):
-                return tuple(map(max, of(yes), of(no)))  # type: ignore[return-value]
-            case Apply(op, args):
-                found = [of(a) for a in args]
-                tops, bottoms, ordered = ([f[n] for f in found] for n in range(3))
-                if op == "*":
-                    return sum(tops), sum(bottoms), max(ordered)
-                if op == "/":
-                    return tops[0] + bottoms[1], bottoms[0] + tops[1], max(ordered)
-                if op in ("+", "-", "neg"):
-                    return (
-                        max(t - b for t, b in zip(tops, bottoms, strict=True)) + sum(bottoms),
-                        sum(bottoms),
-                        max(ordered),
-                    )
-                if op in ("maximum", "minimum"):
-                    return max(tops), max(bottoms), 1
-                match args:
-                    case (_, Const(value)) if op == "pow" and 0 <= value == int(value):
-                        return tops[0] * int(value), bottoms[0] * int(value), ordered[0]
-                return 1 + 3 * (sum(tops) + sum(bottoms)), 3 * sum(bottoms), max(ordered)
-        return 0, 0, 0
-
-    def over(scope: Scope) -> tuple[int, int, int]:
-        top, bottom, ordered = of(scope.body)
-        count = prod(y.extent for y in scope.summations)
-        match scope.reduce:
-            case "sum":
-                return top + bottom * (count - 1), bottom * count, ordered
-            case "prod":
-                return top * count, bottom * count, ordered
-        return top, bottom, 1
-
-    for equation in program.equations:
-        known[equation.name] = over(equation.scope)
-    tops, bottoms, ordered = zip(*(known[name] for name in program.outputs), strict=True)
-    return max(tops), max(bottoms), max(ordered)
-
-
 def _reduced(monoid: str, value: Array, grid: Grid, axes: range) -> Array:
     over = tuple(i for i in axes if value.shape[i] != 1)
     if monoid == "prod":
-        _finite([value])
+        finite([value])
         for i in over:
             value = reduce(lambda a, b: a * b % PRIME, (value.take([n], i) for n in range(value.shape[i])))
         left = (grid.extent(x) for i, x in enumerate(grid.ranges) if i in axes and i not in over)
@@ -305,13 +210,6 @@ def _reduced(monoid: str, value: Array, grid: Grid, axes: range) -> Array:
 
 def _flat(factors: list[Array], i: int) -> bool:
     return all(f.shape[i] == 1 for f in factors)
-
-
-def _finite(values: list[Array]) -> None:
-    """Raise ValueError where an infinity would be calculated with."""
-    for v in values:
-        if v.size and (v.min() == LOW or v.max() == HIGH):
-            raise ValueError("an infinity is calculated with modulo a prime")
 
 
 def _sizes(grid: Grid) -> tuple[int, ...]:
