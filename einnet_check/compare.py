@@ -13,13 +13,14 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import groupby, permutations, product
 from math import factorial, prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import islpy as isl
 
-from einnet_check.terms import MOST, NONE, Axioms, Beyond, Factors, Family, Form, Rows, Space, name, reduces, unbounded
-from einnet_check.text import Box, Expr, Number, Program, Read, Scope, Tensor, reads, tensors
+from einnet_check.terms import MOST, NONE, Axioms, Beyond, Family, Form, Rows, Space, name, reduces, unbounded
+from einnet_check.text import Box, Program, Read, Scope, Tensor, mapped, reads, tensors
 
+Tally: TypeAlias = "dict[tuple[tuple[str, ...], int], Any]"
 CONTEXT = isl.Context()
 CONTEXT.set_max_operations(20_000_000)
 
@@ -28,104 +29,94 @@ CONTEXT.set_max_operations(20_000_000)
 def difference(before: Scope, after: Scope, box: Box, axioms: Axioms = NONE) -> str | None:
     """None where both scopes are proved to be one function on *box*, by *axioms* if any, else why not."""
     why = terms_differ(before, after, box, axioms)
-    if why and replace(after, body=before.body, reach=before.reach) == before:
+    if why and around(before) == around(replace(after, reach=before.reach)):
         # The same function of scopes that are the same where both may be read.
-        for a, b in (inner := aligned(before.body, after.body) or []):
+        for a, b in zip(scopes(before), scopes(after), strict=True):
             both = tuple((max(p, r), min(q, s)) for (p, q), (r, s) in zip(a.reach, b.reach, strict=True))
             if a != b and difference(a, b, both, axioms):
                 return why
-        return why if not inner else None
+        return None
     return why
 
 
-def aligned(a: Expr, b: Expr) -> list[tuple[Scope, Scope]] | None:
-    """The scopes that *a* and *b* read in the same places; None if they differ in anything else."""
-    match a, b:
-        case Read(Scope() as one, i), Read(Scope() as other, j) if i == j:
-            return [(one, other)]
-        case (str(f), *x), (str(g), *y) if f == g and len(x) == len(y):
-            parts = [aligned(p, q) for p, q in zip(x, y, strict=True)]
-            return None if None in parts else [pair for part in parts if part for pair in part]
-    return [] if a == b else None
+def scopes(scope: Scope) -> list[Scope]:
+    return [r.source for r in reads(scope.body) if isinstance(r.source, Scope)]
+
+
+def around(scope: Scope) -> Scope:
+    """*scope* without the scopes that it reads."""
+    body = mapped(scope.body, lambda r: Read(None, r.at) if isinstance(r.source, Scope) else r)
+    return replace(scope, body=body)
 
 
 def terms_differ(before: Scope, after: Scope, box: Box, axioms: Axioms) -> str | None:
     """As ``difference``, by their terms."""
-    kinds = {k for k in (kind(before), kind(after)) if k} or {"sum"}
+    kinds = sorted({kind(before), kind(after)} - {""}) or ["sum"]
     space = Space(box, lambda a, b: a == b or difference(a, b, a.reach, axioms) is None, axioms)
-    reduce = min(kinds)
     CONTEXT.reset_operations()
     try:
         if len(kinds) > 1:
-            raise Beyond(f"{' and '.join(sorted(kinds))} have no common form")
-        sides = [by_factors(space, space.read(scope, space.point, reduce), reduce) for scope in (before, after)]
-        for names in {**sides[0], **sides[1]}:
-            ways = [(reduce in ("sum", "prod"), [side.get(names, []) for side in sides])]
-            if ways[0][0] and unbounded(0, tuple((n, ()) for n in names)):
-                # Infinite values do not cancel: they have to be added, and subtracted, in the same places besides.
-                ways += [(False, [[t for t in s if (t[0] > 0) == up] for s in ways[0][1]]) for up in (True, False)]
-            for commuted in (False, True) if len(set(names)) < len(names) else (False,):
-                for counted, terms in ways:
-                    one, other = (counts(space, side, counted, commuted) for side in terms)
-                    wrong = differ(one, other, counted)
-                    if wrong is not None:
-                        break
-                else:
-                    break
-            else:
-                point = wrong.lexmin().sample_point()
-                return f"{' · '.join(names) or '1'} is counted differently at {point} (an element, then indices)"
+            raise Beyond(f"{' and '.join(kinds)} have no common form")
+        sides = [space.read(scope, space.point, kinds[0]) for scope in (before, after)]
+        for commuted in (False, True):
+            one, other = (tally(space, side, kinds[0], commuted) for side in sides)
+            why = counted_differently(one, other)
+            if why is None or all(len(set(names)) == len(names) for names, _ in {**one, **other}):
+                break
+        return why
     except (Beyond, isl.Error) as error:
         return f"beyond integer sets: {error}"
-    return None
 
 
-def kind(scope: Scope) -> str | None:
+def kind(scope: Scope) -> str:
     """The reduction under which *scope* is compared: that of the first scope below it that reduces."""
     if reduces(scope):
         return scope.reduce
-    return kind(scope.body.source) if isinstance(scope.body, Read) and isinstance(scope.body.source, Scope) else None
+    return kind(scope.body.source) if isinstance(scope.body, Read) and isinstance(scope.body.source, Scope) else ""
 
 
-def by_factors(
-    space: Space, families: Iterable[Family], reduce: str
-) -> dict[tuple[str, ...], list[tuple[Number, Factors, Family]]]:
-    """Coefficients and factors of the *families* by the factors' names; a value that is not added is one."""
-    out: dict[tuple[str, ...], list[tuple[Number, Factors, Family]]] = {}
+def tally(space: Space, families: list[Family], reduce: str, commuted: bool) -> Tally:
+    """The total coefficient at each (element, indices) by names of factors; *commuted*: under all orders of like ones.
+
+    Of values that are not added it is 1.  Infinite values do not cancel: besides, where they are added, and where they
+    are subtracted, has to be the same, so that it is 1 there under another key.
+    """
+    total: Tally = {}
+    counted = reduce in ("sum", "prod")
     for family in families:
         for k, factors in family.value if reduce == "sum" else ((Fraction(1), (space.skeleton(family.value),)),):
-            out.setdefault(tuple(n for n, _ in factors), []).append((k, factors, family))
-    return out
+            names = tuple(n for n, _ in factors)
+            signs = (0, 1 if k > 0 else -1) if counted and unbounded(0, factors) else (0,)
+            by_name = groupby(factors, key=lambda f: f[0])
+            groups = [list(g) for _, g in by_name] if commuted else [[f] for f in factors]
+            space.spend(100 * prod(factorial(len(g)) for g in groups))
+            for sign, order in product(signs, product(*map(permutations, groups))):
+                at = [form for group in order for _, forms in group for form in forms]
+                number = space.number(k) if counted and not sign else None
+                more = points(space, number, at, family)
+                total[names, sign] = total[names, sign].add(more) if (names, sign) in total else more
+    return {of: found if counted and not of[1] else constant(found.domain()) for of, found in total.items()}
 
 
-def counts(space: Space, terms: list[tuple[Number, Factors, Family]], counted: bool, commuted: bool) -> Any:
-    """The total coefficient at each (element, indices); *commuted*: under all orders of like factors."""
-    total: Any = None
-    for k, factors, family in terms:
-        groups = [list(g) for _, g in groupby(factors, key=lambda f: f[0] if commuted else id(f))]
-        space.spend(100 * prod(factorial(len(g)) for g in groups))
-        for order in product(*map(permutations, groups)):
-            more = points(space, k, family, [form for group in order for _, at in group for form in at], counted)
-            total = more if total is None else total.add(more)
-    return total
+def counted_differently(one: Tally, other: Tally) -> str | None:
+    """Where *one* and *other* differ; None if nowhere."""
+    for names, sign in {**one, **other}:
+        left, *right = (side[names, sign] for side in (one, other) if (names, sign) in side)
+        wrong = left.sub(*right).domain() if right else left.domain()
+        if not wrong.is_empty():
+            point = wrong.lexmin().sample_point()
+            return f"{' · '.join(names) or '1'} is counted differently at {point} (an element, then indices)"
+    return None
 
 
-def differ(one: Any, other: Any, counted: bool) -> Any:
-    """Where two coefficients differ (None: nowhere); those not *counted* only by where there are any."""
-    if one is other:
-        return None
-    if one is None or other is None:
-        wrong = (one or other).domain()
-    else:
-        wrong = one.sub(other).domain() if counted else one.domain() - other.domain() | other.domain() - one.domain()
-    return None if wrong.is_empty() else wrong
+def points(space: Space, k: Fraction | None, forms: Iterable[Form], family: Family) -> Any:
+    """*k* where *family* is, by (element, indices), a piecewise constant; raises Beyond where one stands for several.
 
-
-def points(space: Space, k: Number, family: Family, forms: list[Form], counted: bool) -> Any:
-    """The coefficient *k*, as a piecewise constant, where *family* occurs as (element, indices); raises Beyond."""
+    None for *k*: 1 however many there are.
+    """
     used = frozenset[str]().union(*(space.inside[v] for f in (*forms, *family.where) for v in f))
-    summed, k = [y for y in family.summed if y in used], space.number(k) if counted else Fraction(1)
-    k *= prod(space.range[y][1] - space.range[y][0] + 1 for y in family.summed if counted and y not in used)
+    summed = [y for y in family.summed if y in used]
+    lost = prod(space.range[y][1] - space.range[y][0] + 1 for y in family.summed if y not in used)
     rows = [f"{space.range[v][0]} <= {v} <= {space.range[v][1]}" for v in (*space.x, *summed)]
     rows += [f"{name(row)} >= 0" for row in family.where]
     # A coordinate that is just a summed integer lends it its name: one existential less to eliminate.
@@ -136,16 +127,21 @@ def points(space: Space, k: Number, family: Family, forms: list[Form], counted: 
         rows += [] if bare else [f"i{n} = {name(form)}"]
     hidden, image = [y for y in summed if y not in names], ", ".join((*space.x, *names))
     map_ = isl.Map(f"{{ [{image}] -> [{', '.join(hidden)}] : {' and '.join(rows) or 'true'} }}", CONTEXT)
-    if counted and not map_.is_single_valued():
+    if k is not None and not map_.is_single_valued():
         raise Beyond("one term stands for several points of a sum, whose number integer sets do not hold")
-    where, value = map_.domain(), isl.Val.read_from_str(CONTEXT, str(k))
+    return constant(map_.domain(), Fraction(1) if k is None else k * lost)
+
+
+def constant(where: Any, k: Fraction = Fraction(1)) -> Any:
+    """The piecewise constant that is *k* at every point of *where*."""
+    value = isl.Val.read_from_str(CONTEXT, str(k))
     return isl.PwQPolynomial.alloc(where, isl.QPolynomial.val_on_domain(where.get_space(), value))
 
 
 def occurs(space: Space, summed: tuple[str, ...], where: Rows) -> bool:
     """Whether all of *where* holds somewhere."""
     try:
-        return not points(space, Fraction(1), Family(where, (), summed), [], False).domain().is_empty()
+        return not points(space, None, (), Family(where, (), summed)).domain().is_empty()
     except isl.Error as error:
         raise Beyond(f"beyond integer sets: {error}") from None
 
@@ -167,15 +163,16 @@ def prove(before: Program, after: Program, axioms: Axioms = NONE) -> str | None:
             left, right = inlined(before, kept), inlined(after, kept)
         except Beyond as error:
             return f"beyond integer sets: {error}"
-        sides = ((n, left[n], right[n]) for n in boxes[0] if n in kept)
-        wrong = ((n, a != b and difference(a, b, boxes[0][n], axioms)) for n, a, b in sides)
-        found, why = next(((n, why) for n, why in wrong if why), ("", None))
-        if why is None:
+        for n, box in boxes[0].items():
+            why = difference(left[n], right[n], box, axioms) if n in kept and left[n] != right[n] else None
+            if why:
+                break
+        else:
             return None
-        one, other = (tensors(side[found]) & kept for side in (left, right))
-        opened = (one ^ other) or (one | other if found in before.outputs else {found})
+        one, other = ({*tensors(side[n])} & kept for side in (left, right))
+        opened = (one ^ other) or (one | other if n in before.outputs else {n})
         if not opened:
-            return f"{found}: {why}"
+            return f"{n}: {why}"
         kept -= opened
 
 
@@ -184,20 +181,17 @@ def inlined(program: Program, kept: Iterable[str]) -> dict[str, Scope]:
     out: dict[str, Scope] = {}
     copies: dict[str, int] = {}
 
-    def put(e: Expr) -> Expr:
-        match e:
-            case Read(Tensor(of), index) if of in out and of not in kept:
-                return Read(out[of], index)
-            case Read(Scope() as source, index):
-                return Read(replace(source, body=put(source.body)), index)
-            case (op, *args) if not isinstance(e, Read):
-                return (op, *map(put, args))
-        return e
+    def put(read: Read) -> Read:
+        match read.source:
+            case Scope(body=body) as source:
+                return Read(replace(source, body=mapped(body, put)), read.at)
+            case Tensor(name) if name in out and name not in kept:
+                return Read(out[name], read.at)
+        return read
 
-    for equation in program.equations:
-        names = [r.source.name for r in reads(equation.scope.body, True) if isinstance(r.source, Tensor)]
-        copies[equation.name] = 1 + sum(copies[n] for n in names if n in copies and n not in kept)
-        if copies[equation.name] > MOST:
-            raise Beyond(f"{equation.name} is made of more than {MOST} equations")
-        out[equation.name] = replace(equation.scope, body=put(equation.scope.body))
+    for of, scope, *_ in program.equations:
+        copies[of] = 1 + sum(copies[n] for n in tensors(scope) if n in copies and n not in kept)
+        if copies[of] > MOST:
+            raise Beyond(f"{of} is made of more than {MOST} equations")
+        out[of] = replace(scope, body=mapped(scope.body, put))
     return out

@@ -49,7 +49,7 @@ def canonical(operator: str, a: Callable[..., int]) -> tuple[str, list[list[int]
     ranges = [", ".join(f"{x}:{a(x)}" for x, _, _ in part) for part in (out, sums)]
     reduced = f"{'max' if operator == 'MaxPool2d' else 'sum'}[{ranges[1]}] " if sums else ""
     body = f" {BINARY.get(operator, '*')} ".join(reads_) + (f" / {a('r') * a('s')}" if "Average" in operator else "")
-    return f"Y[{ranges[0]}] = {reduced}{body}", [[a(x) for x, _, _ in dims] for dims in operands]
+    return f"[{ranges[0]}] = {reduced}{body}", [[a(x) for x, _, _ in dims] for dims in operands]
 
 
 def wrong_call(equation: Equation, views: dict[str, tuple[int, ...]]) -> str | None:
@@ -78,7 +78,7 @@ def wrong_call(equation: Equation, views: dict[str, tuple[int, ...]]) -> str | N
             named = a(name, shape[-1]) if name else shape[-1]
             if len(shape) > 1 and row != named and (name in attributes or shape[-2] > 1):
                 return f"rows of operand {n} are {row} apart, not {named}"
-        scope = Parser(text, given).equation().scope
+        scope = Parser(text, given).scope("=")
         if unknown := set(attributes) - seen:
             return f"{equation.operator} has no attribute {', '.join(sorted(unknown))}"
         if scope.box != equation.scope.box:

@@ -301,7 +301,7 @@ class Space:
             case "+", [a, b]:
                 return collected((*a, *b))
             case "*", [a, b]:
-                self.spend(len(a) * len(b))
+                self.spend(300 * len(a) * len(b))  # each may become a set, of some 200 kB
                 many = [p for p, q in ((a, b), (b, a)) if len(p) != 1 and any(unbounded(*m) for m in q)]
                 if any(many):
                     raise Beyond(SPREAD)

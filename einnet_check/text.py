@@ -96,14 +96,21 @@ def walk(e: Expr, inside: bool = False) -> Iterable[Expr]:
                 yield from walk(arg, inside)
 
 
+def mapped(e: Expr, change: Callable[[Read], Expr]) -> Expr:
+    """*e* with every read of it changed."""
+    if isinstance(e, Read):
+        return change(e)
+    return tuple(mapped(arg, change) for arg in e) if isinstance(e, tuple) else e
+
+
 def reads(body: Expr, inside: bool = False) -> list[Read]:
     """The accesses of *body*, with *inside* also those of the scopes that it reads."""
     return [e for e in walk(body, inside) if isinstance(e, Read)]
 
 
-def tensors(scope: Scope) -> set[str]:
+def tensors(scope: Scope) -> list[str]:
     """The tensors that *scope* reads, also inside."""
-    return {r.source.name for r in reads(scope.body, True) if isinstance(r.source, Tensor)}
+    return [r.source.name for r in reads(scope.body, True) if isinstance(r.source, Tensor)]
 
 
 def infinite(e: Expr) -> bool:
@@ -171,7 +178,7 @@ class Parser:
         return found[1] if found else ""
 
     def must(self, text: str) -> str:
-        self.need(self.take(re.escape(text)), text)
+        self.need(not text or self.take(re.escape(text)), text)
         return text
 
     def name(self) -> str:
@@ -191,14 +198,11 @@ class Parser:
 
     def items(self, opening: str, item: Callable[[], Any], closing: str) -> tuple[Any, ...]:
         """What stands between *opening* and any character of *closing*, with commas."""
+        self.must(opening)
         found, end = [], f"[{re.escape(closing)}]"
-        if opening:
-            self.must(opening)
         while not self.take(end):
             found.append(item())
-            if not self.take(","):
-                self.need(self.take(end), closing)
-                break
+            self.need(self.take(",") or self.sees(end), closing)
         return tuple(found)
 
     def program(self) -> Program:
@@ -213,12 +217,11 @@ class Parser:
                 box = self.shape(name := self.name())
                 inputs.append(made := Tensor(name, box, *self.clauses(box)))
             else:
-                equations.append(self.equation())
-                scope, endless = equations[-1].scope, infinite(Read(equations[-1].scope, ()))
-                made = Tensor(equations[-1].name, scope.box, scope.reach, scope.value, infinite=endless)
-            self.need(made.name not in self.known, f"no second definition of {made.name} before")
-            self.known[made.name] = made
-        read = set[str]().union(*(tensors(e.scope) for e in equations))
+                equations.append(Equation(name := self.name(), scope := self.scope("="), *self.via()))
+                made = Tensor(name, scope.box, scope.reach, scope.value, False, infinite(Read(scope, ())))
+            self.need(name not in self.known, f"no second definition of {name} before")
+            self.known[name] = made
+        read = {name for e in equations for name in tensors(e.scope)}
         names = outputs or [e.name for e in equations if e.name not in read]
         self.need(equations and set(names) <= {*self.known}, "equations and outputs before")
         return Program(tuple(inputs), tuple(equations), tuple(names))
@@ -232,31 +235,27 @@ class Parser:
         pads, value, weight = ((0, 0),) * len(box), Fraction(0), False
         while word := self.take(r"(?:pad|value|weight)\b"):
             if word == "pad":
-                pads = self.items("[", self.pad, "]")
-                self.need(len(pads) == len(box) and all(min(p) >= 0 for p in pads), f"{len(box)} pads before")
+                pads = tuple((p, p) if isinstance(p, int) else p for p in self.items("[", self.integers, "]"))
+                right = len(pads) == len(box) and all(len(p) == 2 and min(p) >= 0 for p in pads)
+                self.need(right, f"{len(box)} pads before")
             elif word == "value":
                 value = self.factor()
                 self.need(isinstance(value, Fraction | float), "a number before")
             weight = weight or word == "weight"
         return tuple((lo - a, hi + b) for (lo, hi), (a, b) in zip(box, pads, strict=True)), value, weight
 
-    def pad(self) -> tuple[int, ...]:
-        pads = self.items("(", self.integer, ")") if self.sees(r"\(") else (self.integer(),) * 2
-        self.need(len(pads) == 2, "two numbers before")
-        return pads
-
-    def equation(self) -> Equation:
-        name, scope = self.name(), self.scope("=")
+    def via(self) -> tuple[str, dict[str, Any]]:
         operator = self.name() if self.take(r"via\b") else ""
         given = self.items("(", self.attribute, ")") if operator and self.sees(r"\(") else ()
         self.need(len(dict(given)) == len(given), "no attribute twice before")
-        return Equation(name, scope, operator, dict(given))
+        return operator, dict(given)
 
     def attribute(self) -> tuple[str, Any]:
         name, _ = self.name(), self.must("=")
-        if self.sees(r"\("):
-            return name, self.items("(", self.integer, ")")
-        return name, self.name() if self.sees(QUOTED) else self.integer()
+        return name, self.name() if self.sees(QUOTED) else self.integers()
+
+    def integers(self) -> Any:
+        return self.items("(", self.integer, ")") if self.sees(r"\(") else self.integer()
 
     def range(self) -> tuple[str, int, int]:
         name, _, lo, hi = self.take(WORD), self.must(":"), 0, self.integer()
@@ -274,15 +273,12 @@ class Parser:
         """``[traversals | domain] = body`` or ``[…] body }``; iterators outside are not known inside."""
         outer, self.own = self.own, set()
         own = self.items("[", self.range, "]|")
-        bounded = self.text[self.at - 1] == "|"
-        domain = self.items("", self.bound, "]") if bounded else ()
-        if opening:
-            self.must(opening)
+        domain = self.items("", self.bound, "]") if self.text[self.at - 1] == "|" else ()
+        self.must(opening)
         reduce = self.take(r"(?:sum|max|min|prod)\b")
         sums = self.items("[", self.range, "]") if reduce else ()
         body, self.own = self.expression(), outer
-        if not opening:
-            self.must("}")
+        self.must("" if opening else "}")
         reach, value, _ = self.clauses(tuple((lo, hi) for _, lo, hi in own))
         return Scope(own, sums, body, reduce or "sum", tuple(row for rows in domain for row in rows), reach, value)
 
