@@ -22,7 +22,8 @@ from einnet_explore.algebra.evaluate import evaluate
 from einnet_explore.backends import compiled
 from einnet_explore.backends.arrays import aligned, aligned_empty
 from einnet_explore.backends.blocks import kernel
-from einnet_explore.backends.blocks.choice import blocked, cuts_of
+from einnet_explore.backends.blocks.choice import blocked, cuts_of, parts_of
+from einnet_explore.backends.blocks.parts import Part, divided
 from einnet_explore.backends.blocks.product import tile_of
 from einnet_explore.backends.program import compile_program
 from einnet_explore.backends.tvm_cpu import compile_scope, emit
@@ -78,9 +79,14 @@ def in_blocks(program: Program, m: int = 2) -> Derivation:
 
 def run(scope: Scope, cuts: tuple[Cut, ...], arrays: dict[str, npt.NDArray[Any]], threads: int = 1) -> Any:
     """What the kernel computes that is cut by *cuts*."""
+    return run_parts(scope, (Part(chain(scope), cuts),), arrays, threads)
+
+
+def run_parts(scope: Scope, parts: tuple[Part, ...], arrays: dict[str, npt.NDArray[Any]], threads: int) -> Any:
+    """What the kernel of *parts* computes."""
     names = tuple(dict.fromkeys(t.name for t in tensors(scope)))
     sizes = {name: arrays[name].size for name in names}
-    made = kernel.function(chain(scope), cuts, sizes, threads, HERE)
+    made = kernel.function(parts, sizes, threads, HERE)
     call = tvm.compile(tvm.IRModule({"main": made}), target=compiled._target(threads))["main"]
     compiled.use_threads(threads)
     out = aligned_empty(scope.shape)
@@ -151,6 +157,77 @@ def test_every_cut_gives_the_same(along: str, size: int, threads: int) -> None:
     own = {x.name: x for x in found.result.scope.traversals}
     cuts = (found.cut(own["n"], 1, 1), found.cut(own[along], 2, size)) if size else ()
     np.testing.assert_array_equal(run(scope, cuts, {**arrays, **known}, threads), convolved(arrays, 1))
+
+
+@pytest.mark.parametrize(("threads", "f", "h"), [(2, 64, 7), (3, 48, 9), (5, 16, 11)])
+def test_parts_that_threads_share_keep_every_integer(threads: int, f: int, h: int) -> None:
+    """What leads to the product, then the product: each by cuts of its own, that come out even or do not."""
+    program = convolution(2, 16, f, h, 10)
+    scope = in_blocks(program).end.equations[-1].scope
+    arrays = integers(program)
+    arrays |= transformed(in_blocks(program).end, arrays["K"])
+    ((first, second),) = divided(chain(scope))
+    rows = next(x for x in first.chain.result.scope.traversals if x.extent >= threads)
+    first = replace(first, cuts=(first.chain.cut(rows, 1, -(-rows.extent // threads)),))
+    own = {x.name: x for x in second.chain.result.scope.traversals}
+    channels = second.chain.cut(own["f"], 16, -(-f // (16 * threads)))
+    second = replace(second, cuts=(channels, second.chain.cut(own["h"], 2, 3)))
+    assert first.blocks > 1 and second.blocks > 1
+    np.testing.assert_array_equal(run_parts(scope, (first, second), arrays, threads), convolved(arrays, 1))
+
+
+@pytest.mark.parametrize(("period", "size"), [(16, 1), (16, 2), (48, 1)])
+def test_blocks_of_channels_keep_every_integer(period: int, size: int) -> None:
+    """Of one vector, of two so that the last block overlaps, and of all."""
+    program = convolution(1, 16, 48, 5, 7)
+    scope = in_blocks(program).end.equations[-1].scope
+    found = chain(scope)
+    arrays = integers(program)
+    arrays |= transformed(in_blocks(program).end, arrays["K"])
+    f = found.result.scope.traversals[1]
+    cuts = (found.cut(f, period, size),)
+    np.testing.assert_array_equal(run(scope, cuts, arrays, 2), convolved(arrays, 1))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8, 64])
+def test_threads_have_columns_of_their_own_where_weights_are_large(threads: int) -> None:
+    """36·512·512 numbers are read by no two threads: each has whole vectors, and the transforms are done once."""
+    found = chain(in_blocks(convolution(1, 512, 512, 14, 14), 4).end.equations[-1].scope)
+    parts = parts_of(found, threads, Machine())
+    if threads == 1:
+        assert [p.cuts for p in parts] == [cuts_of(found, 1, Machine())]
+        return
+    first, last = parts
+    assert not any(s.product for s in first.chain.stages) and sum(s.product for s in last.chain.stages) == 1
+    (columns,) = (cut for cut in last.cuts if cut.traversal.name == "f")
+    assert columns.period % Machine().lanes == 0 and 1 < columns.blocks <= threads
+    assert last.chain.multiplications(last.cuts) == found.multiplications()
+    assert last.blocks % threads == 0 or last.blocks < threads
+
+
+def test_small_weights_are_read_by_all_threads() -> None:
+    """64 channels: rows are shared, evenly, by one part."""
+    found = chain(in_blocks(convolution(1, 64, 64, 56, 56), 4).end.equations[-1].scope)
+    for threads in (2, 7):
+        (part,) = parts_of(found, threads, Machine())
+        assert [cut.traversal.name for cut in part.cuts] == ["h"] and part.blocks % threads == 0
+
+
+def test_a_chain_is_divided_where_one_tensor_leads_on() -> None:
+    """Not where what follows reads two stages of it."""
+    end = in_blocks(convolution(1, 16, 16, 9, 8)).end
+    found = chain(end.equations[-1].scope)
+    (way,) = divided(found)
+    first, second = way
+    assert first.chain.stages == found.stages[: len(first.chain.stages)] and not first.chain.stages[-1].product
+    names = [stage.name for stage in (*first.chain.stages, *second.chain.stages)]
+    assert names == [stage.name for stage in found.stages] and second.chain.stages[0].product
+    assert first.memory in {t.name for t in tensors(second.chain.stages[0].scope)}
+    more = "{[m:8, k:16] A[m, k] + 1}"
+    for left, after, ways in ((more, more, 1), (f"{{[m:8, k:16] 2 * {more}[m, k]}}", more, 0)):
+        body = f"{{[m:8, n:16] sum[k:16] {left}[m, k] * B[k, n]}}[m, n] + {after}[m, n]"
+        scope = ee.parse(f"{MATRICES}Y[m:8, n:16] = {body}").equations[0].scope
+        assert len(list(divided(chain(scope)))) == ways
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -343,7 +420,7 @@ def written(c: int, f: int) -> tuple[str, tuple[Cut, ...]]:
     scope = program.equations[-1].scope
     cuts = cuts_of(chain(scope), 1, HERE)
     sizes = {t.name: prod(t.shape) for t in tensors(scope)}
-    return str(kernel.function(chain(scope), cuts, sizes, 1, HERE)), cuts
+    return str(kernel.function((Part(chain(scope), cuts),), sizes, 1, HERE)), cuts
 
 
 def test_weights_from_beyond_the_caches_are_asked_for_ahead_and_read_once() -> None:

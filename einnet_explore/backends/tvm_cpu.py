@@ -19,7 +19,7 @@ from einnet_explore.algebra.online import Online, online
 from einnet_explore.backends import compiled, measure, schedule, structure
 from einnet_explore.backends.arrays import Array, aligned, aligned_empty, bound
 from einnet_explore.backends.blocks import kernel as blocks
-from einnet_explore.backends.blocks.choice import blocked, cuts_of
+from einnet_explore.backends.blocks.choice import blocked, parts_of
 from einnet_explore.backends.emit import lower
 from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.identity import identity
@@ -81,7 +81,7 @@ class Source:
         if self.threads == 1:
             return False
         if self.chain is not None:
-            return prod(cut.blocks for cut in cuts_of(self.chain, self.threads, this_machine())) > 1
+            return any(part.blocks > 1 for part in parts_of(self.chain, self.threads, this_machine()))
         rows = self.rank == 0 and (self.online is not None or self.nest is not None)
         return rows or structure.moved(self.prepared) >= schedule.PARALLEL_ELEMENTS
 
@@ -113,8 +113,8 @@ class Source:
         """The scheduled PrimFunc."""
         if self.chain is not None:
             flat = {name: size for name, (size,) in zip(self.inputs, self.shapes, strict=False)}
-            cuts = cuts_of(self.chain, self.threads, this_machine())
-            return blocks.function(self.chain, cuts, flat, self.threads, this_machine())
+            parts = parts_of(self.chain, self.threads, this_machine())
+            return blocks.function(parts, flat, self.threads, this_machine())
         if self.online is not None and self.rank == 0:
             inputs = dict(zip(self.inputs, self.shapes, strict=False))
             return one_pass.function(self.online, inputs, self.threads, this_machine())

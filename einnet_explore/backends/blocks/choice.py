@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
 from einnet_explore.algebra.chain import Chain, Cut, Unfit, chain
-from einnet_explore.backends.blocks.local import Local, joined, locals_of
-from einnet_explore.backends.blocks.product import beyond, columns_bytes, cycles, depth_of, product_of, tile_of
+from einnet_explore.backends.blocks.local import Local, joined, local_of, locals_of
+from einnet_explore.backends.blocks.parts import Part, divided
+from einnet_explore.backends.blocks.product import (
+    Product,
+    beyond,
+    columns_bytes,
+    cycles,
+    depth_of,
+    handed,
+    product_of,
+    tile_of,
+)
 from einnet_explore.ir import Scope
 from einnet_explore.kernels.machine import Machine
 
@@ -18,8 +29,14 @@ REPEATED = 1.4
 SIZES = (*range(1, 17), 24, 32, 48, 64, 128, 256)
 """Periods of a block."""
 
+ROUNDS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Blocks of each of several threads."""
+
 PART = 0.75
 """The part of the second-level cache that two neighbouring stages may fill."""
+
+WAKING = 10_000.0
+"""Cycles until threads have begun a part and met again."""
 
 LAST, MEMORY = 2, 4
 """How many times as long as from the second-level cache reading takes from the last one, and from memory."""
@@ -40,23 +57,76 @@ def blocked(scope: Scope, machine: Machine) -> Chain | None:
 
 
 @lru_cache(256)
+def parts_of(chain: Chain, threads: int, machine: Machine) -> tuple[Part, ...]:
+    """*chain* in one part or in two, each by the cuts with the fewest cycles."""
+    ways: list[tuple[Part, ...]] = [(Part(chain),)]
+    if threads > 1:
+        ways += divided(chain)
+    found = [tuple(replace(p, cuts=cuts_of(p.chain, threads, machine)) for p in way) for way in ways]
+    return min(found, key=lambda way: sum(_cycles(p.chain, p.cuts, threads, machine) for p in way))
+
+
+@lru_cache(256)
 def cuts_of(chain: Chain, threads: int, machine: Machine) -> tuple[Cut, ...]:
-    """The cuts with the fewest cycles: traversals in their order, the last one that is cut in blocks of any size."""
-    return min(_candidates(chain), key=lambda cuts: _cycles(chain, cuts, threads, machine))
+    """The cuts with the fewest cycles: traversals in their order, the last one that is cut in blocks of any size.
+
+    With several threads what vectors of products run along may be cut before, in at most a block for each.
+    """
+    own = chain.cuts()
+    fit = tuple(cut for cut in own if _in_vectors(chain, (cut,), machine))
+    columns = (c for cut in own if threads > 1 and cut not in fit for c in _columns(chain, cut, threads, machine))
+    found = (c for first in ((), *columns) for c in _candidates(chain, first, fit, threads))
+    return min(found, key=lambda cuts: _cycles(chain, cuts, threads, machine))
 
 
-def _candidates(chain: Chain) -> Iterable[tuple[Cut, ...]]:
-    yield ()
+def _columns(chain: Chain, cut: Cut, threads: int, machine: Machine) -> Iterable[tuple[Cut, ...]]:
+    """Cuts of what *cut* cuts into at most *threads* blocks by which products stay products in vectors."""
+    x, period = cut.traversal, machine.lanes
+    while 2 * period <= x.extent and not _in_vectors(chain, (chain.cut(x, period, 1),), machine):
+        period *= 2
+    periods = x.extent // period
+    if x.extent % period == 0:
+        for size in (n for n in range(1, periods) if periods % n == 0 and periods // n <= threads):
+            if _in_vectors(chain, cuts := (chain.cut(x, period, size),), machine):
+                yield cuts
+
+
+def _in_vectors(chain: Chain, cuts: tuple[Cut, ...], machine: Machine) -> bool:
+    """Whether every product is one in vectors for a block of *cuts*, too."""
+    regions = chain.regions(cuts)
+    at = (local_of(chain, s, regions, lambda tensor: tensor.name) for s in chain.stages if s.product)
+    return all(product_of(stage, machine.lanes) for stage in at)
+
+
+def _candidates(chain: Chain, first: tuple[Cut, ...], own: tuple[Cut, ...], threads: int) -> Iterable[tuple[Cut, ...]]:
+    """*first* and cuts of the traversals that *own* cuts, in their order."""
+    yield first
     whole = _points(chain, ())
-    outer: tuple[Cut, ...] = ()
-    for cut in chain.cuts():
+    outer = first
+    for cut in own:
         x = cut.traversal
-        uneven = x == chain.result.scope.traversals[-1] and x.extent % cut.period
-        if uneven or _points(chain, (*outer, cut)) > REPEATED * whole:  # vectors would lie across the result's border
+        if x == chain.result.scope.traversals[-1] and x.extent % cut.period:
+            continue  # vectors would lie across the result's border
+        # What blocks of one period do again, larger ones may not; one thread has no use for these.
+        least = (*outer, cut)
+        often = _points(chain, least) > REPEATED * whole
+        if often and threads == 1:
             continue
-        for size in (n for n in SIZES if n < cut.periods):
-            yield (*outer, chain.cut(cut.traversal, cut.period, size))
-        outer = (*outer, cut)
+        for size in _sizes(cut.periods, threads):
+            # Of the parts that an index counts in, a block may be one; one of several periods lies across them.
+            shapes = ((cut.period, size), (cut.period * size, 1))
+            for period, count in shapes if often and cut.periods % size == 0 else shapes[:1]:
+                cuts = (*outer, chain.cut(x, period, count))
+                if not often or _points(chain, cuts) <= REPEATED * whole:
+                    yield cuts
+                    break
+        outer = outer if often else least
+
+
+def _sizes(periods: int, threads: int) -> Iterable[int]:
+    """Periods of a block: some, and those that give every thread as many blocks."""
+    sizes = SIZES if threads == 1 else {-(-periods // (n * threads)) for n in ROUNDS}
+    return sorted(n for n in sizes if n < periods)
 
 
 def _points(chain: Chain, cuts: tuple[Cut, ...]) -> int:
@@ -66,9 +136,10 @@ def _points(chain: Chain, cuts: tuple[Cut, ...]) -> int:
 
 def _cycles(chain: Chain, cuts: tuple[Cut, ...], threads: int, machine: Machine) -> float:
     stages = tuple(map(joined, locals_of(chain, cuts, lambda tensor: tensor.name)))
-    rounds = -(-prod(c.blocks for c in cuts) // threads)
+    blocks = prod(c.blocks for c in cuts)
+    rounds = -(-blocks // threads)
     sizes = {s.memory: 4 * s.size for s in stages[:-1]}
-    total, before = 0.0, 0
+    total, before = WAKING if threads > 1 and blocks > 1 else 0.0, 0
     for stage in stages:
         made = sizes.get(stage.memory, 0)
         total += _of(stage, rounds, machine)
@@ -88,6 +159,7 @@ def _of(stage: Local, rounds: int, machine: Machine) -> float:
     tile = tile_of(found.count, vectors, depth, machine)
     again = depth * points // (found.count * stage.last.extent)
     work = again * cycles(tile, found.count, vectors, depth, machine)
+    work += _left(stage, found) / (machine.l2_bytes / LAST)
     if not beyond(stage, found, machine):
         return rounds * work
     # The other layers of a model have used the last cache since: the first block reads from memory.
@@ -95,3 +167,11 @@ def _of(stage: Local, rounds: int, machine: Machine) -> float:
     first = size / (machine.l2_bytes / MEMORY)
     others = size / (machine.l2_bytes / (LAST if 2 * size <= machine.l3 else MEMORY))
     return max(work, first) + (rounds - 1) * max(work, others)
+
+
+def _left(stage: Local, product: Product) -> int:
+    """Bytes of what other threads have made that the rows of *product* read."""
+    if not handed(product.left):
+        return 0
+    moving = {x for i in product.left.index for x in i.iterators}
+    return 4 * prod(x.extent for x in (*stage.traversals, *stage.sums) if x in moving)

@@ -68,10 +68,11 @@ RESULT = "#result"
 def locals_of(chain: Chain, cuts: tuple[Cut, ...], memory: Callable[[Tensor], str]) -> tuple[Local, ...]:
     """The stages of *chain* for one block of *cuts*; *memory* names the flat memory of a tensor."""
     regions = chain.regions(cuts)
-    return tuple(_local(chain, stage, regions, memory) for stage in chain.stages)
+    return tuple(local_of(chain, stage, regions, memory) for stage in chain.stages)
 
 
-def _local(chain: Chain, stage: Stage, regions: Mapping[str, Region], memory: Callable[[Tensor], str]) -> Local:
+def local_of(chain: Chain, stage: Stage, regions: Mapping[str, Region], memory: Callable[[Tensor], str]) -> Local:
+    """*stage* of *chain* for one block, which needs *regions*."""
     scope, region = stage.scope, regions[stage.name]
     last = stage is chain.result
     own: list[Iterator] = []

@@ -138,7 +138,17 @@ def depth_of(stage: Local) -> int:
 
 def beyond(stage: Local, product: Product, machine: Machine) -> bool:
     """Whether what the columns read is an input of more than half of the second-level cache."""
-    return not _name(product.right).startswith("#") and columns_bytes(stage, product) > machine.l2 // 2
+    return not made(product.right) and columns_bytes(stage, product) > machine.l2 // 2
+
+
+def made(access: Access) -> bool:
+    """Whether *access* reads what a stage gives, of this part or of the one before."""
+    return _name(access).startswith("#") or handed(access)
+
+
+def handed(access: Access) -> bool:
+    """Whether *access* reads what the part before gives."""
+    return _name(access).startswith("@#")
 
 
 def columns_bytes(stage: Local, product: Product) -> int:
