@@ -79,6 +79,7 @@ def by_machine(scope: Scope) -> None:
     arrays = inputs_for(scope)
     out = np.full(int(np.prod(scope.shape)), np.nan)
     held = {name: np.asarray(a, dtype=np.float64).reshape(-1) for name, a in arrays.items()}
+    assert emit(kernel, "c")  # which says what is wrong with a kernel
     kernel_machine.run(kernel, {**held, "Y'": out, ":first": 0}, (blocks, 1, 1))
     assert (out.reshape(scope.shape) == exact(scope, arrays)).all()
 
@@ -91,6 +92,7 @@ def by_machine(scope: Scope) -> None:
         "tensor A[40] pad [3]\nY[i:40] = A[i-3] + A[i+2]",
         "tensor A[7, 5] pad [2, 1]\nY[i:7, j:5] = A[i-2, j+1] * A[i+1, j-1] + A[i, 4-j]",
         "tensor A[12] pad [4]\nY[i:6, j:2] = A[2*i - 1 + j] - A[i-1]",
+        "tensor A[4, 1, 8]\ntensor B[8, 1]\nY[i:8, j:4] = maximum(A[i // 2, 0, j+4*(i % 2)], B[i, 0])",
         "tensor A[6, 6]\nY[i:6, j:6] = where(i < 2, A[i, j], A[j, i]) + where(j >= 3, 1, where(i == j, 2, A[0, j%3]))",
     ],
 )

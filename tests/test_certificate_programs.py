@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from einnet_check import certificate as alone
 from einnet_explore.algebra.certificate import Certificate, certify
 from einnet_explore.algebra.definitions import Definitions, outermost
 from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.ir import Program
+from einnet_explore.ir import Bound, Const, Equation, Iterator, Program, Scope, Tensor, as_index
 from einnet_explore.text import parse
 
 INPUTS = "tensor x[4, 4]\ntensor u[4, 4] weight\ntensor v[4, 4] weight\ntensor w[4, 4] weight\n"
@@ -219,6 +220,14 @@ NAMES = {
         TURNED.format("i, j"),
         TURNED.format("j, i"),
     ),
+    "what only reads an output": (
+        "tensor a[4]\nT[i:4] = a[i]\nY[i:4] = T[i] + a[i]\noutput Y",
+        "tensor a[4]\nY[i:4] = 5*a[i]\nT[i:4] = 2*Y[i]\noutput Y",
+    ),
+    "what only reads an output, turned": (
+        "tensor a[4]\nT[i:4] = a[i]\nY[i:4] = relu(T[i] - T[0])\nZ[i:4] = Y[i] + T[i]\noutput Y",
+        "tensor a[4]\nU[i:4] = a[i]\nY[i:4] = relu(U[0] - U[i])\nZ[i:4] = Y[3-i]\nT[i:4] = 3*Z[i]\noutput Y",
+    ),
     "another padding": (
         "tensor a[4]\nT[i:4] = a[i] pad [1]\nY[i:6] = T[i-1]",
         "tensor a[4]\nT[i:4] = a[i] pad [1] value 1\nY[i:6] = T[i-1]",
@@ -233,6 +242,59 @@ def test_a_name_is_known_by_what_it_means(name: str, believes: Callable[[str, st
     assert believes(before, before) and believes(after, after)
     assert not believes(before, after) and not believes(after, before)
     assert not certify(parse(before), parse(after)).ok
+
+
+A4, AT_2, AROUND = Tensor("A", (4,)), Tensor("A", (4,), origin=(2,)), Tensor("T", (4,), ((1, 1),))
+I2, I4, J4, WIDE = Iterator("i", 0, 2), Iterator("i", 0, 4), Iterator("j", 0, 4), Iterator("i", -1, 5)
+
+
+def of_a(*scopes: Scope, given: tuple[Tensor, ...] = (A4,), outputs: tuple[str, ...] = ("Y",)) -> Program:
+    """A program of *scopes*, the last of which is Y."""
+    names = [f"{'STUV'[n]}" for n in range(1, len(scopes))] + ["Y"]
+    return Program(given, tuple(Equation(name, scope) for name, scope in zip(names, scopes, strict=True)), outputs)
+
+
+FIVE = Scope((J4,), (), A4[J4,], padding=((1, 1),), value=5)
+ILL_FORMED = {
+    "an input that begins elsewhere": (
+        of_a(Scope((I2,), (), A4[I2 + 2,])),
+        of_a(Scope((I2,), (), AT_2[I2 + 2,]), given=(AT_2,)),
+        "input A has box [2, 6), expected [0, 4)",
+    ),
+    "a value outside that readers do not know": (
+        of_a(Scope((WIDE,), (), FIVE[WIDE,])),
+        of_a(replace(FIVE, padding=()), Scope((WIDE,), (), AROUND[WIDE,])),
+        "Y reads T in [-1, 5), but it reaches over [0, 4)",
+    ),
+    "a value outside of a domain": (
+        of_a(Scope((WIDE,), (), replace(FIVE, domain=(Bound(as_index(J4), 1, 3),))[WIDE,])),
+        of_a(replace(FIVE, padding=(), domain=(Bound(as_index(J4), 1, 3),)), Scope((WIDE,), (), AROUND[WIDE,])),
+        "Y reads T in [-1, 5), but it reaches over [0, 4)",
+    ),
+    "an iterator that is summed, too": (
+        of_a(Scope((I4,), (J4,), A4[J4,])),
+        of_a(Scope((I4,), (I4,), A4[I4,])),
+        "Y: an iterator runs twice in one scope, of i, i",
+    ),
+    "an iterator that is summed twice, in a scope inside": (
+        of_a(Scope((I4,), (J4, WIDE), A4[J4,])),
+        of_a(Scope((I4,), (), Scope((I4,), (J4, J4), A4[J4,])[I4,])),
+        "Y: an iterator runs twice in one scope, of i, j, j",
+    ),
+    "an output that was an input and is none": (
+        of_a(Scope((I4,), (), Const(1)), outputs=("Y", "A")),
+        of_a(Scope((I4,), (), Const(1)), given=(), outputs=("Y", "A")),
+        "output A is nothing, expected the input of this name",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ILL_FORMED)
+def test_what_no_text_says_is_not_believed(name: str) -> None:
+    before, after, why = ILL_FORMED[name]
+    assert certify(before, before).kind == "proved"
+    found = certify(before, after)
+    assert (found.kind, found.counterexample) == ("false", why)
 
 
 DEEP = 6

@@ -37,6 +37,7 @@ from einnet_explore.operators import (
 )
 from einnet_explore.rules.base import Refused
 from einnet_explore.search.instantiation import matching_rule, nearest
+from einnet_explore.text import parse
 
 NAMED = {operator.name: operator for operator in OPERATORS}
 MATMUL = NAMED["Matmul"]
@@ -386,3 +387,12 @@ def test_a_domain_is_no_library_call() -> None:
     with pytest.raises(Unmatched, match="the scope is restricted to a domain: 1 <= m < 3"):
         distance(scope, MATMUL)
     assert nearest(program(scope), OPERATORS) is None
+
+
+def test_windows_have_names_that_the_scope_does_not_have() -> None:
+    before = parse(
+        "tensor A[6, 5, 2, 8] pad [0, 0, 1, 1] value -inf\n"
+        "Y[r0:2, i0:6, i1:5, i2:2, i3:4] = max[r1:4] A[i0, i1, 2*i2+r0-1, 2*i3+r1-1]"
+    )
+    found = check(before, "MaxPool2d")
+    assert found and all(certify(before, after).kind == "proved" for after in found)

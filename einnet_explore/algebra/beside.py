@@ -24,10 +24,13 @@ def unfit(before: Program, after: Program) -> str | None:
     """Why *after* cannot stand for *before*, by names and shapes alone: what is there, what is read."""
     if before.outputs != after.outputs:
         return f"outputs are {', '.join(after.outputs)}, expected {', '.join(before.outputs)}"
-    shapes = {t.name: t.shape for t in before.inputs}
+    given = {t.name: t for t in before.inputs}
     for t in after.inputs:
-        if shapes.get(t.name) != t.shape:
-            return f"input {t.name} has shape {t.shape}, expected {shapes.get(t.name, 'no such input')}"
+        if t.name not in given or given[t.name].shape != t.shape:
+            expected = given[t.name].shape if t.name in given else "no such input"
+            return f"input {t.name} has shape {t.shape}, expected {expected}"
+        if given[t.name].box != t.box:
+            return f"input {t.name} has box {_box(t.box)}, expected {_box(given[t.name].box)}"
     held = {t.name: t for t in after.inputs}
     defined: set[str] = set()
     for equation in after.equations:
@@ -37,6 +40,9 @@ def unfit(before: Program, after: Program) -> str | None:
                 return f"{equation.name} reads {t.name}, which is no input and no earlier equation"
             if source.box != t.box or (t.name in defined and t.value != source.value):
                 return f"{equation.name} reads {t.name} as {_shown(t)}, but it is {_shown(source)}"
+            if t.name in defined and t.padding != source.padding and not _covers(source.reach, t.reach):
+                # What lies there is not what its scope holds there.
+                return f"{equation.name} reads {t.name} in {_box(t.reach)}, but it reaches over {_box(source.reach)}"
         if equation.name in held:
             return f"{equation.name} is defined twice"
         held[equation.name] = equation.tensor
@@ -46,8 +52,9 @@ def unfit(before: Program, after: Program) -> str | None:
         if name in boxes and (name not in defined or held[name].box != boxes[name]):
             found = _box(held[name].box) if name in defined else "nothing"
             return f"output {name} has box {found}, expected {_box(boxes[name])}"
-        if name not in boxes and name in defined:
-            return f"output {name} is an equation, expected the input of this name"
+        if name not in boxes and (name in defined or name not in held):
+            found = "an equation" if name in defined else "nothing"
+            return f"output {name} is {found}, expected the input of this name"
     return None
 
 
@@ -114,6 +121,10 @@ def pairs(a: Scalar, b: Scalar) -> list[tuple[Access, Access]] | None:
             found = [pairs(one, other) for one, other in zip(x, y, strict=True)]
             return None if None in found else [pair for some in found if some for pair in some]
     return [] if a == b else None
+
+
+def _covers(box: Box, other: Box) -> bool:
+    return all(a <= c and d <= b for (a, b), (c, d) in zip(box, other, strict=True))
 
 
 def _box(box: Box) -> str:

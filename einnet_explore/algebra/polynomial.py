@@ -16,8 +16,8 @@ Polynomial: TypeAlias = "tuple[Monomial, ...]"
 
 ONE: Polynomial = ((Fraction(1), ()),)
 
-NOTHING: Polynomial = ((Fraction(1), ((f"0*{ENDLESS}", ()),)),)
-"""What is no number: an infinite value times 0, or less itself."""
+LESS_ITSELF = "what may be infinite is multiplied by 0, or less itself"
+"""Where it is infinite that is no number, and elsewhere what is left: no symbol stands for both."""
 
 
 def endless(k: Number, factors: Iterable[Factor]) -> bool:
@@ -28,7 +28,7 @@ def endless(k: Number, factors: Iterable[Factor]) -> bool:
 def applied(op: str, args: list[Polynomial], rounds: bool = False) -> Polynomial:
     """*op* of polynomials: sums and products are multiplied out, constants folded, anything else becomes a symbol.
 
-    *rounds*: symbols are named with rounded constants.  Raises Beyond for what may be infinite times a sum.
+    *rounds*: symbols are named with rounded constants.  Raises Beyond for what may be infinite times a sum or 0, or less itself.
     """
     match op, args:
         case "+", _:
@@ -40,7 +40,7 @@ def applied(op: str, args: list[Polynomial], rounds: bool = False) -> Polynomial
         case "*", _:
             if infinite := [n for n, arg in enumerate(args) if any(endless(*m) for m in arg)]:
                 if () in args:
-                    return NOTHING
+                    raise Beyond(LESS_ITSELF)
                 if any(len(arg) > 1 and infinite != [n] for n, arg in enumerate(args)):
                     raise Beyond("what may be infinite is multiplied by a sum")
             chosen = product(*args)
@@ -113,7 +113,7 @@ def _collect(monomials: Iterable[Monomial]) -> Polynomial:
         if which not in total:
             total[which] = k, ordered
         elif (old := total[which][0]) * k < 0 and endless(k, ordered):
-            return NOTHING
+            raise Beyond(LESS_ITSELF)
         else:
             total[which] = old + k, ordered
     kept = [(k, f) for k, f in total.values() if k]

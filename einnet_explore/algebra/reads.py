@@ -18,7 +18,13 @@ from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, Tens
 
 
 def illegal_read(scope: Scope) -> str | None:
-    """What *scope*, or a scope below it, reads beyond its source's reach, with the numbers; None when all is legal."""
+    """What *scope*, or a scope below it, reads beyond its source's reach, with the numbers; None when all is legal.
+
+    Nothing is read legally where one iterator is to run twice.
+    """
+    own = (*scope.traversals, *scope.summations)
+    if len(set(own)) < len(own):
+        return f"an iterator runs twice in one scope, of {', '.join(x.name for x in own)}"
     if not _surely_legal(scope) and (found := _search(scope)) is not None:
         return found
     for access in accesses(scope.body):

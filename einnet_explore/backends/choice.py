@@ -23,7 +23,7 @@ from einnet_explore.ir import Equation, tensors
 
 Array = npt.NDArray[Any]
 
-STAGES = ((1, 2.0), (3, 1.3), (16, 1.0))
+STAGES = ((2, 2.5), (3, 1.4), (15, 1.0))
 """So many samples of each way, and again as many as the next stage says of those whose least is within so many times
 the least of all: the slowest engines would take most of the time of measuring."""
 

@@ -12,8 +12,8 @@ loops that compilers make vectors of.  Each element is gathered, so each read of
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, field
+from itertools import count, product
 from math import prod
 
 from einnet_explore.algebra.flatten import flat_address
@@ -103,6 +103,8 @@ class _Writer:
     turned: tuple[Iterator, ...]
     read: Mapping[str, Array]
     result: Array
+    rows: count[int] = field(default_factory=count)
+    """Numbers for short rows: several may stand in one block."""
 
     @property
     def blocks(self) -> int:
@@ -188,9 +190,9 @@ class _Writer:
                 v == value + n and _places(b) == _places(substitute(first, {last: last + n * last.extent}))
                 for n, (v, b) in enumerate(todo)
             ]
-            count = next((n for n, continued in enumerate(here) if not continued), len(todo))
-            todo = todo[count:]
-            yield from self._row(first, count * last.extent, at, {**where, x: value})
+            joined = next((n for n, continued in enumerate(here) if not continued), len(todo))
+            todo = todo[joined:]
+            yield from self._row(first, joined * last.extent, at, {**where, x: value})
 
     def _row(
         self, body: Scalar, width: int, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]
@@ -209,7 +211,7 @@ class _Writer:
             yield For(v, *bounds, (self._store(body, {**at, longer: v}, {**where, last: as_index(longer)}),), simd=True)
             return
         yield from self._ahead(body, {**at, longer: Literal(last.lo, I64)})
-        row = Array(":row", F32, lanes, "private", align=lanes * F32.size)
+        row = Array(f":row {next(self.rows)}", F32, lanes, "private", align=lanes * F32.size)
         yield Local(row)
         yield counted(v, lanes, Store(row, v, self._scalar(body, {**at, longer: plus(v, last.lo)})), vector=True)
         index = tuple(where.get(x, as_index(x.lo)) - x.lo for x in self.scope.traversals)

@@ -65,7 +65,8 @@ def _renamed(
     """The operator's own iterator of each dimension, and *read* by these: the same in any order of the dimensions."""
     pattern = operator.pattern.operands[operand]
     numbers = operator.numbers(attributes)
-    windows = {x.name: x for i in read.index for x in i.iterators}
+    taken = {x.name for parts in iterators.values() for x in parts}
+    windows = {x.name.rstrip("_"): x for i in read.index for x in i.iterators if x.name not in taken}
     own = {
         d: Iterator(d.single, 0, numbers[f"|{d.single}|"]) if d.single else windows[f"i{pattern.dimensions.index(d)}"]
         for d in operator.dimensions(operand, attributes)

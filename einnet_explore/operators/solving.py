@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count
 
 from einnet_explore.ir import Access, Iterator, as_index
 from einnet_explore.operators.digits import overlaps
@@ -40,7 +41,8 @@ def solve(
     """Solve the attributes into *numbers*, which holds the extents already; raises Unmatched where they do not agree.
 
     The accesses of operands with composite indices come back with that dimension read at one iterator ``i0``, ``i1``, …
-    that ranges over the part of the source that the operator is given.
+    (the number of the operand's dimension, underscores where the scope has such names) that ranges over the part of the
+    source that the operator is given.
     """
     pattern = operator.pattern
     todo = [Equality(left + MINUS * right, 0, "{} == {}", (left, right)) for left, right in pattern.conditions]
@@ -62,7 +64,7 @@ def solve(
         todo += [Equality(dimension.coefficient(name), index.coefficient(x), *here) for name, x in own.items()]
         todo.append(Equality(dimension.const, index.substitute(lambda x: x.lo).const - start, *here))
         todo.append(Equality(dimension.extent or ONE, stop - start, "the extent of {}", (dimension,)))
-        window = as_index(Iterator(f"i{d}", 0, stop - start)) + start
+        window = as_index(Iterator(_unused(f"i{d}", iterators), 0, stop - start)) + start
         out[p] = Access(read.source, tuple(window if j == at[0] else i for j, i in enumerate(read.index)))
     for p, read in out.items():
         if (mixed := next((i for i in read.index if overlaps(i)), None)) is not None:
@@ -71,6 +73,11 @@ def solve(
             )
     _unify(operator, todo, numbers)
     return out
+
+
+def _unused(name: str, iterators: Assignment) -> str:
+    taken = {x.name for own in iterators.values() for x in own}
+    return next(n for n in (name + "_" * k for k in count()) if n not in taken)
 
 
 def names(iterators: Iterable[Iterator]) -> str:
