@@ -150,6 +150,7 @@ def prove(before: Program, after: Program, axioms: Axioms = NONE) -> str | None:
     """None where *after* computes every output of *before*, else why that is not proved.
 
     An equation that both have stays a tensor for its readers as long as that can be proved; else it is put into them.
+    Outputs are compared also where they are put into their readers.
     """
     if before.outputs != after.outputs or not set(after.inputs) <= set(before.inputs):
         return "inputs or outputs are others"
@@ -164,7 +165,8 @@ def prove(before: Program, after: Program, axioms: Axioms = NONE) -> str | None:
         except Beyond as error:
             return f"beyond integer sets: {error}"
         for n, box in boxes[0].items():
-            why = difference(left[n], right[n], box, axioms) if n in kept and left[n] != right[n] else None
+            wanted = n in kept or n in before.outputs
+            why = difference(left[n], right[n], box, axioms) if wanted and left[n] != right[n] else None
             if why:
                 break
         else:

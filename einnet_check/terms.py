@@ -76,9 +76,8 @@ def element(of: str, at: Rows) -> Polynomial:
     return ((Fraction(1), ((of, at),)),)
 
 
-NOTHING = element("0*∞", ())
-"""What is no number: an infinite value times 0, or less itself, even less a part of itself."""
-SPREAD = "what may be infinite is multiplied by a sum, or added to another"
+SPREAD = "what may be infinite is multiplied by a sum or by 0, added to another, or less itself"
+"""Where it is infinite that may be no number, and elsewhere it is one: no symbol stands for both."""
 
 
 def unbounded(k: Number, factors: Factors) -> bool:
@@ -302,10 +301,9 @@ class Space:
                 return collected((*a, *b))
             case "*", [a, b]:
                 self.spend(300 * len(a) * len(b))  # each may become a set, of some 200 kB
-                many = [p for p, q in ((a, b), (b, a)) if len(p) != 1 and any(unbounded(*m) for m in q)]
-                if any(many):
+                if any(len(p) != 1 and any(unbounded(*m) for m in q) for p, q in ((a, b), (b, a))):
                     raise Beyond(SPREAD)
-                return NOTHING if many else collected((k * m, f + g) for (k, f), (m, g) in product(a, b))
+                return collected((k * m, f + g) for (k, f), (m, g) in product(a, b))
             case "/", [a, ((Fraction() as k, ()),)]:
                 return tuple((c / k, f) for c, f in a)
             case "/", [a, b] if a != constant(Fraction(1)):
@@ -372,6 +370,6 @@ def collected(monomials: Iterable[tuple[Number, Factors]]) -> Polynomial:
         old = total[of][0] if of in total else 0
         new = k + old
         if str(new) == "nan" or (k * old < 0 and unbounded(0, factors)):
-            return NOTHING
+            raise Beyond(SPREAD)
         total[of] = new, sorted_
     return tuple(m for _, m in sorted((([*of[0], str(m[0])], of), m) for of, m in total.items() if m[0]))

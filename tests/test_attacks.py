@@ -85,6 +85,14 @@ FORGED = {
         "Y[i:4] = A[i]", "Y[i:4] = A[i] + maximum(N[i], N[i]) - maximum(N[i], N[i])"
     ),
     "relu(∞) less itself": of_ends("Y[i:4] = A[i]", "Y[i:4] = A[i] + relu(P[i]) - relu(P[i])"),
+    "5 ∞ less 4 ∞ and ∞ less ∞, in functions": of_ends(
+        "Y[i:4] = relu(5*P[i] - 4*P[i])", "Y[i:4] = relu(P[i] - P[i])"
+    ),
+    "what is added to ∞ less ∞": of_ends("Y[i:4] = 1/(A[i] + P[i] - P[i])", "Y[i:4] = 1/(A[3-i] + P[i] - P[i])"),
+    "0 · ∞ here and there": of_ends("Y[i:4] = exp(A[i] + 0*P[i])", "Y[i:4] = exp(A[i] + 0*P[3-i])"),
+    "0 · ∞ and ∞ less a part of it, in a maximum": of_ends(
+        "Y[i:4] = max[j:4] 0*P[j]", "Y[i:4] = max[j:4] 2*P[j] - P[j]"
+    ),
     "a maximum of ∞ and one of -∞": of_ends(
         "Y[] = {[] max[i:4] P[i]}[] + {[] max[i:4] N[i]}[]", "Y[] = max[i:4, j:4] P[i] + N[j]"
     ),

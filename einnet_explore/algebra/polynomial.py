@@ -28,7 +28,8 @@ def endless(k: Number, factors: Iterable[Factor]) -> bool:
 def applied(op: str, args: list[Polynomial], rounds: bool = False) -> Polynomial:
     """*op* of polynomials: sums and products are multiplied out, constants folded, anything else becomes a symbol.
 
-    *rounds*: symbols are named with rounded constants.  Raises Beyond for what may be infinite times a sum or 0, or less itself.
+    *rounds*: symbols are named with rounded constants.  Raises Beyond for what may be infinite times a sum or 0, or
+    less itself.
     """
     match op, args:
         case "+", _:
