@@ -180,7 +180,7 @@ def test_a_row_reads_no_further_than_its_tensor() -> None:
     assert {(s.size, s.source.size) for s in copies} == {(3, 4)}
     last, _ = regions_kernel(scope_of("tensor A[5, 3] pad [1, 0]\nY[i:5, c:3] = A[i+1, c]"), "Y'")
     text = emit(last, "c")
-    assert "row_0[v] = 0.0f;" in text and "row[v] = A" not in text
+    assert "row_0[v] = 0.0f;" in text and "row_0[v] = A" not in text
 
 
 # In C
