@@ -37,13 +37,18 @@ from einnet_explore.text import parse
 Change: TypeAlias = Callable[[Program, Random], Program]
 """It gives the program itself where there is nothing to change."""
 
-FORMS = (
+BODIES = (
     "{0}[i, j] + 2*{1}[j, i]",
     "{0}[i, j]*{1}[i, j]",
     "sum[k:3] {0}[i, k]*{1}[k, j]",
     "relu({0}[j, i] - {1}[i, j])",
     "where(i < 2, {0}[i, j], {1}[2-i, j])",
     "max[k:3] {0}[i, k] + {1}[k, j]",
+)
+"""What an equation may be, of two others; the first three are polynomials."""
+
+FORMS = (
+    *BODIES,
     "{{[a:3, b:3] {0}[a, b]*{1}[b, a]}}[j, i]",
     "{0}[i, j]",
     "{0}[i, (j+1)%3] - {1}[i, j]",
