@@ -1,5 +1,6 @@
 """What a second run costs, counted in runs of the original by a clock of the test's own; and what pays no more."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from einnet_explore.graph.optimise import Optimiser
 from einnet_explore.graph.part import Part
 from einnet_explore.graph.running.plan import Plan
 from einnet_explore.graph.sparing import DOUBTFUL, LONGEST, MOST, spared
-from einnet_explore.graph.whole import BRIEF, CLEAR, clear
+from einnet_explore.graph.whole import BRIEF, CLEAR, SECONDS, TRYING, clear, select
 from tests.optimising_kit import SHORT, everything, model, nothing_remembered, transposed
 
 forgetting = pytest.fixture(autouse=True)(nothing_remembered)
@@ -212,6 +213,25 @@ def test_what_is_not_tried() -> None:
         return make(late, kept)
 
     assert set(spared([(0,), (1,), (2,)], parts(1.2, 1.2, 1.2), slowly, {}, {}, 1.0, late.clock)) == {0}
+
+
+def trials(once: float, winners: int, contenders: int) -> list[tuple[int, ...]]:
+    """What is tried of a model that takes *once* seconds, of which each part brings a hundredth."""
+    plans = Plans(lambda kept: once * (1 - len(kept) / 100), number=1.0)
+    groups, near = [(n,) for n in range(winners)], [(winners + n,) for n in range(contenders)]
+    gains = {n: 1.0 / (1 + n) for n in range(winners + contenders)}
+    want = {"y": np.ones(3, np.float32)}
+    kept, _, refused = select(groups, gains, plans([]), plans, {}, once, near, want, plans.clock)
+    assert kept == list(plans.made[-1]) and not refused
+    return [tuple(set(more) - set(before)) for before, more in itertools.pairwise(plans.made)]
+
+
+@pytest.mark.usefixtures("paired")
+def test_winners_that_are_left_when_it_is_late_are_tried_together() -> None:
+    assert trials(TRYING / 7, 3, SECONDS) == [(0,), (1,), (2,), (3,)]
+    assert trials(TRYING / 5, 6, 1) == [(0,), (1,), (2,), (3, 4, 5)]
+    assert trials(2 * TRYING, 6, 1) == [(0,), (1, 2, 3, 4, 5)]
+    assert trials(1e-9, 6, 1) == [(n,) for n in range(7)]
 
 
 @pytest.mark.usefixtures("paired")

@@ -42,6 +42,7 @@ def spared(
     of which takes about *once* seconds.
     """
     began = clock()
+    warm = {"before": once, "after": once}
     kept = [n for group in groups for n in group]
     lost: dict[int, str] = {}
     doubtful = [group for group in groups if any(_doubtful(parts[n]) for n in group)]
@@ -57,8 +58,8 @@ def spared(
                 continue
         except ValueError:
             continue
-        ratio = ratio_of(without, plan, feeds, once)
-        if ratio < LOSES and (ratio := max(ratio, ratio_of(without, plan, feeds, once))) < LOSES:
+        ratio = ratio_of(without, plan, feeds, once, {"before": once})
+        if ratio < LOSES and (ratio := max(ratio, ratio_of(without, plan, feeds, once, warm))) < LOSES:
             lost |= dict.fromkeys(group, f"beside the others the whole model runs with it at {ratio:.2f} of its speed")
             kept, plan = rest, without
     return lost

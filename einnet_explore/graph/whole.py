@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from math import inf
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,10 @@ TRIALS = 8
 
 SECONDS = 4
 """Kinds of subprograms that nearly won by themselves and are tried in the whole model."""
+
+TRYING = 90.0
+"""Seconds of trying after which the winners that are left are tried together, and nothing else is: of a model that
+takes a second each trial takes eight."""
 
 CLEAR = 3.0
 """A round in which the plan is so many times faster than the original leaves no doubt that it is not slower: equal
@@ -87,6 +93,7 @@ def select(
     once: float,
     contenders: Sequence[Sequence[int]] = (),
     want: Arrays | None = None,
+    clock: Callable[[], float] = perf_counter,
 ) -> tuple[list[int], Plan, dict[int, str]]:
     """The parts that are worth it in the whole model, the plan with them, and why the other winners are not.
 
@@ -96,15 +103,11 @@ def select(
     how many seconds a run takes, *want* what the original gives, where that is known.
     """
     want = original.run(feeds) if want is None else want
-    order = sorted(groups, key=lambda group: -sum(gains[n] for n in group))
-    trials = [tuple(group) for group in order[:TRIALS]]
-    if len(order) > TRIALS:
-        trials.append(tuple(n for group in order[TRIALS:] for n in group))
-    trials += [tuple(group) for group in sorted(contenders, key=lambda group: -sum(gains[n] for n in group))[:SECONDS]]
+    until = clock() + TRYING
     kept: list[int] = []
     plan, refused = original, dict[int, str]()
     tried: dict[tuple[int, ...], float] = {}
-    for more in (*trials, *trials):
+    for more in _turns(_ordered(groups, gains), _ordered(contenders, gains)[:SECONDS], lambda: clock() > until):
         if len(kept) <= tried.get(more, -1):
             continue  # it is in, it does not agree, or nothing came to the plan since it was tried
         tried[more], larger = inf, sorted((*kept, *more))
@@ -121,6 +124,28 @@ def select(
     return kept, plan, {n: why for n, why in refused.items() if n not in kept}
 
 
+def _ordered(groups: Sequence[Sequence[int]], gains: Mapping[int, float]) -> list[tuple[int, ...]]:
+    """*groups*, most gain first."""
+    return sorted(map(tuple, groups), key=lambda group: -sum(gains[n] for n in group))
+
+
+def _turns(
+    winners: Sequence[tuple[int, ...]], contenders: Sequence[tuple[int, ...]], late: Callable[[], bool]
+) -> Iterable[tuple[int, ...]]:
+    """What is tried in turn: *winners*, the last of them together, *contenders*, and both again, until it is *late*."""
+    again: list[tuple[int, ...]] = []
+    for n, group in enumerate(winners):
+        last = n == TRIALS or late()
+        again.append(tuple(chain.from_iterable(winners[n:])) if last else group)
+        yield again[-1]
+        if last:
+            break
+    for more in (*contenders, *again, *contenders):
+        if late():
+            break
+        yield more
+
+
 def _tried(
     plan: Plan, plan_of: Callable[[list[int]], Plan], larger: list[int], want: Arrays, feeds: Arrays, once: float
 ) -> tuple[float, Plan | None]:
@@ -133,13 +158,13 @@ def _tried(
     error = largest_error(want, trial.run(feeds))
     if error > AGREEMENT:
         raise ValueError(f"with it the model differs by {error:.1e} of its largest output")
-    ratio = ratio_of(plan, trial, feeds, once)
+    ratio = ratio_of(plan, trial, feeds, once, {"before": once, "after": once})
     return ratio, trial if ratio >= PAYS else None
 
 
-def ratio_of(before: Plan, after: Plan, feeds: Arrays, once: float) -> float:
-    """How many times faster *after* is than *before*, one run of which takes about *once* seconds."""
-    times = paired(before, after, feeds, rounds_for(once, 11), 0.3)
+def ratio_of(before: Plan, after: Plan, feeds: Arrays, once: float, warm: Mapping[str, float] = NOTHING) -> float:
+    """How many times faster *after* is than *before*, one run of which takes about *once* seconds; *warm* as below."""
+    times = paired(before, after, feeds, rounds_for(once, 11), 0.3, warm)
     return times_faster(times["before"], times["after"])
 
 
