@@ -17,9 +17,10 @@ from einnet_explore.graph import remembered as remembered_module
 from einnet_explore.graph import result as result_module
 from einnet_explore.graph import sparing as sparing_module
 from einnet_explore.graph import whole as whole_module
-from einnet_explore.graph.contest import AGREEMENT, Settings, largest_error
+from einnet_explore.graph.contest import Settings
 from einnet_explore.graph.optimise import Optimiser
 from einnet_explore.graph.optimised import Optimised
+from einnet_explore.graph.outputs import AGREEMENT, largest_error
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.reading.model import Model
 

@@ -24,7 +24,7 @@ from einnet_explore.graph.bench.engines import (
     prepare,
 )
 from einnet_explore.graph.bench.workers import Worker
-from einnet_explore.graph.contest import Arrays
+from einnet_explore.graph.outputs import Arrays
 
 
 class Here:

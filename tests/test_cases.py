@@ -13,8 +13,8 @@ from einnet_explore.graph.bench import written
 from einnet_explore.graph.bench.cases import called, random_inputs_of, split_inputs
 from einnet_explore.graph.bench.engines import DIRECT, ORT, OURS, Engine, Task, prepare
 from einnet_explore.graph.bench.written import moved, ways
-from einnet_explore.graph.contest import Arrays
 from einnet_explore.graph.exporting import program_model
+from einnet_explore.graph.outputs import Arrays
 from einnet_explore.graph.reading.load import load
 from einnet_explore.ir import Program
 from einnet_explore.operators import expressions as ops

@@ -17,9 +17,8 @@ from benchmarks.zoo import KINDS
 from benchmarks.zoo.__main__ import understood
 from benchmarks.zoo.parts import Kind
 from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.graph import against
-from einnet_explore.graph.contest import largest_error
 from einnet_explore.graph.optimise import optimize
+from einnet_explore.graph.outputs import differences, largest_error
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.reading.operators import NotUnderstood, express
 from einnet_explore.graph.running.regions import PlanError
@@ -268,9 +267,9 @@ def test_errors_of_outputs_that_differ() -> None:
     strings = {"y": np.array(["cat", "dog"], object)}
     assert largest_error(strings, {"y": np.array(["cat", "cow"], object)}) == np.inf
     bytes_ = {"y": np.array([3, 200], np.uint8)}, {"y": np.array([5, 200], np.uint8)}
-    assert against._errors(*bytes_) == (2.0, 0.01)
+    assert differences(*bytes_) == (2.0, 0.01)
     limits = {"y": np.array([np.inf, 1.0], np.float32)}, {"y": np.array([np.inf, 2.0], np.float32)}
-    assert against._errors(*limits) == (1.0, 1.0)
+    assert differences(*limits) == (1.0, 1.0)
     assert largest_error(limits[0], {"y": np.array([-np.inf, 1.0], np.float32)}) == np.inf
     assert largest_error(limits[0], {"y": np.array([np.nan, 1.0], np.float32)}) == np.inf
 

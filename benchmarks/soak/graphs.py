@@ -31,8 +31,9 @@ from benchmarks.soak.grammar import Drawn, graph
 from benchmarks.soak.outcome import Outcome
 from einnet_explore.algebra.evaluate import evaluate
 from einnet_explore.backends.profiles import Key, Profile, ProfileStore
-from einnet_explore.graph.contest import AGREEMENT, Settings, largest_error
+from einnet_explore.graph.contest import Settings
 from einnet_explore.graph.optimise import Optimiser
+from einnet_explore.graph.outputs import AGREEMENT, largest_error
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.reading.model import Model, ModelError
 from einnet_explore.graph.reading.shapes import stand_in

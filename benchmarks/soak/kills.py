@@ -38,7 +38,7 @@ from einnet_explore.backends.profiles import Key, ProfileStore
 from einnet_explore.checker import check_file
 from einnet_explore.cli import main
 from einnet_explore.explore import records
-from einnet_explore.graph.contest import largest_error
+from einnet_explore.graph.outputs import largest_error
 
 KIND = ("derive", "derive", "derive", "derive", "store", "store", "store", "optimize", "optimize", "two")
 """What is killed, by the item's last digit."""

@@ -222,7 +222,7 @@ def compared(calls: Mapping[str, Callable[[], object]], threads: int) -> dict[st
     for samples, within in STAGES:
         most = max(FEWEST, int(LONGEST / sum(least[engine] for engine in near))) if least else samples
         rounds = min(samples, most)
-        times = measure.compare(near, rounds, rounds * measure.SAMPLE, measure.pause(threads))
+        times = measure.compare(near, rounds, rounds * measure.SAMPLE, measure.pause(threads), least)
         least |= {engine: min(*timing.samples, least.get(engine, inf)) for engine, timing in times.items()}
         near = {engine: call for engine, call in near.items() if least[engine] <= within * min(least.values())}
         if len(near) == 1:

@@ -22,7 +22,7 @@ samples of 5 ms were hit or missed as a whole, one engine's for a minute and the
 CACHES = 0.02
 """Seconds of a call beside which reading its weights from memory once, and not from the last cache, is nothing."""
 
-LONG = 0.1
+LONG = 0.05
 """Seconds of a first call from which on one call is a sample, however much of them was for its being the first."""
 
 WAITS = 0.1
@@ -35,6 +35,15 @@ Enough: TypeAlias = "Callable[[Mapping[str, Sequence[float]]], bool]"
 """Whether the samples of each call, taken so far, tell what was asked: no more rounds are needed then."""
 
 NOTHING: Mapping[str, float] = {}
+
+
+def after(rounds: int, seconds: float) -> Enough:
+    """So many *rounds* are *enough* where they took so many *seconds* in all: long calls are disturbed less."""
+
+    def enough(samples: Mapping[str, Sequence[float]]) -> bool:
+        return min(map(len, samples.values())) >= rounds and sum(map(sum, samples.values())) >= seconds
+
+    return enough
 
 
 def never(samples: Mapping[str, Sequence[float]]) -> bool:

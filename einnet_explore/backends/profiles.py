@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from einnet_explore.backends import choice
-from einnet_explore.backends.measure import compare
+from einnet_explore.backends.measure import after, compare
 from einnet_explore.backends.program import compile_program
 from einnet_explore.backends.store import Key, Profile, Store, device, key_of, libraries
 from einnet_explore.ir import Equation, Program, tensors
@@ -56,7 +56,7 @@ def _time(
         array[...] = _numbers(array.shape)
     if not compiled.calls:
         return 1e-9  # views and constants only: nothing is done when it runs
-    times = compare({"it": compiled.execute}, rounds=9, min_seconds=min_seconds)["it"]
+    times = compare({"it": compiled.execute}, rounds=9, min_seconds=min_seconds, enough=after(3, 0.1))["it"]
     return min(times.samples)  # what else runs on the machine only ever adds time
 
 

@@ -15,10 +15,10 @@ from einnet_explore.explore.figures import graph_figure
 from einnet_explore.explore.page import page
 from einnet_explore.explore.records import save as save_record
 from einnet_explore.explore.records import to_record
-from einnet_explore.graph.contest import AGREEMENT
 from einnet_explore.graph.judging import certificates
 from einnet_explore.graph.optimise import Optimiser
 from einnet_explore.graph.optimised import Optimised
+from einnet_explore.graph.outputs import AGREEMENT
 from einnet_explore.graph.request import read, settings
 from einnet_explore.room import limited, shown
 

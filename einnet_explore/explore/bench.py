@@ -42,7 +42,7 @@ def _on_cpu(programs: Mapping[str, Program], rounds: int, threads: int, seed: in
     from einnet_explore.backends.errors import BackendError
     from einnet_explore.backends.measure import compare
     from einnet_explore.backends.store import device, libraries
-    from einnet_explore.graph.contest import largest_error
+    from einnet_explore.graph.outputs import largest_error
 
     first = next(iter(programs))
     feeds, constants = arrays(programs[first], seed)

@@ -19,7 +19,7 @@ def on_gpu(programs: Mapping[str, Program], rounds: int, seed: int) -> Iterable[
     from einnet_explore.backends.cuda_plan import cuda_plan
     from einnet_explore.backends.errors import BackendError
     from einnet_explore.explore.roofline import program_work
-    from einnet_explore.graph.contest import largest_error
+    from einnet_explore.graph.outputs import largest_error
 
     first = next(iter(programs))
     feeds, constants = arrays(programs[first], seed)

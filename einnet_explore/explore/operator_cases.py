@@ -23,7 +23,7 @@ from einnet_explore.explore.records import from_record, to_record
 from einnet_explore.explore.resumed import Resumed
 from einnet_explore.graph.bench.engines import COMPILED, DIRECT, GENERATED, NUMPY, ORT, OURS, TORCH, Task
 from einnet_explore.graph.bench.paired import Measured, measured
-from einnet_explore.graph.contest import AGREEMENT
+from einnet_explore.graph.outputs import AGREEMENT
 from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.ir import EOPERATOR, VIEW, Program
 from einnet_explore.operators import expressions as ops

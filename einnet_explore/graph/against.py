@@ -8,10 +8,8 @@ from functools import cached_property
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from einnet_explore.backends.measure import Timing, never
-from einnet_explore.graph.contest import AGREEMENT, Arrays, largest_error
+from einnet_explore.graph.outputs import AGREEMENT, Arrays, differences
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.running.alone import beside_alone
 from einnet_explore.graph.running.plan import Plan
@@ -66,7 +64,7 @@ class Against:
             warm["after"] = perf_counter() - began
         except ValueError:
             return None
-        errors = _errors(want, got)
+        errors = differences(want, got)
         if errors[1] > AGREEMENT:
             return None
         return Held(plan, self._timings(plan, warm, brief), errors)
@@ -87,15 +85,3 @@ class Against:
             if apart is not None:
                 return apart
         return timed(self.original, plan, self.feeds, self.seconds, warm, brief)
-
-
-def _errors(want: Arrays, got: Arrays) -> tuple[float, float]:
-    absolute = max((_difference(want[k], got[k]) for k in want if want[k].dtype.kind in "fiub"), default=0.0)
-    return absolute, largest_error(want, got)
-
-
-def _difference(want: Any, got: Any) -> float:
-    """The largest difference; truth values and unsigned numbers have one too, and of infinities it is none."""
-    with np.errstate(invalid="ignore"):
-        apart = np.abs(want.astype(np.float64) - got.astype(np.float64))
-    return float(np.max(apart, initial=0, where=~np.isnan(apart)))

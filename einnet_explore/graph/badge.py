@@ -21,8 +21,9 @@ from einnet_explore.algebra.near import Near
 from einnet_explore.algebra.running_error import running_error
 from einnet_explore.algebra.sampling import sliced
 from einnet_explore.backends.errors import BackendError
-from einnet_explore.graph.contest import Arrays, Engine
+from einnet_explore.graph.contest import Engine
 from einnet_explore.graph.numerics import LEVELS, level, level_of
+from einnet_explore.graph.outputs import Arrays
 from einnet_explore.ir import EOPERATOR, Apply, Box, Program, Scalar, Scope, scopes
 from einnet_explore.rules import Derivation, Match
 

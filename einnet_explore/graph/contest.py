@@ -8,16 +8,13 @@ from functools import cached_property
 from itertools import islice
 from math import prod
 from time import perf_counter
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from einnet_explore.backends.errors import BackendError
-from einnet_explore.backends.measure import compare, pause, times_faster
+from einnet_explore.backends.measure import after, compare, pause, times_faster
 from einnet_explore.backends.profiles import Key, ProfileStore, key_of
 from einnet_explore.cost.work import ELEMENT
 from einnet_explore.graph.finalists import SLACK, Entry, by_algorithm, entries, finalists
+from einnet_explore.graph.outputs import AGREEMENT, Arrays, largest_error
 from einnet_explore.graph.post.chaining import chained
 from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.ir import Program
@@ -26,17 +23,11 @@ from einnet_explore.rules import Derivation
 from einnet_explore.search.options import Cost
 from einnet_explore.search.pieces import compute_bound
 
-Array = npt.NDArray[Any]
-Arrays = Mapping[str, Array]
-
 Engine = Callable[[Program, Arrays], Callable[[Arrays], Arrays]]
 """Makes a program, with the arrays of its weights, into what computes its outputs from its inputs, all by name."""
 
 CHAINS = 4
 """How many entries of one algorithm are looked at for one that runs in blocks."""
-
-AGREEMENT = 1e-4
-"""The largest error allowed, relative to the largest output."""
 
 MARGIN = 0.95
 """A candidate replaces the original when it takes less than this part of its time: less is within the noise."""
@@ -233,7 +224,8 @@ def _times(store: ProfileStore, keys: Mapping[str, Key], calls: Mapping[str, Cal
     known = {name: profile.seconds for name, key in keys.items() if (profile := store.get(key))}
     if len(known) == len(keys):
         return known
-    timings = compare(calls, rounds=9, min_seconds=0.05, settle=pause(keys["original"].threads))
+    settle = pause(keys["original"].threads)
+    timings = compare(calls, rounds=9, min_seconds=0.05, settle=settle, enough=after(5, 1.0))
     base = timings["original"]
     measured = {name: base.low / times_faster(base, timing) for name, timing in timings.items()}
     for name, seconds in measured.items():
@@ -250,25 +242,3 @@ def working_set(program: Program) -> int:
 def runner(run: Callable[[Arrays], Arrays], feeds: Arrays) -> Callable[[], object]:
     """A call that runs on *feeds* as a plan does: inputs copied in, outputs out."""
     return lambda: run(feeds)
-
-
-def largest_error(want: Arrays, got: Arrays) -> float:
-    """The largest difference over all outputs, relative to each output's largest magnitude."""
-    return max((_relative(want[name], got[name]) for name in want), default=0.0)
-
-
-def _relative(want: Array, got: Array) -> float:
-    if want.shape != got.shape:
-        return float("inf")
-    if not want.size:
-        return 0.0
-    if want.dtype.kind not in "fiub":  # strings are the same or they are not
-        return 0.0 if np.array_equal(want, got) else float("inf")
-    a, b = want.astype(np.float64), got.astype(np.float64)
-    apart = (a != b) & ~(np.isnan(a) & np.isnan(b))  # infinities may be the same, as in what a mask leaves out
-    with np.errstate(invalid="ignore"):
-        difference = float(np.max(np.abs(a - b), where=apart, initial=0))
-    largest = float(np.max(np.abs(a), where=np.isfinite(a), initial=0))
-    if not np.isfinite(difference):
-        return float("inf")
-    return difference / largest if largest else difference

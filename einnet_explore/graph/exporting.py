@@ -8,7 +8,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from einnet_explore.cost import program_seconds
-from einnet_explore.graph.contest import Array, Arrays, Engine
+from einnet_explore.graph.contest import Engine
+from einnet_explore.graph.outputs import Array, Arrays
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.running.plan import Plan, Segment
 from einnet_explore.graph.running.regions import start

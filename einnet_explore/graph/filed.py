@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from einnet_explore.graph.contest import Arrays
+from einnet_explore.graph.outputs import Arrays
 from einnet_explore.graph.running.plan import Plan
 from einnet_explore.graph.whole import least_gain, select, timed
 
 FORM = "exported"
 """The form of a plan (``result.FORMS``) that is the file."""
+
+TRYING = 30.0
+"""Seconds of trying parts in the file, as ``whole.TRYING``: the plan is what most is gained by."""
 
 LEAST = 1.0
 """How fast the file has to be in ONNX Runtime, by the same measure as all else: not slower than the original."""
@@ -75,7 +78,7 @@ def filed(
     everything = ratios.get(FORM)
     if everything is not None and everything >= LEAST:
         return Exported(everything, MEASURED, tuple(kept))
-    numbers, plan, _ = select(groups, gains, original, plan_of, feeds, seconds, (), want)
+    numbers, plan, _ = select(groups, gains, original, plan_of, feeds, seconds, (), want, trying=TRYING)
     ratio = least_gain(timed(original, plan, feeds, seconds)) if numbers else 0.0
     if numbers and ratio >= LEAST:
         return Exported(ratio, MEASURED, tuple(numbers))

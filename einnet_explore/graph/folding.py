@@ -10,7 +10,7 @@ import numpy as np
 from einnet_explore.algebra.equations import weight_only
 from einnet_explore.backends.program import compile_program
 from einnet_explore.graph.anonymous import anonymous
-from einnet_explore.graph.contest import Array, Arrays
+from einnet_explore.graph.outputs import Array, Arrays
 from einnet_explore.ir import VIEW, Equation, Program, Tensor, tensors
 
 

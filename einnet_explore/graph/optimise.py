@@ -44,7 +44,7 @@ from einnet_explore.graph.whole import telling_seed
 from einnet_explore.ir import Program
 from einnet_explore.search.watch import STARVED
 
-LONGEST = 600.0
+LONGEST = 480.0
 """Seconds after which no further contest is begun, where no budget is given: the largest have been held by then, and
 choosing among winners in the whole model takes some minutes, too."""
 

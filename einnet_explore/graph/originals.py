@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import cache
 
 from einnet_explore.graph.anonymous import Anonymous
-from einnet_explore.graph.contest import Arrays, Opened
+from einnet_explore.graph.contest import Opened
+from einnet_explore.graph.outputs import Arrays
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.running.regions import random_inputs, subgraph_session
 from einnet_explore.graph.split import Subprogram

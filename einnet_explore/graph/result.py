@@ -10,18 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from time import perf_counter
 from typing import Any
 
 from einnet_explore.algebra.equations import weight_only
-from einnet_explore.backends.measure import compare, pause, times_faster
+from einnet_explore.backends.measure import LONG, compare, pause, times_faster
 from einnet_explore.graph.against import Against, Held
 from einnet_explore.graph.assembled import Assembled
 from einnet_explore.graph.assembling import Assembler
-from einnet_explore.graph.contest import AGREEMENT, Settings, largest_error
+from einnet_explore.graph.contest import Settings
 from einnet_explore.graph.filed import FORM, MEASURED, ORIGINAL, Exported, filed
 from einnet_explore.graph.joining import Piece
 from einnet_explore.graph.judging import fusions
 from einnet_explore.graph.optimised import Optimised
+from einnet_explore.graph.outputs import AGREEMENT, largest_error
 from einnet_explore.graph.part import Part
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.remembered import Memory
@@ -35,6 +37,9 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "onnxruntime": ("exported", "exported apart"),
 }
 """The forms that a plan may have, by runtime; the first is the one that few parts are tried in."""
+
+HOPELESS = 4.0
+"""A form whose first run takes so many times as long as a run of the original is not run again, where that is long."""
 
 
 @dataclass
@@ -166,23 +171,27 @@ class Result:
         """How many times faster than the original each form of *kept* is, and why others do not run or agree."""
         forms = FORMS[self.settings.runtime]
         plans = {"before": self.original}
-        whys: dict[str, str] = {}
+        whys, warm = dict[str, str](), {"before": self.seconds}
         for form in forms:
             if form.endswith("apart") and len(self._assembled(kept, forms[0], proved=False)) == len(kept):
                 continue  # nothing was joined
             try:
                 plan = self._plan(kept, form)
+                began = perf_counter()
                 error = largest_error(self.against.want, plan.run(self.feeds))
+                warm[form] = perf_counter() - began
             except ValueError as problem:
                 whys[form] = str(problem)
                 continue
-            if error <= AGREEMENT:
-                plans[form] = plan
-            else:
+            if error > AGREEMENT:
                 whys[form] = f"it differs by {error:.1e} of its largest output"
+            elif warm[form] > max(HOPELESS * self.seconds, LONG):
+                whys[form] = f"a run takes {warm[form] / self.seconds:.1f} times as long as the original's"
+            else:
+                plans[form] = plan
         calls = {name: partial(plan.run, self.feeds) for name, plan in plans.items()}
         settle = pause(self.settings.threads)
-        times = compare(calls, rounds=rounds_for(self.seconds, 11), min_seconds=0.3, settle=settle)
+        times = compare(calls, rounds=rounds_for(self.seconds, 11), min_seconds=0.3, settle=settle, warm=warm)
         return {name: times_faster(times["before"], times[name]) for name in plans if name != "before"}, whys
 
     def _exported(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 
-from einnet_explore.graph.contest import AGREEMENT, Arrays, largest_error
+from einnet_explore.graph.outputs import AGREEMENT, Arrays, largest_error
 from einnet_explore.graph.part import Part
 from einnet_explore.graph.running.plan import Plan
 from einnet_explore.graph.whole import ratio_of
@@ -23,7 +23,7 @@ DOUBTFUL = 1.5
 MOST = 8
 """Kinds of parts that are left out on trial at most, least gain first."""
 
-LONGEST = 60.0
+LONGEST = 45.0
 """Seconds after which no further kind is tried."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from einnet_explore.backends.measure import NOTHING, Timing, compare, never, pause, times_faster
-from einnet_explore.graph.contest import AGREEMENT, Arrays, largest_error
+from einnet_explore.graph.outputs import AGREEMENT, Arrays, largest_error
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.running.plan import Plan
 from einnet_explore.graph.running.regions import PlanError, random_inputs
@@ -32,8 +32,8 @@ TRIALS = 8
 SECONDS = 4
 """Kinds of subprograms that nearly won by themselves and are tried in the whole model."""
 
-TRYING = 90.0
-"""Seconds of trying after which the winners that are left are tried together, and nothing else is: of a model that
+TRYING = 75.0
+"""Seconds of *trying* after which the winners that are left are tried together, and nothing else is: of a model that
 takes a second each trial takes eight."""
 
 CLEAR = 3.0
@@ -94,16 +94,17 @@ def select(
     contenders: Sequence[Sequence[int]] = (),
     want: Arrays | None = None,
     clock: Callable[[], float] = perf_counter,
+    trying: float = TRYING,
 ) -> tuple[list[int], Plan, dict[int, str]]:
     """The parts that are worth it in the whole model, the plan with them, and why the other winners are not.
 
     *groups* are equal parts, taken in together, most gain (seconds, of each part by itself) first; *contenders* did not
     win by themselves and come last; what made the plan slower is tried once more beside what came to it later, whose
     layouts it may share.  *plan_of* makes the plan with some parts, or raises ValueError.  *once* is about
-    how many seconds a run takes, *want* what the original gives, where that is known.
+    how many seconds a run takes, *want* what the original gives, where that is known; *trying* is as ``TRYING``.
     """
     want = original.run(feeds) if want is None else want
-    until = clock() + TRYING
+    until = clock() + trying
     kept: list[int] = []
     plan, refused = original, dict[int, str]()
     tried: dict[tuple[int, ...], float] = {}

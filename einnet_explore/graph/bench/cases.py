@@ -12,9 +12,10 @@ from einnet_explore.algebra.evaluate import evaluate
 from einnet_explore.backends.epilogues import compile_measured
 from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.backends.program import CompiledProgram
-from einnet_explore.graph.contest import Arrays, Contest, Opened, Settings
+from einnet_explore.graph.contest import Contest, Opened, Settings
 from einnet_explore.graph.judging import judged
 from einnet_explore.graph.means import Means
+from einnet_explore.graph.outputs import Arrays
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
 
 

@@ -19,9 +19,10 @@ from einnet_explore.graph.bench.cases import (
     split_inputs,
 )
 from einnet_explore.graph.bench.written import ways
-from einnet_explore.graph.contest import Arrays, Settings
+from einnet_explore.graph.contest import Settings
 from einnet_explore.graph.finalists import SLACK
 from einnet_explore.graph.optimise import optimize
+from einnet_explore.graph.outputs import Arrays
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.running.plan import build_plan

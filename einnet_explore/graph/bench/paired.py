@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from einnet_explore.graph.bench.engines import DIRECT, NUMPY, ORT, OURS, WARM, Task, check_engines
 from einnet_explore.graph.bench.workers import Remote, Worker
-from einnet_explore.graph.contest import Arrays, largest_error
+from einnet_explore.graph.outputs import Arrays, largest_error
 from einnet_explore.graph.request import check_device
 
 NO_SHAPES: Mapping[str, tuple[int, ...]] = {}

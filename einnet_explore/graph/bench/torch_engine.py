@@ -18,7 +18,7 @@ import numpy as np
 
 from einnet_explore.backends.measure import compare
 from einnet_explore.graph.bench.torch_operators import step
-from einnet_explore.graph.contest import Arrays
+from einnet_explore.graph.outputs import Arrays
 from einnet_explore.graph.reading.model import Model
 
 TRIAL = 0.3

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from einnet_explore.graph.bench.engines import Engine, Task, prepare
-from einnet_explore.graph.contest import Arrays
+from einnet_explore.graph.outputs import Arrays
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,11 @@ from math import prod
 
 from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.cost import work
-from einnet_explore.graph.contest import Arrays, Settings
+from einnet_explore.graph.contest import Settings
 from einnet_explore.graph.exporting import forms, program_model
 from einnet_explore.graph.finalists import SLACK
 from einnet_explore.graph.means import Means
+from einnet_explore.graph.outputs import Arrays
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.ir import Program

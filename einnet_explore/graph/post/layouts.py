@@ -33,6 +33,12 @@ NOTICEABLE = 0.999
 MEASURED = 48
 """Modes of one program that are measured: with more, layouts are chosen by the estimate."""
 
+MEASURING = 20.0
+"""Seconds that measuring them may take by the estimate; where it would be more, too, the estimate chooses."""
+
+RUNS = 50
+"""How often about a mode is run to measure it, by all engines together."""
+
 MODES = 12
 """Modes of one equation that are priced; with more, only those that change one tensor."""
 
@@ -40,13 +46,14 @@ MODES = 12
 def laid_out(derivation: Derivation, rough: Price, exact: Price | None = None) -> Derivation:
     """*derivation* with the cheapest layouts; as it is where that gains nothing worth mentioning.
 
-    The price is *exact* where there are at most ``MEASURED`` modes to choose among, else *rough*.
+    The price is *exact* where there are at most ``MEASURED`` modes to choose among and they are short, else *rough*.
     """
     problem = Problem(derivation.end, rough)
     if not any(len(found) > 1 for found in problem.layouts.values()):
         return derivation
     operators, worth = [problem.modes(e) for e in derivation.end.equations], NOTICEABLE
-    if exact is not None and sum(len(modes) for modes in operators if len(modes) > 1) <= MEASURED:
+    free = [mode.seconds for modes in operators if len(modes) > 1 for mode in modes]
+    if exact is not None and len(free) <= MEASURED and RUNS * sum(free) <= MEASURING:
         problem, worth = Problem(derivation.end, exact), WORTH
         operators = [problem.modes(e) for e in derivation.end.equations]
     chosen = assign(operators, problem.transform)
