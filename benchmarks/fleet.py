@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, count
 from math import cos, pi
 from pathlib import Path
@@ -92,7 +92,7 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
             keep("distinct subprograms", name, len(distinct))
             contests = 0
             for subprogram, anon in distinct.values():
-                contest, effort, _ = work._prepared(subprogram, anon, 0.0)
+                contest, effort, _ = work.contests.prepared(subprogram, anon)
                 if effort is None:
                     keep("negligible", name, 1)
                     continue
@@ -104,10 +104,7 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
                 found = entries(anon.program, work.means.cost, 7, effort, states=STATES)
                 keep("search seconds", name, time.process_time() - processor)
                 wall = time.perf_counter()
-                outcome = type(contest)(
-                    contest.program, contest.opened, contest.constants, contest.engine, contest.cost, contest.settings,
-                    contest.store, lambda found=found: found,  # type: ignore[misc]
-                ).hold(effort)  # fmt: skip
+                outcome = replace(contest, found=lambda found=found: found).hold(effort)  # type: ignore[misc]
                 keep("contest seconds", name, time.perf_counter() - wall)
                 keep("kept", name, outcome.winner is not None)
         for n in range(40):

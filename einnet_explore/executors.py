@@ -13,6 +13,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from time import perf_counter
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -39,6 +41,7 @@ class Processes(Executor):
         self._lock = threading.Lock()
         self._pools: list[ProcessPoolExecutor] = []
         self._killed = False
+        self._drops = 0
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """A future of ``fn(*args, **kwargs)``."""
@@ -47,13 +50,23 @@ class Processes(Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the processes, those that are at work too where *cancel_futures* says so."""
         self._threads.shutdown(wait and not cancel_futures, cancel_futures=cancel_futures)
+        self._killed = cancel_futures
+        if cancel_futures:
+            self.drop(wait)
+            return
         with self._lock:
-            self._killed = cancel_futures
             pools, self._pools = self._pools, []
         for pool in pools:
-            if cancel_futures:
-                for process in list((pool._processes or {}).values()):
-                    process.kill()
+            pool.shutdown(wait)
+
+    def drop(self, wait: bool = False) -> None:
+        """End the processes that there are: what they are at is cancelled, what waits is done by others."""
+        with self._lock:
+            self._drops += 1
+            pools, self._pools = self._pools, []
+        for pool in pools:
+            for process in list((pool._processes or {}).values()):
+                process.kill()
             pool.shutdown(wait)
 
     def __exit__(self, kind: object, *rest: object) -> bool | None:
@@ -66,8 +79,9 @@ class Processes(Executor):
             return [pid for pool in self._pools for pid in (pool._processes or {})]
 
     def _done(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+        drops = self._drops
         for _ in range(ATTEMPTS):
-            pool = getattr(self._own, "pool", None) or self._started()
+            pool = self._pool(drops)
             try:
                 return pool.submit(fn, *args, **kwargs).result()
             except BrokenProcessPool:
@@ -75,19 +89,19 @@ class Processes(Executor):
                     if pool in self._pools:
                         self._pools.remove(pool)
                 pool.shutdown(wait=False)
-                self._own.pool = None
-            if self._killed:
-                raise CancelledError
         raise RuntimeError(f"{getattr(fn, '__name__', fn)} was given up: {ATTEMPTS} processes died of it")
 
-    def _started(self) -> ProcessPoolExecutor:
-        # ``spawn``: a forked child of a process with pools of threads may wait for ever.
-        pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    def _pool(self, drops: int) -> ProcessPoolExecutor:
+        """This thread's process, begun where it has none, for an item that came after so many *drops*."""
         with self._lock:
-            if self._killed:
+            if self._killed or self._drops != drops:
                 raise CancelledError
+            held: ProcessPoolExecutor | None = getattr(self._own, "pool", None)
+            if held is not None and held in self._pools:
+                return held
+            # ``spawn``: a forked child of a process with pools of threads may wait for ever.
+            self._own.pool = pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
             self._pools.append(pool)
-        self._own.pool = pool
         return pool
 
 
@@ -155,14 +169,19 @@ def submitted(executor: Any, work: Callable[..., T], /, *args: Any, device: bool
 
     On a cluster an item is one task of its own, however alike two are.
     """
-    if not hasattr(executor, "scheduler_info"):
+    if not clustered(executor):
         return executor.submit(work, *args)
     return executor.submit(work, *args, pure=False, resources={"device": 1} if device else None)
 
 
+def clustered(executor: Any) -> bool:
+    """Whether *executor* is a cluster, whose workers have limits of memory of their own."""
+    return hasattr(executor, "scheduler_info")
+
+
 def has_device(executor: Any) -> bool:
     """Whether *executor* is a cluster with a worker that offers the resource ``device``."""
-    if not hasattr(executor, "scheduler_info"):
+    if not clustered(executor):
         return False
     workers = executor.scheduler_info(n_workers=-1)["workers"].values()
     return any("device" in worker["resources"] for worker in workers)
@@ -179,17 +198,30 @@ def gathered(futures: Iterable[Any]) -> list[Any]:
         raise
 
 
-def settled(futures: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    """The names and results of those *futures* that do not fail; where there is an interrupt all are cancelled."""
+def settled(
+    executor: Any, futures: Mapping[str, Any], seconds: float | None = None
+) -> Generator[tuple[str, Any], None, None]:
+    """The names and results of those *futures* of *executor* that do not fail, as they come.
+
+    After so many *seconds*, and where there is an interrupt, the others are cancelled; processes that are at one end.
+    """
+    came = SimpleQueue[str]()
+    for name, future in futures.items():
+        future.add_done_callback(lambda _, name=name: came.put(name))
+    until = None if seconds is None else perf_counter() + seconds
     try:
-        for name, future in futures.items():
+        for _ in futures:
             try:
-                answer = future.result()
+                name = came.get(timeout=None if until is None else max(0.0, until - perf_counter()))
+            except Empty:
+                return
+            try:
+                answer = futures[name].result()
             except Exception as error:
                 warnings.warn(f"done here again: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
                 continue
             yield name, answer
-    except BaseException:
-        for future in futures.values():
-            future.cancel()
-        raise
+    finally:
+        going = [future for future in futures.values() if not future.cancel() and not future.done()]
+        if going and isinstance(executor, Processes):
+            executor.drop()

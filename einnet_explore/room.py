@@ -21,11 +21,16 @@ _STATM = Path("/proc/self/statm")
 
 @dataclass(slots=True)
 class Room:
-    """The *limit* in bytes (None: none), and whether it was *reached*: a search had to stop."""
+    """The *limit* in bytes (None: none), and whether it was *reached*: a search had to stop.
+
+    *wanting* counts how often memory was wanting, for a search or a measurement: what comes of that holds for this
+    limit only.
+    """
 
     limit: int | None = None
     looks: int = 0
     reached: bool = False
+    wanting: int = 0
 
     def full(self) -> bool:
         """Whether a search has to stop here; looks at the memory each ``EACH``-th time."""
@@ -34,13 +39,19 @@ class Room:
         self.looks += 1
         if self.looks % EACH or used() <= SEARCH * self.limit:
             return False
-        self.reached = True
+        self.stopped()
         return True
+
+    def stopped(self) -> None:
+        """A search had to stop: here, or elsewhere with this limit."""
+        self.reached = True
+        self.wanting += 1
 
     def lacks(self, nbytes: int, what: str) -> str | None:
         """Why *nbytes* more are too many, in words; None where they fit."""
         if self.limit is None or (now := used()) + nbytes <= self.limit:
             return None
+        self.wanting += 1
         return f"{what} needs {shown(nbytes)}, {shown(now)} of {shown(self.limit)} of memory are taken"
 
 

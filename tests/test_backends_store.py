@@ -16,7 +16,7 @@ from einnet_explore.backends import compare, emit, load, stream_bandwidth
 from einnet_explore.backends.identity import identity
 from einnet_explore.backends.measure import ratios
 from einnet_explore.backends.profiles import Key, ProfileStore, key_of
-from einnet_explore.ir import EOPERATOR, VIEW, Instance
+from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
 from einnet_explore.storage import write_aside
 from einnet_explore.text import parse
 
@@ -202,7 +202,8 @@ def test_times_of_c_kernels_hold_for_what_wrote_them(monkeypatch: pytest.MonkeyP
     made = parse("tensor A[8, 16]\ntensor B[8, 16]\nY[m:8, n:16] = A[m, n] * B[m, n]")
     key = key_of(made.equations[0])
     ours = [replace(key, engine=engine) for engine in ("c", "apart", "")] + [key_of(made)]
-    others = [replace(key, engine="tvm"), replace(key, engine="c", device="another"), replace(KEY, device=key.device)]
+    called = replace(KEY, device=key.device, engine="onnxruntime")
+    others = [replace(key, engine="tvm"), replace(key, engine="c", device="another"), called]
     store = ProfileStore()
     for known in (*ours, *others):
         store.put(known, 2.0, "measured in turns")
@@ -219,3 +220,30 @@ def test_times_of_c_kernels_hold_for_what_wrote_them(monkeypatch: pytest.MonkeyP
         connection.execute("UPDATE engine_profile SET how = 'measured'")
     assert [store.get(known) for known in ours] == [None] * len(ours)
     assert None not in [store.get(known) for known in others]
+
+
+def test_times_of_templates_hold_for_their_version(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    """Of library operators too, and of programs of nothing else; an eOperator's key itself says the schedules'."""
+    library = parse("tensor A[8, 16]\ntensor B[16, 4]\nY[m:8, n:4] = sum[k:16] A[m, k] * B[k, n]")
+    via = Instance("Matmul", (("m", 8), ("n", 4), ("k", 16)))
+    library = replace(library, equations=(replace(library.equations[0], via=via),))
+    generated = replace(library, equations=(replace(library.equations[0], via=Instance(EOPERATOR)),))
+    store = ProfileStore()
+
+    def keys(made: Program) -> dict[str, Key]:
+        engines = ("tiled", "tiled by one thread", "tvm", "onnxruntime", "matmul", "")
+        return {n: replace(key_of(made.equations[0]), engine=n) for n in engines} | {"program": key_of(made)}
+
+    def lost(module: str, made: Program) -> set[str]:
+        """Which of its times another version of *module* loses."""
+        for key in keys(made).values():
+            store.put(key, 1.0, "measured")
+        assert None not in [store.get(key) for key in keys(made).values()]
+        with monkeypatch.context() as patched:
+            patched.setattr(f"einnet_explore.backends.{module}.VERSION", 10**6)
+            return {name for name, key in keys(made).items() if store.get(key) is None}
+
+    tiled = {"tiled", "tiled by one thread", "", "program"}
+    assert lost("generated", library) == lost("generated", generated) == tiled
+    assert lost("schedule", library) == {"tvm", "", "program"}
+    assert lost("schedule", generated) == set(keys(generated))  # all of them: the key is another

@@ -144,16 +144,67 @@ def test_every_engine_has_its_turn_first() -> None:
 
         return run
 
-    samples = bench.interleaved({"a": call("a", 0.02), "b": call("b", 0.5), "c": call("c", 0.001)}, 3)
+    samples, lost = bench.interleaved({"a": call("a", 0.02), "b": call("b", 0.5), "c": call("c", 0.001)}, 3)
     assert order[3:] == list("abcbcacab")
-    assert samples == {"a": [0.02] * 3, "b": [0.5] * 3, "c": pytest.approx([0.001] * 3)}
+    assert samples == {"a": [0.02] * 3, "b": [0.5] * 3, "c": pytest.approx([0.001] * 3)} and lost == {}
     assert [w for name, w in zip(order[3:], warm[3:], strict=True) if name == "b"] == [False] * 3
     assert all(w for name, w in zip(order, warm, strict=True) if name != "b")
 
 
 def test_no_round_begins_after_the_limit() -> None:
-    samples = bench.interleaved({"a": lambda repeats, _: 1.0 * repeats}, 50, limit=0.0)
+    samples, _ = bench.interleaved({"a": lambda repeats, _: 1.0 * repeats}, 50, limit=0.0)
     assert len(samples["a"]) == bench.LEAST_ROUNDS
+
+
+@pytest.mark.parametrize("turn", [0, 1, 3])
+def test_an_engine_that_dies_between_its_turns_is_left_out(turn: int) -> None:
+    left = turn
+
+    def dying(repeats: int, _: bool) -> float:
+        nonlocal left
+        if not left:
+            raise RuntimeError("its process ended")
+        left -= 1
+        return 1.0 * repeats
+
+    calls: dict[str, bench.Sampler] = {"ours": lambda repeats, _: 2.0 * repeats, "other": dying}
+    samples, lost = bench.interleaved(calls, 5, needed="ours")
+    assert samples == {"ours": [2.0] * 5} and lost == {"other": "its process ended"}
+    left = turn
+    with pytest.raises(RuntimeError, match="its process ended"):
+        bench.interleaved(calls, 5, needed="other")
+
+
+def test_a_rival_whose_process_is_killed_is_left_out(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(Worker):
+        def open(self, task: Task, feeds: Arrays | None) -> workers.Remote:
+            opened = super().open(task, feeds)
+            if task.engine == NUMPY:
+                self._process.kill()
+            return opened
+
+    monkeypatch.setattr(bench, "Worker", Killed)
+    said = bench.benchmark(case, against=(NUMPY,), threads=1, rounds=1, max_depth=1, budget=1.0)
+    assert said["refused"] == {NUMPY: "the engine's process ended with code -9"}
+    assert list(said["engines"]) == list(said["max_rel_error"]) == [OURS, DIRECT] and said["best"] is None
+
+
+@pytest.mark.usefixtures("here")
+def test_a_case_that_fails_loses_no_other(
+    case: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    command = ["bench", "--threads", "1", "--rounds", "1", "--budget", "1", "--json", str(out)]
+    assert main([*command, case, model, case]) == 2
+    said = json.loads(out.read_text())
+    assert [c["case"] for c in said["cases"]] == [case, case] and list(said["failures"]) == [model]
+    shown = capsys.readouterr()
+    assert shown.err.splitlines()[0] == f"error: {said['failures'][model]}" and "dynamic shapes" in shown.err
+    assert shown.out.count("times ours") == 2
+    out.unlink()
+    assert main([*command, model]) == 2 and not out.exists()
+    with pytest.raises(ValueError, match="dynamic shapes"):
+        main([*command, model, "--debug"])
 
 
 @pytest.mark.parametrize(
@@ -192,6 +243,15 @@ def test_a_worker_passes_on_what_is_wrong_and_serves_on(tmp_path: Path, case: st
         np.testing.assert_allclose(other.outputs["Y"], first.outputs["Y"], rtol=1e-4, atol=1e-4)
         with pytest.raises(RuntimeError, match="the engine's process ended with code 1"):
             worker.ask("nonsense")
+
+
+def test_a_worker_tells_what_goes_wrong_in_a_sample_and_serves_on(case: str) -> None:
+    with Worker() as worker:
+        worker.ready()
+        opened = worker.open(Task(case, DIRECT, 1), None)
+        with pytest.raises(RuntimeError, match="IndexError: list index out of range"):
+            worker.ask(7, 1, True)
+        assert opened.sample(1) > 0
 
 
 def test_a_worker_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,30 @@
 """What the pages tell readers to type works as it is written."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import onnx
 import pytest
+from onnx_building import build, node
 
+from einnet_explore.cli import main
+from einnet_explore.cli.arguments import parser
+from einnet_explore.explore import end_to_end, operator_cases, searches
+from einnet_explore.graph.contest import Settings
+from einnet_explore.graph.optimise import LONGEST
 from einnet_explore.render import text
+from einnet_explore.search.options import Options
 from einnet_explore.text import TextError, parse
+from einnet_explore.text.words import RESERVED
 from tests.lab_kit import ROOT, kernel_environment
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+INDEX = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
 TEXT_FORM = (ROOT / "docs" / "text-form.md").read_text(encoding="utf-8")
 
 
@@ -31,7 +43,9 @@ def test_the_tour_of_three_minutes(tmp_path: Path) -> None:
     environment["PATH"] = os.pathsep.join((str(command.parent), environment["PATH"]))
     said = ""
     for script in blocks(README, "sh tour"):
-        shorter = script.replace("--budget 20", "--budget 8")  # the reader's patience is longer than a test's
+        shorter = script.replace(
+            "--threads 1", "--threads 1 --budget 8"
+        )  # the reader's patience is longer than a test's
         done = subprocess.run(
             ["sh", "-e", "-c", shorter], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
@@ -39,12 +53,15 @@ def test_the_tour_of_three_minutes(tmp_path: Path) -> None:
         said += done.stdout
     for expected in (r"\mathop{\mathbf{L}}", "summation_splitting", "Matmul(", "conv.json: proved", "largest error"):
         assert expected in said
-    (script,) = blocks(README, "python tour")
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "session.apply('operator_matching'" in done.stdout
+    said = ""
+    for script in blocks(README, "python tour"):
+        done = subprocess.run(
+            [sys.executable, "-c", script.replace("threads=1", "threads=1, budget=8")],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{script}\n{done.stderr}"
+        said += done.stdout
+    assert "session.apply('operator_matching'" in said
     made = {"conv.ein", "conv.json", "conv.svg", "conv.html", "infogan.onnx", "fast.onnx", "by_hand.json"}
     assert made <= {path.name for path in tmp_path.iterdir()}
 
@@ -62,10 +79,111 @@ def test_the_error_that_the_text_form_shows() -> None:
     assert [f"{raised.value}\n"] == blocks(TEXT_FORM, "text")
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))])
+def test_the_reserved_words_that_the_text_form_lists() -> None:
+    (said,) = re.findall(r"^Reserved words .*`(.*)`", TEXT_FORM, re.MULTILINE)
+    assert sorted(said.split()) == sorted(RESERVED)
+
+
+def table(head: str) -> dict[str, str]:
+    """The last column of the index's table that begins with *head*, by the first."""
+    rows = INDEX.split(f"| {head} |")[1].split("\n\n")[0].splitlines()[2:]
+    cells = [row.strip("| ").split(" |") for row in rows]
+    return {first.strip("` "): rest[-1].strip() for first, *rest in cells}
+
+
+def listed(cell: str) -> set[str]:
+    """The keys that *cell* lists: what stands in parentheses stands inside them."""
+    return set(re.findall(r"`(\w+)`", re.sub(r" \([^)]*\)", "", cell)))
+
+
+CONV = """
+tensor A[5, 6, 3]
+tensor B[3, 4]
+Y[m:5, n:6, f:4] = sum[c:3] A[m, n, c] * B[c, f]
+"""
+FAMILY = """
+param H >= 3
+tensor A[H, 4]
+tensor B[4, 8]
+Y[m:H, f:8] = sum[c:4] A[m, c] * B[c, f]
+"""
+ASKED = {
+    "derive": ["conv.ein", "--target", "Matmul", "--max-depth", "2", "--save", "record.json"],
+    "sweep": ["conv.ein", "--max-depth", "1"],
+    "rules": ["conv.ein"],
+    "check": ["record.json", "--modular"],
+    "optimize": ["model.onnx", "--threads", "1", "--budget", "0.001"],
+    "bench": ["conv.ein", "--against", "numpy", "--rounds", "1", "--threads", "1", "--budget", "0.2"],
+    "grad": ["conv.ein", "--stash"],
+    "family": ["family.ein", "--at", "H=5"],
+}
+
+
+def test_the_keys_of_json_that_the_index_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("conv.ein").write_text(CONV)
+    Path("family.ein").write_text(FAMILY)
+    onnx.save(build([node("Relu", ["x"], ["a"]), node("Exp", ["a"], ["y"])], {"x": (3, 4)}, ["y"]), "model.onnx")
+    said: dict[str, Any] = {}
+    for command, argv in ASKED.items():
+        assert main([command, *argv, "--json", "said.json"]) == 0
+        said[command] = json.loads(Path("said.json").read_text())
+    commands, inside = table("command"), table("what stands in it")
+    assert {name: listed(commands[name].partition(": ")[0]) for name in ASKED} == {n: set(d) for n, d in said.items()}
+    (measured,), (found, *_) = said["bench"]["cases"], said["derive"]["candidates"]
+    parts = {
+        "one of `candidates": found,
+        "first_found": said["derive"]["first_found"],
+        "one of the `steps` of `check": said["check"]["steps"][0],
+        "whole": said["check"]["whole"],
+        "second_opinion": said["check"]["second_opinion"],
+        "export": said["optimize"]["export"],
+        "one of the `cases` of `bench": measured,
+        "stash` of `grad": said["grad"]["stash"],
+        "one of the `steps` of `family": said["family"]["steps"][0],
+        "instance` of `family": said["family"]["instance"],
+    }
+    for name, document in parts.items():
+        (row,) = [cell for first, cell in inside.items() if first.startswith(name)]
+        assert listed(row) == set(document), name
+    assert said["sweep"]["reports"][0].keys() == said["derive"].keys()
+
+
+def shown(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """What ``--help`` of *command* prints, on one line."""
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit):
+        parser().parse_args([command, "--help"])
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_defaults_that_help_names(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The arguments load no library, so they cannot take these from where they stand."""
+    said = {name: shown(name, monkeypatch, capsys) for name in ("derive", "optimize", "bench", "reproduce")}
+    assert f"levels of choices (default: {Options().max_depth})" in said["derive"]
+    assert f"({Options().strategy}, the default)" in said["derive"]
+    assert f"after this (default: {LONGEST:g} s)" in said["optimize"]
+    assert (
+        f"(default: {LONGEST:g} s), of a case the seconds of search (default: {Settings(1).seconds:g} s)"
+        in said["bench"]
+    )
+    operators, whole, search = operator_cases.effort(), end_to_end.Effort(), searches.Effort()
+    assert (whole.threads, whole.batches, operators.threads) == ((1, 2), (1, 16), 1)
+    assert "(default: 1 and then 2 for e1, 1 for e2 and e3)" in said["reproduce"]
+    assert "of e1 (default: 1 and 16)" in said["reproduce"]
+    assert f"(default: {operators.search:g} for e2 and e3, {search.limit:g} for e4 to e6)" in said["reproduce"]
+    assert f"of the searches of e4 to e6 (default: {search.max_depth})" in said["reproduce"]
+    assert f"the --budget of a model ({LONGEST:g})" in said["reproduce"]
+
+
+PAGES = ["README.md", "CHANGELOG.md", *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md")))]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     source = ROOT / page
-    for target in re.findall(r"\]\(([^)#]+)\)", source.read_text(encoding="utf-8")):
+    words = re.sub(r"`[^`\n]*`", "", source.read_text(encoding="utf-8"))  # code may look like a link
+    for target in re.findall(r"\]\(([^)#]+)\)", words):
         assert (source.parent / target).exists(), f"{page}: {target}"
 
 

@@ -1,17 +1,23 @@
 """Which candidates are measured: of different kinds first, then by estimate."""
 
+import pickle
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 import einnet_explore as ee
 from einnet_explore.algebra.certificate import certify
 from einnet_explore.backends.profiles import ProfileStore
-from einnet_explore.cost import program_seconds
+from einnet_explore.cost import CPU_DEFAULT, program_seconds
+from einnet_explore.graph import elsewhere
 from einnet_explore.graph.contest import Contest, Outcome, Settings
-from einnet_explore.graph.finalists import Entry, algorithms, by_algorithm, entries, finalists, search
+from einnet_explore.graph.finalists import SLACK, Entry, algorithms, by_algorithm, entries, finalists, search
 from einnet_explore.ir import Program, Table, accesses, scopes
+from einnet_explore.room import ROOM
 from einnet_explore.rules import Derivation
 
 START = Derivation(ee.parse("tensor x[3]\ny[i:3] = x[i]\noutput y"))
@@ -73,7 +79,14 @@ def nested(program: Program) -> bool:
     return sorted(t.shape for t in every if isinstance(t, Table)) == NESTED
 
 
-def held(cache: Path, program: Program, before: float, won: float, other: float) -> tuple[Outcome, list[Program]]:
+def held(
+    cache: Path,
+    program: Program,
+    before: float,
+    won: float,
+    other: float,
+    found: Callable[[], tuple[list[Entry], int]] | None = None,
+) -> tuple[Outcome, list[Program]]:
     """A contest with the times of a profile: of the original, of F(4x4, 3x3), of all else; and what was entered."""
     measured: list[Program] = []
     result: dict[str, Any] = {}
@@ -86,7 +99,7 @@ def held(cache: Path, program: Program, before: float, won: float, other: float)
 
     store = ProfileStore(cache / "p.sqlite")
     settings = Settings(states=BUDGET)
-    contest = Contest(program, lambda: (lambda: result, result), {}, engine, program_seconds, settings, store)
+    contest = Contest(program, lambda: (lambda: result, result), {}, engine, program_seconds, settings, store, found)
     for name in ("onnxruntime", "onnxruntime alone"):
         store.put(contest._key(name), before, "recorded")
     return contest.hold(1.0), measured
@@ -121,3 +134,34 @@ def test_entries_of_one_algorithm_stand_together() -> None:
     assert [[e.seconds for e in group] for group in by_algorithm(ranked, 9, 5)] == [[0, 2, 4], [1, 3]]
     assert [[e.seconds for e in group] for group in by_algorithm(ranked, 1, 5)] == [[0, 2, 4]]
     assert algorithms(ranked, 9, 5) == (ranked[0], ranked[1])
+
+
+def test_a_contest_enters_the_same_wherever_its_candidates_were_found(tmp_path: Path) -> None:
+    """Of each algorithm what runs in blocks, too: some of these are no finalists."""
+    program = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3)
+    times, settings = {"before": 1.5e-3, "won": 0.8e-3, "other": 1.2e-3}, Settings(states=BUDGET)
+    rates = elsewhere.Rates.of(CPU_DEFAULT, ProfileStore(tmp_path / "none.sqlite"), 1)
+    answer = elsewhere.found(program, rates, settings, 0.0, SLACK * times["before"])
+    told = pickle.loads(pickle.dumps(answer))
+    outcome, measured = held(tmp_path, program, **times)
+    again, there = held(tmp_path, program, **times, found=partial(elsewhere.held, program, told))
+    assert there == measured and again.winner == outcome.winner
+    assert len(measured) > settings.finalists + 1  # at least two of them in blocks
+
+
+@pytest.mark.parametrize("error", [MemoryError("Unable to allocate 6 GiB"), Fail("Failed to allocate memory")])
+def test_a_candidate_that_does_not_fit_is_refused(error: Exception, tmp_path: Path) -> None:
+    program = ee.ops.matmul(64, 64, 64)
+
+    def engine(*_: object) -> Any:
+        raise error
+
+    opened = lambda: (dict[str, Any], dict[str, Any]())  # noqa: E731
+    store, settings = ProfileStore(tmp_path / "p.sqlite"), Settings(states=20)
+    contest = Contest(program, opened, {}, engine, program_seconds, settings, store)
+    store.put(contest._key("onnxruntime alone"), 1.0, "said")
+    store.put(contest._key("onnxruntime"), 1.0, "said")
+    wanting = ROOM.wanting
+    outcome = contest.hold(1.0)
+    assert outcome.winner is None and f"a candidate does not fit: {type(error).__name__}: {error}" in outcome.why
+    assert ROOM.wanting > wanting

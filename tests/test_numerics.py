@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,16 +20,19 @@ from einnet_explore.algebra.rounding import bilinear, computed, gamma, growth, r
 from einnet_explore.algebra.running_error import running_error
 from einnet_explore.algebra.small_products import karatsuba, laderman, nested, strassen
 from einnet_explore.backends.errors import BackendError
+from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.cost import program_seconds
 from einnet_explore.graph import badge as badge_module
 from einnet_explore.graph import contest as contest_module
+from einnet_explore.graph import optimise as optimise_module
 from einnet_explore.graph import result as result_module
 from einnet_explore.graph import whole as whole_module
 from einnet_explore.graph.badge import Badge, badge
-from einnet_explore.graph.contest import Settings
+from einnet_explore.graph.contest import Outcome, Settings
 from einnet_explore.graph.finalists import Entry, entries
 from einnet_explore.graph.numerics import APPROXIMATING, LEVELS, REASSOCIATING, allowed, level, level_of
 from einnet_explore.graph.optimise import Optimiser
+from einnet_explore.graph.part import Part
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.request import settings as asked
 from einnet_explore.graph.rows import by_rows
@@ -356,3 +360,29 @@ def test_the_report_of_a_kept_convolution(monkeypatch: pytest.MonkeyPatch) -> No
     nothing = replace(fast, parts=tuple(replace(part, kept=False) for part in fast.parts))
     assert "numerics:" not in nothing.summary() and nothing.rows()[1][-1] == ""
     assert nothing.report()["subprograms"][0]["numerics"] is None
+
+
+def test_equal_layers_have_figures_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """So has another checkpoint of one architecture; the same one again has what was measured."""
+    measured: list[Badge] = []
+    nodes = [node("Conv", ["x", "w"], ["a"], pads=[1] * 4), node("Conv", ["a", "v"], ["y"], pads=[1] * 4)]
+
+    def measure(*given: Any) -> Badge:
+        measured.append(badge(*given))
+        return measured[-1]
+
+    def badges(seed: int) -> list[Badge | None]:
+        rng = np.random.default_rng(seed)
+        weights = {name: rng.standard_normal((8, 8, 3, 3)).astype(np.float32) for name in ("w", "v")}
+        held = load(build(nodes, {"x": [1, 8, 6, 6]}, ["y"], weights), {})
+        work = Optimiser(held, Settings(1, 3, 0.5, 2), store=ProfileStore(tmp_path / "p.sqlite"))
+        work.done = list(work.anonymous())
+        assert len({anon.signature for _, anon in work.done}) == 1
+        outcomes = (Outcome(2.0, 1.0, Derivation(anon.program), 0.0, 1, "") for _, anon in work.done)
+        parts = [Part((), outcome, True, "proved", "") for outcome in outcomes]
+        return [work._badged(n, part).measured for n, part in enumerate(parts)]
+
+    monkeypatch.setattr(optimise_module, "badge", measure)
+    assert badges(0) == measured and len({found.after for found in measured}) == 2
+    assert badges(1) == measured[2:] and len({found.after for found in measured}) == 4
+    assert badges(0) == measured[:2] and len(measured) == 4

@@ -5,6 +5,7 @@ No test asserts a time: the machine may be busy.  What must hold however it is: 
 """
 
 import json
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,22 +14,31 @@ import numpy as np
 import onnx
 import pytest
 from onnx_building import build, node
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 import einnet_explore as ee
+from einnet_explore import room
 from einnet_explore.backends.measure import Timing, compare, times_faster
 from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.cli import main
 from einnet_explore.cli import optimize as command
+from einnet_explore.executors import Serial
 from einnet_explore.graph import contest as contest_module
+from einnet_explore.graph import contests as contests_module
 from einnet_explore.graph import result as result_module
 from einnet_explore.graph import sparing as sparing_module
 from einnet_explore.graph import whole as whole_module
-from einnet_explore.graph.contest import Outcome, Settings
+from einnet_explore.graph.contest import Contest, Outcome, Settings
+from einnet_explore.graph.contests import Contests
+from einnet_explore.graph.elsewhere import Rates, found
 from einnet_explore.graph.judging import judged
 from einnet_explore.graph.models import write
 from einnet_explore.graph.optimise import Optimiser, optimize
+from einnet_explore.graph.part import Part
+from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.request import seconds_of, settings
-from einnet_explore.graph.running.plan import build_plan
+from einnet_explore.graph.running.plan import PlanError, build_plan
+from einnet_explore.graph.split import Subprogram
 from einnet_explore.graph.whole import telling_inputs
 from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match, Step
 from tests.optimising_kit import (
@@ -95,36 +105,65 @@ def test_a_second_run_measures_nothing_again(monkeypatch: pytest.MonkeyPatch, tm
     assert times[0] == times[1] and first.seconds == second.seconds
 
 
+def test_a_second_run_begins_nothing_for_which_the_first_had_no_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The time of all runs counts; one with a larger budget goes on."""
+    monkeypatch.setattr(contest_module, "NEGLIGIBLE", 0.0)
+    clock = iter(range(0, 10_000, 20))
+    monkeypatch.setattr(contests_module, "perf_counter", lambda: float(next(clock)))
+    contests: list[str] = []
+    hold = Contest.hold
+
+    def held(self: Contest, seconds: float) -> Outcome:
+        contests.append(self.program.outputs[0])
+        return hold(self, seconds)
+
+    monkeypatch.setattr(Contest, "hold", held)
+
+    def runs(budget: float) -> list[Part]:
+        store = ProfileStore(tmp_path / "profiles.sqlite")
+        work = Optimiser(model(transposed()), replace(SHORT, states=30), budget, store)
+        return [step.part for step in work.run()]
+
+    first = runs(50.0)
+    assert len(first) == len(contests) == 1
+    second = runs(50.0)
+    assert len(contests) == 1 and [part.outcome.seconds_after for part in second] == [first[0].outcome.seconds_after]
+    assert len(runs(400.0)) == len(contests) == 2
+
+
 def test_an_interrupted_search_keeps_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    contest = Optimiser.outcome
+    contest = Contests.outcome
     calls: list[int] = []
 
-    def once(self: Optimiser, *args: Any) -> Outcome:
+    def once(self: Contests, *args: Any) -> Outcome:
         if calls:
             raise KeyboardInterrupt
         calls.append(1)
         return contest(self, *args)
 
-    monkeypatch.setattr(Optimiser, "outcome", once)
+    monkeypatch.setattr(Contests, "outcome", once)
     fast = optimize(model(transposed()), threads=1, states=40)
     assert fast.interrupted and fast.report()["interrupted"] is True and len(fast.parts) == 1
 
 
-def test_a_mistake_in_one_search_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    contest = Optimiser.outcome
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError, Fail])
+def test_a_mistake_in_one_search_costs_no_other(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    contest = Contests.outcome
     calls: list[int] = []
 
-    def first_fails(self: Optimiser, *args: Any) -> Outcome:
+    def first_fails(self: Contests, *args: Any) -> Outcome:
         calls.append(1)
         if len(calls) == 1:
-            raise RuntimeError("no such schedule")
+            raise kind("no such schedule")
         return contest(self, *args)
 
-    monkeypatch.setattr(Optimiser, "outcome", first_fails)
+    monkeypatch.setattr(Contests, "outcome", first_fails)
     with pytest.warns(RuntimeWarning, match="no such schedule"):
         fast = searched(model(transposed()))
     said = fast.report()["subprograms"]
-    assert said[0]["why"] == "its search failed: RuntimeError: no such schedule" and not said[0]["kept"]
+    assert said[0]["why"] == f"its search failed: {kind.__name__}: no such schedule" and not said[0]["kept"]
     assert not said[1]["why"].startswith("its search failed")
     assert len(fast.rows()) == 3
 
@@ -132,6 +171,78 @@ def test_a_mistake_in_one_search_costs_no_other(monkeypatch: pytest.MonkeyPatch)
 def test_budget_ends_the_search() -> None:
     work = Optimiser(model(transposed()), Settings(1, 7, 4.0), budget=1e-9)
     assert list(work.run()) == [] and work.result().speedup == 1.0
+
+
+def test_a_part_that_cannot_be_opened_costs_no_other_where_others_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    opening = contests_module.original
+
+    def first_fails(held: Model, subprogram: Subprogram, *rest: Any) -> Any:
+        if subprogram.nodes[0] == "convtranspose_a":
+            raise PlanError("no such type")
+        return opening(held, subprogram, *rest)
+
+    monkeypatch.setattr(contests_module, "original", first_fails)
+    work = Optimiser(model(transposed()), SHORT, executor=Serial())
+    with pytest.warns(RuntimeWarning, match="no such type"):
+        parts = {step.part.nodes[0]: step.part for step in work.run()}
+    assert parts["convtranspose_a"].why == "its search failed: PlanError: no such type"
+    assert not parts["convtranspose_c"].why.startswith("its search failed")
+
+
+@pytest.mark.parametrize("interrupt", [False, True])
+def test_what_was_found_elsewhere_in_time_competes(interrupt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not is searched here; after an interrupt it is not."""
+    monkeypatch.setattr(contest_module, "NEGLIGIBLE", 0.0)
+    seconds: list[float] = []
+
+    def one(executor: Any, asked: Any, held: Model, means: Any, budget: float, left: float) -> Any:
+        seconds.append(left)
+        name = next(iter(asked))
+        cost = Rates.of(means.model.device, means.store, 1)
+        yield name, found(asked[name].program, cost, means.settings, 1.0, asked[name].below)
+        if interrupt:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(contests_module, "ahead", one)
+    work = Optimiser(model(transposed()), replace(SHORT, states=30), budget=600.0, executor=Serial())
+    parts = [step.part for step in work.run()]
+    assert work.interrupted is interrupt and len(parts) == (1 if interrupt else 2)
+    assert all(part.outcome.states and not part.why.startswith("its search failed") for part in parts)
+    assert 0 < seconds[0] <= contests_module.AHEAD * 600
+    assert work.result().interrupted is interrupt
+
+
+def test_what_a_limit_of_memory_decided_is_not_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    everything(monkeypatch)
+    monkeypatch.setattr(room, "used", lambda: 0)
+    proto, store = model(transposed()), ProfileStore(tmp_path / "profiles.sqlite")
+    with room.limited(1):
+        whys = [step.part.why for step in Optimiser(proto, SHORT, store=store).run()]
+    assert all(why.startswith("the original needs") for why in whys)
+    assert all(step.part.outcome.winner for step in Optimiser(proto, SHORT, store=store).run())
+
+
+def test_times_belong_to_the_operators_that_were_timed() -> None:
+    """One program, written by two operators; equal layers are one, whatever they are called."""
+    weights = {name: np.ones((1, 8, 8), np.float32) for name in ("w", "v")}
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"]),
+        node("TopK", ["a", "k"], ["b", "i"]),
+        node("Einsum", ["b", "v"], ["c"], equation="bij,bjk->bik"),
+        node("TopK", ["c", "k"], ["d", "j"]),
+        node("MatMul", ["d", "v"], ["y"]),
+    ]
+    weights["k"] = np.array([8])
+    work = Optimiser(model(build(nodes, {"x": [1, 8, 8]}, ["y"], weights)), SHORT)
+    by_node = {s.nodes: (s, anon) for s, anon in work.anonymous()}
+    first, einsum, last = (by_node[(name,)] for name in ("matmul_a", "einsum_c", "matmul_y"))
+    names = [work.contests.name(*each) for each in (first, einsum, last)]
+    assert names[0] == names[2] != names[1]
+    contests = [work.contests.prepared(*each)[0] for each in (first, einsum, last)]
+    for timed in ("onnxruntime", "onnxruntime alone"):
+        keys = [contest._key(timed) for contest in contests]
+        assert keys[0] == keys[2] != keys[1]
+    assert len({contest._key("program", contest.program) for contest in contests}) == 1
 
 
 def test_what_takes_no_time_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.running.alone import beside_alone
 from einnet_explore.graph.running.plan import Plan, build_plan
 from einnet_explore.graph.running.regions import random_inputs
+from einnet_explore.graph.whole import Chosen
 from einnet_explore.graph.writing.export import ExportError
 from einnet_explore.rules import Derivation
 from tests.optimising_kit import SHORT, everything, model, nothing_remembered, searched, sound, transposed
@@ -70,7 +71,7 @@ def test_a_plan_is_held_against_the_original_in_a_process_of_its_own(monkeypatch
     one, *others = (Timing(seconds, 0.0, 1, (seconds,)) for seconds in (1.0, 0.8, 1.25))
     monkeypatch.setattr(against_module, "timed", lambda *_: {"before": one, "after": one})
     monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined",)})
-    monkeypatch.setattr(result_module, "select", lambda *_: ([0, 1], None, {}))
+    monkeypatch.setattr(result_module, "select", lambda *_: Chosen([0, 1], work.original, {}))
     for after in (*others, None):
         beside = after and {"before": one, "after": after}
         monkeypatch.setattr(against_module, "beside_alone", lambda *_, beside=beside, **__: beside)
@@ -90,7 +91,7 @@ def test_the_original_is_timed_in_a_process_of_its_own() -> None:
 def test_each_kept_derivation_is_switched_off_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything(monkeypatch)
     fast = searched(model(transposed()))
-    found = fast.attribution()
+    found = sorted(fast.attribution(), key=lambda part: part.nodes)
     assert [part.nodes for part in found] == [(part.nodes,) for part in fast.parts]
     assert all(math.isfinite(part.speedup) and part.speedup > 0 for part in found)
     assert found[0].to_json()["nodes"] == [["convtranspose_a", "relu_b"]]
@@ -216,7 +217,8 @@ def test_what_was_selected_elsewhere_or_does_not_agree_is_selected_anew(
     first = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
     assert len(list(first.run())) == 2 and first.result().replacements
     calls: list[object] = []
-    monkeypatch.setattr(result_module, "select", lambda *_: calls.append(1) or ([0], None, {1: "not now"}))
+    found = Chosen([0], first.original, {1: "not now"})
+    monkeypatch.setattr(result_module, "select", lambda *_: calls.append(1) or found)
     monkeypatch.setattr(against_module, "beside_alone", lambda *_, **__: None)
     assert first.result().replacements and not calls
     assert [part.kept for part in again(first, threads=2).result().parts] == [True, False]

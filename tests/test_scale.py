@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -28,7 +31,7 @@ from einnet_explore.executors import ATTEMPTS, Processes, Serial, connected, exe
 from einnet_explore.explore.many import search_one
 from einnet_explore.explore.run import Run
 from einnet_explore.graph.contest import Contest, Settings, working_set
-from einnet_explore.graph.elsewhere import Rates, found, held
+from einnet_explore.graph.elsewhere import Asked, Rates, found, held, searches
 from einnet_explore.graph.finalists import entries
 from einnet_explore.graph.optimise import optimize
 from einnet_explore.graph.reading.load import load
@@ -70,8 +73,42 @@ def test_what_is_gathered_and_settled() -> None:
     with pytest.raises(ValueError, match="no 1"):
         gathered([here.submit(abs, 1), here.submit(fails, 1)])
     with pytest.warns(RuntimeWarning, match="done here again: ValueError: no 7"):
-        assert dict(settled({"a": here.submit(fails, 7), "b": here.submit(abs, -7)})) == {"b": 7}
+        assert dict(settled(here, {"a": here.submit(fails, 7), "b": here.submit(abs, -7)})) == {"b": 7}
     assert not has_device(here)
+
+
+def test_what_is_late_is_not_waited_for() -> None:
+    """Nor does it go on beside what is done next; and what was done before an interrupt is not lost."""
+    with Processes(1) as processes:
+        assert processes.submit(abs, -1).result() == 1  # its process has begun
+        futures = {
+            "a": processes.submit(abs, -2),
+            "b": processes.submit(time.sleep, 600),
+            "c": processes.submit(abs, 3),
+        }
+        came = settled(processes, futures, 5.0)
+        assert next(came) == ("a", 2)
+        began = time.perf_counter()
+        assert list(came) == [] and time.perf_counter() - began < 60
+        assert futures["c"].cancelled() and processes.pids() == []
+        with pytest.raises(CancelledError):
+            futures["b"].result(timeout=60)
+        assert processes.submit(abs, -4).result() == 4
+        futures = {"d": processes.submit(time.sleep, 600), "e": processes.submit(abs, 5)}
+        left = settled(processes, futures)
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(left)
+        assert futures["e"].cancelled()
+
+
+def interrupted(waiting: Any) -> None:
+    """Wait for *waiting*, with a Ctrl-C after half a second."""
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        next(waiting)
+    finally:
+        timer.cancel()
 
 
 def test_what_is_asked_for_and_what_is_not_there() -> None:
@@ -129,12 +166,29 @@ def test_a_search_elsewhere_finds_what_it_finds_here(tmp_path: Path) -> None:
     there, seen = held(CONV, answer)
     assert seen == states == 40
     assert [(e.seconds, e.kind) for e in there] == [(e.seconds, e.kind) for e in here]
-    chosen = [n for n, (_, _, steps) in enumerate(answer[0]) if steps is not None]
-    assert len(chosen) == settings.finalists
+    chosen = [n for n, (*_, steps) in enumerate(answer.ranked) if steps is not None]
+    assert settings.finalists <= len(chosen) < len(there) and not answer.cut
+    assert [e.tables for e in there] == [e.tables for e in here]
     assert [there[n].derivation() for n in chosen] == [here[n].derivation() for n in chosen]
     other = next(n for n in range(len(there)) if n not in chosen)
-    with pytest.raises(LookupError, match="no finalist"):
+    with pytest.raises(LookupError, match="no contest asks for"):
         there[other].derivation()
+
+
+def test_a_search_elsewhere_has_the_limit_of_who_asks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rates = Rates.of(CPU_DEFAULT, ProfileStore(tmp_path / "p.sqlite"), 1)
+    monkeypatch.setattr(room, "used", lambda: 0)
+    asked, settings = {"it": Asked(CONV, 1.0, 1.0)}, Settings(max_depth=2, states=40)
+    refused = pytest.warns(RuntimeWarning, match=r"done here again: ValueError: memory 1 MiB: .* are taken before")
+    with Processes(1) as processes, limited(1 << 20), refused:  # less than its libraries take
+        assert dict(searches(processes, asked, rates, settings, 60.0)) == {}
+    with limited(1000):
+        looks = itertools.count()
+        monkeypatch.setattr(room, "used", lambda: 600 * next(looks))
+        answer = found(CONV, rates, Settings(max_depth=3, states=400), 1.0, 1.0, 1000)
+        ROOM.reached, wanting = False, ROOM.wanting
+        held(CONV, answer)
+        assert answer.cut and answer.states < 400 and ROOM.reached and ROOM.wanting > wanting
 
 
 def ee_key(equation: Any) -> Any:

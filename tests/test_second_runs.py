@@ -221,7 +221,7 @@ def trials(once: float, winners: int, contenders: int) -> list[tuple[int, ...]]:
     groups, near = [(n,) for n in range(winners)], [(winners + n,) for n in range(contenders)]
     gains = {n: 1.0 / (1 + n) for n in range(winners + contenders)}
     want = {"y": np.ones(3, np.float32)}
-    kept, _, refused = select(groups, gains, plans([]), plans, {}, once, near, want, plans.clock)
+    kept, _, refused, _ = select(groups, gains, plans([]), plans, {}, once, near, want, plans.clock)
     assert kept == list(plans.made[-1]) and not refused
     return [tuple(set(more) - set(before)) for before, more in itertools.pairwise(plans.made)]
 

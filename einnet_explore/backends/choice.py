@@ -18,7 +18,7 @@ from einnet_explore.algebra.measure import bytes_moved
 from einnet_explore.backends import fragment, measure, native
 from einnet_explore.backends.errors import BackendError, NoKernel
 from einnet_explore.backends.store import ALONE, Key, Store, key_of
-from einnet_explore.backends.ways import Alone, Way, by_one_thread, in_session
+from einnet_explore.backends.ways import Alone, Way, by_one_thread, in_session, load
 from einnet_explore.ir import Equation, tensors
 
 Array = npt.NDArray[Any]
@@ -82,11 +82,14 @@ def fastest(
     """The way of *ways* that takes the least time, by *store*; what it does not know is measured on *arrays* now.
 
     Arrays that are not named in *constants* are filled with numbers for that.  A way that its engine refuses
-    (BackendError) is passed over.  Our own C kernel comes last: it is compiled and compared where the best of the
-    others leaves something to gain, and again when another version writes such kernels.  Where a short kernel by
-    several threads is the best, the same by one thread is compared with it.  Raises BackendError where none is left.
+    (BackendError), now or though its time is known, is passed over.  Our own C kernel comes last: it is compiled and
+    compared where the best of the others leaves something to gain, and again when another version writes such kernels.
+    Where a short kernel by several threads is the best, the same by one thread is compared with it.  What is returned
+    is compiled.  Raises BackendError where none is left.
     """
-    key = key_of(equation, threads, constants)
+    operands = {t.name: arrays[t.name] for t in tensors(equation.scope)}
+    strided = {name: array.strides for name, array in operands.items() if not array.flags.c_contiguous}
+    key = key_of(equation, threads, constants, strided)
     found: list[tuple[float, int, W]] = []
     unknown: dict[str, tuple[int, W, Callable[[], object]]] = {}
     refusals: list[str] = []
@@ -111,13 +114,12 @@ def fastest(
                 continue
         if way.engine == "tiled":
             break  # plain kernels come after it where they win nowhere, and take long to make
-    if not found and not unknown:
-        if second is not None:
-            return second[1]
-        raise BackendError("; ".join(refusals) or "no engine takes it")
+    if not found and not unknown and second is not None:
+        found.append((NEVER, *second))  # nothing to compare it with
+        second = None
     if len(unknown) + len(found) == 1 and unknown and second is None:
         return next(way for _, way, _ in unknown.values())  # nothing to choose between
-    free = [arrays[t.name] for t in tensors(equation.scope) if t.name not in constants]
+    free = [array for name, array in operands.items() if name not in constants]
     if unknown:
         _fill(free)
         times = _times({engine: call for engine, (_, _, call) in unknown.items()}, threads)
@@ -139,9 +141,7 @@ def fastest(
                 seconds = min(least * ratio, NEVER)
                 store.put(replace(key, engine=SECOND), seconds, "measured")
                 found.append((seconds, *second))
-    first = min(found, key=lambda item: item[1])
-    best = min(found, key=lambda item: item[0])
-    seconds, _, way = best if best[0] * MARGIN < first[0] else first
+    seconds, way = _best(found, refusals)
     if threads == 1 or not NEGLIGIBLE < seconds < SHORT:
         return way
 
@@ -150,6 +150,21 @@ def fastest(
         return _against(call_of(way), call_of(alone), out, threads)
 
     return _by_threads(way, seconds, replace(key, engine=way.engine + ALONE), store, ratio_to)
+
+
+def _best(found: list[tuple[float, int, W]], refusals: list[str]) -> tuple[float, W]:
+    """The time and the way to take of *found* (times, places and ways); what is refused is added to *refusals*."""
+    while found:
+        first = min(found, key=lambda item: item[1])
+        best = min(found, key=lambda item: item[0])
+        taken = best if best[0] * MARGIN < first[0] else first
+        seconds, _, way = taken
+        try:
+            return seconds, load(way)
+        except BackendError as error:  # its time was stored where it could be compiled
+            refusals.append(str(error))
+            found.remove(taken)
+    raise BackendError("; ".join(refusals) or "no engine takes it")
 
 
 def _by_threads(way: W, seconds: float, key: Key, store: Store, ratio_to: Callable[[Alone], float]) -> W | Alone:
@@ -169,9 +184,9 @@ def _by_threads(way: W, seconds: float, key: Key, store: Store, ratio_to: Callab
             store.put(key, min(seconds * ratio, NEVER), "measured")
         else:
             ratio = known.seconds / seconds
+        return load(alone) if ratio * MARGIN < 1 else way
     except BackendError:
         return way
-    return alone if ratio * MARGIN < 1 else way
 
 
 def _against(best: Callable[[], object], other: Callable[[], object], out: Array, threads: int) -> float:

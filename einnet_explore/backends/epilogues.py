@@ -126,7 +126,7 @@ def _pays(pair: Pair, constant: Collection[str], threads: int, store: Store, ope
     if any(known is None for known in stored):
         try:
             times = _times(pair, constant, threads, store, operators)
-        except BackendError:
+        except (BackendError, MemoryError):
             return False
         for engine, seconds in times.items():
             store.put(replace(key, engine=engine), seconds, "measured")

@@ -75,7 +75,9 @@ class Writer:
         """*value* in *shape*: free in ONNX Runtime."""
         sizes = f"{self.prefix}shape {'x'.join(map(str, shape))}"
         self.weights[sizes] = np.array(shape, np.int64)
-        return self.add("Reshape", [value, sizes], makes, allowzero=1)
+        # Else 0 means the size that is there; operator sets before 14 do not have the attribute.
+        zero = {"allowzero": 1} if 0 in shape else {}
+        return self.add("Reshape", [value, sizes], makes, **zero)
 
     def made(self, tensor: str | None) -> str:
         """The value that a node makes for *tensor*: a new one for None."""

@@ -11,11 +11,11 @@ import numpy.typing as npt
 from einnet_explore.algebra.flatten import view_strides
 from einnet_explore.algebra.nest import nest
 from einnet_explore.algebra.online import Online, online
-from einnet_explore.backends import contraction, generated, hosted, ort, tvm_cpu
+from einnet_explore.backends import contraction, generated, hosted, ort
 from einnet_explore.backends.arrays import ALIGNMENT
 from einnet_explore.backends.blocks.choice import blocked
 from einnet_explore.backends.native import NativeSource
-from einnet_explore.backends.ways import KernelCall, NativeCall, ProductCall, TiledCall, ViewCall, Way
+from einnet_explore.backends.ways import KernelCall, NativeCall, ProductCall, TiledCall, ViewCall, Way, load
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Scope, Tensor, accesses, map_tensors
 from einnet_explore.kernels.machine import this_machine
 from einnet_explore.operators import Operator
@@ -29,8 +29,8 @@ of those that never change."""
 def first(
     equation: Equation, ways: Iterable[Way], arrays: Mapping[str, Array], out: Array, constants: Collection[str]
 ) -> Way:
-    """The way to take where nothing is measured."""
-    return next(iter(ways))
+    """The way to take where nothing is measured; raises BackendError where its engine refuses."""
+    return load(next(iter(ways)))
 
 
 def view(equation: Equation, views: Mapping[str, Scope], threads: int) -> ViewCall | None:
@@ -52,6 +52,8 @@ def engines(
 ) -> Iterable[Way]:
     """The ways to run *equation*, the one to take where nothing is measured first; each is made when it is asked for.
 
+    None is compiled here: what an engine refuses it refuses when the way is loaded, and the others are still to be had.
+
     *arrays* are like those that it will read, *out* like the one it will write; *views* are the scopes of those that
     are views, *constants* the arrays that never change.
     """
@@ -71,7 +73,7 @@ def engines(
     own = (rows is not None and rows.banded) or isinstance(online(seen), Online)
     own = own or blocked(seen, this_machine()) is not None
     if own:
-        yield KernelCall(tvm_cpu.compile_scope(seen, "float32", threads, tune))
+        yield KernelCall(seen, threads, tune)
     made = generated.contraction(equation.scope, constants or {}, threads)
     tiled = (
         None if made is None or not all(map(_packed, map(arrays.get, made.reads))) else TiledCall(made, constants or {})
@@ -79,7 +81,7 @@ def engines(
     if tiled is not None and tiled.made.worthwhile:
         yield tiled
     if not own:
-        yield KernelCall(tvm_cpu.compile_scope(seen, "float32", threads, tune))
+        yield KernelCall(seen, threads, tune)
     if tiled is not None and not tiled.made.worthwhile:
         yield tiled
     if equation.via is None or equation.via.operator == EOPERATOR:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -24,6 +25,15 @@ from einnet_explore.operators import OPERATORS, Operator
 Array = npt.NDArray[Any]
 
 
+@contextmanager
+def _memory(what: str) -> Generator[None, None, None]:
+    """Where memory runs out in it that is a BackendError: *what* was to be made, of how many bytes."""
+    try:
+        yield
+    except MemoryError as error:
+        raise BackendError(f"{what}: out of memory: {error}") from error
+
+
 @dataclass(frozen=True, eq=False)
 class CompiledProgram:
     """A program that runs, from several threads at once if need be; results belong to the caller.
@@ -39,7 +49,10 @@ class CompiledProgram:
     contexts: Contexts = field(repr=False)
 
     def run(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
-        """The outputs for *inputs*; raises BackendError for one that is missing or has another shape."""
+        """The outputs for *inputs*.
+
+        Raises BackendError for one that is missing or has another shape, and where memory runs out.
+        """
         given: dict[str, Array] = {}
         for name, shape in self.contexts.inputs.items():
             if name not in inputs:
@@ -48,10 +61,15 @@ class CompiledProgram:
             if array.shape != shape:
                 raise BackendError(f"input {name} has shape {list(array.shape)}, expected {list(shape)}")
             given[name] = array
-        if self._session is None:
-            return self.contexts.run(given)
-        feeds = {name: np.asarray(array, np.float32) for name, array in given.items()}
-        return dict(zip(self.program.outputs, self._session.run(self.program.outputs, feeds), strict=True))
+        with _memory("a run of the program"):
+            if self._session is None:
+                return self.contexts.run(given)
+            feeds = {name: np.asarray(array, np.float32) for name, array in given.items()}
+        try:
+            found = self._session.run(self.program.outputs, feeds)
+        except Exception as error:  # ONNX Runtime has a class of its own for every kind of failure
+            raise BackendError(f"ONNX Runtime cannot run the program: {str(error).strip()}") from error
+        return dict(zip(self.program.outputs, found, strict=True))
 
     def execute(self) -> None:
         """Compute ``outputs`` from what the arrays in ``inputs`` hold now, without copies; for one thread at a time."""
@@ -103,7 +121,8 @@ class CompiledProgram:
         inputs, outputs = tuple(self.contexts.inputs), self.program.outputs
         if not set(inputs).isdisjoint(outputs):
             return None
-        writer = self.write({name: name for name in (*inputs, *outputs)}, "/")
+        with _memory("the weights of a session"):
+            writer = self.write({name: name for name in (*inputs, *outputs)}, "/")
         if writer is None:
             return None
         try:
@@ -112,6 +131,7 @@ class CompiledProgram:
             raise BackendError(f"ONNX Runtime refuses the program: {str(error).strip()}") from error
 
     @cached_property
+    @_memory("the arrays of the program")
     def _own(self) -> Context:
         held = self._session
         if held is None:
@@ -142,7 +162,7 @@ def compile_program(
     Equations that only depend on *constants* (arrays by input name) are evaluated here, once.  An equation whose
     ``via`` is None is run as a matrix product where it is one and as a generated kernel otherwise.  *tune* measures the
     applicable schedules of every kernel, *choose* takes one of an equation's engines.  Raises BackendError, which names
-    the equation, where an engine refuses.
+    the equation, where an engine refuses and where memory runs out.
     """
     if np.dtype(dtype) != np.float32:
         raise BackendError(f"dtype {np.dtype(dtype)}: programs run in float32")
@@ -150,13 +170,13 @@ def compile_program(
     fixed = {t.name: _constant(t.name, t.shape, given[t.name]) for t in program.inputs if t.name in given}
     inputs = {t.name: t.shape for t in program.inputs if t.name not in given}
     # Arrays of the right shapes and strides: nothing is written to those that are no constants.
-    arrays = {**fixed, **{name: aligned_empty(shape) for name, shape in inputs.items()}}
+    arrays = fixed | {name: _array(f"input {name}", shape) for name, shape in inputs.items()}
     views: dict[str, Scope] = {}
     names: dict[str, str] = {}
     steps: list[Step] = []
     blas.set_threads(threads)
     for n, equation in enumerate(program.equations):
-        out = aligned_empty(equation.scope.shape)
+        out = _array(f"equation {equation.name}", equation.scope.shape)
         moved = turned_for(equation, *program.equations[n + 1 :])
         way = _way(equation, arrays, out, views, operators, threads, tune, fixed, choose, moved)
         names[equation.name] = way.engine
@@ -180,11 +200,16 @@ def compile_program(
     return CompiledProgram(program, threads, names, Contexts(tuple(steps), inputs, fixed, program.outputs, threads))
 
 
+def _array(what: str, shape: tuple[int, ...]) -> Array:
+    with _memory(what):
+        return aligned_empty(shape)
+
+
 def _constant(name: str, shape: tuple[int, ...], given: npt.ArrayLike) -> Array:
     array = np.asarray(given)
     if array.shape != shape:
         raise BackendError(f"constant {name} has shape {list(array.shape)}, expected {list(shape)}")
-    place = aligned_empty(shape)
+    place = _array(f"constant {name}", shape)
     np.copyto(place, array, casting="unsafe")
     return place
 

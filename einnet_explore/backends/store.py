@@ -7,7 +7,7 @@ import platform
 import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import closing
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cache
@@ -16,7 +16,7 @@ from math import inf
 from pathlib import Path
 from typing import TypeVar
 
-from einnet_explore.backends import schedule
+from einnet_explore.backends import generated, schedule
 from einnet_explore.backends.compiled import cpu_name
 from einnet_explore.backends.identity import identity
 from einnet_explore.backends.native import ENGINE, generator
@@ -31,8 +31,8 @@ APART = "apart"
 ALONE = " by one thread"
 """What follows an engine's name where its kernel is for one thread though there are several."""
 
-_BY = ", kernels in C by "
-"""Between how a time was taken and the version of the generator of C that it holds for."""
+_BY = ", kernels "
+"""Between how a time was taken and the versions of what writes kernels that it holds for."""
 
 _TABLE = """CREATE TABLE IF NOT EXISTS engine_profile (
     operator TEXT, attributes TEXT, shapes TEXT, dtype TEXT, threads INTEGER, device TEXT, library TEXT,
@@ -78,7 +78,7 @@ class Store:
         self._memory: dict[Key, Profile] | None = None
 
     def get(self, key: Key) -> Profile | None:
-        """The time stored for *key*; None where there is none, or one of C kernels that are written otherwise now."""
+        """The time stored for *key*; None where there is none, or one of kernels that are written otherwise now."""
         if self._memory is not None:
             return self._memory.get(key)
 
@@ -152,15 +152,23 @@ class Store:
 
 
 def _by(key: Key) -> str:
-    """What a time says of the C kernels that may be in it: one by itself, a chosen one, or those of a program."""
-    may_be = key.engine.removesuffix(ALONE) == ENGINE or (
-        key.engine in ("", APART) and EOPERATOR in f"{key.operator} {key.attributes}"
-    )
-    return f"{_BY}{generator()[:16]}" if may_be and key.device == device() else ""
+    """What a time says of the kernels that may be in it: one by itself, a chosen one, or those of a program."""
+    if key.device != device():
+        return ""
+    engine, chosen = key.engine.removesuffix(ALONE), key.engine in ("", APART)
+    generates = EOPERATOR in f"{key.operator} {key.attributes}"
+    by = []
+    if engine == "tiled" or chosen:
+        by.append(f"in tiles by {generated.VERSION}")
+    if (engine == "tvm" or chosen) and not generates:  # an eOperator's key itself says by what
+        by.append(f"in TVM by {schedule.VERSION}")
+    if engine == ENGINE or (chosen and generates):
+        by.append(f"in C by {generator()[:16]}")
+    return _BY + ", ".join(by) if by else ""
 
 
 def _how(key: Key, said: str) -> str | None:
-    """How the time of *key* was taken, by what its row *said*; None where its C kernels were written otherwise."""
+    """How the time of *key* was taken, by what its row *said*; None where its kernels were written otherwise."""
     how, *_ = said.partition(_BY)
     return how if said == how + _by(key) else None
 
@@ -175,11 +183,17 @@ def _least(times: Iterable[tuple[Key, float]]) -> dict[Key, float]:
     return found | chosen
 
 
-def key_of(what: Equation | Program, threads: int = 1, constant: Collection[str] = ()) -> Key:
+def key_of(
+    what: Equation | Program,
+    threads: int = 1,
+    constant: Collection[str] = (),
+    strided: Mapping[str, tuple[int, ...]] | None = None,
+) -> Key:
     """The key of an equation or of a whole program on this device.
 
     Operands of an equation that never change, weights and those named in *constant*, make another key: engines pack
-    them beforehand.  Times of generated kernels hold for the templates that made them.
+    them beforehand.  So do those that are not packed, whose strides in bytes *strided* gives: engines gather them at
+    every call.  A time says itself for which versions of the generators of kernels it holds.
     """
     match what:
         case Equation(_, scope, via):
@@ -189,7 +203,8 @@ def key_of(what: Equation | Program, threads: int = 1, constant: Collection[str]
             # Two scopes with one operator and equal shapes may still differ: generated kernels, views of operands.
             reads = dict.fromkeys(tensors(scope))
             fixed = [n for n, t in enumerate(reads) if t.weight or t.name in constant]
-            digest = _digest(f"{identity(scope)} {fixed}")
+            views = [(n, strided[t.name]) for n, t in enumerate(reads) if t.name in strided] if strided else ""
+            digest = _digest(f"{identity(scope)} {fixed}{views}")
         case Program(equations=equations):
             operator, attributes = "program", ", ".join(e.via.operator if e.via else EOPERATOR for e in equations)
             shapes = " ".join(f"{list(t.shape)}" for t in what.inputs)

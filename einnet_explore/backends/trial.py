@@ -62,7 +62,11 @@ def _asked(question: dict[str, object]) -> str:
     except OSError:
         _end(child)
         return ""  # it was gone before: nothing is known of this kernel
-    answer = _answer(child, LONGEST)
+    try:
+        answer = _answer(child, LONGEST)
+    except KeyboardInterrupt:
+        _end(child)  # its answer would be taken for the next kernel's
+        raise
     if answer is not None:
         return answer
     code = child.poll()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,11 @@ from einnet_explore.backends.arrays import bound
 from einnet_explore.backends.fragment import Writer, session
 from einnet_explore.backends.native import ENGINE, NativeSource
 from einnet_explore.backends.store import ALONE
-from einnet_explore.ir import Scope, Tensor, accesses
+from einnet_explore.ir import Scope, Tensor, accesses, tensors
 
 Array = npt.NDArray[Any]
 Call = Callable[[], object]
+W = TypeVar("W", bound="Way")
 
 
 class Way(Protocol):
@@ -65,14 +66,21 @@ class Alone:
 
 @dataclass(frozen=True, eq=False)
 class KernelCall:
-    """A generated kernel."""
+    """A generated kernel of *scope*; it is compiled, or loaded, when it is first bound."""
 
-    kernel: tvm_cpu.Kernel
+    scope: Scope
+    threads: int = 1
+    tune: bool = False
     engine = "tvm"
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return self.kernel.source.inputs
+        return tuple(dict.fromkeys(t.name for t in tensors(self.scope)))
+
+    @cached_property
+    def kernel(self) -> tvm_cpu.Kernel:
+        """The compiled kernel; raises BackendError where TVM refuses."""
+        return tvm_cpu.compile_scope(self.scope, "float32", self.threads, self.tune)
 
     def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
         return self.kernel.bind([arrays[name] for name in self.reads], out)
@@ -193,17 +201,31 @@ class ViewCall:
 
     @cached_property
     def _moved(self) -> KernelCall:
-        return KernelCall(tvm_cpu.compile_scope(self.inlined, "float32", self.threads))
+        return KernelCall(self.inlined, self.threads)
+
+
+def load(way: W) -> W:
+    """*way*, whose kernel is compiled, or loaded, now; raises BackendError where its engine refuses."""
+    match way:
+        case KernelCall():
+            _ = way.kernel
+        case TiledCall(made):
+            _ = made.function
+        case NativeCall(source):
+            _ = source.function
+        case Alone(inner):
+            load(inner)
+    return way
 
 
 def by_one_thread(way: Way) -> Alone | None:
     """*way* with a kernel for one thread; None where its kernel is one, or is no kernel of ours.
 
-    Raises BackendError where such a kernel cannot be compiled.
+    Raises BackendError where the kernel of *way* cannot be compiled.
     """
     match way:
-        case KernelCall(kernel) if kernel.source.shared:
-            return Alone(KernelCall(tvm_cpu.compile_scope(kernel.source.scope, kernel.source.dtype)))
+        case KernelCall(scope) if way.kernel.source.shared:
+            return Alone(KernelCall(scope))
         case TiledCall(made, constants) if made.plan.shared:
             return Alone(TiledCall(replace(made, plan=replace(made.plan, threads=1)), constants))
         case NativeCall(source) if source.shared:

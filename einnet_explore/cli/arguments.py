@@ -9,7 +9,17 @@ from importlib import import_module
 from typing import NoReturn
 
 from einnet_explore.cli.errors import BAD_INPUT
-from einnet_explore.cli.values import count, memory, natural, seconds
+from einnet_explore.cli.options import (
+    depth_options,
+    elsewhere_options,
+    json_options,
+    memory_options,
+    model_options,
+    search_options,
+    states_options,
+    target_options,
+)
+from einnet_explore.cli.values import count, natural, seconds
 
 EXPERIMENTS = ("e1", "e2", "e3", "e4", "e5", "e6")
 
@@ -50,18 +60,22 @@ def parser() -> argparse.ArgumentParser:
     rules = command("rules", "the legal rule matches, and why the others are refused")
     rules.add_argument("case", metavar="CASE.ein")
     rules.add_argument("--at", metavar="PATH", help="one scope, such as 0.1 (default: all)")
-    _json(rules)
+    json_options(rules)
 
     derive = command("derive", "search for programs of library operators and eOperators")
     derive.add_argument("case", metavar="CASE.ein")
-    derive.add_argument("--target", action="append", default=[], metavar="NAME", help="a library operator; repeatable")
-    derive.add_argument("--max-depth", type=natural, default=7, metavar="N")
-    derive.add_argument("--strategy", default="best_first", metavar="NAME")
-    derive.add_argument("--no-fingerprint", action="store_true")
-    derive.add_argument("--no-converging", action="store_true")
-    derive.add_argument("--limit-seconds", type=seconds, metavar="S")
-    _states(derive)
-    _memory(derive)
+    search_options(derive)
+    derive.add_argument(
+        "--no-fingerprint", action="store_true", help="the paper's ablation: programs reached twice are explored twice"
+    )
+    derive.add_argument(
+        "--no-converging",
+        action="store_true",
+        help="the paper's ablation: match operators only where no mismatch is left",
+    )
+    derive.add_argument("--limit-seconds", type=seconds, metavar="S", help="of the search (default: no limit)")
+    states_options(derive)
+    memory_options(derive)
     derive.add_argument("--save", metavar="RECORD.json", help="write the best derivation with its certificates")
     derive.add_argument(
         "--device",
@@ -70,29 +84,29 @@ def parser() -> argparse.ArgumentParser:
         help="whose times order candidates: this machine's usual ones, or those of a profile recorded elsewhere",
     )
     derive.add_argument("--threads", type=count, metavar="N", help="of the profile, where it holds several")
-    _json(derive)
+    json_options(derive)
 
     sweep = command("sweep", "derive for many cases at once, on processes or a cluster")
     sweep.add_argument("cases", nargs="+", metavar="CASE.ein")
-    sweep.add_argument("--target", action="append", default=[], metavar="NAME", help="a library operator; repeatable")
-    sweep.add_argument("--max-depth", type=natural, default=7, metavar="N")
-    sweep.add_argument("--strategy", default="best_first", metavar="NAME")
-    sweep.add_argument("--limit-seconds", type=seconds, metavar="S", help="for each of the searches")
-    _states(sweep)
-    _elsewhere(sweep)
-    _json(sweep)
+    search_options(sweep)
+    sweep.add_argument(
+        "--limit-seconds", type=seconds, metavar="S", help="for each of the searches (default: no limit)"
+    )
+    states_options(sweep)
+    elsewhere_options(sweep)
+    json_options(sweep)
 
     family = command("family", "derive a program with param lines, and prove it for all sizes")
     family.add_argument("case", metavar="CASE.ein")
-    family.add_argument("--target", action="append", default=[], metavar="NAME", help="a library operator; repeatable")
+    target_options(family)
     family.add_argument(
         "--assume", action="append", default=[], metavar="'W >= K'", help="what more is assumed; repeatable"
     )
-    family.add_argument("--limit-seconds", type=seconds, metavar="S")
+    family.add_argument("--limit-seconds", type=seconds, metavar="S", help="of the search (default: no limit)")
     family.add_argument("--sizes", metavar="H=11,W=17", help="where to search (default: small primes)")
     family.add_argument("--at", metavar="H=56,W=56", help="print the program at these sizes, too")
     family.add_argument("--latex", action="store_true")
-    _json(family)
+    json_options(family)
 
     fuse = command("fuse", "a program as one kernel: its stages, sizes and text")
     fuse.add_argument("case", metavar="CASE.ein")
@@ -112,21 +126,27 @@ def parser() -> argparse.ArgumentParser:
     shown = grad.add_mutually_exclusive_group()
     shown.add_argument("--latex", action="store_true")
     shown.add_argument("--text", action="store_true", help="the text form (the default)")
-    _json(grad)
+    json_options(grad)
 
     check = command("check", "replay a derivation's certificates without the optimiser")
     check.add_argument("record", metavar="RECORD.json")
     check.add_argument(
         "--modular", action="store_true", help="also evaluate start and end modulo 2^31-1 at their real sizes"
     )
-    _json(check)
+    json_options(check)
 
     optimize = command("optimize", "optimise an ONNX model")
     optimize.add_argument("model", metavar="MODEL.onnx")
     optimize.add_argument("-o", "--output", metavar="OUT.onnx")
     optimize.add_argument("--html", metavar="FILE", help="the report as one page")
-    optimize.add_argument("--max-depth", type=natural, default=7, metavar="N")
-    optimize.add_argument("--budget", type=seconds, metavar="SECONDS", help="stop searching and measuring after this")
+    depth_options(optimize)
+    optimize.add_argument(
+        "--budget",
+        type=seconds,
+        metavar="SECONDS",
+        help="begin no part's contest after this (default: 480 s); choosing among the winners and measuring the whole "
+        "come after it",
+    )
     optimize.add_argument(
         "--target-runtime",
         default="plan",
@@ -140,32 +160,51 @@ def parser() -> argparse.ArgumentParser:
         help="the most that a derivation may do to the last digits; approximate allows 1e-4 of the largest output",
     )
     optimize.add_argument("--certificates", metavar="DIR", help="write one RECORD.json for each kept derivation there")
-    _states(optimize)
-    _memory(optimize)
-    _elsewhere(optimize)
-    _model(optimize)
-    _json(optimize)
+    states_options(optimize)
+    memory_options(optimize)
+    elsewhere_options(optimize)
+    model_options(optimize)
+    json_options(optimize)
 
     bench = command("bench", "measure against other engines, interleaved")
     bench.add_argument("cases", nargs="+", metavar="MODEL.onnx|CASE.ein")
     bench.add_argument(
-        "--against", default="onnxruntime", metavar="NAMES", help="of onnxruntime,torch,torch.compile,numpy"
+        "--against",
+        default="onnxruntime",
+        metavar="NAMES",
+        help="of onnxruntime,torch,torch.compile,numpy (default: %(default)s)",
     )
-    bench.add_argument("--budget", type=seconds, metavar="SECONDS", help="stop searching and measuring after this")
-    bench.add_argument("--rounds", type=count, default=20, metavar="N")
-    _model(bench)
-    _json(bench)
+    bench.add_argument(
+        "--budget",
+        type=seconds,
+        metavar="SECONDS",
+        help="of a model as in optimize (default: 480 s), of a case the seconds of search (default: 4 s)",
+    )
+    bench.add_argument(
+        "--rounds", type=count, default=20, metavar="N", help="in which all engines take turns (default: %(default)s)"
+    )
+    model_options(bench)
+    json_options(bench)
 
     reproduce = command("reproduce", "tables and figures of the paper's evaluation, from this engine")
     reproduce.add_argument("experiments", nargs="+", choices=EXPERIMENTS, metavar="|".join(EXPERIMENTS))
     reproduce.add_argument("--quick", action="store_true", help="smaller depths and limits: less than a minute")
     reproduce.add_argument("--out", metavar="DIR", help="write CSV, Markdown and SVG files there")
-    reproduce.add_argument("--max-depth", type=count, metavar="N", help="of the searches of e4 to e6")
-    reproduce.add_argument("--limit-seconds", type=seconds, metavar="S", help="for each of the searches")
-    reproduce.add_argument("--threads", type=count, metavar="N", help="of e1 to e3 (default: 1 and 2, and 1)")
-    reproduce.add_argument("--model", action="append", default=[], metavar="NAME", help="of e1 only this; repeatable")
+    reproduce.add_argument("--max-depth", type=count, metavar="N", help="of the searches of e4 to e6 (default: 6)")
     reproduce.add_argument(
-        "--batch", action="append", type=count, default=[], metavar="N", help="of e1 only this; repeatable"
+        "--limit-seconds",
+        type=seconds,
+        metavar="S",
+        help="for each search (default: 20 for e2 and e3, 60 for e4 to e6); of e1 the --budget of a model (480)",
+    )
+    reproduce.add_argument(
+        "--threads", type=count, metavar="N", help="of e1 to e3 (default: 1 and then 2 for e1, 1 for e2 and e3)"
+    )
+    reproduce.add_argument(
+        "--model", action="append", default=[], metavar="NAME", help="of e1 only this (default: all); repeatable"
+    )
+    reproduce.add_argument(
+        "--batch", action="append", type=count, default=[], metavar="N", help="of e1 (default: 1 and 16); repeatable"
     )
     reproduce.add_argument("--again", action="store_true", help="measure what DIR holds of an earlier run, too")
     reproduce.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: e1 to e3 of --results")
@@ -189,38 +228,3 @@ def _later(module: str) -> Callable[[argparse.Namespace], int]:
         return code
 
     return run
-
-
-def _json(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", metavar="-", help="one JSON document to standard output (-) or a file")
-
-
-def _states(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--limit-states", type=count, metavar="N", help="end each search after N states: the same whenever it runs"
-    )
-
-
-def _memory(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--memory",
-        type=memory,
-        metavar="512M|2G",
-        help="stop searching near this much memory, with what there is, and measure nothing that does not fit",
-    )
-
-
-def _elsewhere(command: argparse.ArgumentParser) -> None:
-    where = command.add_mutually_exclusive_group()
-    where.add_argument("--jobs", type=count, metavar="N", help="search in N processes")
-    where.add_argument(
-        "--cluster", metavar="tcp://HOST:PORT", help="search on the workers of this dask.distributed scheduler"
-    )
-
-
-def _model(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--shape", action="append", default=[], metavar="NAME=1,3,224,224", help="a dynamic input's shape"
-    )
-    command.add_argument("--device", default="cpu", metavar="cpu|cuda")
-    command.add_argument("--threads", type=count, metavar="N")

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from einnet_explore.cli.errors import INTERRUPTED, OK
+from einnet_explore.cli.errors import BAD_INPUT, INTERRUPTED, OK, one_line
 from einnet_explore.cli.output import STDOUT, progress, say, seconds, table, writable, write_json
 from einnet_explore.cli.values import shapes
 from einnet_explore.graph.bench.engines import check_engines
@@ -14,13 +14,18 @@ from einnet_explore.graph.bench.paired import benchmark
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure every case in turn; one table each, or one JSON document of all.  Interrupted, those that were done."""
+    """Measure every case in turn; one table each, or one JSON document of all.
+
+    Interrupted, those that were done.  A case that fails is said and does not end the others: exit code 2, and no
+    document where nothing was measured.
+    """
     writable(arguments.json)
     against = tuple(name.strip() for name in arguments.against.split(",") if name.strip())
     for case in arguments.cases:
         check_engines(case, against)
     given = shapes(arguments.shape)
     results: list[Mapping[str, Any]] = []
+    failures: dict[str, str] = {}
     interrupted = False
     with progress(len(arguments.cases), "cases") as bar:
         for case in arguments.cases:
@@ -38,13 +43,19 @@ def run(arguments: argparse.Namespace) -> int:
                 say(f"interrupted: {len(results)} of {len(arguments.cases)} cases were measured")
                 interrupted = True
                 break
+            except (ValueError, RuntimeError, OSError) as error:
+                if arguments.debug:
+                    raise
+                failures[case] = one_line(error)
+                say(f"error: {failures[case]}")
+                continue
             results.append(result)
             bar.update()
             if arguments.json != STDOUT:
                 print(_table(result))
-    if arguments.json:
-        write_json(arguments.json, {"cases": results})
-    return INTERRUPTED if interrupted else OK
+    if arguments.json and (results or not failures):
+        write_json(arguments.json, {"cases": results, "failures": failures})
+    return INTERRUPTED if interrupted else BAD_INPUT if failures else OK
 
 
 def _table(result: Mapping[str, Any]) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
 from html import escape
 from pathlib import Path
+from typing import Any
 
-from einnet_explore.cli.errors import INTERRUPTED, NO, OK
+from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
+
+from einnet_explore.cli.errors import INTERRUPTED, NO, OK, one_line
 from einnet_explore.cli.output import STDOUT, progress, save, say, table, writable, write_json
 from einnet_explore.cli.values import shapes
 from einnet_explore.executors import Serial, executor
@@ -20,6 +24,7 @@ from einnet_explore.graph.optimise import Optimiser
 from einnet_explore.graph.optimised import Optimised
 from einnet_explore.graph.outputs import AGREEMENT
 from einnet_explore.graph.request import read, settings
+from einnet_explore.graph.selection import selecting
 from einnet_explore.room import limited, shown
 
 LINES = 8
@@ -32,6 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = settings(arguments.device, *asked)
     model = read(arguments.model, shapes(arguments.shape))
     writable(arguments.output, arguments.html, arguments.json)
+    if arguments.certificates:
+        Path(arguments.certificates).mkdir(parents=True, exist_ok=True)
+        writable(str(Path(arguments.certificates) / "RECORD.json"))
     chosen = replace(chosen, states=arguments.limit_states)
     with limited(arguments.memory) as room, executor(arguments.jobs, arguments.cluster) as where:
         work = Optimiser(model, chosen, arguments.budget, executor=None if isinstance(where, Serial) else where)
@@ -39,17 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if room.reached:
         say(f"searches stopped near {shown(arguments.memory)} of memory: what they had found is reported")
     report = fast.report()
-    if arguments.output:
-        save(arguments.output, fast.onnx().SerializeToString())
-        if lacks := fast.exported.lacks(sum(part.kept for part in fast.parts)):
-            say(f"{arguments.output}: {lacks}")
-    if arguments.html:
-        save(arguments.html, report_page(fast))
-    if arguments.certificates:
-        records(arguments.certificates, fast)
-    if arguments.json:
-        report["attribution"] = [found.to_json() for found in fast.attribution()]
-        write_json(arguments.json, report)
+    failures = _written(arguments, fast, report)
     if arguments.json != STDOUT:
         print(table(fast.rows()))
         print(fast.summary())
@@ -57,28 +55,70 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"in no subprogram: {line}")
     if work.interrupted:
         say(f"interrupted after {len(work.parts)} of {len(work.subprograms)} subprograms: these are reported")
+    elif fast.interrupted:
+        say("interrupted while selecting: what was kept by then is reported")
+    if failures:
+        raise failures[0]
+    if report["interrupted"]:
         return INTERRUPTED
     return OK if report["max_rel_error"] <= AGREEMENT else NO
 
 
 def _result(work: Optimiser) -> Optimised:
-    """Everything that was found; Ctrl-C ends the search, and a second one ends the command."""
+    """Everything that was found; Ctrl-C ends the search or the selecting, and a second one ends the command."""
     try:
         with progress(len(work.subprograms), "subprograms") as bar:
             for step in work.run():
                 bar.update()
                 bar.set_postfix(kept=sum(p.kept for p in work.parts), states=step.part.outcome.states)
-        return work.result()
     except KeyboardInterrupt:
         work.interrupted = True
         say(f"interrupted: measuring what {len(work.parts)} subprograms gave")
-        return work.result()
+    return work.result()
+
+
+def _written(arguments: argparse.Namespace, fast: Optimised, report: dict[str, Any]) -> list[Exception]:
+    """Write everything that was asked for; one that cannot be written is said, given back, and costs no other."""
+    outputs: list[tuple[str | None, Callable[[str], None]]] = [
+        (arguments.output, lambda path: exported(path, fast)),
+        (arguments.html, lambda path: save(path, report_page(fast))),
+        (arguments.certificates, lambda path: records(path, fast)),
+        (arguments.json, lambda path: write_json(path, attributed(report, fast, selecting(arguments.budget)))),
+    ]
+    failures: list[Exception] = []
+    for path, write in outputs:
+        if path is None:
+            continue
+        try:
+            write(path)
+        except (EncodeError, MemoryError, OSError, ValueError) as error:
+            say(f"{path} was not written: {one_line(error)}")
+            failures.append(error)
+    return failures
+
+
+def exported(path: str, fast: Optimised) -> None:
+    """The optimised model as a file, and what it lacks."""
+    save(path, fast.onnx().SerializeToString())
+    if lacks := fast.exported.lacks(sum(part.kept for part in fast.parts)):
+        say(f"{path}: {lacks}")
+
+
+def attributed(report: dict[str, Any], fast: Optimised, seconds: float) -> dict[str, Any]:
+    """*report* with what kept derivations bring, as far as that is measured in *seconds*; Ctrl-C ends it."""
+    report["attribution"] = []
+    try:
+        for found in fast.attributions(seconds):
+            report["attribution"].append(found.to_json())
+    except KeyboardInterrupt:
+        report["interrupted"] = True
+        say(f"interrupted: what {len(report['attribution'])} of {len(fast.groups)} kept kinds bring is reported")
+    return report
 
 
 def records(directory: str, fast: Optimised) -> None:
-    """One record with its certificates for each kept derivation, in *directory*, which is made where there is none."""
+    """One record with its certificates for each kept derivation, in *directory*."""
     where = Path(directory)
-    where.mkdir(parents=True, exist_ok=True)
     for name, derivation in fast.derivations().items():
         save_record(where / f"{name}.json", to_record(derivation, certificates(derivation), model=fast.model.path))
     say(f"saved {len(fast.derivations())} records in {directory}")

@@ -3,42 +3,91 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
-from einnet_explore.cli.errors import NO, OK
-from einnet_explore.cli.output import STDOUT, seconds, table, writable, write_json
-from einnet_explore.executors import executor
-from einnet_explore.explore.many import search_all
+from einnet_explore.cli.errors import BAD_INPUT, INTERRUPTED, NO, OK, one_line
+from einnet_explore.cli.output import STDOUT, say, seconds, table, writable, write_json
+from einnet_explore.cost import program_seconds
+from einnet_explore.executors import executor, submitted
+from einnet_explore.explore.many import search_one
+from einnet_explore.explore.run import Run
+from einnet_explore.ir import Program
+from einnet_explore.search.options import Options
 from einnet_explore.text import load_text
+
+Report = dict[str, Any]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit code 0 when every case has a candidate (for the targets asked for), else 1."""
+    """Exit code 0 when every case has a candidate (for the targets asked for), else 1.
+
+    Interrupted, the searches that were done are reported.  One that fails is said and does not end the others: exit
+    code 2, and no document where none was done.
+    """
     programs = {case: load_text(case) for case in dict.fromkeys(arguments.cases)}
     writable(arguments.json)
-    with executor(arguments.jobs, arguments.cluster) as where:
-        reports = search_all(
-            programs,
-            where,
-            target=arguments.target,
-            limit=arguments.limit_seconds,
-            states=arguments.limit_states,
-            strategy=arguments.strategy,
-            max_depth=arguments.max_depth,
-        )
-    if arguments.json:
-        write_json(arguments.json, {"reports": reports})
-    if arguments.json != STDOUT:
+    reports: dict[str, Report] = {}
+    failures: dict[str, BaseException] = {}
+    interrupted = False
+    try:
+        with executor(arguments.jobs, arguments.cluster) as where:
+            _search(arguments, programs, where, reports, failures)
+    except KeyboardInterrupt:
+        say(f"interrupted: {len(reports)} of {len(programs)} searches were done")
+        interrupted = True
+    for case, problem in failures.items():
+        if arguments.debug:
+            raise problem
+        say(f"error: {case}: {one_line(problem)}")
+    done = [reports[case] for case in programs if case in reports]
+    if arguments.json and (done or not failures):
+        said = {case: one_line(problem) for case, problem in failures.items()}
+        write_json(arguments.json, {"reports": done, "failures": said})
+    if done and arguments.json != STDOUT:
         head = ["case", "states", "seconds", "candidates", "estimate", "certificate", "library operators"]
-        print(table([head, *map(_row, reports)]))
-    return OK if all(_wanted(report) for report in reports) else NO
+        print(table([head, *map(_row, done)]))
+    if interrupted or failures:
+        return INTERRUPTED if interrupted else BAD_INPUT
+    return OK if all(map(_wanted, done)) else NO
 
 
-def _wanted(report: dict[str, Any]) -> bool:
+def _search(
+    arguments: argparse.Namespace,
+    programs: Mapping[str, Program],
+    where: Any,
+    reports: dict[str, Report],
+    failures: dict[str, BaseException],
+) -> None:
+    """Fill *reports* and *failures*, both by case; interrupted, with the reports of all searches that are done."""
+    targets, options = tuple(arguments.target), {"strategy": arguments.strategy, "max_depth": arguments.max_depth}
+    for program in list(programs.values())[:1]:  # what is wrong with the options is said here, before anything starts
+        Run(program, program_seconds, target=targets, options=Options(**options))
+    limits = arguments.limit_seconds, options, arguments.limit_states
+    futures: dict[str, Any] = {}
+    try:
+        for case, program in programs.items():
+            futures[case] = submitted(where, search_one, case, program, targets, *limits)
+        for case, future in futures.items():
+            problem = future.exception()
+            if problem is None:
+                reports[case] = future.result()
+            elif isinstance(problem, Exception):
+                failures[case] = problem
+            else:  # Ctrl-C is for the processes of a terminal, all of them
+                raise problem
+    except KeyboardInterrupt:
+        for case, future in futures.items():
+            if future.done() and not future.cancelled() and future.exception() is None:
+                reports[case] = future.result()
+        raise
+
+
+def _wanted(report: Report) -> bool:
     return any(c["operators"] or not report["target"] for c in report["candidates"])
 
 
-def _row(report: dict[str, Any]) -> list[object]:
+def _row(report: Report) -> list[object]:
     counts = [report["case"], report["states"], f"{report['seconds']:.2f}", len(report["candidates"])]
     if report["best"] is None:
         return [*counts, "", "", "none"]

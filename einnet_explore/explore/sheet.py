@@ -1,4 +1,4 @@
-"""A table of results: as CSV with every figure, as Markdown with those that a reader wants."""
+"""A table of results: as CSV with seven significant digits, as Markdown with those that a reader wants."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _plain(cell: Cell) -> str:
         case bool():
             return str(cell).lower()
         case float():
-            return repr(round(cell, 6))
+            return repr(float(f"{cell:.7g}"))
         case _:
             return str(cell)
 

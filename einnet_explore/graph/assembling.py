@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from weakref import WeakValueDictionary
 
 from einnet_explore.backends.epilogues import compile_measured
+from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.program import CompiledProgram
 from einnet_explore.backends.store import Store
 from einnet_explore.graph.assembled import Assembled
@@ -19,7 +22,7 @@ from einnet_explore.graph.post.layouts import Price, laid_out
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.remembered import Memory
 from einnet_explore.graph.running.compiled import ByValue
-from einnet_explore.graph.running.plan import Plan, build_plan
+from einnet_explore.graph.running.plan import Plan, PlanError, build_plan
 from einnet_explore.graph.writing.export import Replacement
 from einnet_explore.ir import Program
 from einnet_explore.rules import Derivation, Refused
@@ -29,7 +32,10 @@ from einnet_explore.search.replay import replay, told
 
 @dataclass
 class Assembler:
-    """Makes plans of *model* from pieces; what was made once is not made again."""
+    """Makes plans of *model* from pieces; what was made once is not made again.
+
+    Compiled programs, which have copies of their weights, are let go with the last plan that they are in.
+    """
 
     model: Model
     settings: Settings
@@ -40,7 +46,7 @@ class Assembler:
     folder: Folder = field(init=False)
     _post: dict[Program, Derivation] = field(default_factory=dict)
     _proofs: dict[Program, str] = field(default_factory=dict)
-    _runs: dict[tuple[object, ...], CompiledProgram] = field(default_factory=dict)
+    _runs: WeakValueDictionary[tuple[object, ...], CompiledProgram] = field(default_factory=WeakValueDictionary)
 
     def __post_init__(self) -> None:
         self.folder = Folder(self.settings.threads)
@@ -108,18 +114,31 @@ class Assembler:
         return tuple(out)
 
     def plan(self, parts: Iterable[Assembled]) -> Plan:
-        """The plan with *parts* in it."""
-        runs = {r.nodes: ByValue(self._compiled(r), r.names) for r in self.replacements(parts)}
-        return build_plan(self.model, runs, self.settings.threads)
+        """The plan with *parts* in it; raises PlanError."""
+        with _planning():
+            runs = {r.nodes: ByValue(self._compiled(r), r.names) for r in self.replacements(parts)}
+            return build_plan(self.model, runs, self.settings.threads)
 
     def export(self, parts: Iterable[Assembled]) -> Plan:
         """The exported model with *parts* in it, in one session; raises ExportError and PlanError."""
-        return exported_plan(self.model, self.replacements(parts), self.settings.threads)
+        with _planning():
+            return exported_plan(self.model, self.replacements(parts), self.settings.threads)
 
     def _compiled(self, replacement: Replacement) -> CompiledProgram:
         key = replacement.program, *((name, id(array)) for name, array in sorted(replacement.constants.items()))
-        if key not in self._runs:
-            self._runs[key] = compile_measured(
-                replacement.program, self.settings.threads, replacement.constants, self.store
-            )
-        return self._runs[key]
+        made = self._runs.get(key)
+        if made is None:
+            made = compile_measured(replacement.program, self.settings.threads, replacement.constants, self.store)
+            self._runs[key] = made
+        return made
+
+
+@contextmanager
+def _planning() -> Generator[None, None, None]:
+    """What is not compiled or finds no memory makes no plan: raises PlanError then, as for what cannot be run."""
+    try:
+        yield
+    except BackendError as error:
+        raise PlanError(str(error)) from error
+    except MemoryError as error:
+        raise PlanError(f"not enough memory: {error}") from error

@@ -21,10 +21,11 @@ from einnet_explore.algebra.near import Near
 from einnet_explore.algebra.running_error import running_error
 from einnet_explore.algebra.sampling import sliced
 from einnet_explore.backends.errors import BackendError
-from einnet_explore.graph.contest import Engine
+from einnet_explore.graph.contest import WANT_OF_MEMORY, Engine
 from einnet_explore.graph.numerics import LEVELS, level, level_of
 from einnet_explore.graph.outputs import Arrays
 from einnet_explore.ir import EOPERATOR, Apply, Box, Program, Scalar, Scope, scopes
+from einnet_explore.room import ROOM
 from einnet_explore.rules import Derivation, Match
 
 WORK = 200_000_000
@@ -114,6 +115,9 @@ def badge(
         return measured(derivation, plain, {**feeds, **constants}, want, got)
     except (BackendError, LookupError, ValueError) as problem:
         return Badge(plain.level, plain.rules, why=str(problem))
+    except WANT_OF_MEMORY as problem:
+        ROOM.wanting += 1
+        return Badge(plain.level, plain.rules, why=f"it does not fit: {type(problem).__name__}: {problem}")
 
 
 def measured(derivation: Derivation, plain: Badge, inputs: Arrays, want: Arrays, got: Arrays) -> Badge:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain
 from math import prod
 from time import perf_counter
+
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, RuntimeException
 
 from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.measure import after, compare, pause, times_faster
@@ -28,6 +30,9 @@ Engine = Callable[[Program, Arrays], Callable[[Arrays], Arrays]]
 
 CHAINS = 4
 """How many entries of one algorithm are looked at for one that runs in blocks."""
+
+WANT_OF_MEMORY = (MemoryError, Fail, RuntimeException)
+"""What it is called by NumPy and by ONNX Runtime, which has classes of its own for what fails in a run."""
 
 MARGIN = 0.95
 """A candidate replaces the original when it takes less than this part of its time: less is within the noise."""
@@ -91,6 +96,7 @@ class Contest:
     """*program* against its original, which is *opened* if it has to be run.
 
     *constants* are the arrays of its weights, *engine* runs candidates, *cost* orders them, times go to *store*.
+    *written* says how the original is written (``originals.written``): its time is that of its own operators.
     """
 
     program: Program
@@ -102,6 +108,7 @@ class Contest:
     store: ProfileStore
     found: Callable[[], tuple[list[Entry], int]] | None = None
     """The candidates, where they were searched elsewhere."""
+    written: str = ""
 
     @cached_property
     def alone(self) -> float:
@@ -110,6 +117,11 @@ class Contest:
         It has a name of its own among the times: the same search is held again however the finalists' times came out.
         """
         return _time(self.store, self._key("onnxruntime alone"), lambda: self.opened()[0])
+
+    @property
+    def timed(self) -> bool:
+        """Whether the time of the original by itself is known."""
+        return self.store.get(self._key("onnxruntime alone")) is not None
 
     def effort(self, model_seconds: float) -> float | None:
         """Seconds of search that the original's part of *model_seconds* is worth, at most so many an expression.
@@ -147,8 +159,7 @@ class Contest:
             return Outcome(before, before, None, perf_counter() - began, states, lacks)
         original, feeds = self.opened()
         forms = [fuse(entry.derivation()) for entry in promising]
-        if self.settings.runtime == "plan":  # in standard operators nothing is blocked
-            forms += blocked(ranked, self.settings.finalists, SLACK * before)
+        forms += blocked(chains(ranked, self.settings, SLACK * before))
         entered, runners, refused = self._entered(forms, original(), feeds)
         keys = {name: self._key("program", derivation.end) for name, derivation in entered.items()}
         times = _times(self.store, {"original": self._key("onnxruntime"), **keys}, {"original": original, **runners})
@@ -185,6 +196,10 @@ class Contest:
             except (BackendError, ValueError) as problem:
                 refused.append(str(problem))
                 continue
+            except WANT_OF_MEMORY as problem:
+                ROOM.wanting += 1
+                refused.append(f"a candidate does not fit: {type(problem).__name__}: {problem}")
+                continue
             if error > AGREEMENT:
                 refused.append(f"a candidate differs by {error:.1e} of the largest output")
                 continue
@@ -194,20 +209,32 @@ class Contest:
 
     def _key(self, operator: str, program: Program | None = None) -> Key:
         key = replace(key_of(program or self.program, self.settings.threads), operator=operator)
-        key = key if program else replace(key, engine="onnxruntime")  # no kernel of ours is in it
+        if program is None:  # no kernel of ours is in it
+            key = replace(key, attributes=f"{key.attributes} {self.written}".strip(), engine="onnxruntime")
         if self.settings.runtime == "plan":
             return key
         return replace(key, operator=f"{operator} in {self.settings.runtime}")
 
 
-def blocked(ranked: Iterable[Entry], most: int, below: float) -> tuple[Derivation, ...]:
-    """The cheapest of *ranked* of each algorithm, run in blocks, where it is a chain; *most* and *below* as there."""
-    return tuple(made for group in by_algorithm(ranked, most, below) if (made := _in_blocks(group)) is not None)
+def chains(ranked: Iterable[Entry], settings: Settings, below: float) -> tuple[tuple[Entry, ...], ...]:
+    """Those of *ranked*, estimated *below* so many seconds, that are looked at for one in blocks, by algorithm.
+
+    None where *settings* ask for standard operators: there nothing is blocked.
+    """
+    if settings.runtime != "plan":
+        return ()
+    return tuple(group[:CHAINS] for group in by_algorithm(ranked, settings.finalists, below))
 
 
-def _in_blocks(akin: Iterable[Entry]) -> Derivation | None:
-    """The cheapest of *akin*, which have one algorithm, that is a chain; equal estimates may differ in their order."""
-    return next((made for e in islice(akin, CHAINS) if (made := chained(fuse(e.derivation()))) is not None), None)
+def asked_for(ranked: Sequence[Entry], settings: Settings, below: float) -> Iterable[Entry]:
+    """Those of *ranked* whose derivations a contest may ask for."""
+    return chain(finalists(ranked, settings.finalists, below), *chains(ranked, settings, below))
+
+
+def blocked(groups: Iterable[Iterable[Entry]]) -> tuple[Derivation, ...]:
+    """The cheapest of each of *groups*, run in blocks, where one is a chain; equal estimates may differ in order."""
+    forms = ((chained(fuse(entry.derivation())) for entry in group) for group in groups)
+    return tuple(made for group in forms if (made := next(filter(None, group), None)) is not None)
 
 
 def _time(store: ProfileStore, key: Key, opened: Callable[[], Callable[[], object]]) -> float:

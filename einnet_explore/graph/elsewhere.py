@@ -7,7 +7,7 @@ who asked, so nothing has to be believed.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
@@ -15,20 +15,31 @@ from typing import Any, TypeAlias
 from einnet_explore.backends.profiles import Key, ProfileStore, device, key_of, libraries
 from einnet_explore.cost import CostModel
 from einnet_explore.cost.device import Device
-from einnet_explore.executors import has_device, settled, submitted
-from einnet_explore.graph.contest import Outcome, Settings
-from einnet_explore.graph.finalists import Entry, entries, finalists
+from einnet_explore.executors import clustered, has_device, settled, submitted
+from einnet_explore.graph.contest import Outcome, Settings, asked_for
+from einnet_explore.graph.finalists import Entry, entries
 from einnet_explore.graph.judging import from_json, to_json
 from einnet_explore.graph.means import Means
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.reading.model import Model
-from einnet_explore.ir import Equation, Program
+from einnet_explore.ir import Equation, Program, Table
+from einnet_explore.room import ROOM, limited
 from einnet_explore.rules import Derivation
 from einnet_explore.search.replay import replay, told
 
 Steps: TypeAlias = "list[dict[str, Any]]"
-Told: TypeAlias = "tuple[list[tuple[float, Hashable, Steps | None]], int]"
-"""Every candidate's seconds, kind and, if it may be a finalist, its steps; and how many states were seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a search found: every candidate's seconds, kind, tables and, if a contest may ask for it, its steps.
+
+    So many *states* were seen; it was *cut* off where it had to stop for want of memory.
+    """
+
+    ranked: list[tuple[float, Hashable, tuple[Table, ...], Steps | None]]
+    states: int
+    cut: bool
 
 
 @dataclass(frozen=True)
@@ -64,60 +75,84 @@ class Asked:
 
 
 def ahead(
-    executor: Any, asked: Mapping[str, Asked], model: Model, means: Means, budget: float | None
-) -> tuple[dict[str, Outcome], dict[str, Told]]:
-    """What *executor* makes of the programs that are *asked* for: contests where it has devices, else searches."""
+    executor: Any, asked: Mapping[str, Asked], model: Model, means: Means, budget: float | None, seconds: float
+) -> Iterable[tuple[str, Outcome | Told]]:
+    """What *executor* makes of the programs that are *asked* for: contests where it has devices, else searches.
+
+    They are told as they come; after *seconds* the others are cancelled.
+    """
     if has_device(executor):
-        return contests(executor, asked, model, means.settings, budget), {}
+        return contests(executor, asked, model, means.settings, budget, seconds)
     cost = Rates.of(means.model.device, means.store, means.settings.threads)
-    return {}, searches(executor, asked, cost, means.settings)
+    return searches(executor, asked, cost, means.settings, seconds)
 
 
-def searches(executor: Any, asked: Mapping[str, Asked], cost: Rates, settings: Settings) -> dict[str, Told]:
-    """What *executor* finds for each program that is *asked* for; without those whose search fails there."""
+def searches(
+    executor: Any, asked: Mapping[str, Asked], cost: Rates, settings: Settings, seconds: float
+) -> Iterable[tuple[str, Told]]:
+    """What *executor* finds for each program that is *asked* for; without those whose search fails there.
+
+    The limit of memory of this process is that of each of its processes, too.
+    """
+    limit = None if clustered(executor) else ROOM.limit
     futures = {
-        signature: submitted(executor, found, a.program, cost, settings, a.seconds, a.below)
-        for signature, a in asked.items()
+        name: submitted(executor, found, a.program, cost, settings, a.seconds, a.below, limit)
+        for name, a in asked.items()
     }
-    return dict(settled(futures))
+    return settled(executor, futures, seconds)
 
 
 def contests(
-    executor: Any, asked: Mapping[str, Asked], model: Model, settings: Settings, budget: float | None
-) -> dict[str, Outcome]:
+    executor: Any,
+    asked: Mapping[str, Asked],
+    model: Model,
+    settings: Settings,
+    budget: float | None,
+    seconds: float,
+) -> Iterable[tuple[str, Outcome]]:
     """The outcomes of the contests of *model* that *executor*'s devices hold; without those that fail there."""
     sent = model.original.SerializeToString()
-    futures = {
-        signature: submitted(executor, contested, sent, settings, budget, signature, device=True) for signature in asked
-    }
-    answers = ((signature, from_json(told, asked[signature].program)) for signature, told in settled(futures))
-    return {signature: outcome for signature, outcome in answers if outcome is not None}
+    futures = {name: submitted(executor, contested, sent, settings, budget, name, device=True) for name in asked}
+    for name, said in settled(executor, futures, seconds):
+        outcome = from_json(said, asked[name].program)
+        if outcome is not None:
+            yield name, outcome
 
 
-def found(program: Program, cost: Rates, settings: Settings, seconds: float, below: float) -> Told:
-    """What a search of *program* finds; steps only of those estimated *below* that would be its finalists."""
-    ranked, states = entries(program, cost, settings.max_depth, seconds, settings.numerics, settings.states)
-    chosen = {id(entry) for entry in finalists(ranked, settings.finalists, below)}
-    return [(e.seconds, e.kind, told(e.derivation()) if id(e) in chosen else None) for e in ranked], states
+def found(
+    program: Program, cost: Rates, settings: Settings, seconds: float, below: float, limit: int | None = None
+) -> Told:
+    """What a search of *program* finds within the *limit* of memory; steps only of what its contest may ask for."""
+    wanting = ROOM.wanting
+    with limited(limit):
+        ranked, states = entries(program, cost, settings.max_depth, seconds, settings.numerics, settings.states)
+    wanted = {id(entry) for entry in asked_for(ranked, settings, below)}
+    sent = [(e.seconds, e.kind, e.tables, told(e.derivation()) if id(e) in wanted else None) for e in ranked]
+    return Told(sent, states, ROOM.wanting > wanting)
 
 
 def held(program: Program, answer: Told) -> tuple[list[Entry], int]:
-    """The entries that ``found`` told of *program*; the steps of a finalist are applied when it is asked for."""
-    ranked, states = answer
-    return [Entry(seconds, kind, partial(_applied, program, steps)) for seconds, kind, steps in ranked], states
+    """The entries that ``found`` told of *program*; the steps of one are applied when it is asked for."""
+    if answer.cut:
+        ROOM.stopped()
+    ranked = [
+        Entry(seconds, kind, partial(_applied, program, steps), tables)
+        for seconds, kind, tables, steps in answer.ranked
+    ]
+    return ranked, answer.states
 
 
 def _applied(program: Program, steps: Steps | None) -> Derivation:
     if steps is None:
-        raise LookupError("a candidate that is no finalist was left where it was found")
+        raise LookupError("a candidate that no contest asks for was left where it was found")
     return replay(program, steps)
 
 
-def contested(model: bytes, settings: Settings, budget: float | None, signature: str) -> dict[str, Any]:
-    """The outcome (``judging.to_json``) of one contest of *model*, searched and measured where this runs."""
+def contested(model: bytes, settings: Settings, budget: float | None, name: str) -> dict[str, Any]:
+    """The outcome (``judging.to_json``) of the contest of *model* that has this *name*, held where this runs."""
     work = _work(model, settings, budget)
-    subprogram, anon = next((s, a) for s, a in work.anonymous() if a.signature == signature)
-    return to_json(work.outcome(subprogram, anon, 0.0))
+    subprogram, anon = next((s, a) for s, a in work.anonymous() if work.contests.name(s, a) == name)
+    return to_json(work.contests.outcome(subprogram, anon))
 
 
 @lru_cache(maxsize=2)

@@ -12,7 +12,7 @@ from einnet_explore.graph.contest import Engine
 from einnet_explore.graph.outputs import Array, Arrays
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.running.plan import Plan, Segment
-from einnet_explore.graph.running.regions import start
+from einnet_explore.graph.running.regions import answers, start
 from einnet_explore.graph.writing.export import IR_VERSION, OPSET, ExportError, Replacement, rewrite_model, to_onnx
 from einnet_explore.ir import Program
 from einnet_explore.search.engine import Search
@@ -88,7 +88,7 @@ def session_plan(model: Model, proto: onnx.ModelProto, threads: int) -> Plan:
     outputs = tuple(v.name for v in model.outputs)
 
     def run(held: dict[str, Array]) -> Sequence[Array]:
-        return session.run(outputs, {name: held[name] for name in feeds})  # type: ignore[no-any-return]
+        return answers(session, outputs, {name: held[name] for name in feeds})
 
     segment = Segment(tuple(node.name for node in model.nodes), False, feeds, outputs, run)
     return Plan((segment,), {name: types[name] for name in feeds}, outputs, {}, threads)

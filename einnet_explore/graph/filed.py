@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 from einnet_explore.graph.outputs import Arrays
 from einnet_explore.graph.running.plan import Plan
@@ -69,18 +70,22 @@ def filed(
     feeds: Arrays,
     seconds: float,
     want: Arrays | None = None,
+    clock: Callable[[], float] = perf_counter,
+    trying: float = TRYING,
 ) -> Exported:
     """The file for the parts *kept*.
 
     *ratios* says how many times faster than the original the forms are that were measured, *why* the file with all of
-    them was not.  Other arguments are those of ``select``; *plan_of* runs the file.
+    them was not.  Other arguments are those of ``select``; *plan_of* runs the file.  Raises KeyboardInterrupt.
     """
     everything = ratios.get(FORM)
     if everything is not None and everything >= LEAST:
         return Exported(everything, MEASURED, tuple(kept))
-    numbers, plan, _ = select(groups, gains, original, plan_of, feeds, seconds, (), want, trying=TRYING)
-    ratio = least_gain(timed(original, plan, feeds, seconds)) if numbers else 0.0
-    if numbers and ratio >= LEAST:
-        return Exported(ratio, MEASURED, tuple(numbers))
+    found = select(groups, gains, original, plan_of, feeds, seconds, (), want, clock, trying)
+    if found.stopped:
+        raise KeyboardInterrupt
+    ratio = least_gain(timed(original, found.plan, feeds, seconds)) if found.kept else 0.0
+    if found.kept and ratio >= LEAST:
+        return Exported(ratio, MEASURED, tuple(found.kept))
     lost = why if everything is None else f"it runs at {everything:.2f} of the original's speed there"
     return Exported(1.0, f"none of what is kept pays in ONNX Runtime alone ({lost}): it is the original")

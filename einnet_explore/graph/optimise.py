@@ -8,14 +8,12 @@ back, so nothing gets slower.
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from einnet_explore.backends.measure import compare
@@ -24,14 +22,13 @@ from einnet_explore.cost import CostModel
 from einnet_explore.graph.anonymous import Anonymous, anonymous
 from einnet_explore.graph.assembling import Assembler
 from einnet_explore.graph.badge import Badge, badge
-from einnet_explore.graph.contest import Contest, Outcome, Settings
-from einnet_explore.graph.elsewhere import Asked, Told, ahead, held
-from einnet_explore.graph.finalists import SLACK
+from einnet_explore.graph.contest import Settings
+from einnet_explore.graph.contests import Contests
 from einnet_explore.graph.joining import Piece
-from einnet_explore.graph.judging import from_json, judged, to_json
+from einnet_explore.graph.judging import judged
 from einnet_explore.graph.means import Means
 from einnet_explore.graph.optimised import Optimised
-from einnet_explore.graph.originals import original, values
+from einnet_explore.graph.originals import contents, original, values
 from einnet_explore.graph.part import Part, among
 from einnet_explore.graph.post.price import estimated, measured
 from einnet_explore.graph.reading.model import Model
@@ -42,11 +39,7 @@ from einnet_explore.graph.running.plan import Plan, build_plan, random_inputs
 from einnet_explore.graph.split import Split, Subprogram, partition
 from einnet_explore.graph.whole import telling_seed
 from einnet_explore.ir import Program
-from einnet_explore.search.watch import STARVED
-
-LONGEST = 480.0
-"""Seconds after which no further contest is begun, where no budget is given: the largest have been held by then, and
-choosing among winners in the whole model takes some minutes, too."""
+from einnet_explore.room import ROOM
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +60,6 @@ class Optimiser:
     budget: float | None = None
     store: ProfileStore = field(default_factory=ProfileStore)
     parts: list[Part] = field(default_factory=list)
-    search_seconds: float = 0.0
     interrupted: bool = False
     executor: Any = None
     """What searches subprograms elsewhere, all at once (``executors``); measured is here, or on a cluster's devices."""
@@ -79,12 +71,13 @@ class Optimiser:
         self.memory = Memory(self.store)
         self.means = Means(self.settings, self.store)
         self.digest = self.model.digest()
-        self._known: dict[str, Outcome] = {}
         self._judged: dict[str, Part] = {}
-        self._found: dict[str, Told] = {}
         self.original: Plan = build_plan(self.model, {}, self.settings.threads)
         self.feeds = random_inputs(self.model, self._seed())
         self.seconds = self._whole()
+        self.contests = Contests(
+            self.model, self.digest, self.seconds, self.settings, self.means, self.memory, self.store, self.budget
+        )
         self.original.rest()
 
     def _seed(self) -> int:
@@ -104,20 +97,24 @@ class Optimiser:
         return float(known)
 
     def run(self) -> Iterable[Progress]:
-        """Hold every subprogram's contest, the same one once, in the order of ``anonymous``."""
-        began = perf_counter()
+        """Hold every subprogram's contest, the same one once, in the order of ``anonymous``.
+
+        Where there is an interrupt while others search, only what they had found competes.
+        """
+        self.contests.begin()
         if self.executor is not None:
-            self._ahead()
+            try:
+                self.contests.ahead(self.executor, self.anonymous())
+            except KeyboardInterrupt:
+                self.interrupted = self.contests.closed = True
         for n, (subprogram, anon) in enumerate(self.anonymous(), 1):
-            spent = perf_counter() - began
-            if anon.signature not in self._known:
-                if spent > (self.budget or LONGEST):
-                    return
-                self._known[anon.signature] = self._guarded(subprogram, anon, spent)
-                self.search_seconds += self._known[anon.signature].search_seconds
-            if anon.signature not in self._judged:
-                self._judged[anon.signature] = judged(subprogram.nodes, self._known[anon.signature])
-            part = replace(self._judged[anon.signature], nodes=subprogram.nodes)
+            outcome = self.contests.of(subprogram, anon)
+            if outcome is None:
+                continue
+            name = self.contests.name(subprogram, anon)
+            if name not in self._judged:
+                self._judged[name] = judged(subprogram.nodes, outcome)
+            part = replace(self._judged[name], nodes=subprogram.nodes)
             if subprogram.parts:
                 part, self.parts = among(part, self.parts)
             self.parts.append(part)
@@ -137,75 +134,21 @@ class Optimiser:
         largest_first = sorted(named, key=lambda group: -seconds[group[-1][1].signature])
         return chain.from_iterable(largest_first)
 
-    def _ahead(self) -> None:
-        """Search every subprogram once on the executor; where that has devices, hold the contests there as well.
-
-        All of it is done before anything is measured here.  What fails there is done here again.
-        """
-        asked: dict[str, Asked] = {}
-        for subprogram, anon in self.anonymous():
-            contest, effort, known = self._prepared(subprogram, anon, 0.0)
-            if anon.signature not in asked and effort is not None and known is None:
-                asked[anon.signature] = Asked(anon.program, effort, SLACK * contest.alone)
-        self._known, self._found = ahead(self.executor, asked, self.model, self.means, self.budget)
-
-    def _guarded(self, subprogram: Subprogram, anon: Anonymous, spent: float) -> Outcome:
-        """The contest; a mistake of ours in one must not cost the user the others, and must not pass in silence."""
-        try:
-            return self.outcome(subprogram, anon, spent)
-        except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            why = f"its search failed: {type(error).__name__}: {error}"
-            warnings.warn(f"{', '.join(subprogram.nodes[:2])}: {why}", RuntimeWarning, stacklevel=2)
-            return Outcome(0.0, 0.0, None, 0.0, 0, why)
-
-    def outcome(self, subprogram: Subprogram, anon: Anonymous, spent: float) -> Outcome:
-        """The contest of *subprogram*, or what an equal one came to that was given as much time."""
-        contest, effort, known = self._prepared(subprogram, anon, spent)
-        if effort is None:
-            return contest.negligible(self.seconds)
-        if known is not None:
-            return known
-        outcome = contest.hold(effort)
-        self.memory.put({"effort": effort, "outcome": to_json(outcome)}, "contest", *self._key(anon))
-        return outcome
-
-    def _prepared(
-        self, subprogram: Subprogram, anon: Anonymous, spent: float
-    ) -> tuple[Contest, float | None, Outcome | None]:
-        """The contest of *subprogram*, its effort, and what is remembered of an equal one with at least half of it."""
-        opened, constants = original(self.model, subprogram, anon, self.settings.threads)
-        answer = self._found.get(anon.signature)
-        there = None if answer is None else partial(held, anon.program, answer)
-        contest = Contest(
-            anon.program, opened, constants, self.means.engine, self.means.cost, self._effort(spent), self.store, there
-        )
-        effort = contest.effort(self.seconds)
-        kept = None if effort is None else self.memory.get("contest", *self._key(anon))
-        if effort is None or kept is None or kept["effort"] < effort / 2:
-            return contest, effort, None
-        return contest, effort, from_json(kept["outcome"], anon.program)
-
-    def _key(self, anon: Anonymous) -> tuple[str, Settings]:
-        return anon.signature, replace(self.settings, seconds=0.0)
-
     def _badged(self, n: int, part: Part) -> Part:
         """*part*, the *n*-th, with what its derivation does to the last digits, if it is in the plan."""
         if not part.kept or part.derivation is None:
             return part
         subprogram, anon = self.done[n]
-        key = (*self._key(anon), repr(part.derivation.end))
+        opened, constants = original(self.model, subprogram, anon, self.settings.threads)
+        # Equal layers have one derivation, but weights of their own, of which roundings and their bound depend.
+        key = (*self.contests.key(subprogram, anon), repr(part.derivation.end), contents(constants))
         known = self.memory.get("numerics", *key)
         if known is None:
-            opened, constants = original(self.model, subprogram, anon, self.settings.threads)
+            wanting = ROOM.wanting
             known = badge(part.derivation, opened, constants, self.means.engine).to_json()
-            self.memory.put(known, "numerics", *key)
+            if ROOM.wanting == wanting:
+                self.memory.put(known, "numerics", *key)
         return replace(part, measured=Badge.from_json(known))
-
-    def _effort(self, spent: float) -> Settings:
-        if self.budget is None:
-            return self.settings
-        left = (self.budget - spent) / STARVED  # searches count the processor's time
-        return replace(self.settings, seconds=min(self.settings.seconds, max(0.2, left / 4)))
 
     @cached_property
     def assembler(self) -> Assembler:
@@ -228,18 +171,24 @@ class Optimiser:
         place = {subprogram.nodes: n for n, subprogram in enumerate(self.subprograms)}
         order = sorted(range(len(self.done)), key=lambda n: place[self.done[n][0].nodes])
         self.done, self.parts = [self.done[n] for n in order], [self.parts[n] for n in order]
-        signatures = [anon.signature for _, anon in self.done]
+        names = [self.contests.name(subprogram, anon) for subprogram, anon in self.done]
         found = Result(
             self.model, self.digest, self.settings, self.original, self.feeds, self.seconds, self.assembler,
-            self.memory, self.parts, signatures, self.pieces,
+            self.memory, self.parts, names, self.pieces, self.budget,
         ).optimised()  # fmt: skip
         self.original.rest()
+        parts = list(found.parts)
+        try:
+            for n, part in enumerate(found.parts):
+                parts[n] = self._badged(n, part)
+        except KeyboardInterrupt:
+            self.interrupted = True
         return replace(
             found,
-            parts=tuple(self._badged(n, part) for n, part in enumerate(found.parts)),
+            parts=tuple(parts),
             skipped=self.split.skipped,
-            search_seconds=self.search_seconds,
-            interrupted=self.interrupted,
+            search_seconds=sum(outcome.search_seconds for outcome in self.contests.known.values()),
+            interrupted=self.interrupted or found.interrupted,
         )
 
 
@@ -258,11 +207,12 @@ def optimize(
 ) -> Optimised:
     """Optimise an ONNX model for this machine, or a program, whose weights are inputs then.
 
-    *shapes* fixes dynamic inputs, *budget* ends the search after so many seconds (``60`` or ``"60s"``).  With the
-    *target_runtime* ``onnxruntime`` what pays in ONNX Runtime on the exported file is kept, instead of what pays in our
-    plan.  *numerics* bounds what rules may do to the last digits (``graph/numerics.py``).  *states* bounds each search
-    by its states and not by the clock; *executor* (``executors``) runs the searches.  Interrupting keeps what was found
-    so far.  Raises ModelError for a model that cannot be read, ValueError for an unknown device or runtime.
+    *shapes* fixes dynamic inputs.  No part's contest begins after *budget* seconds (``60`` or ``"60s"``), in all runs of
+    the model together, and selecting takes half as long at most.  With the *target_runtime* ``onnxruntime`` what pays
+    in ONNX Runtime on the exported file is kept, instead of what pays in our plan.  *numerics* bounds what rules may do
+    to the last digits (``graph/numerics.py``).  *states* bounds each search by its states and not by the clock;
+    *executor* (``executors``) runs the searches.  Interrupting keeps what was found so far.  Raises ModelError for a
+    model that cannot be read, ValueError for an unknown device or runtime.
     """
     chosen = replace(settings(device, threads, max_depth, target_runtime, numerics), states=states)
     work = Optimiser(read(model, shapes), chosen, seconds_of(budget), executor=executor)

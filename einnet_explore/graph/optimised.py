@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from math import inf
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -126,14 +128,21 @@ class Optimised:
 
     def attribution(self) -> tuple[Attribution, ...]:
         """The plan with each kept derivation switched off in turn (equal parts together), measured beside the plan."""
-        kept = [n for group in self.groups for n in group]
-        found = []
-        for group in self.groups:
+        return tuple(self.attributions())
+
+    def attributions(self, seconds: float = inf) -> Iterable[Attribution]:
+        """``attribution`` one by one, most gain first, begun within *seconds*; without what no plan can do without."""
+        kept, until = [n for group in self.groups for n in group], perf_counter() + seconds
+        for group in sorted(self.groups, key=lambda group: -sum(self.parts[n].gain for n in group)):
             assert self.plan_of is not None
-            without = self.plan_of([n for n in kept if n not in group])
-            speedup = ratio_of(without, self.plan, dict(self.feeds), self.timings["after"].median)
-            found.append(Attribution(tuple(self.parts[n].nodes for n in group), speedup))
-        return tuple(found)
+            if perf_counter() > until:
+                return
+            try:
+                without = self.plan_of([n for n in kept if n not in group])
+                speedup = ratio_of(without, self.plan, dict(self.feeds), self.timings["after"].median)
+            except ValueError:
+                continue
+            yield Attribution(tuple(self.parts[n].nodes for n in group), speedup)
 
     def derivations(self) -> dict[str, Derivation]:
         """Every kept subprogram's derivation, and what post-optimisation did to the joined ones, by name."""
@@ -153,9 +162,14 @@ class Optimised:
     def onnx(self) -> onnx.ModelProto:
         """The optimised model in standard operators; eOperators are local functions made of them.
 
-        Only what pays in ONNX Runtime is in it, see ``exported``.
+        Only what pays in ONNX Runtime is in it, see ``exported``: where nothing does, it is the model as it is.
+        Raises ExportError.
         """
-        return rewrite_model(self.model.proto, self.replacements)
+        if self.replacements:
+            return rewrite_model(self.model.proto, self.replacements)
+        made = onnx.ModelProto()
+        made.CopyFrom(self.model.proto)
+        return made
 
     def save(self, path: str | Path) -> None:
         """Write ``onnx()`` to *path*, whole or not at all."""

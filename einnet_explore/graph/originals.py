@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Collection
 from functools import cache
+
+import numpy as np
 
 from einnet_explore.graph.anonymous import Anonymous
 from einnet_explore.graph.contest import Opened
@@ -32,3 +35,30 @@ def original(model: Model, subprogram: Subprogram, anon: Anonymous, threads: int
         return lambda: dict(zip(anon.program.outputs, session.run(wanted, feeds), strict=True)), inputs
 
     return opened, {t.name: model.weights[names[t.name]] for t in anon.program.inputs if t.weight}
+
+
+def written(model: Model, nodes: Collection[str]) -> str:
+    """A digest of how the *nodes* of *model* are written: operators, attributes and who reads whom, without names.
+
+    Equal programs may be written by different operators, for which runtimes have different kernels.
+    """
+    digest = hashlib.blake2b(digest_size=10)
+    numbers = {"": ""}
+    wanted = frozenset(nodes)
+    for node in model.nodes:
+        if node.name in wanted:
+            for name in (*node.inputs, *node.outputs):
+                numbers.setdefault(name, f"{'w' if name in model.weights else 'v'}{len(numbers)}")
+            attributes = sorted((a.name, a.SerializeToString(deterministic=True)) for a in node.proto.attribute)
+            values = [[numbers[name] for name in names] for names in (node.inputs, node.outputs)]
+            digest.update(repr((node.op, node.domain, attributes, values)).encode())
+    return digest.hexdigest()
+
+
+def contents(arrays: Arrays) -> str:
+    """A digest of *arrays*: their names and every element."""
+    digest = hashlib.blake2b(digest_size=20)
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

@@ -50,7 +50,10 @@ def check_device(device: str) -> None:
         try:
             cupy.check()
         except BackendError as error:
-            raise ValueError(f"device 'cuda': {error}; expected cpu") from None
+            raise ValueError(
+                f"device 'cuda': {error}; plans of whole models run on CPUs, expected cpu (for a GPU see "
+                "python -m benchmarks.gpu bundle)"
+            ) from None
         raise ValueError(
             "device 'cuda': found a GPU, but plans of whole models run on CPUs; expected cpu (python -m benchmarks.gpu "
             "bundle OUT.zip --model FILE.onnx searches, and run in it measures and chooses on the GPU)"
@@ -59,10 +62,10 @@ def check_device(device: str) -> None:
         raise ValueError(
             f"device {device!r}: whole models are measured where they run; a profile orders the candidates of derive, "
             f"and of python -m benchmarks.gpu bundle OUT.zip --model FILE.onnx --device {device}, which the device "
-            "then measures; expected cpu or cuda"
+            "then measures; expected cpu"
         )
     if device != "cpu":
-        raise ValueError(f"device {device!r}: found no such device, expected cpu or cuda")
+        raise ValueError(f"device {device!r}: found no such device, expected cpu")
 
 
 def seconds_of(budget: float | str | None) -> float | None:

@@ -8,38 +8,35 @@ parts joined and post-optimised; each part as it won; and either of them exporte
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
 from einnet_explore.algebra.equations import weight_only
-from einnet_explore.backends.measure import LONG, compare, pause, times_faster
 from einnet_explore.graph.against import Against, Held
 from einnet_explore.graph.assembled import Assembled
 from einnet_explore.graph.assembling import Assembler
 from einnet_explore.graph.contest import Settings
 from einnet_explore.graph.filed import FORM, MEASURED, ORIGINAL, Exported, filed
+from einnet_explore.graph.filed import TRYING as FILING
+from einnet_explore.graph.forms import form_ratios
 from einnet_explore.graph.joining import Piece
 from einnet_explore.graph.judging import fusions
 from einnet_explore.graph.optimised import Optimised
-from einnet_explore.graph.outputs import AGREEMENT, largest_error
 from einnet_explore.graph.part import Part
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.remembered import Memory
 from einnet_explore.graph.running.plan import Plan
-from einnet_explore.graph.selection import Selection
-from einnet_explore.graph.sparing import spared
-from einnet_explore.graph.whole import STAYS, TRIALS, WORTH, rounds_for, select
+from einnet_explore.graph.selection import Selection, selecting
+from einnet_explore.graph.sparing import LONGEST, spared
+from einnet_explore.graph.whole import STAYS, TRIALS, TRYING, WORTH, Chosen, select
 
 FORMS: Mapping[str, tuple[str, ...]] = {
     "plan": ("joined", "apart", "exported"),
     "onnxruntime": ("exported", "exported apart"),
 }
 """The forms that a plan may have, by runtime; the first is the one that few parts are tried in."""
-
-HOPELESS = 4.0
-"""A form whose first run takes so many times as long as a run of the original is not run again, where that is long."""
 
 
 @dataclass
@@ -57,19 +54,19 @@ class Result:
     parts: Sequence[Part]
     signatures: Sequence[str]
     pieces: Callable[[Iterable[int]], list[Piece]]
+    budget: float | None = None
+    stopped: bool = field(default=False, init=False)
+    """Whether Ctrl-C ended selecting: what was kept by then is the result, and nothing is remembered of it."""
+
+    def __post_init__(self) -> None:
+        self._began = perf_counter()
 
     def optimised(self) -> Optimised:
         """The plan, measured and checked against ONNX Runtime.
 
         What an earlier run selected is not selected again: its plan is checked, and measured once.
         """
-        known = self._remembered()
-        held = self._held(known, brief=True) if known else None
-        if known and held:
-            chosen, held = self._kept(known, held, STAYS)
-        else:  # nothing is remembered, or it does not agree
-            chosen, held = self._made(self._selected())
-            self.memory.put(chosen.to_json(), "selection", *self._key)
+        chosen, held = self._chosen()
         assembled = self._assembled(chosen.kept, chosen.form)
         kept = set(chosen.kept)
         parts = tuple(
@@ -90,6 +87,7 @@ class Result:
             sum(len(weight_only(a.piece.program)) for a in assembled),
             sum(fusions(d) for d in derivations if d is not None),
             self.settings.threads,
+            self.stopped,
             form=chosen.form if kept else "original",
             programs=assembled,
             exported=chosen.exported,
@@ -117,6 +115,27 @@ class Result:
             found[self.signatures[n]] = (*found.get(self.signatures[n], ()), n)
         return tuple(found.values())
 
+    def _chosen(self) -> tuple[Selection, Held]:
+        """What an earlier run with as much time selected, where its plan still agrees; else what this one selects."""
+        known = self._remembered()
+        held = self._held(known, brief=True) if known else None
+        if known and held:
+            return self._kept(known, held, STAYS)
+        found = self._selected()
+        if not self.stopped:
+            try:
+                chosen, held = self._made(found)
+            except KeyboardInterrupt:
+                self.stopped = True
+            else:
+                self.memory.put({"seconds": selecting(self.budget), **chosen.to_json()}, "selection", *self._key)
+                return chosen, held
+        return self._kept(found, self._held(found, brief=True), WORTH)
+
+    def _left(self) -> float:
+        """Seconds that are left for selecting."""
+        return 0.0 if self.stopped else max(0.0, self._began + selecting(self.budget) - perf_counter())
+
     def _selected(self) -> Selection:
         """What pays in the whole model, by measurement."""
         forms = FORMS[self.settings.runtime]
@@ -126,7 +145,7 @@ class Result:
         groups = self._groups(winners)
         # What is joined is made anew for every trial: where there are many parts they are tried as they won.
         tried = forms[0] if len(groups) <= TRIALS else next((f for f in forms if f.endswith("apart")), forms[0])
-        kept, _, refused = select(
+        found = select(
             groups,
             gains,
             self.original,
@@ -135,8 +154,21 @@ class Result:
             self.seconds,
             self._groups(near),
             self.against.want,
+            perf_counter,
+            min(TRYING, self._left()),
         )
-        return self._in_form(tuple(kept), refused)
+        self.stopped = found.stopped
+        if not self.stopped:
+            try:
+                return self._in_form(tuple(found.kept), found.refused)
+            except KeyboardInterrupt:
+                self.stopped = True
+        return self._as_tried(found, tried)
+
+    def _as_tried(self, found: Chosen, form: str) -> Selection:
+        """What was kept when Ctrl-C came, in the *form* that it was tried in; in the file if one trial says so."""
+        kept = tuple(found.kept)
+        return Selection(kept, form, found.refused, self._exported(kept, form, {}, {}) if kept else ORIGINAL)
 
     def _in_form(self, kept: tuple[int, ...], refused: Mapping[int, str], look: bool = True) -> Selection:
         """*kept* in the form that is the fastest by measurement, and how fast the exported model is.
@@ -165,34 +197,16 @@ class Result:
             self.feeds,
             self.against.want,
             self.seconds,
+            perf_counter,
+            min(LONGEST, self._left()),
         )
 
     def _ratios(self, kept: tuple[int, ...]) -> tuple[dict[str, float], dict[str, str]]:
         """How many times faster than the original each form of *kept* is, and why others do not run or agree."""
-        forms = FORMS[self.settings.runtime]
-        plans = {"before": self.original}
-        whys, warm = dict[str, str](), {"before": self.seconds}
-        for form in forms:
-            if form.endswith("apart") and len(self._assembled(kept, forms[0], proved=False)) == len(kept):
-                continue  # nothing was joined
-            try:
-                plan = self._plan(kept, form)
-                began = perf_counter()
-                error = largest_error(self.against.want, plan.run(self.feeds))
-                warm[form] = perf_counter() - began
-            except ValueError as problem:
-                whys[form] = str(problem)
-                continue
-            if error > AGREEMENT:
-                whys[form] = f"it differs by {error:.1e} of its largest output"
-            elif warm[form] > max(HOPELESS * self.seconds, LONG):
-                whys[form] = f"a run takes {warm[form] / self.seconds:.1f} times as long as the original's"
-            else:
-                plans[form] = plan
-        calls = {name: partial(plan.run, self.feeds) for name, plan in plans.items()}
-        settle = pause(self.settings.threads)
-        times = compare(calls, rounds=rounds_for(self.seconds, 11), min_seconds=0.3, settle=settle, warm=warm)
-        return {name: times_faster(times["before"], times[name]) for name in plans if name != "before"}, whys
+        first, *others = FORMS[self.settings.runtime]
+        if len(self._assembled(kept, first, proved=False)) == len(kept):  # nothing was joined
+            others = [form for form in others if not form.endswith("apart")]
+        return form_ratios((first, *others), lambda form: self._plan(kept, form), self.against)
 
     def _exported(
         self, kept: tuple[int, ...], form: str, ratios: Mapping[str, float], whys: Mapping[str, str]
@@ -206,7 +220,7 @@ class Result:
         gains = {n: part.gain for n, part in enumerate(self.parts)}
         return filed(
             kept, ratios, why, self._groups(kept), gains, self.original, lambda numbers: self._plan(numbers, FORM),
-            self.feeds, self.seconds, self.against.want,
+            self.feeds, self.seconds, self.against.want, perf_counter, min(FILING, self._left()),
         )  # fmt: skip
 
     @cached_property
@@ -246,4 +260,6 @@ class Result:
 
     def _remembered(self) -> Selection | None:
         found = self.memory.get("selection", *self._key)
-        return None if found is None else Selection.from_json(found)
+        if found is None or found["seconds"] < selecting(self.budget) / 2:
+            return None
+        return Selection.from_json(found)

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from einnet_explore.graph.filed import ORIGINAL, Exported
+
+LEAST = 10.0
+"""Seconds that selecting may take, however small the budget is: some trials, or nothing that was found is used."""
+
+
+def selecting(budget: float | None) -> float:
+    """Seconds after which selecting tries nothing more: half of a *budget*; without one each step has its own."""
+    return inf if budget is None else max(LEAST, budget / 2)
 
 
 @dataclass(frozen=True, slots=True)

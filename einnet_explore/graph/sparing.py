@@ -35,11 +35,12 @@ def spared(
     want: Arrays,
     once: float,
     clock: Callable[[], float] = perf_counter,
+    longest: float = LONGEST,
 ) -> dict[int, str]:
     """The parts of *groups*, equal ones together, that the whole is faster without, and why.
 
     *plan_of* makes the plan with some *parts*, or raises ValueError; *want* is what the model gives for *feeds*, a run
-    of which takes about *once* seconds.
+    of which takes about *once* seconds; *longest* is as ``LONGEST``.
     """
     began = clock()
     warm = {"before": once, "after": once}
@@ -49,7 +50,7 @@ def spared(
     plan: Plan | None = None
     for group in sorted(doubtful, key=lambda group: sum(parts[n].gain for n in group))[:MOST]:
         rest = [n for n in kept if n not in group]
-        if not rest or clock() - began > LONGEST:
+        if not rest or clock() - began > longest:
             break
         try:
             plan = plan or plan_of(kept)

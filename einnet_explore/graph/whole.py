@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from math import inf
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,6 +42,8 @@ engines, the one disturbed and the other not, have differed by about two."""
 
 BRIEF = 3.0
 """Seconds of measuring after which rounds that are all ``CLEAR`` are enough."""
+
+UNTRIED = "interrupted before it was tried in the whole model"
 
 DRAWS = 16
 """How many random inputs are tried to find one on which the model itself is well-conditioned."""
@@ -84,6 +86,15 @@ def _rounded(array: Any) -> Any:
     return np.asarray(np.nextafter(array, np.inf, dtype=array.dtype))
 
 
+class Chosen(NamedTuple):
+    """The parts *kept*, the *plan* with them, and why other winners are *refused*; *stopped*: Ctrl-C ended trying."""
+
+    kept: list[int]
+    plan: Plan
+    refused: dict[int, str]
+    stopped: bool = False
+
+
 def select(
     groups: Sequence[Sequence[int]],
     gains: Mapping[int, float],
@@ -95,18 +106,19 @@ def select(
     want: Arrays | None = None,
     clock: Callable[[], float] = perf_counter,
     trying: float = TRYING,
-) -> tuple[list[int], Plan, dict[int, str]]:
+) -> Chosen:
     """The parts that are worth it in the whole model, the plan with them, and why the other winners are not.
 
     *groups* are equal parts, taken in together, most gain (seconds, of each part by itself) first; *contenders* did not
     win by themselves and come last; what made the plan slower is tried once more beside what came to it later, whose
     layouts it may share.  *plan_of* makes the plan with some parts, or raises ValueError.  *once* is about
     how many seconds a run takes, *want* what the original gives, where that is known; *trying* is as ``TRYING``.
+    Ctrl-C ends it with what is kept by then.
     """
     want = original.run(feeds) if want is None else want
     until = clock() + trying
     kept: list[int] = []
-    plan, refused = original, dict[int, str]()
+    plan, refused, stopped = original, dict[int, str](), False
     tried: dict[tuple[int, ...], float] = {}
     for more in _turns(_ordered(groups, gains), _ordered(contenders, gains)[:SECONDS], lambda: clock() > until):
         if len(kept) <= tried.get(more, -1):
@@ -117,12 +129,15 @@ def select(
         except ValueError as problem:
             refused |= dict.fromkeys(more, str(problem))
             continue
+        except KeyboardInterrupt:
+            refused, stopped = dict.fromkeys(chain.from_iterable(groups), UNTRIED) | refused, True
+            break
         if better is None:
             refused |= dict.fromkeys(more, f"with it the whole model runs at {ratio:.2f} of its speed without")
             tried[more] = len(kept)
         else:
             kept, plan = larger, better
-    return kept, plan, {n: why for n, why in refused.items() if n not in kept}
+    return Chosen(kept, plan, {n: why for n, why in refused.items() if n not in kept}, stopped)
 
 
 def _ordered(groups: Sequence[Sequence[int]], gains: Mapping[int, float]) -> list[tuple[int, ...]]:

@@ -31,14 +31,17 @@ def split_inputs(program: Program, feeds: Arrays) -> tuple[Arrays, Arrays]:
     return inputs, {t.name: feeds[t.name] for t in program.inputs if t.weight}
 
 
-def kept(program: Program, constants: Arrays, opened: Opened, settings: Settings) -> tuple[CompiledProgram, str] | None:
+def kept(
+    program: Program, constants: Arrays, opened: Opened, settings: Settings, written: str = ""
+) -> tuple[CompiledProgram, str] | None:
     """What a contest of *program* with what is *opened* keeps, as in a model, ready to run, and what is said of it.
 
-    None where the original is the fastest: no candidate is worth measuring, takes less time, or is proved.
+    None where the original is the fastest: no candidate is worth measuring, takes less time, or is proved.  Its time
+    belongs to how it is *written*.
     """
     store = ProfileStore()
     means = Means(settings, store)
-    contest = Contest(program, opened, constants, means.engine, means.cost, settings, store)
+    contest = Contest(program, opened, constants, means.engine, means.cost, settings, store, written=written)
     part = judged((), contest.hold(settings.seconds))
     if not part.kept or part.derivation is None:
         return None

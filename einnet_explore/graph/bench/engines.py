@@ -22,11 +22,14 @@ from einnet_explore.graph.bench.written import ways
 from einnet_explore.graph.contest import Settings
 from einnet_explore.graph.finalists import SLACK
 from einnet_explore.graph.optimise import optimize
+from einnet_explore.graph.originals import written
 from einnet_explore.graph.outputs import Arrays
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.reading.model import Model
+from einnet_explore.graph.remembered import engine as version
 from einnet_explore.graph.running.plan import build_plan
 from einnet_explore.graph.running.regions import random_inputs
+from einnet_explore.graph.selection import selecting
 from einnet_explore.graph.whole import telling_inputs
 from einnet_explore.ir import Program
 from einnet_explore.storage import write_atomically
@@ -63,13 +66,17 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A call with what it reads, what it computes, and what is to be said of it."""
+    """A call with what it reads, what it computes, and what is to be said of it.
+
+    *written*: a digest of the operators that a case is written with, or of what runs it without any.
+    """
 
     call: Callable[[], object]
     feeds: Arrays
     outputs: Arrays
     said: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
+    written: str = ""
 
     def sample(self, repeats: int, warm: bool = True) -> float:
         """Seconds that *repeats* runs take, after one that warms the caches: so many times the median run.
@@ -115,7 +122,8 @@ def _of_model(task: Task, feeds: Arrays | None) -> Engine:
             given = feeds or dict(fast.feeds)
             if task.export:
                 write_atomically(task.export, fast.onnx().SerializeToString())
-            details = {"attribution": [a.to_json() for a in fast.attribution()]} if task.attribute else {}
+            brought = fast.attributions(selecting(task.budget)) if task.attribute else ()
+            details = {"attribution": [a.to_json() for a in brought]} if task.attribute else {}
             return Engine(lambda: fast.plan.run(given), given, fast.plan.run(given), fast.summary(), details)
         case "onnxruntime on OUT.onnx":
             return _session(load(task.export), feeds, task.threads, "what was found, in standard operators")
@@ -173,7 +181,7 @@ def _kept(task: Task, program: Program, given: Arrays) -> Engine:
         original.call()
         return original.outputs
 
-    found = kept(program, constants, lambda: (run, inputs), settings)
+    found = kept(program, constants, lambda: (run, inputs), settings, original.written)
     if found is None:
         return replace(original, said=f"{original.said} (0 steps: the original)")
     compiled, said = found
@@ -186,7 +194,7 @@ def _original(task: Task, program: Program, given: Arrays) -> Engine:
     try:
         return _written(replace(task, engine=ORT), program, given)
     except ValueError:
-        return _of_case(replace(task, engine=DIRECT), given)
+        return replace(_of_case(replace(task, engine=DIRECT), given), written=f"kernels of {version()}")
 
 
 def _written(task: Task, program: Program, given: Arrays) -> Engine:
@@ -197,13 +205,15 @@ def _written(task: Task, program: Program, given: Arrays) -> Engine:
     inputs, constants = split_inputs(program, given)
     best: Engine | None = None
     refusal = ""
-    for written, model in ways(program, constants, task.threads):
+    for form, model in ways(program, constants, task.threads):
         try:
             made = _session(model, inputs, task.threads, "") if task.engine == ORT else _torch(model, inputs, task)
         except Exception as error:  # every engine has classes of its own, for want of memory too
             refusal = str(error) or type(error).__name__
             continue
-        engine = Engine(made.call, given, made.outputs, f"{called(written)}; {made.said}".removesuffix("; "))
+        said = f"{called(form)}; {made.said}".removesuffix("; ")
+        how = written(model, [node.name for node in model.nodes])
+        engine = Engine(made.call, given, made.outputs, said, written=how)
         if best is None or (
             engine.sample(1, False) < SLACK * best.sample(1, False) and engine.sample(3) < best.sample(3)
         ):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -133,7 +133,7 @@ def measured(
     """The engines of *tasks* by label, all on the inputs of the first that runs, in interleaved rounds.
 
     Each has a process of its own, save that those with the same *homes* entry share one.  Raises ValueError or
-    RuntimeError where the one called *needed* cannot run; others are left out then.
+    RuntimeError where the one called *needed* cannot run, or fails later; others are left out then.
     """
     refused: dict[str, str] = {}
     engines: dict[str, Remote] = {}
@@ -142,7 +142,8 @@ def measured(
         at = {name: homes.get(name, name) for name in tasks}
         workers = {home: stack.enter_context(Worker()) for home in dict.fromkeys(at.values())}
         for worker in workers.values():
-            worker.ready()
+            with suppress(RuntimeError):  # one that died says so again when it is asked
+                worker.ready()
         for name, task in tasks.items():
             try:
                 engines[name] = workers[at[name]].open(task, feeds)
@@ -156,31 +157,50 @@ def measured(
         want = engines[reference].outputs
         errors = {name: largest_error(want, engine.outputs) for name, engine in engines.items()}
         load = os.getloadavg()[0]
-        samples = interleaved({name: engine.sample for name, engine in engines.items()}, rounds, limit, SETTLE)
-        said = {name: engine.said for name, engine in engines.items()}
-        details = {name: engine.details for name, engine in engines.items()}
+        samples, lost = interleaved({n: engine.sample for n, engine in engines.items()}, rounds, limit, SETTLE, needed)
+        refused |= lost
+        errors = {name: errors[name] for name in samples}
+        said = {name: engines[name].said for name in samples}
+        details = {name: engines[name].details for name in samples}
     return Measured(samples, said, errors, details, reference, refused, load)
 
 
 def interleaved(
-    calls: Mapping[str, Sampler], rounds: int, limit: float | None = None, settle: float = 0
-) -> dict[str, list[float]]:
-    """Seconds a call in each round; every engine has its turn in each, and who begins changes.
+    calls: Mapping[str, Sampler], rounds: int, limit: float | None = None, settle: float = 0, needed: str = ""
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Seconds a call in each round, and who is left out and why; who begins changes from round to round.
 
     A call is given how often it is to run and whether once before that, and returns the seconds of the counted runs
     together.  *settle* seconds pass before each; after *limit* seconds no more rounds begin, once there are
-    ``LEAST_ROUNDS``.
+    ``LEAST_ROUNDS``.  A call that raises RuntimeError is left out from then on, save that of *needed*, which ends all.
     """
-    names = list(calls)
-    once = {name: max(calls[name](1, True), 1e-7) for name in names}
-    repeats = {name: max(1, int(SAMPLE / once[name])) for name in names}
-    samples: dict[str, list[float]] = {name: [] for name in names}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    lost: dict[str, str] = {}
+    once: dict[str, float] = {}
+    for name in calls:
+        with _left_out(name, needed, samples, lost):
+            once[name] = max(calls[name](1, True), 1e-7)
+    repeats = {name: max(1, int(SAMPLE / seconds)) for name, seconds in once.items()}
     began = perf_counter()
     for turn in range(rounds):
         if limit is not None and turn >= LEAST_ROUNDS and perf_counter() - began > limit:
             break
+        names = list(samples)
         for n in range(len(names)):
             name = names[(turn + n) % len(names)]
             sleep(settle)
-            samples[name].append(calls[name](repeats[name], once[name] < WARM) / repeats[name])
-    return samples
+            with _left_out(name, needed, samples, lost):
+                samples[name].append(calls[name](repeats[name], once[name] < WARM) / repeats[name])
+    return samples, lost
+
+
+@contextmanager
+def _left_out(name: str, needed: str, samples: dict[str, list[float]], lost: dict[str, str]) -> Generator[None]:
+    """Move *name* from *samples* to *lost* where it raises RuntimeError, unless it is *needed*."""
+    try:
+        yield
+    except RuntimeError as problem:
+        if name == needed:
+            raise
+        del samples[name]
+        lost[name] = str(problem)

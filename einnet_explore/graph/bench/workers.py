@@ -135,7 +135,10 @@ def _answer(engines: list[Engine], *asked: Any) -> object:
             engines.append(engine)
             return len(engines) - 1, engine.feeds, engine.outputs, engine.said, engine.details
         case (number, repeats, warm):
-            return engines[number].sample(repeats, warm)
+            try:
+                return engines[number].sample(repeats, warm)
+            except Exception as error:
+                return RuntimeError(f"{type(error).__name__}: {error}")
     raise TypeError(f"asked {asked}: expected a task and inputs, or a number, repeats and warm")
 
 

@@ -89,6 +89,11 @@ class Call:
             raise Unclear(f"axis {axis} is outside [-{rank}, {rank})")
         return axis % rank
 
+    @property
+    def numbers(self) -> np.finfo[Any]:
+        """The limits of the first output's type."""
+        return np.finfo(self.model.dtype(self.node.outputs[0]))
+
     def read(self, n: int, index: tuple[Index, ...]) -> Scalar:
         """Input *n* broadcast to *index* by NumPy's rules; a weight of one element becomes a number."""
         name = self.node.inputs[n]

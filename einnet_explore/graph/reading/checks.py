@@ -80,7 +80,7 @@ def in_order(file: str, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     return tuple(nodes[n] for n in order)
 
 
-_PRODUCTS = ("Conv", "ConvTranspose", "Div", "Einsum", "Gemm", "MatMul", "Mul")
+_PRODUCTS = ("Conv", "ConvTranspose", "Div", "Einsum", "Gemm", "MatMul", "Mul", "PRelu")
 _MULTIPLY = frozenset((*_PRODUCTS, "BatchNormalization", "InstanceNormalization", "LayerNormalization"))
 _MAY_BE_EMPTY = frozenset(("Resize", "Upsample"))
 

@@ -192,6 +192,10 @@ def _transposed_padding(call: Call, strides: Shape, dilations: Shape) -> Shape:
     if mode == "NOTSET" and not call.get("output_shape", ()):
         begin: Shape = call.get("pads", (0,) * (2 * len(kernel)))[: len(kernel)]
         return begin
+    if mode.startswith("SAME") and not call.get("output_shape", ()):
+        fixed = tuple(s * n for s, n in zip(strides, spatial, strict=True))
+        if out != fixed:  # ONNX's shape inference counts output_padding too, which its text and runtimes do not
+            raise Unclear(f"its result has the shape {out} by shape inference, {fixed} by {mode}")
     total = (
         max(0, s * (n - 1) + e + (r - 1) * d + 1 - m)
         for n, s, e, r, d, m in zip(spatial, strides, extra, kernel, dilations, out, strict=True)

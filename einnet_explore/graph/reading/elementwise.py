@@ -112,13 +112,14 @@ def _gelu(call: Call, x: Scalar) -> Scalar:
 
 
 def _clip(call: Call) -> Iterable[Equation]:
+    """A limit that is left out is the least or the largest number, as ONNX says; an infinite one changes nothing."""
     xs = iterators(call.out.shape)
     at = indices(xs)
     body = call.read(0, at)
-    for n, attribute, op, neutral in ((1, "min", "maximum", -inf), (2, "max", "minimum", inf)):
-        limit = call.read(n, at) if call.has(n) else Const(call.get(attribute, neutral))
-        # Exporters write "no limit" as the largest number too; only an infinite one says nothing.
-        if limit == Const(neutral):
+    least, most = float(call.numbers.min), float(call.numbers.max)
+    for n, attribute, default, op, none in ((1, "min", least, "maximum", -inf), (2, "max", most, "minimum", inf)):
+        limit = call.read(n, at) if call.has(n) else Const(call.get(attribute, default))
+        if limit == Const(none):
             continue
         body = positive(body) if op == "maximum" and limit == Const(0) else fn(op, body, limit)
     yield call.equation(Scope(xs, (), body))

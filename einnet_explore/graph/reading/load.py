@@ -218,7 +218,25 @@ def _converted(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     converted.ir_version = max(converted.ir_version, _IR_OF_OPSET)
     _lift_constants(file, converted)
+    if opset(proto) < _PLACES_OF_RESIZE:
+        _say_places(file, converted)
     return fold(file, converted)
+
+
+_PLACES_OF_RESIZE = 11
+"""The opset from which Resize says where its samples lie; before, they begin at the first element."""
+
+
+def _say_places(file: str, proto: onnx.ModelProto) -> None:
+    """Give every Resize of *proto* the places of samples of older opsets, which the converter forgets."""
+    weights = _arrays(file, proto.graph)
+    for node in every_node(proto):
+        if node.op_type != "Resize" or node.domain:
+            continue
+        scales = weights.get(node.input[2])
+        shrinks = scales is not None and scales.size > 0 and scales.max() <= 1
+        node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+        node.attribute.append(helper.make_attribute("nearest_mode", "ceil" if shrinks else "floor"))
 
 
 _IR_OF_OPSET = 10

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from dataclasses import replace
-from math import prod
+from math import prod, sqrt
 
 from einnet_explore.graph.reading.call import Call, OnnxOperator, Unclear, broadcast, indices, iterators, read
 from einnet_explore.graph.reading.elementwise import fn
@@ -144,14 +144,23 @@ def _group_normalization(call: Call) -> Iterable[Equation]:
 
 
 def _mean_variance(call: Call) -> Iterable[Equation]:
+    """Y = (X - μ) / (σ + 10⁻⁹): 0 where X is constant, of which ONNX Runtime, without the 10⁻⁹, makes 0/0."""
     rank = len(call.out.shape)
     axes = tuple(call.axis(a, rank) for a in call.get("axes", (0, 2, 3)))
-    *before, scale = _moments(call, call.tensor(0), axes, 0.0)
-    yield from (*before, scale)
+    *before, variance, _ = _moments(call, call.tensor(0), axes, 0.0)
+    yield from (*before, variance)
+    ys = variance.scope.traversals
+    deviation = fn("sqrt", read(variance.tensor, *ys))
+    yield (scale := call.equation(Scope(ys, (), fn("/", Const(1), add(deviation, Const(1e-9)))), "scale"))
     yield _scaled(call, before[1].tensor, scale.tensor, Const(1), Const(0))
 
 
 def _lp_normalization(call: Call) -> Iterable[Equation]:
+    """Y = X / |X|, and 0 where the norm is 0.
+
+    A norm by squares is 0 also where elements are not but their squares are too small: the least norm that is not 0
+    comes to more than 1 when it is multiplied with *enough*, and 0 does not.
+    """
     axis = call.axis(call.get("axis", -1), len(call.out.shape))
     match call.get("p", 2):
         case 1:
@@ -160,17 +169,16 @@ def _lp_normalization(call: Call) -> Iterable[Equation]:
             inner = reduced(call.tensor(0), (axis,), f=lambda x: mul(x, x))
         case other:
             raise Unclear(f"p is {other}, neither 1 nor 2")
-    # Where the norm is 0 so is every element; the smallest divisor keeps 0/0 at 0, as ONNX says.
     yield (total := call.equation(inner, "total"))
     xs = iterators(call.out.shape)
     at = indices(xs)
-    norm = broadcast(total.tensor, at)
-    divisor = fn("maximum", fn("sqrt", norm) if call.get("p", 2) == 2 else norm, Const(_TINY))
-    yield call.equation(Scope(xs, (), fn("/", call.read(0, at), divisor)))
-
-
-_TINY = 2.0**-126
-"""The smallest normal float32."""
+    element: Scalar = call.read(0, at)
+    norm: Scalar = broadcast(total.tensor, at)
+    if call.get("p", 2) == 2:
+        norm = fn("sqrt", norm)
+        enough = 2 / sqrt(call.numbers.smallest_subnormal)
+        element = mul(element, fn("minimum", mul(Const(enough), norm), Const(1)))
+    yield call.equation(Scope(xs, (), fn("/", element, fn("maximum", norm, Const(float(call.numbers.tiny))))))
 
 
 def _lrn(call: Call) -> Iterable[Equation]:

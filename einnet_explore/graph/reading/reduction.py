@@ -13,7 +13,7 @@ from math import inf, prod
 
 from einnet_explore.graph.reading.call import Call, Express, OnnxOperator, read
 from einnet_explore.graph.reading.contraction import SLIDING, windows
-from einnet_explore.graph.reading.elementwise import fn
+from einnet_explore.graph.reading.elementwise import between, fn
 from einnet_explore.ir import Access, Apply, Compare, Const, Equation, Index, Iterator, Scalar, Scope, Tensor, add, mul
 
 Function = Callable[[Scalar], Scalar]
@@ -143,13 +143,18 @@ def _root(x: Scalar, p: float) -> Scalar:
 
 
 def _log_sum_exp(call: Call) -> Iterable[Equation]:
-    """m + log Σ exp(x - m) with m the largest x, which does not overflow."""
+    """m + log Σ exp(x - m) with m the largest x, which does not overflow.
+
+    Where that is infinite m is the largest number in its place: there is no difference of infinities.
+    """
     largest = next(iter(_reduce("max")(call)))
     xs, element = largest.scope.traversals, largest.scope.body
     yield (largest := call.equation(largest.scope, "max"))
-    power = fn("exp", fn("-", element, read(largest.tensor, *xs)))
+    finite = between(read(largest.tensor, *xs), float(call.numbers.min), float(call.numbers.max))
+    yield (middle := call.equation(Scope(xs, (), finite), "middle"))
+    power = fn("exp", fn("-", element, read(middle.tensor, *xs)))
     yield (total := call.equation(Scope(xs, largest.scope.summations, power), "total"))
-    yield call.equation(Scope(xs, (), add(read(largest.tensor, *xs), fn("log", read(total.tensor, *xs)))))
+    yield call.equation(Scope(xs, (), add(read(middle.tensor, *xs), fn("log", read(total.tensor, *xs)))))
 
 
 REDUCING = "axes keepdims noop_with_empty_axes"

@@ -16,20 +16,30 @@ from einnet_explore.ir import Equation, Index, Scope
 
 
 def _resize(call: Call) -> Iterable[Equation]:
+    if call.opset < 11:
+        yield from _upsample(call)
+        return
     scales = call.constant(2, "scales") if call.has(2) else None
-    yield from _nearest(call, scales, call.get("coordinate_transformation_mode", "half_pixel"))
+    axes = call.get("axes", tuple(range(len(call.out.shape))))
+    yield from _nearest(
+        call,
+        scales,
+        tuple(call.axis(a, len(call.out.shape)) for a in axes),
+        call.get("coordinate_transformation_mode", "half_pixel"),
+        call.get("nearest_mode", "round_prefer_floor"),
+    )
 
 
 def _upsample(call: Call) -> Iterable[Equation]:
+    """What Resize was too, up to operator set 10: samples begin at the first element."""
     scales = call.constant(1, "scales") if call.has(1) else np.asarray(call.get("scales", ()))
-    yield from _nearest(call, scales, "asymmetric", "floor")
+    yield from _nearest(call, scales, tuple(range(len(call.out.shape))), "asymmetric", "simple")
 
 
-def _nearest(call: Call, scales: Array | None, place: str, rounding: str = "") -> Iterable[Equation]:
+def _nearest(call: Call, scales: Array | None, axes: tuple[int, ...], place: str, rounding: str) -> Iterable[Equation]:
     shape, out = call.shape(0), call.out.shape
     if (mode := call.get("mode", "nearest")) != "nearest":
         raise Unclear(f"mode is {mode}, not nearest")
-    axes = tuple(call.axis(a, len(shape)) for a in call.get("axes", tuple(range(len(shape)))))
     given = (
         dict(zip(axes, scales.reshape(-1).tolist(), strict=True))
         if scales is not None and scales.size
@@ -38,11 +48,10 @@ def _nearest(call: Call, scales: Array | None, place: str, rounding: str = "") -
     xs = iterators(out)
     at = []
     for d, x in enumerate(xs):
-        positions = _positions(np.arange(x.hi), shape[d], out[d], float(given.get(d, 1)), place)
-        places = np.clip(
-            _rounded(positions, rounding or call.get("nearest_mode", "round_prefer_floor")), 0, shape[d] - 1
-        )
-        index: Index | None = progression(places, x)
+        scale = float(np.float32(given.get(d, 1)))
+        positions = _positions(np.arange(x.hi), shape[d], out[d], scale, place)
+        way = rounding if rounding != "simple" else "ceil" if scale < 1 else "floor"
+        index: Index | None = progression(_elements(positions, way, d, shape[d]), x)
         if index is None:
             raise Unclear(f"dimension {d}: {shape[d]} to {out[d]} is no whole factor")
         at.append(index)
@@ -52,11 +61,26 @@ def _nearest(call: Call, scales: Array | None, place: str, rounding: str = "") -
 def _ratios(call: Call, axes: tuple[int, ...]) -> dict[int, float]:
     shape = call.shape(0)
     sizes = (call.integers(3, "sizes") or ()) if call.has(3) else ()
-    ratios = {d: n / shape[d] for d, n in zip(axes, sizes, strict=True)}
+    ratios = {d: float(np.float32(n) / np.float32(shape[d])) for d, n in zip(axes, sizes, strict=True)}
     policy = call.get("keep_aspect_ratio_policy", "stretch")
     if policy == "stretch":
         return ratios
     return dict.fromkeys(axes, (min if policy == "not_larger" else max)(ratios.values()))
+
+
+def _elements(positions: Array, way: str, d: int, size: int) -> Array:
+    """The elements at *positions*, where these do not hang on how a runtime rounds: a third is no float32."""
+    margin = _MARGIN * (1 + np.abs(positions))
+    before, at, after = (
+        np.clip(_rounded(p, way), 0, size - 1) for p in (positions - margin, positions, positions + margin)
+    )
+    if np.any((before != after) & (positions != positions.astype(np.float32))):
+        raise Unclear(f"dimension {d}: positions lie between two elements but for rounding")
+    return at
+
+
+_MARGIN = 1e-6
+"""More than the error of a position in float32, relative to the position."""
 
 
 def _positions(i: Array, size: int, out: int, scale: float, mode: str) -> Array:
@@ -67,8 +91,9 @@ def _positions(i: Array, size: int, out: int, scale: float, mode: str) -> Array:
         case "half_pixel":
             return (i + 0.5) / scale - 0.5
         case "half_pixel_symmetric":
-            adjusted = out / (size * scale)
-            return (size / 2) * (1 - adjusted) + (i + 0.5) / scale - 0.5
+            if size * scale != out:
+                raise Unclear(f"{size} times {scale:.6g} is not {out}: where its middle lies hangs on rounding")
+            return (i + 0.5) / scale - 0.5
         case "pytorch_half_pixel":
             return (i + 0.5) / scale - 0.5 if out > 1 else np.zeros_like(i, float)
         case "align_corners":

@@ -12,7 +12,7 @@ from onnx import helper
 from einnet_explore.backends.fragment import Writer, imports, tensor_of
 from einnet_explore.backends.program import CompiledProgram
 from einnet_explore.graph.reading.model import Model, Node
-from einnet_explore.graph.running.regions import Array, Regions
+from einnet_explore.graph.running.regions import Array, PlanError, Regions
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +23,13 @@ class ByValue:
     names: Mapping[str, str]
 
     def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """The values that leave the group from those that enter it."""
-        made = self.program.run({name: arrays[self.names[name]] for name in self.program.contexts.inputs})
+        """The values that leave the group from those that enter it; raises PlanError where an engine fails."""
+        given = {name: arrays[self.names[name]] for name in self.program.contexts.inputs}
+        try:
+            made = self.program.run(given)
+        except Exception as error:  # every engine has classes of its own for its failures
+            makes = ", ".join(self.names[name] for name in self.program.program.outputs)
+            raise PlanError(f"the program of {makes}: {type(error).__name__}: {error}") from error
         return {self.names[name]: array for name, array in made.items()}
 
     def write(self, model: Model, nodes: Sequence[Node], outputs: Sequence[str], prefix: str) -> Writer | None:

@@ -31,7 +31,16 @@ from einnet_explore.backends.resident import lend, resident
 from einnet_explore.graph.reading.model import Model, Node
 from einnet_explore.graph.running.compiled import ByValue, spliced
 from einnet_explore.graph.running.parts import check_disjoint, parts
-from einnet_explore.graph.running.regions import Array, PlanError, Regions, random_inputs, start, subgraph_session, told
+from einnet_explore.graph.running.regions import (
+    Array,
+    PlanError,
+    Regions,
+    answers,
+    random_inputs,
+    start,
+    subgraph_session,
+    told,
+)
 
 __all__ = ["Plan", "PlanError", "Run", "Segment", "build_plan", "random_inputs", "subgraph_session"]
 
@@ -122,7 +131,10 @@ def _joined(
     runs: Mapping[int, Run],
     threads: int,
 ) -> Segment | None:
-    """All parts *found* in one session; None where some group is no program that a session can run."""
+    """All parts *found* in one session; None where some group is no program that a session can run.
+
+    Programs are written in ONNX's latest operators, which the model's own operator set may not have.
+    """
     written: list[tuple[tuple[Node, ...], Writer | None]] = []
     free = _free_prefix(regions)
     for group, nodes in found:
@@ -141,17 +153,15 @@ def _joined(
         return None
     kernels = {name for node in proto.graph.node if node.domain == DOMAIN for name in node.input}
     weights = {k: v for _, made in written if made is not None for k, v in made.weights.items() if k in kernels}
-    held: list[Any] = []
-    session = start(
-        proto,
-        threads,
-        nodes=[node for nodes, _ in written for node in nodes],
-        adjust=lambda options: held.extend(lend(options, resident(weights))),
-    )
+    held: list[Any] = [*runs.values()]  # while this plan is there the next one need not compile them again
+    try:
+        session = start(proto, threads, adjust=lambda options: held.extend(lend(options, resident(weights))))
+    except PlanError:
+        return None
     feeds, outputs = tuple(v.name for v in session.get_inputs()), regions.outputs
 
     def run_all(values: dict[str, Array], _: list[Any] = held) -> Sequence[Array]:
-        return session.run(outputs, {name: values[name] for name in feeds})  # type: ignore[no-any-return]
+        return answers(session, outputs, {name: values[name] for name in feeds})
 
     return Segment(tuple(node.name for nodes, _ in written for node in nodes), False, feeds, outputs, run_all)
 
@@ -206,7 +216,7 @@ def _session(regions: Regions, nodes: tuple[Node, ...], threads: int) -> Segment
     outputs = tuple(v.name for v in part.graph.output)
 
     def run(held: dict[str, Array]) -> Sequence[Array]:
-        return session.run(outputs, {name: held[name] for name in feeds})  # type: ignore[no-any-return]
+        return answers(session, outputs, {name: held[name] for name in feeds})
 
     return Segment(tuple(node.name for node in nodes), False, feeds, outputs, run)
 

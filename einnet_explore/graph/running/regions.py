@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,16 @@ def start(
     except Exception as error:  # ONNX Runtime has a class of its own for every kind of failure
         where = told(nodes) if nodes else whole
         raise PlanError(f"{where}: ONNX Runtime refuses: {str(error).strip()}") from error
+
+
+def answers(
+    session: onnxruntime.InferenceSession, outputs: Collection[str], feeds: Mapping[str, Array]
+) -> Sequence[Array]:
+    """The *outputs* that *session* gives for *feeds*; raises PlanError where it fails."""
+    try:
+        return session.run(outputs, feeds)  # type: ignore[no-any-return]
+    except Exception as error:  # ONNX Runtime has a class of its own for every kind of failure
+        raise PlanError(f"ONNX Runtime fails: {str(error).strip()}") from error
 
 
 def subgraph_session(

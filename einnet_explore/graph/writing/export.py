@@ -126,7 +126,7 @@ def _current(model: onnx.ModelProto) -> onnx.ModelProto:
         try:
             converted = version_converter.convert_version(named, OPSET)
             onnx.checker.check_model(converted)
-        except (RuntimeError, ValueError, onnx.checker.ValidationError):
+        except (RuntimeError, ValueError, onnx.checker.ValidationError, version_converter.ConvertError):
             converted = named
         if {n.name for n in named.graph.node} <= {n.name for n in converted.graph.node}:
             named = converted

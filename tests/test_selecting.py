@@ -1,0 +1,310 @@
+"""Selecting in the whole model: what fails costs only itself, a budget bounds it, and Ctrl-C keeps what there is."""
+
+import gc
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx_building import build, node
+
+from einnet_explore.backends import BackendError
+from einnet_explore.backends.fragment import Writer
+from einnet_explore.backends.profiles import ProfileStore
+from einnet_explore.cli import main
+from einnet_explore.cli import optimize as command
+from einnet_explore.graph import assembling as assembling_module
+from einnet_explore.graph import optimised as optimised_module
+from einnet_explore.graph import result as result_module
+from einnet_explore.graph import whole as whole_module
+from einnet_explore.graph.filed import TRYING as FILING
+from einnet_explore.graph.filed import Exported
+from einnet_explore.graph.optimise import Optimiser
+from einnet_explore.graph.optimised import Optimised
+from einnet_explore.graph.result import Result
+from einnet_explore.graph.running import plan as plan_module
+from einnet_explore.graph.running.plan import Plan, PlanError, build_plan
+from einnet_explore.graph.running.regions import answers, random_inputs, start
+from einnet_explore.graph.selection import LEAST, selecting
+from einnet_explore.graph.sparing import LONGEST
+from einnet_explore.graph.whole import TRYING, UNTRIED, Chosen, select
+from einnet_explore.graph.writing.export import ExportError, rewrite_model
+from tests.optimising_kit import SHORT, agree, everything, model, nothing_remembered, runs, searched, transposed
+
+forgetting = pytest.fixture(autouse=True)(nothing_remembered)
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Optimiser:
+    """Contests that are over, of two parts that both count as faster."""
+    everything(monkeypatch)
+    held = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
+    assert len(list(held.run())) == 2 and all(part.kept for part in held.parts)
+    return held
+
+
+def result(work: Optimiser, budget: float | None = None) -> Result:
+    """What makes the result of *work*, whose subprograms stand in the order of the model."""
+    signatures = [anon.signature for _, anon in work.done]
+    return Result(
+        work.model, work.digest, work.settings, work.original, work.feeds, work.seconds, work.assembler, work.memory,
+        work.parts, signatures, work.pieces, budget,
+    )  # fmt: skip
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    """What always fails."""
+
+    def fail(*_: object, **__: object) -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("error", [BackendError("equation Y: it crashed"), MemoryError("8 TiB")], ids=["crash", "room"])
+def test_what_makes_no_plan_is_not_kept(error: Exception, work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembling_module, "compile_measured", raising(error))
+    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined", "apart", "exported")})
+    fast = work.result()
+    assert fast.form == "original" and fast.speedup == 1.0
+    assert all(not part.kept and str(error) in part.why for part in fast.parts)
+
+
+def test_what_is_not_folded_is_not_kept(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(work.assembler.folder), "fold", raising(BackendError("equation Y: it hangs")))
+    monkeypatch.setattr(result_module, "FORMS", {"plan": ("exported",)})
+    assert all(not part.kept and "it hangs" in part.why for part in work.result().parts)
+
+
+def test_what_fails_at_run_time_is_not_kept(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_module, "FORMS", {"plan": ("apart",)})
+    monkeypatch.setattr(assembling_module.ByValue, "write", lambda *_: None)
+    compute = assembling_module.CompiledProgram.run
+
+    def run(self: Any, inputs: Any) -> Any:
+        if inputs:
+            raise RuntimeError("no such address")
+        return compute(self, inputs)  # weights are folded
+
+    monkeypatch.setattr(assembling_module.CompiledProgram, "run", run)
+    assert all(not part.kept and "RuntimeError: no such address" in part.why for part in work.result().parts)
+    held = start(build([node("Relu", ["x"], ["y"])], {"x": [2]}, ["y"]), 1)
+    with pytest.raises(PlanError, match=r"ONNX Runtime fails: .*INVALID_ARGUMENT"):
+        answers(held, ["y"], {"x": np.zeros(3, np.float32)})
+
+
+def test_programs_are_let_go_with_the_last_plan_they_are_in(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
+    assembler = work.assembler
+    plans = [assembler.plan(assembler.apart(work.pieces([n]))) for n in (0, 1)]
+    assert len(assembler._runs) == 2
+    with monkeypatch.context() as patched:
+        patched.setattr(assembling_module, "compile_measured", lambda *_: pytest.fail("compiled again"))
+        plans.append(assembler.plan(assembler.apart(work.pieces([0, 1]))))
+    del plans[:2]
+    gc.collect()
+    assert len(assembler._runs) == 2
+    plans.clear()
+    gc.collect()
+    assert not assembler._runs
+
+
+def test_what_kept_parts_bring_as_far_as_plans_without_them_are_made(work: Optimiser) -> None:
+    fast, asked = work.result(), []
+
+    def plan_of(kept: Sequence[int]) -> Plan:
+        asked.append(tuple(kept))
+        if len(asked) == 1:
+            raise PlanError("cannot be made")
+        return fast.plan
+
+    assert len(replace(fast, plan_of=plan_of).attribution()) == 1 and len(asked) == 2
+    assert list(fast.attributions(-1.0)) == []
+
+
+def test_a_budget_bounds_selecting(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (selecting(None), selecting(1.0), selecting(90.0)) == (math.inf, LEAST, 45.0)
+    given: dict[str, float] = {}
+
+    def noted(name: str, answer: object) -> Callable[..., Any]:
+        return lambda *arguments: given.update({name: arguments[-1]}) or answer
+
+    monkeypatch.setattr(result_module, "select", noted("select", Chosen([0, 1], work.original, {})))
+    monkeypatch.setattr(result_module, "spared", noted("spared", {}))
+    monkeypatch.setattr(result_module, "filed", noted("filed", Exported(1.0, "")))
+    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined", "exported")})
+    result(work).optimised()
+    assert given == {"select": TRYING, "spared": LONGEST, "filed": FILING}
+    monkeypatch.setattr(result_module.Result, "_remembered", lambda _: None)
+    result(work, 2.0).optimised()
+    assert LEAST >= given["select"] > given["spared"] > given["filed"] >= 0
+
+
+def test_what_was_selected_in_less_time_is_selected_again(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(result_module, "select", lambda *_: calls.append(1) or Chosen([0], work.original, {}))
+    for budget, selected in ((1.0, 1), (15.0, 1), (90.0, 2), (None, 3), (90.0, 3), (1.0, 3), (None, 3)):
+        result(work, budget).optimised()
+        assert len(calls) == selected, budget
+
+
+@dataclass(eq=False)
+class Fake:
+    """A plan with *seconds* to run, by the test."""
+
+    seconds: float
+    threads: int = 1
+
+    def run(self, _: object) -> dict[str, Any]:
+        return {"y": np.ones(3, np.float32)}
+
+
+def test_an_interrupt_ends_the_trials_with_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_module, "ratio_of", lambda before, after, *_: before.seconds / after.seconds)
+
+    def plan_of(kept: list[int]) -> Any:
+        if 2 in kept:
+            raise KeyboardInterrupt
+        if 1 in kept:
+            raise ValueError("refused")
+        return Fake(10.0 - len(kept))
+
+    gains = {n: 4.0 - n for n in range(4)}
+    found = select([(n,) for n in range(4)], gains, Fake(10.0), plan_of, {}, 1.0)  # type: ignore[arg-type]
+    assert found.stopped and found.kept == [0] and found.plan.seconds == 9.0  # type: ignore[attr-defined]
+    assert found.refused == {1: "refused", 2: UNTRIED, 3: UNTRIED}
+
+
+@pytest.mark.parametrize("where", ["select", "_in_form", "_made"])
+def test_an_interrupt_while_selecting_keeps_what_is_kept(
+    where: str, work: Optimiser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined", "exported")})
+    with monkeypatch.context() as patched:
+        if where == "select":
+            patched.setattr(result_module, "select", lambda *_: Chosen([0], work.original, {1: UNTRIED}, True))
+        else:
+            patched.setattr(result_module.Result, where, raising(KeyboardInterrupt()))
+        making = result(work)
+        fast = making.optimised()
+    assert making.stopped and fast.interrupted and fast.report()["interrupted"] is True
+    assert [part.kept for part in fast.parts] == [True, where != "select"]
+    assert fast.errors[1] <= 1e-4 and fast.exported.parts  # both were checked
+    assert where != "select" or fast.parts[1].why == UNTRIED
+    again = result(work)
+    assert [part.kept for part in again.optimised().parts] == [True, True] and not again.stopped
+
+
+def test_a_second_interrupt_ends_everything(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_module.Result, "_in_form", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(result_module.Result, "_held", raising(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        result(work).optimised()
+
+
+def commanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """``optimize`` of a small model with every output."""
+    everything(monkeypatch)
+    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined",)})
+    monkeypatch.setattr(command, "settings", lambda *_: SHORT)
+    onnx.save(transposed(), tmp_path / "m.onnx")
+    outputs = {"-o": "o.onnx", "--html": "o.html", "--json": "o.json", "--certificates": "records"}
+    argv = [word for option, name in outputs.items() for word in (option, str(tmp_path / name))]
+    return ["optimize", str(tmp_path / "m.onnx"), *argv]
+
+
+def test_an_output_that_fails_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = commanded(tmp_path, monkeypatch)
+    monkeypatch.setattr(Optimised, "onnx", raising(ExportError("found no way to write it")))
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert f"{tmp_path / 'o.onnx'} was not written: found no way to write it\n" in err
+    assert err.splitlines()[-1] == "error: found no way to write it"
+    assert not (tmp_path / "o.onnx").exists() and (tmp_path / "o.html").exists()
+    assert len(json.loads((tmp_path / "o.json").read_text())["attribution"]) == 2
+    assert list((tmp_path / "records").iterdir()) and "2 of 2 subprograms replaced" in out
+
+
+def test_an_interrupt_while_parts_are_left_out_keeps_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = commanded(tmp_path, monkeypatch)
+    monkeypatch.setattr(optimised_module, "ratio_of", raising(KeyboardInterrupt()))
+    assert main(argv) == 130
+    report = json.loads((tmp_path / "o.json").read_text())
+    assert report["attribution"] == [] and report["interrupted"] is True
+    assert "interrupted: what 0 of 2 kept kinds bring is reported" in capsys.readouterr().err
+
+
+def test_a_folder_for_records_that_cannot_be_made_is_said_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = commanded(tmp_path, monkeypatch)
+    (tmp_path / "records").write_text("a file")
+    monkeypatch.setattr(Optimiser, "run", lambda _: pytest.fail("the work was begun"))
+    assert main(argv) == 2
+    assert "records: File exists" in capsys.readouterr().err
+
+
+def old(opset: int) -> onnx.ModelProto:
+    """A model that ONNX's converter refuses for its sparse weight, and that stays in its operator set."""
+    proto = transposed()
+    proto.opset_import[0].version = opset
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))  # shapes come from ONNX Runtime then
+    values = helper.make_tensor("s", TensorProto.FLOAT, [1], [2.0])
+    places = helper.make_tensor("s_at", TensorProto.INT64, [1], [1])
+    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [3, 1, 1]))
+    proto.graph.node.append(node("Gelu", ["y"], ["g"], domain="com.microsoft"))
+    proto.graph.node.append(node("Add", ["g", "s"], ["z"]))
+    proto.graph.output[0].name = "z"
+    return proto
+
+
+@pytest.mark.parametrize("opset", [11, 13])
+def test_a_model_that_the_converter_refuses(opset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is optimised as a plan; the file is the model as it is."""
+    held = model(old(opset))
+    assert held.opset == opset
+    with pytest.raises(ExportError):
+        rewrite_model(held.proto, ())
+    everything(monkeypatch)
+    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined", "apart", "exported")})
+    fast = searched(held)
+    assert all(part.kept for part in fast.parts) and fast.exported.parts == ()
+    fast.save(tmp_path / "o.onnx")
+    feeds = fast.random_inputs(3)
+    agree(fast, runs(held.original, feeds), fast(**feeds))
+    agree(fast, runs(held.original, feeds), runs(tmp_path / "o.onnx", feeds))
+
+
+def test_programs_that_a_models_operator_set_cannot_hold_run_beside_it(
+    work: Optimiser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where ONNX Runtime refuses both in one session, each is run by itself."""
+    refused: list[object] = []
+
+    def refuse(proto: Any, *rest: object, **more: object) -> Any:
+        if any(n.domain == "einnet" or n.op_type == "Reshape" for n in proto.graph.node):
+            refused.append(proto)
+            raise PlanError("ONNX Runtime refuses: Unrecognized attribute: allowzero")
+        return start(proto, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(plan_module, "start", refuse)
+    plan = work.assembler.plan(work.assembler.apart(work.pieces([0, 1])))
+    assert refused and any(segment.replaced for segment in plan.segments)
+    feeds = random_inputs(work.model, 1)
+    np.testing.assert_allclose(plan.run(feeds)["y"], build_plan(work.model).run(feeds)["y"], atol=1e-3)
+
+
+def test_sizes_of_nothing_alone_need_a_later_operator_set() -> None:
+    writer = Writer({}, {}, {})
+    writer.reshape("x", (2, 3))
+    writer.reshape("x", (0, 3))
+    assert [[a.name for a in n.attribute] for n in writer.nodes] == [[], ["allowzero"]]
