@@ -207,8 +207,8 @@ def optimize(
 ) -> Optimised:
     """Optimise an ONNX model for this machine, or a program, whose weights are inputs then.
 
-    *shapes* fixes dynamic inputs.  No part's contest begins after *budget* seconds (``60`` or ``"60s"``), in all runs of
-    the model together, and selecting takes half as long at most.  With the *target_runtime* ``onnxruntime`` what pays
+    *shapes* fixes dynamic inputs.  No part's contest begins after *budget* seconds (``60`` or ``"60s"``), all runs of
+    the model counted, and selecting takes half as long at most.  With the *target_runtime* ``onnxruntime`` what pays
     in ONNX Runtime on the exported file is kept, instead of what pays in our plan.  *numerics* bounds what rules may do
     to the last digits (``graph/numerics.py``).  *states* bounds each search by its states and not by the clock;
     *executor* (``executors``) runs the searches.  Interrupting keeps what was found so far.  Raises ModelError for a
