@@ -16,7 +16,7 @@ from einnet_explore.cli import main
 from einnet_explore.cli.arguments import parser
 from einnet_explore.explore import end_to_end, operator_cases, searches
 from einnet_explore.graph.contest import Settings
-from einnet_explore.graph.optimise import LONGEST
+from einnet_explore.graph.contests import LONGEST
 from einnet_explore.render import text
 from einnet_explore.search.options import Options
 from einnet_explore.text import TextError, parse
