@@ -8,12 +8,9 @@ from typing import Any
 
 from einnet_explore.cli.errors import BAD_INPUT, INTERRUPTED, NO, OK, one_line
 from einnet_explore.cli.output import STDOUT, say, seconds, table, writable, write_json
-from einnet_explore.cost import program_seconds
 from einnet_explore.executors import executor, submitted
-from einnet_explore.explore.many import search_one
-from einnet_explore.explore.run import Run
+from einnet_explore.explore.many import check, search_one
 from einnet_explore.ir import Program
-from einnet_explore.search.options import Options
 from einnet_explore.text import load_text
 
 Report = dict[str, Any]
@@ -61,8 +58,7 @@ def _search(
 ) -> None:
     """Fill *reports* and *failures*, both by case; interrupted, with the reports of all searches that are done."""
     targets, options = tuple(arguments.target), {"strategy": arguments.strategy, "max_depth": arguments.max_depth}
-    for program in list(programs.values())[:1]:  # what is wrong with the options is said here, before anything starts
-        Run(program, program_seconds, target=targets, options=Options(**options))
+    check(programs, targets, options)
     limits = arguments.limit_seconds, options, arguments.limit_states
     futures: dict[str, Any] = {}
     try:

@@ -41,13 +41,18 @@ def search_all(
     """
     named = dict(programs) if isinstance(programs, Mapping) else {str(n): p for n, p in enumerate(programs)}
     names = (target,) if isinstance(target, str) else tuple(target)
-    for program in list(named.values())[:1]:  # what is wrong with the options is said here, before anything starts
-        Run(program, program_seconds, target=names, options=Options(**options))
+    check(named, names, options)
     asked = [(case, program, names, limit, options, states) for case, program in named.items()]
     if executor is not None:
         return gathered(submitted(executor, search_one, *each) for each in asked)
     with Processes(len(os.sched_getaffinity(0))) as processes:
         return gathered(submitted(processes, search_one, *each) for each in asked)
+
+
+def check(programs: Mapping[str, Program], target: tuple[str, ...], options: Mapping[str, Any]) -> None:
+    """Say what is wrong with the options of searches of *programs* before anything starts: raises ValueError."""
+    for program in list(programs.values())[:1]:
+        Run(program, program_seconds, target=target, options=Options(**options))
 
 
 def search_one(
