@@ -13,14 +13,19 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from math import inf
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 ATTEMPTS = 3
 """Workers that one item may take down before it is given up: it is the item then, and no accident."""
+
+WAKING = 1.0
+"""Seconds after which a wait for workers looks for signals."""
 
 WAIT = 10.0
 """Seconds to wait for a cluster's scheduler, and again for its first worker."""
@@ -191,11 +196,13 @@ def gathered(futures: Iterable[Any]) -> list[Any]:
     """The results of *futures*, in their order; where one raises or is interrupted, the others are cancelled."""
     held = list(futures)
     try:
-        return [future.result() for future in held]
+        for index in _arrivals(dict(enumerate(held))):
+            held[index].result()
     except BaseException:
         for future in held:
             future.cancel()
         raise
+    return [future.result() for future in held]
 
 
 def settled(
@@ -205,16 +212,8 @@ def settled(
 
     After so many *seconds*, and where there is an interrupt, the others are cancelled; processes that are at one end.
     """
-    came = SimpleQueue[str]()
-    for name, future in futures.items():
-        future.add_done_callback(lambda _, name=name: came.put(name))
-    until = None if seconds is None else perf_counter() + seconds
     try:
-        for _ in futures:
-            try:
-                name = came.get(timeout=None if until is None else max(0.0, until - perf_counter()))
-            except Empty:
-                return
+        for name in _arrivals(futures, seconds):
             try:
                 answer = futures[name].result()
             except Exception as error:
@@ -225,3 +224,24 @@ def settled(
         going = [future for future in futures.values() if not future.cancel() and not future.done()]
         if going and isinstance(executor, Processes):
             executor.drop()
+
+
+def _arrivals(futures: Mapping[K, Any], seconds: float | None = None) -> Iterable[K]:
+    """The names of *futures* as they come, for so many *seconds*.
+
+    Wakes every second: a signal that came just before the wait began, or to another thread, does not end a wait.
+    """
+    came = SimpleQueue[K]()
+    for name, future in futures.items():
+        future.add_done_callback(lambda _, name=name: came.put(name))
+    until = inf if seconds is None else perf_counter() + seconds
+    left = len(futures)
+    while left:
+        try:
+            name = came.get(timeout=max(0.0, min(WAKING, until - perf_counter())))
+        except Empty:
+            if perf_counter() >= until:
+                return
+            continue
+        left -= 1
+        yield name

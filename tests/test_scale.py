@@ -102,8 +102,8 @@ def test_what_is_late_is_not_waited_for() -> None:
 
 
 def interrupted(waiting: Any) -> None:
-    """Wait for *waiting*, with a Ctrl-C after half a second."""
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    """Wait for *waiting*, with a Ctrl-C after half a second, which another thread gets: that ends no wait of this."""
+    timer = threading.Timer(0.5, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT))
     timer.start()
     try:
         next(waiting)
