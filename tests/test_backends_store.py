@@ -15,7 +15,7 @@ import pytest
 from einnet_explore.backends import compare, emit, load, stream_bandwidth
 from einnet_explore.backends.identity import identity
 from einnet_explore.backends.measure import ratios
-from einnet_explore.backends.profiles import Key, ProfileStore, key_of
+from einnet_explore.backends.profiles import Key, ProfileStore, device, key_of, libraries
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
 from einnet_explore.storage import write_aside
 from einnet_explore.text import parse
@@ -123,6 +123,19 @@ def test_a_damaged_store_goes_on_in_memory(own_cache: Path, damage: str) -> None
         warnings.simplefilter("error")
         found = store.get(KEY)
     assert found is not None and found.seconds == 1.0
+
+
+def test_what_is_known_stays_known_where_nothing_can_be_written(own_cache: Path) -> None:
+    """A cache that others made may be mounted for reading only: its times are not to be measured again."""
+    store = ProfileStore()
+    old, new = replace(KEY, device=device(), library=libraries()), replace(KEY, attributes="new")
+    store.put(old, 2.0, "measured")
+    with sqlite3.connect(own_cache / "profiles.sqlite") as file:
+        file.execute("CREATE TRIGGER t BEFORE INSERT ON engine_profile BEGIN SELECT RAISE(ABORT, 'read-only'); END")
+    with pytest.warns(RuntimeWarning, match="in memory only: "):
+        store.put(new, 1.0, "measured")
+    assert [found.seconds for key in (old, new) if (found := store.get(key))] == [2.0, 1.0]
+    assert store.known(KEY.threads)[replace(old, engine="")] == 2.0 and not store.known(KEY.threads + 1)
 
 
 def _writer(path: str, process: int) -> None:

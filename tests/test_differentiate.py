@@ -22,7 +22,7 @@ from einnet_explore.algebra.evaluate import evaluate
 from einnet_explore.algebra.gradients.linearity import assert_linear
 from einnet_explore.algebra.gradients.preimage import preimage
 from einnet_explore.algebra.reads import illegal_read
-from einnet_explore.backends import emit, load
+from einnet_explore.backends import compile_program, emit, load
 from einnet_explore.cli import main
 from einnet_explore.ir import Apply, Equation, Index, Instance, Iterator, Program, Scope, Tensor, accesses
 from einnet_explore.search.injective import inline_injective
@@ -343,6 +343,19 @@ def test_kernels_raise_zero_without_a_call() -> None:
     exponents = np.array([-1, -0.0, 0, 2, np.inf, np.nan], np.float32)
     with np.errstate(divide="ignore"):
         np.testing.assert_array_equal(load(emit(scope))(exponents), np.power(np.float32(0), exponents))
+
+
+@pytest.mark.parametrize("body", ["X[i, j] * Z[j]", "exp(X[i, j]) * Z[j]", "tanh(X[i, j] * Z[j]) * X[i, j] + Z[j]"])
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_something_attains_what_kernels_take_for_the_extremum(reduce: str, body: str) -> None:
+    """The products are computed again to compare them: in one operation with the comparison they were others."""
+    program = ee.parse(f"tensor X[40, 50]\ntensor Z[50]\nY[i:40] = {reduce}[j:50] {body}")
+    gradient = ee.grad(program)
+    inputs = {t.name: a.astype(np.float32) for t, a in zip(gradient.inputs, reals(gradient).values(), strict=True)}
+    expected = evaluate(gradient, {k: v.astype(np.float64) for k, v in inputs.items()}, "float64", outputs_only=True)
+    found = compile_program(gradient).run(inputs)
+    for name in gradient.outputs:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-5)
 
 
 # ---- pre-images

@@ -385,3 +385,20 @@ def test_what_the_theory_does_not_reach_is_said() -> None:
     assert "input B is another one" in prove(sums.ground, sums.schema, other.schema)[0].why
     named = family("param H\ntensor A[H]\nZ[] = sum[h:H] A[h]")
     assert "outputs are Z, expected Y" in prove(sums.ground, sums.schema, named.schema)[0].why
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("param H, W\ntensor A[H-W+1] pad [W]\nY[i:H] = A[i]", "A: whether it has elements along a dimension of H-W"),
+        ("param H, W\ntensor A[H] pad [H-W]\nY[i:H] = A[i]", "A: whether the padding H-W is negative"),
+    ],
+)
+def test_a_tensor_that_does_not_exist_is_read_by_no_proved_program(text: str, why: str) -> None:
+    """Where its reads stay inside its reach, padding included, that of all sizes said nothing of its own."""
+    made = family(text)
+    found = legal(made.ground, made.schema)
+    assert found.kind == "unproved" and found.why.startswith(why)
+    assert made.equals(made).kind == "unproved"
+    few = family(text, assume=["H >= W"])
+    assert legal(few.ground, few.schema).kind == "proved"

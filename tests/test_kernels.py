@@ -206,6 +206,26 @@ def test_arrays_that_do_not_fit() -> None:
         made.bind({**arrays, "X": np.zeros((33, 20))}, aligned_empty((9, 20)))
 
 
+@pytest.mark.parametrize("constant", ["A", "K", ""])
+def test_a_sum_that_only_reads_outside_is_zero(constant: str) -> None:
+    """A window of two, one apart, around the only column: no step of the sum multiplies anything."""
+    scope = (
+        parse("""
+        tensor A[33, 1, 16] pad [2, 2, 0]
+        tensor K[2, 2, 64, 16]
+        Y[h:17, w:1, f:64] = sum[c:16, r:2, s:2] A[2*h+2*r-1, 2*w+2*s-1, c] * K[r, s, f, c]""")
+        .equations[0]
+        .scope
+    )
+    made = contraction(scope, [constant])
+    assert made is not None
+    arrays, out = {t.name: aligned_empty(t.shape) for t in tensors(scope)}, aligned_empty(scope.shape)
+    for array in (*arrays.values(), out):
+        array[...] = 7
+    made.bind(arrays, out)()
+    assert not out.any()
+
+
 def test_an_empty_result_needs_no_kernel() -> None:
     scope = scope_of(CASES["product"])
     assert contraction(replace(scope, traversals=(Iterator("m", 0, 0), scope.traversals[1]))) is None

@@ -27,6 +27,7 @@ from einnet_explore.algebra.gradients.linearity import assert_linear
 from einnet_explore.algebra.gradients.scalars import ONE, is_zero, minus, partials, summed
 from einnet_explore.algebra.substitute import fresh, substitute
 from einnet_explore.ir import (
+    Access,
     Apply,
     Compare,
     Const,
@@ -165,7 +166,11 @@ class _Run:
         if scope.reduce == "prod":
             return above, self._others(scope)
         result = equation.tensor[x]
-        gap = minus(result, scope.body) if scope.reduce == "max" else minus(scope.body, result)
+        least, most = (scope.body, result) if scope.reduce == "max" else (result, scope.body)
+        if not isinstance(scope.body, Access):
+            # A compiler takes a product less something for one operation that rounds once: nothing would attain it.
+            least, most = Apply("minimum", (least, most)), Apply("maximum", (least, most))
+        gap = minus(most, least)
         attains = is_zero(gap)
         ties = self._made("T", replace(scope, body=attains, reduce="sum", padding=(), value=0))
         shared = replace(scope, summations=(), reduce="sum", padding=(), value=0)

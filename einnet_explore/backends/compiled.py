@@ -17,7 +17,11 @@ import tvm
 
 from einnet_explore.backends import trial
 from einnet_explore.backends.errors import BackendError
+from einnet_explore.kernels.machine import cpu_flags
 from einnet_explore.storage import cache_directory, write_aside
+
+VECTORS = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "abm", "popcnt", "movbe", "gfni", "xop", "amx", "sve")
+"""How flags of a processor begin that compilers choose instructions by."""
 
 # Else a pool of one thread ties the whole process to the first core, and all such processes of a machine to the same.
 os.environ.setdefault("TVM_BIND_THREADS", "0")
@@ -73,13 +77,18 @@ def _path(key: str) -> Path:
 
 @cache
 def _target(threads: int) -> Any:
-    return tvm.target.Target({"kind": "llvm", "num-cores": threads, "mcpu": platform()[1]})
+    # A virtual machine may hide some of what a CPU of that name can do.
+    flags = cpu_flags()
+    lacks = [f"-{name}" for name in ("avx512f", "avx2", "fma") if flags and name not in flags]
+    wanted = {"kind": "llvm", "num-cores": threads, "mcpu": cpu_name()}
+    return tvm.target.Target({**wanted, "mattr": lacks} if lacks else wanted)
 
 
 @cache
-def platform() -> tuple[str, str]:
-    """(TVM's version, the host's CPU as LLVM calls it)."""
-    return tvm.__version__, str(tvm.target.codegen.llvm_get_system_cpu())
+def platform() -> tuple[str, str, str]:
+    """(TVM's version, the host's CPU as LLVM calls it, the vector instructions that it has): what code is made for."""
+    has = sorted(flag for flag in cpu_flags() if flag.startswith(VECTORS))
+    return tvm.__version__, str(tvm.target.codegen.llvm_get_system_cpu()), " ".join(has)
 
 
 def kernel_file(key: str) -> Path | None:
@@ -95,7 +104,7 @@ def c_library(source: str, *flags: str) -> Path | None:
     """
     if _linker() is None:
         return None
-    own = "\0".join((source, *flags, cpu_name())) if flags else source
+    own = "\0".join((source, *flags, *platform()[1:])) if flags else source
     path = cache_directory() / "kernels" / f"c-{hashlib.sha256(own.encode()).hexdigest()[:40]}.so"
     if _whole(path):
         return path

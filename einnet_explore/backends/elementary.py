@@ -60,8 +60,12 @@ def apply(op: str, args: tuple[Expr, ...], dtype: str) -> Expr:
 def _zero_to_the(exponent: Expr, dtype: str) -> Expr:
     """0 to the *exponent*, as gradients of kinks have it, without a call of pow: 1, 0 or ∞; NaN stays NaN."""
     one, zero, far = (tirx.const(v, dtype) for v in (1, 0, inf))
-    below = tirx.Select(exponent < zero, far, exponent)
-    return tirx.Select(exponent == zero, one, tirx.Select(exponent > zero, zero, below))
+
+    def of(x: Expr) -> Expr:
+        return tirx.Select(x == zero, one, tirx.Select(x > zero, zero, tirx.Select(x < zero, far, x)))
+
+    # TVM takes no expression twice in which something is bound.
+    return _let(exponent, of, dtype)
 
 
 def _f32(value: float) -> Expr:
@@ -103,9 +107,9 @@ def _tanh(argument: Expr) -> Expr:
     return _let(argument, of)
 
 
-def _let(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
+def _let(value: Expr, body: Callable[[Expr], Expr], dtype: str = "float32") -> Expr:
     """*body* of *value*, which is evaluated once."""
-    x = tirx.Var("x", "float32")
+    x = tirx.Var("x", dtype)
     return tirx.Let(x, value, body(x))
 
 

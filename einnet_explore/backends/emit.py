@@ -144,7 +144,16 @@ def _compare(condition: Compare, env: At) -> Expr:
     if not (_has_remainder(condition.left) or _has_remainder(condition.right)):
         return test
     # TVM 0.27 reasons from one remainder test to the next and is wrong where two contradict one another (a division
-    # by zero inside it, or wrong code): it is not to see that this is one.
+    # by zero inside it, or wrong code).
+    return hidden(test)
+
+
+def hidden(test: Expr) -> Expr:
+    """*test* so that TVM does not see that it is one.
+
+    In what ``Select`` takes where it holds, TVM 0.27 leaves out what keeps indices inside their tensor, as follows from
+    it; but both are evaluated.
+    """
     return tirx.bitwise_and(test.astype("int32"), tirx.const(1, "int32")) != 0
 
 

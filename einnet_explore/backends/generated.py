@@ -106,8 +106,8 @@ class Contraction:
         if self.plan.other is not None:
             return array
         at = gather(self.plan.form, self.plan.tile, self.plan.steps, self.plan.regions)
-        found = aligned_empty(at.shape)
-        found[...] = np.append(array.reshape(-1), np.float32(0))[at]
+        found = aligned_empty((self.plan.packed,))
+        found[: at.size], found[at.size :] = np.append(array.reshape(-1), np.float32(0))[at], 0
         return found
 
     def bind(self, arrays: Mapping[str, Array], out: Array, packed: Array | None = None) -> Callable[[], object]:

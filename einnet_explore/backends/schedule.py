@@ -26,7 +26,7 @@ from einnet_explore.backends.structure import LANES, borders, cased, lanes_of, m
 from einnet_explore.backends.transpose import transposing
 from einnet_explore.ir import Access, Iterator, Scope, accesses, as_index
 
-VERSION = 28
+VERSION = 29
 """Part of the key of compiled kernels: to be raised when a template changes."""
 
 ROW = 4 * LANES

@@ -70,7 +70,7 @@ class Store:
     """Times by key, in *path* (default: ``profiles.sqlite`` in the cache directory).
 
     Every put is one transaction, so a killed process leaves the file whole.  A file that is damaged or cannot be
-    written is replaced by a store in memory, with a warning.
+    written is replaced by a store in memory, with a warning; it holds what can be read of the file.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -121,22 +121,11 @@ class Store:
 
     def known(self, threads: int = 1) -> dict[Key, float]:
         """What is stored now: each key's least seconds by any engine; a time of the one that was chosen goes first."""
-        names = [f.name for f in fields(Key) if f.name != "engine"]
-        here = (threads, device(), libraries())
 
-        def read(connection: sqlite3.Connection) -> dict[Key, float]:
-            rows = connection.execute(
-                f"SELECT {', '.join(names)}, engine, seconds, how FROM engine_profile "
-                "WHERE threads = ? AND device = ? AND library = ?",
-                here,
-            ).fetchall()
-            times = ((Key(*row[:-2]), float(row[-2]), str(row[-1])) for row in rows)
-            return _least((key, s) for key, s, how in times if _how(key, how) is not None and 0 < s < inf)
+        def least(found: Mapping[Key, Profile]) -> dict[Key, float]:
+            return _least((key, profile.seconds) for key, profile in found.items() if key.threads == threads)
 
-        def remembered(memory: dict[Key, Profile]) -> dict[Key, float]:
-            return _least((key, profile.seconds) for key, profile in memory.items())
-
-        return remembered(self._memory) if self._memory is not None else self._do(read, remembered)
+        return least(self._memory) if self._memory is not None else self._do(lambda file: least(_times(file)), least)
 
     def _do(self, act: Callable[[sqlite3.Connection], T], instead: Callable[[dict[Key, Profile]], T]) -> T:
         try:
@@ -147,8 +136,30 @@ class Store:
                 return act(connection)
         except (sqlite3.Error, OSError, ValueError, TypeError) as error:  # the last two: what is no time, or no text
             warnings.warn(f"profiles are kept in memory only: {self.path}: {error}", RuntimeWarning, stacklevel=3)
-            self._memory = {}
+            self._memory = self._left()
             return instead(self._memory)
+
+    def _left(self) -> dict[Key, Profile]:
+        """What can be read where nothing can be written: a cache may have been made by others."""
+        try:
+            with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)) as file:
+                return _times(file)
+        except (sqlite3.Error, OSError, ValueError, TypeError):
+            return {}
+
+
+def _times(file: sqlite3.Connection) -> dict[Key, Profile]:
+    """The times of this device and these libraries, without those of kernels that are written otherwise now."""
+    names = ", ".join(f.name for f in fields(Key))
+    rows = file.execute(
+        f"SELECT {names}, seconds, how FROM engine_profile WHERE device = ? AND library = ?", (device(), libraries())
+    )
+    found: dict[Key, Profile] = {}
+    for *key, seconds, said in rows:
+        how = _how(own := Key(*key), str(said))
+        if how is not None and 0 < float(seconds) < inf:
+            found[own] = Profile(float(seconds), how)
+    return found
 
 
 def _by(key: Key) -> str:

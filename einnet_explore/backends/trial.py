@@ -1,7 +1,8 @@
 """A new kernel's first run is in another process: one that crashes, hangs or writes beyond its arrays costs nothing.
 
-What fails is remembered by its content and never run again.  The process lives as long as this one and is renewed when
-a kernel takes it down.  Where it cannot be had, kernels are taken as they are.
+What fails is remembered by its content and never run again, unless it may have been for want of memory, or somebody
+ended the process.  The process lives as long as this one and is renewed when a kernel takes it down.  Where it cannot
+be had, kernels are taken as they are.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -27,6 +29,9 @@ LONGEST = 60.0
 STARTING = 120.0
 """Seconds that the process may take to start."""
 
+ENDED = frozenset(-s for s in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT))
+"""How a process ends that somebody ends, the system for want of memory or the user: no fault of a kernel."""
+
 _lock = threading.Lock()
 _children: dict[int, subprocess.Popen[str]] = {}
 """By the process that they belong to: a fork has none of its parent's."""
@@ -42,9 +47,10 @@ def run(file: Path, arrays: Sequence[tuple[tuple[int, ...], str]]) -> None:
     if note.exists():
         raise BackendError(f"the kernel is not run: {note.read_text().strip()}")
     with _lock:
-        wrong = _asked({"file": str(file), "arrays": [list(each) for each in arrays]})
-    if wrong:
+        wrong, lasting = _asked({"file": str(file), "arrays": [list(each) for each in arrays]})
+    if wrong and lasting:
         write_aside(note, lambda new: _write(new, wrong))
+    if wrong:
         raise BackendError(f"the kernel is not run: {wrong}")
 
 
@@ -52,38 +58,42 @@ def _write(path: Path, wrong: str) -> None:
     path.write_text(f"{wrong}\n")
 
 
-def _asked(question: dict[str, object]) -> str:
+def _asked(question: dict[str, object]) -> tuple[str, bool]:
+    """(what is wrong with the kernel, or nothing; whether it will be wrong the next time, too)."""
     child = _started()
     if child is None or child.stdin is None:
-        return ""
+        return "", False
     try:
         child.stdin.write(json.dumps(question) + "\n")
         child.stdin.flush()
     except OSError:
         _end(child)
-        return ""  # it was gone before: nothing is known of this kernel
-    try:
-        answer = _answer(child, LONGEST)
-    except KeyboardInterrupt:
-        _end(child)  # its answer would be taken for the next kernel's
-        raise
+        return "", False  # it was gone before: nothing is known of this kernel
+    answer = _answer(child, LONGEST)
     if answer is not None:
         return answer
     code = child.poll()
     _end(child)
     if code is None:
-        return f"its first run, in a process of its own, had not ended after {LONGEST:.0f} seconds"
-    return f"its first run ended its process with {code}"
+        return f"its first run, in a process of its own, had not ended after {LONGEST:.0f} seconds", True
+    return f"its first run ended its process with {code}", code not in ENDED
 
 
-def _answer(child: subprocess.Popen[str], seconds: float) -> str | None:
-    """What the process says is wrong; None where it says nothing."""
+def _answer(child: subprocess.Popen[str], seconds: float) -> tuple[str, bool] | None:
+    """What the process says is wrong, and whether that lasts; None where it says nothing."""
     assert child.stdout is not None
-    ready, _, _ = select.select([child.stdout], [], [], seconds)
-    line = child.stdout.readline() if ready else ""
-    if ready and not line:
-        child.wait()
-    return str(json.loads(line)["wrong"]) if line else None
+    try:
+        ready, _, _ = select.select([child.stdout], [], [], seconds)
+        line = child.stdout.readline() if ready else ""
+        if ready and not line:
+            child.wait()
+    except BaseException:
+        _end(child)  # an answer that nobody has waited for would be taken for the next kernel's
+        raise
+    if not line:
+        return None
+    said = json.loads(line)
+    return str(said["wrong"]), bool(said["lasting"])
 
 
 def _started() -> subprocess.Popen[str] | None:
@@ -120,3 +130,12 @@ def _end(child: subprocess.Popen[str]) -> None:
 
 def _runtime() -> Path:
     return Path(tvm.__file__).parent / "lib" / "libtvm_runtime.so"
+
+
+def _renew() -> None:
+    """In a fork, which has one thread of its parent's: another may have held the lock."""
+    global _lock  # noqa: PLW0603 - it is the process's
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)

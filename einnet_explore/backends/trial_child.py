@@ -1,20 +1,26 @@
 """Runs kernels that have not run yet, one a line of standard input; a script that knows nothing of this package.
 
 Its argument is TVM's runtime library.  A line is ``{"file", "arrays": [[shape, dtype], …]}``.  The kernel is called
-once on arrays of ones with guards before and after each; the answer is ``{"wrong": "…"}``, empty where nothing was.
+once on arrays of ones with guards before and after each; the answer is ``{"wrong": "…", "lasting": …}``, empty where
+nothing was; what does not last is for want of memory.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
-import os
-import sys
-from math import prod
-from typing import Any
+import signal
 
-import numpy as np
-import tvm_ffi
+# Ctrl-C goes to all processes of a terminal or a notebook, and is this one's parent's to answer.
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+import ctypes  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+from math import prod  # noqa: E402
+from typing import Any  # noqa: E402
+
+import numpy as np  # noqa: E402
+import tvm_ffi  # noqa: E402
 
 GUARD = 4096
 """Bytes before and after each array that no kernel may write."""
@@ -26,14 +32,17 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
-    print(json.dumps({"wrong": ""}), file=answers, flush=True)
+    print(json.dumps({"wrong": "", "lasting": False}), file=answers, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
+        lasting = True
         try:
             wrong = tried(asked)
+        except MemoryError:
+            wrong, lasting = "there is no memory for the arrays of its first run", False
         except Exception as error:
             wrong = f"it raises {type(error).__name__}: {error}"
-        print(json.dumps({"wrong": wrong}), file=answers, flush=True)
+        print(json.dumps({"wrong": wrong, "lasting": lasting}), file=answers, flush=True)
 
 
 def tried(asked: dict[str, Any]) -> str:

@@ -68,7 +68,7 @@ def prove(ground: Ground, before: Schema, after: Schema) -> tuple[Verdict, tuple
 
 
 def legal(ground: Ground, schema: Schema) -> Verdict:
-    """Whether *schema* has no empty range, and reads nothing beyond its reach, at any size."""
+    """Whether *schema* has no empty range, no negative size, and reads nothing beyond its reach, at any size."""
     prover = Prover(ground, set())
     try:
         wrong = _shapes(ground, schema, schema) or _reads(ground, replace(schema, equations=()), schema, prover)
@@ -80,11 +80,18 @@ def legal(ground: Ground, schema: Schema) -> Verdict:
 
 
 def _shapes(ground: Ground, before: Schema, after: Schema) -> str | None:
-    """Why the programs do not fit together, or have a range that may be empty."""
+    """Why the programs do not fit together, have a range that may be empty, or an input that may not exist."""
     if before.outputs != after.outputs:
         return f"outputs are {', '.join(after.outputs)}, expected {', '.join(before.outputs)}"
     if strange := [t.name for t in after.inputs if t not in before.inputs]:
         return f"input {strange[0]} is another one"
+    for t in after.inputs:
+        for n in t.shape:
+            if not ground.surely(form_of(n - 1)):
+                return f"{t.name}: whether it has elements along a dimension of {n} depends on the sizes"
+        for n in (n for pair in t.padding for n in pair):
+            if not ground.surely(form_of(n)):
+                return f"{t.name}: whether the padding {n} is negative depends on the sizes"
     held = {t.name: t for t in after.inputs}
     for equation in after.equations:
         for _, scope in scopes(equation.scope):

@@ -29,14 +29,15 @@ class Machine:
 @cache
 def this_machine() -> Machine:
     """This processor: vector width by its flags, cache sizes as the system tells them; defaults where it does not."""
-    flags = _cpu_flags()
+    flags = cpu_flags()
     wide = not flags or "avx512f" in flags
     lanes, registers = (16, 32) if wide else (8, 16)
     l1, l2, l3 = (_cache_bytes(n) for n in (1, 2, 3))
     return Machine(registers, lanes, l1=l1 or 32 << 10, l2=l2 or 1 << 20, l3=l3 or 32 << 20)
 
 
-def _cpu_flags() -> frozenset[str]:
+def cpu_flags() -> frozenset[str]:
+    """What the system says that this processor can do; nothing where it does not say."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -20,7 +20,7 @@ from einnet_explore.backends.rows import frame
 from einnet_explore.backends.rows.frame import ROWS, Expr, Frame, digits
 from einnet_explore.backends.rows.packing import Columns, Factor
 from einnet_explore.backends.rows.passes import OneRow
-from einnet_explore.backends.rows.tiles import fill, multiply, over, put, store, vector
+from einnet_explore.backends.rows.tiles import fill, multiply, over, put, store, tile_for, vector
 from einnet_explore.ir import Iterator
 from einnet_explore.kernels.machine import Machine
 
@@ -31,10 +31,10 @@ def function(nest: Nest, inputs: Mapping[str, tuple[int, ...]], threads: int, ma
 
 
 def rows_of(nest: Nest, machine: Machine) -> int:
-    """Rows of a block: what they need takes no more than half of the second-level cache."""
+    """Rows of a block: what they need takes no more than half of the second-level cache, but whole tiles there are."""
     wide = sum(isinstance(n, Band) for n in nest.nodes) + bool(nest.product)
-    rows = ROWS
-    while rows > 8 and 4 * rows * (nest.along.extent + rows) * wide > machine.l2 // 2:
+    rows, tile = ROWS, tile_for(nest.product.n.extent if nest.product else 2 * machine.lanes, machine.lanes).rows
+    while rows > max(8, tile) and 4 * rows * (nest.along.extent + rows) * wide > machine.l2 // 2:
         rows //= 2
     return rows
 

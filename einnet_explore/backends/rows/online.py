@@ -23,11 +23,12 @@ from tvm.tirx.script.builder import ir as T
 from einnet_explore.algebra.nest import Band, Column, name
 from einnet_explore.algebra.online import Online
 from einnet_explore.backends import elementary
+from einnet_explore.backends.emit import hidden
 from einnet_explore.backends.rows import frame
 from einnet_explore.backends.rows.blocks import Blocks
 from einnet_explore.backends.rows.frame import ROWS, Expr, Reader, digits
 from einnet_explore.backends.rows.tiles import fill, folded, multiply, over, put, store, vector
-from einnet_explore.ir import Iterator
+from einnet_explore.ir import Iterator, Scalar, Tensor, accesses
 from einnet_explore.kernels.machine import Machine
 
 LEAST = -3.4028234663852886e38
@@ -152,19 +153,37 @@ class _Block:
         most = T.alloc_buffer((lanes,))
         store(most, tirx.Broadcast(tirx.const(LEAST, "float32"), lanes), 0, lanes)
         offset = begin if nest.dense else T.bind(begin - row)
-        whole = nest.dense and nest.along.extent % kernel.columns == 0
-        with T.serial(kernel.columns // lanes) as c, T.vectorized(lanes) as x:
-            at = c * lanes + x
-            place = offset + at
-            readers: dict[str, Reader] = {name(n): _at(b, start + at) for n, b in self.scores.items()}
-            readers |= {name(n): _at(b, begin + at) for n, b in self.columns.items()}
-            inside = place if whole else tirx.max(tirx.min(place, nest.along.extent - 1), 0)
-            value = kernel.scalar(kernel.online.score, {**self.env, nest.row: row, nest.along: inside}, readers)
-            if not whole:
-                there = tirx.all(place >= 0, place < nest.along.extent)
-                value = tirx.Select(there, value, tirx.const(float("-inf"), "float32"))
-            T.buffer_store(self.powers, value, [start + at])
-            T.buffer_store(most, tirx.max(most[x], self.powers[start + at]), [x])
+        none = tirx.const(float("-inf"), "float32")
+
+        def score(c: Expr, whole: bool) -> None:
+            """The scores of one vector, which is *whole* inside of the row, or some of it may be."""
+            with T.vectorized(lanes) as x:
+                at = c * lanes + x
+                place = offset + at
+                readers: dict[str, Reader] = {name(n): _at(b, start + at) for n, b in self.scores.items()}
+                readers |= {name(n): _at(b, begin + at) for n, b in self.columns.items()}
+                inside = place if whole else tirx.max(tirx.min(place, nest.along.extent - 1), 0)
+                value = kernel.scalar(kernel.online.score, {**self.env, nest.row: row, nest.along: inside}, readers)
+                if not whole:
+                    value = tirx.Select(hidden(tirx.all(place >= 0, place < nest.along.extent)), value, none)
+                T.buffer_store(self.powers, value, [start + at])
+                T.buffer_store(most, tirx.max(most[x], self.powers[start + at]), [x])
+
+        with T.serial(kernel.columns // lanes) as c:
+            if nest.dense and nest.along.extent % kernel.columns == 0:
+                score(c, True)
+            elif nest.along not in _read(kernel.online.score):  # then nothing is read beyond the row
+                score(c, False)
+            else:
+                place = offset + c * lanes
+                with T.If(tirx.all(place >= 0, place + lanes <= nest.along.extent)):
+                    with T.Then():
+                        score(c, True)
+                    with T.Else(), T.If(tirx.all(place + lanes > 0, place < nest.along.extent)):
+                        with T.Then():
+                            score(c, False)
+                        with T.Else():
+                            store(self.powers, tirx.Broadcast(none, lanes), start + c * lanes, lanes)
         found = folded(most, lanes, lambda a, b: tirx.max(a, b))  # noqa: PLW0108 - TVM's is overloaded
         T.buffer_store(largest, tirx.max(self.most[r], found), [r])
 
@@ -213,6 +232,12 @@ class _Block:
                 at = {**env, kernel.n: x}
                 value = self.held[r * kernel.width + x] * scale[0]
                 T.buffer_store(kernel.result, value, [at[y] for y in nest.scope.traversals])
+
+
+def _read(score: Scalar) -> frozenset[Iterator]:
+    """The iterators that *score* reads tensors by: nodes lie in buffers of whole blocks."""
+    indices = (a.index for a in accesses(score) if isinstance(a.source, Tensor) and not a.source.name.startswith("#"))
+    return frozenset(x for index in indices for i in index for x in i.iterators)
 
 
 def _at(buffer: Any, at: Expr) -> Reader:

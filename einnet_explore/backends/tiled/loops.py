@@ -85,10 +85,10 @@ def _group(context: Context, n: int, env: At, block: At) -> Statement:
     zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
     clear = [tirx.BufferStore(b, zero, [context.lanes(0)]) for b in sums.values()]
     inner = dict(env) | {y: context.variable("k") for y in context.plan.sums}
-    body = sequence(step(context, n, inner, block, sums))
-    for y in reversed(context.plan.sums):
-        body = serial(inner[y], y.extent, body)
+    added = step(context, n, inner, block, sums)  # nothing where all that is read lies outside of its tensor
+    for y in reversed(context.plan.sums if added else ()):
+        added = [serial(inner[y], y.extent, sequence(added))]
     allocate = [tirx.AllocBuffer(b) for b in sums.values()]
-    whole = sequence([*allocate, *clear, body, *write(context, env, sums, tuple(phases))])
+    whole = sequence([*allocate, *clear, *added, *write(context, env, sums, tuple(phases))])
     # A loop of one step: buffers of several groups get scopes of their own.
     return serial(context.variable("g"), 1, whole) if len(tile.groups) > 1 else whole

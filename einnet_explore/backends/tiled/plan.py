@@ -79,8 +79,8 @@ class Plan:
 
     @property
     def packed(self) -> int:
-        """The elements of the packed operand."""
-        return sum(r.size for r in self.regions)
+        """The elements of the packed operand: one, read by nobody, where all of it is multiplied with zeros."""
+        return max(1, sum(r.size for r in self.regions))
 
 
 def plan(form: Form, tile: Tile, constant: bool, threads: int) -> Plan | None:

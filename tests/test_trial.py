@@ -1,0 +1,118 @@
+"""First runs of kernels: what somebody else does meanwhile is held against no kernel, and no answer against another."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from einnet_explore.backends import BackendError, aligned, aligned_empty, compiled, native, trial
+from einnet_explore.backends.native import NativeSource
+from einnet_explore.backends.ways import NativeCall
+from einnet_explore.ir import Scope
+from einnet_explore.text import parse
+
+pytestmark = pytest.mark.skipif(compiled._linker() is None, reason="no C compiler: kernels are not tried")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EINNET_EXPLORE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def during(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Lets every kernel do something beside what it does: a statement in C."""
+    around = native._around
+
+    def put(statement: str) -> None:
+        made = f"extern int raise(int); {statement} if (count"
+        monkeypatch.setattr(native, "_around", lambda *of: [line.replace("if (count", made) for line in around(*of)])
+
+    return put
+
+
+def scope(n: int) -> Scope:
+    return parse(f"tensor A[{n}]\nY[i:{n}] = 2 * A[i]").equations[0].scope
+
+
+def computes(n: int) -> bool:
+    """Whether a kernel over *n* elements is made and computes what it is to."""
+    array, out = aligned(np.arange(n)), aligned_empty((n,))
+    NativeCall(NativeSource(scope(n))).bind({"A": array}, out)()
+    return bool((out == 2 * array).all())
+
+
+def notes(cache: Path) -> list[Path]:
+    return list((cache / "kernels").glob("refused-*.txt"))
+
+
+def test_an_interrupt_is_the_parent_s_to_answer(cache: Path, during: Callable[[str], None]) -> None:
+    """Ctrl-C in a terminal, or a notebook's stop button, goes to all processes."""
+    during(f"raise({int(signal.SIGINT)});")
+    child = trial._started()
+    assert NativeSource(scope(41)).function is not None
+    assert not notes(cache) and child is not None and trial._started() is child
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_what_ends_a_first_run_from_outside_is_not_held_against_the_kernel(
+    number: signal.Signals, cache: Path, during: Callable[[str], None]
+) -> None:
+    """The system kills where memory is short, and it need not be the kernel that took it."""
+    during(f"raise({int(number)});")
+    with pytest.raises(BackendError, match=f"ended its process with -{int(number)}"):
+        computes(42)
+    assert not notes(cache)
+
+
+def test_no_memory_for_a_first_run_is_no_fault_of_the_kernel(cache: Path) -> None:
+    assert computes(43)
+    (file,) = (cache / "kernels").glob("*.so")
+    with pytest.raises(BackendError, match="there is no memory for the arrays of its first run"):
+        trial.run(file, [((1 << 50,), "float32")])
+    assert not notes(cache)
+    trial.run(file, [((43,), "float32")] * 2)
+
+
+def test_an_interrupt_while_the_process_starts_leaves_no_answer_for_another_kernel(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for that of the first kernel, and the first one's for that of the next."""
+    monkeypatch.setattr(trial, "_children", {})
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trial.select, "select", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            computes(44)
+    assert not trial._children
+    assert computes(44)
+    trial._end(trial._children[os.getpid()])
+
+
+def test_a_fork_has_a_lock_of_its_own() -> None:
+    """One that another thread of its parent held would never be free."""
+    with trial._lock:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if trial._lock.acquire(blocking=False) else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_kernels_are_kept_by_what_the_processor_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A virtual machine may hide instructions that others with a CPU of that name, and this cache, have."""
+    platform, target = compiled.platform.__wrapped__, compiled._target.__wrapped__
+    seen = []
+    for flags in ("sse2 avx2 fma avx512f hypervisor", "sse2 avx2 fma avx512f", "sse2 avx2 fma"):
+        monkeypatch.setattr(compiled, "cpu_flags", lambda flags=flags: frozenset(flags.split()))
+        monkeypatch.setattr(compiled, "platform", platform)
+        seen.append((NativeSource(scope(45)).key, "-avx512f" in str(target(1)), "-avx2" in str(target(1))))
+    assert seen[0] == seen[1] and seen[1][0] != seen[2][0]
+    assert [lacks for _, *lacks in seen] == [[False, False], [False, False], [True, False]]
