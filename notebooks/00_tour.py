@@ -208,3 +208,14 @@ fast
 fast.save("infogan_fast.onnx")
 outputs = fast(**fast.random_inputs())
 {name: value.shape for name, value in outputs.items()}
+
+# %% [markdown]
+# ## From here
+#
+# - [The rules, one by one](01_rules.py), with exercises; [a lesson](02_lesson.py) in which you guess them.
+# - [Searching like a researcher](03_researcher.py); [a model in one cell](04_one_click.py); [your own rule and operator](06_your_own.py).
+# - The paper's figures: [drawn](05_figures.py), and found: [one convolution](10_one_convolution.py), [several expressions](11_merging.py), [after the search](12_post_optimisation.py).
+# - Further: [tiles](20_flattening_and_tiles.py), [element-wise kernels](21_elementwise.py), [reductions](22_fused_reductions.py), [gradients](30_gradients_and_cse.py),
+#   [all sizes at once](31_for_all_sizes.py), [fewer multiplications](40_fewer_multiplications.py).
+#
+# They are scripts beside this notebook. To run one, right-click it in the file browser: *Open With*, *Notebook*.

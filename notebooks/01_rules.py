@@ -437,7 +437,7 @@ halves = legal(wide, "variable_substitution", phi={"a": "r//2", "b": "r%2"})
 refused(line, "variable_substitution", phi={"a": "r//2", "b": "r%2"})
 
 # %% [markdown]
-# **5.** It shrinks to the three taps that are there.
+# **5.** It shrinks to the three taps that are there. Formulas leave ranges out, the text form says them:
 
 # %%
 long = ee.parse("""
@@ -446,6 +446,7 @@ tensor K[3] weight pad [2]
 Y[h:6] = sum[r:-2..5] A[h+r-1] * K[r]
 """)
 short = legal(long, "boundary_tightening")
+print(ee.text(short))
 
 # %% [markdown]
 # **6.** The work for each element read and written grows with the channels:

@@ -83,13 +83,14 @@ einnet_widgets.QuizView(ee.Quiz(way), goal)
 
 # %% [markdown]
 # Below, the same in code, with the guesses of somebody who learns. **Write your own guess down before you run the cell below a question.**
+#
+# ### Step 1
 
 # %%
 quiz = ee.Quiz(way)
 quiz.question()
 
 # %% [markdown]
-# ### Step 1
 # One sum became two. A first guess: something was substituted?
 
 # %%
@@ -188,7 +189,7 @@ quiz.guess("operator_matching")
 
 # %% [markdown]
 # ### Step 7
-# One equation has no name behind `via` yet: the one that adds the nine slices.
+# One equation has nothing behind $\triangleright$ yet, so nobody runs it: the one that adds the nine slices.
 
 # %%
 quiz.question()
@@ -203,7 +204,7 @@ quiz.score()
 # %% [markdown]
 # ## What you have found
 #
-# The seven steps below one another, each with its proof:
+# The seven steps below one another, then each with its proof:
 
 # %%
 ee.show(way)
@@ -226,7 +227,7 @@ wrong = ee.parse(right.replace("[n, h+r-1, s+w-1, r, s, f]", "[n, h-r+1, s+w-1, 
 assert ee.text(wrong) != right
 symmetric = K + K[::-1]
 same = ee.evaluate(wrong, {"A": A, "K": symmetric})["Y"] == ee.evaluate(conv, {"A": A, "K": symmetric})["Y"]
-print(same.mean(), "of the elements agree, with symmetric weights")
+print(f"{same.mean():.0%} of the elements agree, with symmetric weights")
 
 # %% [markdown]
 # A test with such weights finds nothing. A certificate is not about weights: it names an element and a product that it lacks.
@@ -249,6 +250,8 @@ einnet_widgets.explorer(ee.explore(conv))
 # 1. Another way: split off the channels instead of the window. Is what is left inside a matrix product as well? (`session.table`)
 # 2. A quiz on a way that you have never seen: take any candidate of `run`, and `ee.Quiz(candidate.derivation)`.
 # 3. With a stride of 2, which products are found after one choice?
+#
+# The second and the third, begun:
 
 # %%
 other = ee.Quiz(max(run.candidates, key=lambda c: len(c.derivation.steps)).derivation)

@@ -97,7 +97,7 @@ session.table("Conv2d")
 # %%
 session.goto(0)
 session.apply("boundary_relaxing", at="Y", ranges={"h": [-1, 4]})
-run.why_not(session.derivation)
+print(run.why_not(session.derivation))
 
 # %% [markdown]
 # ## Steering
@@ -129,7 +129,7 @@ session.tree()
 # %% [markdown]
 # ## Ablation: what is each part good for?
 #
-# The same search, each time without one rule, or without one part of the strategy. Cost is the estimate of the best candidate; *first best* says how many states were looked at before
+# The same search, each time without one rule, or without one part of the strategy. *Best* is the estimate of the cheapest candidate; *first best* says how many states were looked at before
 # that one was found.
 
 
@@ -213,7 +213,7 @@ assert again.best.seconds == run.best.seconds
 ee.show(again.best)
 
 # %% [markdown]
-# And what was done by hand is code:
+# And where the session stands is code, whoever took the steps:
 
 # %%
 session.goto(again.best)

@@ -127,7 +127,7 @@ fig6
 # %% [markdown]
 # ## Fig. 7: the space of programs around one convolution
 #
-# The search as a tree; the way to Fig. 5 is drawn through. The squares are programs that run: im2col, grouped convolutions and smaller windows are among them
+# The search as a tree; the way to Fig. 5 is thick. The squares are programs that run: im2col, grouped convolutions and smaller windows are among them
 # (notebook 10 shows them one by one).
 
 # %%
@@ -165,7 +165,8 @@ table2
 # %% [markdown]
 # ## Fig. 10: distance guides the search
 #
-# How many iterators of the nearest scope do not fit a Matmul's table, step by step along the derivation of Fig. 5. Explorative steps may go any way, converging ones only down.
+# How many iterators of the nearest scope do not fit a Matmul's table, step by step along the derivation of Fig. 5. The first two steps are choices, which may go
+# any way; then come clean-ups: while conditions are left, no scope has the operator's form. Several iterators for one dimension of the operator count as a mismatch each; matching joins them.
 
 
 # %%

@@ -83,7 +83,7 @@ K[m:32, n:24] = sum[k:32] X[2*m, k] * A[k, n]
 output Q, K
 """)
 )
-other.why_refused("batch_merging", at="Q")
+print(other.why_refused("batch_merging", at="Q"))
 
 # %% [markdown]
 # ## Fig. 3: a 3×3 and a 1×1 convolution of one image
@@ -112,7 +112,7 @@ session
 
 # %% [markdown]
 # The paper does something better: the 3×3 convolution becomes a matrix product first, and *then* the two are siblings. Algorithm 1 finds it: it forms the
-# closure of the program under the rules between expressions, searches each expression of each member, and lets the same rules meet the results. Here are all
+# closure of the program under the rules between expressions, searches each expression of each member, and lets the same rules meet the results. Here are the
 # kinds of programs it finds, cheapest first by estimate.
 
 # %%
@@ -133,7 +133,7 @@ for candidate in sorted(kinds.values(), key=lambda c: c.seconds)[:12]:
     print(f"{candidate.seconds * 1e6:8.1f} µs  {', '.join(between(candidate)) or '-':18} {calls(candidate)}")
 
 # %% [markdown]
-# Nine times 16 channels and 32 more: one product of 176 columns. Its derivation, with a proof for each step:
+# Nine times 16 channels and 32 more: one product of 176 rows. Its derivation, with a proof for each step:
 
 # %%
 product = next(

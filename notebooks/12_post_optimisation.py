@@ -21,6 +21,7 @@ import einnet_explore as ee
 from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.graph.post.layouts import laid_out
 from einnet_explore.graph.post.price import estimated
+from einnet_explore.ir import program
 from einnet_explore.search.closure import Limits, candidates
 
 
@@ -62,7 +63,7 @@ ee.graph(products.program, "as searched")
 # %% [markdown]
 # Every eOperator is a kernel, and each reads what the one before has written to memory. Two things can be saved:
 #
-# 1. **Consecutive eOperators fuse** (the dashed boxes of the figure): expression fusion puts the one's expression into the other's.
+# 1. **Consecutive eOperators fuse** (the dashed boxes of the paper's figure): expression fusion puts the one's expression into the other's.
 # 2. **What depends on weights alone is evaluated at compile time**: the layout of $L$ changes once, not at each call. (Views cost nothing at all:
 #    they read the same memory by other strides.)
 
@@ -81,7 +82,7 @@ session.history(certificates=True)
 # is never written before ReLU.
 
 # %%
-ee.show(next(e.scope for e in after.end.equations if e.name == "R"))
+ee.show(program(next(e.scope for e in after.end.equations if e.name == "R"), "R"))
 
 # %%
 session.check()
@@ -89,7 +90,7 @@ session.check()
 # %% [markdown]
 # ## Fig. 14: attention to every second neighbour
 #
-# LongFormer's attention sees a *band*: each row, $2w+1$ others. With dilation 2 it sees every second one. As a program: scores $S$, softmax over the band, a weighted
+# In LongFormer's attention each row sees a *band* of $2W+1$ rows around it, here 9. With dilation 2 it is every second one. As a program: scores $S$, softmax over the band, a weighted
 # sum of $V$.
 
 # %%
@@ -140,6 +141,6 @@ session.check()
 
 # %% [markdown]
 # Of this program the band, the softmax and the sum can also be one kernel over rows, which never writes the scores to memory: that is what `optimize` runs
-# (decision 0010).
+# ([decision 0010](../docs/decisions/0010-rows.md)).
 #
 # **Exercise.** Give $V$ another dilation than $K$. Which transforms can still cancel?

@@ -13,7 +13,7 @@
 # %% [markdown]
 # # From an expression to a tiled kernel
 #
-# How does a compiler write a good GPU kernel for an operator that it has never seen? PlaidML's answer, told in "PlaidML 中 Kernel 自動產生機制心得", has four steps, and each is a
+# How does a compiler write a good GPU kernel for an operator that it has never seen? PlaidML's answer, told in "PlaidML 中 Kernel 自動產生機制心得" (notes on how PlaidML generates kernels), has four steps, and each is a
 # small computation on numbers: flatten the expression to a table, choose a tile size by a cost model, lay the tile out in shared memory, share it among threads. This notebook
 # does all four for the example of that document, a 3×3 convolution with a ReLU, and comes to its numbers.
 
@@ -63,15 +63,15 @@ print(flattened(total.equations[0].scope, "Y").squashed())
 # %% [markdown]
 # ## What a tile size costs
 #
-# These are many multiply-accumulates:
+# So many multiply-accumulates it takes:
 
 # %%
 problem = found.problem()
-f"{problem.products:,}"
+print(f"{problem.products:,}")
 
 # %% [markdown]
 # A work group gets a box of them, a *tile*. From the table alone follows what it has to read and to write, in whole memory transactions, how much shared memory and how many
-# registers that takes, and how many operations a byte come out. These are the four lines of the document's log; the order of a size is `ci, co, i, j, n, x, y`.
+# registers that takes, and how many operations a byte come out. These are four entries of the document's log; the order of a size is `ci, co, i, j, n, x, y`.
 
 # %%
 for size in ((8, 32, 1, 3, 16, 8, 2), (8, 32, 1, 3, 16, 4, 4), (16, 32, 1, 1, 16, 2, 2), (8, 32, 2, 1, 16, 2, 2)):

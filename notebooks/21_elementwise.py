@@ -68,7 +68,7 @@ from einnet_explore.kernels.source import F16, F32, F64, I8, emit
 rows = tuple(
     (packs, blocks(packs, A100), blocks(packs, H100)) for packs in (0, 1, 256, 257, 10**5, 10**6, 10**7, 10**8)
 )
-Markdown(Sheet("blocks", f"Blocks, at most {WAVES} waves", ("packs", "A100", "H100"), rows).markdown())
+Markdown("##" + Sheet("blocks", f"Blocks, at most {WAVES} waves", ("packs", "A100", "H100"), rows).markdown())
 
 # %%
 picture = Page(figsize=(6, 3), layout="constrained")
@@ -100,7 +100,7 @@ rows = tuple(
     )
     for mix in mixes
 )
-Markdown(Sheet("packs", "Packs", ("result ← operands", "elements", "bits a transfer"), rows).markdown())
+Markdown("##" + Sheet("packs", "Packs", ("result ← operands", "elements", "bits a transfer"), rows).markdown())
 
 # %% [markdown]
 # A *plan* puts both together. What is left over is done one by one; an array that does not begin at a multiple of its pack's size makes
@@ -119,7 +119,8 @@ rows = tuple(
     )
 )
 Markdown(
-    Sheet(
+    "##"
+    + Sheet(
         "plans", "Plans: half ← float32 on an A100", ("what", "pack", "packs", "tail", "blocks", "positions"), rows
     ).markdown()
 )
@@ -164,7 +165,7 @@ if nvrtc.version():
     )
 else:
     rows = (("NVRTC is not installed", None, None, None),)
-Markdown(Sheet("ptx", "Instructions", ("kernel", "loads", "stores", "conversions"), rows).markdown())
+Markdown("##" + Sheet("ptx", "Instructions", ("kernel", "loads", "stores", "conversions"), rows).markdown())
 
 # %% [markdown]
 # It compiles to machine code for the A100 (sm_80) and the H100 (sm_90):
@@ -193,7 +194,7 @@ def errors(made, engine, reference):
 
 
 engine = "opencl" if opencl.available() else "c blocks"
-engine, errors(cast, engine, lambda x: x.astype(np.float16))
+print(engine, errors(cast, engine, lambda x: x.astype(np.float16)), sep=": ", end=" results differ\n")
 
 # %% [markdown]
 # ## Any number of operands, composed

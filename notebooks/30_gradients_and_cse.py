@@ -39,18 +39,19 @@ backward = ee.grad(forward)
 print(ee.text(backward))
 
 # %% [markdown]
-# The tangent is evaluated three times, once forwards and twice backwards. `ee.cse` sees that it is one value, and that the forward pass has it as an output already.
+# `tanh` is evaluated three times, once forwards and twice backwards. `ee.cse` sees that it is one value, and that the forward pass has it as an output already.
 
 # %%
 passes = ee.cse(forward, backward)
 print(ee.text(passes.backward))
-passes.stashes[0].evaluations
+before, after = passes.stashes[0].evaluations
+print(f"tanh is evaluated {before} times before, {after} time after")
 
 # %% [markdown]
 # Both passes have a certificate: the forward pass still computes its outputs, and the backward pass, fed with the stash, the gradients that it did.
 
 # %%
-passes.certificates
+print(*passes.certificates, sep="\n")
 
 # %% [markdown]
 # ## Batch normalisation
@@ -96,7 +97,7 @@ every = ee.cse(norm, ee.grad(norm))
 coloured(every)
 
 # %% [markdown]
-# The factors that a sum does not move stand outside it here, which makes `d_g` and `d_b` parts of `d_X`: this is the formula of textbooks, found by distributivity and
+# What does not depend on the index of a sum stands outside it here, which makes `d_g` and `d_b` parts of `d_X`: this is the formula of textbooks, found by distributivity and
 # comparison.
 #
 # ## Memory against recomputation
@@ -116,7 +117,7 @@ def curve(passes, title):
 curve(every, "batch normalisation")
 
 # %% [markdown]
-# Nearly all is had for the statistics of the channels, a few hundred bytes. This is what frameworks save, and what makes sense on a machine whose memory is slower than its
+# Most of it is had for the statistics of the channels, a few hundred bytes. This is what frameworks save, and what makes sense on a machine whose memory is slower than its
 # arithmetic: the whole normalised image saves one operation an element.
 
 # %%

@@ -127,11 +127,11 @@ axes.set_ylabel("error over the largest output")
 beside = axes.twinx()
 beside.plot(tiles, saved, "s:", color="tab:green")
 beside.set_ylabel("times fewer multiplications", color="tab:green")
-axes.legend(loc="lower right")
+axes.legend(loc="upper left")
 plt.show()
 
 # %% [markdown]
-# The gain flattens at 3 while the error goes on: from four outputs on, each further one buys little and costs digits. It
+# The gain never comes to 3, while the error goes on growing: from four outputs on, each further one buys little and costs digits. It
 # grows in steps: points of both signs and their reciprocals balance one another, which F(2, 3), F(4, 3) and F(6, 3) have
 # room for. So search tries m = 4, 2 and 6, measures the time of each, and keeps nothing that differs by more than
 # $10^{-4}$ of the largest output. With `--numerics reassociate` it does not try them at all.
@@ -182,15 +182,19 @@ blocks.end.equations[-1].via
 seven = strassen()
 
 
-def linear(coefficients, letter):
-    parts = [f"{'-+'[x > 0]}{letter}{n // 2}{n % 2}" for n, x in enumerate(coefficients) if x]
-    return " ".join(parts).removeprefix("+")
+def total(coefficients, name):
+    terms = (f"{'-+'[x > 0]} {name(n)}" for n, x in enumerate(coefficients) if x)
+    return " ".join(terms).removeprefix("+ ")
+
+
+def entry(letter):
+    return lambda n: f"{letter}{n // 2}{n % 2}"
 
 
 for p in range(seven.rank):
-    print(f"m{p} = ({linear(seven.u[p], 'a')})({linear(seven.v[p], 'b')})")
+    print(f"m{p} = ({total(seven.u[p], entry('a'))})({total(seven.v[p], entry('b'))})")
 for k in range(4):
-    print(f"c{k // 2}{k % 2} =", " ".join(f"{'-+'[x > 0]}m{p}" for p, x in enumerate(seven.w[k]) if x))
+    print(f"{entry('c')(k)} = {total(seven.w[k], lambda p: f'm{p}')}")
 assert wrong_entry(seven, matrix_product((2, 2, 2))) is None
 
 # %% [markdown]

@@ -1,7 +1,9 @@
 """Printers: the text form holds every program exactly, LaTeX looks as in the paper and is understood by its readers."""
 
+import re
 from dataclasses import replace
 
+import graphviz
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,6 +28,7 @@ from einnet_explore.ir import (
     tensors,
 )
 from einnet_explore.render import align, latex, text
+from einnet_explore.render.graph import dot
 from einnet_explore.text import parse, parse_index, parse_scope
 from tests.strategies import inputs_for, programs, scopes_
 
@@ -138,7 +141,7 @@ def test_latex_with_ranges_and_marks(snapshot: SnapshotAssertion) -> None:
 
 def test_latex_of_parts() -> None:
     i, j, a = Iterator("i", 0, 6), Iterator("j2", 0, 6), Tensor("T1", (3,), ((9, 99),))
-    shown = r"\lfloor (i+j_{2}+1) / 3 \rfloor+3(i \mathbin{\mathrm{mod}} 4)-j_{2}"
+    shown = r"\lfloor (i+j_{2}+1) / 3 \rfloor+3(i~\mathrm{mod}~4)-j_{2}"
     assert latex((i - 2 * j + 1) // 3 + 3 * (i % 4)) == shown
     assert latex(2 * (i // 4) - j // 2) == r"2\lfloor i / 4 \rfloor-\lfloor j_{2} / 2 \rfloor"
     assert latex(-i + 3) == "3-i"
@@ -146,6 +149,27 @@ def test_latex_of_parts() -> None:
     assert latex(Apply("+", (a[i,], Apply("neg", (Const(2),))))) == r"T_{1}[i] + \left(-2\right)"
     assert latex(Apply("*", (Const(-2), a[i,]))) == r"-2\,T_{1}[i]"
     assert latex(Scope((), (), Access(Tensor("a_b", ()), ()))) == r"\mathop{\mathbf{L}} \mathit{a\_b}[]"
+
+
+def test_limits_have_room() -> None:
+    it = parse("tensor A[9]\nY[i:9, j:2 | 0 <= i % 3 < 2] = A[i]")
+    assert r"0 \leq i~\mathrm{mod}~3 < 2" in latex(it)  # TeX puts no space around a binary operator there
+    assert r"_{i=0}^{9}\;\mathop{" in latex(it, ranges="full")
+
+
+def test_a_graph_lies_within_its_picture() -> None:
+    it = parse("tensor A[4]\nX[i:4] = A[i]\nY[i:4] = X[i]\nZ[i:4] = X[i] + 1\noutput Y, Z")
+    try:
+        svg = graphviz.Source(dot(it)).pipe(format="svg", encoding="utf-8")
+    except graphviz.ExecutableNotFound:
+        pytest.skip("Graphviz is not installed")
+    (width, across) = re.search(r'viewBox="0\S* 0\S* (\S+) .*?translate\((\S+) ', svg, re.DOTALL).groups()  # type: ignore[union-attr]
+    points = [
+        float(x) + float(across)
+        for line in re.findall(r'<poly\w+ .*? points="(.*?)"', svg)[1:]
+        for x in re.findall(r"(\S+),", line)
+    ]
+    assert min(points) >= 1 and max(points) <= float(width) - 1  # also what sticks out of an expression's box
 
 
 def test_katex_names_every_scope_by_its_path() -> None:

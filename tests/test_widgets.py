@@ -72,6 +72,9 @@ def test_what_is_done_in_code_shows_and_its_steps_are_proved() -> None:
     assert [n["certificate"] for n in face.history["nodes"]] == [None] + ["proved"] * 7
     assert face.graph["kinds"].keys() == {"input", "weight", "library", "eOperator", "view"}
     assert "at compile time" in face.graph["svg"] or "dot" not in face.graph["svg"]
+    assert face.expression["certificate"]["says"].startswith("7 steps; the weakest: proved")
+    session.goto(1)
+    assert face.expression["certificate"]["says"].startswith("1 step; the weakest: proved")
 
 
 def test_reach_says_where_rules_are_listed() -> None:

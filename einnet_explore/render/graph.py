@@ -77,7 +77,7 @@ def dot_of(drawn: Graph, title: str = "") -> str:
     """*drawn* in Graphviz's language."""
     lines = [
         "digraph program {",
-        '  graph [rankdir=TB, fontname="Helvetica", labelloc=t, label=' + _quote(title) + "];",
+        '  graph [rankdir=TB, pad=0.1, fontname="Helvetica", labelloc=t, label=' + _quote(title) + "];",
         '  node [fontname="Helvetica", fontsize=11, style=filled];',
         '  edge [fontname="Helvetica", fontsize=9, color="#666666"];',
     ]

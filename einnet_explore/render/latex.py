@@ -91,7 +91,7 @@ def _latex(it: Program | Scope | Scalar | Index, place: _Place) -> str:
         case Scope():
             return _whole(it, place)
         case Index():
-            return index(it, place.dialect)
+            return index(it)
         case _:
             return _scalar(it, place)
 
@@ -153,7 +153,7 @@ def _braced(scope: Scope, place: _Place) -> str:
 
 
 def _inside(scope: Scope, place: _Place) -> str:
-    domain = r",~".join(_bound(b, place) for b in scope.domain)
+    domain = r",~".join(_bound(b) for b in scope.domain)
     head = _operator(None, scope.traversals, domain, place)
     plain = not scope.summations and scope.reduce == "sum"
     sums = "" if plain else _operator(scope.reduce, scope.summations, "", place)
@@ -167,7 +167,7 @@ def _operator(reduce: str | None, over: Sequence[Iterator], domain: str, place: 
     if place.ranges == "short" or not over:
         return _sign(reduce, ",".join(name(x.name) for x in over) + condition, "", place)
     last = len(over) - 1
-    return "".join(
+    return r"\;".join(  # limits are wider than their signs: without it they would touch
         _sign(reduce, f"{name(x.name)}={x.lo}" + (condition if n == last else ""), str(x.hi), place)
         for n, x in enumerate(over)
     )
@@ -183,8 +183,8 @@ def _sign(reduce: str | None, below: str, above: str, place: _Place) -> str:
     return r"\mathop{\mathbf{L}}" + (rf"\limits{limits}" if limits else "")
 
 
-def _bound(bound: Bound, place: _Place) -> str:
-    return rf"{bound.lo} \leq {index(bound.index, place.dialect)} < {bound.hi}"
+def _bound(bound: Bound) -> str:
+    return rf"{bound.lo} \leq {index(bound.index)} < {bound.hi}"
 
 
 def _scalar(body: Scalar, place: _Place, level: int = SUM) -> str:
@@ -195,7 +195,7 @@ def _scalar(body: Scalar, place: _Place, level: int = SUM) -> str:
         case Const(value):
             return _closed(number(value), value < 0 and level > SUM)
         case Compare(op, left, right):
-            return f"{index(left, place.dialect)} {_COMPARE[op]} {index(right, place.dialect)}"
+            return f"{index(left)} {_COMPARE[op]} {index(right)}"
         case Apply("+" | "-" as op, (first, *rest)):
             shown = f" {op} ".join((_scalar(first, place), *(_scalar(a, place, PRODUCT) for a in rest)))
             return _closed(shown, level > SUM)
@@ -213,7 +213,7 @@ def _scalar(body: Scalar, place: _Place, level: int = SUM) -> str:
 
 def _access(access: Access, place: _Place) -> str:
     inside = place.below(next(place.numbers))
-    at = ", ".join(index(i, place.dialect) for i in access.index)
+    at = ", ".join(index(i) for i in access.index)
     match access.source:
         case Scope() as scope:
             return f"{_wrapped(_braced(scope, inside), inside)}[{at}]"

@@ -59,12 +59,12 @@ def number(value: float) -> str:
     return rf"{digits} \times 10^{{{int(power)}}}" if power else digits
 
 
-def index(it: Index, dialect: str) -> str:
+def index(it: Index) -> str:
     """An index, its positive terms first: ``y + 1 - 2h`` reads better than ``-2h + y + 1``."""
     match it:
         case Index(((Remainder(numerator, d), 1),), 0):
-            return _modulo(numerator, d, dialect)
-    parts = [(k, _times(abs(k), atom, dialect)) for atom, k in it.terms]
+            return _modulo(numerator, d)
+    parts = [(k, _times(abs(k), atom)) for atom, k in it.terms]
     parts += [(it.const, str(abs(it.const)))] if it.const or not parts else []
     if parts[0][0] < 0:
         parts.sort(key=lambda part: part[0] < 0)
@@ -72,24 +72,24 @@ def index(it: Index, dialect: str) -> str:
     return ("-" if first[0] < 0 else "") + first[1] + "".join(f"{'-' if k < 0 else '+'}{shown}" for k, shown in rest)
 
 
-def _times(k: int, atom: Atom, dialect: str) -> str:
+def _times(k: int, atom: Atom) -> str:
     factor = "" if k == 1 else str(k)
     match atom:
         case Iterator(text):
             return factor + name(text)
         case Quotient(numerator, d):
-            return rf"{factor}\lfloor {_operand(numerator, dialect)} / {d} \rfloor"
+            return rf"{factor}\lfloor {_operand(numerator)} / {d} \rfloor"
         case Remainder(numerator, d):
-            return f"{factor}({_modulo(numerator, d, dialect)})"
+            return f"{factor}({_modulo(numerator, d)})"
 
 
-def _modulo(numerator: Index, d: int, dialect: str) -> str:
-    mod = r"~\mathrm{mod}~" if dialect == "mathtext" else r" \mathbin{\mathrm{mod}} "
-    return f"{_operand(numerator, dialect)}{mod}{d}"
+def _modulo(numerator: Index, d: int) -> str:
+    # No binary operator: TeX puts no space around those in limits, where domains stand.
+    return rf"{_operand(numerator)}~\mathrm{{mod}}~{d}"
 
 
-def _operand(numerator: Index, dialect: str) -> str:
-    shown = index(numerator, dialect)
+def _operand(numerator: Index) -> str:
+    shown = index(numerator)
     match numerator:
         case Index(((Iterator() | Quotient(), k),), 0) if k > 0:
             return shown

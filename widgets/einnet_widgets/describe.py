@@ -73,7 +73,7 @@ def proof(session: Session) -> Shown | None:
         return None
     kind = verdict(tuple(known[node] for node in way))
     worst = next(known[node] for node in way if known[node].kind == kind)
-    return {"kind": kind, "says": f"{len(way)} steps; the weakest: {certified(worst)}"}
+    return {"kind": kind, "says": f"{len(way)} step{'s' * (len(way) > 1)}; the weakest: {certified(worst)}"}
 
 
 def rules(session: Session, look: Look) -> Shown:

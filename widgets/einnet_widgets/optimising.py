@@ -136,8 +136,9 @@ class OptimizeCell(Face):
             self._rows = [_row(part) for part in result.parts]
             self.result, self._says = result, result.summary()
         except Exception as error:
+            ours = isinstance(error, (ValueError, OSError))  # of the model or the request, which says what is wrong
             self._says = "it ended with an error"
-            self._complain(f"{type(error).__name__}: {error}")
+            self._complain(str(error) if ours else f"{type(error).__name__}: {error}")
         self._going = False
         self._show()
 

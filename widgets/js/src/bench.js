@@ -2,6 +2,7 @@
 import { h, seconds } from "./dom.js";
 
 const PROFILE = "profile:";
+const ORIGINAL = "start";
 const percent = (part) => `${Math.round(100 * part)} %`;
 const rate = (value) => (value >= 1e12 ? `${(value / 1e12).toPrecision(3)} T` : value >= 1e9 ? `${(value / 1e9).toPrecision(3)} G` : `${(value / 1e6).toPrecision(3)} M`);
 
@@ -58,7 +59,8 @@ export function benchPanel({ act, save }) {
   function line(row, slowest) {
     const box = h("input", {
       type: "checkbox",
-      checked: chosen.has(row.key),
+      checked: chosen.has(row.key) || row.key === ORIGINAL,
+      disabled: row.key === ORIGINAL, // the others are compared with it
       ariaLabel: `measure ${row.label}`,
       onchange: () => (box.checked ? chosen.add(row.key) : chosen.delete(row.key)),
     });

@@ -16,6 +16,14 @@ export function h(tag, attributes = {}, ...children) {
   return made;
 }
 
+/** Scroll *body*, and nothing around it, until *box* is seen: `scrollIntoView` would move the whole notebook. */
+export function reveal(body, box) {
+  const inner = box.getBoundingClientRect();
+  const outer = body.getBoundingClientRect();
+  if (inner.top < outer.top) body.scrollTop -= outer.top - inner.top;
+  else if (inner.bottom > outer.bottom) body.scrollTop += Math.min(inner.bottom - outer.bottom, inner.top - outer.top);
+}
+
 /** A number with a sign, or a question mark. */
 export function signed(value) {
   return value == null ? "?" : value > 0 ? `+${value}` : value < 0 ? `−${-value}` : "±0";

@@ -1,5 +1,5 @@
 // Where the session has been: a tree of steps; go anywhere, compare two.
-import { h, seconds } from "./dom.js";
+import { h, reveal, seconds } from "./dom.js";
 import { badge } from "./expression.js";
 import { formula } from "./formula.js";
 
@@ -43,11 +43,14 @@ export function historyPanel({ act }) {
   }
 
   function draw(next) {
+    const asked = next.compare && (next.compare.a.id !== state.compare?.a.id || next.compare.b.id !== state.compare?.b.id);
+    const moved = next.here !== state.here || next.nodes.length !== state.nodes.length;
     state = next;
     chosen = chosen.filter((id) => id < next.nodes.length);
     list.replaceChildren(...next.nodes.map(row));
-    list.querySelector(".here")?.scrollIntoView?.({ block: "nearest" });
     compared.replaceChildren(...(next.compare ? comparison(next.compare) : []));
+    if (asked) reveal(body, compared);
+    else if (moved) reveal(body, list.querySelector(".here"));
   }
 
   tools.append(

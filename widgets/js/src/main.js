@@ -31,12 +31,20 @@ const FOLDED = new Set(["table", "bench"]);
 const SCROLLS = ".ein-formula, .ein-law, .ein-scroll, .ein-top, .ein-graph, .ein-history, .ein-rules, .ein-expression, .ein-detail";
 const TAKES_FOCUS = "a[href], button:not(:disabled), input, select, textarea, summary, [tabindex]";
 
+const GONE = "the kernel that this belongs to is gone (restarted, or ended): run the cell again";
+
 const WRITING = "input, textarea, select, [contenteditable]";
 
 function render({ model, el }) {
   registerFonts(el.ownerDocument);
   const names = model.get("panels");
-  const act = (message) => model.send(message);
+  const act = (message) => {
+    try {
+      model.send(message);
+    } catch {
+      lost();
+    }
+  };
   const shown = {};
   const bus = { preview: (match) => shown.expression?.preview(match) };
   for (const name of names) shown[name] = PANELS[name]({ act, bus, save: (file, text) => download(el, file, text) });
@@ -83,6 +91,12 @@ function render({ model, el }) {
       ...(text ? [h("span", {}, text), h("button", { type: "button", ariaLabel: "close", onclick: () => act({ do: "hush" }) }, "×")] : []),
       ...(code ? [h("pre", { tabIndex: 0 }, code)] : []),
     );
+  }
+
+  /** A kernel that was restarted or ended knows nothing of what it showed, and says nothing either. */
+  function lost() {
+    notice.className = "ein-notice error";
+    notice.replaceChildren(h("span", {}, GONE));
   }
 
   // Notebook 7 takes keys while the event is captured, before it comes here, unless the element that has the focus

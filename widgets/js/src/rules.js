@@ -55,7 +55,7 @@ export function rulesPanel({ act, bus }) {
         {
           type: "button",
           data: { rule: match.rule, at: match.at },
-          onclick: () => apply(match),
+          onclick: (event) => event.detail < 2 && apply(match), // a second click was meant for the row that was here
           onpointerenter: () => look(n),
           onfocus: () => look(n),
           onpointerleave: () => bus.preview(null),
@@ -71,7 +71,8 @@ export function rulesPanel({ act, bus }) {
   }
 
   function draw(next) {
-    if (next.node !== state.node || next.at !== state.at || next.reach !== state.reach) current = -1;
+    const other = next.node !== state.node || next.at !== state.at || next.reach !== state.reach;
+    if (other) current = -1;
     state = next;
     current = Math.min(current, next.matches.length - 1);
     heading.textContent = `${counted(next.matches.length + (next.more ?? 0), "legal match").replace("matchs", "matches")}`;
@@ -96,6 +97,7 @@ export function rulesPanel({ act, bus }) {
         ]),
       ),
     );
+    if (other) body.scrollTop = 0;
   }
 
   return {

@@ -51,22 +51,37 @@ export function searchPanel({ act }) {
     }
   }
 
+  /** The settings: what is left empty is as if nothing had been said.  Null where one is wrong, which is said. */
   function chosen() {
     const form = options.querySelector("form");
     if (!form) return {};
+    const wrong = [...form.elements].find((field) => field.validity && !field.validity.valid);
+    error.textContent = wrong ? `${wrong.closest("label").firstChild.textContent.trim()}: ${wrong.validationMessage}` : "";
+    if (wrong) {
+      options.open = true;
+      wrong.focus();
+      return null;
+    }
     const data = new FormData(form);
+    const number = (name) => (data.get(name) === "" ? null : Number(data.get(name)));
     return {
-      max_depth: Number(data.get("max_depth")),
-      limit: Number(data.get("limit")),
+      max_depth: number("max_depth"),
+      limit: number("limit"),
       strategy: data.get("strategy"),
       rules: data.getAll("rules"),
     };
   }
 
+  /** Ask for *what*, with the settings if they are right. */
+  function begin(what) {
+    const settings = chosen();
+    if (settings) act({ ...what, ...settings });
+  }
+
   function toggle() {
     if (state.status === "running") act({ do: "pause" });
     else if (state.status === "paused") act({ do: "resume" });
-    else act({ do: "search", ...chosen() });
+    else begin({ do: "search" });
   }
 
   function settings(next) {
@@ -77,7 +92,7 @@ export function searchPanel({ act }) {
         "form",
         { onsubmit: (event) => event.preventDefault() },
         h("label", {}, "max depth ", h("input", { name: "max_depth", type: "number", min: 0, max: 99, value: max_depth })),
-        h("label", {}, "at most ", h("input", { name: "limit", type: "number", min: 1, value: limit }), " s"),
+        h("label", {}, "at most ", h("input", { name: "limit", type: "number", min: 0, step: "any", value: limit }), " s"),
         h("label", {}, "strategy ", h("select", { name: "strategy" }, next.strategies.map((s) => h("option", { value: s, selected: s === strategy }, s)))),
         h(
           "fieldset",
@@ -109,7 +124,7 @@ export function searchPanel({ act }) {
     if (next.best != null) parts.push(`best ${seconds(next.best)}`);
     svg.disabled = next.run == null;
     facts.textContent = parts.join(" · ");
-    error.textContent = next.error ?? "";
+    if (next.error !== before.error) error.textContent = next.error ?? "";
     if (JSON.stringify(before.options) !== JSON.stringify(next.options)) settings(next);
     tree.best(next.top?.[0]?.state ?? -1);
     top.replaceChildren(...(next.top?.length ? [candidates(next.top)] : []));
@@ -156,7 +171,7 @@ export function searchPanel({ act }) {
         h("span", {}, `depth ${shown.depth} · distance ${shown.distance ?? "?"}${shown.seconds == null ? "" : ` · ${seconds(shown.seconds)}`}`),
         button("Go here", "take its steps into the derivation and stand there", () => act({ do: "take", state: shown.state })),
         button("Pin", "keep it as a branch of the derivation, to compare or to come back", () => act({ do: "pin", state: shown.state })),
-        button("Search from here", "go there and search on from it", () => act({ do: "steer", state: shown.state, ...chosen() })),
+        button("Search from here", "go there and search on from it", () => begin({ do: "steer", state: shown.state })),
       ),
       formula(shown),
       h("ol.ein-way", {}, shown.steps.map((s) => h("li", {}, s))),

@@ -110,10 +110,43 @@ describe("a benchmark", () => {
     menu.value = "profile:";
     menu.dispatchEvent(new Event("change"));
     el.querySelector("input[aria-label='file of the profile']").value = " h100.sqlite ";
-    el.querySelector("tbody input").click();
+    const boxes = [...el.querySelectorAll("tbody input")];
+    expect(boxes.map((box) => [box.checked, box.disabled])).toEqual([[true, true], [true, false]]); // all are compared with the original
+    boxes[1].click();
     measure.click();
-    expect(model.send).toHaveBeenLastCalledWith({ do: "bench", keys: ["state 3"], rounds: 15, device: "profile:h100.sqlite" });
+    expect(model.send).toHaveBeenLastCalledWith({ do: "bench", keys: ["start"], rounds: 15, device: "profile:h100.sqlite" });
     expect(el.querySelectorAll("tbody tr")[1].textContent).toContain("50 % (flops)");
+  });
+});
+
+const SEARCH = {
+  run: null, status: "idle", options: { max_depth: 7, limit: 60, strategy: "best_first", rules: ["summation_splitting"] }, strategies: ["best_first", "paper"],
+  known: ["summation_splitting", "eoperator_generation"], states: 0, pruned: 0, candidates: 0, spent: 0, progress: 0, best: null, top: [], detail: null, error: "",
+};
+
+describe("a search", () => {
+  it("is begun with what the settings say, with nothing where they are empty, and not with what is wrong", () => {
+    const { model, el } = shown({ panels: ["search"], notice: {}, search: SEARCH });
+    const begin = [...el.querySelectorAll("button")].find((b) => b.textContent === "▶ Search");
+    const [depth, limit] = ["max_depth", "limit"].map((name) => el.querySelector(`input[name=${name}]`));
+    const rules = ["eoperator_generation", "summation_splitting"];
+    const asked = { do: "search", strategy: "best_first", rules };
+    limit.value = "";
+    begin.click();
+    expect(model.send).toHaveBeenLastCalledWith({ ...asked, max_depth: 7, limit: null });
+    limit.value = "0.5";
+    depth.value = "1.5";
+    begin.click();
+    expect(model.send).toHaveBeenCalledTimes(1);
+    expect(el.querySelector(".ein-options").open).toBe(true);
+    expect(document.activeElement).toBe(depth);
+    expect(el.querySelector(".ein-error").textContent).toContain("max depth: ");
+    model.set("search", { ...SEARCH, states: 1 });
+    expect(el.querySelector(".ein-error").textContent).toContain("max depth: "); // what the search says next does not wipe it away
+    depth.value = "2";
+    begin.click();
+    expect(model.send).toHaveBeenLastCalledWith({ ...asked, max_depth: 2, limit: 0.5 });
+    expect(el.querySelector(".ein-error").textContent).toBe("");
   });
 });
 
@@ -157,6 +190,42 @@ describe("the face", () => {
     expect(document.activeElement).toBe(el.querySelector(".ein"));
     key("j", document.activeElement);
     expect(document.activeElement).toBe(el.querySelectorAll(".ein-match")[0]);
+  });
+
+  it("takes a double click for one step", () => {
+    const { model, el } = shown();
+    for (const detail of [1, 2]) el.querySelector(".ein-match").dispatchEvent(new MouseEvent("click", { bubbles: true, detail }));
+    expect(model.send).toHaveBeenCalledTimes(1);
+  });
+
+  it("says so when the kernel is gone", () => {
+    const { model, el } = shown();
+    model.send = () => {
+      throw new Error("Cannot send");
+    };
+    el.querySelector(".ein-match").click();
+    expect(el.querySelector(".ein-notice.error").textContent).toContain("run the cell again");
+  });
+
+  it("follows the session in its own panels, and leaves the page where it is", () => {
+    const { model, el } = shown();
+    const style = document.createElement("style");
+    style.textContent = ".ein-history { height: 60px; overflow: auto; }";
+    const below = document.createElement("div");
+    below.style.height = "9000px";
+    el.append(style, below);
+    const nodes = [...Array(20).keys()].map((id) => ({ id, parent: id - 1, branch: 0, step: id, way: true, rule: id ? "traversal_merging" : "", at: "", says: "" }));
+    window.scrollTo(0, 5000);
+    model.set("history", { here: 19, nodes, compare: null });
+    expect(window.scrollY).toBe(5000);
+    const panel = el.querySelector(".ein-history");
+    const seen = (box) => box.getBoundingClientRect().top < panel.getBoundingClientRect().bottom;
+    expect(seen(el.querySelector(".here"))).toBe(true);
+    const side = (id) => ({ id, latex: "x", text: "x", marks: {}, distance: 0, seconds: 1 });
+    model.set("history", { here: 0, nodes, compare: { a: side(0), b: side(1), same: true, certificate: { kind: "proved", says: "" } } });
+    expect(seen(el.querySelector(".ein-compared"))).toBe(true);
+    expect(window.scrollY).toBe(5000);
+    window.scrollTo(0, 0);
   });
 
   it("shows a preview on hover, and one that had to be asked for", () => {
