@@ -152,6 +152,14 @@ def test_record_whose_rules_do_not_lead_there(name: str, tmp_path: Path, capsys:
     assert name in refused(capsys, "show", str(path))
 
 
+def test_record_whose_parameters_are_of_another_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.json"
+    step = STEP | {"rule": "boundary_tightening", "params": {"ranges": [1]}}
+    path.write_text(json.dumps(RECORD | {"steps": [step]}))
+    said = refused(capsys, "show", str(path))
+    assert said.startswith(f"error: {path}: $.steps[0]: boundary_tightening at 0: ") and "--debug" not in said
+
+
 @pytest.fixture
 def case(tmp_path: Path) -> str:
     path = tmp_path / "good.ein"
@@ -181,6 +189,19 @@ def model(tmp_path: Path) -> str:
         (["rules", "CASE", "--at", "0.3"], "step 1 is 3"),
         (["rules", "CASE", "--at", "0.0"], "tensor A, not to a scope"),
         (["rules", "CASE", "--at", "top"], "path 'top'"),
+        (["rules", "CASE", "--at", ""], "path ''"),
+        (["rules", "CASE", "--at", " 0"], "path ' 0'"),
+        (["derive", "CASE", "--threads", "2"], "--threads 2: expected with --device profile:FILE.sqlite"),
+        (["derive", "CASE", "--save", "DIR/x", "--json", "DIR/x"], "x: is written here already, expected another"),
+        (["derive", "CASE", "--save", "CASE"], "good.ein: is read here, expected another file to write"),
+        (["check", "CASE", "--json", "CASE"], "good.ein: is read here"),
+        (["show", "CASE", "--svg", "-"], "found - as a file to write, expected a name"),
+        (["models", "write", "infogan", "-o", "-"], "found - as a file to write, expected a name"),
+        (["optimize", "MODEL", "-o", "MODEL"], "good.onnx: is read here"),
+        (["reproduce", "e4", "--model", "dcgan"], "--model: found with e4, expected with e1"),
+        (["reproduce", "e1", "e2", "--max-depth", "3"], "--max-depth: found with e1 e2, expected with e4 e5 e6"),
+        (["reproduce", "e1", "--results", "x.json"], "--results: found with e1, expected with --device cuda"),
+        (["reproduce", "e1", "--device", "cuda", "--quick"], "--quick: found with --device cuda, expected with e1"),
         (["optimize", "MODEL", "--device", "cuda"], "CUDA"),
         (["optimize", "MODEL", "--device", "abacus"], "expected cpu"),
         (["optimize", "MODEL", "--shape", "x"], "NAME=1,3,224,224"),
@@ -288,7 +309,7 @@ def test_mistake_of_ours_names_debug(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(api, "load_text", fail)
+    monkeypatch.setattr(api, "text_of", fail)
     said = refused(capsys, "show", case)
     assert type(error).__name__ in said and "--debug" in said
     with pytest.raises(type(error)):

@@ -159,6 +159,27 @@ def test_show_prints_what_parses(case: Path, record: Path, capsys: pytest.Captur
     assert capsys.readouterr().out.startswith(r"\begin{align")
 
 
+@pytest.mark.parametrize("name", ["record", "record.ein", "record.eins", "record.einx", "record.txt"])
+def test_what_json_is_it_says_itself(name: str, record: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``derive --save`` takes any name, so what was saved is read by any name."""
+    other = record.with_name(name)
+    other.write_text(record.read_text())
+    assert ee.load(other) == ee.load(record)
+    assert ee.Session.load(other.rename(other.with_suffix(".json"))).derivation == ee.load(record)
+    session = ee.Session(ee.load(record).start)
+    session.save(record.with_name("x.eins"))
+    session = ee.load(record.with_name("x.eins").rename(record.with_name("x.json")))
+    assert isinstance(session, ee.Session)
+
+
+def test_a_record_that_does_not_lead_there_is_named(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    held = json.loads(record.read_text())
+    held["steps"][0]["at"] = "7"
+    record.write_text(json.dumps(held))
+    assert main(["show", str(record)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {record}: $.steps[0]: ")
+
+
 def test_show_draws(case: Path, record: Path, tmp_path: Path) -> None:
     drawn, paged = tmp_path / "x.svg", tmp_path / "x.html"
     for path in (case, record):
@@ -198,6 +219,52 @@ def test_a_reader_that_goes_away_is_no_error(case: Path) -> None:
     assert made.stderr.read() == b""
     assert made.wait(60) == 0
     made.stderr.close()
+
+
+def test_an_answer_is_given_also_where_its_reader_has_gone_away(record: Path) -> None:
+    """``check … | true`` under ``pipefail``."""
+    held = json.loads(record.read_text())
+    held["start"] = held["start"].replace("h+r-1, s+w-1", "h+s-1, r+w-1")
+    record.write_text(json.dumps(held))
+    buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "einnet_explore", "check", str(record)]
+    made = subprocess.Popen(command, stdout=subprocess.PIPE, env=buffered)
+    assert made.stdout is not None
+    made.stdout.close()
+    assert made.wait(60) == 1
+
+
+def test_gradients_and_what_is_kept_for_them_in_latex(case: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["grad", str(case), "--stash"]) == 0
+    assert "tensor d_Y" in (plain := capsys.readouterr().out) and r"\sum" not in plain
+    assert main(["grad", str(case), "--stash", "--latex"]) == 0
+    assert "tensor d_Y" not in (shown := capsys.readouterr().out) and r"\sum" in shown
+    assert plain.split("# backward")[1].split("\n\n")[1:] == shown.split("# backward")[1].split("\n\n")[1:]
+
+
+def test_names_that_are_no_utf8_cost_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = tmp_path / os.fsdecode(b"b\xff.ein")
+    case.write_text(CASE)
+    saved, said = tmp_path / "r.json", tmp_path / "d.json"
+    assert main(["derive", str(case), "--max-depth", "0", "--save", str(saved), "--json", str(said)]) == 0
+    assert json.loads(saved.read_text())["case"] == json.loads(said.read_text())["case"] == str(case)
+    assert ee.load(saved).start == ee.load(case)
+    for form in ("--svg", "--html"):
+        assert main(["show", str(case), form, str(tmp_path / "x")]) == 0
+    capsys.readouterr()
+    assert main(["derive", str(case), "--max-depth", "0", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["case"] == str(case)
+
+
+def test_what_a_terminal_cannot_show_costs_no_answer(case: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = python("-m", "einnet_explore", "rules", str(case), env=environment)
+    assert (done.returncode, done.stderr) == (0, "") and "\\u" in done.stdout
+
+
+def test_nothing_found_and_nothing_refused(case: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["derive", str(case), "--limit-states", "1"]) == 1
+    assert capsys.readouterr().out.endswith("\nno candidate was found\n")
 
 
 def test_json_knows_no_infinity(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,6 +54,21 @@ def test_a_search_that_fails_loses_no_other(
         main([*COMMAND, str(out), *cases, "--debug"])
 
 
+def test_a_case_that_cannot_be_read_loses_no_other(
+    cases: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(cases[0]).write_text("tensor A[3")
+    Path(cases[1]).unlink()
+    out = tmp_path / "out.json"
+    assert main([*COMMAND, str(out), *cases]) == 2
+    said, shown = json.loads(out.read_text()), capsys.readouterr()
+    assert [r["case"] for r in said["reports"]] == [cases[2]] and list(said["failures"]) == cases[:2]
+    assert f"error: {cases[0]}:1:11: found the end" in shown.err and f"error: {cases[1]}: No such file" in shown.err
+    assert cases[2] in shown.out
+    with pytest.raises(ValueError, match="found the end"):
+        main([*COMMAND, str(out), *cases, "--debug"])
+
+
 def test_interrupted_the_searches_that_are_done_are_kept(
     cases: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import islice
+from math import prod
 
 import pytest
 
@@ -14,7 +15,7 @@ from einnet_explore.ir import Program
 from einnet_explore.rules import BATCH_MERGING, EXPRESSION_SPLITTING, SIBLING_MERGING, Derivation
 from einnet_explore.search.candidate import Candidate
 from einnet_explore.search.closure import Limits, candidates, closed, compute_bound, variants
-from einnet_explore.search.pieces import Pieces, standalone
+from einnet_explore.search.pieces import CHOICES, Pieces, _few, standalone
 from einnet_explore.search.replay import replay, told
 from einnet_explore.text import parse
 from tests.rules_kit import assert_equal
@@ -177,6 +178,27 @@ def test_the_cheapest_of_every_expression_is_the_cheapest_of_the_program() -> No
     pieces.share(compute_bound(program))
     first, *others = _costs(pieces.combined(Derivation(program)))
     assert others and all(first <= other * (1 + 1e-9) for other in others)
+
+
+def test_many_expressions_are_put_together_in_bounded_time() -> None:
+    """Two ways for each of 40 expressions, such as experts of one value, were 2^40 choices."""
+    inputs = "".join(f"tensor W{n}[24, 16] weight\n" for n in range(40))
+    equations = "".join(f"Y{n}[i:40, j:16] = sum[k:24] X[i, k] * W{n}[k, j]\n" for n in range(40))
+    program = parse(f"tensor X[40, 24]\n{inputs}{equations}")
+    pieces = Pieces(program_seconds, LIMITS)
+    pieces.share(compute_bound(program))
+    first, *others = islice(pieces.combined(Derivation(program)), 4)
+    assert len(sizes(first.end)) == 40 and len(others) == 3
+    costs = _costs([first, *others])
+    assert all(costs[0] <= cost * (1 + 1e-9) for cost in costs)
+    held = [pieces.ways(program, n) for n in compute_bound(program)]
+    assert prod(map(len, _few(held))) <= CHOICES < prod(map(len, held))
+
+
+def test_what_needs_no_search_is_put_together_too() -> None:
+    derivation = Derivation(parse("tensor A[4]\nY[i:4] = relu(A[i])"))
+    (whole,) = Pieces(program_seconds, LIMITS).combined(derivation)
+    assert [e.via and e.via.operator for e in whole.end.equations] == ["eOperator"]
 
 
 def _costs(derivations: Iterable[Derivation]) -> list[float]:

@@ -1,6 +1,7 @@
 """Operators as values: patterns, iterator tables (Table 2), instantiation, ONNX calls, canonical checks."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -214,6 +215,25 @@ def test_expressions_refuse_what_has_no_meaning() -> None:
         expressions.conv_transpose2d(N=1, H=1, W=4, F=1, C=1, R=2, S=1, padding=(1, 0))
     with pytest.raises(ValueError, match="k has extent 0"):
         expressions.matmul(1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: expressions.conv2d(H=4, W=4, C=4, F=4, R=3, S=3, groups=0), "0 groups do not divide 4 input"),
+        (lambda: expressions.conv2d(H=4, W=4, C=4, F=4, R=3, S=3, groups=-2), "-2 groups do not divide"),
+        (lambda: expressions.conv2d(H=4, W=4, C=4, F=4, R=3, S=3, padding=(1, 1, 1)), r"padding \(1, 1, 1\): expected"),
+        (lambda: expressions.conv_transpose2d(H=2, W=2, C=1, F=1, R=2, S=2, stride=0), "with a stride of 0x0"),
+        (lambda: expressions.unary("softplus", 3), "function 'softplus': expected one of relu, tanh"),
+        (lambda: expressions.unary("pow", 3), "function 'pow': expected one of relu"),
+        (lambda: expressions.binary("minus", 3), "operation 'minus': expected one of"),
+        (lambda: expressions.binary("relu", 3), "operation 'relu': expected one of"),
+        (lambda: expressions.relu(3, 0), "x1 has extent 0, expected at least 1"),
+    ],
+)
+def test_what_is_no_operator_is_refused(made: Callable[[], object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        made()
 
 
 def test_a_transposed_convolution_from_its_own_definition() -> None:

@@ -1,7 +1,9 @@
 """Sessions: steps by hand, a tree that loses nothing, refusals in words, scripts and records that lead back."""
 
+import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
@@ -148,6 +150,37 @@ def test_places_by_number_and_by_name() -> None:
             session.path(wrong)
     with pytest.raises(ValueError, match="path 'Z'"):
         session.rules("Z")
+
+
+def test_equations_whose_names_are_numbers_or_begin_alike() -> None:
+    """Exporters call values "0", "1", …: a path in numbers, as scripts write it, is one all the same."""
+    session = session_of("""
+tensor A[4, 6]
+tensor B[6, 5]
+"1"[i:4, j:5] = A[i, j] + 1
+"0"[i:4, j:5] = sum[k:6] A[i, k] * B[k, j] + A[i, j]
+a[i:4] = sum[k:6] {[i:4, k:6] relu(A[i, k])}[i, k]
+"a.0"[i:4] = 2 * a[i]
+""")
+    assert [session.path(at) for at in ("0", "1", "a", "a.0", "2.0")] == [(0,), (1,), (2,), (3,), (2, 0)]
+    session.apply(session.rules("1")[0])
+    assert replayed(session.script(), session.derivation.start).program == session.program
+
+
+NAMES = ["", "a b", "x\u2028y", "\x7f", "\ufffe", "a\nb", 'a"""b', "a\\", "{", "$x$", "<b>&", "名", "\0"]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_any_name_is_drawn_saved_and_written_as_a_script(name: str, tmp_path: Path) -> None:
+    given, made = json.dumps(f"{name}.in"), json.dumps(name)
+    session = session_of(f"tensor {given}[3]\n{made}[i:3] = 2 * {given}[i]")
+    session.apply("eoperator_generation")
+    for path in (tmp_path / "x.json", tmp_path / "x.eins"):
+        session.save(path)
+        assert Session.load(path).program == session.program
+    assert replayed(session.script(), session.derivation.start).program == session.program
+    for drawn in (session.graph().svg, session.tree().svg, session.formula().figure().svg):
+        ElementTree.fromstring(drawn)
 
 
 def test_a_refused_step_changes_nothing_and_says_why() -> None:

@@ -71,7 +71,10 @@ def test_a_script_needs_nothing_but_itself() -> None:
         (lambda d: d["steps"][1].update(rule="split"), r"steps\[1\]: found the rule 'split'"),
         (lambda d: d["steps"][0]["params"].update(outer=["x"]), r"steps\[0\]: .*x"),
         (lambda d: d["steps"][0].update(at="4"), r"steps\[0\]: .*equation"),
+        (lambda d: d["steps"][0].update(params=[1]), r"steps\[0\]: "),
+        (lambda d: d["steps"][0].update(rule="boundary_tightening", params={"ranges": [1]}), r"steps\[0\]: "),
         (lambda d: d.update(here=-1), r"here: found -1, expected 0 to 3"),
+        (lambda d: d.update(here=0.5), r"here: found 0.5, expected 0 to 3"),
     ],
 )
 def test_a_file_that_is_no_session_says_where(tmp_path: Path, change: Any, said: str) -> None:

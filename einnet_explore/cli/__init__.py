@@ -6,9 +6,10 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 from einnet_explore.cli.arguments import parser
-from einnet_explore.cli.errors import BAD_INPUT, INTERRUPTED, one_line
+from einnet_explore.cli.errors import BAD_INPUT, INTERRUPTED, OK, one_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,10 +18,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     Bad input gives one line on standard error, without a traceback unless ``--debug`` is given.
     """
     arguments = parser().parse_args(argv)
+    code: int = OK
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # what a terminal has no character for costs no answer
+            stream.reconfigure(errors="backslashreplace")
     with warnings.catch_warnings():
         warnings.showwarning = _warn
         try:
-            code: int = arguments.run(arguments)
+            code = arguments.run(arguments)
             sys.stdout.flush()
             return code
         except KeyboardInterrupt:
@@ -29,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BrokenPipeError:
             # Who reads the output has gone away, as ``head`` does: there is nobody to tell.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
+            return code
         except Exception as error:
             if arguments.debug:
                 raise

@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
     Interrupted, those that were done.  A case that fails is said and does not end the others: exit code 2, and no
     document where nothing was measured.
     """
-    writable(arguments.json)
+    writable(json=arguments.json, reads=arguments.cases)
     against = tuple(name.strip() for name in arguments.against.split(",") if name.strip())
     for case in arguments.cases:
         check_engines(case, against)

@@ -11,7 +11,7 @@ from einnet_explore.cli.output import STDOUT, writable, write_json
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 0: every step holds; 1: one is false (its counterexample is printed), or evaluation differs."""
-    writable(arguments.json)
+    writable(json=arguments.json, reads=[arguments.record])
     record = load_json(arguments.record)
     report = check_record(record, source=arguments.record)
     said, opinion = report.to_json(), None

@@ -9,6 +9,7 @@ from einnet_explore.cli.errors import INTERRUPTED, NO, OK
 from einnet_explore.cli.output import STDOUT, progress, say, seconds, table, writable, write_json
 from einnet_explore.cost import program_seconds
 from einnet_explore.explore.run import Run
+from einnet_explore.explore.saved import SUFFIX
 from einnet_explore.render import text
 from einnet_explore.room import limited, shown
 from einnet_explore.search.candidate import Candidate
@@ -37,16 +38,14 @@ def run(arguments: argparse.Namespace) -> int:
         options=options,
         states=arguments.limit_states,
     )
-    writable(arguments.save, arguments.json)
-    # Expressions are trees that refer to nothing above them: looking for cycles among them costs a fifth of the time.
-    gc.set_threshold(50_000, 20, 20)
+    writable(arguments.save, json=arguments.json, reads=[arguments.case])
     with limited(arguments.memory):
         interrupted = _search(search)
     if search.full:
         say(f"stopped near {shown(arguments.memory)} of memory: {len(search.candidates)} candidates found are reported")
     wanted = [c for c in search.candidates if c.operators or not arguments.target]
     # The record first: it is what a second Ctrl-C must not lose.
-    if arguments.save and search.candidates:
+    if arguments.save and (search.candidates or arguments.save.endswith(SUFFIX)):
         search.save(arguments.save, arguments.case)
         say(f"saved {arguments.save}")
     elif arguments.save:
@@ -63,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _cost(device: str, threads: int | None) -> Cost:
     if device == "cpu":
+        if threads is not None:
+            raise ValueError(f"--threads {threads}: expected with --device profile:FILE.sqlite, whose times it chooses")
         return program_seconds
     from einnet_explore.graph.devices import cost_for  # loads compilers, which a search on this machine needs not
 
@@ -70,6 +71,9 @@ def _cost(device: str, threads: int | None) -> Cost:
 
 
 def _search(search: Run) -> bool:
+    before = gc.get_threshold()
+    # Expressions are trees that refer to nothing above them: looking for cycles among them costs a fifth of the time.
+    gc.set_threshold(50_000, 20, 20)
     try:
         with progress() as bar:
             for _ in search:
@@ -77,6 +81,8 @@ def _search(search: Run) -> bool:
                 bar.set_postfix(candidates=len(search.candidates), refresh=False)
     except KeyboardInterrupt:
         return True
+    finally:
+        gc.set_threshold(*before)
     return False
 
 
@@ -89,7 +95,7 @@ def _summary(search: Run) -> str:
     )
     if best is None:
         whys = list(dict.fromkeys(f"  {r.target}: {r.why}" for r in search.refused))
-        return "\n".join([head, "no candidate was found; refusals:", *whys[:8]])
+        return "\n".join([head, f"no candidate was found{'; refusals:' if whys else ''}", *whys[:8]])
     kinds = _kinds(search)
     head_row: list[object] = ["estimate", "ways", "steps", "eOperators", "certificate", "library operators"]
     rows = [_row(search, operators, ways) for operators, ways in kinds[:ROWS]]

@@ -14,7 +14,7 @@ from einnet_explore.render import text
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 0 when every step is proved for all sizes, 1 when one is not."""
-    writable(arguments.json)
+    writable(json=arguments.json, reads=[arguments.case])
     family = load_family(arguments.case, assume=arguments.assume)
     wanted = None if arguments.at is None else sizes(arguments.at)
     if wanted is not None:

@@ -11,15 +11,16 @@ from einnet_explore.explore.figures import drawn_figure
 from einnet_explore.explore.fused import fused_text, stages_text
 from einnet_explore.kernels.fusion import fuse
 from einnet_explore.kernels.fusion.diagram import diagram
+from einnet_explore.printable import printable
 from einnet_explore.text import load_text
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan, or the kernel's text, or draw the stages."""
-    writable(arguments.svg)
+    writable(arguments.svg, reads=[arguments.case])
     made = fuse(load_text(arguments.case))
     if arguments.svg:
-        save(arguments.svg, drawn_figure(diagram(made), Path(arguments.case).stem).svg)
+        save(arguments.svg, drawn_figure(diagram(made), printable(Path(arguments.case).stem)).svg)
     elif arguments.kernel:
         print(fused_text(made, arguments.kernel, arguments.dtype))
     else:

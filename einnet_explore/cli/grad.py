@@ -14,7 +14,7 @@ from einnet_explore.text import load_text
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the program of the gradients; each output is the gradient of one input."""
-    writable(arguments.json)
+    writable(json=arguments.json, reads=[arguments.case])
     program = load_text(arguments.case)
     wrt = names(arguments.wrt, program)
     made = grad(program, wrt, inline=arguments.inline)
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             write_json(arguments.json, found | {"stash": stashing.document(passes)})
         if arguments.json != STDOUT:
-            print(stashing.shown(passes))
+            print(stashing.shown(passes, latex if arguments.latex else text))
         return OK
     if arguments.json:
         write_json(arguments.json, found)

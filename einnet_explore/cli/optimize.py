@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     asked = (arguments.threads, arguments.max_depth, arguments.target_runtime, arguments.numerics)
     chosen = settings(arguments.device, *asked)
     model = read(arguments.model, shapes(arguments.shape))
-    writable(arguments.output, arguments.html, arguments.json)
+    writable(arguments.output, arguments.html, json=arguments.json, reads=[arguments.model])
     if arguments.certificates:
         Path(arguments.certificates).mkdir(parents=True, exist_ok=True)
         writable(str(Path(arguments.certificates) / "RECORD.json"))
@@ -112,7 +112,8 @@ def attributed(report: dict[str, Any], fast: Optimised, seconds: float) -> dict[
             report["attribution"].append(found.to_json())
     except KeyboardInterrupt:
         report["interrupted"] = True
-        say(f"interrupted: what {len(report['attribution'])} of {len(fast.groups)} kept kinds bring is reported")
+        kinds = 0 if fast.without is None else len(fast.without.groups)
+        say(f"interrupted: what {len(report['attribution'])} of {kinds} kept kinds bring is reported")
     return report
 
 

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,22 @@ if TYPE_CHECKING:
 STDOUT = "-"
 
 
-def writable(*paths: str | None) -> None:
-    """Raise OSError, about the first of *paths* that cannot be written, before any work is done for it."""
-    for path in paths:
-        if path is None or path == STDOUT:
+def writable(*paths: str | None, json: str | None = None, reads: Iterable[str] = ()) -> None:
+    """Raise OSError, about the first of *paths* and *json* that cannot be written, before any work is done for it.
+
+    Raises ValueError for one that would be written over another, or over what the command *reads*, and where another
+    path than *json* is standard output.
+    """
+    if STDOUT in paths:
+        raise ValueError(f"found {STDOUT} as a file to write, expected a name: standard output takes only --json")
+    taken = {os.path.realpath(path): "is read here" for path in reads}
+    for path in (*paths, json if json != STDOUT else None):
+        if path is None:
             continue
-        where = Path(path)
+        where, real = Path(path), os.path.realpath(path)
+        if real in taken and (where.is_file() or not where.exists()):  # a device takes whatever comes
+            raise ValueError(f"{path}: {taken[real]}, expected another file to write")
+        taken[real] = "is written here already"
         if where.is_dir():
             raise _said(errno.EISDIR, path)
         if not where.parent.is_dir():
@@ -52,10 +62,11 @@ def say(message: str) -> None:
 def write_json(where: str, document: Mapping[str, Any]) -> None:
     """One JSON document to standard output (``-``) or to a file, whole or not at all; what is not finite is null."""
     text = json.dumps(_finite(document), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    held = text.encode(errors="backslashreplace")  # names of files may be no UTF-8, but JSON's \udcff
     if where == STDOUT:
-        sys.stdout.write(text)
+        sys.stdout.write(held.decode())
     else:
-        save(where, text)
+        save(where, held)
 
 
 def _finite(value: Any) -> Any:

@@ -17,6 +17,12 @@ from einnet_explore.explore.searches import QUICK, Effort, Lab, needed
 from einnet_explore.explore.sheet import Sheet
 from einnet_explore.storage import write_atomically
 
+READERS = {
+    "quick": "e1 e2 e3 e4 e5 e6", "limit_seconds": "e1 e2 e3 e4 e5 e6", "max_depth": "e4 e5 e6", "threads": "e1 e2 e3",
+    "model": "e1", "batch": "e1", "again": "e1 e2 e3", "results": "--device cuda",
+}  # fmt: skip
+"""What reads an option that not everything reads."""
+
 Experiment: TypeAlias = "Callable[[bool], tuple[Sheet, ...]]"
 """The tables of an experiment from what was done so far; the argument says whether that is all there will be."""
 
@@ -34,6 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Interrupted, what was done so far is printed and written.
     """
+    _read(arguments)
     if arguments.device == "cuda":
         from einnet_explore.cli.reproduce_gpu import run as draw
 
@@ -62,6 +69,14 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"interrupted: the tables are of the {done} that were done")
         return INTERRUPTED
     return OK
+
+
+def _read(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for an option that nothing reads of what was asked for."""
+    asked = "--device cuda" if arguments.device == "cuda" else " ".join(arguments.experiments)
+    for name, readers in READERS.items():
+        if getattr(arguments, name) and not {*asked.split()} & {*readers.split()}:
+            raise ValueError(f"--{name.replace('_', '-')}: found with {asked}, expected with {readers}")
 
 
 def _searches(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: dict[str, Experiment]) -> Work | None:

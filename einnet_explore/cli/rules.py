@@ -14,9 +14,9 @@ from einnet_explore.text import load_text
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the legal matches at a path (or everywhere) and the refusals."""
-    writable(arguments.json)
+    writable(json=arguments.json, reads=[arguments.case])
     session = Session(load_text(arguments.case))
-    paths = [read_path(arguments.at)] if arguments.at else [path for path, _ in places(session.program)]
+    paths = [read_path(arguments.at)] if arguments.at is not None else [path for path, _ in places(session.program)]
     matches = [m.to_json() for path in paths for m in session.rules(path)]
     refusals = [r for path in paths for r in session.refusals(path)]
     refused = [{"rule": r.rule, "at": show_path(r.at), "why": r.why} for r in refusals]

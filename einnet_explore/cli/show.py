@@ -15,6 +15,7 @@ from einnet_explore.explore.page import derivation_page
 from einnet_explore.explore.run import Run
 from einnet_explore.explore.session import Session
 from einnet_explore.ir import Program, show_path
+from einnet_explore.printable import printable
 from einnet_explore.render import latex, text
 from einnet_explore.render.latex import align
 from einnet_explore.rules import Derivation
@@ -23,9 +24,9 @@ from einnet_explore.search.candidate import Candidate
 
 def run(arguments: argparse.Namespace) -> int:
     """Print or draw; a record is shown with all its steps."""
-    writable(arguments.svg, arguments.html)
+    writable(arguments.svg, arguments.html, reads=[arguments.case])
     derivation = derivation_of(load(arguments.case))
-    title = Path(arguments.case).stem
+    title = printable(Path(arguments.case).stem)
     if arguments.svg:
         save(arguments.svg, graph_figure(derivation.end, title).svg)
     elif arguments.html:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from einnet_explore.cli.output import table
 from einnet_explore.ir import Program
 from einnet_explore.render import text
@@ -13,8 +15,8 @@ def stashed(forward: Program, backward: Program, budget: int | None) -> Passes:
     return cse(forward, backward, budget)
 
 
-def shown(passes: Passes) -> str:
-    """The passes, the stash and the curve, to be read."""
+def shown(passes: Passes, written: Callable[[Program], str] = text) -> str:
+    """The passes as *written*, the stash and the curve, to be read."""
     rows: list[list[object]] = [["stash", "bytes", "evaluations", "with it"]]
     rows += [[s.name, s.nbytes, *s.evaluations] for s in passes.stashes]
     curve: list[list[object]] = [["bytes", "operations backward"]]
@@ -22,8 +24,8 @@ def shown(passes: Passes) -> str:
     proofs = ", ".join(f"{name} {c.kind}" for name, c in zip(("forward", "backward"), passes.certificates, strict=True))
     return "\n".join(
         [
-            f"# forward\n{text(passes.forward)}",
-            f"# backward\n{text(passes.backward)}",
+            f"# forward\n{written(passes.forward).rstrip()}\n",
+            f"# backward\n{written(passes.backward).rstrip()}\n",
             f"{passes.before} operations backward become {passes.operations}, {passes.nbytes} bytes stashed; {proofs}",
             "",
             *((table(rows), "") if passes.stashes else ()),

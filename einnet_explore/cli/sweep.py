@@ -22,10 +22,10 @@ def run(arguments: argparse.Namespace) -> int:
     Interrupted, the searches that were done are reported.  One that fails is said and does not end the others: exit
     code 2, and no document where none was done.
     """
-    programs = {case: load_text(case) for case in dict.fromkeys(arguments.cases)}
-    writable(arguments.json)
+    writable(json=arguments.json, reads=arguments.cases)
     reports: dict[str, Report] = {}
-    failures: dict[str, BaseException] = {}
+    failures: dict[str, Exception] = {}
+    programs = _programs(arguments, failures)
     interrupted = False
     try:
         with executor(arguments.jobs, arguments.cluster) as where:
@@ -33,10 +33,6 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         say(f"interrupted: {len(reports)} of {len(programs)} searches were done")
         interrupted = True
-    for case, problem in failures.items():
-        if arguments.debug:
-            raise problem
-        say(f"error: {case}: {one_line(problem)}")
     done = [reports[case] for case in programs if case in reports]
     if arguments.json and (done or not failures):
         said = {case: one_line(problem) for case, problem in failures.items()}
@@ -49,12 +45,32 @@ def run(arguments: argparse.Namespace) -> int:
     return OK if all(map(_wanted, done)) else NO
 
 
+def _programs(arguments: argparse.Namespace, failures: dict[str, Exception]) -> dict[str, Program]:
+    """The programs of all cases that can be read; of the others is said at once why not."""
+    programs: dict[str, Program] = {}
+    for case in dict.fromkeys(arguments.cases):
+        try:
+            programs[case] = load_text(case)
+        except (OSError, ValueError) as problem:
+            _fail(arguments, failures, case, problem)
+    return programs
+
+
+def _fail(arguments: argparse.Namespace, failures: dict[str, Exception], case: str, problem: Exception) -> None:
+    """Say that *case* fails, which ends no other; under ``--debug`` it does."""
+    if arguments.debug:
+        raise problem
+    failures[case] = problem
+    why = one_line(problem)
+    say(f"error: {why if why.startswith(case) else f'{case}: {why}'}")
+
+
 def _search(
     arguments: argparse.Namespace,
     programs: Mapping[str, Program],
     where: Any,
     reports: dict[str, Report],
-    failures: dict[str, BaseException],
+    failures: dict[str, Exception],
 ) -> None:
     """Fill *reports* and *failures*, both by case; interrupted, with the reports of all searches that are done."""
     targets, options = tuple(arguments.target), {"strategy": arguments.strategy, "max_depth": arguments.max_depth}
@@ -69,7 +85,7 @@ def _search(
             if problem is None:
                 reports[case] = future.result()
             elif isinstance(problem, Exception):
-                failures[case] = problem
+                _fail(arguments, failures, case, problem)
             else:  # Ctrl-C is for the processes of a terminal, all of them
                 raise problem
     except KeyboardInterrupt:

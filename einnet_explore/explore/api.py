@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from einnet_explore.algebra.certificate import Certificate, certify
+from einnet_explore.checker.record import FORMAT, load_json
 from einnet_explore.cost import program_seconds
-from einnet_explore.explore import records, scripts
+from einnet_explore.explore import records, saved, scripts
 from einnet_explore.explore.faces import load_faces
 from einnet_explore.explore.figures import Figure, graph_figure
 from einnet_explore.explore.run import Run
@@ -18,10 +19,14 @@ from einnet_explore.ir import Program
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.rules import INTER_RULES, RULES, Derivation, Rule
 from einnet_explore.search.options import Cost, Options
-from einnet_explore.text import load_text
+from einnet_explore.text import parse
+from einnet_explore.text.parser import text_of
 
 if TYPE_CHECKING:
     from einnet_explore.graph.optimised import Optimised
+
+KINDS = {".json": FORMAT, saved.SUFFIX: saved.FORMAT, scripts.SUFFIX: scripts.FORMAT}
+"""What files of JSON are by their names, where they do not say so themselves."""
 
 
 def explore(
@@ -40,14 +45,22 @@ def explore(
 
 
 def load(path: str | Path) -> Program | Derivation | Run | Session:
-    """A program (``.ein``), a derivation (a record's ``.json``), a search (``.einx``) or a session (``.eins``)."""
-    if str(path).endswith(scripts.SUFFIX):
+    """A program (``.ein``), a derivation (a record's ``.json``), a search (``.einx``) or a session (``.eins``).
+
+    What the last three are, they say themselves: they may have other names.
+    """
+    kind = KINDS.get(Path(path).suffix)
+    if kind is None and not (said := text_of(path)).lstrip().startswith("{"):
+        return parse(said, str(path))
+    data = load_json(path)
+    match data:
+        case {"format": str(found)} if found in KINDS.values():
+            kind = found
+    if kind == scripts.FORMAT:
         return Session.load(path)
-    if str(path).endswith(".einx"):
-        return Run.load(path, program_seconds)
-    if str(path).endswith(".json"):
-        return records.from_record(records.load(path))
-    return load_text(path)
+    if kind == saved.FORMAT:
+        return saved.from_json(Run, data, program_seconds, str(path))
+    return records.from_record(data, source=str(path))
 
 
 def search(

@@ -83,7 +83,15 @@ class Applying(Walk):
 
 
 def _path(at: str, program: Program) -> Path:
-    for n, equation in enumerate(program.equations):
-        if at == equation.name or at.startswith(f"{equation.name}."):
-            return (n, *read_path(at[len(equation.name) + 1 :]))
-    return read_path(at)
+    """Numbers are a path whatever equations are called, as scripts and records write it; else the longest name counts.
+
+    Models have equations called ``"0"``, and ``"a.1"`` beside ``"a"``.
+    """
+    try:
+        return read_path(at)
+    except ValueError:
+        named = {e.name: n for n, e in enumerate(program.equations) if f"{at}.".startswith(f"{e.name}.")}
+        if not named:
+            raise
+        name = max(named, key=len)
+        return (named[name], *read_path(at[len(name) + 1 :]))

@@ -14,7 +14,7 @@ import graphviz
 from einnet_explore.explore.figure import Figure, of_picture
 from einnet_explore.explore.layered import layered
 from einnet_explore.explore.picture import Box, Look, Oval, Picture, Point, Shape, Way, Words
-from einnet_explore.explore.svg import width_of
+from einnet_explore.explore.svg import legal, width_of
 from einnet_explore.ir import Program
 from einnet_explore.render.graph import Graph, dot_of, graph
 from einnet_explore.search.events import State
@@ -43,7 +43,7 @@ def drawn_figure(drawn: Graph, title: str = "") -> Figure:
 
 
 def _graphviz(source: str) -> str:
-    drawn: str = graphviz.Source(source).pipe(format="svg", encoding="utf-8")
+    drawn = legal(graphviz.Source(source).pipe(format="svg", encoding="utf-8"))
     return drawn[drawn.index("<svg") :].replace("<svg ", "<svg style='max-width:100%;height:auto' ", 1)
 
 

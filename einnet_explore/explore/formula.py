@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 import io
 from collections.abc import Sequence
-from html import escape
 
 from einnet_explore.explore.figure import Figure
+from einnet_explore.explore.svg import escaped, legal
 
 SIZE = 12
 """Points."""
@@ -34,7 +34,7 @@ def _mathtext(lines: Sequence[str]) -> str:
         written = io.StringIO()
         page.savefig(written, format="svg", bbox_inches="tight", pad_inches=0.05, metadata={"Date": None})
     drawn = written.getvalue()
-    return drawn[drawn.index("<svg") :]
+    return legal(drawn[drawn.index("<svg") :])
 
 
 def text_figure(text: str) -> Figure:
@@ -42,7 +42,7 @@ def text_figure(text: str) -> Figure:
     lines = text.rstrip("\n").split("\n")
     wide, high = 7.3 * max(map(len, lines)) + 16, 17 * len(lines) + 12
     font = "font-size='12' font-family='monospace' xml:space='preserve'"
-    rows = "".join(f"<text x='8' y='{20 + 17 * n}' {font}>{escape(line)}</text>" for n, line in enumerate(lines))
+    rows = "".join(f"<text x='8' y='{20 + 17 * n}' {font}>{escaped(line)}</text>" for n, line in enumerate(lines))
     return Figure(
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{wide:.0f}' height='{high}' viewBox='0 0 {wide:.0f} {high}'>"
         f"<rect width='100%' height='100%' fill='white'/>{rows}</svg>"

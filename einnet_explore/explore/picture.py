@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 from typing import TypeAlias
 
-from einnet_explore.explore.svg import FONT, opened
+from einnet_explore.explore.svg import FONT, escaped, opened
 from einnet_explore.render.notation import words
 
 Point: TypeAlias = "tuple[float, float]"
@@ -128,14 +127,14 @@ def _svg(shape: Shape) -> str:
         case Words(x, y, text, size, anchor, halo):
             white = f" stroke='white' stroke-width='{halo:g}' paint-order='stroke'" if halo else ""
             at = f"x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}' font-size='{size:g}'"
-            return f"<text {at} {FONT}{white}>{escape(text)}</text>"
+            return f"<text {at} {FONT}{white}>{escaped(text)}</text>"
         case Group(kind, title, shapes):
             inside = "".join(map(_svg, shapes))
-            return f"<g class='{escape(kind, quote=True)}'><title>{escape(title)}</title>{inside}</g>"
+            return f"<g class='{escaped(kind)}'><title>{escaped(title)}</title>{inside}</g>"
 
 
 def _closed(inside: str, tag: str, look: Look, tip: str) -> str:
-    end = f"><title>{escape(tip)}</title></{tag}>" if tip else "/>"
+    end = f"><title>{escaped(tip)}</title></{tag}>" if tip else "/>"
     return f"<{inside} {_looks(look)}{end}"
 
 

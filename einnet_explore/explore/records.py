@@ -18,7 +18,7 @@ from einnet_explore.ir import Program, read_path
 from einnet_explore.operators import OPERATORS
 from einnet_explore.render import text
 from einnet_explore.rules import ALL_RULES
-from einnet_explore.rules.base import Derivation, Match, Refused, Rule
+from einnet_explore.rules.base import NO_STEP, Derivation, Match, Rule
 from einnet_explore.search.instantiation import matching_rule
 from einnet_explore.storage import write_atomically
 
@@ -68,7 +68,8 @@ def from_record(record: object, rules: tuple[Rule[Any], ...] | None = None, sour
 
 def save(path: str | PathLike[str], record: dict[str, Any]) -> None:
     """Write *record* to *path*, whole or not at all; raises OSError."""
-    write_atomically(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    write_atomically(path, text.encode(errors="backslashreplace"))  # a case's name may be no UTF-8, but JSON's \udcff
 
 
 def load(path: str | PathLike[str]) -> dict[str, Any]:
@@ -86,7 +87,7 @@ def _replayed(derivation: Derivation, step: RecordedStep, known: dict[str, Rule[
     try:
         program.scope_at(at)
         longer = derivation.then(Match(rule, at, rule.decode(program, at, step.params)))
-    except (Refused, LookupError, TypeError, ValueError) as error:
+    except NO_STEP as error:
         raise RecordError(f"{where}: {step.rule} at {step.at}: {error}") from None
     if not _agree(longer.end, step.after):
         raise RecordError(f"{where}.after: {step.rule} at {step.at} now gives another program:\n{text(longer.end)}")

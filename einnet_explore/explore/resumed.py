@@ -47,13 +47,15 @@ class Kept:
     def write(self, results: list[Any]) -> None:
         """Keep *results*, plain JSON values, whole or not at all; raises OSError.
 
-        A file of another origin gets the name ``….other.json`` before that.
+        A file of another origin, or that holds something else, is before that called ``….other.json``, or with the
+        first number that makes this a new name.
         """
         if self.path is None:
             return
         found = self._found()
-        if found is not None and found.get("origin") != self._origin:
-            self.path.replace(self.path.with_suffix(f".other{self.path.suffix}"))
+        if self.path.exists() and (found is None or found.get("origin") != self._origin):
+            names = (self.path.with_suffix(f".other{n or ''}{self.path.suffix}") for n in (0, *range(2, 10_000)))
+            self.path.replace(next(name for name in names if not name.exists()))
         write_atomically(str(self.path), json.dumps({"origin": self._origin, "results": results}, indent=1) + "\n")
 
     def _found(self) -> dict[str, Any] | None:

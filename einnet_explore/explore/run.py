@@ -75,24 +75,26 @@ class Run(Running):
         return whys.why_pruned(self.search, self.pruned, self.refused, self._known(state))
 
     def report(self, case: str = "") -> dict[str, Any]:
-        """The JSON of ``derive``."""
-        verdicts = [self.verdict(c) for c in self.candidates]
-        best = self.best
+        """The JSON of ``derive``: of the moment at which it is asked for, where the search still runs."""
+        with self.paused():
+            found, best = tuple(self.candidates), self.best
+            said = {
+                "case": case,
+                "target": list(self.target),
+                "strategy": self.search.options.strategy,
+                "max_depth": self.search.options.max_depth,
+                "seconds": round(self.seconds, 4),
+                "states": len(self.search.states) + self.search.pruned,
+                "unique": len(self.search.states),
+                "pruned": self.search.pruned,
+                "complete": self.search.complete,
+            }
+            first = self.first_found
         return {
-            "case": case,
-            "target": list(self.target),
-            "strategy": self.search.options.strategy,
-            "max_depth": self.search.options.max_depth,
-            "seconds": round(self.seconds, 4),
-            "states": len(self.search.states) + self.search.pruned,
-            "unique": len(self.search.states),
-            "pruned": self.search.pruned,
-            "complete": self.search.complete,
-            "candidates": [c.to_json(v) for c, v in zip(self.candidates, verdicts, strict=True)],
-            "best": None if best is None else self.candidates.index(best),
-            "first_found": None
-            if self.first_found is None
-            else {"seconds": round(self.first_found[0], 4), "states": self.first_found[1]},
+            **said,
+            "candidates": [c.to_json(self.verdict(c)) for c in found],
+            "best": None if best is None else found.index(best),
+            "first_found": None if first is None else {"seconds": round(first[0], 4), "states": first[1]},
         }
 
     def save(self, path: str | FilePath, case: str = "") -> None:
@@ -123,7 +125,7 @@ class Run(Running):
 
     def why_refused(self, name: str, state: int = 0, at: str = "0") -> str:
         """Why the rule or library operator *name* does not apply at the scope *at* of *state*; raises LookupError."""
-        return whys.why_refused_at(self.search, name, state, at)
+        return whys.why_refused_at(self.search, name, self._known(state), at)
 
     def record(self, candidate: Candidate, case: str = "") -> dict[str, Any]:
         """The record of one candidate: start, steps, certificates."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Self, TypeAlias
@@ -57,30 +58,33 @@ class Running:
         self.first_found: tuple[float, int] | None = None
         self.seconds = 0.0
         self.events = 0
-        self._behind = 0
-        self._going: Iterable[SearchEvent] | None = None
+        self._door, self._event = threading.RLock(), threading.RLock()
+        self._behind: int | None = None
+        self._going: Any = None
         self.error: BaseException | None = None
         self._observers: list[Observer] = []
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def __iter__(self) -> Any:
-        self._stopped.clear()
-        if self._behind:
-            self._catch_up()
-        if self._going is None:
-            self._going = iter(self.search.run())
+    def __iter__(self) -> Generator[SearchEvent]:
+        if self.running:
+            raise ValueError("the search runs in a thread: expected that it is stopped and waited for before it is run")
+        self._stopped = threading.Event()
+        return self._go(self._stopped)
+
+    def _go(self, stopped: threading.Event) -> Generator[SearchEvent]:
+        """Events until the end, a limit, or *stopped*, which is of this go alone."""
+        if self._behind is not None and not self._catch_up(self._behind, stopped):
+            return
         before, began = self.seconds, time.perf_counter()
         try:
-            for event in self._going:
-                spent = time.perf_counter() - began
-                self.seconds = before + spent
-                self.events += 1
+            while (event := self._next(began - before)) is not None:
                 if self.events % SETTLED == 0:
                     gc.freeze()
-                self._record(event)
+                for observer in tuple(self._observers):
+                    observer(event)
                 yield event
-                if self._stopped.is_set() or (self.limit is not None and spent > self.limit):
+                if stopped.is_set() or (self.limit is not None and self.seconds - before > self.limit):
                     return
                 if self.most is not None and len(self.search.states) >= self.most:
                     return
@@ -90,24 +94,68 @@ class Running:
         finally:
             gc.unfreeze()
 
-    def behind(self, events: int) -> None:
-        """Say that what this run holds is what its search says in its first *events* events, without having run it."""
-        self.events = self._behind = events
+    def _next(self, since: float) -> SearchEvent | None:
+        """The next event, which is recorded, or None where there is none; *since* is when the clock was at 0.
 
-    def _catch_up(self) -> None:
-        """Run the search again up to where it was; raises ValueError where it takes another way now."""
+        What breaks the search off, such as an interrupt, loses nothing: the next go makes it anew up to where it was.
+        """
+        with self._door:  # whoever waits for a pause stands in it, and comes first
+            pass
+        with self._event:
+            if self._going is None:
+                self._going = iter(self.search.run())
+            events, first = self.events, self.first_found
+            held = [(kept, len(kept)) for kept in (self.search.states, self.candidates, self.pruned, self.refused)]
+            try:
+                event: SearchEvent | None = next(self._going, None)
+                if event is not None:
+                    self.seconds = time.perf_counter() - since
+                    self._record(event)
+                return event
+            except BaseException:
+                if self.events == events:  # otherwise the event was recorded
+                    for kept, count in held:
+                        del kept[count:]
+                    self.first_found = first
+                    self.behind(events)
+                raise
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Hold the search between two events, also one that runs in a thread: what it has found is of one moment."""
+        with self._door, self._event:
+            yield
+
+    def behind(self, events: int) -> None:
+        """Say that what this run holds is what its search says in its first *events* events, and that it has to be run.
+
+        So it is where the run was loaded, or broken off.
+        """
+        self._going, self.events, self._behind = None, events, events
+
+    def _catch_up(self, events: int, stopped: threading.Event) -> bool:
+        """Run the search again up to where it was, unless *stopped*; raises ValueError where it takes another way now.
+
+        Whether it was caught up with.
+        """
         held = self.search
         again = Search(held.start, held.cost, held.options)
         going = iter(again.run())
-        said = sum(1 for _ in islice(going, self._behind))
-        if said < self._behind or again.states != held.states:
+        said = 0
+        for _ in islice(going, events):
+            said += 1
+            if stopped.is_set():
+                return False
+        if said < events or again.states != held.states:
             parts = zip(again.states, held.states, strict=False)
             n = next((n for n, (a, b) in enumerate(parts) if a != b), min(len(again.states), len(held.states)))
             raise ValueError(
                 f"the search takes another way than when it was saved, from state {n} of {len(held.states)} on: "
                 "another version, or another cost; it can be shown, but not gone on with"
             )
-        self.search, self._going, self._behind = again, going, 0
+        with self._event:
+            self.search, self._going, self._behind = again, going, None
+        return True
 
     def _record(self, event: SearchEvent) -> None:
         match event:
@@ -122,15 +170,20 @@ class Running:
                 self.refused.append(event)
             case _:
                 pass
-        for observer in tuple(self._observers):
-            observer(event)
+        self.events += 1
 
     def start(self) -> Self:
-        """Run in a thread of its own; returns at once."""
+        """Run in a thread of its own; returns at once.  One that runs is left alone, one that still stops goes on."""
+        before = self._thread if self.running else None
+        if before is not None and not self.stopping:
+            return self
+        self._stopped, self.error = (stopped := threading.Event()), None
 
         def work() -> None:
+            if before is not None:
+                before.join()
             try:
-                for _ in self:
+                for _ in self._go(stopped):
                     pass
             except BaseException as error:  # kept for the reader: a thread has nobody to raise to
                 self.error = error

@@ -18,8 +18,7 @@ from einnet_explore.ir import Program, read_path, show_path
 from einnet_explore.operators import OPERATORS
 from einnet_explore.render import text
 from einnet_explore.rules import ALL_RULES, Match
-from einnet_explore.rules.base import Refused as RuleRefused
-from einnet_explore.rules.base import Rule
+from einnet_explore.rules.base import NO_STEP, Rule
 from einnet_explore.search.candidate import Candidate
 from einnet_explore.search.events import Pruned, Refused, State
 from einnet_explore.search.instantiation import matching_rule
@@ -34,7 +33,12 @@ R = TypeVar("R", bound=Running)
 
 
 def to_json(run: Running) -> dict[str, Any]:
-    """*run* as plain JSON values."""
+    """*run* as plain JSON values; one that runs in a thread waits meanwhile, so that all of it is of one moment."""
+    with run.paused():
+        return _told(run)
+
+
+def _told(run: Running) -> dict[str, Any]:
     search = run.search
     return {
         "format": FORMAT,
@@ -42,6 +46,7 @@ def to_json(run: Running) -> dict[str, Any]:
         "start": text(search.start),
         "target": list(run.target),
         "limit": run.limit,
+        "most": run.most,
         "options": _options(search.options),
         "events": run.events,
         "seconds": run.seconds,
@@ -85,7 +90,7 @@ def from_json(kind: type[R], data: object, cost: Cost, source: str = "<run>") ->
         raise RecordError(f"{source}: {error}") from None
     except KeyError as error:
         raise RecordError(f"{source}: {error} is missing") from None
-    except (RuleRefused, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+    except NO_STEP as error:
         raise RecordError(f"{source}: {error}") from None
 
 
@@ -96,7 +101,8 @@ def _read(kind: type[R], data: Mapping[str, Any], cost: Cost) -> R:
     known: dict[str, Rule[Any]] = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
     options["rules"] = tuple(_named(known, name) for name in options["rules"])
     options["fixed"] = frozenset(options["fixed"])
-    run = kind(parse(data["start"]), cost, target=data["target"], limit=data["limit"], options=Options(**options))
+    limits = {"limit": data["limit"], "states": data.get("most")}  # older files do not say how many states at most
+    run = kind(parse(data["start"]), cost, target=data["target"], options=Options(**options), **limits)
     search = run.search
     known["operator_matching"] = matching_rule(search.options.targets)
     for n, each in enumerate(data["states"]):
@@ -158,7 +164,7 @@ def _replayed(
             program.scope_at(at)
             match = Match(rule, at, rule.decode(program, at, step["params"]))
             program = match.apply(program).after
-        except (RuleRefused, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        except NO_STEP as error:
             raise RecordError(f"{where}: {rule.name} at {step['at']}: {error}") from None
         matches.append(match)
     return tuple(matches), program

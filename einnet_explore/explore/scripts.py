@@ -11,7 +11,8 @@ from einnet_explore.checker.record import RecordError
 from einnet_explore.ir import Program, read_path
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.render import text
-from einnet_explore.rules import INTER_RULES, RULES, Derivation, Match, Refused, Rule
+from einnet_explore.rules import INTER_RULES, RULES, Derivation, Match, Rule
+from einnet_explore.rules.base import NO_STEP
 from einnet_explore.text import parse
 
 MATCHING = "operator_matching"
@@ -138,13 +139,13 @@ def tree_from_json(
             nodes.append(nodes[parent].then(_match(step, known, nodes[parent].end)))
             parents.append(parent)
         where = "$.here"
-        if not 0 <= (here := data["here"]) < len(nodes):
-            raise RecordError(f"{source}: $.here: found {here}, expected 0 to {len(nodes) - 1}")
+        if type(here := data["here"]) is not int or not 0 <= here < len(nodes):
+            raise RecordError(f"{source}: $.here: found {here!r}, expected 0 to {len(nodes) - 1}")
     except RecordError:
         raise
     except KeyError as error:
         raise RecordError(f"{source}: {where}: {error} is missing") from None
-    except (Refused, LookupError, TypeError, ValueError) as error:
+    except NO_STEP as error:
         raise RecordError(f"{source}: {where}: {error}") from None
     return nodes, parents, here
 

@@ -35,7 +35,7 @@ from einnet_explore.storage import write_atomically
 class Session(Applying):
     """A tree of derivations from one program.  ``here`` is a node of it; applying a rule there makes a child.
 
-    Places are paths (``"0.1"``), or begin with an equation's name (``"Y.1"``).
+    Places are paths (``"0.1"``), or begin with an equation's name (``"Y.1"``) where that is no number itself.
     """
 
     def __init__(
@@ -113,9 +113,10 @@ class Session(Applying):
         raises LookupError for one that has no name anywhere.
         """
         known = scripts.Known(tuple(r for r in self.known if r.name != scripts.MATCHING), self.operators)
-        if branches:
-            return scripts.tree_script(self.nodes, self.parents, self.here, known)
-        return scripts.script(self.derivation, known)
+        with self._lock:
+            if branches:
+                return scripts.tree_script(self.nodes, self.parents, self.here, known)
+            return scripts.script(self.derivation, known)
 
     def record(self, case: str = "") -> dict[str, Any]:
         """The derivation to here with its certificates, as ``einnet-explore check`` reads it."""
@@ -127,7 +128,8 @@ class Session(Applying):
         As ``.eins`` all branches; otherwise the ``record`` of the derivation to here, with its certificates.
         """
         if str(path).endswith(scripts.SUFFIX):
-            held = scripts.tree_to_json(self.nodes, self.parents, self.here)
+            with self._lock:
+                held = scripts.tree_to_json(self.nodes, self.parents, self.here)
             write_atomically(path, json.dumps(held, indent=1, ensure_ascii=False) + "\n")
         else:
             records.save(path, self.record(case))
@@ -143,13 +145,14 @@ class Session(Applying):
         *rules* and *operators* are those that it shall know; it may hold steps by any of the library's rules besides.
         """
         known = (*ALL_RULES, *rules, matching_rule(operators))
-        if str(path).endswith(scripts.SUFFIX):
+        data = load_json(path)
+        if str(path).endswith(scripts.SUFFIX) or (isinstance(data, dict) and data.get("format") == scripts.FORMAT):
             named = {rule.name: rule for rule in known}
-            nodes, parents, here = scripts.tree_from_json(load_json(path), named, str(path))
+            nodes, parents, here = scripts.tree_from_json(data, named, str(path))
             session = Session(nodes[0].end, rules, operators)
             session.nodes, session.parents, session.here = nodes, parents, here
             return session
-        derivation = records.from_record(records.load(path), known, source=str(path))
+        derivation = records.from_record(data, known, source=str(path))
         session = Session(derivation.start, rules, operators)
         session.adopt(derivation)
         return session

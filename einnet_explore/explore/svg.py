@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from html import escape
+
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
 FONT = "font-family='Helvetica, Arial, sans-serif'"
+
+
+def legal(text: str) -> str:
+    """*text* without what XML has no way to write: names in files may have any control character."""
+    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def escaped(text: str) -> str:
+    """*text* as XML holds it."""
+    return escape(legal(text))
 
 
 def width_of(text: str, size: float) -> float:

@@ -6,6 +6,7 @@ counted from left to right over the body, whose source is the next scope.  Its t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeAlias
@@ -120,7 +121,6 @@ def show_path(path: Path) -> str:
 
 def read_path(text: str) -> Path:
     """``"0.1"`` as ``(0, 1)``; raises ValueError on anything else."""
-    try:
-        return tuple(int(part) for part in text.split(".")) if text else ()
-    except ValueError:
-        raise ValueError(f"path {text!r}: expected numbers separated by dots, such as 0.1") from None
+    if text and not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})*", text):
+        raise ValueError(f"path {text!r}: expected numbers separated by dots, such as 0.1")
+    return tuple(map(int, text.split("."))) if text else ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from einnet_explore.ir import (
+    FUNCTIONS,
     REDUCTIONS,
     Access,
     Apply,
@@ -39,7 +40,7 @@ def conv2d(
     *padding* is one number, (height, width) or (top, left, bottom, right); by default the output of a stride of 1 is as
     large as the input.  With *groups*, F and C are all channels.  Raises ValueError where sizes do not fit.
     """
-    if C % groups or F % groups:
+    if groups < 1 or C % groups or F % groups:
         raise ValueError(f"{groups} groups do not divide {C} input and {F} output channels")
     n, f, c, r, s = _all(n=N, f=F, c=C // groups, r=R, s=S)
     h, w, y, x, pads = _windows((H, W), (r, s), stride, dilation, padding)
@@ -79,8 +80,8 @@ def conv_transpose2d(
     """
     (sh, sw), (ph, pw), (oh, ow) = _pair(stride), _pair(padding), _pair(output_padding)
     rows, columns = sh * (H - 1) + R - 2 * ph + oh, sw * (W - 1) + S - 2 * pw + ow
-    if min(rows, columns) < 1:
-        raise ValueError(f"the output would have {rows}x{columns} points")
+    if min(rows, columns, sh, sw) < 1:
+        raise ValueError(f"the output would have {rows}x{columns} points with a stride of {sh}x{sw}")
     n, y, x, c, h, w, f = _all(n=N, y=rows, x=columns, c=C, h=H, w=W, f=F)
     r, s = y + ph - h * sh, x + pw - w * sw
     pads = _reach(r, R), _reach(s, S)
@@ -139,8 +140,11 @@ def average_pool2d(
 
 
 def unary(function: str, *shape: int) -> Program:
-    """Y[x…] = function(A[x…]), such as ``unary("relu", 2, 3)``."""
-    at = tuple(Iterator(f"x{d}", 0, extent) for d, extent in enumerate(shape))
+    """Y[x…] = function(A[x…]), such as ``unary("relu", 2, 3)``; raises ValueError for none of one argument."""
+    known = [name for name, count in FUNCTIONS.items() if count == 1]
+    if function not in known:
+        raise ValueError(f"function {function!r}: expected one of {', '.join(known)}")
+    at = _all(**{f"x{d}": extent for d, extent in enumerate(shape)})
     return program(Scope(at, (), Apply(function, (Tensor("A", shape)[at],))))
 
 
@@ -155,8 +159,11 @@ def tanh(*shape: int) -> Program:
 
 
 def binary(op: str, *shape: int) -> Program:
-    """Y[x…] = A[x…] op B[x…] for op among ``+ - * /``, ``maximum``, ``minimum`` and ``pow``."""
-    at = tuple(Iterator(f"x{d}", 0, extent) for d, extent in enumerate(shape))
+    """Y[x…] = A[x…] op B[x…] for op among ``+ - * /``, ``maximum``, ``minimum`` and ``pow``; else raises ValueError."""
+    known = [*"+-*/", *(name for name, count in FUNCTIONS.items() if count == 2)]
+    if op not in known:
+        raise ValueError(f"operation {op!r}: expected one of {', '.join(known)}")
+    at = _all(**{f"x{d}": extent for d, extent in enumerate(shape)})
     return program(Scope(at, (), Apply(op, (Tensor("A", shape)[at], Tensor("B", shape)[at]))))
 
 
@@ -207,6 +214,7 @@ def _pads(padding: Pads, span: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[
             return (height, width), (height, width)
         case (top, left, bottom, right):
             return (top, left), (bottom, right)
+    raise ValueError(f"padding {padding!r}: expected one number, two, or four")
 
 
 def _pair(value: Pair) -> tuple[int, int]:

@@ -21,6 +21,10 @@ class Refused(ValueError):
     """The rule does not apply here; the message says which side condition failed, with the numbers that failed."""
 
 
+NO_STEP = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
+"""What reading and applying a step from a file raises where it is none: its parameters are whatever somebody wrote."""
+
+
 @contextmanager
 def refusing() -> Generator[None, None, None]:
     """Turn a ValueError of the algebra below, which knows no rules, into a refusal with the same words."""

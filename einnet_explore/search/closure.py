@@ -81,7 +81,7 @@ def _members(program: Program, pieces: Pieces) -> Iterable[Derivation]:
     for n, member in enumerate(several):
         pieces.share(compute_bound(member.end), last=n == len(several) - 1)
         for done in _merged_on(member, pieces):
-            if pieces.watch.seconds > pieces.until + pieces.limits.seconds:
+            if pieces.late:
                 return
             if (key := program_key(done.end)) not in seen:
                 seen.add(key)
@@ -93,6 +93,8 @@ def _merged_on(member: Derivation, pieces: Pieces) -> Iterable[Derivation]:
     for n, whole in enumerate(pieces.combined(member)):
         if not n:
             yield whole
+        elif pieces.late:  # looking for what merges takes its time, too, where there are many expressions
+            return
         for merged in islice(closed(whole, most=pieces.limits.members), 1, None):
             yield from islice(pieces.combined(merged), 1)
 

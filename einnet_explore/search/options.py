@@ -37,6 +37,9 @@ class Options:
     """Equations that are left as they are until eOperators are generated: no rule and no operator is tried on them."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", tuple(self.rules))
+        if strange := [rule for rule in self.rules if not isinstance(rule, Rule)]:
+            raise ValueError(f"rules: found {strange[0]!r}, expected rules themselves, such as those of ee.RULES")
         if self.strategy not in STRATEGIES:
             raise ValueError(f"strategy {self.strategy!r}: expected one of {', '.join(STRATEGIES)}")
         if self.ahead < 0:

@@ -6,10 +6,12 @@ parts', so equal expressions are searched once and choices for all of them are o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from einnet_explore.algebra.equations import constants
 from einnet_explore.algebra.measure import intensity
@@ -33,7 +35,7 @@ from einnet_explore.search.watch import Watch
 Calls: TypeAlias = "tuple[Instance, ...]"
 
 CHOICES = 20_000
-"""Up to so many choices of ways for the expressions of a program are looked at."""
+"""Up to so many choices of ways for the expressions of a program are looked at, however many expressions there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,11 @@ class Pieces:
         left = max(0.0, self.until - self.watch.seconds) / (1 if last else 2)
         self.seconds = left / max(1, len(expressions))
 
+    @property
+    def late(self) -> bool:
+        """Whether the time for searches and that for merging what they make are both over."""
+        return self.watch.seconds > self.until + self.limits.seconds
+
     def combined(self, start: Derivation) -> Iterable[Derivation]:
         """*start* with its compute-bound expressions run, the rest generated; the cheapest choice first.
 
@@ -94,14 +101,7 @@ class Pieces:
         """
         program = start.end
         numbers = compute_bound(program)
-        few = int(CHOICES ** (1 / max(1, len(numbers))))
-        ways = [self.ways(program, n)[: max(2, few)] for n in numbers]
-        choices: list[tuple[Way, ...]] = sorted(product(*ways), key=_seconds)
-        if not choices:
-            return
-        akin = [(_akin(choice), choice) for choice in choices]
-        rest = [choice for count, choice in sorted(akin, key=lambda pair: -pair[0]) if count]
-        for choice in dict.fromkeys((choices[0], *rest[: self.limits.together])):
+        for choice in _ranked([self.ways(program, n) for n in numbers], self.limits.together):
             derivation = start
             # From the last on: what an expression becomes stands where it stood.
             for n, way in sorted(zip(numbers, choice, strict=True), key=lambda pair: -pair[0]):
@@ -145,8 +145,34 @@ class Pieces:
         return self.known[alone]
 
 
-def _seconds(choice: tuple[Way, ...]) -> float:
-    return sum(way.seconds for way in choice)
+def _ranked(ways: Sequence[tuple[Way, ...]], together: int) -> Iterable[tuple[Way, ...]]:
+    """The cheapest choice of one of *ways* for each expression, then the *together* whose calls may merge most."""
+    some = _few(ways)
+    choices = np.array(list(product(*(range(len(each)) for each in some))), dtype=np.intp)
+    if not len(choices):
+        return
+    seconds, merging = np.zeros(len(choices)), np.zeros(len(choices), dtype=np.int64)
+    for n, each in enumerate(some):
+        seconds += np.array([way.seconds for way in each])[choices[:, n]]
+    for a, b in combinations(range(len(some)), 2):
+        akin = np.array([[_akin(one.calls, other.calls) for other in some[b]] for one in some[a]])
+        merging += akin[choices[:, a], choices[:, b]]
+    most = [k for k in np.lexsort((seconds, -merging)) if merging[k]][:together]
+    for k in dict.fromkeys((int(np.argmin(seconds)), *map(int, most))):
+        yield tuple(each[w] for each, w in zip(some, choices[k], strict=True))
+
+
+def _few(ways: Sequence[tuple[Way, ...]]) -> list[tuple[Way, ...]]:
+    """As many of the cheapest *ways* for each expression as make ``CHOICES`` choices at most.
+
+    Two for each would be too many where there are many expressions: then only the first of them have two.
+    """
+    few, left = max(2, int(CHOICES ** (1 / max(1, len(ways))))), CHOICES
+    some = list[tuple[Way, ...]]()
+    for each in ways:
+        some.append(each[: max(1, min(few, left))])
+        left //= max(1, len(some[-1]))
+    return some
 
 
 def _calls(program: Program) -> Calls:
@@ -154,10 +180,9 @@ def _calls(program: Program) -> Calls:
     return tuple(e.via for e in program.equations if e.via and e.via.operator not in (EOPERATOR, VIEW))
 
 
-def _akin(choice: tuple[Way, ...]) -> int:
-    """How many pairs of calls of different expressions are one operator with at most one attribute that differs."""
-    pairs = ((a, b) for one, other in combinations(choice, 2) for a in one.calls for b in other.calls)
-    return sum(a.operator == b.operator and _differing(a, b) <= 1 for a, b in pairs)
+def _akin(one: Calls, other: Calls) -> int:
+    """How many pairs of calls of two expressions are one operator with at most one attribute that differs."""
+    return sum(a.operator == b.operator and _differing(a, b) <= 1 for a, b in product(one, other))
 
 
 def _differing(a: Instance, b: Instance) -> int:

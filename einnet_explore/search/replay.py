@@ -8,6 +8,7 @@ from typing import Any
 from einnet_explore.ir import Program, read_path
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import ALL_RULES, Derivation, Match, Refused
+from einnet_explore.rules.base import NO_STEP
 from einnet_explore.search.instantiation import matching_rule
 
 
@@ -26,6 +27,6 @@ def replay(start: Program, steps: Iterable[Mapping[str, Any]]) -> Derivation:
             derivation.end.scope_at(at)
             params = rule.decode(derivation.end, at, step["params"])
             derivation = derivation.then(Match(rule, at, params))
-        except (LookupError, TypeError, ValueError) as why:
+        except NO_STEP as why:
             raise Refused(f"step {n}: {type(why).__name__}: {why}") from None
     return derivation

@@ -26,7 +26,7 @@ from einnet_explore.ir import (
 )
 from einnet_explore.text.errors import Fault
 from einnet_explore.text.indices import Names, bound_of, index_of, ranges_of
-from einnet_explore.text.literals import Node, children, integer, name_of, number_of, signed
+from einnet_explore.text.literals import Node, children, integer, name_of, number_of, representable, signed
 from einnet_explore.text.reads import leaving
 
 
@@ -60,9 +60,9 @@ def scalar_of(tree: Node, names: Names) -> Scalar:
         case Tree(data="number"):
             return Const(number_of(tree))
         case Tree(data="plus", children=[a, b]):
-            return add(scalar_of(a, names), scalar_of(b, names))
+            return _joined(tree, add(scalar_of(a, names), scalar_of(b, names)))
         case Tree(data="times", children=[a, b]):
-            return mul(scalar_of(a, names), scalar_of(b, names))
+            return _joined(tree, mul(scalar_of(a, names), scalar_of(b, names)))
         case Tree(data="minus", children=[a, b]):
             return Apply("-", (scalar_of(a, names), scalar_of(b, names)))
         case Tree(data="over", children=[a, b]):
@@ -88,6 +88,14 @@ def scalar_of(tree: Node, names: Names) -> Scalar:
                 name, f"found {name} inside an expression, expected it in a scope of its own: {{[...] {name}[...] ...}}"
             )
     raise Fault(tree, f"found {tree}, expected an expression")
+
+
+def _joined(tree: Node, made: Scalar) -> Scalar:
+    """*made*, whose constants were put together in front, as long as they are a number still."""
+    match made:
+        case Const(value) | Apply("+" | "*", (Const(value), *_)) if not representable(value):
+            raise Fault(tree, "found constants that make no number, expected one that floating point can hold")
+    return made
 
 
 def table_of(tree: Tree[Token]) -> Table:

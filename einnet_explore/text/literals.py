@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from decimal import Decimal
-from math import isinf
+from math import isinf, isnan
 from typing import TypeAlias
 
 from lark import Token, Tree
@@ -25,11 +25,15 @@ def name_of(tree: Node) -> str:
 
 
 def string(token: Node) -> str:
-    """The text between double quotes, with JSON's escapes."""
+    """The text between double quotes, with JSON's escapes; half a surrogate pair is no text that a file could hold."""
     try:
-        return str(json.loads(str(token), strict=False))
+        said = str(json.loads(str(token), strict=False))
+        said.encode()
+        return said
     except json.JSONDecodeError as error:
         raise Fault(token, f"found {token}, expected a string: {error.msg}") from None
+    except UnicodeEncodeError as error:
+        raise Fault(token, f"found {said[error.start]!a} in a string, expected characters of UTF-8") from None
 
 
 def integer(token: Node) -> int:
@@ -52,14 +56,23 @@ def signed(tree: Node) -> int:
 
 def number_of(tree: Tree[Token]) -> float:
     """An integer, a decimal number or ``inf``; integers stay exact.  No number becomes 0, or infinite, by rounding."""
-    match tree.children[0]:
-        case Token(type="INT") as token:
-            return integer(token)
-        case token:
-            value = float(str(token))
-            if str(token) != "inf" and (isinf(value) or (not value and Decimal(str(token)))):
-                raise Fault(token, f"found {token}, expected a number that floating point can hold")
-            return value
+    token = tree.children[0]
+    if isinstance(token, Token) and token.type == "INT":
+        if not representable(whole := integer(token)):
+            raise Fault(token, f"found {len(token)} digits, expected a number that floating point can hold")
+        return whole
+    value = float(str(token))
+    if str(token) != "inf" and (isinf(value) or (not value and Decimal(str(token)))):
+        raise Fault(token, f"found {token}, expected a number that floating point can hold")
+    return value
+
+
+def representable(value: float) -> bool:
+    """Whether *value* is a number, and none that floating point has no number for."""
+    try:
+        return not isnan(float(value))
+    except OverflowError:
+        return False
 
 
 def children(tree: Tree[Token]) -> list[Tree[Token]]:
