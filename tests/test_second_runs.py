@@ -75,7 +75,10 @@ def against(original: Fake) -> Against:
         (5.0, 6.0, True, 4, 5 / 6),
         (5.0, 0.3, False, 4, 5 / 0.3),
         (0.8, 0.1, True, 5, 8.0),  # 3 seconds of rounds
-        (0.9, 0.5, True, 6, 1.8),
+        (0.9, 0.5, True, 4, 1.8),  # three rounds that say the same
+        (0.9, 0.5, False, 6, 1.8),
+        (0.9, 0.89, True, 6, 0.9 / 0.89),  # or do not
+        (0.3, 0.2, True, 7, 1.5),
     ],
 )
 def test_how_often_the_original_is_run(
@@ -107,6 +110,8 @@ def test_what_is_clear() -> None:
     assert clear({"before": [BRIEF, BRIEF], "after": [0.1, 0.2]})
     assert not clear({"before": [BRIEF / 2], "after": [0.01]})  # it took no time yet: more is known for little
     assert not clear({"before": [BRIEF, BRIEF], "after": [0.1, BRIEF / 2]})
+    assert clear({"before": [BRIEF] * 3, "after": [0.1, BRIEF / 2, BRIEF / 1.02]})
+    assert not clear({"before": [BRIEF] * 3, "after": [0.1, BRIEF / 2, BRIEF]})
     assert not clear({"before": [BRIEF], "after": [2 * BRIEF]})
 
 

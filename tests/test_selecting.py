@@ -20,7 +20,7 @@ from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.cli import main
 from einnet_explore.cli import optimize as command
 from einnet_explore.graph import assembling as assembling_module
-from einnet_explore.graph import optimised as optimised_module
+from einnet_explore.graph import attribution as attribution_module
 from einnet_explore.graph import result as result_module
 from einnet_explore.graph import whole as whole_module
 from einnet_explore.graph.filed import TRYING as FILING
@@ -114,7 +114,9 @@ def test_programs_are_let_go_with_the_last_plan_they_are_in(work: Optimiser, mon
     assert not assembler._runs
 
 
-def test_what_kept_parts_bring_as_far_as_plans_without_them_are_made(work: Optimiser) -> None:
+def test_what_kept_parts_bring_as_far_as_plans_without_them_are_made(
+    work: Optimiser, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fast, asked = work.result(), []
 
     def plan_of(kept: Sequence[int]) -> Plan:
@@ -123,8 +125,14 @@ def test_what_kept_parts_bring_as_far_as_plans_without_them_are_made(work: Optim
             raise PlanError("cannot be made")
         return fast.plan
 
-    assert len(replace(fast, plan_of=plan_of).attribution()) == 1 and len(asked) == 2
-    assert list(fast.attributions(-1.0)) == []
+    assert fast.without is not None and list(fast.attributions(-1.0)) == []
+    other = replace(fast, without=replace(fast.without, plan_of=plan_of))
+    brought = other.attribution()
+    assert len(brought) == 1 and len(asked) == 2 and fast.attribution()[1:] == brought
+    monkeypatch.setattr(result_module, "STAYS", 0.0)
+    again = work.result()  # which measures nothing of it, not even where there is no time
+    monkeypatch.setattr(attribution_module, "ratio_of", lambda *_: pytest.fail("measured again"))
+    assert tuple(again.attributions(-1.0)) == fast.attribution()
 
 
 def test_a_budget_bounds_selecting(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +244,7 @@ def test_an_interrupt_while_parts_are_left_out_keeps_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = commanded(tmp_path, monkeypatch)
-    monkeypatch.setattr(optimised_module, "ratio_of", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(attribution_module, "ratio_of", raising(KeyboardInterrupt()))
     assert main(argv) == 130
     report = json.loads((tmp_path / "o.json").read_text())
     assert report["attribution"] == [] and report["interrupted"] is True

@@ -81,7 +81,8 @@ class Against:
         """
         if plan is not self.original and plan.threads > 1:
             rounds = rounds_for(self.seconds, 21)
-            apart = beside_alone(self.model.original, plan, self.feeds, rounds, enough=clear if brief else never)
+            ran, enough = {"after": warm["after"]}, clear if brief else never
+            apart = beside_alone(self.model.original, plan, self.feeds, rounds, warm=ran, enough=enough)
             if apart is not None:
                 return apart
         return timed(self.original, plan, self.feeds, self.seconds, warm, brief)

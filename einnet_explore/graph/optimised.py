@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from math import inf
@@ -18,6 +18,7 @@ import onnx
 
 from einnet_explore.backends.measure import Timing, compare
 from einnet_explore.graph.assembled import Assembled
+from einnet_explore.graph.attribution import Attribution, Without
 from einnet_explore.graph.filed import UNMEASURED, Exported
 from einnet_explore.graph.numerics import LEVELS
 from einnet_explore.graph.part import Part
@@ -25,7 +26,7 @@ from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.running.plan import Plan
 from einnet_explore.graph.running.regions import random_inputs
 from einnet_explore.graph.split import Skipped
-from einnet_explore.graph.whole import least_gain, ratio_of
+from einnet_explore.graph.whole import least_gain
 from einnet_explore.graph.writing.export import Replacement, rewrite_model
 from einnet_explore.ir import Program
 from einnet_explore.printable import printable
@@ -35,21 +36,6 @@ from einnet_explore.storage import write_atomically
 Array = npt.NDArray[Any]
 
 LEFT = "style='text-align:left'"
-
-
-@dataclass(frozen=True, slots=True)
-class Attribution:
-    """What the derivation of *nodes* (one entry for each of the equal parts) brings to the whole.
-
-    *speedup* is the time of the plan without it over that of the plan, both measured in turns.
-    """
-
-    nodes: tuple[tuple[str, ...], ...]
-    speedup: float
-
-    def to_json(self) -> dict[str, Any]:
-        """One entry of ``attribution`` in the JSON of ``optimize``."""
-        return {"nodes": [list(names) for names in self.nodes], "speedup": self.speedup}
 
 
 @dataclass(frozen=True)
@@ -73,8 +59,7 @@ class Optimised:
     programs: tuple[Assembled, ...] = ()
     exported: Exported = UNMEASURED
     feeds: Mapping[str, Array] = field(default_factory=dict, repr=False)
-    groups: tuple[tuple[int, ...], ...] = ()
-    plan_of: Callable[[Sequence[int]], Plan] | None = field(default=None, repr=False)
+    without: Without | None = field(default=None, repr=False)
 
     def __call__(self, **inputs: npt.ArrayLike) -> dict[str, Array]:
         """The outputs by name; raises ValueError on a missing or misshapen input."""
@@ -127,21 +112,29 @@ class Optimised:
         }
 
     def attribution(self) -> tuple[Attribution, ...]:
-        """The plan with each kept derivation switched off in turn (equal parts together), measured beside the plan."""
+        """The plan with each kept derivation switched off in turn (equal parts together), measured beside the plan.
+
+        What an earlier run measured of the same plan is not measured again.
+        """
         return tuple(self.attributions())
 
     def attributions(self, seconds: float = inf) -> Iterable[Attribution]:
-        """``attribution`` one by one, most gain first, begun within *seconds*; without what no plan can do without."""
-        kept, until = [n for group in self.groups for n in group], perf_counter() + seconds
-        for group in sorted(self.groups, key=lambda group: -sum(self.parts[n].gain for n in group)):
-            assert self.plan_of is not None
-            if perf_counter() > until:
-                return
-            try:
-                without = self.plan_of([n for n in kept if n not in group])
-                speedup = ratio_of(without, self.plan, dict(self.feeds), self.timings["after"].median)
-            except ValueError:
-                continue
+        """``attribution`` one by one, most gain first, without what no plan can do without.
+
+        What no run has measured of this plan yet is begun within *seconds*.
+        """
+        if self.without is None:
+            return
+        until = perf_counter() + seconds
+        for group in sorted(self.without.groups, key=lambda group: -sum(self.parts[n].gain for n in group)):
+            speedup = self.without.known(group)
+            if speedup is None:
+                if perf_counter() > until:
+                    continue
+                try:
+                    speedup = self.without.measured(group, self.plan, self.feeds, self.timings["after"].median)
+                except ValueError:
+                    continue
             yield Attribution(tuple(self.parts[n].nodes for n in group), speedup)
 
     def derivations(self) -> dict[str, Derivation]:

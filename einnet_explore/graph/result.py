@@ -17,6 +17,7 @@ from einnet_explore.algebra.equations import weight_only
 from einnet_explore.graph.against import Against, Held
 from einnet_explore.graph.assembled import Assembled
 from einnet_explore.graph.assembling import Assembler
+from einnet_explore.graph.attribution import Without
 from einnet_explore.graph.contest import Settings
 from einnet_explore.graph.filed import FORM, MEASURED, ORIGINAL, Exported, filed
 from einnet_explore.graph.filed import TRYING as FILING
@@ -92,8 +93,7 @@ class Result:
             programs=assembled,
             exported=chosen.exported,
             feeds=self.feeds,
-            groups=self._groups(chosen.kept),
-            plan_of=lambda numbers: self._plan(numbers, chosen.form),
+            without=self._without(chosen),
         )
 
     def _assembled(self, kept: Iterable[int], form: str, proved: bool = True) -> tuple[Assembled, ...]:
@@ -107,6 +107,13 @@ class Result:
             return self.original
         parts = self._assembled(numbers, form, proved)
         return self.assembler.export(parts) if form.startswith("exported") else self.assembler.plan(parts)
+
+    def _without(self, chosen: Selection) -> Without | None:
+        """The plan of *chosen* without some of its parts; None where nothing is kept."""
+        if not chosen.kept:
+            return None
+        key = (*self._key, chosen.kept, chosen.form)
+        return Without(self._groups(chosen.kept), lambda rest: self._plan(rest, chosen.form), self.memory, key)
 
     def _groups(self, numbers: Iterable[int]) -> tuple[tuple[int, ...], ...]:
         """Equal parts among *numbers*."""

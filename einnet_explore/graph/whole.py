@@ -41,7 +41,10 @@ CLEAR = 3.0
 engines, the one disturbed and the other not, have differed by about two."""
 
 BRIEF = 3.0
-"""Seconds of measuring after which rounds that are all ``CLEAR`` are enough."""
+"""Seconds of measuring after which rounds are enough that are all ``CLEAR``, or are ``LEAST`` and all ``WORTH`` it."""
+
+LEAST = 3
+"""Rounds of what takes a second or more."""
 
 UNTRIED = "interrupted before it was tried in the whole model"
 
@@ -203,9 +206,10 @@ def paired(
 
 
 def clear(samples: Mapping[str, Sequence[float]]) -> bool:
-    """Whether *samples* of what was ``before`` and ``after`` took a while and leave no doubt which is faster."""
+    """Whether *samples* of what was ``before`` and ``after`` took a while and all say that ``after`` is faster."""
     pairs = list(zip(samples["before"], samples["after"], strict=True))
-    return sum(map(sum, pairs)) >= BRIEF and all(one >= CLEAR * other for one, other in pairs)
+    sure = WORTH if len(pairs) >= LEAST else CLEAR
+    return sum(map(sum, pairs)) >= BRIEF and all(one >= sure * other for one, other in pairs)
 
 
 def timed(
@@ -235,4 +239,4 @@ def least_gain(timings: Mapping[str, Timing]) -> float:
 
 def rounds_for(once: float, most: int) -> int:
     """How often to measure what takes *once* seconds: *most* times, less often where that takes many seconds."""
-    return max(5 if once < 1 else 3, min(most, int(4 / once)))
+    return max(5 if once < 1 else LEAST, min(most, int(4 / once)))

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from einnet_explore.backends.measure import Enough, Sampler, Timing, never, pause, sample, sampled
+from einnet_explore.backends.measure import NOTHING, Enough, Sampler, Timing, never, pause, sample, sampled
 from einnet_explore.graph.running.plan import Plan
 from einnet_explore.graph.running.regions import Array, start
 
@@ -94,11 +94,13 @@ def beside_alone(
     feeds: Mapping[str, Array],
     rounds: int,
     min_seconds: float = 1.0,
+    warm: Mapping[str, float] = NOTHING,
     enough: Enough = never,
 ) -> dict[str, Timing] | None:
     """*plan* and *model* by itself, ``after`` and ``before``, in turns, until their samples are *enough*.
 
-    None where the other process cannot be had.
+    Where *plan* was run just now, *warm* says how long that took, as in ``compare``.  None where the other process
+    cannot be had.
     """
     try:
         with Alone(model, feeds, plan.threads) as before:
@@ -106,7 +108,7 @@ def beside_alone(
                 "before": before.sample,
                 "after": partial(sample, partial(plan.run, feeds)),
             }
-            return sampled(samplers, rounds, min_seconds, pause(plan.threads), enough=enough)
+            return sampled(samplers, rounds, min_seconds, pause(plan.threads), warm, enough)
     except Gone:
         return None
 
