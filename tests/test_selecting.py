@@ -114,6 +114,13 @@ def test_programs_are_let_go_with_the_last_plan_they_are_in(work: Optimiser, mon
     assert not assembler._runs
 
 
+def test_pieces_stand_as_in_the_model_whatever_was_searched_first(work: Optimiser) -> None:
+    expected = [piece.nodes for piece in work.pieces([0, 1])]
+    for held in (work.done, work.parts):
+        held.reverse()
+    assert [piece.nodes for piece in work.pieces([0, 1])] == expected == [s.nodes for s in work.subprograms]
+
+
 def test_what_kept_parts_bring_as_far_as_plans_without_them_are_made(
     work: Optimiser, monkeypatch: pytest.MonkeyPatch
 ) -> None:

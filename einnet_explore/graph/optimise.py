@@ -158,18 +158,22 @@ class Optimiser:
         return Assembler(self.model, self.settings, rough, exact, self.store, self.memory)
 
     def pieces(self, kept: Iterable[int]) -> list[Piece]:
-        """The parts with these numbers, as they stand in the model."""
+        """The parts with these numbers, as they stand in the model, whose contests are held in another order."""
         out = []
-        for n in sorted(kept):
+        for n in sorted(kept, key=self._places().__getitem__):
             (subprogram, anon), derivation = self.done[n], self.parts[n].derivation
             assert derivation is not None
             out.append(Piece(subprogram.nodes, derivation.end, values(self.model, subprogram, anon)))
         return out
 
+    def _places(self) -> list[int]:
+        """Where each part stands in the model."""
+        place = {subprogram.nodes: n for n, subprogram in enumerate(self.subprograms)}
+        return [place[subprogram.nodes] for subprogram, _ in self.done]
+
     def result(self) -> Optimised:
         """The plan of what won so far, measured and checked against ONNX Runtime on random inputs."""
-        place = {subprogram.nodes: n for n, subprogram in enumerate(self.subprograms)}
-        order = sorted(range(len(self.done)), key=lambda n: place[self.done[n][0].nodes])
+        order = sorted(range(len(self.done)), key=self._places().__getitem__)
         self.done, self.parts = [self.done[n] for n in order], [self.parts[n] for n in order]
         names = [self.contests.name(subprogram, anon) for subprogram, anon in self.done]
         found = Result(
