@@ -62,7 +62,8 @@ def main(argv: Sequence[str] = ()) -> None:
 
 def measure(models: Sequence[str], each: int, out: Path) -> None:
     """Write a CSV of (what, of what, value)."""
-    from einnet_explore.backends.profiles import ProfileStore, key_of
+    from einnet_explore.backends.keys import key_of
+    from einnet_explore.backends.profiles import ProfileStore
     from einnet_explore.graph.anonymous import anonymous
     from einnet_explore.graph.finalists import entries
     from einnet_explore.graph.models import write

@@ -25,7 +25,8 @@ from einnet_check.text import ROW
 from einnet_explore.algebra.composition import known_as
 from einnet_explore.algebra.given import ROUNDED as FOLDED
 from einnet_explore.backends import compiled
-from einnet_explore.backends.store import Key, Store
+from einnet_explore.backends.keys import Key
+from einnet_explore.backends.store import Store
 from einnet_explore.checker import RecordError, check_file, check_record
 from einnet_explore.text import TextError, parse
 

@@ -10,7 +10,8 @@ import pytest
 
 from einnet_explore.backends import BackendError, aligned_empty, choice, compile_program
 from einnet_explore.backends.errors import NoKernel
-from einnet_explore.backends.store import Store, key_of
+from einnet_explore.backends.keys import key_of
+from einnet_explore.backends.store import Store
 from einnet_explore.ir import Equation, program, tensors
 from einnet_explore.operators import OPERATORS
 from einnet_explore.text import parse

@@ -8,7 +8,8 @@ import pytest
 
 from einnet_explore.backends import choice, compile_program
 from einnet_explore.backends.epilogues import APART, compile_measured, fused, pairs
-from einnet_explore.backends.store import Store, key_of
+from einnet_explore.backends.keys import key_of
+from einnet_explore.backends.store import Store
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Tensor
 from einnet_explore.operators import OPERATORS
 from einnet_explore.text import parse

@@ -30,8 +30,9 @@ from einnet_explore.backends import (
     native,
 )
 from einnet_explore.backends.elementwise import Elementwise
+from einnet_explore.backends.keys import key_of
 from einnet_explore.backends.native import NativeSource
-from einnet_explore.backends.store import Store, key_of
+from einnet_explore.backends.store import Store
 from einnet_explore.backends.ways import NativeCall
 from einnet_explore.graph.finalists import entries
 from einnet_explore.graph.in_one import in_one

@@ -14,8 +14,9 @@ import pytest
 
 from einnet_explore.backends import compare, emit, load, stream_bandwidth
 from einnet_explore.backends.identity import identity
+from einnet_explore.backends.keys import Key, device, key_of, libraries
 from einnet_explore.backends.measure import ratios
-from einnet_explore.backends.profiles import Key, ProfileStore, device, key_of, libraries
+from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
 from einnet_explore.storage import write_aside
 from einnet_explore.text import parse

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from onnx_building import build, node
 
-from einnet_explore.backends.profiles import Key
+from einnet_explore.backends.keys import Key
 from einnet_explore.graph import contest
 from einnet_explore.graph.bench import written
 from einnet_explore.graph.bench.cases import called, random_inputs_of, split_inputs

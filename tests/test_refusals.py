@@ -10,7 +10,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from einnet_explore.algebra.evaluate import evaluate
 from einnet_explore.backends import BackendError, choice, compile_program, compiled, hosted, tvm_cpu
-from einnet_explore.backends.store import Store, key_of
+from einnet_explore.backends.keys import key_of
+from einnet_explore.backends.store import Store
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
 from einnet_explore.text import parse
 

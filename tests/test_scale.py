@@ -192,7 +192,7 @@ def test_a_search_elsewhere_has_the_limit_of_who_asks(monkeypatch: pytest.Monkey
 
 
 def ee_key(equation: Any) -> Any:
-    from einnet_explore.backends.profiles import key_of
+    from einnet_explore.backends.keys import key_of
 
     return key_of(equation)
 

@@ -9,8 +9,9 @@ import pytest
 
 from einnet_explore.backends import aligned_empty, choice, generated, library
 from einnet_explore.backends.errors import NoKernel
+from einnet_explore.backends.keys import ALONE, key_of
 from einnet_explore.backends.native import ENGINE, NativeSource
-from einnet_explore.backends.store import ALONE, Store, key_of
+from einnet_explore.backends.store import Store
 from einnet_explore.backends.ways import Alone, NativeCall, TiledCall, Way, by_one_thread
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Scope, tensors
 from einnet_explore.text import parse

@@ -12,7 +12,7 @@ from einnet_explore.backends.apart import apart
 from einnet_explore.backends.cuda_plan import cuda_plan, fused_launch, kernel_launch
 from einnet_explore.backends.cuda_steps import CudaPlan, Launch
 from einnet_explore.backends.errors import BackendError
-from einnet_explore.backends.store import key_of
+from einnet_explore.backends.keys import key_of
 from einnet_explore.cost import program_seconds
 from einnet_explore.cost.work import work
 from einnet_explore.explore.operator_cases import derive, operators

@@ -31,7 +31,9 @@ from onnx.reference import ReferenceEvaluator
 from benchmarks.soak.grammar import Drawn, graph
 from benchmarks.soak.outcome import Outcome
 from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.backends.profiles import Key, Profile, ProfileStore
+from einnet_explore.backends.keys import Key
+from einnet_explore.backends.profiles import ProfileStore
+from einnet_explore.backends.store import Profile
 from einnet_explore.graph.contest import Settings
 from einnet_explore.graph.optimise import Optimiser
 from einnet_explore.graph.outputs import AGREEMENT, largest_error

@@ -34,7 +34,8 @@ from onnx import TensorProto, helper, numpy_helper
 from benchmarks.soak.graphs import _session
 from benchmarks.soak.outcome import Outcome
 from einnet_explore.backends import compiled
-from einnet_explore.backends.profiles import Key, ProfileStore
+from einnet_explore.backends.keys import Key
+from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.checker import check_file
 from einnet_explore.cli import main
 from einnet_explore.explore import records

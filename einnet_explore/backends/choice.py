@@ -17,7 +17,8 @@ from onnx import TensorProto, helper
 from einnet_explore.algebra.measure import bytes_moved
 from einnet_explore.backends import fragment, measure, native
 from einnet_explore.backends.errors import BackendError, NoKernel
-from einnet_explore.backends.store import ALONE, Key, Store, key_of
+from einnet_explore.backends.keys import ALONE, Key, key_of
+from einnet_explore.backends.store import Store
 from einnet_explore.backends.ways import Alone, Way, by_one_thread, in_session, load
 from einnet_explore.ir import Equation, tensors
 

@@ -19,8 +19,9 @@ import numpy.typing as npt
 from einnet_explore.backends import choice, generated, library
 from einnet_explore.backends.arrays import aligned_empty
 from einnet_explore.backends.errors import BackendError
+from einnet_explore.backends.keys import APART, key_of
 from einnet_explore.backends.program import CompiledProgram, compile_program
-from einnet_explore.backends.store import APART, Store, key_of
+from einnet_explore.backends.store import Store
 from einnet_explore.backends.ways import TiledCall, Way, in_session
 from einnet_explore.ir import (
     EOPERATOR,

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from einnet_explore.backends import choice
+from einnet_explore.backends.keys import key_of
 from einnet_explore.backends.measure import after, compare
 from einnet_explore.backends.program import compile_program
-from einnet_explore.backends.store import Key, Profile, Store, device, key_of, libraries
+from einnet_explore.backends.store import Profile, Store
 from einnet_explore.ir import Equation, Program, tensors
 from einnet_explore.operators import OPERATORS, Operator
-
-__all__ = ["Key", "Profile", "ProfileStore", "device", "key_of", "libraries"]
 
 
 class ProfileStore(Store):

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import time
 
 from einnet_explore.backends.errors import BackendError
-from einnet_explore.backends.store import Key, key_of
+from einnet_explore.backends.keys import Key, key_of
 from einnet_explore.ir import Equation
 
 PREFIX = "profile:"

@@ -16,8 +16,8 @@ from einnet_explore.algebra.flatten import row_major, view_strides
 from einnet_explore.backends import contraction, generated, hosted, tvm_cpu
 from einnet_explore.backends.arrays import bound
 from einnet_explore.backends.fragment import Writer, session
+from einnet_explore.backends.keys import ALONE
 from einnet_explore.backends.native import ENGINE, NativeSource
-from einnet_explore.backends.store import ALONE
 from einnet_explore.ir import Scope, Tensor, accesses, tensors
 
 Array = npt.NDArray[Any]

@@ -40,8 +40,8 @@ def bench(
 
 def _on_cpu(programs: Mapping[str, Program], rounds: int, threads: int, seed: int) -> Iterable[Benched]:
     from einnet_explore.backends.errors import BackendError
+    from einnet_explore.backends.keys import device, libraries
     from einnet_explore.backends.measure import compare
-    from einnet_explore.backends.store import device, libraries
     from einnet_explore.graph.outputs import largest_error
 
     first = next(iter(programs))

@@ -24,7 +24,7 @@ ALWAYS = (Choice("cpu", "this CPU"), Choice(PREFIX, f"a recorded profile ({PREFI
 def devices() -> tuple[Choice, ...]:
     """What there is to measure on: this CPU, a GPU (or why there is none), and profiles recorded elsewhere."""
     from einnet_explore.backends import cupy
-    from einnet_explore.backends.store import device
+    from einnet_explore.backends.keys import device
 
     lacking = ", ".join(cupy.missing())
     gpu = "a CUDA GPU" if lacking else f"this GPU: {cupy.device().name}"

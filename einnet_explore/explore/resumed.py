@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from einnet_explore.backends.profiles import device, libraries
+from einnet_explore.backends.keys import device, libraries
 from einnet_explore.storage import write_atomically
 
 E = TypeVar("E")

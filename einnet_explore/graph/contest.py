@@ -12,8 +12,9 @@ from time import perf_counter
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, RuntimeException
 
 from einnet_explore.backends.errors import BackendError
+from einnet_explore.backends.keys import Key, key_of
 from einnet_explore.backends.measure import after, compare, pause, times_faster
-from einnet_explore.backends.profiles import Key, ProfileStore, key_of
+from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.cost.work import ELEMENT
 from einnet_explore.graph.finalists import SLACK, Entry, by_algorithm, entries, finalists
 from einnet_explore.graph.outputs import AGREEMENT, Arrays, largest_error

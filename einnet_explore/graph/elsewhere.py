@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
-from einnet_explore.backends.profiles import Key, ProfileStore, device, key_of, libraries
+from einnet_explore.backends.keys import Key, device, key_of, libraries
+from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.cost import CostModel
 from einnet_explore.cost.device import Device
 from einnet_explore.executors import clustered, has_device, settled, submitted

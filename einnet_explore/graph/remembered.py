@@ -14,7 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from einnet_explore.backends.profiles import ProfileStore, device, libraries
+from einnet_explore.backends.keys import device, libraries
+from einnet_explore.backends.profiles import ProfileStore
 
 _TABLE = "CREATE TABLE IF NOT EXISTS remembered (what TEXT, key TEXT, found TEXT NOT NULL, PRIMARY KEY (what, key))"
 
