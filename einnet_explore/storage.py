@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import platformdirs
+
+_NEW = ".new-"
+
+FORGOTTEN = 24 * 3600.0
+"""Seconds after which nobody is still filling a file: what is left beside others is of a process that was killed."""
 
 
 def cache_directory() -> Path:
@@ -20,13 +28,22 @@ def write_aside(path: Path, write: Callable[[Path], None]) -> bool:
     """Let *write* fill a file beside *path*, then put it in place at once; False where the disk does not allow it."""
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as aside:
+        _tidy(path.parent)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=_NEW) as aside:
             new = Path(aside) / path.name
             write(new)
             os.replace(new, path)
     except OSError:
         return False
     return True
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what killed processes left in *folder*; what belongs to others stays."""
+    for left in folder.glob(f"{_NEW}*"):
+        with suppress(FileNotFoundError):  # two may tidy at once
+            if time.time() - left.stat().st_mtime > FORGOTTEN:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:

@@ -18,7 +18,7 @@ from einnet_explore.backends.keys import Key, device, key_of, libraries
 from einnet_explore.backends.measure import ratios
 from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
-from einnet_explore.storage import write_aside
+from einnet_explore.storage import FORGOTTEN, write_aside
 from einnet_explore.text import parse
 
 KEY = Key("Matmul", "m=1", "[1, 2]", "float32", 1, "cpu", "numpy 2")
@@ -90,6 +90,17 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
 
     assert not write_aside(tmp_path / "x" / "file", broken)
     assert list((tmp_path / "x").iterdir()) == []
+
+
+def test_what_a_killed_process_left_beside_a_file_goes_after_a_day(tmp_path: Path) -> None:
+    old, new = tmp_path / ".new-old", tmp_path / ".new-new"
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "half").write_bytes(b"...")
+    then = time.time() - FORGOTTEN - 60
+    os.utime(old, (then, then))
+    assert write_aside(tmp_path / "file", Path.touch)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".new-new", "file"]
 
 
 def test_profiles_are_kept_by_the_whole_key() -> None:
