@@ -1,6 +1,21 @@
-"""Text that somebody else wrote, such as a name in a file, fit to be shown."""
+"""How things are shown: text that somebody else wrote, such as a name in a file, numbers of things, colours."""
+
+GREEN, AMBER, RED = "#00a040", "#c08000", "#e0002d"
 
 
 def printable(text: str) -> str:
     """*text* without what moves a cursor: names in files are whatever their writers wished; lines stay lines."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """``1 step``, ``2 steps``: so many of what is called *one*; *many* is its plural where that is not formed by s."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def tinted(hue: str) -> str:
+    """*hue* as the colour of words, mixed with that of the words around: dark where these are dark, light where light.
+
+    No one colour can be read well on white and on near-black, and what a notebook shows is not told which it is on.
+    """
+    return f"color:color-mix(in srgb, {hue} 60%, currentColor)"

@@ -102,7 +102,7 @@ def test_what_is_kept_is_the_fastest(
     monkeypatch.setattr(contest, "_times", times)
     made = prepare(Task(str(path), OURS, 1, max_depth=1, budget=0.1))
     assert ran[0] == "original" and len(ran) > 1
-    assert (" steps, proved); " in made.said) is (after < before)
+    assert (", proved); " in made.said) is (after < before)
     assert made.said.endswith(" (0 steps: the original)") is (before < after)
     want = prepare(Task(str(path), DIRECT, 1), made.feeds)
     np.testing.assert_allclose(made.outputs["Y"], want.outputs["Y"], rtol=1e-4, atol=1e-4)

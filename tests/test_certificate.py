@@ -394,6 +394,10 @@ def test_json() -> None:
         Certificate.from_json({**good, "elements": "3"})
     with pytest.raises(ValueError, match="counterexample is 3, expected str or null"):
         Certificate.from_json({**good, "counterexample": 3})
+    del good["counterexample"]  # a certificate that holds has none
+    assert Certificate.from_json(good) == certificate(TWO, TWO)
+    told = str(Certificate.from_json({**good, "kind": "false"}))
+    assert told.startswith("false (") and told.endswith("no counterexample is given")
 
 
 def test_a_number_by_itself_is_sampled() -> None:

@@ -1,5 +1,6 @@
 """The commands: what they print, write and return, and that an interruption keeps what was found."""
 
+import importlib.metadata
 import json
 import os
 import resource
@@ -61,6 +62,21 @@ def test_help_and_bad_usage_load_no_library() -> None:
             line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")
         }
         assert loaded.isdisjoint(heavy)
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    out = capsys.readouterr().out
+    assert ended.value.code == 0 and out == f"einnet-explore {importlib.metadata.version('einnet-explore')}\n"
+
+    def missing(_: str) -> str:
+        raise importlib.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 2 and "found no installed einnet-explore" in capsys.readouterr().err
 
 
 def test_verbs_are_not_hidden_by_packages_of_their_name() -> None:

@@ -76,7 +76,7 @@ def test_interrupted_the_searches_that_are_done_are_kept(
     assert main([*COMMAND, "-", *cases]) == 130
     shown = capsys.readouterr()
     assert [r["case"] for r in json.loads(shown.out)["reports"]] == [cases[0]]
-    assert shown.err == "interrupted: 1 of 3 searches were done\n"
+    assert shown.err == "interrupted: 1 of 3 searches done\n"
 
 
 def test_interrupted_searches_that_were_done_out_of_turn_are_kept(

@@ -111,6 +111,9 @@ def check_ties(program: Program) -> None:
 RANDOM = programs(functions=FUNCTIONS).filter(lambda p: p.inputs)
 ODD = programs(functions=KINKS).filter(lambda p: p.inputs)
 
+LONG = pytest.mark.timeout(1800)
+"""A limit that is met while hypothesis draws is told as "Inconsistent data generation", not as one that was met."""
+
 
 @given(RANDOM)
 def test_random_programs(program: Program) -> None:
@@ -129,6 +132,7 @@ def test_random_contractions(program: Program) -> None:
 
 
 @pytest.mark.slow
+@LONG
 @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(contractions())
 def test_many_random_contractions(program: Program) -> None:
@@ -136,6 +140,7 @@ def test_many_random_contractions(program: Program) -> None:
 
 
 @pytest.mark.slow
+@LONG
 @settings(max_examples=600, suppress_health_check=[HealthCheck.too_slow])
 @given(RANDOM)
 def test_many_random_programs(program: Program) -> None:
@@ -143,6 +148,7 @@ def test_many_random_programs(program: Program) -> None:
 
 
 @pytest.mark.slow
+@LONG
 @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(ODD)
 def test_many_random_programs_at_ties(program: Program) -> None:

@@ -37,7 +37,7 @@ def split(program: Program) -> Program:
         ("eoperator_generation", CONV, "0", "intensity 14.0 FLOP/element is not below 4: this is compute-bound"),
         ("eoperator_generation", split(CONV), "0", "the scope at 0.0 sums over c"),
         ("operator_matching", RELU, "0", "Matmul has 2 operands, the body reads 1"),
-        ("operator_matching", split(CONV), "0", "1 iterators from AveragePool2d"),
+        ("operator_matching", split(CONV), "0", "the nearest is AveragePool2d, 1 iterator away: "),
         ("expression_fusion", MATMUL, "0", "Y reads no other equation's result"),
     ],
 )

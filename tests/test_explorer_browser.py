@@ -465,7 +465,12 @@ def test_the_tour_by_hand_runs_in_jupyterlab(lab: Lab) -> None:
         assert [p.strip() for p in prompts] == [f"[{n}]:" for n in range(1, cells + 1)]
         assert page.locator(".jp-RenderedLatex mjx-merror").count() == 0
         drawn = page.locator(".jp-RenderedSVG img").evaluate_all("all => all.map(it => it.complete && it.naturalWidth)")
-        assert drawn == [900]
+        assert drawn == [840]
+        page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
+        page.locator("#jp-left-stack").wait_for()
+        room = page.locator(".jp-RenderedSVG").evaluate_all("all => all.map(it => it.scrollWidth <= it.clientWidth)")
+        assert room == [True]  # beside the files, too, which JupyterLab shows at first
+        page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
 
         explorer = page.locator(".ein").first
         explorer.locator(".ein-main .katex").wait_for()

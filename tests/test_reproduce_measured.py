@@ -217,7 +217,10 @@ def test_the_command_writes_what_was_measured_and_keeps_it_when_interrupted(
     assert main(["reproduce", "e1", *options, "--out", str(tmp_path)]) == 130
     assert asked == ["infogan", "fsrcnn", "infogan", "fsrcnn"]
     said = capsys.readouterr()
-    assert "of the 2 models that were done" in said.err and "fsrcnn at batch 1, 2 threads was not measured" in said.out
+    assert (
+        "the tables hold 2 models, what was done by then" in said.err
+        and "fsrcnn at batch 1, 2 threads was not measured" in said.out
+    )
     with (tmp_path / "e1.csv").open() as file:
         assert [(r["model"], r["batch"], r["speedup"]) for r in csv.DictReader(file)] == [
             ("infogan", "1", "2.0"), ("infogan", "16", "2.0"),
@@ -243,7 +246,7 @@ def test_the_command_goes_on_where_it_was(
     both = [*command, "--model", "infogan", "--model", "fsrcnn"]
     assert main(both) == 130 and main(both) == 0
     assert [name for name, _ in asked] == ["infogan", "fsrcnn", "fsrcnn"]
-    assert "1 models were measured before" in capsys.readouterr().err
+    assert "found 1 model measured before" in capsys.readouterr().err
     assert rows(tmp_path) == {"infogan": "2.0", "fsrcnn": "2.0"}
     asked.clear()
     # Another model alone keeps what is there; other options, and --again, do not believe it.
@@ -291,7 +294,7 @@ def test_tables_gather_what_several_runs_measured(
     assert asked("infogan", again=True) == {"infogan": "5.0", "dcgan": "4.0", "fsrcnn": "3.0"}
     takes |= {"dcgan": -1.0}  # interrupted there: it stands as it was
     assert asked("infogan", "dcgan", "fsrcnn", again=True) == {"infogan": "5.0", "dcgan": "4.0", "fsrcnn": "3.0"}
-    assert "of the 1 models that were done" in capsys.readouterr().err
+    assert "the tables hold 1 model, what was done by then" in capsys.readouterr().err
     assert len(json.loads((tmp_path / "e1.json").read_text())["results"]) == 3
     # What another run has measured meanwhile is kept.
     labs = [

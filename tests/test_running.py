@@ -55,6 +55,15 @@ def held() -> tuple[Run, Held]:
     return run, cost
 
 
+@pytest.mark.parametrize("limit", [-1, -0.5, float("nan")])
+def test_a_limit_that_is_never_reached_or_always_is_refused(limit: float) -> None:
+    with pytest.raises(ValueError, match=f"limit {limit}: expected 0 or more seconds, or None for no limit"):
+        search(limit=limit)
+    with pytest.raises(ValueError, match="states 0: expected 1 or more, or None for no limit"):
+        search(states=0)
+    assert search(limit=float("inf")).limit == float("inf")
+
+
 def test_starting_a_search_that_runs_changes_nothing(through: Run) -> None:
     run, cost = held()
     assert run.start() is run and run.running

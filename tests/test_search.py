@@ -247,7 +247,14 @@ def test_a_run_reports_verdicts_of_its_candidates():
     report = run.report("case")
     assert {c["certificate"] for c in report["candidates"]} == {"proved"}
     assert report["complete"] is True and report["unique"] == len(run.search.states)
-    assert search(conv(4, 3, 2, 3), "Matmul", patience=0).search.complete is False
+    assert ", complete, " in run.table().caption
+    cheap = search(conv(4, 3, 2, 3), "Matmul", patience=0)
+    assert cheap.search.complete is False and cheap.search.ended
+    assert ", ended: nothing cheaper in 0 levels, " in cheap.table().caption
+    early = Run(conv(4, 3, 2, 3), ee.program_seconds, target="Matmul", states=3)
+    for _ in early:
+        pass
+    assert ", not exhausted, " in early.table().caption
 
 
 def test_bad_options_say_what_was_expected():
@@ -257,6 +264,14 @@ def test_bad_options_say_what_was_expected():
         Options(max_depth=-1)
     with pytest.raises(ValueError, match="ahead -1: expected 0 or more"):
         Options(ahead=-1)
+    for name in ("max_depth", "patience", "ahead"):
+        for wrong in (1.5, float("nan"), "2", None):
+            with pytest.raises(
+                ValueError, match=f"{name.replace('_', ' ')} {wrong}: expected 0 or more, a whole number"
+            ):
+                Options(**{name: wrong})
+    assert Options(max_depth=np.int64(3)) == Options(max_depth=3)  # also as JSON
+    assert type(Options(max_depth=np.int64(3)).max_depth) is int
     with pytest.raises(ValueError, match="unknown target 'Frobnicate', expected one of"):
         Run(conv(4, 3, 2, 3), ee.program_seconds, target="Frobnicate")
 

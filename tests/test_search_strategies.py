@@ -139,6 +139,53 @@ def test_looking_ahead_finds_the_target_in_fewer_states():
     assert states(3) * 5 < states(0)
 
 
+UNTIDY = {
+    "a window within bounds, of which no choice is left": (
+        """
+        tensor A[1, 4, 3]
+        tensor B[1, 4, 3] pad [0, 1, 0]
+        Y[b:1, m:4, j:3] = {[b:1, m:4, t:-1..5 | 0 <= t+1-m < 3] sum[k:3] A[b, m, k] * B[b, t, k]}[b, m, j+m-1]
+        """,
+        "Matmul(b=1, m=4, n=4, k=3, tb=1)",
+    ),
+    "what is computed beyond the data": (
+        """
+        tensor A[1, 4, 3]
+        tensor B[1, 4, 3] pad [0, 1, 0]
+        Y[b:1, m:4, j:3] = {[b:1, m:4, t:-1..5] sum[k:3] A[b, m, k] * B[b, t, k]}[b, m, j+m-1]
+        """,
+        "Matmul(b=1, m=4, n=4, k=3, tb=1)",
+    ),
+    "a nested sum that is to be merged": (
+        """
+        tensor A[1, 3, 3, 2]
+        tensor K[1, 1, 3, 2] weight
+        Y[n:1, h:3, w:3, f:3] = {[t:9, f:3] sum[r:1, s:1] {[r:1, s:1, t:9, f:3] {[r:1, s:1, p:3, q:3, f:3] \
+        sum[c:2] A[0, q+r, p+s, c] * K[r, s, f, c]}[r, s, t % 3, t // 3, f]}[r, s, t, f]}[3*h+9*n+w, f]
+        """,
+        "Matmul(b=1, m=3, n=9, k=2, tb=1)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNTIDY)
+def test_a_start_that_is_not_tidy_is_searched_like_the_tidy_one(name):
+    """So it is after steps by hand: whatever is found from what the clean-ups make of it is found from it, too."""
+    text, call = UNTIDY[name]
+    start = ee.parse(text)
+    before, tidy = clean(start)
+    assert before
+    for depth in (0, 1):
+        found = {}
+        for program in (start, tidy):
+            engine = Search(program, ee.program_seconds, Options(max_depth=depth, patience=99))
+            events = [e for e in engine.run() if isinstance(e, Found)]
+            assert all(engine.derivation(e.state.id).end == e.state.program for e in events)
+            found[program] = {calls(e.state.program) for e in events}
+        assert found[tidy] <= found[start]
+    assert (call,) in found[start]
+
+
 def test_every_run_says_the_same():
     def events():
         return [repr(e) for e in Search(CASES["Conv1x3"][0], ee.program_seconds, Options(max_depth=2)).run()]

@@ -13,11 +13,12 @@ import einnet_explore as ee
 from einnet_explore.algebra.certificate import certify
 from einnet_explore.checker import check_file
 from einnet_explore.checker.record import RecordError
+from einnet_explore.explore import tables
 from einnet_explore.explore.records import from_record
 from einnet_explore.explore.session import Session
 from einnet_explore.ir import Program
 from einnet_explore.render import text
-from einnet_explore.rules import STORAGE_LAYOUT, Derivation, Refused
+from einnet_explore.rules import EXPRESSION_SPLITTING, STORAGE_LAYOUT, Derivation, Refused
 from tests.sessions_kit import by_hand
 
 CONV = """
@@ -235,6 +236,19 @@ def test_a_session_shows_itself() -> None:
     assert [row[-1] for row in table.rows] == ["", *["proved"] * 7]
     assert "summation_splitting" in table._repr_html_() and "r, s" in repr(table)
     assert ee.show(session.derivation)._repr_mimebundle_()["text/latex"].startswith("\\begin{align*}")
+
+
+def test_a_scope_is_shown_without_a_name_that_it_has_not() -> None:
+    session = session_of()
+    scope = session.program.scope_at((0,))
+    bundle = ee.show(scope)._repr_mimebundle_()
+    assert bundle["text/plain"] == text(scope) and "=" not in bundle["text/plain"]
+    assert "Y" not in bundle["text/latex"] and r"\sum" in bundle["text/latex"] and "<svg" in bundle["image/svg+xml"]
+
+
+def test_parameters_stand_apart_from_what_one_of_them_holds() -> None:
+    cut = EXPRESSION_SPLITTING.match(ee.ops.matmul(4, 5, 6), (0,), iterator="m", cuts=[1, 2])
+    assert tables.said(cut) == "iterator = m; cuts = 1, 2"
 
 
 def test_a_certificate_shows_its_verdict() -> None:

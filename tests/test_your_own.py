@@ -1,6 +1,7 @@
 """Rules and operators that are not the library's: values that sessions, searches, records and the checker take."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,42 @@ def test_a_session_with_them_prints_itself_as_python(branches: bool) -> None:
     again = names["session"]
     assert again.program == session.program and again.known == session.known and again.operators == OPERATORS
     assert again.script(branches) == printed
+
+
+def _swapped(names: tuple[str, ...]) -> Rule[tuple[int, ...]]:
+    """A rule that swaps the operands of a sum or product, with parameters of these *names*, which say nothing."""
+
+    def swap(scope: Scope, params: tuple[int, ...]) -> Scope:
+        match scope.body:
+            case Apply(op, (a, b)) if params == tuple(range(len(names))):
+                return replace(scope, body=Apply(op, (b, a)))
+        raise ee.Refused(f"found {params}")
+
+    def encode(params: tuple[int, ...]) -> dict[str, Any]:
+        return dict(zip(names, params, strict=True))
+
+    def decode(_: Scope, given: Mapping[str, Any]) -> tuple[int, ...]:
+        return tuple(given[name] for name in names)
+
+    return ee.scope_rule("swap", "ab = ba", lambda _: [tuple(range(len(names)))], swap, encode, decode)
+
+
+KEYWORDS, TAKEN = _swapped(("in", "class", "plain", "not a word")), _swapped(("at", "rule", "self", "program", "in"))
+
+
+@pytest.mark.parametrize("rule", [KEYWORDS, TAKEN], ids=["keywords", "names of arguments"])
+@pytest.mark.parametrize("branches", [False, True])
+def test_parameters_are_called_whatever_their_rule_calls_them(rule: Rule[Any], branches: bool, tmp_path: Path) -> None:
+    session = ee.explore(ee.ops.matmul(4, 5, 6), rules=(rule,))
+    (match,) = rule.matches(session.program, (0,))
+    session.apply(match)
+    params = match.to_json()["params"]
+    assert rule.match(session.program, (0,), **params) == match
+    names: dict[str, Any] = {}
+    exec(session.script(branches), names)
+    assert names["session"].program == session.program != session.nodes[0].end
+    session.save(tmp_path / "own.eins")
+    assert Session.load(tmp_path / "own.eins", rules=(rule,)).program == session.program
 
 
 def test_a_script_names_the_rules_that_a_search_brought_in() -> None:

@@ -26,6 +26,7 @@ from einnet_explore.algebra.field import PRIME, contract, finite, number, power
 from einnet_explore.algebra.grid import Grid, branches, gathered, holds
 from einnet_explore.algebra.parts import Array, Part
 from einnet_explore.ir import Access, Apply, Compare, Const, Program, Scalar, Scope, Table, Tensor
+from einnet_explore.printable import counted
 
 _LIMIT = 1 << 23
 """Elements of what is gathered at once."""
@@ -52,7 +53,7 @@ class Opinion:
             name, at = self.differs
             return f"differs modulo {PRIME}: {name}{list(at)}"
         chance = "no bound (maxima)" if self.bound is None else f"a wrong one passes with probability {self.bound:.1e}"
-        return f"equal modulo {PRIME} at all of {self.elements} elements; {chance}, degree {self.degree}"
+        return f"equal modulo {PRIME}, {counted(self.elements, 'element')} compared; {chance}, degree {self.degree}"
 
 
 def second_opinion(before: Program, after: Program, *, rounds: int = 1, seed: int = 0) -> Opinion:

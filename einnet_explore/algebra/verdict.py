@@ -8,6 +8,7 @@ from html import escape
 from typing import Any, Literal, TypeAlias
 
 from einnet_explore.algebra.given import only
+from einnet_explore.printable import AMBER, GREEN, RED, counted, tinted
 
 Kind: TypeAlias = Literal["proved", "exact", "false"]
 
@@ -50,14 +51,14 @@ class Certificate:
                 axioms = needed and f", {needed}"
                 return f"proved ({self.method}): equal for every input, in exact arithmetic{axioms}"
             case "exact":
-                return f"exact ({self.method}): equal on random integers at all of {self.elements} elements"
+                return f"exact ({self.method}): equal on random integers, {counted(self.elements, 'element')} compared"
             case _:
-                return f"false ({self.method}): {self.counterexample}"
+                return f"false ({self.method}): {self.counterexample or 'no counterexample is given'}"
 
     def _repr_html_(self) -> str:
-        sign, colour = {"proved": ("✓", "#1b7a3d"), "exact": ("≈", "#9a6a00"), "false": ("✗", "#b00020")}[self.kind]
+        sign, colour = {"proved": ("✓", GREEN), "exact": ("≈", AMBER), "false": ("✗", RED)}[self.kind]
         kind, _, rest = str(self).partition(" ")
-        return f"<b style='color:{colour}'>{sign} {kind}</b> {escape(rest)}"
+        return f"<b style='{tinted(colour)}'>{sign} {kind}</b> {escape(rest)}"
 
     def to_json(self) -> dict[str, Any]:
         """The certificate as plain JSON values."""
@@ -77,7 +78,8 @@ class Certificate:
         programs = data.get("programs", [])
         if not isinstance(programs, list) or not all(isinstance(known, str) for known in programs):
             raise ValueError(f"certificate: programs is {programs!r}, expected a list of strings")
-        return Certificate(**{name: data[name] for name in fields}, programs=tuple(programs))
+        given = {name: data[name] for name in fields if name in data}  # a counterexample may be missing
+        return Certificate(**given, programs=tuple(programs))
 
 
 def weakest(results: Sequence[Certificate]) -> Certificate:

@@ -32,9 +32,23 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(BAD_INPUT)
 
 
+class _Version(argparse.Action):
+    """Says the version and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import PackageNotFoundError, version  # takes as long to load as all else here
+
+        try:
+            print(f"einnet-explore {version('einnet-explore')}")
+        except PackageNotFoundError:
+            parser.error("--version: found no installed einnet-explore, expected one (pip install -e .)")
+        parser.exit()
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands; ``arguments.run`` is the function that answers."""
     top = _Parser(prog="einnet-explore", description="Explore and optimise tensor programs by derivation.")
+    top.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, says: str) -> argparse.ArgumentParser:

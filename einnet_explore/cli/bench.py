@@ -11,6 +11,7 @@ from einnet_explore.cli.output import STDOUT, progress, say, seconds, table, wri
 from einnet_explore.cli.values import shapes
 from einnet_explore.graph.bench.engines import check_engines
 from einnet_explore.graph.bench.paired import benchmark
+from einnet_explore.printable import counted
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
                     budget=arguments.budget,
                 )
             except KeyboardInterrupt:
-                say(f"interrupted: {len(results)} of {len(arguments.cases)} cases were measured")
+                say(f"interrupted: {len(results)} of {counted(len(arguments.cases), 'case')} measured")
                 interrupted = True
                 break
             except (ValueError, RuntimeError, OSError) as error:
@@ -59,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _table(result: Mapping[str, Any]) -> str:
-    head = f"{result['case']}: {result['threads']} threads, {result['rounds']} rounds"
+    head = f"{result['case']}: {counted(result['threads'], 'thread')}, {counted(result['rounds'], 'round')}"
     rows: list[list[object]] = [["engine", "median", "iqr", "times ours", "error", "what it runs"]]
     for name, engine in result["engines"].items():
         error = f"{result['max_rel_error'][name]:.1e}"

@@ -10,6 +10,8 @@ from einnet_explore.cli.output import STDOUT, progress, say, seconds, table, wri
 from einnet_explore.cost import program_seconds
 from einnet_explore.explore.run import Run
 from einnet_explore.explore.saved import SUFFIX
+from einnet_explore.explore.whys import how_ended
+from einnet_explore.printable import counted
 from einnet_explore.render import text
 from einnet_explore.room import limited, shown
 from einnet_explore.search.candidate import Candidate
@@ -42,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     with limited(arguments.memory):
         interrupted = _search(search)
     if search.full:
-        say(f"stopped near {shown(arguments.memory)} of memory: {len(search.candidates)} candidates found are reported")
+        say(f"stopped near {shown(arguments.memory)} of memory: {_found(search)} found, which the report has")
     wanted = [c for c in search.candidates if c.operators or not arguments.target]
     # The record first: it is what a second Ctrl-C must not lose.
     if arguments.save and (search.candidates or arguments.save.endswith(SUFFIX)):
@@ -55,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json != STDOUT:
         print(_summary(search))
     if interrupted:
-        say(f"interrupted: {len(search.candidates)} candidates found so far are reported")
+        say(f"interrupted: {_found(search)} found so far, which the report has")
         return INTERRUPTED
     return OK if wanted else NO
 
@@ -88,19 +90,22 @@ def _search(search: Run) -> bool:
 
 def _summary(search: Run) -> str:
     best = search.best
-    stopped = "complete" if search.search.complete else "not exhausted"
-    head = (
-        f"{len(search.search.states)} states, {search.search.pruned} pruned, {search.seconds:.2f} s ({stopped}); "
-        f"{len(search.candidates)} candidates"
-    )
+    states = counted(len(search.search.states), "state")
+    pruned, ended = search.search.pruned, how_ended(search.search)
+    head = f"{states}, {pruned} pruned, {search.seconds:.2f} s ({ended}); {_found(search)}"
     if best is None:
         whys = list(dict.fromkeys(f"  {r.target}: {r.why}" for r in search.refused))
         return "\n".join([head, f"no candidate was found{'; refusals:' if whys else ''}", *whys[:8]])
     kinds = _kinds(search)
     head_row: list[object] = ["estimate", "ways", "steps", "eOperators", "certificate", "library operators"]
     rows = [_row(search, operators, ways) for operators, ways in kinds[:ROWS]]
-    more = [f"and {len(kinds) - ROWS} kinds more (--json lists every candidate)"] if len(kinds) > ROWS else []
+    left = counted(len(kinds) - ROWS, "kind")
+    more = [f"and {left} more (--json lists every candidate)"] if len(kinds) > ROWS else []
     return "\n".join([head, "", table([head_row, *rows]), *more, "", "the best:", text(best.program)])
+
+
+def _found(search: Run) -> str:
+    return counted(len(search.candidates), "candidate")
 
 
 def _kinds(search: Run) -> list[tuple[str, list[Candidate]]]:

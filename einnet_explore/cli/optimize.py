@@ -25,6 +25,7 @@ from einnet_explore.graph.optimised import Optimised
 from einnet_explore.graph.outputs import AGREEMENT
 from einnet_explore.graph.request import read, settings
 from einnet_explore.graph.selection import selecting
+from einnet_explore.printable import counted
 from einnet_explore.room import limited, shown
 
 LINES = 8
@@ -54,7 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
         for line in fast.untouched()[:LINES]:
             print(f"in no subprogram: {line}")
     if work.interrupted:
-        say(f"interrupted after {len(work.parts)} of {len(work.subprograms)} subprograms: these are reported")
+        every = counted(len(work.subprograms), "subprogram")
+        say(f"interrupted after {len(work.parts)} of {every}: these are reported")
     elif fast.interrupted:
         say("interrupted while selecting: what was kept by then is reported")
     if failures:
@@ -73,7 +75,7 @@ def _result(work: Optimiser) -> Optimised:
                 bar.set_postfix(kept=sum(p.kept for p in work.parts), states=step.part.outcome.states)
     except KeyboardInterrupt:
         work.interrupted = True
-        say(f"interrupted: measuring what {len(work.parts)} subprograms gave")
+        say(f"interrupted: measuring what {counted(len(work.parts), 'subprogram')} gave")
     return work.result()
 
 
@@ -122,7 +124,7 @@ def records(directory: str, fast: Optimised) -> None:
     where = Path(directory)
     for name, derivation in fast.derivations().items():
         save_record(where / f"{name}.json", to_record(derivation, certificates(derivation), model=fast.model.path))
-    say(f"saved {len(fast.derivations())} records in {directory}")
+    say(f"saved {counted(len(fast.derivations()), 'record')} in {directory}")
 
 
 def report_page(fast: Optimised) -> str:

@@ -15,6 +15,7 @@ from einnet_explore.explore.plots import plot
 from einnet_explore.explore.search_tables import sheets
 from einnet_explore.explore.searches import QUICK, Effort, Lab, needed
 from einnet_explore.explore.sheet import Sheet
+from einnet_explore.printable import counted
 from einnet_explore.storage import write_atomically
 
 READERS = {
@@ -66,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
                 _draw(Path(arguments.out), experiment, made)
     if interrupted:
         done = " and ".join(work.done() for work in works if work)
-        say(f"interrupted: the tables are of the {done} that were done")
+        say(f"interrupted: the tables hold {done}, what was done by then")
         return INTERRUPTED
     return OK
 
@@ -90,7 +91,8 @@ def _searches(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: di
     if not mine:
         return None
     return Work(
-        lambda: lab.run(variant for name in mine for variant in needed(name)), lambda: f"{len(lab.results)} searches"
+        lambda: lab.run(variant for name in mine for variant in needed(name)),
+        lambda: counted(len(lab.results), "search", "searches"),
     )
 
 
@@ -111,10 +113,10 @@ def _end_to_end(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: 
         effort = replace(effort, budget=arguments.limit_seconds)
     lab = end_to_end.Lab(effort, say, out=_samples(arguments, "e1"))
     if held := lab.resume(arguments.again):
-        say(f"{held} models were measured before: {lab.out}")
+        say(f"found {counted(held, 'model')} measured before: {lab.out}")
     tables["e1"] = lambda _: end_to_end.sheets(lab.shown, lab.failures)
     lab.done = lambda: _so_far(arguments, "e1", tables)
-    return Work(lab.run, lambda: f"{len(lab.results)} models")
+    return Work(lab.run, lambda: counted(len(lab.results), "model"))
 
 
 def _operators(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: dict[str, Experiment]) -> Work | None:
@@ -131,14 +133,14 @@ def _operators(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: d
         effort = replace(effort, search=arguments.limit_seconds)
     lab = operator_cases.Lab(effort, say, out=_samples(arguments, "e2-e3"))
     if held := lab.resume(arguments.again):
-        say(f"{held} operators were measured before: {lab.out}")
+        say(f"found {counted(held, 'operator')} measured before: {lab.out}")
     made: dict[str, Experiment] = {
         "e2": lambda _: (operator_tables.table3(lab.shown.values(), lab.failures),),
         "e3": lambda _: (operator_tables.fig16(lab.shown.values(), lab.failures, effort.present),),
     }
     tables |= {name: made[name] for name in mine}
     lab.done = lambda: _so_far(arguments, mine[0], tables)
-    return Work(lab.run, lambda: f"{len(lab.results)} operators")
+    return Work(lab.run, lambda: counted(len(lab.results), "operator"))
 
 
 def _samples(arguments: argparse.Namespace, name: str) -> Path | None:

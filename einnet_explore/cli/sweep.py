@@ -11,6 +11,7 @@ from einnet_explore.cli.output import STDOUT, say, seconds, table, writable, wri
 from einnet_explore.executors import executor, submitted
 from einnet_explore.explore.many import check, search_one
 from einnet_explore.ir import Program
+from einnet_explore.printable import counted
 from einnet_explore.text import load_text
 
 Report = dict[str, Any]
@@ -31,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         with executor(arguments.jobs, arguments.cluster) as where:
             _search(arguments, programs, where, reports, failures)
     except KeyboardInterrupt:
-        say(f"interrupted: {len(reports)} of {len(programs)} searches were done")
+        say(f"interrupted: {len(reports)} of {counted(len(programs), 'search', 'searches')} done")
         interrupted = True
     done = [reports[case] for case in programs if case in reports]
     if arguments.json and (done or not failures):

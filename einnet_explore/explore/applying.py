@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from einnet_explore.explore.refusals import Refusal, Refusals, incomplete, why_refused
 from einnet_explore.explore.tables import Matches
 from einnet_explore.explore.walk import Walk
 from einnet_explore.ir import Path, Program, read_path, show_path
+from einnet_explore.printable import counted
 from einnet_explore.rules import Match, Refused, Rule
 from einnet_explore.rules.base import places
 
@@ -46,7 +47,7 @@ class Applying(Walk):
         """Why *rule* has no legal match at *at*, with the numbers that failed; says so where it has one."""
         known, path = self.rule(rule), self.path(at)
         ways = sum(1 for _ in known.matches(self.program, path))
-        return f"{rule} applies, in {ways} ways" if ways else why_refused(known, self.program, path)
+        return f"{rule} applies, in {counted(ways, 'way')}" if ways else why_refused(known, self.program, path)
 
     def path(self, at: str | Path) -> Path:
         """*at* as a path here; raises ValueError or LookupError where there is no such scope."""
@@ -60,10 +61,13 @@ class Applying(Walk):
         Where parameters are left out, the rule must have exactly one legal match at *at* with those that are given.
         """
         with self._lock:
-            match = rule if isinstance(rule, Match) else self._match(self.rule(rule), self.path(at), params)
-            return self._step(match)
+            return self._step(rule if isinstance(rule, Match) else self.match(rule, at, params))
 
-    def _match(self, rule: Rule[Any], at: Path, params: dict[str, Any]) -> Match[Any]:
+    def match(self, rule: str, at: str | Path, params: Mapping[str, Any]) -> Match[Any]:
+        """What ``apply`` would apply, whatever the rule calls its parameters; raises ``Refused``."""
+        return self._match(self.rule(rule), self.path(at), params)
+
+    def _match(self, rule: Rule[Any], at: Path, params: Mapping[str, Any]) -> Match[Any]:
         where = f"{rule.name} at {show_path(at)}"
         if params:
             try:
@@ -77,7 +81,7 @@ class Applying(Walk):
         chosen = [m for m in legal if params.items() <= rule.encode(m.params).items()]
         if len(chosen) != 1:
             some = "; ".join(str(rule.encode(m.params)) for m in (chosen or legal)[:4])
-            with_these = f" with {params}" if params else ""
+            with_these = f" with {dict(params)}" if params else ""
             raise Refused(f"{where} has {len(chosen)} legal matches{with_these}, give parameters: {some}")
         return chosen[0]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from einnet_explore.explore.figure import Figure
 from einnet_explore.explore.plots import COLOURS
 from einnet_explore.explore.sheet import Sheet
+from einnet_explore.printable import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -116,7 +117,7 @@ def _end_to_end(rows: Sequence[Mapping[str, Any]]) -> Iterable[Panel]:
         here = [r for r in rows if (r["batch"], r["threads"]) == (batch, threads)]
         series = {"ours": [1.0] * len(here)} | {e: [r[f"{e}_times_ours"] for r in here] for e in engines}
         above = tuple(f"{r['speedup']:.2f}×" if r["speedup"] else "" for r in here)
-        title = f"batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
+        title = f"batch {batch}, {counted(threads, 'thread')}"
         groups = tuple(r["model"] for r in here)
         kept = {e: values for e, values in series.items() if any(v is not None for v in values)}
         yield Panel(title, groups, kept, above, "time relative to ours", CUT, 1.0)

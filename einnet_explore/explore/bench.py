@@ -10,6 +10,7 @@ from einnet_explore.explore.bench_devices import check
 from einnet_explore.explore.benched import TOGETHER, Benched, arrays
 from einnet_explore.explore.roofline import Roof, cpu_roof, program_work, working_set
 from einnet_explore.ir import Program
+from einnet_explore.printable import counted
 
 if TYPE_CHECKING:
     from einnet_explore.backends.program import CompiledProgram
@@ -75,7 +76,7 @@ def _on_cpu(programs: Mapping[str, Program], rounds: int, threads: int, seed: in
         timings = compare({n: c.execute for n, c in compiled.items()}, rounds=some, min_seconds=0.0)
         samples = {name: (*samples[name], *timings[name].samples) for name in compiled}
         done += some
-        yield replace(known, rounds=done, samples=samples, roofs=roofs, stage=f"{done} of {rounds} rounds")
+        yield replace(known, rounds=done, samples=samples, roofs=roofs, stage=f"{done} of {counted(rounds, 'round')}")
 
 
 def _recorded(programs: Mapping[str, Program], device: str) -> Iterable[Benched]:

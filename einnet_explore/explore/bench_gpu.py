@@ -8,6 +8,7 @@ from typing import Any
 
 from einnet_explore.explore.benched import TOGETHER, Benched, arrays
 from einnet_explore.ir import Program
+from einnet_explore.printable import counted
 
 
 def on_gpu(programs: Mapping[str, Program], rounds: int, seed: int) -> Iterable[Benched]:
@@ -54,6 +55,5 @@ def on_gpu(programs: Mapping[str, Program], rounds: int, seed: int) -> Iterable[
         times = cupy.timed(calls, rounds=some)
         samples = {name: (*samples[name], *times[name]) for name in calls}
         done += some
-        yield replace(
-            known, rounds=done, samples=samples, errors=errors, failures=failures, stage=f"{done} of {rounds} rounds"
-        )
+        stage = f"{done} of {counted(rounds, 'round')}"
+        yield replace(known, rounds=done, samples=samples, errors=errors, failures=failures, stage=stage)

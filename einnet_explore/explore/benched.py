@@ -15,6 +15,7 @@ from einnet_explore.explore.sheet import Sheet
 from einnet_explore.explore.svg import width_of
 from einnet_explore.explore.tables import Table, seconds
 from einnet_explore.ir import Program
+from einnet_explore.printable import counted
 
 TOGETHER = 3
 """Rounds between two looks at the results."""
@@ -69,8 +70,8 @@ class Benched:
     @property
     def caption(self) -> str:
         """How and where it was measured."""
-        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        how = "as recorded, not run here" if self.hows else f"{self.rounds} interleaved rounds, {threads}"
+        threads = counted(self.threads, "thread")
+        how = "as recorded, not run here" if self.hows else f"{counted(self.rounds, 'interleaved round')}, {threads}"
         return ", ".join(filter(None, (how, self.device, self.library)))
 
     def sheet(self) -> Sheet:

@@ -16,6 +16,7 @@ from einnet_explore.explore.sheet import Cell, Sheet
 from einnet_explore.graph.bench.engines import COMPILED, EXPORTED, ORT, OURS, TORCH
 from einnet_explore.graph.bench.paired import benchmark
 from einnet_explore.graph.models import MODELS, PARTS, write
+from einnet_explore.printable import counted
 
 ENGINES = (OURS, EXPORTED, ORT, TORCH, COMPILED)
 """In the order of the tables and of the figure."""
@@ -102,7 +103,7 @@ class Lab(Resumed[Effort, Unit, Mapping[str, Any]]):
             )
 
     def called(self, key: Unit) -> str:
-        return f"{key.model}, batch {key.batch}, {key.threads} threads"
+        return f"{key.model}, batch {key.batch}, {counted(key.threads, 'thread')}"
 
     def place(self, key: Unit) -> tuple[int, int, int, float]:
         """Small batches and few threads first, models in their order, the published size last."""
@@ -172,7 +173,7 @@ def _note(results: Mapping[Unit, Mapping[str, Any]], failures: Mapping[Unit, str
         said += _means({name: speedup for name, speedup in here.items() if speedup}, batch, threads)
     said += busy([result.get("load", 0.0) for result in results.values()])
     said += [
-        f"{unit.model} at batch {unit.batch}, {unit.threads} threads was not measured: {why}."
+        f"{unit.model} at batch {unit.batch}, {counted(unit.threads, 'thread')} was not measured: {why}."
         for unit, why in failures.items()
     ]
     return " ".join(said)
@@ -182,7 +183,7 @@ def _means(speedups: Mapping[str, float], batch: int, threads: int) -> Iterable[
     """Of the models as wholes, and which of them; parts of models are not among them."""
     whole = [speedups[model.name] for model in MODELS if model.name in speedups]
     missing = [model.name for model in MODELS if model.name not in speedups]
-    where = f"at batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
+    where = f"at batch {batch}, {counted(threads, 'thread')}"
     if whole:
         of = f"{len(whole)} of the {len(MODELS)} models" if missing else f"the {len(MODELS)} models"
         without = f" (without {', '.join(missing)})" if missing else ""

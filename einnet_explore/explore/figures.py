@@ -16,6 +16,7 @@ from einnet_explore.explore.layered import layered
 from einnet_explore.explore.picture import Box, Look, Oval, Picture, Point, Shape, Way, Words
 from einnet_explore.explore.svg import legal, width_of
 from einnet_explore.ir import Program
+from einnet_explore.printable import counted
 from einnet_explore.render.graph import Graph, dot_of, graph
 from einnet_explore.search.events import State
 
@@ -23,7 +24,8 @@ LARGEST = 60
 """Nodes up to which Graphviz is asked: beyond, with tensors that many nodes read, it may take minutes."""
 
 ON, OFF, FOUND = "#c0392b", "#2e6da4", "#e0a526"
-WIDTH, ROW = 900.0, 60.0
+WIDTH, ROW = 840.0, 60.0
+"""Of a tree: JupyterLab shows pictures as they are, and beside its files a page of 1280 pixels has 860 for them."""
 
 
 def graph_figure(program: Program, title: str = "") -> Figure:
@@ -91,9 +93,9 @@ def tree_figure(states: Sequence[State], to: int | None = None, limit: int = 240
         )
         for s in shown
     ]
-    some = f"{len(shown)} of {len(states)}" if len(shown) < len(states) else str(len(states))
+    some = f"{len(shown)} of " if len(shown) < len(states) else ""
     way = "" if to is None else f"; the way to state {to} is thick"
-    return draw_tree(nodes, to, f"{some} states; squares are candidates{way}")
+    return draw_tree(nodes, to, f"{some}{counted(len(states), 'state')}; squares are candidates{way}")
 
 
 def draw_tree(nodes: Sequence[TreeNode], chosen: int | None, caption: str) -> Figure:

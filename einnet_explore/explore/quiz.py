@@ -22,6 +22,7 @@ from einnet_explore.explore.tables import Table, said
 from einnet_explore.explore.views import CHANGED, Formula, mathtext_lines
 from einnet_explore.ir import Program, scopes, show_path
 from einnet_explore.operators import OPERATORS
+from einnet_explore.printable import GREEN, RED, counted, tinted
 from einnet_explore.render import latex, text
 from einnet_explore.rules import INTER_RULES, RULES, Derivation, Match, Rule, Step
 from einnet_explore.search.instantiation import matching_rule
@@ -90,8 +91,8 @@ class Answer:
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         sign = {"right": "✓ right", "wrong": "✗ wrong", "shown": "→ shown"}[self.verdict]
-        colour = {"right": "#1b7a3d", "wrong": "#b00020", "shown": "#555555"}[self.verdict]
-        return {"text/html": f"<b style='color:{colour}'>{sign}</b>: {escape(self.why)}", "text/plain": repr(self)}
+        colour = {"right": tinted(GREEN), "wrong": tinted(RED), "shown": ""}[self.verdict]
+        return {"text/html": f"<b style='{colour}'>{sign}</b>: {escape(self.why)}", "text/plain": repr(self)}
 
 
 class Quiz:
@@ -124,7 +125,8 @@ class Quiz:
     @property
     def _step(self) -> Step:
         if self.over:
-            raise ValueError(f"all {len(self.steps)} steps are guessed")
+            n = len(self.steps)
+            raise ValueError("the only step is guessed" if n == 1 else f"all {n} steps are guessed")
         return self.steps[self.number - 1]
 
     def question(self) -> Question:
@@ -185,7 +187,8 @@ class Quiz:
         return Table(("step", "guesses", "hints"), tuple(rows), caption)
 
     def __repr__(self) -> str:
-        return f"<Quiz: {self.number - 1} of {len(self.steps)} steps guessed, {len(self.answers)} guesses>"
+        steps, guesses = counted(len(self.steps), "step"), counted(len(self.answers), "guess", "guesses")
+        return f"<Quiz: {self.number - 1} of {steps} guessed, {guesses}>"
 
 
 def _judged(step: Step, rule: Rule[Any]) -> tuple[bool, str]:
@@ -203,7 +206,7 @@ def _judged(step: Step, rule: Rule[Any]) -> tuple[bool, str]:
         return True, f"{_reason(step, same)} (the derivation has it as {step.match.rule.name})"
     first, after = made[0]
     with_these = f" ({said(first)})" if said(first) else ""
-    count = f"in {'more than ' if len(ways) == TRIED else ''}{len(ways)} way{'s' if len(ways) > 1 else ''}"
+    count = f"in {'more than ' if len(ways) == TRIED else ''}{counted(len(ways), 'way')}"
     known = set(_lines(step.before))
     instead = [line for line in _lines(after) if line not in known]
     return False, (
@@ -227,7 +230,7 @@ def _sizes(program: Program) -> dict[str, int]:
     held = [scope for equation in program.equations for _, scope in scopes(equation.scope)]
     return {
         "equations": len(program.equations),
-        "of them run by somebody": sum(equation.via is not None for equation in program.equations),
+        "equations with a chosen operator": sum(equation.via is not None for equation in program.equations),
         "scopes": len(held),
         "summations": sum(len(scope.summations) for scope in held),
         "bounds of domains": sum(len(scope.domain) for scope in held),

@@ -15,6 +15,7 @@ from einnet_explore.explore.running import Running
 from einnet_explore.explore.tables import Table
 from einnet_explore.explore.views import Steps
 from einnet_explore.ir import Program
+from einnet_explore.printable import counted
 from einnet_explore.rules import FEWER_PRODUCTS, Derivation
 from einnet_explore.search.candidate import Candidate, verdict
 from einnet_explore.search.options import Cost
@@ -146,15 +147,15 @@ class Run(Running):
         """The *limit* cheapest candidates by estimate, each with its certificate."""
         ordered = sorted(self.candidates, key=lambda c: c.rank)
         states = self.search.states
-        how = "complete" if self.search.complete else "not exhausted"
         caption = (
-            f"{min(limit, len(ordered))} of {len(ordered)} candidates; {len(states)} states, "
-            f"{self.search.pruned} pruned, {how}, {self.seconds:.2f} s"
+            f"{min(limit, len(ordered))} of {counted(len(ordered), 'candidate')}; {counted(len(states), 'state')}, "
+            f"{self.search.pruned} pruned, {whys.how_ended(self.search)}, {self.seconds:.2f} s"
         )
         return tables.candidates(((c, verdict(self.certificates(c.derivation))) for c in ordered[:limit]), caption)
 
     def __repr__(self) -> str:
-        return f"<Run: {len(self.candidates)} candidates, {len(self.search.states)} states, {self.seconds:.2f} s>"
+        candidates, states = counted(len(self.candidates), "candidate"), counted(len(self.search.states), "state")
+        return f"<Run: {candidates}, {states}, {self.seconds:.2f} s>"
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return self.table()._repr_mimebundle_()

@@ -48,6 +48,11 @@ class Running:
         names = [target] if isinstance(target, str) else list(target)
         targets = find_operators(names, operators)
         self.target = tuple(o.name for o in targets) if names else ()
+        # Negated, as a limit that is no number is neither more nor less than 0, and would never be reached.
+        if limit is not None and not limit >= 0:
+            raise ValueError(f"limit {limit}: expected 0 or more seconds, or None for no limit")
+        if states is not None and states < 1:
+            raise ValueError(f"states {states}: expected 1 or more, or None for no limit")
         self.search = Search(start, cost, replace(options or Options(), targets=targets))
         self.limit = limit
         self.most = states

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from keyword import iskeyword
 from typing import Any
 
 from einnet_explore.checker.record import RecordError
@@ -16,6 +17,9 @@ from einnet_explore.rules.base import NO_STEP
 from einnet_explore.text import parse
 
 MATCHING = "operator_matching"
+
+TAKEN = frozenset(("self", "rule", "at"))
+"""What ``Session.apply`` itself is given by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,13 @@ def place(value: object) -> tuple[str, str]:
 
 def _apply(match: Match[Any]) -> str:
     done = match.to_json()
-    params = "".join(f", {k}={v!r}" for k, v in done["params"].items() if v is not None)
+    given = {k: v for k, v in done["params"].items() if v is not None}
+    # Rules of one's own call their parameters as they like, also what Python has other uses for.
+    words = "".join(f", {k}={v!r}" for k, v in given.items() if k.isidentifier() and not iskeyword(k))
+    others = {k: v for k, v in given.items() if not k.isidentifier() or iskeyword(k)}
+    params = f"{words}, **{others!r}" if others else words
+    if TAKEN & given.keys():
+        return f"session.apply(session.match({done['rule']!r}, {match.at!r}, {given!r}))"
     return f"session.apply({done['rule']!r}, at={done['at']!r}{params})"
 
 

@@ -26,6 +26,7 @@ from einnet_explore.explore.tables import Table
 from einnet_explore.explore.views import Formula
 from einnet_explore.ir import Path, Program, show_path
 from einnet_explore.operators import OPERATORS, Operator, find_operators
+from einnet_explore.printable import counted
 from einnet_explore.rules import ALL_RULES, INTER_RULES, RULES, Derivation, Rule
 from einnet_explore.search.instantiation import matching_rule
 from einnet_explore.search.options import Options
@@ -176,7 +177,7 @@ class Session(Applying):
             last = derivation.steps[-1].match if derivation.steps else None
             label = f"{n}: {last.rule.name} at {show_path(last.at)}" if last else "0: start"
             nodes.append(TreeNode(n, parent, label, f"node {label}"))
-        return draw_tree(nodes, self.here, f"{len(nodes)} nodes; the way to here is thick")
+        return draw_tree(nodes, self.here, f"{counted(len(nodes), 'node')}; the way to here is thick")
 
     def formula(self) -> Formula:
         """The expression here; what the last step changed is coloured."""
@@ -185,7 +186,8 @@ class Session(Applying):
         return Formula(self.program, f"E_{{{len(steps)}}}", marks)
 
     def __repr__(self) -> str:
-        return f"<Session at node {self.here} of {len(self.nodes)}, {len(self.derivation.steps)} steps from the start>"
+        steps = counted(len(self.derivation.steps), "step")
+        return f"<Session at node {self.here} of {len(self.nodes)}, {steps} from the start>"
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return self.formula()._repr_mimebundle_()

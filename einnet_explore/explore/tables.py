@@ -77,7 +77,8 @@ def said(match: Match[Any]) -> str:
         case {"phi": dict(phi)}:
             new = [f"{name} = {index}" for name, index in phi.items() if name != index]
             return ", ".join(new) or "order " + ", ".join(phi)
-    return ", ".join(f"{k} = {_value(v)}" for k, v in params.items())
+    # Not the comma that stands between what one parameter holds: ``iterator = h; cuts = 2, 4``.
+    return "; ".join(f"{k} = {_value(v)}" for k, v in params.items())
 
 
 def _value(value: object) -> str:

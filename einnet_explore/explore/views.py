@@ -12,7 +12,7 @@ from einnet_explore.explore.figure import Figure
 from einnet_explore.explore.figures import graph_figure
 from einnet_explore.explore.formula import formula_figure
 from einnet_explore.explore.tables import history
-from einnet_explore.ir import Path, Program, Scope, program, show_path
+from einnet_explore.ir import Path, Program, Scope, show_path
 from einnet_explore.render import align, latex, notation, text
 from einnet_explore.rules import Derivation
 from einnet_explore.search.candidate import Candidate
@@ -28,7 +28,7 @@ CHANGED = "teal"
 class Formula:
     """An expression as a notebook shows it; *title* stands in front of it."""
 
-    program: Program
+    program: Program | Scope
     title: str = ""
     marks: tuple[Path, ...] = ()
 
@@ -112,13 +112,16 @@ class Steps:
 
 
 def show(it: Program | Scope | Candidate | Derivation) -> Formula | Steps:
-    """*it* as a notebook shows it: an expression in LaTeX, or all the steps of a derivation."""
+    """*it* as a notebook shows it: an expression in LaTeX, or all the steps of a derivation.
+
+    A scope has no name, and is given none: it stands there as it would inside an expression.
+    """
     match it:
         case Derivation():
             return Steps(it)
         case Candidate():
             return Formula(it.program)
         case Scope():
-            return Formula(program(it))
+            return Formula(it)
         case Program():
             return Formula(it)

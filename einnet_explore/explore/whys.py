@@ -8,6 +8,7 @@ from einnet_explore.algebra.keys import program_key
 from einnet_explore.explore.refusals import why_refused
 from einnet_explore.ir import read_path, show_path
 from einnet_explore.operators import OPERATORS
+from einnet_explore.printable import counted
 from einnet_explore.rules import Derivation
 from einnet_explore.search.engine import WORTH, Search
 from einnet_explore.search.events import Pruned, Refused
@@ -30,14 +31,15 @@ def why_not(search: Search, derivation: Derivation) -> str:
         return f"it was followed: its end is state {end.id}"
     n, state = next((n, s) for n, s in reversed(list(enumerate(reached))) if s is not None)
     match = derivation.steps[n].match
-    here = f"after {n} of {len(derivation.steps)} steps it is state {state.id}"
+    here = f"after {n} of {counted(len(derivation.steps), 'step')} it is state {state.id}"
     move = f"{match.rule.name} at {show_path(match.at)}"
     if match.rule.name not in {r.name for r in (*options.rules, matching_rule(options.targets))}:
         return f"{here}; the search does not use {match.rule.name}"
     if state.phase == "converging":
         return f"{here}, which is finished: nothing follows {move}"
     if state.depth >= options.max_depth:
-        return f"{here}, {state.depth} choices from the start, so {move} goes beyond depth {options.max_depth}"
+        far = counted(state.depth, "choice")
+        return f"{here}, {far} from the start, so {move} goes beyond depth {options.max_depth}"
     if not search.complete:
         return f"{here}; the search ended before {move} was followed to its end"
     return f"{here}; {options.strategy} leaves out what follows {move} (docs/decisions/0004)"
@@ -55,7 +57,16 @@ def why_refused_at(search: Search, name: str, state: int, at: str) -> str:
     if name not in known:
         raise LookupError(f"no rule or operator is called {name!r}: there are {', '.join(known)}")
     ways = sum(1 for _ in known[name].matches(program, path))
-    return f"{name} applies, in {ways} ways" if ways else why_refused(known[name], program, path)
+    return f"{name} applies, in {counted(ways, 'way')}" if ways else why_refused(known[name], program, path)
+
+
+def how_ended(search: Search) -> str:
+    """How *search* ended, in a few words: nothing is left, nothing got cheaper, or it has not come to its end."""
+    if search.complete:
+        return "complete"
+    if search.ended:
+        return f"ended: nothing cheaper in {counted(search.options.patience, 'level')}"
+    return "not exhausted"
 
 
 def why_unexpanded(search: Search, state: int) -> str | None:
@@ -63,15 +74,15 @@ def why_unexpanded(search: Search, state: int) -> str | None:
     at, options = search.states[state], search.options
     if state in search.expanded or at.phase == "converging":
         return None
-    far = "" if at.distance is None else f", {at.distance} iterators from the nearest target"
-    here = f"it is {at.depth} choices from the start{far}"
+    far = "" if at.distance is None else f", {counted(at.distance, 'iterator')} from the nearest target"
+    here = f"it is {counted(at.depth, 'choice')} from the start{far}"
     if at.depth >= options.max_depth:
         return f"{here}: the search goes to depth {options.max_depth}"
     if not search.ended:
         return f"{here}: the search has not come to it"
     return (
-        f"{here}: the search ended before, since in {options.patience} "
-        f"levels nothing got cheaper than {search.cheapest(at.depth):.3g} s by {WORTH:.0%}"
+        f"{here}: the search ended before, since in {counted(options.patience, 'level')} "
+        f"nothing got cheaper than {search.cheapest(at.depth):.3g} s by {WORTH:.0%}"
     )
 
 

@@ -29,6 +29,7 @@ from einnet_explore.family.statement import statement
 from einnet_explore.family.verdicts import Proof, least, verdict
 from einnet_explore.ir import Program
 from einnet_explore.operators.canonical import canonical_matches
+from einnet_explore.printable import counted
 from einnet_explore.rules import Derivation
 from einnet_explore.search.options import Options
 from einnet_explore.text.parametric import Template
@@ -193,7 +194,7 @@ class Derived:
         return display.align(self.schemas, [step.rule for step in self.steps])
 
     def __repr__(self) -> str:
-        return f"<Derived in {len(self.steps)} steps, {self.proof}>"
+        return f"<Derived in {counted(len(self.steps), 'step')}, {self.proof}>"
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return {"text/latex": f"$\\displaystyle {self.latex()}$", "text/plain": self.text()}

@@ -21,6 +21,7 @@ from einnet_explore.graph.outputs import AGREEMENT, Arrays, largest_error
 from einnet_explore.graph.post.chaining import chained
 from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.ir import Program
+from einnet_explore.printable import counted
 from einnet_explore.room import ROOM
 from einnet_explore.rules import Derivation
 from einnet_explore.search.options import Cost
@@ -152,9 +153,8 @@ class Contest:
         promising = finalists(ranked, self.settings.finalists, SLACK * before)
         if not promising:
             least = f"{ranked[0].seconds * 1e6:.0f} µs" if ranked else "no candidate"
-            why = (
-                f"the cheapest of {len(ranked)} candidates: estimated {least}, the original takes {before * 1e6:.0f} µs"
-            )
+            found = counted(len(ranked), "candidate")
+            why = f"the cheapest of {found}: estimated {least}, the original takes {before * 1e6:.0f} µs"
             return Outcome(before, before, None, perf_counter() - began, states, why)
         if (lacks := ROOM.lacks(working_set(self.program), "the original")) is not None:
             return Outcome(before, before, None, perf_counter() - began, states, lacks)

@@ -29,7 +29,7 @@ from einnet_explore.graph.split import Skipped
 from einnet_explore.graph.whole import least_gain
 from einnet_explore.graph.writing.export import Replacement, rewrite_model
 from einnet_explore.ir import Program
-from einnet_explore.printable import printable
+from einnet_explore.printable import counted, printable
 from einnet_explore.rules import Derivation
 from einnet_explore.storage import write_atomically
 
@@ -175,9 +175,8 @@ class Optimised:
             before = part.outcome.seconds_before
             after = part.outcome.seconds_after if part.kept else before
             said = part.to_json()
-            now = " + ".join(
-                [*(o["name"] for o in said["operators"]), *([f"{said['eoperators']} eOperators"] if part.kept else [])]
-            )
+            rest = [counted(said["eoperators"], "eOperator")] if part.kept else []
+            now = " + ".join([*(o["name"] for o in said["operators"]), *rest])
             names = ", ".join(map(_shown, part.nodes[:2])) + (f", … ({len(part.nodes)})" if len(part.nodes) > 2 else "")
             cells = [names, f"{before * 1e6:.0f} µs", f"{after * 1e6:.0f} µs", f"{before / after:.2f}" if after else ""]
             rows.append([*cells, now or f"original ({part.why})", part.certificate, str(part.numerics or "")])
@@ -187,7 +186,8 @@ class Optimised:
         """One sentence: what was gained and how well it agrees."""
         kept = sum(part.kept for part in self.parts)
         return (
-            f"{kept} of {len(self.parts)} subprograms replaced; {self.timings['before'].median * 1e3:.3f} ms before, "
+            f"{kept} of {counted(len(self.parts), 'subprogram')} replaced; "
+            f"{self.timings['before'].median * 1e3:.3f} ms before, "
             f"{self.timings['after'].median * 1e3:.3f} ms after ({self.speedup:.2f}x); "
             f"largest error {self.errors[1]:.1e} of the largest output{self._rounding()}"
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from einnet_explore.ir import Access, Path, Program, Scope, accesses, scopes, show_path
+from einnet_explore.printable import counted
 
 A = ParamSpec("A")
 P = TypeVar("P")
@@ -77,8 +78,8 @@ class Rule(Generic[P]):
         for params in self.propose(program, at):
             yield Match(self, at, params)
 
-    def match(self, program: Program, at: Path, **params: Any) -> Match[P]:
-        """The match that a user asks for by writing parameters in their JSON form."""
+    def match(self, program: Program, at: Path, /, **params: Any) -> Match[P]:
+        """The match that a user asks for by writing parameters, whatever they are called, in their JSON form."""
         return Match(self, at, self.decode(program, at, params))
 
     def __repr__(self) -> str:
@@ -135,7 +136,7 @@ class Derivation:
         return Derivation(self.start, (*self.steps, match.apply(self.end)))
 
     def __repr__(self) -> str:
-        return f"<Derivation of {len(self.steps)} steps: {', '.join(s.match.rule.name for s in self.steps)}>"
+        return f"<Derivation of {counted(len(self.steps), 'step')}: {', '.join(s.match.rule.name for s in self.steps)}>"
 
 
 def access_of(scope: Scope, number: int) -> Access:

@@ -8,6 +8,7 @@ from typing import Any
 from einnet_explore.algebra.certificate import Certificate
 from einnet_explore.algebra.equations import weight_only
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program
+from einnet_explore.printable import counted
 from einnet_explore.rules import Derivation
 
 
@@ -55,8 +56,9 @@ class Candidate:
         }
 
     def __repr__(self) -> str:
-        calls = " + ".join([*(str(e.via) for e in self.operators), f"{self.eoperators} eOperators"])
-        return f"<Candidate {self.state}: {calls}, {len(self.derivation.steps)} steps, {self.seconds * 1e6:.1f} µs>"
+        calls = " + ".join([*(str(e.via) for e in self.operators), counted(self.eoperators, "eOperator")])
+        steps = counted(len(self.derivation.steps), "step")
+        return f"<Candidate {self.state}: {calls}, {steps}, {self.seconds * 1e6:.1f} µs>"
 
 
 def verdict(certificates: tuple[Certificate, ...]) -> str:

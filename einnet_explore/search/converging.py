@@ -47,6 +47,11 @@ class Converging:
         yield from self._finish(state, (), state.program)
         if self.options.converging or state.distance == 0:
             yield from self._matched(state, (), state.program, range(len(state.program.equations)))
+            if state.id == 0 and self.options.strategy == "best_first":
+                # What follows a choice is tidy, but the start need not be, say after steps by hand.
+                tidy, program = clean(state.program, rules=self.options.rules)
+                if tidy:
+                    yield from self._matched(state, tidy, program, range(len(program.equations)))
 
     def bound(self, program: Program) -> float:
         """What every candidate derived from *program* costs at least."""

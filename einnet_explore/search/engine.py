@@ -27,7 +27,7 @@ from einnet_explore.ir import Program
 from einnet_explore.rules import RULES, Match
 from einnet_explore.rules.base import places
 from einnet_explore.search.bounds import Least
-from einnet_explore.search.cleanup import Moves
+from einnet_explore.search.cleanup import Moves, clean
 from einnet_explore.search.converging import Converging
 from einnet_explore.search.events import Level, Pruned, Reached, SearchEvent, State
 from einnet_explore.search.instantiation import nearest
@@ -66,7 +66,8 @@ class Search(States):
     _ahead: dict[int, State] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        given = frozenset(s for at, s in places(self.start) if len(at) > 1)
+        tidy = clean(self.start, rules=self.options.rules)[1]
+        given = frozenset(s for program in (self.start, tidy) for at, s in places(program) if len(at) > 1)
         self._allowed = Allowed(self.options.rules, self.options.fixed, given)
         self._converging = Converging(self, self.cost, self.options, self._allowed, self.least)
 

@@ -33,6 +33,7 @@ from einnet_explore.ir import (
     mul,
 )
 from einnet_explore.operators import Layout, Operator, OperatorMatch, Unmatched, distance, fit, match, own_iterators
+from einnet_explore.printable import counted
 from einnet_explore.rules.base import Refused, Rule, places
 
 LAW = r"L_{\vec x} \textstyle\sum_{\vec y} f(T[\tau(\vec x, \vec y)]) \mapsto \{L_{\vec x}\, op(T')[\Phi(\vec x)]\}"
@@ -129,7 +130,8 @@ def _why_unmatched(scope: Scope, operators: tuple[Operator, ...]) -> str:
     try:
         match(scope, nearest_one)
     except Unmatched as reason:
-        return f"{str(min(far)[0]) + ' iterators from ' + nearest_one.name + ': ' if far else ''}{reason}"
+        away = f"the nearest is {nearest_one.name}, {counted(min(far)[0], 'iterator')} away: " if far else ""
+        return f"{away}{reason}"
     return f"{nearest_one.name} matches"
 
 

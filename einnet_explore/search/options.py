@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from operator import index
+from typing import Any, SupportsIndex, TypeAlias
 
 from einnet_explore.ir import Program
 from einnet_explore.operators import OPERATORS, Operator
@@ -42,7 +43,12 @@ class Options:
             raise ValueError(f"rules: found {strange[0]!r}, expected rules themselves, such as those of ee.RULES")
         if self.strategy not in STRATEGIES:
             raise ValueError(f"strategy {self.strategy!r}: expected one of {', '.join(STRATEGIES)}")
-        if self.ahead < 0:
-            raise ValueError(f"ahead {self.ahead}: expected 0 or more")
-        if self.max_depth < 0:
-            raise ValueError(f"max depth {self.max_depth}: expected 0 or more")
+        for name in ("max_depth", "patience", "ahead"):
+            object.__setattr__(self, name, _whole(name.replace("_", " "), getattr(self, name)))
+
+
+def _whole(name: str, value: object) -> int:
+    """*value* as a whole number from 0 (also one of NumPy's); raises ValueError for anything else."""
+    if not isinstance(value, SupportsIndex) or index(value) < 0:
+        raise ValueError(f"{name} {value}: expected 0 or more, a whole number")
+    return index(value)

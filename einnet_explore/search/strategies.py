@@ -10,7 +10,8 @@ r"""What counts as one move: every legal match (``paper``), or a choice and the 
 * a scope that only sums up or re-indexes a nested scope is left alone, and what it sums up is not split again;
 * taps are taken in groups only for the bilinear algorithm that then does the fewest products;
 * a window that moves beyond its data comes with the substitution that makes each of its phases a filter, never alone;
-* a nested scope that sums is merged only if the start program has it: others were made by a split or a substitution.
+* a nested scope that sums is merged only if the start program has it, as given or tidied up: others were
+  made by a split or a substitution.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class Desk(Board):
 
     def _apply(self, _: Face, asked: Shown) -> None:
         params = {name: value for name, value in asked["params"].items() if value is not None}
-        self.session.apply(asked["rule"], at=asked["at"], **params)
+        self.session.apply(self.session.match(asked["rule"], asked["at"], params))
 
     def _undo(self, _: Face, __: Shown) -> None:
         self.session.undo()

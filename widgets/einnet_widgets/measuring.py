@@ -10,6 +10,7 @@ from einnet_explore.explore.bench import bench
 from einnet_explore.explore.bench_devices import ALWAYS, Choice, devices, note
 from einnet_explore.explore.benched import Benched
 from einnet_explore.ir import Program
+from einnet_explore.printable import counted
 from einnet_widgets.board import Board
 from einnet_widgets.look import Shown, library_calls
 from einnet_widgets.searching import Searching
@@ -143,7 +144,7 @@ class Measuring:
                 self.result, self.says = result, result.stage
                 self.desk.refresh("bench")
                 if self._stopped.is_set():
-                    self.says = f"stopped after {result.rounds} of {self.rounds} rounds"
+                    self.says = f"stopped after {result.rounds} of {counted(self.rounds, 'round')}"
                     break
         except Exception as error:
             self.desk.complain(error)

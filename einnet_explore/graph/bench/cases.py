@@ -17,6 +17,7 @@ from einnet_explore.graph.judging import judged
 from einnet_explore.graph.means import Means
 from einnet_explore.graph.outputs import Arrays
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
+from einnet_explore.printable import counted
 
 
 def random_inputs_of(program: Program) -> Arrays:
@@ -47,7 +48,7 @@ def kept(
         return None
     winner = part.derivation
     compiled = compile_measured(winner.end, settings.threads, constants, store)
-    return compiled, f"{called(winner.end)} ({len(winner.steps)} steps, {part.certificate}); {part.numerics}"
+    return compiled, f"{called(winner.end)} ({counted(len(winner.steps), 'step')}, {part.certificate}); {part.numerics}"
 
 
 def generated(program: Program) -> Program:

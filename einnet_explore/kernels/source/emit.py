@@ -7,9 +7,10 @@ that; its threads are loops too, see ``fission``.  Names are spelt anew: nothing
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from einnet_explore.kernels.source.arrays import Array
+from einnet_explore.kernels.source.calls import Call
 from einnet_explore.kernels.source.check import check
 from einnet_explore.kernels.source.dialects import (
     ASYNCHRONOUS,
@@ -193,14 +194,34 @@ class _Printer(Memory):
             lost = self.dialect is OPENCL and any(isinstance(inner, If) for inner in each(s.body))
             if trips <= _MOST_UNROLLED and not lost:
                 yield f"#pragma GCC unroll {trips}" if self.dialect is C else "#pragma unroll"
+        extrema: dict[str, str] = {}
         if s.simd and self.dialect is C:
-            joined = [f"reduction({op}:{', '.join(map(self.names.of, names))})" for op, names in sums(s).items()]
+            found = sums(s)
+            joined = [f"reduction({op}:{', '.join(map(self.names.of, names))})" for op, names in found.items()]
+            extrema = {v: self.names.of(f"odd_{v}") for op in ("max", "min") for v in found.get(op, ())}
+            yield from (f"int {odd} = {self.names.of(v)} != {self.names.of(v)};" for v, odd in extrema.items())
+            if extrema:
+                joined.append(f"reduction(|:{', '.join(extrema.values())})")
             yield " ".join(("#pragma omp simd", *joined)) if joined or s.vector else "#pragma GCC ivdep"
         step_text = f"++{var}" if bounds[2] == 1 else f"{var} += {self.expr(s.step)}"
         head = f"{self._type(s.var.type)} {var} = {self.expr(s.start)}; {var} < {self.expr(s.stop, 8)}; {step_text}"
         yield f"for ({head}) {{"
-        yield from (f"    {line}" for line in self._lines(s.body))
+        yield from (f"    {line}" for inner in s.body for line in self._step(inner, extrema))
         yield "}"
+        for v, odd in extrema.items():
+            yield f"{self.names.of(v)} = {odd} ? {self.dialect.infinity[1]} : {self.names.of(v)};"
+
+    def _step(self, s: Statement, extrema: Mapping[str, str]) -> Iterable[str]:
+        """One statement of a loop; what it takes an extremum of is looked at for NaNs, which OpenMP's would lose."""
+        match s:
+            case Assign(Var(name) as var, Call(op, (left, value))) if left == var and name in extrema:
+                better, v = ">" if op == "maximum" else "<", self.names.of(name)
+                yield (
+                    f"{{ const {self._type(var.type)} given = {self.expr(value)}; "
+                    f"{v} = given {better} {v} ? given : {v}; {extrema[name]} |= given != given; }}"
+                )
+            case _:
+                yield from self._statement(s)
 
 
 def _wrapped(params: list[str]) -> str:
