@@ -517,3 +517,14 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "in the memory of Y" in (tmp_path / "stages.svg").read_text()
     assert main(["fuse", str(case), "--kernel", "c", "--dtype", "float31"]) != 0
     assert "float31" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("n", [3, 16, 33, 257])
+def test_a_nan_in_a_row_is_its_extremum(reduce: str, n: int) -> None:
+    program = parse(f"tensor odd_acc[3, {n}]\nY[i:3] = {reduce}[j:{n}] odd_acc[i, j]")
+    kernel = FusedProgram(program)
+    for at in {0, 1, n // 2, n - 1}:
+        given = {"odd_acc": np.linspace(-1, 1, 3 * n, dtype=np.float32).reshape(3, n)}
+        given["odd_acc"][1, at] = np.nan
+        np.testing.assert_array_equal(kernel(given)["Y"], evaluate(program, given, "float32")["Y"])

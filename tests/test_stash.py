@@ -82,6 +82,13 @@ FORWARD = {
 """Forward passes; their gradients have 1 to 15 common values that may be cut."""
 
 
+LONG = pytest.mark.timeout(1800)
+"""One plan's certificate takes four minutes, and random programs take up to five where nothing else runs.
+
+A limit that is met while hypothesis draws is told as "Inconsistent data generation".
+"""
+
+
 def written(scope: Scope) -> str:
     return ee.text(replace(scope, traversals=tuple(scope.traversals)))
 
@@ -194,6 +201,7 @@ def test_gradients_keep_their_values(case: tuple[Program, Program, Analysis]) ->
 
 
 @pytest.mark.slow
+@LONG
 def test_gradients_keep_their_values_under_every_plan(case: tuple[Program, Program, Analysis]) -> None:
     check_plans(case, case[2].curve)
 
@@ -402,6 +410,7 @@ def test_random_programs_keep_their_integers(program: Program, factored: bool) -
 
 
 @pytest.mark.slow
+@LONG
 @settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
 @given(programs(), programs(polynomial=True), st.booleans())
 def test_many_random_programs_keep_their_integers(program: Program, smooth: Program, factored: bool) -> None:

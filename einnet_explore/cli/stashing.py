@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from einnet_explore.cli.output import table
 from einnet_explore.ir import Program
+from einnet_explore.printable import counted
 from einnet_explore.render import text
 from einnet_explore.stash import Passes, cse
 
@@ -26,7 +27,8 @@ def shown(passes: Passes, written: Callable[[Program], str] = text) -> str:
         [
             f"# forward\n{written(passes.forward).rstrip()}\n",
             f"# backward\n{written(passes.backward).rstrip()}\n",
-            f"{passes.before} operations backward become {passes.operations}, {passes.nbytes} bytes stashed; {proofs}",
+            f"{counted(passes.before, 'operation')} backward become {passes.operations}, "
+            f"{counted(passes.nbytes, 'byte')} stashed; {proofs}",
             "",
             *((table(rows), "") if passes.stashes else ()),
             table(curve),

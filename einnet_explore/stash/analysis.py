@@ -11,6 +11,7 @@ from einnet_explore.algebra.reads import illegal_read
 from einnet_explore.ir import Program, Scope
 from einnet_explore.stash.costs import ITEM, Demand, demands, operations
 from einnet_explore.stash.held import Held, given, held, holds
+from einnet_explore.stash.lifting import Nowhere
 from einnet_explore.stash.parts import Parts, below, common_parts, reads_with
 from einnet_explore.stash.plan import Chosen, Node, Problem
 from einnet_explore.stash.reading import Pass, read
@@ -96,21 +97,25 @@ def analyse(forward: Program, backward: Program, factored: bool = False) -> Anal
         nbytes = 0 if any(holds(one, demand.value, demand.box) for one in free) else None
         if nbytes is None and own and number in made and made[number].holds(demand):
             found = _common(first, by, demand, own)
-            if illegal_read(found.scope) is None:
+            if found is not None and illegal_read(found.scope) is None:
                 common[number], nbytes = found, found.nbytes
         nodes[number] = Node(own, tuple(use.value.number for use in instead(demand.value)), nbytes)
     roots = tuple(dict.fromkeys(value.number for value in _values(second)))
     return Analysis((forward, backward), first, second, values, parts, common, Problem(nodes, roots))
 
 
-def _common(first: Pass, by: Writer, demand: Demand, own: int) -> Common:
+def _common(first: Pass, by: Writer, demand: Demand, own: int) -> Common | None:
+    """*demand* as common to both passes; None where a scope of its own would have a part that cannot be computed."""
     outputs = first.program.outputs
     holders = [(name, one) for name, one in held(first) if _fits(one, demand)]
     if holders:
         name, one = min(holders, key=lambda h: (h[0] not in outputs, prod(h[1].tensor.shape)))
         scope = next(e.scope for e in first.program.equations if e.name == name)
         return Common(scope, name, 0 if name in outputs else ITEM * prod(one.tensor.shape), own, demand)
-    scope = definition(by, demand, len(first.program.equations))
+    try:
+        scope = definition(by, demand, len(first.program.equations))
+    except Nowhere:
+        return None
     return Common(scope, None, ITEM * demand.points, own, demand)
 
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from einnet_explore.algebra.substitute import at
-from einnet_explore.ir import Box, Index, Iterator
+from einnet_explore.algebra.substitute import at, substitute_domain
+from einnet_explore.ir import Bound, Box, Index, Iterator
 from einnet_explore.stash.parts import Parts, Reads, below, entries_with
 from einnet_explore.stash.reading import Pass
-from einnet_explore.stash.uses import Use, Value
+from einnet_explore.stash.uses import Use, Value, span
 from einnet_explore.stash.values import Values
 
 ITEM = 4
@@ -42,17 +42,18 @@ class Demand:
 def demands(read: Pass, reads: Reads) -> Mapping[int, Demand]:
     """The demand for every value that *read* computes by *reads* from the outputs on, by number."""
     boxes: dict[int, Box] = {}
-    roots = [term for _, term in read.roots if isinstance(term, Use)]
-    for use in roots:
-        _widen(boxes, use.value, use.at)
-    order = below((use.value for use in roots), reads)
+    roots = [(equation.scope.domain, term) for equation, term in read.roots if isinstance(term, Use)]
+    for domain, use in roots:
+        _widen(boxes, use.value, use.at, domain)
+    order = below((use.value for _, use in roots), reads)
     for value in order:
         box = boxes[value.number]
         if value.kind == "guard":
             box = _meet(box, value.scope.box)
         to = {x: Iterator(x.name, a, b) for x, (a, b) in zip(value.scope.traversals, box, strict=True)}
+        domain = substitute_domain(value.scope.domain, to)
         for use in reads(value):
-            _widen(boxes, use.value, tuple(at(i, to) for i in use.at))
+            _widen(boxes, use.value, tuple(at(i, to) for i in use.at), domain)
     return {value.number: Demand(value, boxes[value.number]) for value in order}
 
 
@@ -77,7 +78,7 @@ def _meet(box: Box, other: Box) -> Box:
     return other if any(a >= b for a, b in both) else both
 
 
-def _widen(boxes: dict[int, Box], value: Value, index: tuple[Index, ...]) -> None:
-    read = tuple((lo, hi + 1) for lo, hi in (i.bounds for i in index))
+def _widen(boxes: dict[int, Box], value: Value, index: tuple[Index, ...], domain: tuple[Bound, ...]) -> None:
+    read = tuple(span(i, domain) for i in index)
     held = boxes.get(value.number, read)
     boxes[value.number] = tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(held, read, strict=True))

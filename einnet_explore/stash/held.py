@@ -22,14 +22,15 @@ class Held:
     domain: tuple[Bound, ...] = ()
     padded: bool = False
 
-    def index(self, use: Use) -> tuple[Index, ...] | None:
-        """Where *tensor* holds what *use* reads, its sign aside; None where it does not."""
+    def index(self, use: Use, where: tuple[Bound, ...] = ()) -> tuple[Index, ...] | None:
+        """Where *tensor* holds what *use* reads in the domain *where*, its sign aside; None where it does not."""
         to = self.layout(use)
         if to is None:
             return None
         box = self.tensor.reach if self.padded else self.tensor.box
         inside = (Bound(i, lo, hi) for i, (lo, hi) in zip(to.values(), box, strict=True))
-        if not all(always(b) for b in (*inside, *(() if self.padded else substitute_domain(self.domain, to)))):
+        kept = () if self.padded else substitute_domain(self.domain, to)
+        if not all(always(b, where) for b in (*inside, *kept)):
             return None
         return tuple(to.values())
 
@@ -41,9 +42,9 @@ class Held:
             return None
         return to
 
-    def read(self, use: Use) -> Scalar | None:
-        """*use* as a read of *tensor*; None where that does not hold it."""
-        index = self.index(use)
+    def read(self, use: Use, where: tuple[Bound, ...] = ()) -> Scalar | None:
+        """*use*, in the domain *where*, as a read of *tensor*; None where that does not hold it."""
+        index = self.index(use, where)
         if index is None:
             return None
         access = Access(self.tensor, index)

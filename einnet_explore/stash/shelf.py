@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from einnet_explore.algebra.rereading import wider
-from einnet_explore.ir import Index, Padding, Scalar, Scope, Tensor, map_tensors
+from einnet_explore.ir import Bound, Index, Padding, Scalar, Scope, Tensor, map_tensors
 from einnet_explore.stash.held import Held
 from einnet_explore.stash.parts import Parts
 from einnet_explore.stash.uses import Term, Use, Value
@@ -26,6 +26,8 @@ class Shelf:
         """How far beyond their boxes stashed tensors are read, and what is there."""
         self.root: Value | None = None
         """What the equation computes that is written; what it is made of may be read from any other equation."""
+        self.domain: tuple[Bound, ...] = ()
+        """Where the scope that is written computes: nothing is read elsewhere."""
         self._stashed: dict[int, list[Held]] = {}
         for one in stashed:
             self._stashed.setdefault(one.use.value.number, []).append(one)
@@ -66,13 +68,15 @@ class Shelf:
         """*use* read from a tensor that holds it."""
         number = use.value.number
         for one in self._stashed.get(number, ()):
-            if (found := one.read(use)) is not None:
+            if (found := one.read(use, self.domain)) is not None:
                 return found
         if use.value.kind == "guard" and any(r.value.number in self._stashed for r in self.values.reads(use.value)):
             return None
         for at, one in self._made.get(number, ()):
-            if (at < position or use.value is not self.root) and (found := one.read(use)) is not None:
-                return found
+            if at < position or use.value is not self.root:
+                found = one.read(use, self.domain)
+                if found is not None:
+                    return found
         return None
 
     def widen(self, name: str, padding: Padding, value: float) -> bool:

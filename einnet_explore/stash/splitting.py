@@ -25,11 +25,12 @@ from einnet_explore.ir import (
 )
 from einnet_explore.stash.costs import Demand
 from einnet_explore.stash.held import Held, given, held
+from einnet_explore.stash.lifting import iterators
 from einnet_explore.stash.parts import Parts, whole
 from einnet_explore.stash.reading import Pass
 from einnet_explore.stash.uses import Use, Value, constant
 from einnet_explore.stash.values import Values
-from einnet_explore.stash.writing import Writer, iterators
+from einnet_explore.stash.writing import Writer
 
 
 def writer(values: Values, one: Pass, parts: Parts, stashed: Sequence[Held], used: Iterable[str] = ()) -> Writer:
@@ -123,11 +124,9 @@ def with_placeholders(
     names = {h.tensor.name for h in stashed} - one.given
     if clash := sorted(names & set(program.outputs)):
         raise ValueError(f"{', '.join(clash)} is an output of both passes, expected different names")
-    changed = {
-        e.name: replace(new, scope=made.shelf.padded(new.scope))
-        for n, e in enumerate(program.equations)
-        for new in [made.equation(e, one.terms[e.name], n)]
-    }
+    # All are written before any is padded: how far a stash is read is known only then.
+    rewritten = {e.name: made.equation(e, one.terms[e.name], n) for n, e in enumerate(program.equations)}
+    changed = {n: replace(e, scope=made.shelf.padded(e.scope)) for n, e in rewritten.items()}
     holders = {h.tensor.name: h.tensor for h in stashed}
     inputs = [t for t in program.inputs if t.name not in holders]
     for name, tensor in holders.items():

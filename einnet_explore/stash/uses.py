@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from einnet_explore.algebra.regions import reach
 from einnet_explore.algebra.substitute import at
-from einnet_explore.ir import Access, Apply, Const, Index, Iterator, Scalar, Scope, Tensor, as_index
+from einnet_explore.ir import Access, Apply, Bound, Const, Index, Iterator, Scalar, Scope, Tensor, as_index
 
 Kind: TypeAlias = Literal["leaf", "function", "sum", "product", "reduction", "guard"]
 Term: TypeAlias = "Const | Use"
@@ -60,6 +61,15 @@ class Use:
 def constant(x: Iterator) -> Index:
     """*x* as an index: its value if it has only one."""
     return as_index(x.lo if x.extent == 1 else x)
+
+
+def span(index: Index, domain: tuple[Bound, ...] = ()) -> tuple[int, int]:
+    """The half-open range of what *index* is where *domain* holds.
+
+    It is exact: digits of one iterator go together, and what is computed beyond that reads beyond its sources.
+    """
+    lo, hi = reach(index, domain)
+    return (lo, hi + 1) if lo <= hi else (index.bounds[0], index.bounds[1] + 1)  # a domain that holds nowhere
 
 
 def called(value: Value) -> Called:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
+from einnet_explore.algebra.reads import illegal_read
 from einnet_explore.algebra.substitute import fresh, substitute, substitute_domain
 from einnet_explore.ir import (
     Access,
@@ -25,9 +26,10 @@ from einnet_explore.ir import (
     tensors,
 )
 from einnet_explore.stash.held import Held
+from einnet_explore.stash.lifting import Nowhere, iterators, places
 from einnet_explore.stash.parts import Part, Parts, entries_with
 from einnet_explore.stash.shelf import Shelf
-from einnet_explore.stash.uses import Entries, Term, Use, Value, constant, moved
+from einnet_explore.stash.uses import Entries, Term, Use, Value, constant, moved, span
 from einnet_explore.stash.values import Values
 
 
@@ -56,11 +58,16 @@ class Writer:
 
     def equation(self, equation: Equation, term: Term, position: int) -> Equation:
         """*equation*, which computes *term*, with stashed tensors read; itself where it reads what it did."""
-        if not self.shelf.touches(term):
+        try:
+            return self._rewritten(equation, term, position) if self.shelf.touches(term) else equation
+        except Nowhere:
             return equation
+
+    def _rewritten(self, equation: Equation, term: Term, position: int) -> Equation:
         assert isinstance(term, Use)
         self.shelf.root = term.value
         scope = equation.scope
+        self.shelf.domain = scope.domain
         if (found := self.shelf.look(term, position)) is not None:
             new = replace(scope, summations=(), body=found, reduce="sum")
         elif term.value.kind == "reduction":
@@ -71,8 +78,8 @@ class Writer:
         return equation if before == after else replace(equation, scope=new, via=None)
 
     def definition(self, value: Value, own: tuple[Iterator, ...], at: tuple[Index, ...], position: int) -> Scope:
-        """*value*[*at*] over *own*, by its definition."""
-        self.shelf.root = value
+        """*value*[*at*] over *own*, by its definition; raises Nowhere where a part of it cannot be computed."""
+        self.shelf.root, self.shelf.domain = value, ()
         scope = Scope(own, (), Const(0))
         use = Use(1, value, at)
         if value.kind == "reduction":
@@ -179,26 +186,33 @@ class Writer:
 
     def _lifted(self, use: Use, position: int) -> Scalar:
         """*use* of a reduction, read from an equation of its own."""
-        own = iterators(use.value.names, use.at)
-        shifted = tuple(Iterator(x.name, 0, x.extent) for x in own)
-        at = tuple(constant(z) + x.lo for x, z in zip(own, shifted, strict=True))
-        scope = self._reduced(Scope(shifted, (), Const(0)), Use(1, use.value, at), position)
+        outer = self.shelf.domain
+        for place in places(use, outer):
+            self.shelf.domain = place.domain
+            scope = self._reduced(Scope(place.own, (), Const(0), domain=place.domain), place.use, position)
+            self.shelf.domain = outer
+            if (wrong := illegal_read(self.shelf.padded(scope))) is None:
+                break
+        else:
+            raise Nowhere(wrong)
         name = next(n for k in range(1, len(self._used) + 2) if (n := f"sum{k}") not in self._used)
         self._used.add(name)
         self.lifted.append(Equation(name, scope))
-        one = Held(self.lifted[-1].tensor, Use(1, use.value, at), shifted)
+        one = Held(self.lifted[-1].tensor, place.use, place.own, place.domain)
         self.shelf.put(one)
-        return Access(one.tensor, tuple(i - x.lo for i, x in zip(use.at, own, strict=True)))
+        return Access(one.tensor, place.index)
 
     def _guarded(self, use: Use, position: int) -> Scalar:
         made = use.value.scope
         own = iterators(use.value.names, tuple(map(as_index, made.traversals)))
         to = {x: constant(y) for x, y in zip(made.traversals, own, strict=True)}
+        outer, domain = self.shelf.domain, substitute_domain(made.domain, to)
+        self.shelf.domain = domain
         body = self.term(moved(self.values.term(made.body), to), position)
-        domain = substitute_domain(made.domain, to)
+        self.shelf.domain = outer
         pads = {
-            x: (max(0, x.lo - lo), max(0, hi + 1 - x.hi))
-            for x, (lo, hi) in zip(own, (i.bounds for i in use.at), strict=True)
+            x: (max(0, x.lo - lo), max(0, hi - x.hi))
+            for x, (lo, hi) in zip(own, (span(i, outer) for i in use.at), strict=True)
         }
         args = dict(zip(own, use.at, strict=True))
         match body:
@@ -215,14 +229,6 @@ class Writer:
         padding = tuple(pads[x] for x in ordered)
         inner = Scope(ordered, (), body, "sum", domain, padding if any(map(any, padding)) else (), made.value)
         return Access(inner, tuple(args[x] for x in ordered))
-
-
-def iterators(names: Sequence[str], at: Sequence[Index]) -> tuple[Iterator, ...]:
-    """An iterator for each of the indices *at*, over its bounds, called as *names* say; no two have one name."""
-    taken: list[str] = []
-    for name in names:
-        taken.append(name if name not in taken else fresh(name, taken))
-    return tuple(Iterator(name, i.bounds[0], i.bounds[1] + 1) for name, i in zip(taken, at, strict=True))
 
 
 def negated(body: Scalar, sign: int) -> Scalar:

@@ -198,7 +198,7 @@ class _Printer(Memory):
         if s.simd and self.dialect is C:
             found = sums(s)
             joined = [f"reduction({op}:{', '.join(map(self.names.of, names))})" for op, names in found.items()]
-            extrema = {v: self.names.of(f"odd_{v}") for op in ("max", "min") for v in found.get(op, ())}
+            extrema = {v: self._own(f"odd_{v}") for op in ("max", "min") for v in found.get(op, ())}
             yield from (f"int {odd} = {self.names.of(v)} != {self.names.of(v)};" for v, odd in extrema.items())
             if extrema:
                 joined.append(f"reduction(|:{', '.join(extrema.values())})")
@@ -215,13 +215,17 @@ class _Printer(Memory):
         """One statement of a loop; what it takes an extremum of is looked at for NaNs, which OpenMP's would lose."""
         match s:
             case Assign(Var(name) as var, Call(op, (left, value))) if left == var and name in extrema:
-                better, v = ">" if op == "maximum" else "<", self.names.of(name)
+                better, v, new = ">" if op == "maximum" else "<", self.names.of(name), self._own("new")
                 yield (
-                    f"{{ const {self._type(var.type)} given = {self.expr(value)}; "
-                    f"{v} = given {better} {v} ? given : {v}; {extrema[name]} |= given != given; }}"
+                    f"{{ const {self._type(var.type)} {new} = {self.expr(value)}; "
+                    f"{v} = {new} {better} {v} ? {new} : {v}; {extrema[name]} |= {new} != {new}; }}"
                 )
             case _:
                 yield from self._statement(s)
+
+    def _own(self, stem: str) -> str:
+        """An identifier that no variable of the kernel has."""
+        return self.names.of(f"{stem}\0")
 
 
 def _wrapped(params: list[str]) -> str:
