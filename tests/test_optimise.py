@@ -83,7 +83,7 @@ def test_kept_whatever_the_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert fast.programs[0].piece.nodes == tuple(name for part in said["subprograms"] for name in part["nodes"])
     assert "2 of 2 subprograms replaced" in fast.summary()
     page = fast._repr_html_()
-    assert page.count("<tr>") == 3 and "eOperators" in page
+    assert page.count("<tr>") == 3 and "eOperator" in page
     assert len(fast.graphs()) == 2
     assert {"before", "after"} == set(fast.benchmark(3))
 
@@ -278,7 +278,7 @@ def test_budgets(given: float | str | None, value: float | None) -> None:
 
 @pytest.mark.parametrize("given", [0, -1, "nan", "soon"])
 def test_bad_budgets(given: float | str) -> None:
-    with pytest.raises(ValueError, match=r"budget|could not convert"):
+    with pytest.raises(ValueError, match=f"budget {given!r}: expected a positive number"):
         seconds_of(given)
 
 
