@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from certificate_steps import STEPS, mutants, programs, reread
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from einnet_explore.algebra import tally
 from einnet_explore.algebra.certificate import Certificate, certify
 from einnet_explore.algebra.evaluate import IllegalRead, evaluate
 from einnet_explore.algebra.reads import illegal_read
@@ -382,6 +384,28 @@ def test_large_weights_and_many_equations_stay_local() -> None:
         before, before.replace("sum[j:4] T39[i, j]", "sum[u:2] {[i:4, u:2] sum[v:2] T39[i, 2*u+v]}[i, u]")
     )
     assert (found.kind, found.at) == ("proved", "40")
+
+
+@pytest.mark.parametrize(
+    ("whole", "said"), [("{[i:4] sum[j:4] 3*A[i, j]}[i]", True), ("{[i:4] sum[j:3] 3*A[i, j]}[i]", False)]
+)
+def test_two_functions_are_compared_once_however_many_terms_read_them(
+    whole: str, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Else the gradient of a normalisation, one value of which is stashed, takes a minute and a half.
+    parts = "{[i:4] sum[j:4] (A[i, j] + 2*A[i, j])}[i]"
+    body = "Y[i:4] = tanh({0})*v[i] + tanh({0})*v[i+1] + {{[i:4] sum[k:4] tanh({0})*B[i, k]}}[i]"
+    one, other = (parse(SOME + body.format(read)).equations[0].scope for read in (parts, whole))
+    asked: list[tuple[Scope, Scope]] = []
+
+    def counted(before: Scope, after: Scope, *rest: Any) -> Any:
+        asked.append((before, after))
+        return difference(before, after, *rest)
+
+    tally._proved.cache_clear()
+    monkeypatch.setattr(tally, "difference", counted)
+    assert (difference(one, other, one.box) is None) == said
+    assert len(asked) == 1
 
 
 def test_json() -> None:

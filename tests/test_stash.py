@@ -83,7 +83,7 @@ FORWARD = {
 
 
 LONG = pytest.mark.timeout(1800)
-"""One plan's certificate takes four minutes, and random programs take up to five where nothing else runs.
+"""Random programs take up to five minutes where nothing else runs.
 
 A limit that is met while hypothesis draws is told as "Inconsistent data generation".
 """
@@ -201,7 +201,6 @@ def test_gradients_keep_their_values(case: tuple[Program, Program, Analysis]) ->
 
 
 @pytest.mark.slow
-@LONG
 def test_gradients_keep_their_values_under_every_plan(case: tuple[Program, Program, Analysis]) -> None:
     check_plans(case, case[2].curve)
 

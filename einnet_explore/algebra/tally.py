@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import islpy as isl
@@ -75,8 +76,15 @@ def difference(before: Scope, after: Scope, region: Box, given: Given = PLAIN) -
 
 def same(before: Scope, after: Scope, given: Given = PLAIN) -> bool:
     """Whether two scopes are provably one function wherever they may be read."""
-    if before == after or before.reach != after.reach:
-        return before == after
+    return before == after or (before.reach == after.reach and _proved(before, after, given))
+
+
+@lru_cache(1 << 12)
+def _proved(before: Scope, after: Scope, given: Given) -> bool:
+    """Whether ``difference`` proves two scopes equal wherever they may be read.
+
+    Remembered: a function read in many terms is asked about in each, also in those of a scope read inside another.
+    """
     try:
         return difference(before, after, before.reach, given) is None
     except Beyond:
