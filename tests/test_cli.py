@@ -48,6 +48,11 @@ def python(*argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *argv], capture_output=True, text=True, timeout=120, check=False, **options)
 
 
+def loaded_by(done: subprocess.CompletedProcess[str]) -> set[str]:
+    """The modules that a Python with ``-X importtime`` said it loaded."""
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
+
+
 def test_help_and_bad_usage_load_no_library() -> None:
     # This is what makes them start at once; a bound on seconds would only measure the machine.
     heavy = ("numpy", "onnx", "onnxruntime", "tvm", "islpy", "lark", "networkx", "tqdm")
@@ -58,10 +63,35 @@ def test_help_and_bad_usage_load_no_library() -> None:
         name in shown.stdout for name in ("lab", "show", "rules", "derive", "check", "optimize", "bench", "models")
     )
     for done in (shown, wrong):
-        loaded = {
-            line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")
-        }
-        assert loaded.isdisjoint(heavy)
+        assert loaded_by(done).isdisjoint(heavy)
+
+
+@pytest.mark.parametrize("argv", [["show"], ["show", "--latex"], ["rules"], ["check", "--modular"]])
+def test_what_needs_no_kernel_waits_for_no_compiler(argv: list[str], case: Path, record: Path) -> None:
+    done = python("-X", "importtime", "-m", "einnet_explore", *argv, str(record if argv[0] == "check" else case))
+    assert (done.returncode, loaded_by(done) & {"tvm", "torch", "tvm_ffi"}) == (0, set())
+
+
+def test_a_misspelt_model_waits_for_no_compiler(tmp_path: Path) -> None:
+    done = python("-X", "importtime", "-m", "einnet_explore", "optimize", str(tmp_path / "none.onnx"))
+    assert (done.returncode, done.stdout) == (2, "") and loaded_by(done).isdisjoint({"tvm", "torch", "onnxruntime"})
+    assert f"error: {tmp_path / 'none.onnx'}: No such file or directory" in done.stderr.splitlines()
+
+
+@pytest.mark.parametrize(("user", "given"), [(0, ["--allow-root"]), (1000, [])])
+def test_lab_opens_for_root_too(user: int, given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jupyterlab", reason="JupyterLab is not installed")
+    (tmp_path / "mine.ipynb").touch()
+    asked: list[list[str]] = []
+
+    def runs(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", runs)
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    assert main(["lab", str(tmp_path / "mine.ipynb")]) == 0
+    assert asked == [[sys.executable, "-m", "jupyter", "lab", *given, str(tmp_path / "mine.ipynb")]]
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +182,7 @@ def test_check_of_a_true_and_of_a_false_record(record: Path, capsys: pytest.Capt
     assert said["ok"] is False and "step 0" in said["counterexample"]
 
 
-@pytest.mark.parametrize("at", [[], ["--at", "0"]])
+@pytest.mark.parametrize("at", [[], ["--at", "0"], ["--at", "Y"]])
 def test_rules(at: list[str], case: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rules", str(case), *at, "--json", "-"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -166,7 +196,8 @@ def test_rules(at: list[str], case: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_show_prints_what_parses(case: Path, record: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(case)]) == 0
-    assert ee.parse(capsys.readouterr().out) == ee.load(case)
+    said = capsys.readouterr().out
+    assert ee.parse(said) == ee.load(case) and not said.endswith("\n\n")
     assert main(["show", str(case), "--latex"]) == 0
     assert r"\sum" in capsys.readouterr().out
     assert main(["show", str(record)]) == 0

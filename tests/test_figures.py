@@ -13,6 +13,7 @@ from einnet_explore.explore.changes import changed
 from einnet_explore.explore.figures import Figure, TreeNode, draw_tree, graph_figure, tree_figure
 from einnet_explore.explore.formula import formula_figure
 from einnet_explore.explore.layered import layered
+from einnet_explore.explore.svg import width_of
 from einnet_explore.ir import Program
 from einnet_explore.render.graph import Graph, GraphNode, graph
 from einnet_explore.search.events import State
@@ -136,6 +137,20 @@ def test_a_large_tree_is_cut_but_keeps_the_way() -> None:
     figure = tree_figure(states, 3001, limit=50)
     assert "52 of 3002 states" in texts(figure.svg)[-1]
     assert len(list(read(figure.svg).iter(f"{SVG}circle"))) == 51
+
+
+@pytest.mark.parametrize("many", [1, 3, 30, 200])
+@pytest.mark.parametrize("chosen", [1, 2, -1])
+def test_no_label_hides_a_node(many: int, chosen: int) -> None:
+    nodes = [TreeNode(0, -1, "start", ""), *(TreeNode(n, 0, "boundary_relaxing", "") for n in range(1, many + 1))]
+    way = nodes[min(chosen, many)].id
+    svg = read(draw_tree(nodes, way, "").svg)
+    dots = [tuple(float(dot.get(name, "")) for name in ("cx", "cy", "r")) for dot in svg.iter(f"{SVG}circle")]
+    (label,) = [words for words in svg.iter(f"{SVG}text") if words.text == "boundary_relaxing"]
+    x, y, wide = float(label.get("x", "")), float(label.get("y", "")), width_of("boundary_relaxing", 12)
+    left = x - wide if label.get("text-anchor") == "end" else x
+    beside = [(across, r) for across, down, r in dots if abs(y - 4 - down) < 6]
+    assert not [across for across, r in beside if left < across + r and across - r < left + wide]
 
 
 def test_a_deep_tree_does_not_recurse() -> None:

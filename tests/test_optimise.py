@@ -81,7 +81,7 @@ def test_kept_whatever_the_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [part["kept"] for part in said["subprograms"]] == [True, True]
     assert fast.form == "joined" and len(fast.programs) == 1 and fast.programs[0].certificate in ("proved", "none")
     assert fast.programs[0].piece.nodes == tuple(name for part in said["subprograms"] for name in part["nodes"])
-    assert "2 of 2 subprograms replaced" in fast.summary()
+    assert "2 of 2 subprograms replaced" in fast.summary() and "<details open>" not in fast._repr_html_()
     page = fast._repr_html_()
     assert page.count("<tr>") == 3 and "eOperator" in page
     assert len(fast.graphs()) == 2
@@ -170,7 +170,10 @@ def test_a_mistake_in_one_search_costs_no_other(kind: type[Exception], monkeypat
 
 def test_budget_ends_the_search() -> None:
     work = Optimiser(model(transposed()), Settings(1, 7, 4.0), budget=1e-9)
-    assert list(work.run()) == [] and work.result().speedup == 1.0
+    assert list(work.run()) == []
+    fast = work.result()
+    assert fast.speedup == 1.0 and "time for searching was over" in fast.untouched()[-1]
+    assert "<details open>" in fast._repr_html_()  # seen without a click: nothing else says that there is more to do
 
 
 def test_a_part_that_cannot_be_opened_costs_no_other_where_others_search(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,7 +260,7 @@ def test_nearly_winning_is_enough_beside_neighbours(monkeypatch: pytest.MonkeyPa
     [
         (1.0, (0,), ""),
         (1.3, (0,), ""),
-        (1.3, (), "holds 0 of 1 derivations and runs at 1.30 of"),
+        (1.3, (), "holds 0 of 1 derivation and runs at 1.30 of"),
         (0.5, (0,), "at 0.50 of the original's speed"),
         (None, (0,), "not known (it broke)"),
     ],

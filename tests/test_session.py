@@ -97,6 +97,16 @@ def test_what_was_undone_stays_as_a_branch() -> None:
         session.goto(-1)
 
 
+def test_a_step_that_is_done_again_makes_no_twin() -> None:
+    session = session_of()
+    first = session.apply("summation_splitting", at="Y", outer=["r", "s"])
+    session.undo()
+    session.apply("summation_splitting", at="Y", outer=["c"])
+    session.undo()
+    assert session.apply("summation_splitting", at="Y", outer=["r", "s"]) == first
+    assert (session.here, session.parents, session.can_redo) == (1, [-1, 0, 0], False)
+
+
 def test_adopt_walks_what_is_there_and_adds_the_rest() -> None:
     session = by_hand(session_of())
     derivation, nodes = session.derivation, len(session.nodes)

@@ -53,6 +53,20 @@ def test_any_tree_replays_from_its_script_and_its_file(tmp_path_factory: pytest.
     assert isinstance(again, Session) and tree_of(again) == tree_of(session)
 
 
+def test_the_script_of_a_file_with_twins_stands_where_the_reader_stood() -> None:
+    session = branched()
+    ends = [derivation.end for derivation in session.nodes]
+    # What applying a step anew once made: a twin of the first step, and a way on from it.
+    session.nodes += [session.nodes[1], session.nodes[2], session.nodes[3]]
+    session.parents += [0, 4, 4]
+    for here, stands in ((4, 1), (5, 2), (6, 3), (3, 3), (0, 0)):
+        session.here = here
+        names: dict[str, Any] = {}
+        exec(session.script(branches=True), names)
+        again = names["session"]
+        assert (again.here, again.parents, [d.end for d in again.nodes]) == (stands, [-1, 0, 1, 1], ends)
+
+
 def test_a_script_needs_nothing_but_itself() -> None:
     session = branched()
     names: dict[str, Any] = {}

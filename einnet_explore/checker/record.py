@@ -63,7 +63,7 @@ def load_json(path: str | PathLike[str]) -> object:
         raise _wrong(str(path), "$", f"byte {error.object[error.start]:#04x} at {error.start}", "UTF-8") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
-        raise _wrong(str(path), "$", f"{error.msg} at {where}", "JSON") from None
+        raise RecordError(f"{path}: $: expected JSON; at {where}: {error.msg}") from None
     except RecursionError:
         raise _wrong(str(path), "$", "JSON that nests too deeply", "a record") from None
     except ValueError as error:

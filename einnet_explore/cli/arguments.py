@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -51,10 +52,10 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, says: str) -> argparse.ArgumentParser:
+    def command(name: str, says: str, reads: str = "") -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=says, description=says)
         made.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        made.set_defaults(run=_later(f"einnet_explore.cli.{name}"))
+        made.set_defaults(run=_later(f"einnet_explore.cli.{name}", reads))
         return made
 
     lab = command("lab", "open JupyterLab on the tour")
@@ -73,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
 
     rules = command("rules", "the legal rule matches, and why the others are refused")
     rules.add_argument("case", metavar="CASE.ein")
-    rules.add_argument("--at", metavar="PATH", help="one scope, such as 0.1 (default: all)")
+    rules.add_argument("--at", metavar="PATH", help="one scope, such as 0.1 or Y.1 (default: all)")
     json_options(rules)
 
     derive = command("derive", "search for programs of library operators and eOperators")
@@ -149,7 +150,7 @@ def parser() -> argparse.ArgumentParser:
     )
     json_options(check)
 
-    optimize = command("optimize", "optimise an ONNX model")
+    optimize = command("optimize", "optimise an ONNX model", reads="model")
     optimize.add_argument("model", metavar="MODEL.onnx")
     optimize.add_argument("-o", "--output", metavar="OUT.onnx")
     optimize.add_argument("--html", metavar="FILE", help="the report as one page")
@@ -235,9 +236,11 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _later(module: str) -> Callable[[argparse.Namespace], int]:
+def _later(module: str, reads: str) -> Callable[[argparse.Namespace], int]:
     # A command's module is imported when it runs: ``--help`` and ``show`` need not wait for compilers to load.
     def run(arguments: argparse.Namespace) -> int:
+        if reads:
+            os.stat(getattr(arguments, reads))  # a name that was misspelt is said before they load
         code: int = import_module(module).run(arguments)
         return code
 

@@ -101,7 +101,7 @@ def _summary(search: Run) -> str:
     rows = [_row(search, operators, ways) for operators, ways in kinds[:ROWS]]
     left = counted(len(kinds) - ROWS, "kind")
     more = [f"and {left} more (--json lists every candidate)"] if len(kinds) > ROWS else []
-    return "\n".join([head, "", table([head_row, *rows]), *more, "", "the best:", text(best.program)])
+    return "\n".join([head, "", table([head_row, *rows]), *more, "", "the best:", text(best.program).rstrip()])
 
 
 def _found(search: Run) -> str:

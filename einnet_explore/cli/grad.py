@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         write_json(arguments.json, found)
     if arguments.json != STDOUT:
-        print(latex(made) if arguments.latex else text(made))
+        print((latex(made) if arguments.latex else text(made)).rstrip())
     return OK
 
 

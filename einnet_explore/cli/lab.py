@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,9 @@ def run(arguments: argparse.Namespace) -> int:
         if not paired.exists():
             subprocess.run([sys.executable, "-m", "jupytext", "--to", "ipynb", str(chosen)], check=True)
         chosen = paired
-    return subprocess.run([sys.executable, "-m", "jupyter", "lab", str(chosen)], check=False).returncode
+    # Jupyter refuses root otherwise, and who works in a container is nobody else; ``make lab`` does the same.
+    root = ["--allow-root"] if os.geteuid() == 0 else []
+    return subprocess.run([sys.executable, "-m", "jupyter", "lab", *root, str(chosen)], check=False).returncode
 
 
 def _tour() -> Path:

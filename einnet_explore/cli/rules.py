@@ -7,7 +7,7 @@ import argparse
 from einnet_explore.cli.errors import OK
 from einnet_explore.cli.output import STDOUT, table, writable, write_json
 from einnet_explore.explore.session import Session
-from einnet_explore.ir import read_path, show_path
+from einnet_explore.ir import show_path
 from einnet_explore.rules.base import places
 from einnet_explore.text import load_text
 
@@ -16,7 +16,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the legal matches at a path (or everywhere) and the refusals."""
     writable(json=arguments.json, reads=[arguments.case])
     session = Session(load_text(arguments.case))
-    paths = [read_path(arguments.at)] if arguments.at is not None else [path for path, _ in places(session.program)]
+    paths = [session.path(arguments.at)] if arguments.at is not None else [path for path, _ in places(session.program)]
     matches = [m.to_json() for path in paths for m in session.rules(path)]
     refusals = [r for path in paths for r in session.refusals(path)]
     refused = [{"rule": r.rule, "at": show_path(r.at), "why": r.why} for r in refusals]

@@ -10,7 +10,6 @@ from einnet_explore.cli.errors import OK
 from einnet_explore.cli.output import save, say, writable
 from einnet_explore.explore.api import load
 from einnet_explore.explore.figures import graph_figure
-from einnet_explore.explore.kernel_text import kernel_texts
 from einnet_explore.explore.page import derivation_page
 from einnet_explore.explore.run import Run
 from einnet_explore.explore.session import Session
@@ -38,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.latex:
         print(align(programs(derivation), reasons(derivation)) if derivation.steps else latex(derivation.end))
     else:
-        print(*map(_said, [None, *reasons(derivation)], map(text, programs(derivation))), sep="\n")
+        print(*map(_said, [None, *reasons(derivation)], map(text, programs(derivation))), sep="\n", end="")
     return OK
 
 
@@ -54,6 +53,8 @@ def _tables(program: Program) -> None:
 
 
 def _kernels(program: Program, dialect: str, dtype: str) -> None:
+    from einnet_explore.explore.kernel_text import kernel_texts  # loads compilers, which no other picture needs
+
     for kernel in kernel_texts(program, dialect, dtype):
         if kernel.text:
             print(kernel.text)

@@ -96,6 +96,8 @@ def _path(at: str, program: Program) -> Path:
     except ValueError:
         named = {e.name: n for n, e in enumerate(program.equations) if f"{at}.".startswith(f"{e.name}.")}
         if not named:
-            raise
+            known = ", ".join(e.name for e in program.equations[:4]) + (", …" if len(program.equations) > 4 else "")
+            first = f"or the name of an equation first: {known}"
+            raise ValueError(f"path {at!r}: expected numbers separated by dots, such as 0.1, {first}") from None
         name = max(named, key=len)
         return (named[name], *read_path(at[len(name) + 1 :]))

@@ -123,7 +123,10 @@ def draw_tree(nodes: Sequence[TreeNode], chosen: int | None, caption: str) -> Fi
             if node.parent >= 0 and (node.id in path) == on:
                 shapes.append(Way((at[node.parent], at[node.id]), look))
         shapes += [_dot(at[node.id], node, radius + on, on) for node in nodes if (node.id in path) == on]
-    shapes += [_label(at[node.id], node.label, radius) for node in nodes if node.id in path]
+    rows: dict[float, list[float]] = {}
+    for across, down in at.values():
+        rows.setdefault(down, []).append(across)
+    shapes += [_label(at[n.id], n.label, radius, rows[at[n.id][1]]) for n in nodes if n.id in path]
     shapes.append(Words(8, height - 8, caption, 12))
     return of_picture(Picture(WIDTH, height, tuple(shapes)), f"tree: {caption}")
 
@@ -155,10 +158,14 @@ def _dot(at: Point, node: TreeNode, radius: float, on: bool) -> Shape:
     return Oval(x, y, radius, radius, look, node.tip)
 
 
-def _label(at: Point, label: str, radius: float) -> Shape:
-    right = at[0] + radius + 6 + width_of(label, 12) < WIDTH
+def _label(at: Point, label: str, radius: float, row: Sequence[float]) -> Shape:
+    """Beside its node, or above its *row* where it would hide another node of that."""
+    wide = radius + 6 + width_of(label, 12)
+    right = at[0] + wide < WIDTH
     x, anchor = (at[0] + radius + 6, "start") if right else (at[0] - radius - 6, "end")
-    return Words(x, at[1] + 4, label, 12, anchor, halo=4)
+    low, high = (at[0], at[0] + wide + radius) if right else (at[0] - wide - radius, at[0])
+    hides = any(low < other < high for other in row)
+    return Words(x, at[1] - radius - 6 if hides else at[1] + 4, label, 12, anchor, halo=4)
 
 
 __all__ = ["Figure", "TreeNode", "draw_tree", "drawn_figure", "graph_figure", "tree_figure"]

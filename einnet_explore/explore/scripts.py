@@ -41,15 +41,24 @@ def script(derivation: Derivation, known: Known) -> str:
 
 
 def tree_script(nodes: Sequence[Derivation], parents: Sequence[int], here: int, known: Known) -> str:
-    """A whole tree of derivations as Python: every node gets the number that it has."""
-    lines, at = _opening(nodes[0].end, known, _used(nodes)), 0
+    """A whole tree of derivations as Python: every node gets the number that it has.
+
+    Files of old hold twins, which applying a rule makes no more: of such a tree each node gets its first twin's number.
+    """
+    lines, at, number, made = _opening(nodes[0].end, known, _used(nodes)), 0, {0: 0}, 1
     for n in range(1, len(nodes)):
-        if parents[n] != at:
-            lines.append(f"session.goto({parents[n]})")
+        parent = number[parents[n]]
+        twin = next((k for k in range(1, n) if number[parents[k]] == parent and nodes[k] == nodes[n]), None)
+        if twin is not None:
+            number[n] = number[twin]
+            continue
+        if parent != at:
+            lines.append(f"session.goto({parent})")
         lines.append(_apply(nodes[n].steps[-1].match))
-        at = n
-    if here != at:
-        lines.append(f"session.goto({here})")
+        number[n] = at = made
+        made += 1
+    if number[here] != at:
+        lines.append(f"session.goto({number[here]})")
     return "\n".join(lines) + "\n"
 
 

@@ -40,13 +40,24 @@ class Walk:
         return self.derivation.end
 
     def _step(self, match: Match[Any]) -> Program:
-        """Make a child of where the reader stands, and stand there; raises ``Refused`` and changes nothing."""
+        """Stand at the child that *match* leads to, the one there is already or a new one.
+
+        Raises ``Refused`` and changes nothing.
+        """
         with self._lock:
-            self.nodes.append(self.derivation.then(match))
-            self.parents.append(self.here)
+            child = self._child(self.here, self.derivation.then(match))
             self._redo.clear()
-            self._go(len(self.nodes) - 1)
+            self._go(child)
             return self.program
+
+    def _child(self, node: int, derivation: Derivation) -> int:
+        """The child of *node* at the end of *derivation*; a step that was undone and is done again makes no twin."""
+        for child, parent in enumerate(self.parents):
+            if parent == node and self.nodes[child] == derivation:
+                return child
+        self.nodes.append(derivation)
+        self.parents.append(node)
+        return len(self.nodes) - 1
 
     def undo(self) -> Program:
         """Step back to the parent; at the start this does nothing."""
@@ -98,13 +109,7 @@ class Walk:
             so_far = self.nodes[node]
             for step in derivation.steps:
                 so_far = Derivation(so_far.start, (*so_far.steps, step))
-                known = (k for k, parent in enumerate(self.parents) if parent == node and self.nodes[k] == so_far)
-                child = next(known, None)
-                if child is None:
-                    self.nodes.append(so_far)
-                    self.parents.append(node)
-                    child = len(self.nodes) - 1
-                node = child
+                node = self._child(node, so_far)
             self._changed()
             return node
 

@@ -14,6 +14,7 @@ from time import perf_counter
 from einnet_explore.graph.outputs import Arrays
 from einnet_explore.graph.running.plan import Plan
 from einnet_explore.graph.whole import least_gain, select, timed
+from einnet_explore.printable import counted
 
 FORM = "exported"
 """The form of a plan (``result.FORMS``) that is the file."""
@@ -45,8 +46,8 @@ class Exported:
             return f"its speed in ONNX Runtime is not known ({self.why})"
         if len(self.parts) < kept:
             return (
-                f"it holds {len(self.parts)} of {kept} derivations and runs at {self.speedup:.2f} of the original's "
-                "speed in ONNX Runtime: what else was gained needs our plan"
+                f"it holds {len(self.parts)} of {counted(kept, 'derivation')} and runs at {self.speedup:.2f} of the "
+                "original's speed in ONNX Runtime: what else was gained needs our plan"
             )
         return (
             "" if self.speedup >= 1 else f"in ONNX Runtime alone it runs at {self.speedup:.2f} of the original's speed"

@@ -197,10 +197,13 @@ class Optimised:
         operators = {node.name: node.op for node in self.model.nodes}
         counts = Counter((operators.get(s.node, s.node), s.why) for s in self.skipped)
         told = [f"{n} {operator}: {why}" for (operator, why), n in counts.most_common()]
-        seen = {s.node for s in self.skipped} | {name for part in self.parts for name in part.nodes}
-        if late := sum(node.name not in seen for node in self.model.nodes):
+        if late := self._late():
             told.append(f"{late} more nodes: the time for searching was over before their turn")
         return told
+
+    def _late(self) -> int:
+        seen = {s.node for s in self.skipped} | {name for part in self.parts for name in part.nodes}
+        return sum(node.name not in seen for node in self.model.nodes)
 
     def _rounding(self) -> str:
         """What the kept derivation that loses most does to the last digits; empty where nothing is kept."""
@@ -226,7 +229,8 @@ class Optimised:
         cells = "".join(f"<th {LEFT}>{escape(c)}</th>" for c in head)
         body = "".join("<tr>" + "".join(_cell(n, c) for n, c in enumerate(row)) + "</tr>" for row in rest)
         left = "".join(f"<li>{escape(line)}</li>" for line in self.untouched())
-        stays = f"<details><summary>in no subprogram</summary><ul {LEFT}>{left}</ul></details>" if left else ""
+        shown = " open" if self._late() else ""  # else "1 of 1 replaced" looks as if there were no more
+        stays = f"<details{shown}><summary>in no subprogram</summary><ul {LEFT}>{left}</ul></details>" if left else ""
         return f"<p><b>{escape(self.summary())}</b></p><table><tr>{cells}</tr>{body}</table>{stays}"
 
 

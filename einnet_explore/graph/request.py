@@ -72,7 +72,10 @@ def seconds_of(budget: float | str | None) -> float | None:
     """``60``, ``60.0`` and ``"60s"`` are sixty seconds; raises ValueError on what is no positive number."""
     if budget is None:
         return None
-    value = float(str(budget).removesuffix("s"))
+    try:
+        value = float(str(budget).removesuffix("s"))
+    except ValueError:
+        value = 0.0
     if not value > 0:
-        raise ValueError(f"budget {budget!r}: expected a positive number of seconds")
+        raise ValueError(f"budget {budget!r}: expected a positive number of seconds, such as 60 or '60s'")
     return value

@@ -45,6 +45,9 @@ def load_text(path: str | PathLike[str]) -> Program:
 
 def text_of(path: str | PathLike[str]) -> str:
     """The text in the file at *path*; raises OSError where it cannot be read, TextError where it is no UTF-8."""
+    if Path(path).suffix == ".onnx" and Path(path).is_file():
+        # Its first strange byte would say nothing of where it does belong.
+        raise ValueError(f"{path}: found an ONNX model, expected text; optimize and bench take models")
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
