@@ -18,7 +18,8 @@ def by_name(iterators: Iterable[Iterator], name: str) -> Iterator:
     """The iterator called *name*; raises ValueError with the names that there are."""
     known = {x.name: x for x in iterators}
     if name not in known:
-        raise ValueError(f"no iterator is called {name!r} here: there are {listed(known.values())}")
+        others = listed(known.values()) if known else "none"
+        raise ValueError(f"no iterator is called {name!r} here: there are {others}")
     return known[name]
 
 
