@@ -187,7 +187,7 @@ def test_malformed_records(record: dict[str, Any], path: list[Any], value: objec
 def test_files_that_hold_no_record(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     for content, message in (
-        (b"{", "$: found Expecting property name"),
+        (b"{", "$: expected JSON; at line 1 column 2: Expecting property name"),
         (b"\xff\xfe", "$: found byte 0xff at 0, expected UTF-8"),
         (b"[" * 100_000, "$: found "),
         (b"[]", "$: found a list, expected an object"),

@@ -9,6 +9,7 @@ import pytest
 
 import einnet_explore as ee
 from einnet_explore.cli import main
+from einnet_explore.explore import kernel_text
 from einnet_explore.explore.kernel_text import MAKERS, kernel_texts, of_elements
 from einnet_explore.kernels.source import KernelError
 
@@ -32,7 +33,7 @@ def case(tmp_path: Path) -> str:
 @pytest.fixture
 def elements_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever other generators make of the rest."""
-    monkeypatch.setattr("einnet_explore.cli.show.kernel_texts", partial(kernel_texts, makers=(of_elements,)))
+    monkeypatch.setattr(kernel_text, "kernel_texts", partial(kernel_texts, makers=(of_elements,)))
 
 
 @pytest.mark.usefixtures("elements_only")
