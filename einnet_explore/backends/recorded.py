@@ -13,6 +13,7 @@ from time import time
 from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.keys import Key, key_of
 from einnet_explore.ir import Equation
+from einnet_explore.printable import counted
 
 PREFIX = "profile:"
 """What a device's name begins with that is a file: ``profile:h100.sqlite``, or ``profile:all.sqlite#H100``."""
@@ -89,7 +90,7 @@ def recorded(name: str, threads: int | None = None) -> Recorded:
 
 def _one(path: Path, there: list[tuple[str, str, int]], wanted: str, threads: int | None) -> tuple[str, str, int]:
     """The recording among *there* that is meant."""
-    listed = "; ".join(f"{d} ({lib}, {n} thread{'s' if n != 1 else ''})" for d, lib, n in there[:6]) or "nothing"
+    listed = "; ".join(f"{d} ({lib}, {counted(n, 'thread')})" for d, lib, n in there[:6]) or "nothing"
     fit = [r for r in there if wanted.lower() in f"{r[0]} {r[1]}".lower()]
     if len(fit) > 1 and threads is not None:
         fit = [r for r in fit if r[2] == threads]

@@ -126,13 +126,11 @@ def place(value: object) -> tuple[str, str]:
 def _apply(match: Match[Any]) -> str:
     done = match.to_json()
     given = {k: v for k, v in done["params"].items() if v is not None}
+    if all(k.isidentifier() and not iskeyword(k) and k not in TAKEN for k in given):
+        params = "".join(f", {k}={v!r}" for k, v in given.items())
+        return f"session.apply({done['rule']!r}, at={done['at']!r}{params})"
     # Rules of one's own call their parameters as they like, also what Python has other uses for.
-    words = "".join(f", {k}={v!r}" for k, v in given.items() if k.isidentifier() and not iskeyword(k))
-    others = {k: v for k, v in given.items() if not k.isidentifier() or iskeyword(k)}
-    params = f"{words}, **{others!r}" if others else words
-    if TAKEN & given.keys():
-        return f"session.apply(session.match({done['rule']!r}, {match.at!r}, {given!r}))"
-    return f"session.apply({done['rule']!r}, at={done['at']!r}{params})"
+    return f"session.apply(session.match({done['rule']!r}, {match.at!r}, {given!r}))"
 
 
 def tree_to_json(nodes: Sequence[Derivation], parents: Sequence[int], here: int) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from einnet_explore.algebra.rereading import wider
@@ -36,6 +37,15 @@ class Shelf:
         self._made: dict[int, list[tuple[int, Held]]] = {}
         for position, one in made:
             self._made.setdefault(one.use.value.number, []).append((position, one))
+
+    @contextmanager
+    def within(self, domain: tuple[Bound, ...]) -> Generator[None, None, None]:
+        """What is written meanwhile computes in *domain*."""
+        outer, self.domain = self.domain, domain
+        try:
+            yield
+        finally:
+            self.domain = outer
 
     def put(self, one: Held) -> None:
         """*one* may be read anywhere from now on."""

@@ -186,11 +186,9 @@ class Writer:
 
     def _lifted(self, use: Use, position: int) -> Scalar:
         """*use* of a reduction, read from an equation of its own."""
-        outer = self.shelf.domain
-        for place in places(use, outer):
-            self.shelf.domain = place.domain
-            scope = self._reduced(Scope(place.own, (), Const(0), domain=place.domain), place.use, position)
-            self.shelf.domain = outer
+        for place in places(use, self.shelf.domain):
+            with self.shelf.within(place.domain):
+                scope = self._reduced(Scope(place.own, (), Const(0), domain=place.domain), place.use, position)
             if (wrong := illegal_read(self.shelf.padded(scope))) is None:
                 break
         else:
@@ -206,13 +204,12 @@ class Writer:
         made = use.value.scope
         own = iterators(use.value.names, tuple(map(as_index, made.traversals)))
         to = {x: constant(y) for x, y in zip(made.traversals, own, strict=True)}
-        outer, domain = self.shelf.domain, substitute_domain(made.domain, to)
-        self.shelf.domain = domain
-        body = self.term(moved(self.values.term(made.body), to), position)
-        self.shelf.domain = outer
+        domain = substitute_domain(made.domain, to)
+        with self.shelf.within(domain):
+            body = self.term(moved(self.values.term(made.body), to), position)
         pads = {
             x: (max(0, x.lo - lo), max(0, hi - x.hi))
-            for x, (lo, hi) in zip(own, (span(i, outer) for i in use.at), strict=True)
+            for x, (lo, hi) in zip(own, (span(i, self.shelf.domain) for i in use.at), strict=True)
         }
         args = dict(zip(own, use.at, strict=True))
         match body:
