@@ -256,6 +256,19 @@ def test_a_scope_is_shown_without_a_name_that_it_has_not() -> None:
     assert "Y" not in bundle["text/latex"] and r"\sum" in bundle["text/latex"] and "<svg" in bundle["image/svg+xml"]
 
 
+def test_show_returns_a_value_that_shows_itself() -> None:
+    session = session_of()
+    run = ee.search(session.program, target="Matmul", max_depth=1)
+    for it in (session, run, session.history(), session.graph(), session.check()):
+        assert ee.show(it) is it
+
+
+@pytest.mark.parametrize("it", [7, None, "Y[i:4] = A[i]", ee.Session, [ee.ops.matmul(4, 5, 6)]])
+def test_show_refuses_a_value_that_cannot_be_shown(it: object) -> None:
+    with pytest.raises(TypeError, match=rf"cannot show .* of type {type(it).__name__}: expected a Program, Scope"):
+        ee.show(it)
+
+
 def test_parameters_stand_apart_from_what_one_of_them_holds() -> None:
     cut = EXPRESSION_SPLITTING.match(ee.ops.matmul(4, 5, 6), (0,), iterator="m", cuts=[1, 2])
     assert tables.said(cut) == "iterator = m; cuts = 1, 2"

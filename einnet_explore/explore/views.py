@@ -6,7 +6,9 @@ nothing typesets LaTeX, still has the SVG and the text.
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass, replace
+from typing import TypeVar, overload
 
 from einnet_explore.explore.figure import Figure
 from einnet_explore.explore.figures import graph_figure
@@ -111,17 +113,31 @@ class Steps:
         }
 
 
-def show(it: Program | Scope | Candidate | Derivation) -> Formula | Steps:
-    """*it* as a notebook shows it: an expression in LaTeX, or all the steps of a derivation.
+D = TypeVar("D")
 
-    A scope has no name, and is given none: it stands there as it would inside an expression.
+
+@overload
+def show(it: Derivation) -> Steps: ...
+@overload
+def show(it: Program | Scope | Candidate) -> Formula: ...
+@overload
+def show(it: D) -> D: ...
+def show(it: object) -> object:
+    """Return *it* as a notebook shows it: an expression in LaTeX, or all the steps of a derivation.
+
+    A scope has no name, and is given none: it stands there as it would inside an expression.  A value that shows
+    itself, such as a session or a run, is returned as it is.  Raises TypeError for a value that cannot be shown.
     """
     match it:
         case Derivation():
             return Steps(it)
         case Candidate():
             return Formula(it.program)
-        case Scope():
+        case Scope() | Program():
             return Formula(it)
-        case Program():
-            return Formula(it)
+    if any(hasattr(type(it), name) for name in ("_repr_mimebundle_", "_repr_html_")):
+        return it
+    raise TypeError(
+        f"cannot show {reprlib.repr(it)} of type {type(it).__name__}: expected a Program, Scope, Candidate, "
+        "Derivation, Session or Run, or another value that shows itself in a notebook"
+    )
