@@ -11,9 +11,9 @@ import onnxruntime
 import pytest
 from onnx_building import build, node
 
+from einnet_explore.backends import versions
 from einnet_explore.graph import contest as contest_module
 from einnet_explore.graph import filed as filed_module
-from einnet_explore.graph import remembered as remembered_module
 from einnet_explore.graph import result as result_module
 from einnet_explore.graph import sparing as sparing_module
 from einnet_explore.graph import whole as whole_module
@@ -52,7 +52,7 @@ def transposed() -> onnx.ModelProto:
 
 def nothing_remembered(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Tests share times that were measured, but not what became of them."""
-    monkeypatch.setattr(remembered_module, "engine", lambda: request.node.nodeid)
+    monkeypatch.setattr(versions, "SEARCH_VERSION", request.node.nodeid)
 
 
 def searched(of: Model, chosen: Settings = SHORT) -> Optimised:

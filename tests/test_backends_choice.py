@@ -8,7 +8,7 @@ from time import process_time
 import numpy as np
 import pytest
 
-from einnet_explore.backends import BackendError, aligned_empty, choice, compile_program
+from einnet_explore.backends import BackendError, aligned_empty, choice, compile_program, versions
 from einnet_explore.backends.errors import NoKernel
 from einnet_explore.backends.keys import key_of
 from einnet_explore.backends.store import Store
@@ -105,7 +105,7 @@ def test_another_version_of_the_c_kernel_is_compared_again(tmp_path: Path, monke
         return found
 
     assert choices() == [(choice.SECOND, [True, True]), (choice.SECOND, [False, False])]
-    monkeypatch.setattr("einnet_explore.backends.store.generator", lambda: "another")
+    monkeypatch.setattr(versions, "C_KERNEL_VERSION", "another")
     times[choice.SECOND] = 0.02
     assert choices() == [("tvm", [True, True]), ("tvm", [False, False])]
 
@@ -129,7 +129,7 @@ def test_what_no_c_kernel_is_written_for_is_asked_once(tmp_path: Path, monkeypat
     assert [asked(NoKernel, store) for _ in range(2)] == [True, False]
     assert store.lookup()(EQUATION) == 0.002
     assert [asked(BackendError, other) for _ in range(2)] == [True, True]  # a compiler may be there next time
-    monkeypatch.setattr("einnet_explore.backends.store.generator", lambda: "another")
+    monkeypatch.setattr(versions, "C_KERNEL_VERSION", "another")
     assert asked(NoKernel, store)
 
 

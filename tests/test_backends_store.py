@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from einnet_explore.backends import compare, emit, load, stream_bandwidth
+from einnet_explore.backends import compare, emit, load, stream_bandwidth, versions
 from einnet_explore.backends.identity import identity
 from einnet_explore.backends.keys import Key, device, key_of, libraries
 from einnet_explore.backends.measure import ratios
@@ -234,7 +234,7 @@ def test_times_of_c_kernels_hold_for_what_wrote_them(monkeypatch: pytest.MonkeyP
         store.put(known, 2.0, "measured in turns")
     found = [store.get(known) for known in (*ours, *others)]
     assert {profile and (profile.seconds, profile.how) for profile in found} == {(2.0, "measured in turns")}
-    monkeypatch.setattr("einnet_explore.backends.store.generator", lambda: "another")
+    monkeypatch.setattr(versions, "C_KERNEL_VERSION", "another")
     store.put(replace(key, engine="tvm"), 3.0, "measured")
     assert [store.get(known) for known in ours] == [None] * len(ours)
     assert None not in [store.get(known) for known in others]
@@ -259,16 +259,16 @@ def test_times_of_templates_hold_for_their_version(monkeypatch: pytest.MonkeyPat
         engines = ("tiled", "tiled by one thread", "tvm", "onnxruntime", "matmul", "")
         return {n: replace(key_of(made.equations[0]), engine=n) for n in engines} | {"program": key_of(made)}
 
-    def lost(module: str, made: Program) -> set[str]:
-        """Which of its times another version of *module* loses."""
+    def lost(what: str, made: Program) -> set[str]:
+        """Which of its times another version of *what* loses."""
         for key in keys(made).values():
             store.put(key, 1.0, "measured")
         assert None not in [store.get(key) for key in keys(made).values()]
         with monkeypatch.context() as patched:
-            patched.setattr(f"einnet_explore.backends.{module}.VERSION", 10**6)
+            patched.setattr(versions, f"{what}_VERSION", 10**6)
             return {name for name, key in keys(made).items() if store.get(key) is None}
 
     tiled = {"tiled", "tiled by one thread", "", "program"}
-    assert lost("generated", library) == lost("generated", generated) == tiled
-    assert lost("schedule", library) == {"tvm", "", "program"}
-    assert lost("schedule", generated) == set(keys(generated))  # all of them: the key is another
+    assert lost("TILED_KERNEL", library) == lost("TILED_KERNEL", generated) == tiled
+    assert lost("SCHEDULE", library) == {"tvm", "", "program"}
+    assert lost("SCHEDULE", generated) == set(keys(generated))  # all of them: the key is another

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import einnet_explore as ee
+from einnet_explore.backends import versions
 from einnet_explore.backends.measure import Timing
 from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.graph import against as against_module
 from einnet_explore.graph import contest as contest_module
-from einnet_explore.graph import remembered as remembered_module
 from einnet_explore.graph import result as result_module
 from einnet_explore.graph import whole as whole_module
 from einnet_explore.graph.contest import Outcome, Settings
@@ -200,8 +200,8 @@ def test_a_form_that_only_seemed_the_fastest_does_not_cost_the_parts(
     monkeypatch.setattr(result_module, "filed", lambda kept, ratios, *_: Exported(1.0, f"{ratios}"))
     first = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
     assert len(list(first.run())) == 2
-    for engine, gain in (("gains", 1.5), ("loses", 0.9)):
-        monkeypatch.setattr(remembered_module, "engine", lambda engine=engine: engine)
+    for version, gain in (("gains", 1.5), ("loses", 0.9)):
+        monkeypatch.setattr(versions, "SEARCH_VERSION", version)
         found = again(first).result()
         assert files and [part.kept for part in found.parts] == [gain > 1, gain > 1]
         if gain > 1:
@@ -224,7 +224,7 @@ def test_what_was_selected_elsewhere_or_does_not_agree_is_selected_anew(
     assert [part.kept for part in again(first, threads=2).result().parts] == [True, False]
     assert len(calls) == 1
     with monkeypatch.context() as other:
-        other.setattr(remembered_module, "engine", lambda: f"{request.node.nodeid}, another version")
+        other.setattr(versions, "SEARCH_VERSION", f"{request.node.nodeid}, another version")
         assert [part.kept for part in again(first).result().parts] == [True, False]
     assert len(calls) == 2
     monkeypatch.setattr(against_module, "AGREEMENT", -1.0)

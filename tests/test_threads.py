@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from einnet_explore.backends import aligned_empty, choice, generated, library
+from einnet_explore.backends import aligned_empty, choice, generated, library, versions
 from einnet_explore.backends.errors import NoKernel
 from einnet_explore.backends.keys import ALONE, key_of
 from einnet_explore.backends.native import ENGINE, NativeSource
@@ -108,7 +108,7 @@ def test_a_c_kernel_by_one_thread_is_of_its_version(tmp_path: Path, monkeypatch:
     store, key = Store(tmp_path / "profiles.sqlite"), replace(key_of(EQUATION, 2), engine=ENGINE + ALONE)
     store.put(key, 1e-4, "measured")
     assert store.get(key) is not None
-    monkeypatch.setattr("einnet_explore.backends.store.generator", lambda: "another")
+    monkeypatch.setattr(versions, "C_KERNEL_VERSION", "another")
     assert store.get(key) is None
 
 

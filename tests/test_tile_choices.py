@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from einnet_explore.backends import tile_choices
+from einnet_explore.backends import tile_choices, versions
 from einnet_explore.backends.tile_choices import chosen_tile
 from einnet_explore.ir import Scope
 from einnet_explore.kernels.form import Form, form
@@ -63,7 +63,7 @@ def test_a_choice_is_searched_once(cache: Path, monkeypatch: pytest.MonkeyPatch)
     assert choose() == first
     with pytest.raises(AssertionError, match="again"):
         choose(machine=replace(MACHINE, lanes=8))
-    monkeypatch.setattr(tile_choices, "_version", lambda: "another")
+    monkeypatch.setattr(versions, "TILE_CHOICE_VERSION", "another")
     with pytest.raises(AssertionError, match="again"):
         choose()
 

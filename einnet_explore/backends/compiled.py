@@ -91,6 +91,18 @@ def platform() -> tuple[str, str, str]:
     return tvm.__version__, str(tvm.target.codegen.llvm_get_system_cpu()), " ".join(has)
 
 
+def c_compiler() -> str:
+    """The C compiler's name and version as it says them; empty where there is none."""
+    linker = _linker()
+    return _first_line(linker) if linker else ""
+
+
+@cache
+def _first_line(command: str) -> str:
+    said = subprocess.run([command, "--version"], capture_output=True, text=True, check=False).stdout
+    return said.partition("\n")[0]
+
+
 def kernel_file(key: str) -> Path | None:
     """The shared library of the function kept under *key*; None where there is none."""
     path = _path(key)

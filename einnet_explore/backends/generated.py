@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 
-from einnet_explore.backends import compiled, tiled
+from einnet_explore.backends import compiled, tiled, versions
 from einnet_explore.backends.arrays import ALIGNMENT, aligned_empty
 from einnet_explore.backends.errors import BackendError
 from einnet_explore.backends.identity import identity
@@ -25,9 +25,6 @@ from einnet_explore.kernels.packing import gather
 from einnet_explore.kernels.tile import Tile
 
 Array = npt.NDArray[Any]
-
-VERSION = 4
-"""Part of the key of compiled kernels: to be raised when what is built changes."""
 
 LARGEST = 1 << 28
 """Elements of an array: positions are 32-bit numbers, in a padded copy and while they are computed too."""
@@ -64,7 +61,7 @@ class Contraction:
         packed = self.plan.other is None
         tile = self.plan.tile
         cut = (tile.vector, tile.layout.copied, tile.lanes, tile.vectors, tile.rows, tile.slots, tile.slots_outside)
-        code = (len(tile.groups), len(tile.unrolled), packed, self.plan.threads, VERSION)
+        code = (len(tile.groups), len(tile.unrolled), packed, self.plan.threads, versions.TILED_KERNEL_VERSION)
         parts = (identity(self.scope), *cut, *code, *compiled.platform())
         return "c" + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:39]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
-from einnet_explore.backends import schedule
+from einnet_explore.backends import versions
 from einnet_explore.backends.compiled import cpu_name
 from einnet_explore.backends.identity import identity
 from einnet_explore.ir import EOPERATOR, Equation, Program, tensors
@@ -62,7 +62,7 @@ def key_of(
             shapes = " ".join(f"{list(t.shape)}" for t in what.inputs)
             digest = _digest(_program_text(what))
     if EOPERATOR in f"{operator} {attributes}":
-        attributes += f" kernels {schedule.VERSION}"
+        attributes += f" kernels {versions.SCHEDULE_VERSION}"
     return Key(operator, f"{attributes} {digest}".strip(), shapes, "float32", threads, device(), libraries())
 
 
@@ -75,10 +75,11 @@ def device() -> str:
 @cache
 def libraries() -> str:
     """The versions of what runs operators."""
-    return " ".join(f"{name} {_version(name)}" for name in ("apache-tvm", "onnxruntime", "numpy"))
+    return " ".join(f"{name} {package_version(name)}" for name in ("apache-tvm", "onnxruntime", "numpy"))
 
 
-def _version(package: str) -> str:
+def package_version(package: str) -> str:
+    """The installed version of *package*."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from einnet_explore.algebra.substitute import fresh, substitute
-from einnet_explore.backends import compiled
+from einnet_explore.backends import compiled, versions
 from einnet_explore.backends.c_kernels import VECTORS
 from einnet_explore.backends.errors import BackendError, NoKernel
 from einnet_explore.backends.identity import identity
@@ -84,8 +83,9 @@ class NativeSource:
 
     @cached_property
     def key(self) -> str:
-        """What a compiled kernel is remembered by."""
-        parts = (identity(self.scope), self.threads, PARALLEL_ELEMENTS, generator(), *FLAGS, *compiled.platform())
+        """The key of the compiled kernel; without the text, which takes 10 ms and more to emit."""
+        own = (self.threads, PARALLEL_ELEMENTS, versions.C_KERNEL_VERSION, this_machine(), *FLAGS)
+        parts = (identity(self.scope), *own, *compiled.platform(), compiled.c_compiler())
         return "n" + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:39]
 
     @cached_property
@@ -99,15 +99,6 @@ class NativeSource:
         if known is not None:
             return known
         return compiled.build_c(self.text, self.key, [(shape, self.dtype) for shape in self.shapes], FLAGS)
-
-
-@cache
-def generator() -> str:
-    """A digest of what kernels are written by: another version of it makes other kernels, which take other times."""
-    package = Path(__file__).parents[1]
-    own = (package / "backends" / f"{name}.py" for name in ("native", "c_kernels", "prepare", "squash", "structure"))
-    files = sorted((*(package / "kernels").rglob("*.py"), *(package / "algebra").glob("*.py"), *own))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,6 @@ from einnet_explore.backends.structure import LANES, borders, cased, lanes_of, m
 from einnet_explore.backends.transpose import transposing
 from einnet_explore.ir import Access, Iterator, Scope, accesses, as_index
 
-VERSION = 29
-"""Part of the key of compiled kernels: to be raised when a template changes."""
-
 ROW = 4 * LANES
 SHARES = 4
 """So many parts of the work, at least, a thread."""

@@ -12,9 +12,9 @@ from math import inf
 from pathlib import Path
 from typing import TypeVar
 
-from einnet_explore.backends import generated, schedule
+from einnet_explore.backends import versions
 from einnet_explore.backends.keys import ALONE, APART, Key, device, key_of, libraries
-from einnet_explore.backends.native import ENGINE, generator
+from einnet_explore.backends.native import ENGINE
 from einnet_explore.ir import EOPERATOR, Equation
 from einnet_explore.storage import cache_directory
 
@@ -145,11 +145,11 @@ def _by(key: Key) -> str:
     generates = EOPERATOR in f"{key.operator} {key.attributes}"
     by = []
     if engine == "tiled" or chosen:
-        by.append(f"in tiles by {generated.VERSION}")
+        by.append(f"in tiles by {versions.TILED_KERNEL_VERSION}")
     if (engine == "tvm" or chosen) and not generates:  # an eOperator's key itself says by what
-        by.append(f"in TVM by {schedule.VERSION}")
+        by.append(f"in TVM by {versions.SCHEDULE_VERSION}")
     if engine == ENGINE or (chosen and generates):
-        by.append(f"in C by {generator()[:16]}")
+        by.append(f"in C by {versions.C_KERNEL_VERSION}")
     return _BY + ", ".join(by) if by else ""
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import astuple, fields
-from functools import cache
 from pathlib import Path
 
-from einnet_explore import kernels
+from einnet_explore.backends import versions
 from einnet_explore.backends.identity import identity
 from einnet_explore.ir import Scope
 from einnet_explore.kernels.form import Form
@@ -17,16 +16,13 @@ from einnet_explore.kernels.tile import Cut, Tile
 from einnet_explore.kernels.tiles import best_tile, tiles
 from einnet_explore.storage import cache_directory, write_aside
 
-CHOOSING = ("core", "form", "layout", "machine", "packing", "tiles")
-"""The modules of ``kernels`` that choose: another version of one makes other choices."""
-
 
 def chosen_tile(scope: Scope, form: Form, machine: Machine) -> Tile | None:
     """``best_tile`` of *form*, which *scope* is, by what is kept for that expression, *machine* and version.
 
     What cannot be read, or is no tile of this form, is chosen anew; a disk that cannot be written costs the search.
     """
-    key = "\n".join((identity(scope), repr(astuple(machine)), _version()))
+    key = "\n".join((identity(scope), repr(astuple(machine)), str(versions.TILE_CHOICE_VERSION)))
     path = cache_directory() / "tiles" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
     kept = _read(path)
     if kept is not None and (tile := next(iter(tiles(form, machine, kept)), None)) is not None:
@@ -51,9 +47,3 @@ def _read(path: Path) -> Cut | None:
         return None
     whole = isinstance(numbers, list) and len(numbers) == len(fields(Cut)) and all(isinstance(n, int) for n in numbers)
     return Cut(*numbers) if whole else None
-
-
-@cache
-def _version() -> str:
-    package = Path(kernels.__file__).parent
-    return hashlib.sha256(b"".join((package / f"{name}.py").read_bytes() for name in CHOOSING)).hexdigest()

@@ -16,7 +16,7 @@ from tvm.s_tir import Schedule, ScheduleError
 from einnet_explore.algebra.chain import Chain
 from einnet_explore.algebra.nest import Nest, nest
 from einnet_explore.algebra.online import Online, online
-from einnet_explore.backends import compiled, measure, schedule, structure
+from einnet_explore.backends import compiled, measure, schedule, structure, versions
 from einnet_explore.backends.arrays import Array, aligned, aligned_empty, bound
 from einnet_explore.backends.blocks import kernel as blocks
 from einnet_explore.backends.blocks.choice import blocked, parts_of
@@ -147,7 +147,7 @@ class Source:
     @cached_property
     def key(self) -> str:
         """What a compiled kernel is remembered by."""
-        own = (self.dtype, self.threads, self.rank, schedule.VERSION, this_machine())
+        own = (self.dtype, self.threads, self.rank, versions.SCHEDULE_VERSION, this_machine())
         parts = (identity(self.scope), *own, *compiled.platform())
         return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:40]
 

@@ -1,7 +1,7 @@
 """What contests and selections came to, kept beside the measured times: a second run searches and measures little.
 
-A winner is kept as its steps, which are applied and certified again.  The keys hold the processor, the libraries and
-this package's own source, so that nothing is believed that another engine found.
+A winner is kept as its steps, which are applied and certified again.  The keys contain the processor, the versions of
+the libraries, and those that this package declares, so that results of another version are not used.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import hashlib
 import json
 import sqlite3
 from contextlib import closing
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from einnet_explore.backends.keys import device, libraries
+from einnet_explore.backends.keys import device, libraries, package_version
 from einnet_explore.backends.profiles import ProfileStore
+from einnet_explore.backends.versions import all_versions
 
 _TABLE = "CREATE TABLE IF NOT EXISTS remembered (what TEXT, key TEXT, found TEXT NOT NULL, PRIMARY KEY (what, key))"
 
@@ -59,16 +58,6 @@ class Memory:
 
 
 def _key(parts: tuple[object, ...]) -> str:
-    text = "\n".join((*map(str, parts), device(), libraries(), engine()))
+    versions = (package_version("einnet-explore"), all_versions())
+    text = "\n".join((*map(str, parts), device(), libraries(), *versions))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-@cache
-def engine() -> str:
-    """A digest of this package's source."""
-    found = hashlib.sha256()
-    root = Path(__file__).parents[1]
-    for path in sorted(root.rglob("*.py")):
-        found.update(path.relative_to(root).as_posix().encode())
-        found.update(path.read_bytes())
-    return found.hexdigest()

@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from einnet_explore.backends.program import compile_program
+from einnet_explore.backends.versions import all_versions
 from einnet_explore.graph.bench.cases import (
     called,
     evaluated,
@@ -26,7 +27,6 @@ from einnet_explore.graph.originals import written
 from einnet_explore.graph.outputs import Arrays
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.reading.model import Model
-from einnet_explore.graph.remembered import engine as version
 from einnet_explore.graph.running.plan import build_plan
 from einnet_explore.graph.running.regions import random_inputs
 from einnet_explore.graph.selection import selecting
@@ -194,7 +194,7 @@ def _original(task: Task, program: Program, given: Arrays) -> Engine:
     try:
         return _written(replace(task, engine=ORT), program, given)
     except ValueError:
-        return replace(_of_case(replace(task, engine=DIRECT), given), written=f"kernels of {version()}")
+        return replace(_of_case(replace(task, engine=DIRECT), given), written=f"kernels of {all_versions()}")
 
 
 def _written(task: Task, program: Program, given: Arrays) -> Engine:
