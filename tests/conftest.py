@@ -28,6 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["IPYTHONDIR"] = str(scratch / "ipython")
     for kind in ("CONFIG", "DATA", "RUNTIME"):
         os.environ[f"JUPYTER_{kind}_DIR"] = str(scratch / "jupyter" / kind.lower())
+    if config.option.collectonly:  # runs no test, so every snapshot is unused: syrupy would exit with 1
+        config.option.warn_unused_snapshots = True
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
