@@ -9,8 +9,13 @@ import pytest
 from onnx import TensorProto, helper
 from onnx_building import build, node, run
 
+from einnet_explore.graph.exporting import exported
+from einnet_explore.graph.reading import computed
+from einnet_explore.graph.reading.computed import unfolded
 from einnet_explore.graph.reading.load import load
 from einnet_explore.graph.reading.model import ModelError, identifiers
+from einnet_explore.graph.split import split
+from einnet_explore.graph.writing.export import Replacement
 
 W = np.ones((4, 3, 3, 3), np.float32)
 CONV = [node("Conv", ["x", "w"], ["y"], "conv1", pads=[1, 1, 1, 1])]
@@ -68,6 +73,66 @@ def test_shape_computations_are_folded_and_results_agree() -> None:
     x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     assert np.array_equal(run(model.proto, {"x": x})["y"], run(proto, {"x": x})["y"])
     assert [n.op_type for n in model.original.graph.node] == ["Shape", "Gather", "Concat", "Reshape"]
+
+
+def made_weight(side: int = 31) -> onnx.ModelProto:
+    """A convolution whose weight is computed from a shape and a factor for each filter."""
+    value = helper.make_tensor("", TensorProto.INT64, [1], [2])
+    nodes = [
+        node("ConstantOfShape", ["s"], ["ones"], value=value),
+        node("Cast", ["ones"], ["real"], to=TensorProto.FLOAT),
+        node("Mul", ["real", "factor"], ["scaled"]),
+        node("Reshape", ["scaled", "to"], ["w"]),
+        node("Conv", ["x", "w"], ["y"], pads=[side // 2] * 4),
+    ]
+    factor = np.arange(4, dtype=np.float32).reshape(4, 1) - 1
+    sizes = {"s": np.array([4, 3 * side * side]), "to": np.array([4, 3, side, side])}
+    return build(nodes, {"x": (1, 3, 8, 8)}, ["y"], {"factor": factor, **sizes})
+
+
+def test_a_weight_that_depends_on_no_input_is_folded_before_the_split() -> None:
+    proto = made_weight()
+    model = load(proto)
+    assert [n.op for n in model.nodes] == ["Conv"] and not {"ones", "real", "scaled"} & model.weights.keys()
+    (part,) = split(model)
+    assert [t.name for t in part.program.inputs if t.weight] == ["w"]
+    x = np.random.default_rng(0).standard_normal((1, 3, 8, 8)).astype(np.float32)
+    want = run(proto, {"x": x})["y"]
+    assert np.array_equal(run(model.proto, {"x": x})["y"], want)
+    file = unfolded(model)
+    assert file.ByteSize() < 2000 and {w.name for w in file.graph.initializer} == {"s", "factor", "to"}
+    assert np.array_equal(run(file, {"x": x})["y"], want)
+
+
+def test_a_file_holds_a_folded_weight_only_where_it_is_replaced() -> None:
+    model = load(made_weight())
+    (part,) = split(model)
+    names = {model.identifiers[name]: name for name in (*part.inputs, *part.outputs) if name not in model.weights}
+    made = exported(model, [Replacement(part.nodes, part.program, names, {"w": model.weights["w"]})])
+    assert "ConstantOfShape" not in {n.op_type for n in made.graph.node}
+    assert [n.op_type for n in exported(model, []).graph.node] == ["ConstantOfShape", "Cast", "Mul", "Reshape", "Conv"]
+
+
+@pytest.mark.parametrize("op", ["RandomNormal", "Log", "DequantizeLinear"])
+def test_random_infinite_and_quantised_weights_are_not_folded(op: str) -> None:
+    inputs, more = {"RandomNormal": ([], {"shape": [4, 4]}), "Log": (["zero"], {})}.get(op, (["q", "scale"], {}))
+    weights = {"zero": np.zeros((4, 4), np.float32), "q": np.ones((4, 4), np.int8), "scale": np.float32(0.5)}
+    nodes = [node(op, inputs, ["w"], **more), node("Add", ["x", "w"], ["y"])]
+    used = {name: array for name, array in weights.items() if name in inputs}
+    assert [n.op for n in load(build(nodes, {"x": (4, 4)}, ["y"], used)).nodes] == [op, "Add"]
+
+
+def test_weights_over_the_limit_are_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(computed, "MAX_FOLDED_BYTES", 60_000)
+    assert [n.op for n in load(made_weight()).nodes] == ["ConstantOfShape", "Cast", "Mul", "Reshape", "Conv"]
+
+
+def test_a_model_whose_weights_come_from_constant_of_shape_is_split() -> None:
+    folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+    model = load(folder / "light_squeezenet.onnx")
+    assert "ConstantOfShape" not in {n.op for n in model.nodes}
+    assert sum(len(part.parts) or 1 for part in split(model)) >= 26
+    assert unfolded(model).ByteSize() < 200_000 < sum(w.nbytes for w in model.weights.values())
 
 
 def test_an_older_opset_is_converted() -> None:

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 from einnet_explore.cost import program_seconds
 from einnet_explore.graph.contest import Engine
 from einnet_explore.graph.outputs import Array, Arrays
+from einnet_explore.graph.reading.computed import unfolded
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.running.plan import Plan, Segment
 from einnet_explore.graph.running.regions import answers, start
@@ -69,7 +70,7 @@ def in_onnxruntime(threads: int) -> Engine:
 
 def exported(model: Model, replacements: Iterable[Replacement]) -> onnx.ModelProto:
     """*model* with *replacements* in standard operators; raises ExportError, also for what no protocol buffer holds."""
-    made = rewrite_model(model.proto, replacements)
+    made = rewrite_model(unfolded(model), replacements)
     if made.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
         raise ExportError(f"the model has {made.ByteSize()} bytes, expected at most {onnx.checker.MAXIMUM_PROTOBUF}")
     return made

@@ -22,6 +22,7 @@ from einnet_explore.graph.attribution import Attribution, Without
 from einnet_explore.graph.filed import UNMEASURED, Exported
 from einnet_explore.graph.numerics import LEVELS
 from einnet_explore.graph.part import Part
+from einnet_explore.graph.reading.computed import unfolded
 from einnet_explore.graph.reading.model import Model
 from einnet_explore.graph.running.plan import Plan
 from einnet_explore.graph.running.regions import random_inputs
@@ -158,11 +159,8 @@ class Optimised:
         Only what pays in ONNX Runtime is in it, see ``exported``: where nothing does, it is the model as it is.
         Raises ExportError.
         """
-        if self.replacements:
-            return rewrite_model(self.model.proto, self.replacements)
-        made = onnx.ModelProto()
-        made.CopyFrom(self.model.proto)
-        return made
+        made = unfolded(self.model)
+        return rewrite_model(made, self.replacements) if self.replacements else made
 
     def save(self, path: str | Path) -> None:
         """Write ``onnx()`` to *path*, whole or not at all."""

@@ -20,7 +20,7 @@ from einnet_explore.graph.reading.checks import (
     check_weights,
     in_order,
 )
-from einnet_explore.graph.reading.computed import fold
+from einnet_explore.graph.reading.computed import fold, fold_constants
 from einnet_explore.graph.reading.functions import every_node, inlined
 from einnet_explore.graph.reading.model import Array, Model, ModelError, Shape, identifiers, nodes_of, opset
 from einnet_explore.graph.reading.shapes import give_shapes, values_of
@@ -48,10 +48,12 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Mappin
     original.CopyFrom(proto)
     _valid(file, proto)
     check_weights(file, nodes_of(proto.graph), _arrays(file, proto.graph))
-    return _model(file, _converted(file, fold(file, proto)), original)
+    proto.ir_version = max(proto.ir_version, _IR_OF_WEIGHTS)
+    proto, folded = fold_constants(file, _converted(file, fold(file, proto)))
+    return _model(file, proto, original, folded)
 
 
-def _model(file: str, proto: onnx.ModelProto, original: onnx.ModelProto) -> Model:
+def _model(file: str, proto: onnx.ModelProto, original: onnx.ModelProto, folded: tuple[onnx.NodeProto, ...]) -> Model:
     _sort(file, proto)
     graph = proto.graph
     nodes, values = nodes_of(graph), values_of(graph)
@@ -69,6 +71,7 @@ def _model(file: str, proto: onnx.ModelProto, original: onnx.ModelProto) -> Mode
         MappingProxyType(weights),
         MappingProxyType(values),
         identifiers(values),
+        folded,
     )
 
 
@@ -220,7 +223,7 @@ def _converted(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
     _lift_constants(file, converted)
     if opset(proto) < _PLACES_OF_RESIZE:
         _say_places(file, converted)
-    return fold(file, converted)
+    return converted
 
 
 _PLACES_OF_RESIZE = 11
@@ -240,6 +243,9 @@ def _say_places(file: str, proto: onnx.ModelProto) -> None:
 
 
 _IR_OF_OPSET = 10
+
+_IR_OF_WEIGHTS = 4
+"""The IR version from which a weight need not be a graph input too: before, inference does not see a folded one."""
 
 
 def _line(error: BaseException) -> str:

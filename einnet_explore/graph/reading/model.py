@@ -71,9 +71,10 @@ class Value:
 class Model:
     """A checked model with static inputs.
 
-    *proto* is normalised: local functions inlined, ``Constant`` nodes turned into initialisers, shape computations
-    folded, opset 21 where ONNX's converter manages it, nodes in the order of *nodes*.  *original* is what was read,
-    with the shapes that were asked for: the reference to compare with.
+    *proto* is normalised: local functions inlined, ``Constant`` nodes turned into initialisers, nodes that
+    depend on no input folded, opset 21 where ONNX's converter manages it, nodes in the order of *nodes*.  *original* is
+    what was read, with the shapes that were asked for: the reference to compare with.  *folded* are the nodes whose
+    results are weights now.
     """
 
     path: str
@@ -85,6 +86,7 @@ class Model:
     weights: Mapping[str, Array]
     values: Mapping[str, Value]
     identifiers: Mapping[str, str]
+    folded: tuple[onnx.NodeProto, ...] = ()
 
     @property
     def opset(self) -> int:
