@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 import einnet_explore as ee
-from einnet_explore.family.api import Derived
-from einnet_explore.family.calls import wrong_call
-from einnet_explore.family.prove import prove
+from einnet_explore.parametric.family import Derived
+from einnet_explore.parametric.operator_calls import wrong_call
+from einnet_explore.parametric.proof import prove
 
 LINE = """param H >= 3, C, F
 tensor A[H, C] pad [1, 0]

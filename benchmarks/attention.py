@@ -25,11 +25,11 @@ from onnx import TensorProto, helper
 
 from benchmarks.longformer import SETTLE, Graph, Sizes, near
 from benchmarks.longformer import expression as banded
-from einnet_explore.backends.program import compile_program
-from einnet_explore.graph.rows import by_rows
-from einnet_explore.graph.running.regions import start
 from einnet_explore.ir import Program
-from einnet_explore.text import parse
+from einnet_explore.pipeline.row_subprograms import by_rows
+from einnet_explore.pipeline.submodels import start
+from einnet_explore.runtime.program import compile_program
+from einnet_explore.syntax import parse
 
 Array = npt.NDArray[Any]
 Calls = Mapping[str, Callable[[], Callable[[], Array]]]

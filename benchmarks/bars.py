@@ -17,15 +17,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 
 import einnet_explore as ee
-from einnet_explore.algebra.certificate import Certificate, certify
-from einnet_explore.algebra.equations import weight_only
+from einnet_explore.analysis.equations import weight_only
+from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import EOPERATOR, VIEW, Program
 from einnet_explore.operators import find_operators
 from einnet_explore.rules import Derivation
-from einnet_explore.search.candidate import verdict
-from einnet_explore.search.engine import Search
-from einnet_explore.search.events import Found
-from einnet_explore.search.options import Options
+from einnet_explore.strategies.candidate import verdict
+from einnet_explore.strategies.engine import Search
+from einnet_explore.strategies.events import Found
+from einnet_explore.strategies.options import Options
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,15 +22,15 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from einnet_explore.backends.bandwidth import peak_flops
-from einnet_explore.backends.program import compile_program
+from einnet_explore.codegen.machine import this_machine
 from einnet_explore.cost import CostModel, cpu_default
-from einnet_explore.graph.finalists import algorithms, entries
-from einnet_explore.graph.post.chaining import chained
-from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.ir import Program
-from einnet_explore.kernels.machine import this_machine
-from einnet_explore.text import parse
+from einnet_explore.pipeline.finalists import algorithms, entries
+from einnet_explore.pipeline.post.chaining import chained
+from einnet_explore.pipeline.post.fusing import fuse
+from einnet_explore.runtime.device_rates import peak_flops
+from einnet_explore.runtime.program import compile_program
+from einnet_explore.syntax import parse
 
 CASES = ((1, 64, 56, 1), (1, 128, 28, 1), (1, 256, 14, 1), (1, 512, 7, 1), (1, 512, 14, 2), (16, 64, 56, 1),
          (16, 128, 28, 1), (16, 256, 14, 1), (16, 512, 7, 1))  # fmt: skip

@@ -18,21 +18,21 @@ from statistics import median
 from time import process_time
 
 from benchmarks.post import pieces
-from einnet_explore.algebra import tally
-from einnet_explore.algebra.certificate import Certificate, certify
+from einnet_evaluation.models import MODELS, write
 from einnet_explore.cost import program_seconds
-from einnet_explore.graph.anonymous import anonymous
-from einnet_explore.graph.finalists import Entry, algorithms, entries
-from einnet_explore.graph.joining import joined
-from einnet_explore.graph.models import MODELS, write
-from einnet_explore.graph.post.chaining import chained
-from einnet_explore.graph.post.fusing import fuse
-from einnet_explore.graph.post.layouts import laid_out
-from einnet_explore.graph.post.price import estimated
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.reading.model import Model
-from einnet_explore.graph.split import partition
+from einnet_explore.equivalence import term_multiset
+from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Program
+from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.model import Model
+from einnet_explore.pipeline.finalists import Entry, algorithms, entries
+from einnet_explore.pipeline.joining import joined
+from einnet_explore.pipeline.originals import anonymous
+from einnet_explore.pipeline.partition import partition
+from einnet_explore.pipeline.post.chaining import chained
+from einnet_explore.pipeline.post.fusing import fuse
+from einnet_explore.pipeline.post.layout_assignment import estimated
+from einnet_explore.pipeline.post.layouts import laid_out
 from einnet_explore.rules import Derivation, Step
 
 STATES = 120
@@ -78,7 +78,7 @@ def timed(steps: Iterable[Step]) -> list[tuple[float, str, Certificate]]:
 
 
 def _certified(step: Step) -> tuple[float, Certificate]:
-    tally._proved.cache_clear()  # a step is timed as if it were the first
+    term_multiset._proved.cache_clear()  # a step is timed as if it were the first
     began = process_time()
     certificate = certify(step.before, step.after)
     return process_time() - began, certificate

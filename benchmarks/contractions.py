@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from einnet_explore.backends import aligned_empty, compare, library
 from einnet_explore.cost import work
 from einnet_explore.ir import Equation, Tensor, tensors
 from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.runtime import aligned_empty, compare, library_calls
 
 
 def conv(c: int, f: int, size: int, window: tuple[int, int], stride: int = 1, groups: int = 1) -> Equation:
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] = ()) -> None:
         constants = {t.name: arrays[t.name] for t in tensors(equation.scope) if t.weight}
         out = aligned_empty(equation.scope.shape)
         ways = {}
-        for way in library.engines(equation, arrays, out, {}, OPERATORS, threads, False, constants):
+        for way in library_calls.engines(equation, arrays, out, {}, OPERATORS, threads, False, constants):
             ways[way.engine] = way
             if way.engine in {"tiled", "tvm"}:
                 break

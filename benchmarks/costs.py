@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import contractions, eoperators
-from einnet_explore.backends import ProfileStore, stream_bandwidth
-from einnet_explore.backends.bandwidth import peak_flops
 from einnet_explore.cost import CostModel, Device, cpu_default
 from einnet_explore.ir import EOPERATOR, Equation, Instance
-from einnet_explore.text import parse
+from einnet_explore.runtime import ProfileStore, stream_bandwidth
+from einnet_explore.runtime.device_rates import peak_flops
+from einnet_explore.syntax import parse
 
 
 def here(threads: int) -> Device:

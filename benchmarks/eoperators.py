@@ -17,16 +17,16 @@ from math import prod
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from einnet_explore.algebra.nest import nest
-from einnet_explore.backends import BackendError, aligned, aligned_empty, compare, compile_program, compile_scope
-from einnet_explore.backends.blas import set_threads
-from einnet_explore.backends.measure import times_faster
-from einnet_explore.backends.native import NativeSource
-from einnet_explore.backends.ways import NativeCall
+from einnet_explore.analysis.row_nest import nest
 from einnet_explore.ir import Const, Iterator, Program, Scope, Tensor, accesses, add, mul, tensors
 from einnet_explore.operators import expressions as ops
 from einnet_explore.rules import ROW_GENERATION, VARIABLE_SUBSTITUTION, Derivation
-from einnet_explore.text import parse
+from einnet_explore.runtime import BackendError, aligned, aligned_empty, compare, compile_program, compile_scope
+from einnet_explore.runtime.execution import set_threads
+from einnet_explore.runtime.implementations import NativeCall
+from einnet_explore.runtime.measurement import times_faster
+from einnet_explore.runtime.native import NativeSource
+from einnet_explore.syntax import parse
 
 CASES = {
     "OffsetReduce 9x28x28x64": """
@@ -153,7 +153,7 @@ def main(argv: Sequence[str] = ()) -> None:
 
 
 def residues(program: Program) -> Program:
-    """*program*, a dilated band, with residues of its rows as a batch: what ``graph.rows`` derives."""
+    """*program*, a dilated band, with residues of its rows as a batch: what ``pipeline.row_subprograms`` derives."""
     for match in VARIABLE_SUBSTITUTION.matches(program, (0,)):
         longer = Derivation(program).then(match)
         inner = [a.source for a in accesses(longer.end.equations[0].scope.body)]

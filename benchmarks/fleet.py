@@ -62,14 +62,14 @@ def main(argv: Sequence[str] = ()) -> None:
 
 def measure(models: Sequence[str], each: int, out: Path) -> None:
     """Write a CSV of (what, of what, value)."""
-    from einnet_explore.backends.keys import key_of
-    from einnet_explore.backends.profiles import ProfileStore
-    from einnet_explore.graph.anonymous import anonymous
-    from einnet_explore.graph.finalists import entries
-    from einnet_explore.graph.models import write
-    from einnet_explore.graph.optimise import Optimiser
-    from einnet_explore.graph.reading.load import load
-    from einnet_explore.graph.request import settings
+    from einnet_evaluation.models import write
+    from einnet_explore.onnx_import.load import load
+    from einnet_explore.pipeline.finalists import entries
+    from einnet_explore.pipeline.optimiser import Optimiser
+    from einnet_explore.pipeline.originals import anonymous
+    from einnet_explore.pipeline.request import settings
+    from einnet_explore.runtime.implementation_choice import ProfileStore
+    from einnet_explore.runtime.keys import key_of
 
     rows: list[tuple[str, str, float]] = []
 
@@ -79,7 +79,7 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
 
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-c", "import einnet_explore.graph.elsewhere"], check=True)
+        subprocess.run([sys.executable, "-c", "import einnet_explore.pipeline.remote_tuning"], check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         keep("worker start seconds", "import", after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     with tempfile.TemporaryDirectory() as scratch:

@@ -21,16 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from einnet_explore.backends import aligned, aligned_empty, compare, compile_scope, fused_launch
-from einnet_explore.backends.apart import bind_apart
-from einnet_explore.backends.blas import set_threads
-from einnet_explore.backends.fused import FusedProgram
-from einnet_explore.backends.measure import Timing, times_faster
-from einnet_explore.backends.native import NativeSource
-from einnet_explore.backends.ways import NativeCall
-from einnet_explore.graph.in_one import in_one
+from einnet_evaluation import fused_programs
 from einnet_explore.ir import Program
-from einnet_explore.kernels.fusion import programs
+from einnet_explore.pipeline.row_subprograms import in_one
+from einnet_explore.runtime import aligned, aligned_empty, compare, compile_scope, fused
+from einnet_explore.runtime.execution import set_threads
+from einnet_explore.runtime.fused import FusedProgram
+from einnet_explore.runtime.implementations import NativeCall
+from einnet_explore.runtime.measurement import Timing, times_faster
+from einnet_explore.runtime.native import NativeSource
+from einnet_explore.runtime.unfused import bind_apart
 
 Arrays = Mapping[str, Any]
 EPSILON = np.float32(1e-5)
@@ -57,7 +57,7 @@ def batch_norm(n: int, c: int, h: int, w: int) -> Case:
     across = (1, -1, 1, 1)
     return Case(
         f"batch norm {n}x{c}x{h}x{w}",
-        programs.batch_norm(n, c, h, w),
+        fused_programs.batch_norm(n, c, h, w),
         lambda a: normed(a["X"], (0, 2, 3)) * a["g"].reshape(across) + a["b"].reshape(across),
         lambda torch, a: torch.nn.functional.batch_norm(a["X"], None, None, a["g"], a["b"], training=True),
     )
@@ -67,7 +67,7 @@ def layer_norm(r: int, c: int) -> Case:
     """Over the last dimension, with scale and shift."""
     return Case(
         f"layer norm {r}x{c}",
-        programs.layer_norm(r, c),
+        fused_programs.layer_norm(r, c),
         lambda a: normed(a["X"], (1,)) * a["g"] + a["b"],
         lambda torch, a: torch.nn.functional.layer_norm(a["X"], (c,), a["g"], a["b"]),
     )
@@ -77,7 +77,7 @@ def instance_norm(n: int, c: int, h: int, w: int) -> Case:
     """Over (2, 3)."""
     return Case(
         f"instance norm {n}x{c}x{h}x{w}",
-        programs.instance_norm(n, c, h, w),
+        fused_programs.instance_norm(n, c, h, w),
         lambda a: normed(a["X"], (2, 3)),
         lambda torch, a: torch.nn.functional.instance_norm(a["X"]),
     )
@@ -90,7 +90,7 @@ def softmax(r: int, c: int) -> Case:
         e = np.exp(a["X"] - a["X"].max(1, keepdims=True))
         return e / e.sum(1, keepdims=True)
 
-    return Case(f"softmax {r}x{c}", programs.softmax(r, c), unfused, lambda torch, a: torch.softmax(a["X"], 1))
+    return Case(f"softmax {r}x{c}", fused_programs.softmax(r, c), unfused, lambda torch, a: torch.softmax(a["X"], 1))
 
 
 CASES = (
@@ -111,7 +111,7 @@ def compile_seconds(case: Case, arrays: Arrays) -> float:
     kept = os.environ.get("EINNET_EXPLORE_CACHE")
     with tempfile.TemporaryDirectory() as empty:
         os.environ["EINNET_EXPLORE_CACHE"] = empty
-        fused_launch._function.cache_clear()
+        fused._function.cache_clear()
         try:
             start = os.times()
             FusedProgram(case.program).launch(arrays)
@@ -157,7 +157,7 @@ def generators(program: Program, arrays: Arrays, threads: int) -> dict[str, Call
 
 def python_seconds() -> dict[str, float]:
     """What a call costs where there is next to nothing to compute: bound, with arrays as they come, in a plan."""
-    program = programs.batch_norm(1, 1, 1, 1)
+    program = fused_programs.batch_norm(1, 1, 1, 1)
     kernel = FusedProgram(program)
     arrays = {t.name: aligned(np.ones(t.shape, np.float32)) for t in program.inputs}
     bound = kernel.bind(arrays, kernel(arrays))

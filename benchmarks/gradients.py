@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 import einnet_explore as ee
-from einnet_explore.backends.measure import Timing, compare, pause, times_faster
-from einnet_explore.backends.program import CompiledProgram, compile_program
+from einnet_explore.autodiff import Passes, cse, front, split
 from einnet_explore.ir import Program
-from einnet_explore.stash import Passes, cse, front, split
+from einnet_explore.runtime.measurement import Timing, compare, pause, times_faster
+from einnet_explore.runtime.program import CompiledProgram, compile_program
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 

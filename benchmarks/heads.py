@@ -20,19 +20,19 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.blocks import lower_quartiles
 from benchmarks.merging import separable
-from einnet_explore.algebra.measure import intensity
-from einnet_explore.backends.epilogues import compile_measured
-from einnet_explore.backends.profiles import ProfileStore
+from einnet_explore.analysis.counts import intensity
 from einnet_explore.cost import program_seconds
-from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.ir import Program
+from einnet_explore.pipeline.post.fusing import fuse
 from einnet_explore.rules import BILINEAR_SUBSTITUTION, FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
-from einnet_explore.search.engine import Search
-from einnet_explore.search.events import Found
-from einnet_explore.search.options import Options
-from einnet_explore.search.strategies import Allowed, choices
-from einnet_explore.text import parse
+from einnet_explore.runtime.epilogues import compile_measured
+from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.strategies.engine import Search
+from einnet_explore.strategies.events import Found
+from einnet_explore.strategies.options import Options
+from einnet_explore.strategies.strategy import Allowed, choices
+from einnet_explore.syntax import parse
 
 CASES = ((2048, 7), (1024, 14), (512, 28), (256, 56))
 """(channels, side) of the stages of GCN's encoder at 224²."""

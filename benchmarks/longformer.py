@@ -22,13 +22,13 @@ import onnx
 from numpy.lib.stride_tricks import as_strided
 from onnx import TensorProto, helper, numpy_helper
 
-from einnet_explore.backends.program import compile_program
-from einnet_explore.graph.rows import by_rows
-from einnet_explore.graph.running.regions import start
-from einnet_explore.graph.writing.nodes import to_onnx
 from einnet_explore.ir import Program
+from einnet_explore.onnx_export.nodes import to_onnx
 from einnet_explore.operators import expressions as ops
-from einnet_explore.text import parse
+from einnet_explore.pipeline.row_subprograms import by_rows
+from einnet_explore.pipeline.submodels import start
+from einnet_explore.runtime.program import compile_program
+from einnet_explore.syntax import parse
 
 Array = npt.NDArray[Any]
 

@@ -16,17 +16,17 @@ from time import perf_counter, process_time
 
 import numpy as np
 
-from einnet_explore.backends.measure import compare, times_faster
-from einnet_explore.backends.program import compile_program
 from einnet_explore.cost import program_seconds
-from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.ir import Program
-from einnet_explore.search.candidate import Candidate
-from einnet_explore.search.closure import Limits, candidates, compute_bound
-from einnet_explore.search.engine import Search
-from einnet_explore.search.events import Found
-from einnet_explore.search.options import Options
-from einnet_explore.text import parse
+from einnet_explore.pipeline.post.fusing import fuse
+from einnet_explore.runtime.measurement import compare, times_faster
+from einnet_explore.runtime.program import compile_program
+from einnet_explore.strategies.candidate import Candidate
+from einnet_explore.strategies.closure import Limits, candidates, compute_bound
+from einnet_explore.strategies.engine import Search
+from einnet_explore.strategies.events import Found
+from einnet_explore.strategies.options import Options
+from einnet_explore.syntax import parse
 
 
 def attention(m: int, k: int, heads: int, n: int) -> str:

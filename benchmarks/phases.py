@@ -17,14 +17,14 @@ import numpy as np
 from onnx import helper
 
 from benchmarks.blocks import library, lower_quartiles
-from einnet_explore.backends.bandwidth import peak_flops
-from einnet_explore.backends.program import compile_program
 from einnet_explore.cost import CostModel, cpu_default
-from einnet_explore.graph.finalists import by_algorithm, entries
-from einnet_explore.graph.post.chaining import chained
-from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.ir import Program
-from einnet_explore.text import parse
+from einnet_explore.pipeline.finalists import by_algorithm, entries
+from einnet_explore.pipeline.post.chaining import chained
+from einnet_explore.pipeline.post.fusing import fuse
+from einnet_explore.runtime.device_rates import peak_flops
+from einnet_explore.runtime.program import compile_program
+from einnet_explore.syntax import parse
 
 CASES = ((1, 512, 256, 4), (1, 256, 128, 8), (1, 128, 64, 16), (16, 256, 128, 8), (16, 128, 64, 16))
 """(batch, channels, features, side) of DCGAN's layers."""

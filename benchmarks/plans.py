@@ -15,17 +15,16 @@ from time import perf_counter, sleep
 from typing import Any
 
 import einnet_explore as ee
-from einnet_explore.backends.measure import pause
-from einnet_explore.backends.program import compile_program
+from einnet_evaluation.models import write
 from einnet_explore.cli.output import table
-from einnet_explore.graph.models import write
-from einnet_explore.graph.post.fusing import fuse
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.reading.model import Model
-from einnet_explore.graph.running.compiled import ByValue
-from einnet_explore.graph.running.plan import Run, build_plan
-from einnet_explore.graph.split import Subprogram, partition
-from einnet_explore.graph.whole import telling_inputs
+from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.model import Model
+from einnet_explore.pipeline.partition import Subprogram, partition
+from einnet_explore.pipeline.plan import ByValue, Run, build_plan
+from einnet_explore.pipeline.post.fusing import fuse
+from einnet_explore.pipeline.whole_model import telling_inputs
+from einnet_explore.runtime.measurement import pause
+from einnet_explore.runtime.program import compile_program
 
 SEARCH = 20
 """Seconds, at most, that a group is searched for."""

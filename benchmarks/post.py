@@ -13,20 +13,20 @@ from collections.abc import Callable, Iterable, Sequence
 from time import process_time
 from typing import TypeAlias
 
-from einnet_explore.algebra.equations import weight_only
+from einnet_evaluation.models import MODELS, write
+from einnet_explore.analysis.equations import weight_only
 from einnet_explore.cost import program_seconds
-from einnet_explore.graph.anonymous import anonymous
-from einnet_explore.graph.finalists import Entry, entries
-from einnet_explore.graph.joining import Piece, joined
-from einnet_explore.graph.judging import certificates
-from einnet_explore.graph.models import MODELS, write
-from einnet_explore.graph.post.fusing import fuse
-from einnet_explore.graph.post.layouts import laid_out
-from einnet_explore.graph.post.price import estimated
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.reading.model import Model
-from einnet_explore.graph.split import partition
 from einnet_explore.ir import VIEW, Program
+from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.model import Model
+from einnet_explore.pipeline.finalists import Entry, entries
+from einnet_explore.pipeline.joining import Piece, joined
+from einnet_explore.pipeline.originals import anonymous
+from einnet_explore.pipeline.outcome import certificates
+from einnet_explore.pipeline.partition import partition
+from einnet_explore.pipeline.post.fusing import fuse
+from einnet_explore.pipeline.post.layout_assignment import estimated
+from einnet_explore.pipeline.post.layouts import laid_out
 from einnet_explore.rules import Derivation
 
 SECONDS = 0.5

@@ -23,9 +23,9 @@ from typing import Any
 
 import einnet_explore as ee
 from einnet_explore.cli.output import table
-from einnet_explore.executors import Processes, Serial, gathered, submitted
-from einnet_explore.explore.many import search_one
 from einnet_explore.ir import Program
+from einnet_explore.session.many_searches import search_one
+from einnet_explore.support.executors import Processes, Serial, gathered, submitted
 
 STATES = 400
 

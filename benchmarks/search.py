@@ -21,12 +21,12 @@ from pathlib import Path
 
 import einnet_explore as ee
 from benchmarks.bars import BARS, Bar, median, unsure
-from einnet_explore.algebra.keys import program_key
+from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.cli.output import table
 from einnet_explore.cost import program_seconds
-from einnet_explore.explore.run import Run
 from einnet_explore.ir import Program
-from einnet_explore.search.options import Options
+from einnet_explore.session.run import Run
+from einnet_explore.strategies.options import Options
 
 
 @dataclass(frozen=True, slots=True)

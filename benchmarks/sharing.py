@@ -25,19 +25,18 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.blocks import convolution
 from benchmarks.phases import NODE, transposed
-from einnet_explore.algebra.chain import Chain
-from einnet_explore.backends import compiled
-from einnet_explore.backends.arrays import aligned, aligned_empty
-from einnet_explore.backends.blocks import kernel
-from einnet_explore.backends.blocks.choice import blocked, cuts_of, parts_of
-from einnet_explore.backends.blocks.parts import Part, divided
-from einnet_explore.backends.fragment import session_options
+from einnet_explore.analysis.fused_chain import Chain
+from einnet_explore.codegen.blocked_chains import kernel
+from einnet_explore.codegen.blocked_chains.block_sizes import Part, blocked, cuts_of, divided, parts_of
+from einnet_explore.codegen.machine import this_machine
 from einnet_explore.cost import CostModel, cpu_default
-from einnet_explore.graph.finalists import by_algorithm, entries
-from einnet_explore.graph.post.chaining import chained
-from einnet_explore.graph.post.fusing import fuse
 from einnet_explore.ir import Program, Scope, Table, accesses, tensors
-from einnet_explore.kernels.machine import this_machine
+from einnet_explore.pipeline.finalists import by_algorithm, entries
+from einnet_explore.pipeline.post.chaining import chained
+from einnet_explore.pipeline.post.fusing import fuse
+from einnet_explore.runtime import compiled
+from einnet_explore.runtime.arrays import aligned, aligned_empty
+from einnet_explore.runtime.onnx_fragment import session_options
 
 CASES = ("phases 512 256 4", "phases 256 128 8", "phases 128 64 16", "conv 64 56", "conv 128 28", "conv 256 28",
          "conv 256 14", "conv 512 14")  # fmt: skip

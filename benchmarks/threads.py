@@ -14,11 +14,11 @@ from typing import Any
 
 import onnxruntime
 
-from einnet_explore.backends import measure
-from einnet_explore.backends.fragment import session_options
+from einnet_evaluation.models import write
 from einnet_explore.cli.output import table
-from einnet_explore.graph.models import write
-from einnet_explore.graph.running.regions import random_inputs
+from einnet_explore.pipeline.submodels import random_inputs
+from einnet_explore.runtime import measurement
+from einnet_explore.runtime.onnx_fragment import session_options
 
 LONG = 0.2
 """Seconds for which the processor time after a run is watched."""
@@ -46,13 +46,13 @@ def after(session: onnxruntime.InferenceSession, feeds: dict[str, Any]) -> float
 
 def equal(calls: dict[str, Any], seconds: float, settle: float, rounds: int) -> tuple[float, float]:
     """How many times faster the second of two equal *calls* seems, by pairs and by lower quartiles."""
-    measure.SAMPLE, before = seconds, measure.SAMPLE
+    measurement.SAMPLE, before = seconds, measurement.SAMPLE
     try:
-        found = measure.compare(calls, rounds, settle=settle)
+        found = measurement.compare(calls, rounds, settle=settle)
     finally:
-        measure.SAMPLE = before
+        measurement.SAMPLE = before
     one, other = found.values()
-    return measure.times_faster(one, other), one.low / other.low
+    return measurement.times_faster(one, other), one.low / other.low
 
 
 def main() -> None:
@@ -72,9 +72,9 @@ def main() -> None:
     twins = sessions(proto, chosen.threads)["ours"], held["ours"]
     calls = {str(n): partial(twin.run, None, feeds) for n, twin in enumerate(twins)}
     rows = [["a sample lasts", "seconds", "equal sessions: pairs, quartiles"]]
-    for seconds in (0.005, measure.SAMPLE):
+    for seconds in (0.005, measurement.SAMPLE):
         began = perf_counter()
-        ratios = [equal(calls, seconds, measure.pause(chosen.threads), 21) for _ in range(chosen.times)]
+        ratios = [equal(calls, seconds, measurement.pause(chosen.threads), 21) for _ in range(chosen.times)]
         spent = (perf_counter() - began) / chosen.times
         rows.append([f"{seconds * 1e3:.0f} ms", f"{spent:.1f}", "; ".join(f"{a:.2f}, {b:.2f}" for a, b in ratios)])
     print(table(rows))

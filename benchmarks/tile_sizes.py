@@ -12,11 +12,11 @@ import random
 
 import numpy as np
 
-from einnet_explore.backends import aligned, aligned_empty, c_kernels, compare
-from einnet_explore.backends.measure import times_faster
-from einnet_explore.kernels.machine import this_machine
-from einnet_explore.kernels.tiling import Hardware, best_first, contraction, exhaustive, processor, tiled
-from einnet_explore.text import parse
+from einnet_explore.codegen.machine import this_machine
+from einnet_explore.codegen.tiling import Hardware, best_first, contraction, exhaustive, processor, tiled
+from einnet_explore.runtime import aligned, aligned_empty, c_kernels, compare
+from einnet_explore.runtime.measurement import times_faster
+from einnet_explore.syntax import parse
 
 CASES = {
     "conv 3x3 64→64, 56², NHWC": """

@@ -16,11 +16,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from einnet_explore.algebra.certificate import Certificate, certify
-    from einnet_explore.algebra.evaluate import evaluate
-    from einnet_explore.algebra.keys import program_key
+    from einnet_explore.analysis.canonical_keys import program_key
+    from einnet_explore.autodiff import cse
+    from einnet_explore.autodiff.gradients import grad
     from einnet_explore.cost import program_seconds
-    from einnet_explore.explore.api import (
+    from einnet_explore.equivalence.certificate import Certificate, certify
+    from einnet_explore.interpreter.evaluation import evaluate
+    from einnet_explore.operators import OPERATORS, Operator
+    from einnet_explore.operators import expressions as ops
+    from einnet_explore.parametric.family import family, load_family
+    from einnet_explore.rules import RULES, Refused, Rule, scope_rule
+    from einnet_explore.session.api import (
         benchmark,
         check,
         explore,
@@ -31,19 +37,11 @@ if TYPE_CHECKING:
         search_all,
         write_model,
     )
-    from einnet_explore.explore.gradients import grad
-    from einnet_explore.explore.quiz import Quiz
-    from einnet_explore.explore.rule_pages import rule_page
-    from einnet_explore.explore.session import Session
-    from einnet_explore.explore.views import show
-    from einnet_explore.family.reading import family, load_family
-    from einnet_explore.operators import OPERATORS, Operator
-    from einnet_explore.operators import expressions as ops
-    from einnet_explore.render import latex, text
-    from einnet_explore.rules import RULES, Refused, Rule, scope_rule
-    from einnet_explore.search.cleanup import clean
-    from einnet_explore.stash import cse
-    from einnet_explore.text import parse
+    from einnet_explore.session.quiz import Quiz
+    from einnet_explore.session.session import Session
+    from einnet_explore.strategies.moves import clean
+    from einnet_explore.syntax import latex, parse, text
+    from einnet_explore.viz.views import rule_page, show
 
 __all__ = [
     "OPERATORS",

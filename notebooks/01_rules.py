@@ -24,8 +24,8 @@ from IPython.display import display
 
 import einnet_explore as ee
 from einnet_explore import rules
-from einnet_explore.algebra.bilinear import correlation
-from einnet_explore.algebra.measure import intensity
+from einnet_explore.analysis.bilinear import correlation
+from einnet_explore.analysis.counts import intensity
 
 paged = []
 

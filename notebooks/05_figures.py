@@ -29,15 +29,15 @@
 from pathlib import Path
 
 import einnet_explore as ee
-from einnet_explore.explore.mapping import mapping_table
-from einnet_explore.explore.tables import Table
-from einnet_explore.graph.post.fusing import fuse
-from einnet_explore.graph.post.layouts import laid_out
-from einnet_explore.graph.post.price import estimated
 from einnet_explore.ir import scopes
 from einnet_explore.operators import Unmatched, distance
 from einnet_explore.operators.library import MATMUL
-from einnet_explore.search.closure import Limits, candidates
+from einnet_explore.pipeline.post.fusing import fuse
+from einnet_explore.pipeline.post.layout_assignment import estimated
+from einnet_explore.pipeline.post.layouts import laid_out
+from einnet_explore.session.comparison import mapping_table
+from einnet_explore.strategies.closure import Limits, candidates
+from einnet_explore.viz.tables import Table
 
 CONV = ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3)
 MATMULS = ee.search(CONV, max_depth=3, limit=60).start().wait()

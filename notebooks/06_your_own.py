@@ -30,10 +30,10 @@ from dataclasses import replace
 import numpy as np
 
 import einnet_explore as ee
-from einnet_explore.backends.program import compile_program
 from einnet_explore.checker import check_file
 from einnet_explore.ir import Apply, Scope
 from einnet_explore.rules import INTER_RULES, RULES
+from einnet_explore.runtime.program import compile_program
 
 # %%
 GROWING = ("relu", "exp", "tanh", "sigmoid", "sqrt")

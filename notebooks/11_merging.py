@@ -23,8 +23,8 @@
 
 # %%
 import einnet_explore as ee
-from einnet_explore.graph.post.fusing import fuse
-from einnet_explore.search.closure import Limits, candidates
+from einnet_explore.pipeline.post.fusing import fuse
+from einnet_explore.strategies.closure import Limits, candidates
 
 # %% [markdown]
 # ## By hand: queries, keys and values

@@ -18,11 +18,11 @@
 
 # %%
 import einnet_explore as ee
-from einnet_explore.graph.post.fusing import fuse
-from einnet_explore.graph.post.layouts import laid_out
-from einnet_explore.graph.post.price import estimated
 from einnet_explore.ir import program
-from einnet_explore.search.closure import Limits, candidates
+from einnet_explore.pipeline.post.fusing import fuse
+from einnet_explore.pipeline.post.layout_assignment import estimated
+from einnet_explore.pipeline.post.layouts import laid_out
+from einnet_explore.strategies.closure import Limits, candidates
 
 
 def calls(candidate):

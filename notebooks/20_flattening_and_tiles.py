@@ -21,11 +21,9 @@
 import numpy as np
 
 import einnet_explore as ee
-from einnet_explore.algebra.flattening import flattened
-from einnet_explore.backends import opencl
-from einnet_explore.explore.tile_plot import tile_figure
-from einnet_explore.kernels.source import I32, emit
-from einnet_explore.kernels.tiling import (
+from einnet_explore.analysis.flattening import flattened
+from einnet_explore.codegen.language import I32, emit
+from einnet_explore.codegen.tiling import (
     Hardware,
     best_first,
     contraction,
@@ -34,6 +32,8 @@ from einnet_explore.kernels.tiling import (
     tile_cost,
     tiled,
 )
+from einnet_explore.runtime import opencl
+from einnet_explore.viz.kernels import tile_figure
 
 # %% [markdown]
 # ## Flattening

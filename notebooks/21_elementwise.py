@@ -26,13 +26,7 @@ from IPython.display import Code, Markdown
 from matplotlib.figure import Figure as Page
 
 import einnet_explore as ee
-from einnet_explore.backends import nvrtc, opencl
-from einnet_explore.backends.elementwise import Elementwise
-from einnet_explore.explore.figure import Figure
-from einnet_explore.explore.kernel_text import kernel_texts
-from einnet_explore.explore.sheet import Sheet
-from einnet_explore.ir import Apply
-from einnet_explore.kernels.elementwise import (
+from einnet_explore.codegen.elementwise import (
     A100,
     BLOCK,
     H100,
@@ -48,7 +42,14 @@ from einnet_explore.kernels.elementwise import (
     plan,
     planned,
 )
-from einnet_explore.kernels.source import F16, F32, F64, I8, emit
+from einnet_explore.codegen.language import F16, F32, F64, I8, emit
+from einnet_explore.ir import Apply
+from einnet_explore.runtime import opencl
+from einnet_explore.runtime.cuda import nvrtc
+from einnet_explore.runtime.elementwise import Elementwise
+from einnet_explore.viz.figure import Figure
+from einnet_explore.viz.kernels import kernel_texts
+from einnet_explore.viz.tables import Sheet
 
 # %% [markdown]
 # ## How many threads, how many blocks

@@ -26,17 +26,18 @@
 import numpy as np
 
 import einnet_explore as ee
-from einnet_explore.backends import nvrtc, opencl
-from einnet_explore.backends.apart import contest
-from einnet_explore.backends.fused import FusedProgram
-from einnet_explore.backends.fused_blocks import gpu_launch, run_blocks
-from einnet_explore.explore.figures import drawn_figure
-from einnet_explore.kernels.fusion import fuse
-from einnet_explore.kernels.fusion.diagram import diagram, summary
-from einnet_explore.kernels.fusion.flat import flatten
-from einnet_explore.kernels.fusion.paying import A100, CORE, verdict
-from einnet_explore.kernels.fusion.programs import batch_norm, softmax
-from einnet_explore.kernels.source import emit
+from einnet_evaluation.fused_programs import batch_norm, softmax
+from einnet_explore.codegen.fusion import fuse
+from einnet_explore.codegen.fusion.memory_layout import flatten
+from einnet_explore.codegen.fusion.profitability import A100, CORE, verdict
+from einnet_explore.codegen.language import emit
+from einnet_explore.runtime import opencl
+from einnet_explore.runtime.cuda import nvrtc
+from einnet_explore.runtime.emulated_blocks import gpu_launch, run_blocks
+from einnet_explore.runtime.fused import FusedProgram
+from einnet_explore.runtime.unfused import contest
+from einnet_explore.viz.graph_figures import drawn_figure
+from einnet_explore.viz.kernels import diagram, summary
 
 # %% [markdown]
 # ## A variable instead of an array

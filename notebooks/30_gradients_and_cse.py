@@ -26,7 +26,7 @@ import numpy as np
 from IPython.display import HTML
 
 import einnet_explore as ee
-from einnet_explore.backends import compare, compile_program
+from einnet_explore.runtime import compare, compile_program
 
 # %% [markdown]
 # ## tanh

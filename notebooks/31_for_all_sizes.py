@@ -22,7 +22,7 @@ import time
 import matplotlib.pyplot as plt
 
 import einnet_explore as ee
-from einnet_explore.explore.tables import Table
+from einnet_explore.viz.tables import Table
 
 # %% [markdown]
 # ## A convolution is a product and a sum of offsets, for all H, C and F

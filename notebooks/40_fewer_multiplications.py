@@ -28,14 +28,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import einnet_explore as ee
-from einnet_explore.algebra.bilinear import correlates, correlation, wrong_entry
-from einnet_explore.algebra.certificate import certify
-from einnet_explore.algebra.chain import chain
-from einnet_explore.algebra.monoids import softmax
-from einnet_explore.algebra.rounding import bilinear, computed, growth
-from einnet_explore.algebra.small_products import matrix_product, nested, strassen
-from einnet_explore.graph.post.chaining import chained
-from einnet_explore.graph.rows import by_rows
+from einnet_explore.analysis.bilinear import correlates, correlation, matrix_product, nested, strassen, wrong_entry
+from einnet_explore.analysis.fused_chain import chain
+from einnet_explore.analysis.softmax_monoid import softmax
+from einnet_explore.equivalence.certificate import certify
+from einnet_explore.interpreter.running_error import bilinear, computed, growth
+from einnet_explore.pipeline.post.chaining import chained
+from einnet_explore.pipeline.row_subprograms import by_rows
 from einnet_explore.rules import (
     BILINEAR_PRODUCT,
     BILINEAR_SUBSTITUTION,

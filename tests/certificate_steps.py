@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeAlias
 
-from einnet_explore.algebra.substitute import substitute, with_iterators
+from einnet_explore.analysis.substitution import substitute, with_iterators
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -27,7 +27,7 @@ from einnet_explore.ir import (
     map_accesses,
     scopes,
 )
-from einnet_explore.text import parse
+from einnet_explore.syntax import parse
 
 Change: TypeAlias = Callable[[Access], tuple[Index, ...]]
 

@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from einnet_evaluation.fused_programs import batch_norm, instance_norm, layer_norm, softmax, variance
+from einnet_explore.codegen.fusion import resized
 from einnet_explore.ir import Program
-from einnet_explore.kernels.fusion import resized
-from einnet_explore.kernels.fusion.programs import batch_norm, instance_norm, layer_norm, softmax, variance
-from einnet_explore.text import parse
+from einnet_explore.syntax import parse
 
 
 def two_ways(r: int, c: int) -> Program:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from einnet_explore.kernels.source import (
+from einnet_explore.codegen.language import (
     F16,
     Array,
     Assign,
@@ -35,9 +35,7 @@ from einnet_explore.kernels.source import (
     Turn,
     Var,
 )
-from einnet_explore.kernels.source.arrays import Load
-from einnet_explore.kernels.source.calls import Call, Select
-from einnet_explore.kernels.source.values import Binary, Cast, Expr, Id, Literal, Unary
+from einnet_explore.codegen.language.values import Binary, Call, Cast, Expr, Id, Literal, Load, Select, Unary
 
 BINARY = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "<": operator.lt, "<=": operator.le, ">": operator.gt,

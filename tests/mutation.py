@@ -13,14 +13,14 @@ import numpy as np
 from certificate_steps import mutants, reread
 
 import einnet_explore as ee
-from einnet_explore.algebra.certificate import certify
-from einnet_explore.algebra.evaluate import IllegalRead, evaluate
 from einnet_explore.checker import wrong_instance
+from einnet_explore.equivalence.certificate import certify
+from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Instance, Program, accesses
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import INTER_RULES, RULES, Step
-from einnet_explore.search.engine import Search
-from einnet_explore.search.options import Options
+from einnet_explore.strategies.engine import Search
+from einnet_explore.strategies.options import Options
 
 CASES = {
     "convolution": ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3),

@@ -8,10 +8,10 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from einnet_explore.graph.reading.assemble import assemble
-from einnet_explore.graph.reading.model import Model
-from einnet_explore.graph.reading.operators import NotUnderstood, express
 from einnet_explore.ir import Program
+from einnet_explore.onnx_import.assembly import assemble
+from einnet_explore.onnx_import.model import Model
+from einnet_explore.onnx_import.operator_table import NotUnderstood, express
 
 Dims = Sequence[int | str | None]
 

@@ -11,18 +11,18 @@ import onnxruntime
 import pytest
 from onnx_building import build, node
 
-from einnet_explore.backends import versions
-from einnet_explore.graph import contest as contest_module
-from einnet_explore.graph import filed as filed_module
-from einnet_explore.graph import result as result_module
-from einnet_explore.graph import sparing as sparing_module
-from einnet_explore.graph import whole as whole_module
-from einnet_explore.graph.contest import Settings
-from einnet_explore.graph.optimise import Optimiser
-from einnet_explore.graph.optimised import Optimised
-from einnet_explore.graph.outputs import AGREEMENT, largest_error
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.reading.model import Model
+from einnet_explore.codegen import versions
+from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.model import Model
+from einnet_explore.pipeline import backward_elimination as sparing_module
+from einnet_explore.pipeline import export_selection as filed_module
+from einnet_explore.pipeline import selection as result_module
+from einnet_explore.pipeline import tuning_task as contest_module
+from einnet_explore.pipeline import whole_model as whole_module
+from einnet_explore.pipeline.optimised import Optimised
+from einnet_explore.pipeline.optimiser import Optimiser
+from einnet_explore.pipeline.tuning_task import Settings
+from einnet_explore.runtime.outputs import AGREEMENT, largest_error
 
 FIELDS = {
     "model", "device", "seconds_before", "seconds_after", "speedup", "max_abs_error", "max_rel_error",

@@ -10,9 +10,9 @@ from typing import TypeAlias
 import numpy as np
 from certificate_steps import reread, scope_mutants
 
-from einnet_explore.algebra.evaluate import IllegalRead, evaluate
-from einnet_explore.algebra.rereading import map_reads, read_by
-from einnet_explore.algebra.substitute import substitute
+from einnet_explore.analysis.equations import map_reads, read_by
+from einnet_explore.analysis.substitution import substitute
+from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -32,7 +32,7 @@ from einnet_explore.ir import (
     mul,
     scopes,
 )
-from einnet_explore.text import parse
+from einnet_explore.syntax import parse
 
 Change: TypeAlias = Callable[[Program, Random], Program]
 """It gives the program itself where there is nothing to change."""

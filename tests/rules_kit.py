@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import REDUCTIONS, Iterator, Program, Scalar, Scope, Tensor, as_index, mul, program
 from einnet_explore.rules import Derivation, Refused, Rule
 from einnet_explore.rules.base import places

@@ -1,7 +1,7 @@
 """A convolution derived by hand."""
 
 import einnet_explore as ee
-from einnet_explore.explore.session import Session
+from einnet_explore.session.session import Session
 
 PHI = {"r": "r", "s": "s", "n": "n", "f": "f", "t1": "h+r-1", "t2": "w+s-1"}
 

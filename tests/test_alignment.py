@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einnet_explore.algebra.alignment import Alignment, Reading, align
-from einnet_explore.algebra.equations import (
+from einnet_explore.analysis.alignment import Alignment, Reading, align
+from einnet_explore.analysis.equations import (
     ancestors,
     constants,
     dependent,
@@ -18,7 +18,7 @@ from einnet_explore.algebra.equations import (
     weight_only,
 )
 from einnet_explore.ir import Equation, Index, Iterator, accesses, as_index
-from einnet_explore.text import parse
+from einnet_explore.syntax import parse
 
 
 def index(terms: list[tuple[Iterator, int]], const: int = 0) -> Index:

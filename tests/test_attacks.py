@@ -22,13 +22,13 @@ from einnet_check.__main__ import main
 from einnet_check.record import EXPONENTIAL
 from einnet_check.terms import ROUNDED
 from einnet_check.text import ROW
-from einnet_explore.algebra.composition import known_as
-from einnet_explore.algebra.given import ROUNDED as FOLDED
-from einnet_explore.backends import compiled
-from einnet_explore.backends.keys import Key
-from einnet_explore.backends.store import Store
 from einnet_explore.checker import RecordError, check_file, check_record
-from einnet_explore.text import TextError, parse
+from einnet_explore.equivalence.assumptions import ROUNDED as FOLDED
+from einnet_explore.equivalence.certificate import known_as
+from einnet_explore.runtime import compiled
+from einnet_explore.runtime.keys import Key
+from einnet_explore.runtime.profile_store import Store
+from einnet_explore.syntax import TextError, parse
 
 ROOT = Path(__file__).resolve().parents[1]
 

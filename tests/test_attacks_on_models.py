@@ -11,13 +11,12 @@ from onnx_building import build, node
 
 from einnet_explore.cli import main
 from einnet_explore.cli.errors import one_line
-from einnet_explore.graph.optimised import _shown as in_table
-from einnet_explore.graph.optimised import _word as file_word
-from einnet_explore.graph.reading.functions import inlined
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.reading.model import ModelError
-from einnet_explore.graph.reading.operators import NotUnderstood, express
-from einnet_explore.storage import write_atomically
+from einnet_explore.onnx_import.load import inlined, load
+from einnet_explore.onnx_import.model import ModelError
+from einnet_explore.onnx_import.operator_table import NotUnderstood, express
+from einnet_explore.pipeline.optimised import _shown as in_table
+from einnet_explore.pipeline.optimised import _word as file_word
+from einnet_explore.support.storage import write_atomically
 
 X = (1, 4, 6, 6)
 

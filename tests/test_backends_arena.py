@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einnet_explore.backends.arena import ALIGNMENT, Buffer, arrange
+from einnet_explore.runtime.execution import ALIGNMENT, Buffer, arrange
 
 
 @st.composite

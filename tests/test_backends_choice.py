@@ -8,13 +8,14 @@ from time import process_time
 import numpy as np
 import pytest
 
-from einnet_explore.backends import BackendError, aligned_empty, choice, compile_program, versions
-from einnet_explore.backends.errors import NoKernel
-from einnet_explore.backends.keys import key_of
-from einnet_explore.backends.store import Store
+from einnet_explore.codegen import versions
+from einnet_explore.codegen.errors import NoKernel
 from einnet_explore.ir import Equation, program, tensors
 from einnet_explore.operators import OPERATORS
-from einnet_explore.text import parse
+from einnet_explore.runtime import BackendError, aligned_empty, compile_program, implementation_choice
+from einnet_explore.runtime.keys import key_of
+from einnet_explore.runtime.profile_store import Store
+from einnet_explore.syntax import parse
 
 SCOPE = parse("tensor A[4, 4]\ntensor B[4, 4] weight\nY[m:4, n:4] = sum[k:4] A[m, k] * B[k, n]").equations[-1].scope
 EQUATION = Equation("Y", SCOPE)
@@ -51,7 +52,7 @@ def arrays() -> dict[str, np.ndarray]:
 
 
 def choose(ways: list[Fake], store: Store, given: dict[str, np.ndarray] | None = None) -> Fake:
-    return choice.fastest(EQUATION, ways, given or arrays(), aligned_empty((4, 4)), {"B"}, 1, store)
+    return implementation_choice.fastest(EQUATION, ways, given or arrays(), aligned_empty((4, 4)), {"B"}, 1, store)
 
 
 def test_the_fastest_is_taken_and_remembered(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_the_first_is_taken_unless_another_is_clearly_faster(tmp_path: Path) -> 
         store.put(replace(key, engine=engine), seconds, "measured")
     ways = [Fake("first"), Fake("hardly"), Fake("no")]
     assert choose(ways, store) is ways[0]
-    store.put(replace(key, engine="hardly"), 1 / choice.MARGIN - 0.01, "measured")
+    store.put(replace(key, engine="hardly"), 1 / implementation_choice.MARGIN - 0.01, "measured")
     assert choose(ways, store) is ways[1]
 
 
@@ -94,19 +95,22 @@ def test_another_version_of_the_c_kernel_is_compared_again(tmp_path: Path, monke
             self.bound.append("bound")
             return lambda: out.fill(0)
 
-    store, times = Store(tmp_path / "profiles.sqlite"), {"tvm": 0.002, "best": 0.002, choice.SECOND: 0.0002}
-    monkeypatch.setattr(choice, "compared", lambda calls, _: {name: times[name] for name in calls})
+    store, times = (
+        Store(tmp_path / "profiles.sqlite"),
+        {"tvm": 0.002, "best": 0.002, implementation_choice.SECOND: 0.0002},
+    )
+    monkeypatch.setattr(implementation_choice, "compared", lambda calls, _: {name: times[name] for name in calls})
 
     def choices() -> list[tuple[str, list[bool]]]:
         """What is taken, and which ways were run for it, twice."""
         found = []
-        for ways in ([Zeros("tvm"), Zeros(choice.SECOND)] for _ in range(2)):
+        for ways in ([Zeros("tvm"), Zeros(implementation_choice.SECOND)] for _ in range(2)):
             found.append((choose(ways, store).engine, [bool(way.bound) for way in ways]))
         return found
 
-    assert choices() == [(choice.SECOND, [True, True]), (choice.SECOND, [False, False])]
+    assert choices() == [(implementation_choice.SECOND, [True, True]), (implementation_choice.SECOND, [False, False])]
     monkeypatch.setattr(versions, "C_KERNEL_VERSION", "another")
-    times[choice.SECOND] = 0.02
+    times[implementation_choice.SECOND] = 0.02
     assert choices() == [("tvm", [True, True]), ("tvm", [False, False])]
 
 
@@ -120,11 +124,11 @@ def test_what_no_c_kernel_is_written_for_is_asked_once(tmp_path: Path, monkeypat
             raise self.error("no kernel")
 
     def asked(error: type[BackendError], store: Store) -> bool:
-        ways = [Fake("tvm"), Refusing(choice.SECOND, error=error)]
+        ways = [Fake("tvm"), Refusing(implementation_choice.SECOND, error=error)]
         assert choose(ways, store) is ways[0]
         return bool(ways[1].bound)
 
-    monkeypatch.setattr(choice, "compared", lambda calls, _: dict.fromkeys(calls, 0.002))
+    monkeypatch.setattr(implementation_choice, "compared", lambda calls, _: dict.fromkeys(calls, 0.002))
     store, other = Store(tmp_path / "profiles.sqlite"), Store(tmp_path / "other.sqlite")
     assert [asked(NoKernel, store) for _ in range(2)] == [True, False]
     assert store.lookup()(EQUATION) == 0.002
@@ -198,7 +202,7 @@ def test_programs_agree_whatever_engine_is_chosen(tmp_path: Path) -> None:
         key = key_of(made.equations[0], constant=constants)
         for other in ("onnxruntime", "tiled", "tvm"):
             store.put(replace(key, engine=other), 1.0 if other == engine else 2.0, "measured")
-        compiled = compile_program(made, constants=constants, choose=choice.chooser(1, store))
+        compiled = compile_program(made, constants=constants, choose=implementation_choice.chooser(1, store))
         assert compiled.engines == {"Y": engine}
         results.append(compiled.run(given)["Y"])
     np.testing.assert_array_equal(*results)

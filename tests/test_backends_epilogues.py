@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from einnet_explore.backends import choice, compile_program
-from einnet_explore.backends.epilogues import APART, compile_measured, fused, pairs
-from einnet_explore.backends.keys import key_of
-from einnet_explore.backends.store import Store
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Tensor
 from einnet_explore.operators import OPERATORS
-from einnet_explore.text import parse
+from einnet_explore.runtime import compile_program, implementation_choice
+from einnet_explore.runtime.epilogues import APART, compile_measured, fused, pairs
+from einnet_explore.runtime.keys import key_of
+from einnet_explore.runtime.profile_store import Store
+from einnet_explore.syntax import parse
 
 REST = {
     "bias and relu": "Y[n:1, f:3, h:8, w:16] = relu(T[n, f, h, w] + b[f])",
@@ -83,7 +83,7 @@ def test_it_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def never(*_: object) -> dict[str, float]:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(choice, "compared", never)
+    monkeypatch.setattr(implementation_choice, "compared", never)
     assert fused(program, constants, 1, store) == first
 
 

@@ -8,12 +8,12 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from einnet_explore.backends import compile_scope, compiled, hosted
-from einnet_explore.backends.fragment import session
 from einnet_explore.ir import Scope, tensors
-from einnet_explore.text import parse
+from einnet_explore.runtime import compile_scope, compiled, onnx_fragment
+from einnet_explore.runtime.onnx_fragment import session
+from einnet_explore.syntax import parse
 
-pytestmark = pytest.mark.skipif(not hosted.available(), reason="no C compiler")
+pytestmark = pytest.mark.skipif(not onnx_fragment.available(), reason="no C compiler")
 
 
 def scope_of(text: str) -> Scope:
@@ -23,12 +23,12 @@ def scope_of(text: str) -> Scope:
 def model(scope: Scope, threads: int = 1) -> onnx.ModelProto:
     kernel = compile_scope(scope, threads=threads)
     source = kernel.source
-    node = hosted.node(source.key, source.shapes, scope.shape, threads, source.inputs, "Y")
+    node = onnx_fragment.node(source.key, source.shapes, scope.shape, threads, source.inputs, "Y")
     assert node is not None
     shapes = {t.name: t.shape for t in tensors(scope)}
     inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shapes[n]) for n in kernel.source.inputs]
     graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("Y", TensorProto.FLOAT, scope.shape)])
-    imports = [helper.make_opsetid("", 21), helper.make_opsetid(hosted.DOMAIN, 1)]
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid(onnx_fragment.DOMAIN, 1)]
     return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
 
@@ -104,8 +104,8 @@ def test_a_runtime_that_refuses_the_operator_has_none(monkeypatch: pytest.Monkey
         register_custom_ops_library = refuse
 
     monkeypatch.setattr(onnxruntime, "SessionOptions", Options)
-    hosted._operator.cache_clear()
+    onnx_fragment._operator.cache_clear()
     try:
-        assert not hosted.available()
+        assert not onnx_fragment.available()
     finally:
-        hosted._operator.cache_clear()
+        onnx_fragment._operator.cache_clear()

@@ -17,34 +17,34 @@ import pytest
 from hypothesis import given, settings
 from onnx import TensorProto, helper, numpy_helper
 
-from einnet_explore.algebra.certificate import certify
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.backends import (
+from einnet_evaluation import fused_programs as known
+from einnet_explore.codegen.elementwise import functor
+from einnet_explore.codegen.language import KernelError, emit
+from einnet_explore.codegen.phase_regions import regions_kernel
+from einnet_explore.equivalence.certificate import certify
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Scope, tensors
+from einnet_explore.onnx_import.load import load
+from einnet_explore.pipeline.finalists import entries
+from einnet_explore.pipeline.partition import split
+from einnet_explore.pipeline.row_subprograms import in_one
+from einnet_explore.rules import REDUCTION_GENERATION, Refused
+from einnet_explore.runtime import (
     BackendError,
     aligned,
     aligned_empty,
-    choice,
     compile_program,
     compiled,
-    hosted,
+    implementation_choice,
     native,
+    onnx_fragment,
 )
-from einnet_explore.backends.elementwise import Elementwise
-from einnet_explore.backends.keys import key_of
-from einnet_explore.backends.native import NativeSource
-from einnet_explore.backends.store import Store
-from einnet_explore.backends.ways import NativeCall
-from einnet_explore.graph.finalists import entries
-from einnet_explore.graph.in_one import in_one
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.split import split
-from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Scope, tensors
-from einnet_explore.kernels.elementwise import functor
-from einnet_explore.kernels.fusion import programs as known
-from einnet_explore.kernels.regions import regions_kernel
-from einnet_explore.kernels.source import KernelError, emit
-from einnet_explore.rules import REDUCTION_GENERATION, Refused
-from einnet_explore.text import parse
+from einnet_explore.runtime.elementwise import Elementwise
+from einnet_explore.runtime.implementations import NativeCall
+from einnet_explore.runtime.keys import key_of
+from einnet_explore.runtime.native import NativeSource
+from einnet_explore.runtime.profile_store import Store
+from einnet_explore.syntax import parse
 from tests import kernel_machine
 from tests.strategies import inputs_for, scopes_
 
@@ -171,10 +171,10 @@ def test_what_is_no_kernel_or_does_not_compile_is_refused(monkeypatch: pytest.Mo
 
 ONE_THEN_TWO = """
 import numpy as np
-from einnet_explore.backends import aligned, aligned_empty, native
-from einnet_explore.backends.native import NativeSource
-from einnet_explore.backends.ways import NativeCall
-from einnet_explore.text import parse
+from einnet_explore.runtime import aligned, aligned_empty, native
+from einnet_explore.runtime.native import NativeSource
+from einnet_explore.runtime.implementations import NativeCall
+from einnet_explore.syntax import parse
 
 native.PARALLEL_ELEMENTS = 1
 scope = parse("tensor A[64, 33]\\nY[i:64, j:33] = A[i, j] * 2").equations[0].scope
@@ -266,8 +266,10 @@ def held(ways: list[Fake], store: Store, monkeypatch: pytest.MonkeyPatch, times:
     def compared(calls: Mapping[str, Callable[[], object]], _: int) -> dict[str, float]:
         return {name: times[name] for name in calls}
 
-    monkeypatch.setattr(choice, "compared", compared)
-    return choice.fastest(LARGE, ways, {"A": aligned_empty((512, 512))}, aligned_empty((512, 512)), (), 1, store)
+    monkeypatch.setattr(implementation_choice, "compared", compared)
+    return implementation_choice.fastest(
+        LARGE, ways, {"A": aligned_empty((512, 512))}, aligned_empty((512, 512)), (), 1, store
+    )
 
 
 def test_c_wins_where_it_is_faster_and_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +284,7 @@ def test_c_wins_where_it_is_faster_and_is_remembered(tmp_path: Path, monkeypatch
 
 
 def test_c_is_not_even_compiled_where_there_is_nothing_to_gain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bound = 2 * 4 * 512 * 512 / choice.FASTEST
+    bound = 2 * 4 * 512 * 512 / implementation_choice.FASTEST
     ways = [Fake("tvm"), Fake("c", refuses=True)]
     store = Store(tmp_path / "profiles.sqlite")
     assert held(ways, store, monkeypatch, {"tvm": 1.2 * bound}) is ways[0]
@@ -302,19 +304,19 @@ def test_c_that_differs_is_never_used(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("threads", [1, 2])
 def test_what_is_chosen_runs_in_a_plan(threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With two threads as a node of a session, which lends it its own."""
-    monkeypatch.setattr(choice, "fastest", lambda _, ways, *__: list(ways)[-1])
+    monkeypatch.setattr(implementation_choice, "fastest", lambda _, ways, *__: list(ways)[-1])
     monkeypatch.setattr(native, "PARALLEL_ELEMENTS", 1)
     program = known.batch_norm(4, 3, 5, 6)
     found = in_one(program)
     assert found is not None
-    chosen = choice.chooser(threads, Store(tmp_path / "profiles.sqlite"))
+    chosen = implementation_choice.chooser(threads, Store(tmp_path / "profiles.sqlite"))
     made = compile_program(found.end, threads, choose=chosen)
     assert set(made.engines.values()) == {"c"}
     arrays = {t.name: np.random.default_rng(0).standard_normal(t.shape).astype(np.float32) for t in program.inputs}
     wanted = evaluate(program, {n: a.astype(np.float64) for n, a in arrays.items()}, "float64")["Y"]
     for _ in range(3):
         np.testing.assert_allclose(made.run(arrays)["Y"], wanted, rtol=1e-5, atol=1e-5)
-    assert (made._session is not None) == (threads > 1 and hosted.available())
+    assert (made._session is not None) == (threads > 1 and onnx_fragment.available())
 
 
 # Whole programs

@@ -10,20 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from einnet_explore.backends import BackendError, c_kernels, compiled, nvrtc, opencl, pocl
-from einnet_explore.kernels.source import (
-    F32,
-    F64,
-    Array,
-    Id,
-    Kernel,
-    Local,
-    Store,
-    Var,
-    cast,
-    counted,
-    literal,
-)
+from einnet_explore.codegen.language import F32, F64, Array, Id, Kernel, Local, Store, Var, cast, counted, literal
+from einnet_explore.runtime import BackendError, c_kernels, compiled, opencl
+from einnet_explore.runtime import opencl as pocl
+from einnet_explore.runtime.cuda import nvrtc
 from tests import kernel_machine
 from tests.test_kernels_source import everything, halves, sums
 

@@ -7,11 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.backends import BackendError, CompiledProgram, blas, compile_program, contraction, hosted
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Instance, Program, tensors
 from einnet_explore.operators import OPERATORS, Operator
-from einnet_explore.text import parse
+from einnet_explore.runtime import (
+    BackendError,
+    CompiledProgram,
+    compile_program,
+    execution,
+    matrix_products,
+    onnx_fragment,
+)
+from einnet_explore.syntax import parse
 
 CALLS: Mapping[str, Mapping[str, int]] = {
     "Matmul": {"m": 7, "n": 9, "k": 5},
@@ -132,7 +139,7 @@ def test_matrix_products_by_strides(name: str) -> None:
 )
 def test_other_scopes_are_no_matrix_products(text: str) -> None:
     program = parse(text)
-    assert contraction.contraction(program.equations[0].scope) is None
+    assert matrix_products.contraction(program.equations[0].scope) is None
     assert check(program).engines["Y"] == "tvm"
 
 
@@ -144,7 +151,7 @@ def test_results_are_the_callers_own() -> None:
 
 
 def test_without_hosted_kernels_a_program_is_run_by_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosted, "available", lambda: False)
+    monkeypatch.setattr(onnx_fragment, "available", lambda: False)
     compiled = check(_mixed(), ("K",))
     assert len(compiled.calls) == 2
     assert compiled.write({"X": "x", "Y": "y"}, "/") is None
@@ -157,7 +164,7 @@ def test_programs_run_in_several_threads_at_once(
 ) -> None:
     """Every caller gets the results of its own inputs, and what it was given stays as it is."""
     if not in_session:
-        monkeypatch.setattr(hosted, "available", lambda: False)
+        monkeypatch.setattr(onnx_fragment, "available", lambda: False)
     rng = np.random.default_rng(1)
     weights = rng.standard_normal((3, 3, 4, 8)).astype(np.float32)
     compiled = compile_program(_mixed(), threads, constants={"K": weights})
@@ -246,4 +253,4 @@ def test_views_of_inputs_may_be_outputs() -> None:
 
 
 def test_blas_threads_can_be_set() -> None:
-    assert blas.set_threads(1) in (True, False)
+    assert execution.set_threads(1) in (True, False)

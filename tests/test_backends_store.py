@@ -12,14 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from einnet_explore.backends import compare, emit, load, stream_bandwidth, versions
-from einnet_explore.backends.identity import identity
-from einnet_explore.backends.keys import Key, device, key_of, libraries
-from einnet_explore.backends.measure import ratios
-from einnet_explore.backends.profiles import ProfileStore
+from einnet_explore.codegen import versions
+from einnet_explore.codegen.identity import identity
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
-from einnet_explore.storage import FORGOTTEN, write_aside
-from einnet_explore.text import parse
+from einnet_explore.runtime import compare, emit, load, stream_bandwidth
+from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.runtime.keys import Key, device, key_of, libraries
+from einnet_explore.runtime.measurement import ratios
+from einnet_explore.support.storage import FORGOTTEN, write_aside
+from einnet_explore.syntax import parse
 
 KEY = Key("Matmul", "m=1", "[1, 2]", "float32", 1, "cpu", "numpy 2")
 
@@ -76,7 +77,7 @@ def test_kernels_run_where_no_cache_can_be_written(own_cache: Path) -> None:
 
 
 def test_kernels_are_kept_without_a_linker(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("einnet_explore.backends.compiled._linker", lambda: None)
+    monkeypatch.setattr("einnet_explore.runtime.compiled._linker", lambda: None)
     source = emit(parse("tensor A[9]\nY[i:9] = tanh(A[i]) * 3").equations[0].scope)
     first = load(source)(np.ones(9, np.float32))
     assert [p.suffix for p in (own_cache / "kernels").iterdir()] == [".ll"]
@@ -199,7 +200,7 @@ def test_equations_and_programs_are_measured_once(monkeypatch: pytest.MonkeyPatc
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr("einnet_explore.backends.profiles.compare", fail)
+    monkeypatch.setattr("einnet_explore.runtime.implementation_choice.compare", fail)
     assert (store.measured(equation), store.measured(made)) == (first, whole)
     assert key_of(equation) != key_of(made.equations[0]) != key_of(equation, 2)
     view = parse("tensor A[6]\nY[i:2, j:3] = A[3*i+j]").equations[0]

@@ -15,8 +15,8 @@ from onnx import helper
 from onnx_building import build, node
 
 from einnet_explore.cli import main
-from einnet_explore.explore import api
-from einnet_explore.graph import optimise
+from einnet_explore.pipeline import optimiser
+from einnet_explore.session import api
 
 ONES = np.ones((2, 3, 3, 3), np.float32)
 CASE = "tensor A[4]\nY[i:4] = 2 * A[i]\n"
@@ -275,7 +275,7 @@ def test_output_that_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Said before any work is done for it.
-    monkeypatch.setattr(optimise.Optimiser, "run", lambda self: pytest.fail("the work was begun"))
+    monkeypatch.setattr(optimiser.Optimiser, "run", lambda self: pytest.fail("the work was begun"))
     out = {"no such folder": tmp_path / "none" / "out", "a folder": tmp_path, "in a file": Path(case) / "out"}[kind]
     before = files(tmp_path)
     named = [a.replace("CASE", case).replace("MODEL", model).replace("OUT", str(out)) for a in argv]

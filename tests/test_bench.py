@@ -8,23 +8,11 @@ import pytest
 from onnx_building import build, node
 from test_cli import CASE
 
+from einnet_evaluation import bench, engines, workers
+from einnet_evaluation.engines import COMPILED, DIRECT, EXPORTED, NUMPY, ORT, OURS, TORCH, Engine, Task, prepare
+from einnet_evaluation.workers import Worker
 from einnet_explore.cli import main
-from einnet_explore.graph.bench import engines, workers
-from einnet_explore.graph.bench import paired as bench
-from einnet_explore.graph.bench.engines import (
-    COMPILED,
-    DIRECT,
-    EXPORTED,
-    NUMPY,
-    ORT,
-    OURS,
-    TORCH,
-    Engine,
-    Task,
-    prepare,
-)
-from einnet_explore.graph.bench.workers import Worker
-from einnet_explore.graph.outputs import Arrays
+from einnet_explore.runtime.outputs import Arrays
 
 
 class Here:

@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import einnet_explore as ee
-from einnet_explore.algebra.bilinear import POINTS, Bilinear, correlates, correlation, wrong_entry
-from einnet_explore.algebra.certificate import certify
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.algebra.keys import program_key
-from einnet_explore.algebra.lookup import copied, written
-from einnet_explore.backends.program import compile_program
-from einnet_explore.graph.exporting import program_model
+from einnet_explore.analysis.bilinear import POINTS, Bilinear, correlates, correlation, wrong_entry
+from einnet_explore.analysis.canonical_keys import program_key
+from einnet_explore.analysis.tables import copied, written
+from einnet_explore.equivalence.certificate import certify
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Access, Iterator, Program, Scope, Table, accesses, as_index, map_accesses
-from einnet_explore.render.latex import latex
-from einnet_explore.render.text import text
+from einnet_explore.pipeline.exported import program_model
 from einnet_explore.rules import BILINEAR_SUBSTITUTION, FEWER_PRODUCTS, RULES, Derivation, Refused
 from einnet_explore.rules.bilinear_substitution import Filter
+from einnet_explore.runtime.program import compile_program
+from einnet_explore.syntax.latex_printer import latex
+from einnet_explore.syntax.printer import text
 
 LINE = """
 tensor A[{n}] pad [({before}, {after})]

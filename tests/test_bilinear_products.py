@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from einnet_explore.algebra.bilinear import Bilinear, Form, wrong_entry
-from einnet_explore.algebra.certificate import certify
-from einnet_explore.algebra.small_products import (
+from einnet_explore.analysis.bilinear import (
+    Bilinear,
+    Form,
     Sizes,
     gauss,
     karatsuba,
@@ -19,10 +19,12 @@ from einnet_explore.algebra.small_products import (
     matrix_product,
     nested,
     strassen,
+    wrong_entry,
 )
+from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program
 from einnet_explore.rules import BILINEAR_PRODUCT, Derivation
-from einnet_explore.text import parse
+from einnet_explore.syntax import parse
 from tests.rules_kit import assert_equal, check_rule, refuses
 
 

@@ -16,21 +16,16 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import einnet_explore as ee
-from einnet_explore.algebra.certificate import certify
-from einnet_explore.algebra.chain import Cut, chain
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.backends import compiled
-from einnet_explore.backends.arrays import aligned, aligned_empty
-from einnet_explore.backends.blocks import kernel
-from einnet_explore.backends.blocks.choice import blocked, cuts_of, parts_of
-from einnet_explore.backends.blocks.parts import Part, divided
-from einnet_explore.backends.blocks.product import tile_of
-from einnet_explore.backends.program import compile_program
-from einnet_explore.backends.tvm_cpu import compile_scope, emit
-from einnet_explore.graph.post.chaining import chained
-from einnet_explore.graph.post.fusing import fuse, fused
+from einnet_explore.analysis.fused_chain import Cut, chain
+from einnet_explore.codegen.blocked_chains import kernel
+from einnet_explore.codegen.blocked_chains.block_sizes import Part, blocked, cuts_of, divided, parts_of
+from einnet_explore.codegen.blocked_chains.product import tile_of
+from einnet_explore.codegen.machine import Machine, this_machine
+from einnet_explore.equivalence.certificate import certify
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Iterator, Program, Scope, Table, Tensor, accesses, tensors
-from einnet_explore.kernels.machine import Machine, this_machine
+from einnet_explore.pipeline.post.chaining import chained
+from einnet_explore.pipeline.post.fusing import fuse, fused
 from einnet_explore.rules import (
     BILINEAR_SUBSTITUTION,
     BLOCKED_GENERATION,
@@ -39,8 +34,12 @@ from einnet_explore.rules import (
     Derivation,
 )
 from einnet_explore.rules.blocked_generation import BLOCKED
-from einnet_explore.search.replay import replay, told
-from einnet_explore.search.strategies import Allowed, choices
+from einnet_explore.runtime import compiled
+from einnet_explore.runtime.arrays import aligned, aligned_empty
+from einnet_explore.runtime.program import compile_program
+from einnet_explore.runtime.tvm_cpu import compile_scope, emit
+from einnet_explore.strategies.candidate import replay, told
+from einnet_explore.strategies.strategy import Allowed, choices
 from tests.rules_kit import refuses
 
 CONVOLUTION = """

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einnet_explore.algebra.cancelling import alike, known_by, uncommon
-from einnet_explore.algebra.certificate import Certificate, certify
-from einnet_explore.algebra.relation import Term, terms_at
-from einnet_explore.algebra.sets import Sets, context
-from einnet_explore.algebra.space import Form, Space
-from einnet_explore.text import parse
+from einnet_explore.equivalence.certificate import Certificate, certify
+from einnet_explore.equivalence.integer_sets import Sets, context
+from einnet_explore.equivalence.linear_space import Form, Space
+from einnet_explore.equivalence.term_multiset import alike, known_by, uncommon
+from einnet_explore.equivalence.term_relation import Term, terms_at
+from einnet_explore.syntax import parse
 
 TABLE = "table[4, 6](1, 1, 1, 1, 1, 0, 0, 1, -1, 2, -2, 0, 0, 1, 1, 4, 4, 0, 0, 1, -1, 8, -8, 1)"
 """What turns the products of F(4, 3) into its results."""

@@ -7,18 +7,17 @@ import numpy as np
 import pytest
 from onnx_building import build, node
 
-from einnet_explore.backends.keys import Key
-from einnet_explore.graph import contest
-from einnet_explore.graph.bench import written
-from einnet_explore.graph.bench.cases import called, random_inputs_of, split_inputs
-from einnet_explore.graph.bench.engines import DIRECT, ORT, OURS, Engine, Task, prepare
-from einnet_explore.graph.bench.written import moved, ways
-from einnet_explore.graph.exporting import program_model
-from einnet_explore.graph.outputs import Arrays
-from einnet_explore.graph.reading.load import load
+from einnet_evaluation import bench_cases
+from einnet_evaluation.bench_cases import called, moved, random_inputs_of, split_inputs, ways
+from einnet_evaluation.engines import DIRECT, ORT, OURS, Engine, Task, prepare
 from einnet_explore.ir import Program
+from einnet_explore.onnx_import.load import load
 from einnet_explore.operators import expressions as ops
-from einnet_explore.render import text
+from einnet_explore.pipeline import tuning_task
+from einnet_explore.pipeline.exported import program_model
+from einnet_explore.runtime.keys import Key
+from einnet_explore.runtime.outputs import Arrays
+from einnet_explore.syntax import text
 
 FEW = ops.conv2d(H=40, W=40, C=16, F=1, R=5, S=5, layout="NCHW")
 TINY = ops.conv2d(H=6, W=6, C=4, F=2, R=3, S=3, layout="NCHW")
@@ -41,7 +40,7 @@ def test_what_is_moved_is_read_and_written() -> None:
 
 def test_ways_that_write_every_window_are_out() -> None:
     found = ways(FEW, arrays(FEW)[1], 1)
-    assert called(found[0][0]).startswith("Conv2d(") and len(found) < len(list(written.forms(FEW)))
+    assert called(found[0][0]).startswith("Conv2d(") and len(found) < len(list(bench_cases.forms(FEW)))
     windows = 4 * 40 * 40 * 16 * 25
     assert all(moved(model) < 2 * windows for _, model in found)
     assert moved(load(program_model(FEW, arrays(FEW)[1]))) > 2 * windows  # as it is written
@@ -50,14 +49,14 @@ def test_ways_that_write_every_window_are_out() -> None:
 def test_ways_that_are_as_good_stay() -> None:
     """Standard operators have no windows of a band: whatever way it is written, they are gathered."""
     band = ops.g2bmm(1, 64, 4, 8, 1)
-    assert len(ways(band, arrays(band)[1], 1)) == len(list(written.forms(band)))
+    assert len(ways(band, arrays(band)[1], 1)) == len(list(bench_cases.forms(band)))
 
 
 def test_no_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(written, "program_model", never)
+    monkeypatch.setattr(bench_cases, "program_model", never)
     with pytest.raises(ValueError, match="found nothing in standard operators: MemoryError"):
         ways(SMALL, {}, 1)
 
@@ -98,8 +97,8 @@ def test_what_is_kept_is_the_fastest(
         assert {made["Y"].shape for made in outputs} == {(1, 2, 6, 6)}
         return {name: before if name == "original" else after for name in calls}
 
-    monkeypatch.setattr(contest, "_time", lambda *_: 9.0)
-    monkeypatch.setattr(contest, "_times", times)
+    monkeypatch.setattr(tuning_task, "_time", lambda *_: 9.0)
+    monkeypatch.setattr(tuning_task, "_times", times)
     made = prepare(Task(str(path), OURS, 1, max_depth=1, budget=0.1))
     assert ran[0] == "original" and len(ran) > 1
     assert (", proved); " in made.said) is (after < before)
@@ -114,8 +113,8 @@ def test_what_is_estimated_far_above_the_original_is_not_compiled(
 ) -> None:
     path = tmp_path / "tiny.ein"
     path.write_text(text(TINY))
-    monkeypatch.setattr(contest, "_time", lambda *_: 1e-9)
-    monkeypatch.setattr(contest.Contest, "_entered", lambda *_: pytest.fail("it was compiled"))
+    monkeypatch.setattr(tuning_task, "_time", lambda *_: 1e-9)
+    monkeypatch.setattr(tuning_task.Contest, "_entered", lambda *_: pytest.fail("it was compiled"))
     made = prepare(Task(str(path), OURS, 1, max_depth=1, budget=0.1))
     assert made.said.startswith("Conv2d(") and made.said.endswith(" (0 steps: the original)")
 
@@ -125,8 +124,8 @@ def test_where_nothing_in_standard_operators_runs_the_original_is_our_own(
 ) -> None:
     path = tmp_path / "small.ein"
     path.write_text(text(SMALL))
-    monkeypatch.setattr(written, "program_model", lambda *_: (_ for _ in ()).throw(ValueError("no such operator")))
-    monkeypatch.setattr(contest, "_time", lambda *_: 1e-9)
+    monkeypatch.setattr(bench_cases, "program_model", lambda *_: (_ for _ in ()).throw(ValueError("no such operator")))
+    monkeypatch.setattr(tuning_task, "_time", lambda *_: 1e-9)
     made = prepare(Task(str(path), OURS, 1, max_depth=1, budget=0.1))
     assert made.said == "its equations as they are (0 steps: the original)"
     with pytest.raises(ValueError, match="found nothing in standard operators: no such operator"):

@@ -12,15 +12,15 @@ from certificate_steps import STEPS, mutants, programs, reread
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from einnet_explore.algebra import tally
-from einnet_explore.algebra.certificate import Certificate, certify
-from einnet_explore.algebra.evaluate import IllegalRead, evaluate
-from einnet_explore.algebra.reads import illegal_read
-from einnet_explore.algebra.sampling import compare, cost, interpreted, sliced
-from einnet_explore.algebra.space import MOST, Beyond
-from einnet_explore.algebra.tally import difference
+from einnet_explore.equivalence import term_multiset
+from einnet_explore.equivalence.certificate import Certificate, certify
+from einnet_explore.equivalence.linear_space import MOST, Beyond
+from einnet_explore.equivalence.reads import illegal_read
+from einnet_explore.equivalence.sampling import compare, cost, interpreted, sliced
+from einnet_explore.equivalence.term_multiset import difference
+from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
 from einnet_explore.ir import Apply, Bound, Const, Index, Iterator, Program, Scope, Tensor, add, as_index, mul, program
-from einnet_explore.text import parse
+from einnet_explore.syntax import parse
 
 SOME = "tensor A[4, 4]\ntensor B[4, 4]\ntensor v[9]\n"
 TWO = "Y[i:4, j:4] = A[i, j]*B[j, i]"
@@ -402,8 +402,8 @@ def test_two_functions_are_compared_once_however_many_terms_read_them(
         asked.append((before, after))
         return difference(before, after, *rest)
 
-    tally._proved.cache_clear()
-    monkeypatch.setattr(tally, "difference", counted)
+    term_multiset._proved.cache_clear()
+    monkeypatch.setattr(term_multiset, "difference", counted)
     assert (difference(one, other, one.box) is None) == said
     assert len(asked) == 1
 

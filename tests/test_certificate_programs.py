@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from rebuilding import BODIES
 
 from einnet_check import certificate as alone
-from einnet_explore.algebra.certificate import Certificate, certify
-from einnet_explore.algebra.definitions import Definitions, outermost
-from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.equivalence.certificate import Certificate, certify
+from einnet_explore.equivalence.program_diff import Definitions, outermost
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Bound, Const, Equation, Iterator, Program, Scope, Tensor, as_index
-from einnet_explore.text import parse
+from einnet_explore.syntax import parse
 
 INPUTS = "tensor x[4, 4]\ntensor u[4, 4] weight\ntensor v[4, 4] weight\ntensor w[4, 4] weight\n"
 AT = "[m:4, n:4] = "

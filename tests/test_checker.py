@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from einnet_explore.algebra.certificate import certify
 from einnet_explore.checker import RecordError, check_file, check_record, wrong_instance
-from einnet_explore.explore import records
+from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Equation, Instance, Iterator, Scope, Tensor, mul
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import RULES, Derivation
 from einnet_explore.rules.base import places
-from einnet_explore.storage import write_atomically
-from einnet_explore.text import parse
+from einnet_explore.session import records
+from einnet_explore.support.storage import write_atomically
+from einnet_explore.syntax import parse
 
 START = """tensor A[1, 5, 4, 6] pad [0, 1, 1, 0]
 tensor K[3, 3, 6, 4] weight
@@ -235,8 +235,8 @@ def test_the_checker_imports_neither_rules_nor_search() -> None:
         "import einnet_explore.checker; print(*sorted(sys.modules))"
     )
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    assert "einnet_explore.checker.check" in out
-    assert not [name for name in out if name.startswith(("einnet_explore.rules", "einnet_explore.search"))]
+    assert "einnet_explore.checker.replay" in out
+    assert not [name for name in out if name.startswith(("einnet_explore.rules", "einnet_explore.strategies"))]
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])

@@ -111,8 +111,8 @@ def test_the_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 
 def test_verbs_are_not_hidden_by_packages_of_their_name() -> None:
     code = (
-        "import einnet_explore as ee; from einnet_explore.graph import optimise; import einnet_explore.search.engine\n"
-        "import einnet_explore.text.parser, einnet_explore.explore.api\n"
+        "import einnet_explore as ee; from einnet_explore.pipeline import optimise; import einnet_explore.strategies.engine\n"
+        "import einnet_explore.syntax.parser, einnet_explore.session.api\n"
         "print(*(callable(getattr(ee, name)) for name in ('graph', 'search', 'explore', 'text')))"
     )
     assert python("-c", code).stdout.split() == ["True"] * 4
@@ -329,7 +329,7 @@ DERIVE = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from einnet_explore.cli import main
-from einnet_explore.explore.run import Run
+from einnet_explore.session.run import Run
 note = Run._record
 def noted(self, event):
     note(self, event)
@@ -343,7 +343,7 @@ OPTIMIZE = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from einnet_explore.cli import main
-from einnet_explore.graph.optimise import Optimiser
+from einnet_explore.pipeline.optimiser import Optimiser
 run = Optimiser.run
 def noted(self):
     for step in run(self):

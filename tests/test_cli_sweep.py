@@ -12,9 +12,9 @@ import pytest
 from test_cli import CASE
 
 from einnet_explore.cli import main, sweep
-from einnet_explore.executors import Serial
-from einnet_explore.explore.many import search_one
-from einnet_explore.explore.sheet import Sheet
+from einnet_explore.session.many_searches import search_one
+from einnet_explore.support.executors import Serial
+from einnet_explore.viz.tables import Sheet
 
 
 @pytest.fixture

@@ -6,18 +6,26 @@ from math import prod
 
 import pytest
 
-from einnet_explore.algebra.certificate import certify
-from einnet_explore.algebra.keys import program_key
+from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.checker import check_record
 from einnet_explore.cost import program_seconds
-from einnet_explore.explore.session import Session
+from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program
 from einnet_explore.rules import BATCH_MERGING, EXPRESSION_SPLITTING, SIBLING_MERGING, Derivation
-from einnet_explore.search.candidate import Candidate
-from einnet_explore.search.closure import Limits, candidates, closed, compute_bound, variants
-from einnet_explore.search.pieces import CHOICES, Pieces, _few, standalone
-from einnet_explore.search.replay import replay, told
-from einnet_explore.text import parse
+from einnet_explore.session.session import Session
+from einnet_explore.strategies.candidate import Candidate, replay, told
+from einnet_explore.strategies.closure import (
+    CHOICES,
+    Limits,
+    Pieces,
+    _few,
+    candidates,
+    closed,
+    compute_bound,
+    standalone,
+    variants,
+)
+from einnet_explore.syntax import parse
 from tests.rules_kit import assert_equal
 
 LIMITS = Limits(seconds=600, max_depth=2)

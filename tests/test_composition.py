@@ -8,13 +8,20 @@ from itertools import pairwise
 import pytest
 
 import einnet_explore as ee
-from einnet_explore.algebra.certificate import EXPONENTIAL, Certificate, certify
-from einnet_explore.algebra.composition import Link, composed, end_to_end, known_as
 from einnet_explore.checker import RecordError, check_record, read_record
-from einnet_explore.explore import records
+from einnet_explore.equivalence.certificate import (
+    EXPONENTIAL,
+    Certificate,
+    Link,
+    certify,
+    composed,
+    end_to_end,
+    known_as,
+)
 from einnet_explore.ir import Program
 from einnet_explore.rules import FEWER_PRODUCTS, Derivation
-from einnet_explore.text import parse
+from einnet_explore.session import records
+from einnet_explore.syntax import parse
 
 (BILINEAR,) = FEWER_PRODUCTS
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einnet_explore.algebra.constancy import Constancy, constancy, narrowed
-from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.analysis.padding import Constancy, constancy, narrowed
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Bound, Iterator, Scope, Tensor, mul
 from tests.pointwise import index_at, points
 from tests.strategies import indices, inputs_for, iterators, scopes_

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 
 from einnet_explore.cost import CPU_DEFAULT, CostModel, cpu_default, program_seconds, work
-from einnet_explore.cost.work import utilisation
+from einnet_explore.cost.counted_work import utilisation
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Instance, Program
 from einnet_explore.operators import OPERATORS
-from einnet_explore.text import parse
+from einnet_explore.syntax import parse
 from tests.strategies import programs
 
 MATMUL = "tensor A[40, 30]\ntensor B[30, 50] weight\nY[m:40, n:50] = sum[k:30] A[m, k] * B[k, n]"

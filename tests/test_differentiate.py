@@ -17,15 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import einnet_explore as ee
-from einnet_explore.algebra.differentiate import differentiate
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.algebra.gradients.linearity import assert_linear
-from einnet_explore.algebra.gradients.preimage import preimage
-from einnet_explore.algebra.reads import illegal_read
-from einnet_explore.backends import compile_program, emit, load
+from einnet_explore.autodiff.adjoints import preimage
+from einnet_explore.autodiff.differentiation import assert_linear, differentiate
+from einnet_explore.autodiff.gradients import inline_injective
 from einnet_explore.cli import main
+from einnet_explore.equivalence.reads import illegal_read
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Apply, Equation, Index, Instance, Iterator, Program, Scope, Tensor, accesses
-from einnet_explore.search.injective import inline_injective
+from einnet_explore.runtime import compile_program, emit, load
 from tests.rules_kit import assert_equal, contractions
 from tests.strategies import indices, inputs_for, programs
 

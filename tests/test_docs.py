@@ -12,15 +12,14 @@ import onnx
 import pytest
 from onnx_building import build, node
 
+from einnet_evaluation import end_to_end, operator_cases, searches
 from einnet_explore.cli import main
 from einnet_explore.cli.arguments import parser
-from einnet_explore.explore import end_to_end, operator_cases, searches
-from einnet_explore.graph.contest import Settings
-from einnet_explore.graph.contests import LONGEST
-from einnet_explore.render import text
-from einnet_explore.search.options import Options
-from einnet_explore.text import TextError, parse
-from einnet_explore.text.words import RESERVED
+from einnet_explore.pipeline.tuner import LONGEST
+from einnet_explore.pipeline.tuning_task import Settings
+from einnet_explore.strategies.options import Options
+from einnet_explore.syntax import TextError, parse, text
+from einnet_explore.syntax.literals import RESERVED
 from tests.lab_kit import ROOT, kernel_environment
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -28,12 +28,10 @@ from einnet_check.legal import wrong_equations
 from einnet_check.record import EXPONENTIAL
 from einnet_check.terms import MOST, ROUNDED, Beyond, Space, simple
 from einnet_check.text import Parser
-from einnet_explore.algebra.evaluate import IllegalRead, evaluate
-from einnet_explore.explore import cases, records
-from einnet_explore.explore.run import Run
-from einnet_explore.graph.rows import by_rows
+from einnet_evaluation import cases
+from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
 from einnet_explore.ir import Program
-from einnet_explore.render import text
+from einnet_explore.pipeline.row_subprograms import by_rows
 from einnet_explore.rules import (
     ALL_RULES,
     BILINEAR_PRODUCT,
@@ -46,7 +44,10 @@ from einnet_explore.rules import (
     Rule,
 )
 from einnet_explore.rules.base import places
-from einnet_explore.search.options import Options
+from einnet_explore.session import records
+from einnet_explore.session.run import Run
+from einnet_explore.strategies.options import Options
+from einnet_explore.syntax import text
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = ("strided", "maximum", "bias and relu", "two equations")

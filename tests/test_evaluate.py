@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einnet_explore.algebra.evaluate import IllegalRead, evaluate
+from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
 from einnet_explore.ir import (
     Apply,
     Bound,

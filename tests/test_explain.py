@@ -8,7 +8,7 @@ import einnet_explore as ee
 from einnet_explore.ir import Program
 from einnet_explore.rules import INTER_RULES, RULES
 from einnet_explore.rules.base import places
-from einnet_explore.search.instantiation import matching_rule
+from einnet_explore.strategies.instantiation import matching_rule
 
 MATMUL = ee.ops.matmul(4, 5, 3)
 CONV = ee.ops.conv2d(N=1, H=5, W=4, C=3, F=2, R=3, S=3)

@@ -14,19 +14,7 @@ from onnx import TensorProto, helper, inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from strategies import inputs_for, programs, scopes_
 
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.graph.writing.export import (
-    DOMAIN,
-    IR_VERSION,
-    LEAST_OPSET,
-    OPSET,
-    Exported,
-    ExportError,
-    Replacement,
-    function_of,
-    rewrite_model,
-    to_onnx,
-)
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import (
     EOPERATOR,
     FUNCTIONS,
@@ -44,6 +32,18 @@ from einnet_explore.ir import (
     as_index,
     program,
     tensors,
+)
+from einnet_explore.onnx_export.export import (
+    DOMAIN,
+    IR_VERSION,
+    LEAST_OPSET,
+    OPSET,
+    Exported,
+    ExportError,
+    Replacement,
+    function_of,
+    rewrite_model,
+    to_onnx,
 )
 from einnet_explore.operators import OPERATORS
 

@@ -11,16 +11,14 @@ from pathlib import Path
 import pytest
 
 import einnet_explore as ee
-from einnet_explore.algebra.space import Beyond
 from einnet_explore.cli import main
-from einnet_explore.family.api import Derived, Family
-from einnet_explore.family.conjecture import NoFamily, usual_sizes
-from einnet_explore.family.follow import NotFollowed, follow, original
-from einnet_explore.family.parameters import OutsideError
-from einnet_explore.family.prove import legal
-from einnet_explore.family.reading import family, load_family
-from einnet_explore.family.witness import witness
-from einnet_explore.text import TextError
+from einnet_explore.equivalence.linear_space import Beyond
+from einnet_explore.parametric.assumptions import witness
+from einnet_explore.parametric.conjecture import NoFamily, NotFollowed, follow, original, usual_sizes
+from einnet_explore.parametric.family import Derived, Family, family, load_family
+from einnet_explore.parametric.parameters import OutsideError
+from einnet_explore.parametric.proof import legal
+from einnet_explore.syntax import TextError
 from tests.lab_kit import ROOT
 
 CONVOLUTION = """param H >= 3, C, F

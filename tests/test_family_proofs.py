@@ -15,24 +15,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import einnet_explore as ee
-from einnet_explore.algebra.space import Beyond, Form
-from einnet_explore.family import display
-from einnet_explore.family.api import Derived
-from einnet_explore.family.calls import wrong_call
-from einnet_explore.family.decide import impossible, unsatisfiable
-from einnet_explore.family.forms import plus
-from einnet_explore.family.interpolate import Lattice, NoPolynomial
-from einnet_explore.family.parameters import Ground, Parameter, form_of
-from einnet_explore.family.prove import legal, prove
-from einnet_explore.family.reading import family
-from einnet_explore.family.schema import Schema, instantiated
-from einnet_explore.family.space import ParametricSpace
-from einnet_explore.family.statement import statement
-from einnet_explore.family.verdicts import least, verdict
-from einnet_explore.family.whole import Poly, Whole, terms_of, value_at
+from einnet_explore.equivalence.linear_space import Beyond, Form
 from einnet_explore.ir import Program
-from einnet_explore.text import TextError
-from einnet_explore.text.parametric import parse_template
+from einnet_explore.parametric import schema as display
+from einnet_explore.parametric.decision import impossible, unsatisfiable
+from einnet_explore.parametric.family import Derived, family
+from einnet_explore.parametric.interpolation import Lattice, NoPolynomial
+from einnet_explore.parametric.linear_forms import plus
+from einnet_explore.parametric.operator_calls import wrong_call
+from einnet_explore.parametric.parameters import Ground, Parameter, form_of
+from einnet_explore.parametric.proof import legal, prove
+from einnet_explore.parametric.schema import Schema, instantiated
+from einnet_explore.parametric.size_polynomials import Poly, Whole, terms_of, value_at
+from einnet_explore.parametric.space import ParametricSpace
+from einnet_explore.parametric.statement import statement
+from einnet_explore.parametric.verdicts import least, verdict
+from einnet_explore.syntax import TextError
+from einnet_explore.syntax.parametric_text import parse_template
 
 H, W = Parameter("H", 3), Parameter("W", 2)
 C = Parameter("C", 1, modulus=4, residue=1)

@@ -8,15 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import einnet_explore as ee
-from einnet_explore.explore import formula
-from einnet_explore.explore.changes import changed
-from einnet_explore.explore.figures import Figure, TreeNode, draw_tree, graph_figure, tree_figure
-from einnet_explore.explore.formula import formula_figure
-from einnet_explore.explore.layered import layered
-from einnet_explore.explore.svg import width_of
 from einnet_explore.ir import Program
-from einnet_explore.render.graph import Graph, GraphNode, graph
-from einnet_explore.search.events import State
+from einnet_explore.session.comparison import changed
+from einnet_explore.strategies.events import State
+from einnet_explore.syntax.computation_graph import Graph, GraphNode, graph
+from einnet_explore.viz import views
+from einnet_explore.viz.graph_figures import Figure, TreeNode, draw_tree, graph_figure, layered, tree_figure
+from einnet_explore.viz.pictures import width_of
+from einnet_explore.viz.views import formula_figure
 
 SVG = "{http://www.w3.org/2000/svg}"
 TWO = ee.parse("""
@@ -176,7 +175,7 @@ def test_formulas_in_mathtext_or_as_text(monkeypatch: pytest.MonkeyPatch) -> Non
     assert read(drawn.svg).tag == f"{SVG}svg" and "plain" not in drawn.svg
     assert formula_figure([r"\sum_{c} A[c]", "T_{1} = 2"], "plain").svg == drawn.svg  # the same every time
     assert texts(formula_figure([r"\nosuch{"], "a < b\n  c").svg) == ["a < b", "  c"]
-    monkeypatch.setattr(formula.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(views.importlib.util, "find_spec", lambda _: None)
     assert texts(formula_figure(["x"], "without Matplotlib").svg) == ["without Matplotlib"]
 
 

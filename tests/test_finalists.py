@@ -10,15 +10,15 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 import einnet_explore as ee
-from einnet_explore.algebra.certificate import certify
-from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.cost import CPU_DEFAULT, program_seconds
-from einnet_explore.graph import elsewhere
-from einnet_explore.graph.contest import Contest, Outcome, Settings
-from einnet_explore.graph.finalists import SLACK, Entry, algorithms, by_algorithm, entries, finalists, search
+from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program, Table, accesses, scopes
-from einnet_explore.room import ROOM
+from einnet_explore.pipeline import remote_tuning
+from einnet_explore.pipeline.finalists import SLACK, Entry, algorithms, by_algorithm, entries, finalists, search
+from einnet_explore.pipeline.tuning_task import Contest, Outcome, Settings
 from einnet_explore.rules import Derivation
+from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.support.limits import ROOM
 
 START = Derivation(ee.parse("tensor x[3]\ny[i:3] = x[i]\noutput y"))
 
@@ -140,11 +140,11 @@ def test_a_contest_enters_the_same_wherever_its_candidates_were_found(tmp_path: 
     """Of each algorithm what runs in blocks, too: some of these are no finalists."""
     program = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3)
     times, settings = {"before": 1.5e-3, "won": 0.8e-3, "other": 1.2e-3}, Settings(states=BUDGET)
-    rates = elsewhere.Rates.of(CPU_DEFAULT, ProfileStore(tmp_path / "none.sqlite"), 1)
-    answer = elsewhere.found(program, rates, settings, 0.0, SLACK * times["before"])
+    rates = remote_tuning.Rates.of(CPU_DEFAULT, ProfileStore(tmp_path / "none.sqlite"), 1)
+    answer = remote_tuning.found(program, rates, settings, 0.0, SLACK * times["before"])
     told = pickle.loads(pickle.dumps(answer))
     outcome, measured = held(tmp_path, program, **times)
-    again, there = held(tmp_path, program, **times, found=partial(elsewhere.held, program, told))
+    again, there = held(tmp_path, program, **times, found=partial(remote_tuning.held, program, told))
     assert there == measured and again.winner == outcome.winner
     assert len(measured) > settings.finalists + 1  # at least two of them in blocks
 

@@ -14,33 +14,26 @@ from soak_kit import crash
 from benchmarks.soak import conformance, expressions, graphs
 from benchmarks.soak.outcome import Outcome
 from benchmarks.soak.runner import State, soak
-from einnet_explore.algebra.certificate import certify
 from einnet_explore.cost import program_seconds
-from einnet_explore.executors import Serial
-from einnet_explore.explore.records import from_record, to_record
-from einnet_explore.explore.run import Run
-from einnet_explore.graph.folding import Folder
-from einnet_explore.graph.optimise import Optimiser
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.running.plan import build_plan
-from einnet_explore.graph.running.regions import PlanError, random_inputs
-from einnet_explore.graph.split import partition
-from einnet_explore.graph.whole import telling_inputs
-from einnet_explore.graph.writing.export import rewrite_model
+from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Apply, Program
+from einnet_explore.onnx_export.export import rewrite_model
+from einnet_explore.onnx_import.load import load
 from einnet_explore.operators import OPERATORS
-from einnet_explore.render import text
-from einnet_explore.rules import (
-    BILINEAR_SUBSTITUTION,
-    SIBLING_MERGING,
-    TRAVERSAL_MERGING,
-    Derivation,
-    Refused,
-)
-from einnet_explore.search.instantiation import matching_rule
-from einnet_explore.search.options import Options
-from einnet_explore.search.replay import replay, told
-from einnet_explore.text import parse
+from einnet_explore.pipeline.assembly import Folder
+from einnet_explore.pipeline.optimiser import Optimiser
+from einnet_explore.pipeline.partition import partition
+from einnet_explore.pipeline.plan import build_plan
+from einnet_explore.pipeline.submodels import PlanError, random_inputs
+from einnet_explore.pipeline.whole_model import telling_inputs
+from einnet_explore.rules import BILINEAR_SUBSTITUTION, SIBLING_MERGING, TRAVERSAL_MERGING, Derivation, Refused
+from einnet_explore.session.records import from_record, to_record
+from einnet_explore.session.run import Run
+from einnet_explore.strategies.candidate import replay, told
+from einnet_explore.strategies.instantiation import matching_rule
+from einnet_explore.strategies.options import Options
+from einnet_explore.support.executors import Serial
+from einnet_explore.syntax import parse, text
 
 pytestmark = pytest.mark.timeout(300)
 

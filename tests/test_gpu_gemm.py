@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einnet_explore.backends import cuda_convolutions, cupy
-from einnet_explore.backends.cuda_gemm import MOST_CALLS, Gemm, gemms
-from einnet_explore.backends.cuda_steps import PRECISIONS, Convolution, CudaPlan, Launch, Product, View, from_json
-from einnet_explore.backends.errors import BackendError
+from einnet_explore.codegen.errors import BackendError
+from einnet_explore.runtime.cuda import convolutions, execution
+from einnet_explore.runtime.cuda.execution import MOST_CALLS, Gemm, gemms
+from einnet_explore.runtime.cuda.steps import PRECISIONS, Convolution, CudaPlan, Launch, Product, View, from_json
 
 
 def view(name: str, array: np.ndarray, base: np.ndarray) -> View:
@@ -32,7 +32,7 @@ def column_major(flat: np.ndarray, offset: int, leading: int, rows: int, columns
 
 def blas(g: Gemm, held: dict[str, np.ndarray]) -> None:
     """What ``gemmStridedBatchedEx`` is documented to do with the arguments that ``cupy`` hands over."""
-    (ta, tb), (m, n, k), a, b, c, batch = cupy._arguments(g, {name: _Device(x) for name, x in held.items()})
+    (ta, tb), (m, n, k), a, b, c, batch = execution._arguments(g, {name: _Device(x) for name, x in held.items()})
     for t in range(batch):
         first, second, out = (
             column_major(held[name].reshape(-1), at + t * step, leading, *shape)
@@ -161,23 +161,23 @@ def conv(kind: str, out: Any, data: Any, weights: Any, **more: Any) -> Convoluti
 def test_the_frontend_is_told_the_convolution() -> None:
     cudnn = pytest.importorskip("cudnn", reason="the cuDNN frontend is not installed")
     step = conv("Conv", (1, 4, 4, 9), (1, 8, 7, 9), (4, 8, 3, 3), strides=(2, 1), pads=(1, 0, 1, 2))
-    made = cuda_convolutions.graph(cudnn, step)
+    made = convolutions.graph(cudnn, step)
     (node,) = made.nodes
     assert node.params == {"pre_padding": [1, 0], "post_padding": [1, 2], "stride": [2, 1], "dilation": [1, 1]}
     assert [t.dim for t in made.tensors.values()] == [[1, 8, 7, 9], [4, 8, 3, 3], [1, 4, 4, 9]]
     step = conv("ConvTranspose", (1, 4, 8, 8), (1, 8, 4, 4), (8, 4, 4, 4), strides=(2, 2))
-    (node,) = cuda_convolutions.graph(cudnn, step).nodes
+    (node,) = convolutions.graph(cudnn, step).nodes
     assert "DGRAD" in str(node) and set(node.inputs) == {"loss", "filter"}
-    assert len(cuda_convolutions.barred(cudnn, "float32")) == 2 > len(cuda_convolutions.barred(cudnn, "tf32"))
+    assert len(convolutions.barred(cudnn, "float32")) == 2 > len(convolutions.barred(cudnn, "tf32"))
 
 
 def test_lines_are_images_of_one_row() -> None:
     step = conv("Conv", (2, 4, 7), (2, 8, 7), (4, 8, 3), pads=(0, 2))
-    made = cuda_convolutions.flat(step)
+    made = convolutions.flat(step)
     assert made.data.shape == (2, 8, 1, 7) and made.data.strides == (56, 7, 7, 1)
     assert made.pads == (0, 0, 0, 2) and made.strides == (1, 1) and made.kind == "Conv"
     turned = replace(step, kind="ConvTranspose", strides=(3,))
-    assert cuda_convolutions.beyond(replace(turned, pads=(2, 1))) == (1,)
+    assert convolutions.beyond(replace(turned, pads=(2, 1))) == (1,)
     for pads in ((0, 2), (3, 0)):
         with pytest.raises(BackendError, match=r"paddings .*: torch takes no"):
-            cuda_convolutions.beyond(replace(turned, pads=pads))
+            convolutions.beyond(replace(turned, pads=pads))

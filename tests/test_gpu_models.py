@@ -20,13 +20,14 @@ from onnx.reference import ReferenceEvaluator
 from benchmarks.gpu import models, torch_side, whole
 from benchmarks.gpu import run as runner
 from benchmarks.gpu.budget import Budget, TimeOver
-from einnet_explore.backends import c_kernels, cuda_plan
-from einnet_explore.backends.cuda_convolutions import beyond, flat
-from einnet_explore.backends.cuda_steps import Convolution, Launch, Product, View
+from einnet_evaluation.models import write
 from einnet_explore.cli import main
-from einnet_explore.graph.models import write
-from einnet_explore.graph.reading.load import load
-from einnet_explore.kernels import source
+from einnet_explore.codegen import language
+from einnet_explore.onnx_import.load import load
+from einnet_explore.runtime import c_kernels
+from einnet_explore.runtime.cuda import plan as cuda_plan
+from einnet_explore.runtime.cuda.convolutions import beyond, flat
+from einnet_explore.runtime.cuda.steps import Convolution, Launch, Product, View
 
 RATED = {
     "peak_flops": 5e13, "memory_bandwidth": 2e12, "cache_bandwidth": 4e12, "cache_bytes": 5e7, "call_seconds": 3e-6,
@@ -36,11 +37,11 @@ RATED = {
 @pytest.fixture(scope="module")
 def kernels() -> Any:
     """The kernels behind the texts of the plans that are made in this file."""
-    found: dict[Any, source.Kernel] = {}
+    found: dict[Any, language.Kernel] = {}
 
-    def emit(kernel: source.Kernel, dialect: str) -> str:
-        text = source.emit(kernel, dialect)
-        found[source.entry(kernel), text] = kernel
+    def emit(kernel: language.Kernel, dialect: str) -> str:
+        text = language.emit(kernel, dialect)
+        found[language.entry(kernel), text] = kernel
         return text
 
     patch = pytest.MonkeyPatch()

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.backends import c_kernels, cuda_plan, nvrtc, opencl
-from einnet_explore.backends.errors import BackendError
+from einnet_explore.codegen.errors import BackendError
+from einnet_explore.codegen.gpu_copies import PRODUCTS, TERMS, Moved, moving
+from einnet_explore.codegen.language import F16, F64, KernelError, emit
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
-from einnet_explore.kernels.moving import PRODUCTS, TERMS, Moved, moving
-from einnet_explore.kernels.source import F16, F64, KernelError, emit
-from einnet_explore.text import parse
+from einnet_explore.runtime import c_kernels, opencl
+from einnet_explore.runtime.cuda import nvrtc, plan
+from einnet_explore.syntax import parse
 
 CASES = {
     "transposed": "tensor A[45, 70]\nY[i:70, j:45] = A[j, i]",
@@ -129,5 +130,5 @@ def test_what_is_not_moved() -> None:
 
 def test_plans_move_what_they_move() -> None:
     program = parse("tensor A[64, 48]\ntensor B[48, 64]\nY[i:48, j:64] = A[j, i] + B[i, j]")
-    (step,) = cuda_plan.cuda_plan(program).steps
+    (step,) = plan.cuda_plan(program).steps
     assert "__shared__" in step.text and step.block == (256, 1, 1)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.backends import c_kernels, nvrtc, opencl
-from einnet_explore.backends.cuda_plan import GPU
-from einnet_explore.backends.errors import BackendError
-from einnet_explore.kernels.source import (
+from einnet_explore.codegen.errors import BackendError
+from einnet_explore.codegen.language import (
     F16,
     F32,
     Array,
@@ -22,8 +19,12 @@ from einnet_explore.kernels.source import (
     emit,
     literal,
 )
-from einnet_explore.kernels.tiling import Hardware, Tiled, thread_layout, tiled
-from einnet_explore.text import parse
+from einnet_explore.codegen.tiling import Hardware, Tiled, thread_layout, tiled
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.runtime import c_kernels, opencl
+from einnet_explore.runtime.cuda import nvrtc
+from einnet_explore.runtime.cuda.plan import GPU
+from einnet_explore.syntax import parse
 
 PROGRAMS = {
     "product": "tensor A[40, 64]\ntensor B[64, 24]\nY[i:40, j:24] = sum[k:64] A[i, k] * B[k, j]",

@@ -27,21 +27,24 @@ from benchmarks.gpu import bundle, cases, whole
 from benchmarks.gpu import run as runner
 from benchmarks.gpu.__main__ import main as gpu
 from benchmarks.gpu.profile import convert
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.backends import c_kernels, cuda_device, cuda_plan, cupy, nvrtc
-from einnet_explore.backends.cuda_steps import Convolution, CudaPlan, Launch, Product, View, from_json
-from einnet_explore.backends.errors import BackendError
-from einnet_explore.backends.recorded import RATES, record_rates, recorded, recorded_key
-from einnet_explore.backends.store import Store
+from einnet_evaluation.operator_cases import derive, operators
 from einnet_explore.cli import main
+from einnet_explore.codegen import language
+from einnet_explore.codegen.errors import BackendError
 from einnet_explore.cost import CPU_DEFAULT, program_seconds
-from einnet_explore.explore.operator_cases import derive, operators
-from einnet_explore.explore.run import Run
-from einnet_explore.graph.devices import cost_for
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
-from einnet_explore.kernels import source
-from einnet_explore.search.options import Options
-from einnet_explore.text import load_text, parse
+from einnet_explore.pipeline.devices import cost_for
+from einnet_explore.runtime import c_kernels
+from einnet_explore.runtime.cuda import device as cuda_device
+from einnet_explore.runtime.cuda import execution, nvrtc
+from einnet_explore.runtime.cuda import plan as cuda_plan
+from einnet_explore.runtime.cuda.steps import Convolution, CudaPlan, Launch, Product, View, from_json
+from einnet_explore.runtime.profile_store import Store
+from einnet_explore.runtime.recorded_profile import RATES, record_rates, recorded, recorded_key
+from einnet_explore.session.run import Run
+from einnet_explore.strategies.options import Options
+from einnet_explore.syntax import load_text, parse
 
 ROOT = Path(__file__).parents[1]
 RATED = {
@@ -206,7 +209,7 @@ def shown(buffers: dict[str, Any], view: View) -> Any:
     return np.lib.stride_tricks.as_strided(flat, view.shape, tuple(s * flat.itemsize for s in view.strides))
 
 
-def on_cpu(plan: CudaPlan, feeds: dict[str, Any], kernels: dict[Any, source.Kernel]) -> dict[str, Any]:
+def on_cpu(plan: CudaPlan, feeds: dict[str, Any], kernels: dict[Any, language.Kernel]) -> dict[str, Any]:
     """What *plan* computes, by NumPy's products and its kernels as loops in C; convolutions by torch."""
     buffers: dict[str, Any] = {}
     for name, shape in plan.buffers.items():
@@ -232,13 +235,13 @@ def on_cpu(plan: CudaPlan, feeds: dict[str, Any], kernels: dict[Any, source.Kern
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[Any, source.Kernel]:
+def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[Any, language.Kernel]:
     """The kernels behind the texts of the plans that are made in a test."""
-    found: dict[Any, source.Kernel] = {}
+    found: dict[Any, language.Kernel] = {}
 
-    def emit(kernel: source.Kernel, dialect: str) -> str:
-        text = source.emit(kernel, dialect)
-        found[source.entry(kernel), text] = kernel
+    def emit(kernel: language.Kernel, dialect: str) -> str:
+        text = language.emit(kernel, dialect)
+        found[language.entry(kernel), text] = kernel
         return text
 
     monkeypatch.setattr(cuda_plan, "emit", emit)
@@ -273,7 +276,7 @@ PROGRAMS = {
 }
 
 
-def agrees(program: Program, plan: CudaPlan, kernels: dict[Any, source.Kernel]) -> None:
+def agrees(program: Program, plan: CudaPlan, kernels: dict[Any, language.Kernel]) -> None:
     feeds, _ = bundle.oracle(program)
     wanted = evaluate(program, {k: a.astype(np.float64) for k, a in feeds.items()}, "float64", outputs_only=True)
     again = from_json(json.loads(json.dumps(plan.to_json())))
@@ -285,7 +288,7 @@ def agrees(program: Program, plan: CudaPlan, kernels: dict[Any, source.Kernel]) 
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_plans_compute_the_program(name: str, kernels: dict[Any, source.Kernel]) -> None:
+def test_plans_compute_the_program(name: str, kernels: dict[Any, language.Kernel]) -> None:
     program = parse(PROGRAMS[name])
     plan = cuda_plan.cuda_plan(program)
     agrees(program, plan, kernels)
@@ -295,7 +298,7 @@ def test_plans_compute_the_program(name: str, kernels: dict[Any, source.Kernel])
     assert plan.weights == (("K",) if name == "weights" else ())
 
 
-def test_plans_compute_the_derived_programs(derived: list[Program], kernels: dict[Any, source.Kernel]) -> None:
+def test_plans_compute_the_derived_programs(derived: list[Program], kernels: dict[Any, language.Kernel]) -> None:
     ops = []
     for program in derived:
         for operators_there in ((), None):
@@ -305,7 +308,7 @@ def test_plans_compute_the_derived_programs(derived: list[Program], kernels: dic
     assert any("product" in held for held in ops) and any("convolution" in held for held in ops)
 
 
-def test_the_measured_cases_compute_the_same(kernels: dict[Any, source.Kernel]) -> None:
+def test_the_measured_cases_compute_the_same(kernels: dict[Any, language.Kernel]) -> None:
     case = cases.normalisation(3, 4, 5, 6)
     x = np.random.default_rng(1).standard_normal((3, 4, 5, 6)).astype(np.float32)
     feeds = {"X": x, "g": np.float32([1, 2, 3, 4]), "b": np.float32([0, 1, 0, -1])}
@@ -315,8 +318,8 @@ def test_the_measured_cases_compute_the_same(kernels: dict[Any, source.Kernel]) 
 
 
 def test_casting(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: dict[Any, source.Kernel] = {}
-    monkeypatch.setattr(cuda_plan, "emit", lambda k, d: found.setdefault((t := source.emit(k, d)), k) and t)
+    found: dict[Any, language.Kernel] = {}
+    monkeypatch.setattr(cuda_plan, "emit", lambda k, d: found.setdefault((t := language.emit(k, d)), k) and t)
     case = cases.cast(1003)
     x = np.random.default_rng(0).standard_normal(1003).astype(np.float32)
     texts = set()
@@ -338,24 +341,24 @@ def test_what_no_plan_can_be_made_of() -> None:
 
 
 def test_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    cupy.package.cache_clear()
-    if not cupy.missing():
+    execution.package.cache_clear()
+    if not execution.missing():
         pytest.skip("there is a GPU")
-    with pytest.raises(cupy.DeviceMissing, match=r"no CUDA backend can run here: missing .*(CuPy|driver|GPU)"):
-        cupy.check()
-    for act in (cupy.package, cupy.device, lambda: cupy.compile_plan(CudaPlan({}, (), (), (), ()))):
-        with pytest.raises(cupy.DeviceMissing):
+    with pytest.raises(execution.DeviceMissing, match=r"no CUDA backend can run here: missing .*(CuPy|driver|GPU)"):
+        execution.check()
+    for act in (execution.package, execution.device, lambda: execution.compile_plan(CudaPlan({}, (), (), (), ()))):
+        with pytest.raises(execution.DeviceMissing):
             act()
     monkeypatch.setattr(cuda_device, "find_spec", lambda name: None)
     monkeypatch.setattr(cuda_device, "_no_driver", lambda: ("an NVIDIA driver (libcuda)",))
     cuda_device.frontend.cache_clear()
     monkeypatch.setattr(cuda_device, "frontend", cuda_device.frontend.__wrapped__)
-    assert [m.split()[0] for m in cupy.missing()] == ["CuPy", "an"]
-    assert "cuDNN frontend" in cupy.missing_for_convolutions()[0]
+    assert [m.split()[0] for m in execution.missing()] == ["CuPy", "an"]
+    assert "cuDNN frontend" in execution.missing_for_convolutions()[0]
 
 
 def test_device_cuda_says_what_is_missing(conv: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    if not cupy.missing():
+    if not execution.missing():
         pytest.skip("there is a GPU")
     assert main(["bench", str(conv), "--device", "profile:x.sqlite"]) == 2
     assert "a profile orders the candidates of derive" in capsys.readouterr().err
@@ -386,7 +389,7 @@ def test_calls_fit_cupy() -> None:
         (cp.asnumpy, ("",)),
     ):
         assert all(word in (function.__doc__ or str(inspect.signature(function))) for word in words), function
-    if not cupy.missing_for_products():
+    if not execution.missing_for_products():
         library = cuda_device.cublas()
         told = library.gemmStridedBatchedEx.__doc__
         names = [part.split()[-1] for part in told[told.index("(") + 1 : told.rindex(")")].split(",")]
@@ -394,7 +397,7 @@ def test_calls_fit_cupy() -> None:
             "handle transa transb m n k alpha A Atype lda strideA B Btype ldb strideB beta C Ctype ldc strideC "
             "batchCount computeType algo"
         )
-        assert {library.CUBLAS_GEMM_DEFAULT, *(getattr(library, name) for name in cupy.COMPUTE.values())} == {
+        assert {library.CUBLAS_GEMM_DEFAULT, *(getattr(library, name) for name in execution.COMPUTE.values())} == {
             -1, 68, 77, 74, 75
         }  # fmt: skip
         assert callable(cp.cuda.device.get_cublas_handle) and cp.cuda.runtime.CUDA_R_32F == 0
@@ -402,7 +405,7 @@ def test_calls_fit_cupy() -> None:
         held = cp.cuda
         for part in name.split("."):
             held = getattr(held, part)
-    if cupy.missing():
+    if execution.missing():
         with pytest.raises(cp.cuda.runtime.CUDARuntimeError):
             cp.cuda.runtime.getDeviceCount()
 
@@ -450,7 +453,7 @@ def test_the_bundle_is_whole(packed: Path) -> None:
 
 
 def test_the_unpacked_bundle_says_what_is_missing(packed: Path) -> None:
-    if not cupy.missing():
+    if not execution.missing():
         pytest.skip("there is a GPU")
     # Nothing of this checkout, and neither TVM nor anything else that compiles.
     code = (

@@ -8,14 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import einnet_explore as ee
-from einnet_explore.algebra.certificate import certify
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.algebra.walks import turned_for
-from einnet_explore.backends.program import compile_program
+from einnet_explore.analysis.counts import turned_for
 from einnet_explore.cost import program_seconds
-from einnet_explore.graph.finalists import entries
-from einnet_explore.graph.post.fusing import fuse, fused
+from einnet_explore.equivalence.certificate import certify
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program, Table, accesses
+from einnet_explore.pipeline.finalists import entries
+from einnet_explore.pipeline.post.fusing import fuse, fused
 from einnet_explore.rules import (
     BILINEAR_SUBSTITUTION,
     BOUNDARY_RELAXING,
@@ -25,8 +24,8 @@ from einnet_explore.rules import (
     Derivation,
     Refused,
 )
-from einnet_explore.search.filters import grouped, products
-from einnet_explore.search.strategies import Allowed, choices
+from einnet_explore.runtime.program import compile_program
+from einnet_explore.strategies.strategy import Allowed, choices, grouped, products
 
 
 def filters(taps: int, along: str, c: int = 2, f: int = 2, h: int = 8, w: int = 8) -> Program:

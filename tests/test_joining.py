@@ -11,28 +11,27 @@ import pytest
 from onnx_building import build, node
 
 import einnet_explore as ee
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.algebra.rereading import map_reads, read_instead
-from einnet_explore.backends.profiles import ProfileStore
-from einnet_explore.graph import assembling
-from einnet_explore.graph.assembling import Assembler
-from einnet_explore.graph.contest import Outcome, Settings
-from einnet_explore.graph.exporting import exported, in_onnxruntime, program_model
-from einnet_explore.graph.folding import Folder
-from einnet_explore.graph.joining import Piece, join, joined
-from einnet_explore.graph.judging import from_json, to_json
-from einnet_explore.graph.post.price import estimated
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.reading.model import Model
-from einnet_explore.graph.remembered import Memory
-from einnet_explore.graph.running.plan import build_plan
-from einnet_explore.graph.running.regions import random_inputs
-from einnet_explore.graph.split import Subprogram, partition
-from einnet_explore.graph.writing.export import ExportError, Replacement
+from einnet_explore.analysis.equations import map_reads, read_instead
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Access, Program, tensors
+from einnet_explore.onnx_export.export import ExportError, Replacement
+from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.model import Model
 from einnet_explore.operators import OPERATORS
+from einnet_explore.pipeline import assembly
+from einnet_explore.pipeline.assembly import Assembler, Folder
+from einnet_explore.pipeline.exported import exported, in_onnxruntime, program_model
+from einnet_explore.pipeline.history import Memory
+from einnet_explore.pipeline.joining import Piece, join, joined
+from einnet_explore.pipeline.outcome import from_json, to_json
+from einnet_explore.pipeline.partition import Subprogram, partition
+from einnet_explore.pipeline.plan import build_plan
+from einnet_explore.pipeline.post.layout_assignment import estimated
+from einnet_explore.pipeline.submodels import random_inputs
+from einnet_explore.pipeline.tuning_task import Outcome, Settings
 from einnet_explore.rules import EOPERATOR_GENERATION, RULES, Derivation
-from einnet_explore.search.instantiation import matching_rule
+from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.strategies.instantiation import matching_rule
 
 
 def weights(**shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -208,14 +207,14 @@ def test_what_is_only_tried_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> No
     model = two_products()
     apart = [replace(p, program=run(p.program)) for p in pieces(model)]
     proofs: list[Derivation] = []
-    monkeypatch.setattr(assembling, "certificates", lambda derivation: proofs.append(derivation) or ())
+    monkeypatch.setattr(assembly, "certificates", lambda derivation: proofs.append(derivation) or ())
     makes = assembler(model)
     tried = makes.together(apart, proved=False)
     assert not proofs and [part.certificate for part in tried] == ["none"]
     for _ in range(2):
         assert [part.piece for part in makes.together(apart)] == [part.piece for part in tried]
         assert proofs == [tried[0].derivation]
-    monkeypatch.setattr(assembling, "verdict", lambda _: "false")
+    monkeypatch.setattr(assembly, "verdict", lambda _: "false")
     assert [part.piece for part in assembler(model).together(apart)] == apart
 
 
@@ -230,7 +229,7 @@ def test_what_was_made_of_a_joined_program_is_not_looked_for_again(
         looked.append(derivation)
         return derivation.then(next(m for rule in RULES for m in rule.matches(derivation.end, (0,))))
 
-    monkeypatch.setattr(assembling, "laid_out", noted)
+    monkeypatch.setattr(assembly, "laid_out", noted)
     store = ProfileStore(tmp_path / "profiles.sqlite")
     found = [
         replace(assembler(model), memory=Memory(ProfileStore(store.path)), settings=Settings(threads)).together(apart)

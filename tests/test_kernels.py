@@ -8,16 +8,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.backends import BackendError, aligned_empty
-from einnet_explore.backends.generated import contraction
-from einnet_explore.backends.tiled import plan
+from einnet_explore.codegen.machine import Machine, this_machine
+from einnet_explore.codegen.packing import gather
+from einnet_explore.codegen.register_tiles import UNROLLED, best_tile, tiles
+from einnet_explore.codegen.sum_of_products import Form, form
+from einnet_explore.codegen.tvm.contraction import plan
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Index, Iterator, Scope, tensors
-from einnet_explore.kernels.form import Form, form
-from einnet_explore.kernels.machine import Machine, this_machine
-from einnet_explore.kernels.packing import gather
-from einnet_explore.kernels.tiles import UNROLLED, best_tile, tiles
-from einnet_explore.text import parse
+from einnet_explore.runtime import BackendError, aligned_empty
+from einnet_explore.runtime.generated import contraction
+from einnet_explore.syntax import parse
 
 CASES = {
     "few output channels": """

@@ -15,14 +15,12 @@ from hypothesis.strategies import DrawFn
 from syrupy.assertion import SnapshotAssertion
 
 import einnet_explore as ee
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.backends import BackendError, nvrtc
-from einnet_explore.backends.elementwise import Elementwise
-from einnet_explore.ir import Apply, Compare, Const, Iterator, Scalar, Scope, Table, Tensor, as_index
-from einnet_explore.kernels.elementwise import (
+from einnet_explore.codegen.elementwise import (
     A100,
     BLOCK,
     H100,
+    MAX_PACK_BYTES,
+    MAX_PACK_SIZE,
     WAVES,
     Functor,
     Gpu,
@@ -31,14 +29,14 @@ from einnet_explore.kernels.elementwise import (
     compose,
     functor,
     host_kernel,
+    index_type,
     kernel,
     operand,
     pack_size,
     plan,
     planned,
 )
-from einnet_explore.kernels.elementwise.launch import MAX_PACK_BYTES, MAX_PACK_SIZE, index_type
-from einnet_explore.kernels.source import (
+from einnet_explore.codegen.language import (
     BOOL,
     F16,
     F32,
@@ -55,6 +53,11 @@ from einnet_explore.kernels.source import (
     Type,
     emit,
 )
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.ir import Apply, Compare, Const, Iterator, Scalar, Scope, Table, Tensor, as_index
+from einnet_explore.runtime import BackendError
+from einnet_explore.runtime.cuda import nvrtc
+from einnet_explore.runtime.elementwise import Elementwise
 from tests import kernel_machine
 from tests.test_backends_opencl import needs_c, needs_nvrtc, needs_opencl, shifted
 

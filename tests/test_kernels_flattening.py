@@ -8,12 +8,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from einnet_explore.algebra.flatten import flat_address
-from einnet_explore.algebra.flattening import Column, Flattened, Row, flattened, neighbours
-from einnet_explore.backends.squash import squash
+from einnet_explore.analysis.flattening import Column, Flattened, Row, flat_address, flattened, neighbours
+from einnet_explore.codegen.preparation import squash
 from einnet_explore.ir import Bound, Iterator, Scope, Tensor, accesses, as_index
 from einnet_explore.operators import expressions as ops
-from einnet_explore.text import parse
+from einnet_explore.syntax import parse
 from tests.strategies import scopes_
 
 PLAIDML = """

@@ -11,23 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.backends import compiled, fused_blocks, fused_launch, nvrtc, opencl
-from einnet_explore.backends.apart import apart, bind_apart, contest
-from einnet_explore.backends.errors import BackendError
-from einnet_explore.backends.fused import FusedProgram
-from einnet_explore.backends.fused_blocks import gpu_launch, run_blocks
 from einnet_explore.cli import main
-from einnet_explore.explore.figures import drawn_figure
+from einnet_explore.codegen.errors import BackendError
+from einnet_explore.codegen.fusion import FusionError, fuse, resized
+from einnet_explore.codegen.fusion.cpu import LANES
+from einnet_explore.codegen.fusion.gpu import gpu_blocks, gpu_kernel, width
+from einnet_explore.codegen.fusion.memory_layout import flatten
+from einnet_explore.codegen.fusion.profitability import A100, CORE, verdict
+from einnet_explore.codegen.language import F32, I32, I64, emit
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
-from einnet_explore.kernels.fusion import FusionError, fuse, resized
-from einnet_explore.kernels.fusion.diagram import diagram, summary
-from einnet_explore.kernels.fusion.flat import flatten
-from einnet_explore.kernels.fusion.gpu import gpu_blocks, gpu_kernel, width
-from einnet_explore.kernels.fusion.lanes import LANES
-from einnet_explore.kernels.fusion.paying import A100, CORE, verdict
-from einnet_explore.kernels.source import F32, I32, I64, emit
-from einnet_explore.text import parse
+from einnet_explore.runtime import compiled, emulated_blocks, fused, opencl
+from einnet_explore.runtime.cuda import nvrtc
+from einnet_explore.runtime.emulated_blocks import gpu_launch, run_blocks
+from einnet_explore.runtime.fused import FusedProgram
+from einnet_explore.runtime.unfused import apart, bind_apart, contest
+from einnet_explore.syntax import parse
+from einnet_explore.viz.graph_figures import drawn_figure
+from einnet_explore.viz.kernels import diagram, summary
 from tests import kernel_machine
 from tests.fusion_programs import (
     NORMS,
@@ -50,7 +51,7 @@ needs_nvrtc = pytest.mark.skipif(nvrtc.version() is None, reason="no NVRTC")
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many kernels that run once each: the compiler's time is what counts."""
-    monkeypatch.setattr(fused_launch, "FLAGS", ("-O1",))
+    monkeypatch.setattr(fused, "FLAGS", ("-O1",))
 
 
 def exactly(program: Program, arrays: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -127,7 +128,7 @@ def test_temporaries_share_memory_unless_they_live_together() -> None:
     assert {n: made.spaces[n].slot for n in "ABCD"} == {"A": 0, "B": 1, "C": 0, "D": 1} and made.slots == 2
     assert [s.barrier for s in made.stages] == [True] * 4 + [False]
     flat = flatten(made, {"X": (4, 6)}, {"X": (6, 1), "E": (1,)})
-    assert fused_blocks.slot_sizes(flat) == (4, 6)
+    assert emulated_blocks.slot_sizes(flat) == (4, 6)
 
 
 def test_a_reduction_of_what_is_read_elsewhere_waits() -> None:
@@ -347,7 +348,7 @@ def test_not_a_number_passes_through() -> None:
 def test_a_kernel_is_compiled_once_for_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = normal(softmax(5, 13))
     first = FusedProgram(softmax(5, 13))(arrays)["Y"]
-    fused_launch._function.cache_clear()
+    fused._function.cache_clear()
 
     def forbidden(*_: object) -> None:
         raise AssertionError("compiled again")
@@ -389,8 +390,8 @@ def test_tables_and_empty_programs_are_refused() -> None:
 
 @needs_cc
 def test_a_compiler_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_launch, "VECTORS", "#error no such thing\n")
-    monkeypatch.setattr(fused_launch, "_function", fused_launch._function.__wrapped__)
+    monkeypatch.setattr(fused, "VECTORS", "#error no such thing\n")
+    monkeypatch.setattr(fused, "_function", fused._function.__wrapped__)
     with pytest.raises(BackendError, match=r"not compiled: .*no such thing"):
         FusedProgram(softmax(4, 9))({"X": np.zeros((4, 9), np.float32)})
 
@@ -429,7 +430,7 @@ def test_blocks_exactly_and_without_races(program: Program, threads: int) -> Non
     wanted = exactly(program, arrays)
     outs = {n: np.full(a.shape, np.nan).reshape(-1) for n, a in wanted.items()}
     given_arrays = {n: a.astype(np.float64).reshape(-1) for n, a in arrays.items()}
-    passed = fused_blocks.arguments(flat, kernel, given_arrays, outs, np.dtype(np.float64))
+    passed = emulated_blocks.arguments(flat, kernel, given_arrays, outs, np.dtype(np.float64))
     named = {p.name: a for p, a in zip(kernel.params, passed, strict=True)}
     if blocks := gpu_blocks(flat, threads):
         kernel_machine.run(kernel, named, (blocks, 1, 1))

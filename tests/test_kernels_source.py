@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from syrupy.assertion import SnapshotAssertion
 
-from einnet_explore.ir import Apply, Compare, Const, Index, Iterator, Tensor, as_index
-from einnet_explore.kernels.source import (
+from einnet_explore.codegen.language import (
     BOOL,
     F16,
     F32,
@@ -55,9 +54,9 @@ from einnet_explore.kernels.source import (
     select,
     type_of,
 )
-from einnet_explore.kernels.source.calls import Select
-from einnet_explore.kernels.source.lowering import index, scalar
-from einnet_explore.kernels.source.values import Binary, Cast, Unary
+from einnet_explore.codegen.language.lowering import index, scalar
+from einnet_explore.codegen.language.values import Binary, Cast, Select, Unary
+from einnet_explore.ir import Apply, Compare, Const, Index, Iterator, Tensor, as_index
 from tests import kernel_machine
 from tests.pointwise import index_at
 

@@ -13,16 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from syrupy.assertion import SnapshotAssertion
 
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.algebra.flattening import Column, Flattened, Row, flattened
-from einnet_explore.backends import opencl
+from einnet_explore.analysis.flattening import Column, Flattened, Row, flattened
 from einnet_explore.cli import main
-from einnet_explore.explore.kernel_text import kernel_texts, of_tiles
-from einnet_explore.explore.tile_plot import tile_figure
-from einnet_explore.ir import Scope, program, tensors
-from einnet_explore.kernels.machine import Machine
-from einnet_explore.kernels.source import F32, I32, I64, KernelError, check, emit
-from einnet_explore.kernels.tiling import (
+from einnet_explore.codegen.language import F32, I32, I64, KernelError, check, emit
+from einnet_explore.codegen.machine import Machine
+from einnet_explore.codegen.tiling import (
     Hardware,
     LocalLayout,
     Problem,
@@ -36,7 +31,11 @@ from einnet_explore.kernels.tiling import (
     tile_cost,
     tiled,
 )
-from einnet_explore.text import parse
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.ir import Scope, program, tensors
+from einnet_explore.runtime import opencl
+from einnet_explore.syntax import parse
+from einnet_explore.viz.kernels import kernel_texts, of_tiles, tile_figure
 from tests import kernel_machine
 from tests.strategies import inputs_for, scopes_
 from tests.test_kernels_flattening import PLAIDML

@@ -10,16 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.backends import BackendError, aligned, aligned_empty, compile_program, compiled, native
-from einnet_explore.backends.c_kernels import load
-from einnet_explore.backends.native import NativeSource
-from einnet_explore.backends.ways import NativeCall
-from einnet_explore.ir import Equation, Program, Scope, tensors
-from einnet_explore.kernels import turning
-from einnet_explore.kernels.machine import Machine
-from einnet_explore.kernels.regions import regions_kernel
-from einnet_explore.kernels.source import (
+from einnet_explore.codegen import transposed_writes
+from einnet_explore.codegen.language import (
     F16,
     F32,
     F64,
@@ -44,9 +36,17 @@ from einnet_explore.kernels.source import (
     fissioned,
     literal,
 )
-from einnet_explore.kernels.source.walk import each
-from einnet_explore.kernels.turning import turned_kernel
-from einnet_explore.text import parse
+from einnet_explore.codegen.language.traversal import each
+from einnet_explore.codegen.machine import Machine
+from einnet_explore.codegen.phase_regions import regions_kernel
+from einnet_explore.codegen.transposed_writes import turned_kernel
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.ir import Equation, Program, Scope, tensors
+from einnet_explore.runtime import BackendError, aligned, aligned_empty, compile_program, compiled, native
+from einnet_explore.runtime.c_kernels import load
+from einnet_explore.runtime.implementations import NativeCall
+from einnet_explore.runtime.native import NativeSource
+from einnet_explore.syntax import parse
 from tests import kernel_machine
 from tests.strategies import inputs_for
 
@@ -103,9 +103,9 @@ def test_permutations_of_drawn_sizes_are_exact(order: list[int], sizes: tuple[in
     over = ", ".join(f"{names[d]}:{sizes[d]}" for d in order)
     scope = scope_of(f"tensor A[{', '.join(map(str, sizes))}]\nY[{over}] = A[x, y, z] + 3")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(turning, "NEAR", 4 * near)  # bands one way and the other
-        patch.setattr(turning, "TILES", 2)
-        patch.setattr(turning, "STREAMED", 2)
+        patch.setattr(transposed_writes, "NEAR", 4 * near)  # bands one way and the other
+        patch.setattr(transposed_writes, "TILES", 2)
+        patch.setattr(transposed_writes, "STREAMED", 2)
         by_machine(scope, *turned_kernel(scope, "Y'", STREAMS if far else SMALL))
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.algebra.keys import COMMUTATIVE, key, program_key
-from einnet_explore.algebra.substitute import with_iterators
+from einnet_explore.analysis.canonical_keys import COMMUTATIVE, key, program_key
+from einnet_explore.analysis.substitution import with_iterators
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import (
     Access,
     Apply,

@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import einnet_explore as ee
-from einnet_explore.algebra.certificate import certify
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.algebra.nest import Band, Column, Nest, Reduced, Row, nest
-from einnet_explore.backends import compile_program, emit, load
-from einnet_explore.backends.rows.kernel import rows_of
-from einnet_explore.backends.rows.tiles import tile_for
-from einnet_explore.graph.models.longformer import DILATION, HEADS, layer
-from einnet_explore.graph.reading.load import load as load_model
-from einnet_explore.graph.rows import by_rows
-from einnet_explore.graph.split import Subprogram, split
-from einnet_explore.graph.writing.nodes import to_onnx
+from einnet_evaluation.models.longformer import DILATION, HEADS, layer
+from einnet_explore.analysis.row_nest import Band, Column, Nest, Reduced, Row, nest
+from einnet_explore.codegen.machine import Machine
+from einnet_explore.codegen.rows.kernel import rows_of
+from einnet_explore.codegen.rows.vector_products import tile_for
+from einnet_explore.equivalence.certificate import certify
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Scope, program, tensors
-from einnet_explore.kernels.machine import Machine
+from einnet_explore.onnx_export.nodes import to_onnx
+from einnet_explore.onnx_import.load import load as load_model
+from einnet_explore.pipeline.partition import Subprogram, split
+from einnet_explore.pipeline.row_subprograms import by_rows
 from einnet_explore.rules import ROW_GENERATION, Refused
-from einnet_explore.text import parse
+from einnet_explore.runtime import compile_program, emit, load
+from einnet_explore.syntax import parse
 
 ATTENTION = """
 tensor Q[{b}, {m}, {k}]

@@ -12,17 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutation import CASES, right, steps
 
-from einnet_explore.algebra import field, modular
-from einnet_explore.algebra.degrees import degree
-from einnet_explore.algebra.evaluate import IllegalRead, evaluate
-from einnet_explore.algebra.field import PRIME, contract, number, power
-from einnet_explore.algebra.modular import residues, second_opinion
 from einnet_explore.cli import main
-from einnet_explore.explore import records
+from einnet_explore.interpreter import modular
+from einnet_explore.interpreter import modular as field
+from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
+from einnet_explore.interpreter.modular import PRIME, contract, degree, number, power, residues, second_opinion
 from einnet_explore.ir import Program
-from einnet_explore.render import text as render
 from einnet_explore.rules import Derivation
-from einnet_explore.text import parse
+from einnet_explore.session import records
+from einnet_explore.syntax import parse
+from einnet_explore.syntax import text as render
 
 POLYNOMIAL = ("convolution", "strided", "transposed", "band", "chain", "siblings", "three equations")
 

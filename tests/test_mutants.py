@@ -10,7 +10,7 @@ from mutation import CASES, chosen, kind, mutant, passes, picked, right, steps
 
 from einnet_explore.ir import Instance, Program
 from einnet_explore.rules import INTER_RULES, RULES
-from einnet_explore.text import parse
+from einnet_explore.syntax import parse
 
 NAMES = {*(rule.name for rule in (*RULES, *INTER_RULES)), "operator_matching"}
 

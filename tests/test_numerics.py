@@ -13,29 +13,20 @@ from hypothesis import strategies as st
 from onnx_building import build, node
 
 import einnet_explore as ee
-from einnet_explore.algebra.beside import inlined
-from einnet_explore.algebra.bilinear import Bilinear, correlation
-from einnet_explore.algebra.evaluate import IllegalRead, evaluate
-from einnet_explore.algebra.rounding import bilinear, computed, gamma, growth, roundings, softmax
-from einnet_explore.algebra.running_error import running_error
-from einnet_explore.algebra.small_products import karatsuba, laderman, nested, strassen
-from einnet_explore.backends.errors import BackendError
-from einnet_explore.backends.profiles import ProfileStore
+from einnet_explore.analysis.bilinear import Bilinear, correlation, karatsuba, laderman, nested, strassen
+from einnet_explore.codegen.errors import BackendError
 from einnet_explore.cost import program_seconds
-from einnet_explore.graph import badge as badge_module
-from einnet_explore.graph import contest as contest_module
-from einnet_explore.graph import optimise as optimise_module
-from einnet_explore.graph import result as result_module
-from einnet_explore.graph import whole as whole_module
-from einnet_explore.graph.badge import Badge, badge
-from einnet_explore.graph.contest import Outcome, Settings
-from einnet_explore.graph.finalists import Entry, entries
-from einnet_explore.graph.numerics import APPROXIMATING, LEVELS, REASSOCIATING, allowed, level, level_of
-from einnet_explore.graph.optimise import Optimiser
-from einnet_explore.graph.part import Part
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.request import settings as asked
-from einnet_explore.graph.rows import by_rows
+from einnet_explore.equivalence.program_diff import inlined
+from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
+from einnet_explore.interpreter.running_error import (
+    bilinear,
+    computed,
+    gamma,
+    growth,
+    roundings,
+    running_error,
+    softmax,
+)
 from einnet_explore.ir import (
     Apply,
     Compare,
@@ -49,6 +40,20 @@ from einnet_explore.ir import (
     accesses,
     as_index,
 )
+from einnet_explore.onnx_import.load import load
+from einnet_explore.pipeline import error_report as badge_module
+from einnet_explore.pipeline import optimiser as optimise_module
+from einnet_explore.pipeline import selection as result_module
+from einnet_explore.pipeline import tuning_task as contest_module
+from einnet_explore.pipeline import whole_model as whole_module
+from einnet_explore.pipeline.error_report import Badge, badge
+from einnet_explore.pipeline.finalists import Entry, entries
+from einnet_explore.pipeline.numerics import APPROXIMATING, LEVELS, REASSOCIATING, allowed, level, level_of
+from einnet_explore.pipeline.optimiser import Optimiser
+from einnet_explore.pipeline.outcome import Part
+from einnet_explore.pipeline.request import settings as asked
+from einnet_explore.pipeline.row_subprograms import by_rows
+from einnet_explore.pipeline.tuning_task import Outcome, Settings
 from einnet_explore.rules import (
     ALL_RULES,
     BILINEAR_PRODUCT,
@@ -58,9 +63,10 @@ from einnet_explore.rules import (
     RULES,
     Derivation,
 )
-from einnet_explore.search.engine import Search
-from einnet_explore.search.events import Found
-from einnet_explore.search.options import Options
+from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.strategies.engine import Search
+from einnet_explore.strategies.events import Found
+from einnet_explore.strategies.options import Options
 from tests.test_online_softmax import attention
 
 TRIPLES = [correlation(m, 3) for m in (2, 4, 6)] + [strassen(), laderman(), nested(strassen(), strassen()), karatsuba()]
@@ -207,7 +213,7 @@ def test_running_errors_of_reads_that_are_no_affine_ones_and_of_pieces(monkeypat
     held(pooled, drawn(pooled))
     conv = ee.ops.conv2d(N=1, H=6, W=6, C=4, F=4, R=3, S=3, padding=1)
     whole = running_error(inlined(conv, ())[conv.outputs[0]], drawn(conv))
-    monkeypatch.setattr("einnet_explore.algebra.running_error._LIMIT", 16)
+    monkeypatch.setattr("einnet_explore.interpreter.running_error._LIMIT", 16)
     pieces = running_error(inlined(conv, ())[conv.outputs[0]], drawn(conv))
     assert np.allclose(whole.value, pieces.value) and np.allclose(whole.error, pieces.error, rtol=0.2)
     assert (pieces.error > 0).all()

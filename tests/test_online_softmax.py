@@ -9,21 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from einnet_explore.algebra.certificate import certify
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.algebra.monoids import BASES, LISTS, Homomorphism, Monoid, Triple, broken, softmax
-from einnet_explore.algebra.online import Online, online
-from einnet_explore.backends import compile_program, compiled, emit
-from einnet_explore.backends.rows.blocks import block_of
-from einnet_explore.backends.rows.online import function
-from einnet_explore.backends.tvm_cpu import Kernel
-from einnet_explore.graph.reading.load import load as load_model
-from einnet_explore.graph.rows import by_rows
-from einnet_explore.graph.split import split
+from einnet_explore.analysis.online_softmax import Online, online
+from einnet_explore.analysis.softmax_monoid import BASES, LISTS, Homomorphism, Monoid, Triple, broken, softmax
+from einnet_explore.codegen.machine import Machine, this_machine
+from einnet_explore.codegen.rows.online import block_of, function
+from einnet_explore.equivalence.certificate import certify
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Instance, Program, Scope, tensors
-from einnet_explore.kernels.machine import Machine, this_machine
+from einnet_explore.onnx_import.load import load as load_model
+from einnet_explore.pipeline.partition import split
+from einnet_explore.pipeline.row_subprograms import by_rows
 from einnet_explore.rules import ONE_PASS_GENERATION
-from einnet_explore.text import parse
+from einnet_explore.runtime import compile_program, compiled, emit
+from einnet_explore.runtime.tvm_cpu import Kernel
+from einnet_explore.syntax import parse
 from tests.rules_kit import refuses
 from tests.test_longformer import attention as banded
 from tests.test_longformer import exported, run
@@ -169,7 +168,7 @@ def test_what_is_no_softmax_weighted_sum(old: str, new: str, why: str) -> None:
     assert old in text
     wrong = parse(text.replace(old, new))
     assert by_rows(wrong) is None
-    from einnet_explore.graph.rows import _moves_merged, substituted
+    from einnet_explore.pipeline.row_subprograms import _moves_merged, substituted
     from einnet_explore.rules import Derivation
 
     merged = _moves_merged(substituted(Derivation(wrong)))

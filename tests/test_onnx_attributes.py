@@ -8,9 +8,9 @@ import pytest
 from onnx import helper
 from onnx_building import build, node
 
-from einnet_explore.graph.reading.call import Call
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.reading.operators import HINTS, OPERATORS_ONNX, NotUnderstood, beyond, express
+from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.node_call import Call
+from einnet_explore.onnx_import.operator_table import HINTS, OPERATORS_ONNX, NotUnderstood, beyond, express
 
 X = (1, 2, 4, 6)
 

@@ -10,12 +10,12 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.graph.reading.assemble import assemble
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.reading.model import Model, ModelError
-from einnet_explore.graph.reading.operators import NotUnderstood, express
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Equation, Program
+from einnet_explore.onnx_import.assembly import assemble
+from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.model import Model, ModelError
+from einnet_explore.onnx_import.operator_table import NotUnderstood, express
 
 LARGEST = 4_000_000
 """Multiply-accumulates that are worth evaluating in a test."""

@@ -9,13 +9,13 @@ import pytest
 from onnx import TensorProto, helper
 from onnx_building import build, node, run
 
-from einnet_explore.graph.exporting import exported
-from einnet_explore.graph.reading import computed
-from einnet_explore.graph.reading.computed import unfolded
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.reading.model import ModelError, identifiers
-from einnet_explore.graph.split import split
-from einnet_explore.graph.writing.export import Replacement
+from einnet_explore.onnx_export.export import Replacement
+from einnet_explore.onnx_import import shapes as computed
+from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.model import ModelError, identifiers
+from einnet_explore.onnx_import.shapes import unfolded
+from einnet_explore.pipeline.exported import exported
+from einnet_explore.pipeline.partition import split
 
 W = np.ones((4, 3, 3, 3), np.float32)
 CONV = [node("Conv", ["x", "w"], ["y"], "conv1", pads=[1, 1, 1, 1])]

@@ -8,12 +8,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from onnx_building import build, integers, node, run, whole
 
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.graph.reading.assemble import assemble
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.reading.model import ModelError
-from einnet_explore.graph.reading.operators import NotUnderstood, express
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Scope, accesses
+from einnet_explore.onnx_import.assembly import assemble
+from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.model import ModelError
+from einnet_explore.onnx_import.operator_table import NotUnderstood, express
 
 small = st.integers(1, 3)
 

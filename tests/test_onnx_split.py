@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx_building import build, integers, node, run
 
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.graph.models import write
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.reading.model import Model
-from einnet_explore.graph.reading.operators import OPERATORS_ONNX
-from einnet_explore.graph.split import Split, partition
+from einnet_evaluation.models import write
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.model import Model
+from einnet_explore.onnx_import.operator_table import OPERATORS_ONNX
+from einnet_explore.pipeline.partition import Split, partition
 
 
 def operators(model: Model, beside: bool = True) -> list[list[str]]:

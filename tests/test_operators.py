@@ -10,11 +10,11 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import VIEW, Equation, Instance, Iterator, Scope, Tensor, tensors
 from einnet_explore.operators import OPERATORS, Operator, canonical_matches, expressions
 from einnet_explore.operators.operator import Attributes
-from einnet_explore.operators.reader import parse_pattern
+from einnet_explore.operators.pattern import parse_pattern
 
 NAMED = {operator.name: operator for operator in OPERATORS}
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.algebra.legality import excess
+from einnet_explore.analysis.legality import excess
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Access, Iterator, Program, Scope, Tensor, as_index, mul, program
 from einnet_explore.operators import OPERATORS, Unmatched, match
-from einnet_explore.operators.digits import by_digits, overlaps
+from einnet_explore.operators.layout import by_digits, overlaps
 
 
 def reader(read: Access) -> Program:

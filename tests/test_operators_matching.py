@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einnet_explore.algebra.certificate import certify
-from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.equivalence.certificate import certify
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import (
     VIEW,
     Access,
@@ -36,8 +36,8 @@ from einnet_explore.operators import (
     stride_equations,
 )
 from einnet_explore.rules.base import Refused
-from einnet_explore.search.instantiation import matching_rule, nearest
-from einnet_explore.text import parse
+from einnet_explore.strategies.instantiation import matching_rule, nearest
+from einnet_explore.syntax import parse
 
 NAMED = {operator.name: operator for operator in OPERATORS}
 MATMUL = NAMED["Matmul"]

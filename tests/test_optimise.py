@@ -17,30 +17,29 @@ from onnx_building import build, node
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 import einnet_explore as ee
-from einnet_explore import room
-from einnet_explore.backends.measure import Timing, compare, times_faster
-from einnet_explore.backends.profiles import ProfileStore
+from einnet_evaluation.models import write
 from einnet_explore.cli import main
 from einnet_explore.cli import optimize as command
-from einnet_explore.executors import Serial
-from einnet_explore.graph import contest as contest_module
-from einnet_explore.graph import contests as contests_module
-from einnet_explore.graph import result as result_module
-from einnet_explore.graph import sparing as sparing_module
-from einnet_explore.graph import whole as whole_module
-from einnet_explore.graph.contest import Contest, Outcome, Settings
-from einnet_explore.graph.contests import Contests
-from einnet_explore.graph.elsewhere import Rates, found
-from einnet_explore.graph.judging import judged
-from einnet_explore.graph.models import write
-from einnet_explore.graph.optimise import Optimiser, optimize
-from einnet_explore.graph.part import Part
-from einnet_explore.graph.reading.model import Model
-from einnet_explore.graph.request import seconds_of, settings
-from einnet_explore.graph.running.plan import PlanError, build_plan
-from einnet_explore.graph.split import Subprogram
-from einnet_explore.graph.whole import telling_inputs
+from einnet_explore.onnx_import.model import Model
+from einnet_explore.pipeline import backward_elimination as sparing_module
+from einnet_explore.pipeline import selection as result_module
+from einnet_explore.pipeline import tuner as contests_module
+from einnet_explore.pipeline import tuning_task as contest_module
+from einnet_explore.pipeline import whole_model as whole_module
+from einnet_explore.pipeline.optimiser import Optimiser, optimize
+from einnet_explore.pipeline.outcome import Part, judged
+from einnet_explore.pipeline.partition import Subprogram
+from einnet_explore.pipeline.plan import PlanError, build_plan
+from einnet_explore.pipeline.remote_tuning import Rates, found
+from einnet_explore.pipeline.request import seconds_of, settings
+from einnet_explore.pipeline.tuner import Contests
+from einnet_explore.pipeline.tuning_task import Contest, Outcome, Settings
+from einnet_explore.pipeline.whole_model import telling_inputs
 from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match, Step
+from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.runtime.measurement import Timing, compare, times_faster
+from einnet_explore.support import limits
+from einnet_explore.support.executors import Serial
 from tests.optimising_kit import (
     SHORT,
     everything,
@@ -217,9 +216,9 @@ def test_what_was_found_elsewhere_in_time_competes(interrupt: bool, monkeypatch:
 
 def test_what_a_limit_of_memory_decided_is_not_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     everything(monkeypatch)
-    monkeypatch.setattr(room, "used", lambda: 0)
+    monkeypatch.setattr(limits, "used", lambda: 0)
     proto, store = model(transposed()), ProfileStore(tmp_path / "profiles.sqlite")
-    with room.limited(1):
+    with limits.limited(1):
         whys = [step.part.why for step in Optimiser(proto, SHORT, store=store).run()]
     assert all(why.startswith("the original needs") for why in whys)
     assert all(step.part.outcome.winner for step in Optimiser(proto, SHORT, store=store).run())

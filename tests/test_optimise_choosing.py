@@ -10,25 +10,25 @@ import numpy as np
 import pytest
 
 import einnet_explore as ee
-from einnet_explore.backends import versions
-from einnet_explore.backends.measure import Timing
-from einnet_explore.backends.profiles import ProfileStore
-from einnet_explore.graph import against as against_module
-from einnet_explore.graph import contest as contest_module
-from einnet_explore.graph import result as result_module
-from einnet_explore.graph import whole as whole_module
-from einnet_explore.graph.contest import Outcome, Settings
-from einnet_explore.graph.filed import Exported, filed
-from einnet_explore.graph.models import write
-from einnet_explore.graph.optimise import Optimiser
-from einnet_explore.graph.part import Part, among
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.running.alone import beside_alone
-from einnet_explore.graph.running.plan import Plan, build_plan
-from einnet_explore.graph.running.regions import random_inputs
-from einnet_explore.graph.whole import Chosen
-from einnet_explore.graph.writing.export import ExportError
+from einnet_evaluation.models import write
+from einnet_explore.codegen import versions
+from einnet_explore.onnx_export.export import ExportError
+from einnet_explore.onnx_import.load import load
+from einnet_explore.pipeline import baseline as against_module
+from einnet_explore.pipeline import selection as result_module
+from einnet_explore.pipeline import tuning_task as contest_module
+from einnet_explore.pipeline import whole_model as whole_module
+from einnet_explore.pipeline.baseline_process import beside_alone
+from einnet_explore.pipeline.export_selection import Exported, filed
+from einnet_explore.pipeline.optimiser import Optimiser
+from einnet_explore.pipeline.outcome import Part, among
+from einnet_explore.pipeline.plan import Plan, build_plan
+from einnet_explore.pipeline.submodels import random_inputs
+from einnet_explore.pipeline.tuning_task import Outcome, Settings
+from einnet_explore.pipeline.whole_model import Chosen
 from einnet_explore.rules import Derivation
+from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.runtime.measurement import Timing
 from tests.optimising_kit import SHORT, everything, model, nothing_remembered, searched, sound, transposed
 
 forgetting = pytest.fixture(autouse=True)(nothing_remembered)

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 import einnet_explore as ee
-from einnet_explore.explore import figure as figure_module
-from einnet_explore.explore.figure import Figure, FigureError
-from einnet_explore.explore.figures import TreeNode, draw_tree
-from einnet_explore.explore.formula import text_figure
-from einnet_explore.explore.tables import Table, history
-from einnet_explore.explore.views import show
-from einnet_explore.search.candidate import Candidate
+from einnet_explore.strategies.candidate import Candidate
+from einnet_explore.viz import figure as figure_module
+from einnet_explore.viz.figure import Figure, FigureError
+from einnet_explore.viz.graph_figures import TreeNode, draw_tree
+from einnet_explore.viz.tables import Table, history
+from einnet_explore.viz.views import show, text_figure
 
 ODD = r"a_b & 50% of {x} <#1> ^~\ $ × Σ"
 

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 import einnet_explore as ee
-from einnet_explore.algebra.certificate import certify
-from einnet_explore.backends.program import compile_program
 from einnet_explore.cost import program_seconds
-from einnet_explore.graph.finalists import Entry, algorithms, entries
-from einnet_explore.graph.post.chaining import chained
-from einnet_explore.graph.post.fusing import fuse
+from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program
+from einnet_explore.pipeline.finalists import Entry, algorithms, entries
+from einnet_explore.pipeline.post.chaining import chained
+from einnet_explore.pipeline.post.fusing import fuse
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, VARIABLE_SUBSTITUTION, rule
-from einnet_explore.search.engine import Search
-from einnet_explore.search.events import Found
-from einnet_explore.search.options import Options
-from einnet_explore.search.strategies import Allowed, choices
+from einnet_explore.runtime.program import compile_program
+from einnet_explore.strategies.engine import Search
+from einnet_explore.strategies.events import Found
+from einnet_explore.strategies.options import Options
+from einnet_explore.strategies.strategy import Allowed, choices
 
 CHANNELS, SIDE = 16, 4
 

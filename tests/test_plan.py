@@ -11,14 +11,13 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from einnet_explore.backends import compile_program, hosted, measure
-from einnet_explore.backends.fragment import session_options
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.reading.model import Model
-from einnet_explore.graph.running.compiled import ByValue
-from einnet_explore.graph.running.plan import PlanError, Run, build_plan, random_inputs, subgraph_session
-from einnet_explore.graph.split import partition
-from einnet_explore.text import parse
+from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.model import Model
+from einnet_explore.pipeline.partition import partition
+from einnet_explore.pipeline.plan import ByValue, PlanError, Run, build_plan, random_inputs, subgraph_session
+from einnet_explore.runtime import compile_program, measurement, onnx_fragment
+from einnet_explore.runtime.onnx_fragment import session_options
+from einnet_explore.syntax import parse
 
 Arrays = Mapping[str, Any]
 
@@ -290,8 +289,10 @@ def test_waiting_threads_stop_before_the_next_engine_begins() -> None:
     option = "session.intra_op.spin_duration_us"
     for spinning in (True, False):
         options = session_options(2, spinning, False)
-        assert float(options.get_session_config_entry(option)) == measure.SPIN * 1e6 < measure.pause(2) * 1e6 / 2
-    assert measure.pause(1) == 0
+        assert (
+            float(options.get_session_config_entry(option)) == measurement.SPIN * 1e6 < measurement.pause(2) * 1e6 / 2
+        )
+    assert measurement.pause(1) == 0
 
 
 def refusing(_: Arrays) -> Arrays:
@@ -397,7 +398,7 @@ def tower(size: int = 12) -> Model:
     )
 
 
-hosts = pytest.mark.skipif(not hosted.available(), reason="no C compiler")
+hosts = pytest.mark.skipif(not onnx_fragment.available(), reason="no C compiler")
 
 
 @hosts
@@ -440,7 +441,7 @@ def test_what_cannot_be_written_is_called() -> None:
 
 
 def test_without_hosted_kernels_programs_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosted, "available", lambda: False)
+    monkeypatch.setattr(onnx_fragment, "available", lambda: False)
     of = tower()
     plan = build_plan(of, compiled(of))
     assert len(plan.segments) > 1

@@ -10,20 +10,27 @@ from hypothesis import strategies as st
 from onnx_building import build, node
 
 import einnet_explore as ee
-from einnet_explore.algebra.certificate import certify
-from einnet_explore.algebra.keys import program_key
-from einnet_explore.algebra.measure import intensity
-from einnet_explore.graph.post.assignment import Assigned, Mode, Transform, assign, total, transforms
-from einnet_explore.graph.post.candidates import layouts
-from einnet_explore.graph.post.fusing import fuse, fused
-from einnet_explore.graph.post.layouts import laid_out
-from einnet_explore.graph.post.price import estimated
-from einnet_explore.graph.reading.assemble import assemble
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.reading.operators import NotUnderstood, express
+from einnet_explore.analysis.canonical_keys import program_key
+from einnet_explore.analysis.counts import intensity
+from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, accesses
+from einnet_explore.onnx_import.assembly import assemble
+from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.operator_table import NotUnderstood, express
+from einnet_explore.pipeline.post.fusing import fuse, fused
+from einnet_explore.pipeline.post.layout_assignment import (
+    Assigned,
+    Mode,
+    Transform,
+    assign,
+    estimated,
+    layouts,
+    total,
+    transforms,
+)
+from einnet_explore.pipeline.post.layouts import laid_out
 from einnet_explore.rules import EOPERATOR_GENERATION, Derivation
-from einnet_explore.search.instantiation import matching_rule
+from einnet_explore.strategies.instantiation import matching_rule
 from tests.rules_kit import assert_equal
 from tests.strategies import programs
 

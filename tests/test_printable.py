@@ -5,9 +5,9 @@ import re
 import pytest
 
 import einnet_explore as ee
-from einnet_explore.algebra.verdict import Certificate
-from einnet_explore.explore.quiz import Answer
-from einnet_explore.printable import counted
+from einnet_explore.equivalence.verdict import Certificate
+from einnet_explore.session.quiz import Answer
+from einnet_explore.support.wording import counted
 
 WHITE, BLACK = (255,) * 3, (33,) * 3
 PAPERS = {"white": (WHITE, BLACK), "black": ((17,) * 3, WHITE), "grey": (BLACK, (224,) * 3)}

@@ -8,10 +8,10 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from onnx_building import build, node, run, whole
 
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.reading.model import ModelError
-from einnet_explore.graph.reading.operators import NotUnderstood, express
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.model import ModelError
+from einnet_explore.onnx_import.operator_table import NotUnderstood, express
 
 INF, NAN = np.inf, np.nan
 LARGEST = float(np.finfo(np.float32).max)

@@ -9,9 +9,9 @@ import pytest
 from rebuilding import WRONG, drawn, rebuilt, same
 
 from einnet_check import certificate as alone
-from einnet_explore.algebra.certificate import certify
+from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program
-from einnet_explore.render import text
+from einnet_explore.syntax import text
 
 
 def judged(seed: int, programs: int, each: int = 4) -> tuple[Counter[str], Counter[str]]:

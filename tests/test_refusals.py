@@ -8,12 +8,19 @@ import numpy as np
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.backends import BackendError, choice, compile_program, compiled, hosted, tvm_cpu
-from einnet_explore.backends.keys import key_of
-from einnet_explore.backends.store import Store
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
-from einnet_explore.text import parse
+from einnet_explore.runtime import (
+    BackendError,
+    compile_program,
+    compiled,
+    implementation_choice,
+    onnx_fragment,
+    tvm_cpu,
+)
+from einnet_explore.runtime.keys import key_of
+from einnet_explore.runtime.profile_store import Store
+from einnet_explore.syntax import parse
 
 MATMUL = Instance("Matmul", (("m", 6), ("n", 7), ("k", 5)))
 PRODUCT = "tensor A[6, 5]\ntensor B[5, 7]\nY[m:6, n:7] = sum[k:5] A[m, k] * B[k, n]"
@@ -51,7 +58,7 @@ def no_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def engine(program: Program, store: Store, threads: int = 1) -> str:
     """What is chosen for the last equation of *program*, and gives what it should."""
-    made = compile_program(program, threads, choose=choice.chooser(threads, store))
+    made = compile_program(program, threads, choose=implementation_choice.chooser(threads, store))
     rng = np.random.default_rng(0)
     arrays = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in program.inputs}
     want = evaluate(program, arrays, np.float64)["Y"]
@@ -76,7 +83,7 @@ def test_where_tvm_refuses_the_kernel_in_c_is_taken(store: Store, threads: int) 
 def test_where_every_engine_refuses_each_says_why(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_linker", lambda: None)
     with pytest.raises(BackendError, match=r"equation Y: .*no such intrinsic; no C compiler was found"):
-        compile_program(MOVES, choose=choice.chooser(1, store))
+        compile_program(MOVES, choose=implementation_choice.chooser(1, store))
 
 
 @needs_cc
@@ -122,7 +129,7 @@ def test_operands_that_are_not_packed_have_times_of_their_own(store: Store) -> N
 
 def test_what_is_chosen_for_strides_is_found_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = engine(PRODUCTS["strided"], store)
-    monkeypatch.setattr(choice, "compared", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(implementation_choice, "compared", lambda *_: pytest.fail("measured again"))
     assert engine(PRODUCTS["strided"], store) == taken
 
 
@@ -149,14 +156,14 @@ def test_arrays_that_do_not_fit_when_it_runs_are_refused(monkeypatch: pytest.Mon
         raise MemoryError("Unable to allocate 12.1 GiB for an array")
 
     made = compile_program(MOVES)
-    monkeypatch.setattr("einnet_explore.backends.contexts.aligned_empty", full)
+    monkeypatch.setattr("einnet_explore.runtime.execution.aligned_empty", full)
     with pytest.raises(BackendError, match=r"a run of the program: out of memory: Unable to allocate 12.1 GiB"):
         made.run({"A": np.ones((300, 200))})
     with pytest.raises(BackendError, match=r"the arrays of the program: out of memory: Unable to allocate 12.1 GiB"):
         made.execute()
 
 
-@pytest.mark.skipif(not hosted.available(), reason="no session runs kernels")
+@pytest.mark.skipif(not onnx_fragment.available(), reason="no session runs kernels")
 def test_a_session_that_runs_out_of_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise Fail("Failed to allocate memory for requested buffer")

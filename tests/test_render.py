@@ -27,9 +27,8 @@ from einnet_explore.ir import (
     scopes,
     tensors,
 )
-from einnet_explore.render import align, latex, text
-from einnet_explore.render.graph import dot
-from einnet_explore.text import parse, parse_index, parse_scope
+from einnet_explore.syntax import align, latex, parse, parse_index, parse_scope, text
+from einnet_explore.syntax.computation_graph import dot
 from tests.strategies import inputs_for, programs, scopes_
 
 ALL = (*FUNCTIONS, "/")

@@ -14,17 +14,16 @@ from xml.etree import ElementTree
 import pytest
 
 import einnet_explore as ee
+from einnet_evaluation.cases import CASES, Case, Published
+from einnet_evaluation.plots import plot
+from einnet_evaluation.search_tables import sheets
+from einnet_evaluation.searches import QUICK, Effort, Lab, apart, is_target, needed, search_case, search_depths
 from einnet_explore.cli import main
-from einnet_explore.explore.cases import CASES, Case, Published
-from einnet_explore.explore.depths import apart, is_target, search_case, search_depths
-from einnet_explore.explore.plots import plot
-from einnet_explore.explore.search_tables import sheets
-from einnet_explore.explore.searches import QUICK, Effort, Lab, needed
-from einnet_explore.explore.sheet import Sheet
 from einnet_explore.operators import find_operators
-from einnet_explore.search.engine import Search
-from einnet_explore.search.events import Found, Reached
-from einnet_explore.search.options import Options
+from einnet_explore.strategies.engine import Search
+from einnet_explore.strategies.events import Found, Reached
+from einnet_explore.strategies.options import Options
+from einnet_explore.viz.tables import Sheet
 
 SMALL = Case(
     "small",
@@ -115,7 +114,7 @@ def test_speedups_stand_beside_the_published_ones(lab):
 
 def test_measured_speedups_are_of_what_ran():
     levels = search_depths(SMALL, 1, 60)
-    from einnet_explore.explore.measured import measured_seconds
+    from einnet_evaluation.searches import measured_seconds
 
     times = measured_seconds(levels)
     assert set(times) >= {program for _, program in levels[-1].cheapest}

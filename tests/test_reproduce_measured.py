@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 from test_bench import Here
 
+from einnet_evaluation import bench, end_to_end, operator_cases
+from einnet_evaluation import operator_cases as operator_tables
+from einnet_evaluation.bars import bars
+from einnet_evaluation.end_to_end import Unit
+from einnet_evaluation.engines import COMPILED, DIRECT, EXPORTED, GENERATED, NUMPY, ORT, OURS, TORCH
+from einnet_evaluation.models import MODELS
+from einnet_evaluation.operator_cases import AFTER, BEFORE, Compared, Operator, derive, operators
 from einnet_explore.cli import main
-from einnet_explore.explore import end_to_end, operator_cases, operator_tables
-from einnet_explore.explore.bars import bars
-from einnet_explore.explore.end_to_end import Unit
-from einnet_explore.explore.operator_cases import AFTER, BEFORE, Compared, Operator, derive, operators
-from einnet_explore.explore.sheet import Sheet
-from einnet_explore.graph.bench import paired
-from einnet_explore.graph.bench.engines import COMPILED, DIRECT, EXPORTED, GENERATED, NUMPY, ORT, OURS, TORCH
-from einnet_explore.graph.models import MODELS
 from einnet_explore.operators import expressions as ops
-from einnet_explore.render import text
+from einnet_explore.syntax import text
+from einnet_explore.viz.tables import Sheet
 
 
 def result(**milliseconds: float) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def test_what_is_not_found_is_said() -> None:
 
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch) -> operator_cases.Lab:
-    monkeypatch.setattr(paired, "Worker", Here)
+    monkeypatch.setattr(bench, "Worker", Here)
     small = Operator(
         "Conv3x3",
         "Fig. 3",
@@ -154,7 +154,7 @@ def test_an_operator_before_and_after_on_each_backend(lab: operator_cases.Lab) -
 
 def fig16_with(refused: dict[str, str]) -> Sheet:
     samples = {f"{BEFORE}, {ORT}": (0.002, 0.002), f"{AFTER}, {DIRECT}": (0.001, 0.001)}
-    times = paired.Measured(samples, dict.fromkeys(samples, ""), dict.fromkeys(samples, 0.0), {}, "", refused)
+    times = bench.Measured(samples, dict.fromkeys(samples, ""), dict.fromkeys(samples, 0.0), {}, "", refused)
     case = operators(True)[0]
     return operator_tables.fig16([Compared(case, derive(case, 5), "proved", times)], {}, (ORT,))
 
@@ -169,7 +169,7 @@ def test_a_backend_that_cannot_run_one_of_the_two_says_why() -> None:
 
 def test_what_computes_something_else_is_not_the_fastest() -> None:
     samples = {f"{BEFORE}, {name}": (seconds,) for name, seconds in ((ORT, 0.002), (NUMPY, 0.001))}
-    times = paired.Measured(samples, dict.fromkeys(samples, ""), {f"{BEFORE}, {NUMPY}": 1e-3}, {}, "", {}, 1e3)
+    times = bench.Measured(samples, dict.fromkeys(samples, ""), {f"{BEFORE}, {NUMPY}": 1e-3}, {}, "", {}, 1e3)
     case = operators(True)[0]
     one = Compared(case, derive(case, 5), "proved", times)
     assert one.fastest(BEFORE, (ORT, NUMPY)) == ORT and one.error(BEFORE, NUMPY) == 1e-3

@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from einnet_explore.backends.resident import LINE, PAGE, Array, lend, resident
+from einnet_explore.runtime.onnx_fragment import LINE, PAGE, Array, lend, resident
 
 pytestmark = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system has no large pages to ask for")
 

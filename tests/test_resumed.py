@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from einnet_explore.explore.resumed import Kept
+from einnet_evaluation.results_file import Kept
 
 
 def test_every_origin_is_kept(tmp_path: Path) -> None:

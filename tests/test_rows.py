@@ -6,13 +6,13 @@ import sys
 import numpy as np
 import pytest
 
-from einnet_explore.algebra.nest import nest
-from einnet_explore.backends import tvm_cpu
-from einnet_explore.backends.rows.kernel import rows_of
-from einnet_explore.backends.rows.tiles import tile_for
+from einnet_explore.analysis.row_nest import nest
+from einnet_explore.codegen.machine import Machine
+from einnet_explore.codegen.rows.kernel import rows_of
+from einnet_explore.codegen.rows.vector_products import tile_for
 from einnet_explore.ir import Scope
-from einnet_explore.kernels.machine import Machine
-from einnet_explore.text import parse
+from einnet_explore.runtime import tvm_cpu
+from einnet_explore.syntax import parse
 
 WINDOWS = """
     tensor P[20, {w}]
@@ -41,8 +41,8 @@ def test_long_windows_leave_whole_tiles_of_rows(n: int, monkeypatch: pytest.Monk
 MASKED = """
 import ctypes, mmap
 import numpy as np
-from einnet_explore.backends import aligned, aligned_empty, tvm_cpu
-from einnet_explore.text import parse
+from einnet_explore.runtime import aligned, aligned_empty, tvm_cpu
+from einnet_explore.syntax import parse
 
 SIZES = "[b:2, m:17, w:300]"
 score = f"({{{SIZES} sum[k:8] Q[b, m, k] * K[b, w, k]}}[b, m, w] + N[m, w])"

@@ -4,13 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einnet_explore.algebra.certificate import certify
-from einnet_explore.algebra.flatten import view_strides
-from einnet_explore.explore.session import Session
+from einnet_explore.analysis.flattening import view_strides
+from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program
-from einnet_explore.render import text
 from einnet_explore.rules import BATCH_MERGING
-from einnet_explore.text import parse
+from einnet_explore.session.session import Session
+from einnet_explore.syntax import parse, text
 from tests.rules_kit import assert_equal, check_rule, contractions, refuses
 
 PRODUCTS = parse("""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Access, Program, Scope
 from einnet_explore.rules import (
     BOUNDARY_RELAXING,
@@ -13,7 +13,7 @@ from einnet_explore.rules import (
     TRAVERSAL_MERGING,
     VARIABLE_SUBSTITUTION,
 )
-from einnet_explore.text import parse
+from einnet_explore.syntax import parse
 from tests.rules_kit import Steps, assert_equal, refuses
 
 

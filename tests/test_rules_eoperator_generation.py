@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 
-from einnet_explore.algebra.flatten import flat_address, row_major, view_strides
+from einnet_explore.analysis.flattening import flat_address, row_major, view_strides
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program, accesses
 from einnet_explore.rules import EOPERATOR_GENERATION
-from einnet_explore.text import parse
+from einnet_explore.syntax import parse
 from tests.rules_kit import assert_equal, check_rule, refuses
 from tests.strategies import programs
 

@@ -2,11 +2,10 @@
 
 import pytest
 
-from einnet_explore.algebra.certificate import certify
+from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program
-from einnet_explore.render import text
 from einnet_explore.rules import EOPERATOR_GENERATION, EXPRESSION_FUSION
-from einnet_explore.text import parse
+from einnet_explore.syntax import parse, text
 from tests.rules_kit import Steps, assert_equal, check_rule, refuses
 
 ACTIVATED = parse("""

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einnet_explore.algebra.certificate import EXPONENTIAL, certify
-from einnet_explore.algebra.chains import MOST, cheapest, leaves, multiplications
-from einnet_explore.algebra.evaluate import evaluate
+from einnet_explore.analysis.products import MOST, cheapest, leaves, multiplications
+from einnet_explore.equivalence.certificate import EXPONENTIAL, certify
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Iterator, Program
 from einnet_explore.rules import (
     CONTRACTION_ORDER,
@@ -22,7 +22,7 @@ from einnet_explore.rules import (
     Derivation,
     Rule,
 )
-from einnet_explore.text import parse
+from einnet_explore.syntax import parse
 from tests.rules_kit import check_rule, refuses
 
 TENSORS = "tensor A[4, 5]\ntensor B[5, 6]\ntensor C[6, 3]\ntensor D[3, 7]\ntensor v[5]\ntensor g[4]\n"

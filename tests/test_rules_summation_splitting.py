@@ -5,12 +5,12 @@ from itertools import permutations
 import pytest
 from hypothesis import given
 
-from einnet_explore.algebra.certificate import certify
-from einnet_explore.algebra.keys import key, program_key
+from einnet_explore.analysis.canonical_keys import key, program_key
+from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Bound, Iterator, Program, Scope, Tensor, as_index, program
 from einnet_explore.rules import SUMMATION_SPLITTING, Refused, rule
 from einnet_explore.rules import summation_splitting as module
-from einnet_explore.text import parse
+from einnet_explore.syntax import parse
 from tests.rules_kit import assert_equal, check_rule, contractions, refuses
 from tests.strategies import programs
 

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from einnet_explore.ir import Bound, Iterator, Program, Scope, Tensor, as_index, mul, program
 from einnet_explore.rules import RULES, TRAVERSAL_MERGING
-from einnet_explore.text import parse
+from einnet_explore.syntax import parse
 from tests.rules_kit import Steps, assert_equal, check_rule, refuses, walks
 from tests.strategies import programs
 

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from einnet_explore.algebra.bijection import bijection, hull
+from einnet_explore.analysis.bijection import bijection, hull
 from einnet_explore.ir import Index, Iterator, Program, as_index
 from einnet_explore.rules import VARIABLE_SUBSTITUTION, Refused
 from einnet_explore.rules import variable_substitution as module
-from einnet_explore.text import parse
+from einnet_explore.syntax import parse
 from tests.rules_kit import Steps, assert_equal, check_rule, contractions, refuses
 from tests.strategies import indices, programs
 

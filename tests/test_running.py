@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import einnet_explore as ee
-from einnet_explore.explore.run import Run
 from einnet_explore.ir import Program
-from einnet_explore.search.engine import Search
-from einnet_explore.search.events import Found, SearchEvent
-from einnet_explore.search.options import Options
+from einnet_explore.session.run import Run
+from einnet_explore.strategies.engine import Search
+from einnet_explore.strategies.events import Found, SearchEvent
+from einnet_explore.strategies.options import Options
 
 CONV = ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3)
 

@@ -23,21 +23,30 @@ from dying import dies, dies_once, fails
 from onnx_building import build, node
 
 import einnet_explore as ee
-from einnet_explore import room
-from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.cli import main
 from einnet_explore.cost import CPU_DEFAULT, CostModel, program_seconds
-from einnet_explore.executors import ATTEMPTS, Processes, Serial, connected, executor, gathered, has_device, settled
-from einnet_explore.explore.many import search_one
-from einnet_explore.explore.run import Run
-from einnet_explore.graph.contest import Contest, Settings, working_set
-from einnet_explore.graph.elsewhere import Asked, Rates, found, held, searches
-from einnet_explore.graph.finalists import entries
-from einnet_explore.graph.optimise import optimize
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.remembered import Memory
-from einnet_explore.room import ROOM, limited
-from einnet_explore.search.options import Options
+from einnet_explore.onnx_import.load import load
+from einnet_explore.pipeline.finalists import entries
+from einnet_explore.pipeline.history import Memory
+from einnet_explore.pipeline.optimiser import optimize
+from einnet_explore.pipeline.remote_tuning import Asked, Rates, found, held, searches
+from einnet_explore.pipeline.tuning_task import Contest, Settings, working_set
+from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.session.many_searches import search_one
+from einnet_explore.session.run import Run
+from einnet_explore.strategies.options import Options
+from einnet_explore.support import limits
+from einnet_explore.support.executors import (
+    ATTEMPTS,
+    Processes,
+    Serial,
+    connected,
+    executor,
+    gathered,
+    has_device,
+    settled,
+)
+from einnet_explore.support.limits import ROOM, limited
 
 CONV = ee.ops.conv2d(N=1, H=6, W=5, C=4, F=3, R=3, S=3)
 
@@ -137,7 +146,7 @@ def test_a_search_bounded_by_states_is_the_same_again() -> None:
     """Also in another process, whose strings hash differently; seconds would cut it off elsewhere each time."""
     code = (
         "import json, einnet_explore as ee\n"
-        "from einnet_explore.explore.many import search_one\n"
+        "from einnet_explore.session.many_searches import search_one\n"
         "p = ee.ops.conv2d(N=1, H=6, W=5, C=4, F=3, R=3, S=3)\n"
         "print(json.dumps(search_one('c', p, (), None, {}, 60)))\n"
     )
@@ -177,14 +186,14 @@ def test_a_search_elsewhere_finds_what_it_finds_here(tmp_path: Path) -> None:
 
 def test_a_search_elsewhere_has_the_limit_of_who_asks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rates = Rates.of(CPU_DEFAULT, ProfileStore(tmp_path / "p.sqlite"), 1)
-    monkeypatch.setattr(room, "used", lambda: 0)
+    monkeypatch.setattr(limits, "used", lambda: 0)
     asked, settings = {"it": Asked(CONV, 1.0, 1.0)}, Settings(max_depth=2, states=40)
     refused = pytest.warns(RuntimeWarning, match=r"done here again: ValueError: memory 1 MiB: .* are taken before")
     with Processes(1) as processes, limited(1 << 20), refused:  # less than its libraries take
         assert dict(searches(processes, asked, rates, settings, 60.0)) == {}
     with limited(1000):
         looks = itertools.count()
-        monkeypatch.setattr(room, "used", lambda: 600 * next(looks))
+        monkeypatch.setattr(limits, "used", lambda: 600 * next(looks))
         answer = found(CONV, rates, Settings(max_depth=3, states=400), 1.0, 1.0, 1000)
         ROOM.reached, wanting = False, ROOM.wanting
         held(CONV, answer)
@@ -192,29 +201,29 @@ def test_a_search_elsewhere_has_the_limit_of_who_asks(monkeypatch: pytest.Monkey
 
 
 def ee_key(equation: Any) -> Any:
-    from einnet_explore.backends.keys import key_of
+    from einnet_explore.runtime.keys import key_of
 
     return key_of(equation)
 
 
 def test_sizes_in_words() -> None:
-    assert [room.size(t) for t in ("2M", "1.5GiB", "3000000", "1t", "20 mb")] == [
+    assert [limits.size(t) for t in ("2M", "1.5GiB", "3000000", "1t", "20 mb")] == [
         2 << 20, 3 << 29, 3_000_000, 1 << 40, 20 << 20,
     ]  # fmt: skip
     for wrong in ("", "M", "-1G", "12", "1X", "inf", "nanG"):
         with pytest.raises(ValueError, match=f"memory {wrong!r}: expected a size of at least 1M"):
-            room.size(wrong)
-    assert [room.shown(n) for n in (12, 1 << 11, 300 << 20, 3 << 30)] == ["12 B", "2 KiB", "300 MiB", "3 GiB"]
+            limits.size(wrong)
+    assert [limits.shown(n) for n in (12, 1 << 11, 300 << 20, 3 << 30)] == ["12 B", "2 KiB", "300 MiB", "3 GiB"]
 
 
 def test_a_search_that_reaches_its_limit_stops_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "used", lambda: taken[0])
+    monkeypatch.setattr(limits, "used", lambda: taken[0])
     taken, run = [0], Run(CONV, program_seconds, options=Options(max_depth=2))
     with limited(1000):
         for _ in run:
             taken[0] += 10
     assert run.full and run.candidates and not run.search.complete and ROOM.limit is None
-    assert 75 < run.events <= 75 + room.EACH
+    assert 75 < run.events <= 75 + limits.EACH
     taken[0], events = 0, run.events
     next(iter(run))  # it goes on where there is room again
     assert run.events == events + 1
@@ -226,7 +235,7 @@ def test_a_search_that_reaches_its_limit_stops_with_what_it_has(monkeypatch: pyt
 
 
 def test_a_limit_that_libraries_fill_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
-    monkeypatch.setattr(room, "used", lambda: 90 << 20)
+    monkeypatch.setattr(limits, "used", lambda: 90 << 20)
     (tmp_path / "c.ein").write_text(CASE)
     assert main(["derive", str(tmp_path / "c.ein"), "--memory", "119M"]) == 2
     said = "memory 119 MiB: 90 MiB are taken before a search begins, expected over 120 MiB"
@@ -238,7 +247,7 @@ def test_a_limit_that_libraries_fill_is_refused(monkeypatch: pytest.MonkeyPatch,
 def test_what_does_not_fit_is_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nbytes = working_set(CONV)
     assert nbytes == 2 * 4 * (1 * 6 * 5 * 4 + 3 * 3 * 3 * 4 + 6 * 5 * 3)
-    monkeypatch.setattr(room, "used", lambda: 0)
+    monkeypatch.setattr(limits, "used", lambda: 0)
     opened: Callable[[], Any] = lambda: pytest.fail("it was opened")  # noqa: E731
     store = ProfileStore(tmp_path / "p.sqlite")
     contest = Contest(CONV, opened, {}, lambda *_: pytest.fail("run"), program_seconds, Settings(states=20), store)
@@ -279,10 +288,10 @@ def test_sweep(tmp_path: Path, capsys: Any) -> None:
 BIG = "tensor A[1, 28, 28, 64] pad [0, 3, 3, 0]\ntensor K[7, 7, 64, 64] weight\n"
 BIG += "Y[n:1, h:28, w:28, f:64] = sum[c:64, r:7, s:7] A[n, h+r-3, w+s-3, c] * K[r, s, f, c]\n"
 MEASURED = (
-    "import sys\nfrom pathlib import Path\nfrom einnet_explore.cli import main\nfrom einnet_explore.room import used\n"
+    "import sys\nfrom pathlib import Path\nfrom einnet_explore.cli import main\nfrom einnet_explore.support.limits import used\n"
     "asked = sys.argv[1:]\n"
     "if asked[0] == 'optimize':\n"  # of which compilers and engines take most: so much, and a third, and a little more
-    "    from einnet_explore.graph.optimise import Optimiser\n"
+    "    from einnet_explore.pipeline.optimiser import Optimiser\n"
     "    asked += ['--memory', f'{int(used() / 0.73) >> 20}M']\n"
     "code = main(asked)\n"
     # ru_maxrss would begin with the peak of who forked it.

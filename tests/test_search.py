@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import einnet_explore as ee
-from einnet_explore.algebra.certificate import certify
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.explore.run import Run
-from einnet_explore.explore.whys import why_unexpanded
-from einnet_explore.search.engine import Search
-from einnet_explore.search.events import Found, Pruned, Reached
-from einnet_explore.search.instantiation import matching_rule
-from einnet_explore.search.options import Options
+from einnet_explore.equivalence.certificate import certify
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.session.run import Run
+from einnet_explore.session.search_explanations import why_unexpanded
+from einnet_explore.strategies.engine import Search
+from einnet_explore.strategies.events import Found, Pruned, Reached
+from einnet_explore.strategies.instantiation import matching_rule
+from einnet_explore.strategies.options import Options
 
 
 def search(program, target, **options):

@@ -13,11 +13,11 @@ import einnet_explore as ee
 from einnet_explore.cost import CostModel, products, program_least
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Instance, Program
 from einnet_explore.rules import EXPRESSION_FUSION, RULES
-from einnet_explore.search.bounds import lower_bound
-from einnet_explore.search.engine import Search
-from einnet_explore.search.events import Found, Level, Pruned
-from einnet_explore.search.options import Options
-from einnet_explore.text import parse
+from einnet_explore.strategies.converging import lower_bound
+from einnet_explore.strategies.engine import Search
+from einnet_explore.strategies.events import Found, Level, Pruned
+from einnet_explore.strategies.options import Options
+from einnet_explore.syntax import parse
 
 CASES = {
     "Conv3x3": ee.ops.conv2d(N=1, H=7, W=7, C=32, F=48, R=3, S=3),

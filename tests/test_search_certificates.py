@@ -9,9 +9,9 @@ from mutation import CASES
 
 import einnet_explore as ee
 from benchmarks import bars, search
-from einnet_explore.algebra.certificate import certify
-from einnet_explore.explore.run import Run
-from einnet_explore.search.options import Options
+from einnet_explore.equivalence.certificate import certify
+from einnet_explore.session.run import Run
+from einnet_explore.strategies.options import Options
 
 PROVED = set(CASES)
 

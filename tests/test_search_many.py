@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from strategies import programs as any_program
 
 import einnet_explore as ee
-from einnet_explore.executors import gathered, has_device, submitted
-from einnet_explore.explore.many import search_all, search_one
 from einnet_explore.ir import Program
+from einnet_explore.session.many_searches import search_all, search_one
+from einnet_explore.support.executors import gathered, has_device, submitted
 
 PROGRAMS = {
     "conv": ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3),

@@ -12,11 +12,11 @@ from itertools import islice, pairwise
 import pytest
 
 import einnet_explore as ee
-from einnet_explore.explore.cases import CASES
+from einnet_evaluation.cases import CASES
 from einnet_explore.operators import find_operators
-from einnet_explore.search.engine import Search
-from einnet_explore.search.events import Found, Level, Reached
-from einnet_explore.search.options import Options
+from einnet_explore.strategies.engine import Search
+from einnet_explore.strategies.events import Found, Level, Reached
+from einnet_explore.strategies.options import Options
 
 LIMITS = {"Conv3x3": 3, "ConvTranspose": 3, "Conv5x5": 3, "G2BMM": 4}
 """MaxDepth that every run of the tests affords."""

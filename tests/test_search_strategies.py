@@ -10,12 +10,11 @@ import einnet_explore as ee
 from einnet_explore.ir import EOPERATOR, VIEW, Program
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import BOUNDARY_RELAXING, VARIABLE_SUBSTITUTION, Derivation
-from einnet_explore.search.cleanup import clean
-from einnet_explore.search.engine import Search
-from einnet_explore.search.events import Found, Level, Reached
-from einnet_explore.search.moves import Lazy
-from einnet_explore.search.options import Options
-from einnet_explore.search.substitutions import only_joins
+from einnet_explore.strategies.engine import Search
+from einnet_explore.strategies.events import Found, Level, Reached
+from einnet_explore.strategies.moves import Lazy, clean
+from einnet_explore.strategies.options import Options
+from einnet_explore.strategies.strategy import only_joins
 
 CASES = {
     "Conv1x3": (ee.ops.conv2d(N=1, H=3, W=4, C=2, F=3, R=1, S=3), 3),

@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from einnet_explore.backends import measure
-from einnet_explore.backends.measure import Timing, sampled
-from einnet_explore.backends.profiles import ProfileStore
-from einnet_explore.graph import against as against_module
-from einnet_explore.graph import optimise as optimise_module
-from einnet_explore.graph import result as result_module
-from einnet_explore.graph import whole as whole_module
-from einnet_explore.graph.against import Against
-from einnet_explore.graph.contest import Outcome
-from einnet_explore.graph.optimise import Optimiser
-from einnet_explore.graph.part import Part
-from einnet_explore.graph.running.plan import Plan
-from einnet_explore.graph.sparing import DOUBTFUL, LONGEST, MOST, spared
-from einnet_explore.graph.whole import BRIEF, CLEAR, SECONDS, TRYING, clear, select
+from einnet_explore.pipeline import baseline as against_module
+from einnet_explore.pipeline import optimiser as optimise_module
+from einnet_explore.pipeline import selection as result_module
+from einnet_explore.pipeline import whole_model as whole_module
+from einnet_explore.pipeline.backward_elimination import DOUBTFUL, LONGEST, MOST, spared
+from einnet_explore.pipeline.baseline import Against
+from einnet_explore.pipeline.optimiser import Optimiser
+from einnet_explore.pipeline.outcome import Part
+from einnet_explore.pipeline.plan import Plan
+from einnet_explore.pipeline.tuning_task import Outcome
+from einnet_explore.pipeline.whole_model import BRIEF, CLEAR, SECONDS, TRYING, clear, select
+from einnet_explore.runtime import measurement
+from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.runtime.measurement import Timing, sampled
 from tests.optimising_kit import SHORT, everything, model, nothing_remembered, transposed
 
 forgetting = pytest.fixture(autouse=True)(nothing_remembered)
@@ -41,7 +41,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    for module, names in ((measure, ("perf_counter", "process_time")), (against_module, ("perf_counter",))):
+    for module, names in ((measurement, ("perf_counter", "process_time")), (against_module, ("perf_counter",))):
         for name in names:
             monkeypatch.setattr(module, name, found)
     return found

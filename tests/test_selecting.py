@@ -14,27 +14,26 @@ import pytest
 from onnx import TensorProto, helper
 from onnx_building import build, node
 
-from einnet_explore.backends import BackendError
-from einnet_explore.backends.fragment import Writer
-from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.cli import main
 from einnet_explore.cli import optimize as command
-from einnet_explore.graph import assembling as assembling_module
-from einnet_explore.graph import attribution as attribution_module
-from einnet_explore.graph import result as result_module
-from einnet_explore.graph import whole as whole_module
-from einnet_explore.graph.filed import TRYING as FILING
-from einnet_explore.graph.filed import Exported
-from einnet_explore.graph.optimise import Optimiser
-from einnet_explore.graph.optimised import Optimised
-from einnet_explore.graph.result import Result
-from einnet_explore.graph.running import plan as plan_module
-from einnet_explore.graph.running.plan import Plan, PlanError, build_plan
-from einnet_explore.graph.running.regions import answers, random_inputs, start
-from einnet_explore.graph.selection import LEAST, selecting
-from einnet_explore.graph.sparing import LONGEST
-from einnet_explore.graph.whole import TRYING, UNTRIED, Chosen, select
-from einnet_explore.graph.writing.export import ExportError, rewrite_model
+from einnet_explore.onnx_export.export import ExportError, rewrite_model
+from einnet_explore.pipeline import assembly as assembling_module
+from einnet_explore.pipeline import backward_elimination as attribution_module
+from einnet_explore.pipeline import plan as plan_module
+from einnet_explore.pipeline import selection as result_module
+from einnet_explore.pipeline import whole_model as whole_module
+from einnet_explore.pipeline.backward_elimination import LONGEST
+from einnet_explore.pipeline.export_selection import TRYING as FILING
+from einnet_explore.pipeline.export_selection import Exported
+from einnet_explore.pipeline.optimised import Optimised
+from einnet_explore.pipeline.optimiser import Optimiser
+from einnet_explore.pipeline.plan import Plan, PlanError, build_plan
+from einnet_explore.pipeline.selection import LEAST, Result, selecting
+from einnet_explore.pipeline.submodels import answers, random_inputs, start
+from einnet_explore.pipeline.whole_model import TRYING, UNTRIED, Chosen, select
+from einnet_explore.runtime import BackendError
+from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.runtime.onnx_fragment import Writer
 from tests.optimising_kit import SHORT, agree, everything, model, nothing_remembered, runs, searched, transposed
 
 forgetting = pytest.fixture(autouse=True)(nothing_remembered)

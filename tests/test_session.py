@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import einnet_explore as ee
-from einnet_explore.algebra.certificate import certify
 from einnet_explore.checker import check_file
 from einnet_explore.checker.record import RecordError
-from einnet_explore.explore import tables
-from einnet_explore.explore.records import from_record
-from einnet_explore.explore.session import Session
+from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program
-from einnet_explore.render import text
 from einnet_explore.rules import EXPRESSION_SPLITTING, STORAGE_LAYOUT, Derivation, Refused
+from einnet_explore.session.records import from_record
+from einnet_explore.session.session import Session
+from einnet_explore.syntax import text
+from einnet_explore.viz import tables
 from tests.sessions_kit import by_hand
 
 CONV = """

@@ -9,9 +9,9 @@ import pytest
 
 import einnet_explore as ee
 from einnet_explore.cli import main
-from einnet_explore.explore import kernel_text
-from einnet_explore.explore.kernel_text import MAKERS, kernel_texts, of_elements
-from einnet_explore.kernels.source import KernelError
+from einnet_explore.codegen.language import KernelError
+from einnet_explore.viz import kernels
+from einnet_explore.viz.kernels import MAKERS, kernel_texts, of_elements
 
 CASE = """
 tensor A[33, 31]
@@ -33,7 +33,7 @@ def case(tmp_path: Path) -> str:
 @pytest.fixture
 def elements_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever other generators make of the rest."""
-    monkeypatch.setattr(kernel_text, "kernel_texts", partial(kernel_texts, makers=(of_elements,)))
+    monkeypatch.setattr(kernels, "kernel_texts", partial(kernel_texts, makers=(of_elements,)))
 
 
 @pytest.mark.usefixtures("elements_only")

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import einnet_explore as ee
-from einnet_explore.algebra.differentiate import differentiate
-from einnet_explore.algebra.inverses import with_inverses
+from einnet_explore.autodiff import Analysis, Chosen, Node, Passes, Problem, analyse, cse, optimize, split
+from einnet_explore.autodiff.differentiation import differentiate
+from einnet_explore.autodiff.pass_splitting import with_inverses
 from einnet_explore.cli import main
 from einnet_explore.ir import Access, Equation, Program, Scope, Tensor, as_index, map_tensors, mul
-from einnet_explore.stash import Analysis, Chosen, Node, Passes, Problem, analyse, cse, optimize, split
 from tests.strategies import inputs_for, programs
 
 TANH = "tensor X[8]\nY[i:8] = tanh(X[i])"

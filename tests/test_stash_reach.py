@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import einnet_explore as ee
-from einnet_explore.algebra.reads import illegal_read
+from einnet_explore.autodiff import Passes, analyse, split
+from einnet_explore.equivalence.reads import illegal_read
 from einnet_explore.ir import Program
-from einnet_explore.stash import Passes, analyse, split
 from tests.strategies import inputs_for
 from tests.test_stash import again, check_integers, outputs
 

@@ -20,9 +20,8 @@ from einnet_explore.ir import (
     accesses,
     as_index,
 )
-from einnet_explore.render import text
-from einnet_explore.text import TextError, load_text, parse, parse_index, parse_scope
-from einnet_explore.text.reads import leaving
+from einnet_explore.syntax import TextError, load_text, parse, parse_index, parse_scope, text
+from einnet_explore.syntax.expressions import leaving
 from tests.strategies import programs, scopes_
 
 CONV = """

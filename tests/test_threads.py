@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from einnet_explore.backends import aligned_empty, choice, generated, library, versions
-from einnet_explore.backends.errors import NoKernel
-from einnet_explore.backends.keys import ALONE, key_of
-from einnet_explore.backends.native import ENGINE, NativeSource
-from einnet_explore.backends.store import Store
-from einnet_explore.backends.ways import Alone, NativeCall, TiledCall, Way, by_one_thread
+from einnet_explore.codegen import versions
+from einnet_explore.codegen.errors import NoKernel
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Scope, tensors
-from einnet_explore.text import parse
+from einnet_explore.runtime import aligned_empty, generated, implementation_choice, library_calls
+from einnet_explore.runtime.implementations import Alone, NativeCall, TiledCall, Way, by_one_thread
+from einnet_explore.runtime.keys import ALONE, key_of
+from einnet_explore.runtime.native import ENGINE, NativeSource
+from einnet_explore.runtime.profile_store import Store
+from einnet_explore.syntax import parse
 
 MOVES = parse("tensor A[512, 600]\nY[m:512, n:600] = relu(A[m, n]) + A[m, n]").equations[-1].scope
 """Enough elements for several threads."""
@@ -32,7 +33,7 @@ def arrays_of(scope: Scope) -> dict[str, np.ndarray]:
 
 def ways_of(equation: Equation, threads: int = 2) -> list[Way]:
     given = arrays_of(equation.scope)
-    return list(library.engines(equation, given, aligned_empty(equation.scope.shape), {}, (), threads))
+    return list(library_calls.engines(equation, given, aligned_empty(equation.scope.shape), {}, (), threads))
 
 
 def result(way: Way, scope: Scope) -> np.ndarray:
@@ -44,7 +45,9 @@ def result(way: Way, scope: Scope) -> np.ndarray:
 
 def chosen(store: Store) -> Way:
     given = arrays_of(MOVES)
-    return choice.fastest(EQUATION, ways_of(EQUATION), given, aligned_empty(MOVES.shape), set(), 2, store)
+    return implementation_choice.fastest(
+        EQUATION, ways_of(EQUATION), given, aligned_empty(MOVES.shape), set(), 2, store
+    )
 
 
 def test_every_shared_kernel_has_one_for_one_thread() -> None:
@@ -76,8 +79,8 @@ def test_one_thread_is_taken_where_it_is_faster_and_remembered(tmp_path: Path, m
         calls.append(tuple(given))
         return {name: seconds[name] for name in given}
 
-    monkeypatch.setattr(choice, "compared", compared)
-    monkeypatch.setattr(choice, "session_overhead", lambda: 0.0)
+    monkeypatch.setattr(implementation_choice, "compared", compared)
+    monkeypatch.setattr(implementation_choice, "session_overhead", lambda: 0.0)
     for name, other, taken in (("loses", 2e-4, "tvm"), ("wins", 5e-5, "tvm" + ALONE)):
         store = Store(tmp_path / f"{name}.sqlite")
         # The C kernel's time is known: what is compared with the best is the kernel by one thread.
@@ -99,8 +102,8 @@ def test_one_thread_is_taken_where_it_is_faster_and_remembered(tmp_path: Path, m
 def test_what_takes_long_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path / "profiles.sqlite")
     for engine in ("tvm", ENGINE):
-        store.put(replace(key_of(EQUATION, 2), engine=engine), choice.SHORT, "measured")
-    monkeypatch.setattr(choice, "compared", lambda *_: pytest.fail("compared"))
+        store.put(replace(key_of(EQUATION, 2), engine=engine), implementation_choice.SHORT, "measured")
+    monkeypatch.setattr(implementation_choice, "compared", lambda *_: pytest.fail("compared"))
     assert chosen(store).engine == "tvm"
 
 
@@ -120,6 +123,6 @@ def test_what_no_kernel_is_written_for_stays(tmp_path: Path, monkeypatch: pytest
     def refuse(way: Way) -> None:
         raise NoKernel("no kernel by one thread")
 
-    monkeypatch.setattr(choice, "by_one_thread", refuse)
+    monkeypatch.setattr(implementation_choice, "by_one_thread", refuse)
     assert chosen(store).engine == "tvm"
     assert isinstance(ways_of(EQUATION)[-1], NativeCall) and NativeSource(MOVES, 2).shared

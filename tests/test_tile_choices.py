@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from einnet_explore.backends import tile_choices, versions
-from einnet_explore.backends.tile_choices import chosen_tile
+from einnet_explore.codegen import versions
+from einnet_explore.codegen.machine import Machine
+from einnet_explore.codegen.register_tiles import Tile, best_tile, tiles
+from einnet_explore.codegen.sum_of_products import Form, form
 from einnet_explore.ir import Scope
-from einnet_explore.kernels.form import Form, form
-from einnet_explore.kernels.machine import Machine
-from einnet_explore.kernels.tile import Tile
-from einnet_explore.kernels.tiles import best_tile, tiles
-from einnet_explore.text import parse
+from einnet_explore.runtime import generated
+from einnet_explore.runtime.generated import chosen_tile
+from einnet_explore.syntax import parse
 
 MACHINE = Machine()
 SCOPE = (
@@ -59,7 +59,7 @@ def test_a_choice_is_searched_once(cache: Path, monkeypatch: pytest.MonkeyPatch)
     def again(form: Form, machine: Machine) -> Tile | None:
         raise AssertionError("searched again")
 
-    monkeypatch.setattr(tile_choices, "best_tile", again)
+    monkeypatch.setattr(generated, "best_tile", again)
     assert choose() == first
     with pytest.raises(AssertionError, match="again"):
         choose(machine=replace(MACHINE, lanes=8))

@@ -9,11 +9,11 @@ import pytest
 from onnx_building import build, node, run
 from onnx_building import integers as ints
 
-from einnet_explore.graph.bench.engines import COMPILED, TORCH, Task, prepare
-from einnet_explore.graph.bench.torch_engine import torch_engine
-from einnet_explore.graph.models import write
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.running.regions import random_inputs
+from einnet_evaluation.engines import COMPILED, TORCH, Task, prepare
+from einnet_evaluation.models import write
+from einnet_evaluation.torch_engine import torch_engine
+from einnet_explore.onnx_import.load import load
+from einnet_explore.pipeline.submodels import random_inputs
 
 pytest.importorskip("torch")
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from einnet_explore.backends import BackendError, aligned, aligned_empty, compiled, native, trial
-from einnet_explore.backends.native import NativeSource
-from einnet_explore.backends.ways import NativeCall
 from einnet_explore.ir import Scope
-from einnet_explore.text import parse
+from einnet_explore.runtime import BackendError, aligned, aligned_empty, compiled, native
+from einnet_explore.runtime import compiled as trial
+from einnet_explore.runtime.implementations import NativeCall
+from einnet_explore.runtime.native import NativeSource
+from einnet_explore.syntax import parse
 
 pytestmark = pytest.mark.skipif(compiled._linker() is None, reason="no C compiler: kernels are not tried")
 

@@ -21,21 +21,20 @@ import pytest
 import tvm
 
 import einnet_explore as ee
-from einnet_explore.backends import tvm_cpu, versions
-from einnet_explore.backends.generated import contraction
-from einnet_explore.backends.keys import key_of
-from einnet_explore.backends.native import NativeSource
-from einnet_explore.backends.profiles import ProfileStore
-from einnet_explore.backends.tile_choices import chosen_tile
-from einnet_explore.explore.many import search_one
-from einnet_explore.graph.in_one import in_one
-from einnet_explore.graph.remembered import Memory
+from einnet_evaluation import fused_programs as fusion
+from einnet_explore.codegen import machine, versions
+from einnet_explore.codegen.register_tiles import best_tile
+from einnet_explore.codegen.sum_of_products import form
 from einnet_explore.ir import Program, Scope, tensors
-from einnet_explore.kernels import machine
-from einnet_explore.kernels.form import form
-from einnet_explore.kernels.fusion import programs as fusion
-from einnet_explore.kernels.tiles import best_tile
-from einnet_explore.text import parse
+from einnet_explore.pipeline.history import Memory
+from einnet_explore.pipeline.row_subprograms import in_one
+from einnet_explore.runtime import tvm_cpu
+from einnet_explore.runtime.generated import chosen_tile, contraction
+from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.runtime.keys import key_of
+from einnet_explore.runtime.native import NativeSource
+from einnet_explore.session.many_searches import search_one
+from einnet_explore.syntax import parse
 from tests.test_backends_native import GATHERED, OVERLAP
 from tests.test_blocked import convolution, in_blocks
 from tests.test_kernels import CASES as CONTRACTIONS

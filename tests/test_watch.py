@@ -7,8 +7,8 @@ from itertools import count
 
 import pytest
 
-from einnet_explore.backends import measure
-from einnet_explore.search import watch
+from einnet_explore.runtime import measurement
+from einnet_explore.support import limits
 
 
 def ticking(*times: float) -> Callable[[], float]:
@@ -21,9 +21,9 @@ def ticking(*times: float) -> Callable[[], float]:
 def test_a_search_counts_what_it_works_until_it_starves(
     monkeypatch: pytest.MonkeyPatch, worked: float, passed: float, seconds: float
 ) -> None:
-    monkeypatch.setattr(watch, "perf_counter", ticking(10.0, 10.0 + passed))
-    monkeypatch.setattr(watch, "thread_time", ticking(5.0, 5.0 + worked))
-    assert watch.Watch().seconds == pytest.approx(seconds)
+    monkeypatch.setattr(limits, "perf_counter", ticking(10.0, 10.0 + passed))
+    monkeypatch.setattr(limits, "thread_time", ticking(5.0, 5.0 + worked))
+    assert limits.Watch().seconds == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -37,17 +37,17 @@ def test_a_search_counts_what_it_works_until_it_starves(
 def test_a_sample_is_what_the_call_takes_of_a_core(
     monkeypatch: pytest.MonkeyPatch, worked: float, passed: float, seconds: float
 ) -> None:
-    monkeypatch.setattr(measure, "perf_counter", ticking(0.0, passed))
-    monkeypatch.setattr(measure, "process_time", ticking(0.0, worked))
-    monkeypatch.setattr(measure, "CACHES", 0.0)
-    assert measure.sample(lambda: None, 1) == pytest.approx(seconds)
+    monkeypatch.setattr(measurement, "perf_counter", ticking(0.0, passed))
+    monkeypatch.setattr(measurement, "process_time", ticking(0.0, worked))
+    monkeypatch.setattr(measurement, "CACHES", 0.0)
+    assert measurement.sample(lambda: None, 1) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(("caches", "repeats", "calls"), [(0.0, 1, 1), (float("inf"), 1, 2), (0.0, 3, 4)])
 def test_a_sample_is_warm_unless_one_call_is_long(
     monkeypatch: pytest.MonkeyPatch, caches: float, repeats: int, calls: int
 ) -> None:
-    monkeypatch.setattr(measure, "CACHES", caches)
+    monkeypatch.setattr(measurement, "CACHES", caches)
     number = count()
-    measure.sample(lambda: next(number), repeats)
+    measurement.sample(lambda: next(number), repeats)
     assert next(number) == calls

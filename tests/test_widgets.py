@@ -11,7 +11,7 @@ pytest.importorskip("anywidget", reason="anywidget is not installed")
 
 import einnet_explore as ee
 import einnet_widgets
-from einnet_explore.explore import faces
+from einnet_explore.session import faces
 from einnet_widgets import describe, monitor
 from einnet_widgets.look import Look
 from einnet_widgets.page import page, recorded

@@ -11,10 +11,10 @@ import onnx
 
 import einnet_explore as ee
 import einnet_widgets
-from einnet_explore.backends import cupy
-from einnet_explore.backends.recorded import record_rates, recorded_key
-from einnet_explore.backends.store import Store
-from einnet_explore.explore.run import Run
+from einnet_explore.runtime.cuda import execution
+from einnet_explore.runtime.profile_store import Store
+from einnet_explore.runtime.recorded_profile import record_rates, recorded_key
+from einnet_explore.session.run import Run
 from einnet_widgets import monitor
 from tests.onnx_building import build, node
 from tests.sessions_kit import by_hand
@@ -150,7 +150,7 @@ def test_candidates_are_measured_beside_the_original() -> None:
 
 
 def test_devices_are_those_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cupy, "missing", lambda: ("an NVIDIA driver (libcuda)",))
+    monkeypatch.setattr(execution, "missing", lambda: ("an NVIDIA driver (libcuda)",))
     session = ee.explore(CONV)
     by_hand(session)
     face = einnet_widgets.BenchPanel(session)

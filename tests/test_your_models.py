@@ -16,14 +16,14 @@ from onnx_building import build, integers, node, run, whole
 from benchmarks.zoo import KINDS
 from benchmarks.zoo.__main__ import understood
 from benchmarks.zoo.parts import Kind
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.graph.optimise import optimize
-from einnet_explore.graph.outputs import differences, largest_error
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.reading.operators import NotUnderstood, express
-from einnet_explore.graph.running.regions import PlanError
-from einnet_explore.graph.split import partition
-from einnet_explore.graph.writing.export import rewrite_model
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.onnx_export.export import rewrite_model
+from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.operator_table import NotUnderstood, express
+from einnet_explore.pipeline.optimiser import optimize
+from einnet_explore.pipeline.partition import partition
+from einnet_explore.pipeline.submodels import PlanError
+from einnet_explore.runtime.outputs import differences, largest_error
 
 PAGE = Path(__file__).parents[1] / "docs" / "your-models.md"
 

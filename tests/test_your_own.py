@@ -11,9 +11,9 @@ import pytest
 import einnet_explore as ee
 from einnet_explore.checker import check_file
 from einnet_explore.checker.record import RecordError
-from einnet_explore.explore.session import Session
 from einnet_explore.ir import Apply, Program, Scope
 from einnet_explore.rules import INTER_RULES, RULES, Rule
+from einnet_explore.session.session import Session
 from tests.rules_kit import check_rule
 
 DEPTHWISE = ee.Operator(

@@ -12,7 +12,7 @@ from onnx_building import build, node
 from benchmarks.zoo import measured
 from benchmarks.zoo.__main__ import main
 from benchmarks.zoo.measured import Effort, Lab, spread, table
-from einnet_explore.graph.bench.engines import EXPORTED, ORT, OURS
+from einnet_evaluation.engines import EXPORTED, ORT, OURS
 
 
 def result(path: str, ours: float, ort: float, load: float = 0.5) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
                 cost = None
                 if given.device:
-                    from einnet_explore.graph.devices import cost_for
+                    from einnet_explore.pipeline.devices import cost_for
 
                     cost = cost_for(given.device)
                 print(write(given.out, given.quick, cost, given.seconds, _note, given.model))

@@ -17,11 +17,11 @@ def there(name: str) -> bool:
 
 
 def plain_backends() -> None:
-    """Let ``einnet_explore.backends`` load those modules only that are asked for, where TVM is not there.
+    """Let ``einnet_explore.runtime`` load those modules only that are asked for, where TVM is not there.
 
     The package's own ``__init__`` loads all of them.
     """
-    name = "einnet_explore.backends"
+    name = "einnet_explore.runtime"
     if name in sys.modules or there("tvm"):
         return
     import einnet_explore

@@ -18,12 +18,12 @@ import numpy as np
 import benchmarks
 import einnet_explore
 from benchmarks.gpu import cases, models, whole
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.backends import nvrtc
-from einnet_explore.backends.cuda_steps import CudaPlan, Launch, from_json
-from einnet_explore.backends.errors import BackendError
+from einnet_explore.codegen.errors import BackendError
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
-from einnet_explore.search.options import Cost
+from einnet_explore.runtime.cuda import nvrtc
+from einnet_explore.runtime.cuda.steps import CudaPlan, Launch, from_json
+from einnet_explore.strategies.options import Cost
 
 Note = Callable[[str], object]
 

@@ -8,21 +8,21 @@ from math import prod
 from typing import Any
 
 from benchmarks.fusion import batch_norm, layer_norm, softmax
-from einnet_explore.backends.apart import apart
-from einnet_explore.backends.cuda_plan import cuda_plan, fused_launch, kernel_launch
-from einnet_explore.backends.cuda_steps import CudaPlan, Launch
-from einnet_explore.backends.errors import BackendError
-from einnet_explore.backends.keys import key_of
+from einnet_evaluation.operator_cases import derive, operators
+from einnet_explore.codegen import elementwise
+from einnet_explore.codegen.elementwise import Functor, operand
+from einnet_explore.codegen.errors import BackendError
+from einnet_explore.codegen.language import F16, F32, I32
 from einnet_explore.cost import program_seconds
-from einnet_explore.cost.work import work
-from einnet_explore.explore.operator_cases import derive, operators
-from einnet_explore.explore.run import Run
+from einnet_explore.cost.counted_work import work
 from einnet_explore.ir import VIEW, Equation, Program, tensors
-from einnet_explore.kernels import elementwise
-from einnet_explore.kernels.elementwise import Functor, operand
-from einnet_explore.kernels.source import F16, F32, I32
-from einnet_explore.search.options import Options
-from einnet_explore.text import parse
+from einnet_explore.runtime.cuda.plan import cuda_plan, fused_launch, kernel_launch
+from einnet_explore.runtime.cuda.steps import CudaPlan, Launch
+from einnet_explore.runtime.keys import key_of
+from einnet_explore.runtime.unfused import apart
+from einnet_explore.session.run import Run
+from einnet_explore.strategies.options import Options
+from einnet_explore.syntax import parse
 
 POINTWISE = {
     "relu": "Y[i:{n}] = relu(A[i])",
@@ -101,7 +101,7 @@ def moving(name: str, n: int, m: int) -> Case:
 def by_tvm(program: Program, label: str) -> dict[str, CudaPlan]:
     """*program*, of one equation, by TVM's CUDA text, as the plan *label*; none without TVM, or where it fails."""
     try:
-        from einnet_explore.backends.tvm_cuda import tvm_launch
+        from einnet_explore.runtime.tvm_cuda import tvm_launch
     except ImportError:
         return {}
     if len(program.equations) != 1:

@@ -240,7 +240,7 @@ class Bench:
         return str(path) if path.exists() else None
 
     def _plan(self, plan: Mapping[str, Any]) -> Any:
-        from einnet_explore.backends.cuda_steps import from_json
+        from einnet_explore.runtime.cuda.steps import from_json
 
         return from_json(plan)
 

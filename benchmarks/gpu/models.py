@@ -16,26 +16,26 @@ from typing import Any
 
 import numpy as np
 
-from einnet_explore.backends.cuda_plan import cuda_plan, fused_launch
-from einnet_explore.backends.cuda_steps import CudaPlan
-from einnet_explore.backends.errors import BackendError
+from einnet_evaluation.models import MODELS, write
+from einnet_explore.codegen.errors import BackendError
+from einnet_explore.codegen.fusion import FusionError
+from einnet_explore.codegen.language import KernelError
 from einnet_explore.cost import CostModel, Device
-from einnet_explore.cost.work import work
-from einnet_explore.graph.anonymous import anonymous
-from einnet_explore.graph.finalists import entries, finalists, search
-from einnet_explore.graph.models import MODELS, write
-from einnet_explore.graph.post.fusing import fuse
-from einnet_explore.graph.reading.assemble import assemble
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.reading.model import Model, Node
-from einnet_explore.graph.reading.operators import NotUnderstood, express
-from einnet_explore.graph.split import partition
+from einnet_explore.cost.counted_work import work
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program
-from einnet_explore.kernels.fusion import FusionError
-from einnet_explore.kernels.source import KernelError
+from einnet_explore.onnx_import.assembly import assemble
+from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.model import Model, Node
+from einnet_explore.onnx_import.operator_table import NotUnderstood, express
+from einnet_explore.pipeline.finalists import entries, finalists, search
+from einnet_explore.pipeline.originals import anonymous
+from einnet_explore.pipeline.partition import partition
+from einnet_explore.pipeline.post.fusing import fuse
 from einnet_explore.rules import Derivation
-from einnet_explore.search.options import Cost
-from einnet_explore.text import parse
+from einnet_explore.runtime.cuda.plan import cuda_plan, fused_launch
+from einnet_explore.runtime.cuda.steps import CudaPlan
+from einnet_explore.strategies.options import Cost
+from einnet_explore.syntax import parse
 
 LIBRARY = "library"
 """The way that is a model's own operators, one call each."""
@@ -265,7 +265,7 @@ def in_torch(model: Model) -> dict[str, Any] | None:
         return None
     import torch
 
-    from einnet_explore.graph.bench.torch_engine import graph_module
+    from einnet_evaluation.torch_engine import graph_module
 
     try:
         module = graph_module(torch, model).eval()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from einnet_explore.backends.keys import Key
-from einnet_explore.backends.recorded import record_rates
-from einnet_explore.backends.store import Store
+from einnet_explore.runtime.keys import Key
+from einnet_explore.runtime.profile_store import Store
+from einnet_explore.runtime.recorded_profile import record_rates
 
 
 def convert(results: Path, out: Path) -> str:

@@ -34,7 +34,7 @@ def run(data: Path, out: Path, limit: float = 420.0) -> int:
 
     0: all is done and right; 1: something is wrong; 2: there is no GPU, said in one line; 3: some is left to do.
     """
-    from einnet_explore.backends import cupy as layer
+    from einnet_explore.runtime.cuda import execution as layer
 
     if lacking := layer.missing():
         print(f"error: no GPU to measure on: missing {', and '.join(lacking)}", file=sys.stderr)

@@ -11,15 +11,7 @@ from zlib import crc32
 
 import numpy as np
 
-from einnet_explore.backends.cuda_steps import (
-    Convolution,
-    CudaPlan,
-    Launch,
-    Product,
-    Step,
-    View,
-    from_json,
-)
+from einnet_explore.runtime.cuda.steps import Convolution, CudaPlan, Launch, Product, Step, View, from_json
 
 
 def plans(manifest: Mapping[str, Any]) -> Iterable[dict[str, Any]]:

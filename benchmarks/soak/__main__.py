@@ -15,8 +15,8 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS"):
 
 from benchmarks.soak import conformance, expressions, graphs, kills  # noqa: E402
 from benchmarks.soak.runner import State, soak  # noqa: E402
-from einnet_explore.executors import connected  # noqa: E402
-from einnet_explore.storage import cache_directory  # noqa: E402
+from einnet_explore.support.executors import connected  # noqa: E402
+from einnet_explore.support.storage import cache_directory  # noqa: E402
 
 KINDS = {
     "expressions": (expressions.item, 60.0),

@@ -20,11 +20,11 @@ from onnx import numpy_helper
 
 from benchmarks.soak.graphs import QUICK, Lots, _session, where
 from benchmarks.soak.outcome import Outcome
-from einnet_explore.graph.optimise import Optimiser
-from einnet_explore.graph.outputs import largest_error
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.reading.model import ModelError
-from einnet_explore.graph.running.regions import PlanError
+from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.model import ModelError
+from einnet_explore.pipeline.optimiser import Optimiser
+from einnet_explore.pipeline.submodels import PlanError
+from einnet_explore.runtime.outputs import largest_error
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 

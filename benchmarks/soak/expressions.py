@@ -23,19 +23,18 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from benchmarks.soak.outcome import Outcome
-from einnet_explore.algebra.certificate import certify
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.algebra.keys import key, program_key
-from einnet_explore.backends import compile_program
+from einnet_explore.analysis.canonical_keys import key, program_key
 from einnet_explore.checker import check_record
-from einnet_explore.explore.records import from_record, to_record
+from einnet_explore.equivalence.certificate import certify
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
 from einnet_explore.operators import OPERATORS
-from einnet_explore.render import text
 from einnet_explore.rules import ALL_RULES, Derivation, Match, Refused, Rule
 from einnet_explore.rules.base import places
-from einnet_explore.search.instantiation import matching_rule
-from einnet_explore.text import parse
+from einnet_explore.runtime import compile_program
+from einnet_explore.session.records import from_record, to_record
+from einnet_explore.strategies.instantiation import matching_rule
+from einnet_explore.syntax import parse, text
 from tests.rules_kit import contractions
 from tests.strategies import inputs_for, programs
 from tests.test_keys import shuffled

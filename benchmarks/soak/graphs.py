@@ -30,18 +30,18 @@ from onnx.reference import ReferenceEvaluator
 
 from benchmarks.soak.grammar import Drawn, graph
 from benchmarks.soak.outcome import Outcome
-from einnet_explore.algebra.evaluate import evaluate
-from einnet_explore.backends.keys import Key
-from einnet_explore.backends.profiles import ProfileStore
-from einnet_explore.backends.store import Profile
-from einnet_explore.graph.contest import Settings
-from einnet_explore.graph.optimise import Optimiser
-from einnet_explore.graph.outputs import AGREEMENT, largest_error
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.reading.model import Model, ModelError
-from einnet_explore.graph.reading.shapes import stand_in
-from einnet_explore.graph.running.regions import random_inputs
-from einnet_explore.graph.split import partition
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.model import Model, ModelError
+from einnet_explore.onnx_import.shapes import stand_in
+from einnet_explore.pipeline.optimiser import Optimiser
+from einnet_explore.pipeline.partition import partition
+from einnet_explore.pipeline.submodels import random_inputs
+from einnet_explore.pipeline.tuning_task import Settings
+from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.runtime.keys import Key
+from einnet_explore.runtime.outputs import AGREEMENT, largest_error
+from einnet_explore.runtime.profile_store import Profile
 
 Arrays = Mapping[str, Any]
 
@@ -203,7 +203,7 @@ def exported(work: Optimiser, assembled: Any, truth: Truth, n: int, outcome: Out
     truth.compare("export", work.assembler.export(assembled).run(dict(truth.feeds)), outcome, shown)
     if n % REFERENCE or not truth.told:
         return
-    from einnet_explore.graph.exporting import exported as written
+    from einnet_explore.pipeline.exported import exported as written
 
     proto = onnx.load_from_string(written(work.model, work.assembler.replacements(assembled)).SerializeToString())
     judged = onnx.load_from_string(proto.SerializeToString())

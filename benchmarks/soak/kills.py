@@ -33,13 +33,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.soak.graphs import _session
 from benchmarks.soak.outcome import Outcome
-from einnet_explore.backends import compiled
-from einnet_explore.backends.keys import Key
-from einnet_explore.backends.profiles import ProfileStore
 from einnet_explore.checker import check_file
 from einnet_explore.cli import main
-from einnet_explore.explore import records
-from einnet_explore.graph.outputs import largest_error
+from einnet_explore.runtime import compiled
+from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.runtime.keys import Key
+from einnet_explore.runtime.outputs import largest_error
+from einnet_explore.session import records
 
 KIND = ("derive", "derive", "derive", "derive", "store", "store", "store", "optimize", "optimize", "two")
 """What is killed, by the item's last digit."""

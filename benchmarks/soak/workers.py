@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
 from benchmarks.soak.outcome import Outcome
-from einnet_explore.executors import submitted
+from einnet_explore.support.executors import submitted
 
 Work: TypeAlias = Callable[[int, int], Outcome]
 """Item number n of a seed, both given."""

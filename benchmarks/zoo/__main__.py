@@ -20,11 +20,11 @@ import onnx
 from benchmarks.zoo import KINDS
 from benchmarks.zoo.measured import Effort, Lab
 from einnet_explore.cli.output import table
-from einnet_explore.graph.optimise import optimize
-from einnet_explore.graph.optimised import Optimised
-from einnet_explore.graph.reading.load import load
-from einnet_explore.graph.reading.model import Model
-from einnet_explore.graph.split import Split, partition
+from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.model import Model
+from einnet_explore.pipeline.optimised import Optimised
+from einnet_explore.pipeline.optimiser import optimize
+from einnet_explore.pipeline.partition import Split, partition
 
 READ = ["model", "what it is", "in subprograms", "in none"]
 MEASURED = ["kept", "plan", "file", "largest error", "s"]

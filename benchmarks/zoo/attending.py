@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 
 from benchmarks.zoo.parts import Kind, dense, finished, gelu, integers, layer_norm
-from einnet_explore.graph.models.builder import XAVIER, Builder
+from einnet_evaluation.models.builder import XAVIER, Builder
 
 
 def _heads(b: Builder, x: str, tokens: int, heads: int, width: int, order: tuple[int, ...] = (0, 2, 1, 3)) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 
 from benchmarks.zoo.parts import Kind, convolved, excited, finished, integers
-from einnet_explore.graph.models.builder import XAVIER, Builder
+from einnet_evaluation.models.builder import XAVIER, Builder
 
 
 def _mobilenet() -> onnx.ModelProto:

@@ -17,11 +17,11 @@ from typing import Any
 
 import onnx
 
-from einnet_explore.explore.resumed import Kept, busy
-from einnet_explore.explore.sheet import Cell, Sheet
-from einnet_explore.graph.bench.engines import EXPORTED, ORT, OURS
-from einnet_explore.graph.bench.paired import benchmark
-from einnet_explore.storage import write_atomically
+from einnet_evaluation.bench import benchmark
+from einnet_evaluation.engines import EXPORTED, ORT, OURS
+from einnet_evaluation.results_file import Kept, busy
+from einnet_explore.support.storage import write_atomically
+from einnet_explore.viz.tables import Cell, Sheet
 
 SLOWER = 0.98
 """A model that is below this times ONNX Runtime's speed is said to be slower: less is within the noise."""

@@ -7,7 +7,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.zoo.parts import Kind, finished, integers
-from einnet_explore.graph.models.builder import XAVIER, Builder
+from einnet_evaluation.models.builder import XAVIER, Builder
 
 
 def _along(b: Builder, x: str, c: int, f: int, kernel: int, dilation: int = 1) -> str:

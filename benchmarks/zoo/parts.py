@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from einnet_explore.graph.models.builder import HE, XAVIER, Builder
+from einnet_evaluation.models.builder import HE, XAVIER, Builder
 
 
 @dataclass(frozen=True, slots=True)

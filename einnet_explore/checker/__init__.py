@@ -1,9 +1,7 @@
 """Replays the certificates of a record; knows neither rules nor search."""
 
-from einnet_explore.checker.check import check_file, check_record
-from einnet_explore.checker.instances import wrong_instance
 from einnet_explore.checker.record import FORMAT, VERSION, RecordError, load_json, read_record
-from einnet_explore.checker.report import Report, StepReport
+from einnet_explore.checker.replay import Report, StepReport, check_file, check_record, wrong_instance
 
 __all__ = [
     "FORMAT",

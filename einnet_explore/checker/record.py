@@ -10,9 +10,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from einnet_explore.algebra.certificate import Certificate
+from einnet_explore.equivalence.certificate import Certificate
 from einnet_explore.ir import Program, read_path
-from einnet_explore.text import TextError, parse
+from einnet_explore.syntax import TextError, parse
 
 FORMAT = "einnet-explore record"
 VERSION = 1

@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from einnet_evaluation.bench import benchmark
+from einnet_evaluation.engines import check_engines
 from einnet_explore.cli.errors import BAD_INPUT, INTERRUPTED, OK, one_line
 from einnet_explore.cli.output import STDOUT, progress, say, seconds, table, writable, write_json
 from einnet_explore.cli.values import shapes
-from einnet_explore.graph.bench.engines import check_engines
-from einnet_explore.graph.bench.paired import benchmark
-from einnet_explore.printable import counted
+from einnet_explore.support.wording import counted
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ def run(arguments: argparse.Namespace) -> int:
     report = check_record(record, source=arguments.record)
     said, opinion = report.to_json(), None
     if arguments.modular:
-        from einnet_explore.algebra.modular import second_opinion
+        from einnet_explore.interpreter.modular import second_opinion
 
         held = read_record(record, arguments.record)
         opinion = second_opinion(held.start, held.steps[-1].after if held.steps else held.start)

@@ -8,15 +8,14 @@ import gc
 from einnet_explore.cli.errors import INTERRUPTED, NO, OK
 from einnet_explore.cli.output import STDOUT, progress, say, seconds, table, writable, write_json
 from einnet_explore.cost import program_seconds
-from einnet_explore.explore.run import Run
-from einnet_explore.explore.saved import SUFFIX
-from einnet_explore.explore.whys import how_ended
-from einnet_explore.printable import counted
-from einnet_explore.render import text
-from einnet_explore.room import limited, shown
-from einnet_explore.search.candidate import Candidate
-from einnet_explore.search.options import Cost, Options
-from einnet_explore.text import load_text
+from einnet_explore.session.run import Run
+from einnet_explore.session.saved_search import SUFFIX
+from einnet_explore.session.search_explanations import how_ended
+from einnet_explore.strategies.candidate import Candidate
+from einnet_explore.strategies.options import Cost, Options
+from einnet_explore.support.limits import limited, shown
+from einnet_explore.support.wording import counted
+from einnet_explore.syntax import load_text, text
 
 ROWS = 10
 """Kinds of candidates that the table shows."""
@@ -67,7 +66,7 @@ def _cost(device: str, threads: int | None) -> Cost:
         if threads is not None:
             raise ValueError(f"--threads {threads}: expected with --device profile:FILE.sqlite, whose times it chooses")
         return program_seconds
-    from einnet_explore.graph.devices import cost_for  # loads compilers, which a search on this machine needs not
+    from einnet_explore.pipeline.devices import cost_for  # loads compilers, which a search on this machine needs not
 
     return cost_for(device, threads)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from einnet_explore.printable import printable
+from einnet_explore.support.wording import printable
 
 OK, NO, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 

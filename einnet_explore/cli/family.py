@@ -7,9 +7,8 @@ from typing import Any
 
 from einnet_explore.cli.errors import NO, OK
 from einnet_explore.cli.output import STDOUT, writable, write_json
-from einnet_explore.family.api import Derived, Instance
-from einnet_explore.family.reading import load_family
-from einnet_explore.render import text
+from einnet_explore.parametric.family import Derived, Instance, load_family
+from einnet_explore.syntax import text
 
 
 def run(arguments: argparse.Namespace) -> int:

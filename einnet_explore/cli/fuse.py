@@ -7,12 +7,11 @@ from pathlib import Path
 
 from einnet_explore.cli.errors import OK
 from einnet_explore.cli.output import save, writable
-from einnet_explore.explore.figures import drawn_figure
-from einnet_explore.explore.fused import fused_text, stages_text
-from einnet_explore.kernels.fusion import fuse
-from einnet_explore.kernels.fusion.diagram import diagram
-from einnet_explore.printable import printable
-from einnet_explore.text import load_text
+from einnet_explore.codegen.fusion import fuse
+from einnet_explore.support.wording import printable
+from einnet_explore.syntax import load_text
+from einnet_explore.viz.graph_figures import drawn_figure
+from einnet_explore.viz.kernels import diagram, fused_text, stages_text
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,15 +1,20 @@
-"""``einnet-explore grad``: the gradients of a program, as a program."""
+"""``einnet-explore grad``: the gradients of a program, as a program.
+
+``einnet-explore grad --stash``: both passes, and what the forward pass keeps for the backward pass.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
+from einnet_explore.autodiff import Passes, cse
+from einnet_explore.autodiff.gradients import grad
 from einnet_explore.cli.errors import OK
-from einnet_explore.cli.output import STDOUT, writable, write_json
-from einnet_explore.explore.gradients import grad
+from einnet_explore.cli.output import STDOUT, table, writable, write_json
 from einnet_explore.ir import Program
-from einnet_explore.render import latex, text
-from einnet_explore.text import load_text
+from einnet_explore.support.wording import counted
+from einnet_explore.syntax import latex, load_text, text
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -20,13 +25,13 @@ def run(arguments: argparse.Namespace) -> int:
     made = grad(program, wrt, inline=arguments.inline)
     found = document(arguments.case, program, wrt, made)
     if arguments.stash or arguments.stash_budget is not None:
-        from einnet_explore.cli import stashing
+        pass
 
-        passes = stashing.stashed(program, made, arguments.stash_budget)
+        passes = stashed(program, made, arguments.stash_budget)
         if arguments.json:
-            write_json(arguments.json, found | {"stash": stashing.document(passes)})
+            write_json(arguments.json, found | {"stash": stash_document(passes)})
         if arguments.json != STDOUT:
-            print(stashing.shown(passes, latex if arguments.latex else text))
+            print(shown(passes, latex if arguments.latex else text))
         return OK
     if arguments.json:
         write_json(arguments.json, found)
@@ -51,4 +56,42 @@ def document(case: str, program: Program, wrt: tuple[str, ...] | None, made: Pro
         "gradients": dict(zip(chosen, made.outputs, strict=True)),
         "output_gradients": dict(zip(program.outputs, seeds, strict=True)),
         "program": text(made),
+    }
+
+
+def stashed(forward: Program, backward: Program, budget: int | None) -> Passes:
+    """Both passes with at most *budget* bytes stashed; raises ValueError as ``cse`` does."""
+    return cse(forward, backward, budget)
+
+
+def shown(passes: Passes, written: Callable[[Program], str] = text) -> str:
+    """The passes as *written*, the stash and the curve, to be read."""
+    rows: list[list[object]] = [["stash", "bytes", "evaluations", "with it"]]
+    rows += [[s.name, s.nbytes, *s.evaluations] for s in passes.stashes]
+    curve: list[list[object]] = [["bytes", "operations backward"]]
+    curve += [[plan.nbytes, plan.operations] for plan in passes.curve]
+    proofs = ", ".join(f"{name} {c.kind}" for name, c in zip(("forward", "backward"), passes.certificates, strict=True))
+    return "\n".join(
+        [
+            f"# forward\n{written(passes.forward).rstrip()}\n",
+            f"# backward\n{written(passes.backward).rstrip()}\n",
+            f"{counted(passes.before, 'operation')} backward become {passes.operations}, "
+            f"{counted(passes.nbytes, 'byte')} stashed; {proofs}",
+            "",
+            *((table(rows), "") if passes.stashes else ()),
+            table(curve),
+        ]
+    )
+
+
+def stash_document(passes: Passes) -> dict[str, object]:
+    """What ``--json`` says of the stash."""
+    return {
+        "forward": text(passes.forward),
+        "backward": text(passes.backward),
+        "operations": {"before": passes.before, "after": passes.operations},
+        "bytes": passes.nbytes,
+        "stash": [{"name": s.name, "bytes": s.nbytes, "evaluations": list(s.evaluations)} for s in passes.stashes],
+        "curve": [{"bytes": plan.nbytes, "operations": plan.operations} for plan in passes.curve],
+        "certificates": [c.to_json() for c in passes.certificates],
     }

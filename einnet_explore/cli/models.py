@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from einnet_evaluation.models import MODELS, PARTS, write
 from einnet_explore.cli.errors import OK
 from einnet_explore.cli.output import save, table, writable
-from einnet_explore.graph.models import MODELS, PARTS, write
 
 
 def run(arguments: argparse.Namespace) -> int:

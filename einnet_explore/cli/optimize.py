@@ -14,19 +14,19 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from einnet_explore.cli.errors import INTERRUPTED, NO, OK, one_line
 from einnet_explore.cli.output import STDOUT, progress, save, say, table, writable, write_json
 from einnet_explore.cli.values import shapes
-from einnet_explore.executors import Serial, executor
-from einnet_explore.explore.figures import graph_figure
-from einnet_explore.explore.page import page
-from einnet_explore.explore.records import save as save_record
-from einnet_explore.explore.records import to_record
-from einnet_explore.graph.judging import certificates
-from einnet_explore.graph.optimise import Optimiser
-from einnet_explore.graph.optimised import Optimised
-from einnet_explore.graph.outputs import AGREEMENT
-from einnet_explore.graph.request import read, settings
-from einnet_explore.graph.selection import selecting
-from einnet_explore.printable import counted
-from einnet_explore.room import limited, shown
+from einnet_explore.pipeline.optimised import Optimised
+from einnet_explore.pipeline.optimiser import Optimiser
+from einnet_explore.pipeline.outcome import certificates
+from einnet_explore.pipeline.request import read, settings
+from einnet_explore.pipeline.selection import selecting
+from einnet_explore.runtime.outputs import AGREEMENT
+from einnet_explore.session.records import save as save_record
+from einnet_explore.session.records import to_record
+from einnet_explore.support.executors import Serial, executor
+from einnet_explore.support.limits import limited, shown
+from einnet_explore.support.wording import counted
+from einnet_explore.viz.graph_figures import graph_figure
+from einnet_explore.viz.page import page
 
 LINES = 8
 """How many reasons are shown why nodes are in no subprogram; the JSON has one for each node."""

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from einnet_explore.printable import printable
-from einnet_explore.storage import write_atomically
+from einnet_explore.support.storage import write_atomically
+from einnet_explore.support.wording import printable
 
 if TYPE_CHECKING:
     from tqdm import tqdm

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from einnet_evaluation.plots import plot
+from einnet_evaluation.search_tables import sheets
+from einnet_evaluation.searches import QUICK, Effort, Lab, needed
 from einnet_explore.cli.errors import INTERRUPTED, OK
 from einnet_explore.cli.output import save, say
-from einnet_explore.explore.figure import Figure
-from einnet_explore.explore.plots import plot
-from einnet_explore.explore.search_tables import sheets
-from einnet_explore.explore.searches import QUICK, Effort, Lab, needed
-from einnet_explore.explore.sheet import Sheet
-from einnet_explore.printable import counted
-from einnet_explore.storage import write_atomically
+from einnet_explore.support.storage import write_atomically
+from einnet_explore.support.wording import counted
+from einnet_explore.viz.figure import Figure
+from einnet_explore.viz.tables import Sheet
 
 READERS = {
     "quick": "e1 e2 e3 e4 e5 e6", "limit_seconds": "e1 e2 e3 e4 e5 e6", "max_depth": "e4 e5 e6", "threads": "e1 e2 e3",
@@ -100,7 +100,7 @@ def _end_to_end(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: 
     """``e1``: the models."""
     if "e1" not in wanted:
         return None
-    from einnet_explore.explore import end_to_end
+    from einnet_evaluation import end_to_end
 
     effort = end_to_end.QUICK if arguments.quick else end_to_end.Effort()
     if arguments.threads:
@@ -124,7 +124,8 @@ def _operators(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: d
     mine = [name for name in wanted if name in ("e2", "e3")]
     if not mine:
         return None
-    from einnet_explore.explore import operator_cases, operator_tables
+    from einnet_evaluation import operator_cases
+    from einnet_evaluation import operator_cases as operator_tables
 
     effort = operator_cases.effort(arguments.quick)
     if arguments.threads:
@@ -173,7 +174,7 @@ def _draw(folder: Path, name: str, made: tuple[Sheet, ...]) -> None:
 
 def _figure(name: str, made: tuple[Sheet, ...]) -> Figure:
     if name in ("e1", "e2", "e3"):
-        from einnet_explore.explore.bars import bars
+        from einnet_evaluation.bars import bars
 
         return bars(made[0])
     return plot(made)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from einnet_evaluation.bars import figure
+from einnet_evaluation.gpu_results import DEFAULT, results, sheets
 from einnet_explore.cli.errors import NO, OK
 from einnet_explore.cli.output import save, say
-from einnet_explore.explore.gpu_bars import figure
-from einnet_explore.explore.gpu_results import DEFAULT, results, sheets
 
 
 def run(arguments: argparse.Namespace) -> int:

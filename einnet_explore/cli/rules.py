@@ -6,10 +6,10 @@ import argparse
 
 from einnet_explore.cli.errors import OK
 from einnet_explore.cli.output import STDOUT, table, writable, write_json
-from einnet_explore.explore.session import Session
 from einnet_explore.ir import show_path
 from einnet_explore.rules.base import places
-from einnet_explore.text import load_text
+from einnet_explore.session.session import Session
+from einnet_explore.syntax import load_text
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from einnet_explore.algebra.flattening import flattened
+from einnet_explore.analysis.flattening import flattened
 from einnet_explore.cli.errors import OK
 from einnet_explore.cli.output import save, say, writable
-from einnet_explore.explore.api import load
-from einnet_explore.explore.figures import graph_figure
-from einnet_explore.explore.page import derivation_page
-from einnet_explore.explore.run import Run
-from einnet_explore.explore.session import Session
 from einnet_explore.ir import Program, show_path
-from einnet_explore.printable import printable
-from einnet_explore.render import latex, text
-from einnet_explore.render.latex import align
 from einnet_explore.rules import Derivation
-from einnet_explore.search.candidate import Candidate
+from einnet_explore.session.api import load
+from einnet_explore.session.run import Run
+from einnet_explore.session.session import Session
+from einnet_explore.strategies.candidate import Candidate
+from einnet_explore.support.wording import printable
+from einnet_explore.syntax import latex, text
+from einnet_explore.syntax.latex_printer import align
+from einnet_explore.viz.graph_figures import graph_figure
+from einnet_explore.viz.page import derivation_page
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,7 +53,7 @@ def _tables(program: Program) -> None:
 
 
 def _kernels(program: Program, dialect: str, dtype: str) -> None:
-    from einnet_explore.explore.kernel_text import kernel_texts  # loads compilers, which no other picture needs
+    from einnet_explore.viz.kernels import kernel_texts  # loads compilers, which no other picture needs
 
     for kernel in kernel_texts(program, dialect, dtype):
         if kernel.text:

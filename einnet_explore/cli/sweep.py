@@ -8,11 +8,11 @@ from typing import Any
 
 from einnet_explore.cli.errors import BAD_INPUT, INTERRUPTED, NO, OK, one_line
 from einnet_explore.cli.output import STDOUT, say, seconds, table, writable, write_json
-from einnet_explore.executors import executor, submitted
-from einnet_explore.explore.many import check, search_one
 from einnet_explore.ir import Program
-from einnet_explore.printable import counted
-from einnet_explore.text import load_text
+from einnet_explore.session.many_searches import check, search_one
+from einnet_explore.support.executors import executor, submitted
+from einnet_explore.support.wording import counted
+from einnet_explore.syntax import load_text
 
 Report = dict[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from einnet_explore.room import size
+from einnet_explore.support.limits import size
 
 
 def shapes(given: list[str]) -> dict[str, tuple[int, ...]]:

@@ -1,6 +1,6 @@
 """The immutable expression IR. Depends on the standard library only."""
 
-from einnet_explore.ir.expr import (
+from einnet_explore.ir.expression import (
     COMPARISONS,
     FUNCTIONS,
     JOINS,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeAlias
 
-from einnet_explore.ir.expr import Access, Apply, Compare, Const, Scalar, Scope, Table, Tensor
+from einnet_explore.ir.expression import Access, Apply, Compare, Const, Scalar, Scope, Table, Tensor
 from einnet_explore.ir.scalars import add, mul
 
 Path: TypeAlias = "tuple[int, ...]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias
 
-from einnet_explore.ir.expr import Scope, Tensor
+from einnet_explore.ir.expression import Scope, Tensor
 from einnet_explore.ir.node import Node, node
 from einnet_explore.ir.path import Path, replace_at, scope_at, show_path, tensors
 

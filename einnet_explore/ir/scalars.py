@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import reduce
 
-from einnet_explore.ir.expr import JOINS, Apply, Const, Scalar
+from einnet_explore.ir.expression import JOINS, Apply, Const, Scalar
 
 
 def mul(*args: Scalar) -> Scalar:

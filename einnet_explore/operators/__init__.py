@@ -1,13 +1,11 @@
 """Library operators as values, their iterator mapping tables, and matching (EinNet §5.1)."""
 
-from einnet_explore.operators.canonical import canonical_matches
-from einnet_explore.operators.display import stride_equations
 from einnet_explore.operators.form import Distance, GroupDistance, Unmatched, distance, own_iterators
 from einnet_explore.operators.layout import flatten, strides_of
-from einnet_explore.operators.library import OPERATORS, find_operators
-from einnet_explore.operators.matching import OperatorMatch, fit, match
-from einnet_explore.operators.operands import Layout
+from einnet_explore.operators.library import OPERATORS, canonical_matches, find_operators
+from einnet_explore.operators.matching import OperatorMatch, fit, match, stride_equations
 from einnet_explore.operators.operator import Attributes, IteratorTable, OnnxNode, Operator
+from einnet_explore.operators.solving import Layout
 
 __all__ = [
     "OPERATORS",

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import permutations
 
-from einnet_explore.algebra.substitute import substitute
+from einnet_explore.analysis.substitution import substitute
 from einnet_explore.ir import Access, Apply, Const, Index, IndexLike, Iterator, Quotient, Remainder, Scope, as_index
-from einnet_explore.operators.digits import by_digits
-from einnet_explore.operators.layout import outside
+from einnet_explore.operators.layout import by_digits, outside
 from einnet_explore.operators.operator import Operator
 from einnet_explore.operators.pattern import Pattern
 

@@ -1,11 +1,25 @@
-r"""Flattened tensors: an access as one affine address, :math:`\sum_x s_x\,x + o` (EinNet §5.1, Fig. 8 c–d)."""
+r"""Flattened tensors: an access as one affine address, :math:`\sum_x s_x\,x + o` (EinNet §5.1, Fig. 8 c–d).
+
+Dimensions read as two digits: what makes a dilated or strided window a plain one (EinNet §7.3).
+
+.. math::  B[g\,e(\vec x) + p(\vec x) + o] = \big\{ L_{i, q}\, B[g\,i + q + o] \big\}[e(\vec x), p(\vec x)],
+           \qquad 0 \le p(\vec x) < g
+
+A composite index such as ``2*m + 2*j + r`` with r in [0, 2) is no window of an operator, since these take two
+iterators; its high digit ``m + j`` is one, and its low digit is a dimension of its own.  Outside the box of the high
+digit every element of the row lies outside the source's box, so both give the source's value there.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import gcd
+from typing import TypeAlias
 
-from einnet_explore.algebra.flatten import flat_address, row_major
-from einnet_explore.ir import Access, Iterator, Scope, Tensor
+from einnet_explore.analysis.flattening import flat_address, row_major
+from einnet_explore.analysis.legality import fitted
+from einnet_explore.ir import Access, Index, Iterator, Scope, Tensor, as_index, padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +97,79 @@ def leading(strides: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 def _show(name: str, parts: tuple[tuple[int, int], ...]) -> str:
     text = "".join(f" {'-' if k < 0 else '+'} {'' if abs(k) == 1 else f'{abs(k)}*'}l_{name}{d}" for d, k in parts)
     return text.removeprefix(" + ").replace(" - ", "-", 1 if text.startswith(" -") else 0) or "0"
+
+
+Digits: TypeAlias = "tuple[tuple[Index, ...], tuple[tuple[int, int], ...], Callable[[tuple[Iterator, ...]], Index]]"
+
+
+def by_digits(read: Access) -> Access:
+    """*read* with every dimension that mixes overlapping iterators with a low digit made two dimensions of a view."""
+    parts = [_digits(index, box) for index, box in zip(read.index, read.source.box, strict=True)]
+    if all(len(outer) == 1 for outer, _, _ in parts):
+        return read
+    outer = tuple(i for found, _, _ in parts for i in found)
+    spans = [span for _, found, _ in parts for span in found]
+    own = iter(tuple(Iterator(f"z{n}", *span) for n, span in enumerate(spans)))
+    names = [tuple(next(own) for _ in found) for _, found, _ in parts]
+    inner = tuple(make(found) for found, (_, _, make) in zip(names, parts, strict=True))
+    value = read.source.value
+    view = Scope(tuple(x for found in names for x in found), (), read.source[inner], value=value)
+    padding = tuple(map(_beyond, outer, view.box))
+    return Access(padded(fitted(view, value), padding), outer)
+
+
+def overlaps(index: Index) -> bool:
+    """Whether two points of the iterators may give one value: such an index is more than a layout."""
+    reach = 0
+    for atom, k in sorted(index.terms, key=lambda t: abs(t[1])):
+        if isinstance(atom, Iterator):
+            if abs(k) <= reach:
+                return True
+            reach += abs(k) * (atom.extent - 1)
+    return False
+
+
+def _radix(index: Index) -> int | None:
+    """The g of ``g*e + p + o`` where one digit still overlaps and 0 <= p < g; None if *index* has no such digits."""
+    if len(index.terms) < 3 or not index.affine:
+        return None
+    factors = [abs(k) for _, k in index.terms]
+    for g in sorted({gcd(a, b) for a in factors for b in factors} - {1}):
+        high, low = _parts(index, g)
+        first, last = low.bounds
+        if low.terms and last - first < g and (overlaps(high) or overlaps(low)):
+            return g
+    return None
+
+
+def _parts(index: Index, g: int) -> tuple[Index, Index]:
+    """The terms that *g* divides, divided, and the others; no constants."""
+    high = Index(tuple((a, k // g) for a, k in index.terms if k % g == 0))
+    return high, Index(tuple((a, k) for a, k in index.terms if k % g))
+
+
+def _digits(index: Index, box: tuple[int, int]) -> Digits:
+    """*index* into a dimension with the box *box* by its digits, each with a box, and how a number is made of them."""
+    alone: Digits = (index,), (box,), lambda own: as_index(own[0])
+    g = _radix(index)
+    if g is None:
+        return alone
+    high, low = _parts(index, g)
+    first, last = low.bounds
+    span, (whole, offset) = last - first, divmod(index.const + first, g)
+    rows = -((offset + span - box[0]) // g), (box[1] - 1 - offset) // g + 1
+    if rows[1] <= rows[0]:
+        return alone
+    above, above_boxes, above_of = _digits(high + whole, rows)
+    below, below_boxes, below_of = _digits(low - first, (0, span + 1))
+    n = len(above)
+    return (
+        (*above, *below),
+        (*above_boxes, *below_boxes),
+        lambda own: above_of(own[:n]) * g + below_of(own[n:]) + offset,
+    )
+
+
+def _beyond(index: Index, box: tuple[int, int]) -> tuple[int, int]:
+    (lo, hi), (first, last) = box, index.bounds
+    return max(0, lo - first), max(0, last + 1 - hi)

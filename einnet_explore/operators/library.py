@@ -1,61 +1,190 @@
-"""The library's operators, each one value.  Users pass a longer tuple: nothing is registered."""
+"""The library's operators, each one value.  Users pass a longer tuple: nothing is registered.
+
+How ONNX calls the library's operators.  Nothing of ONNX is imported here: backends and exporters read ``OnnxNode``.
+
+Operands come in their canonical shapes, packed; ``shapes`` are what ONNX wants, the same elements in the same order.
+
+Whether an equation that says how it is run means just that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
-from einnet_explore.operators import calls
-from einnet_explore.operators.operator import Operator
+from einnet_explore.analysis.substitution import with_iterators
+from einnet_explore.ir import EOPERATOR, VIEW, Equation, Iterator, Scope, accesses
+from einnet_explore.operators.layout import strides_of
+from einnet_explore.operators.operator import Attributes, OnnxNode, Operator
+
+Window: TypeAlias = tuple[str, str, str]
+
+
+def elementwise(op_type: str) -> Callable[[Attributes], OnnxNode]:
+    """``Add``, ``Sub``, … of two tensors of one shape."""
+
+    def call(a: Attributes) -> OnnxNode:
+        (i,) = _ints(a, "i")
+        return OnnxNode(op_type, (), ((i,), (i,)), (None, None), (i,))
+
+    return call
+
+
+def matmul(a: Attributes) -> OnnxNode:
+    """``MatMul``; operands that lie transposed are permuted first."""
+    b, m, n, k = _ints(a, "b", "m", "n", "k")
+    batch = (b,) if b != 1 else ()
+    swap = (*range(len(batch)), len(batch) + 1, len(batch))
+    left = (*batch, k, m) if a.get("ta") else (*batch, m, k)
+    right = (*batch, n, k) if a.get("tb") else (*batch, k, n)
+    turned = (swap if a.get("ta") else None, swap if a.get("tb") else None)
+    return OnnxNode("MatMul", (), (left, right), turned, (*batch, m, n))
+
+
+def conv(*windows: Window) -> Callable[[Attributes], OnnxNode | None]:
+    """``Conv``; a window is (output iterator ``h``, tap, input extent); its attributes are ``sh``, ``dh``, ``ph``."""
+
+    def call(a: Attributes) -> OnnxNode | None:
+        n, g, f, c = _ints(a, "n", "g", "f", "c")
+        found = _windows(a, windows)
+        x = (n, g * c, *_ints(a, *(w[2] for w in windows)))
+        taps = _ints(a, *(w[1] for w in windows))
+        return OnnxNode(
+            "Conv",
+            (("group", g), ("kernel_shape", taps), *found),
+            (x, (g * f, c, *taps)),
+            (None, None),
+            (n, g * f, *_ints(a, *(w[0] for w in windows))),
+        )
+
+    return call
+
+
+def conv_transpose(*windows: Window) -> Callable[[Attributes], OnnxNode | None]:
+    """``ConvTranspose``; a window ``("y", "h", "R")`` names output iterator, input iterator and kernel extent.
+
+    None where the output is so long that ONNX's output padding (below the stride) does not reach.
+    """
+
+    def call(a: Attributes) -> OnnxNode | None:
+        n, g, f, c = _ints(a, "n", "g", "f", "c")
+        begin, end, extra, strides = list[int](), list[int](), list[int](), list[int]()
+        for out, inner, taps in windows:
+            y, h, r, stride, pad = _ints(a, out, inner, taps, f"s{inner}", f"p{inner}")
+            rest = stride * (h - 1) + r - pad - y
+            begin.append(pad)
+            end.append(max(0, rest))
+            extra.append(max(0, -rest))
+            strides.append(stride)
+        if any(e >= s for e, s in zip(extra, strides, strict=True)):
+            return None
+        kernel = _ints(a, *(w[2] for w in windows))
+        return OnnxNode(
+            "ConvTranspose",
+            (
+                ("group", g),
+                ("kernel_shape", kernel),
+                ("output_padding", tuple(extra)),
+                ("pads", (*begin, *end)),
+                ("strides", tuple(strides)),
+            ),
+            ((n, g * c, *_ints(a, *(w[1] for w in windows))), (g * c, f, *kernel)),
+            (None, None),
+            (n, g * f, *_ints(a, *(w[0] for w in windows))),
+        )
+
+    return call
+
+
+def pool(op_type: str, *windows: Window) -> Callable[[Attributes], OnnxNode | None]:
+    """``MaxPool`` or ``AveragePool`` (padding counts).
+
+    None where a padding is as wide as the window: ONNX refuses it.
+    """
+
+    def call(a: Attributes) -> OnnxNode | None:
+        n, c = _ints(a, "n", "c")
+        found = _windows(a, windows)
+        taps = _ints(a, *(w[1] for w in windows))
+        pads = dict(found)["pads"]
+        if any(pad >= tap for pad, tap in zip(pads, (*taps, *taps), strict=True)):
+            return None
+        counted = (("count_include_pad", 1),) if op_type == "AveragePool" else ()
+        return OnnxNode(
+            op_type,
+            (*counted, ("kernel_shape", taps), *found),
+            ((n, c, *_ints(a, *(w[2] for w in windows))),),
+            (None,),
+            (n, c, *_ints(a, *(w[0] for w in windows))),
+        )
+
+    return call
+
+
+def _windows(a: Attributes, windows: tuple[Window, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    begin, end, strides, dilations = list[int](), list[int](), list[int](), list[int]()
+    for out, tap, extent in windows:
+        h, r, rows, stride, dilation, pad = _ints(a, out, tap, extent, f"s{out}", f"d{out}", f"p{out}")
+        begin.append(pad)
+        end.append(max(0, stride * (h - 1) + dilation * (r - 1) + 1 - pad - rows))
+        strides.append(stride)
+        dilations.append(dilation)
+    return (("dilations", tuple(dilations)), ("pads", (*begin, *end)), ("strides", tuple(strides)))
+
+
+def _ints(a: Attributes, *names: str) -> tuple[int, ...]:
+    return tuple(int(a[name]) for name in names)  # type: ignore[arg-type]
+
 
 MATMUL = Operator(
     "Matmul",
     "C[b?, m, n] = sum[k] A[b?, m, k] or ta[b?, k, m] * B[b?, k, n] or tb[b?, n, k]",
     batched="BatchMatmul",
     strided=True,
-    onnx=calls.matmul,
+    onnx=matmul,
 )
 CONV1D = Operator(
     "Conv1d",
     "Y[n, g?, f, h] = sum[c, r] X[n, g?, c, sh*h + dh*r - ph : H] * K[g?, f, c, r]",
-    onnx=calls.conv(("h", "r", "H")),
+    onnx=conv(("h", "r", "H")),
 )
 CONV2D = Operator(
     "Conv2d",
     "Y[n, g?, f, h, w] = sum[c, r, s] X[n, g?, c, sh*h + dh*r - ph : H, sw*w + dw*s - pw : W] * K[g?, f, c, r, s]",
-    onnx=calls.conv(("h", "r", "H"), ("w", "s", "W")),
+    onnx=conv(("h", "r", "H"), ("w", "s", "W")),
 )
 CONV3D = Operator(
     "Conv3d",
     "Y[n, g?, f, d, h, w] = sum[c, q, r, s] "
     "X[n, g?, c, sd*d + dd*q - pd : D, sh*h + dh*r - ph : H, sw*w + dw*s - pw : W] * K[g?, f, c, q, r, s]",
-    onnx=calls.conv(("d", "q", "D"), ("h", "r", "H"), ("w", "s", "W")),
+    onnx=conv(("d", "q", "D"), ("h", "r", "H"), ("w", "s", "W")),
 )
 CONV_TRANSPOSE1D = Operator(
     "ConvTranspose1d",
     "Y[n, g?, f, y] = sum[c, h] X[n, g?, c, h] * K[g?, c, f, y - sh*h + ph : R]",
-    onnx=calls.conv_transpose(("y", "h", "R")),
+    onnx=conv_transpose(("y", "h", "R")),
 )
 CONV_TRANSPOSE2D = Operator(
     "ConvTranspose2d",
     "Y[n, g?, f, y, x] = sum[c, h, w] X[n, g?, c, h, w] * K[g?, c, f, y - sh*h + ph : R, x - sw*w + pw : S]",
-    onnx=calls.conv_transpose(("y", "h", "R"), ("x", "w", "S")),
+    onnx=conv_transpose(("y", "h", "R"), ("x", "w", "S")),
 )
 MAX_POOL2D = Operator(
     "MaxPool2d",
     "Y[n, c, h, w] = max[r, s] X[n, c, sh*h + dh*r - ph : H, sw*w + dw*s - pw : W]",
-    onnx=calls.pool("MaxPool", ("h", "r", "H"), ("w", "s", "W")),
+    onnx=pool("MaxPool", ("h", "r", "H"), ("w", "s", "W")),
 )
 AVERAGE_POOL2D = Operator(
     "AveragePool2d",
     "Y[n, c, h, w] = sum[r, s] X[n, c, sh*h + dh*r - ph : H, sw*w + dw*s - pw : W] / (|r|*|s|)",
-    onnx=calls.pool("AveragePool", ("h", "r", "H"), ("w", "s", "W")),
+    onnx=pool("AveragePool", ("h", "r", "H"), ("w", "s", "W")),
 )
 G2BMM = Operator("G2BMM", "C[b?, m, w] = sum[k] A[b?, m, k] * B[b?, m + d*w - d*W : |m|, k] where |w| == 2*W + 1")
 GBMM = Operator("GBMM", "C[b?, m, n] = sum[w] A[b?, m, w] * B[b?, m + d*w - d*W : |m|, n] where |w| == 2*W + 1")
-ADD = Operator("Add", "Y[i] = A[i] + B[i]", onnx=calls.elementwise("Add"))
-SUB = Operator("Sub", "Y[i] = A[i] - B[i]", onnx=calls.elementwise("Sub"))
-MUL = Operator("Mul", "Y[i] = A[i] * B[i]", onnx=calls.elementwise("Mul"))
-DIV = Operator("Div", "Y[i] = A[i] / B[i]", onnx=calls.elementwise("Div"))
+ADD = Operator("Add", "Y[i] = A[i] + B[i]", onnx=elementwise("Add"))
+SUB = Operator("Sub", "Y[i] = A[i] - B[i]", onnx=elementwise("Sub"))
+MUL = Operator("Mul", "Y[i] = A[i] * B[i]", onnx=elementwise("Mul"))
+DIV = Operator("Div", "Y[i] = A[i] / B[i]", onnx=elementwise("Div"))
 
 OPERATORS: tuple[Operator, ...] = (
     MATMUL, CONV1D, CONV2D, CONV3D, CONV_TRANSPOSE1D, CONV_TRANSPOSE2D, MAX_POOL2D, AVERAGE_POOL2D, G2BMM, GBMM,
@@ -71,3 +200,42 @@ def find_operators(names: Iterable[str], operators: tuple[Operator, ...] = OPERA
         if name.lower() not in known:
             raise ValueError(f"unknown target {name!r}, expected one of {', '.join(o.name for o in operators)}")
     return tuple(dict.fromkeys(known[name.lower()] for name in wanted)) or operators
+
+
+def canonical_matches(equation: Equation, operators: Sequence[Operator] = OPERATORS) -> str | None:
+    """Why *equation* is not exactly what its ``via`` runs, or None if it is.
+
+    A library call means its operator's canonical expression with the attributes put in; a view reads one tensor at an
+    affine address inside its elements; an eOperator, and an equation not instantiated yet, may mean anything.  Names of
+    iterators and padding of the result do not matter.
+    """
+    via = equation.via
+    if via is None or via.operator == EOPERATOR:
+        return None
+    if via.operator == VIEW:
+        strides = strides_of(equation.scope)
+        return f"{equation.name}: {strides}" if isinstance(strides, str) else None
+    operator = next((o for o in operators if via.operator in o.names), None)
+    if operator is None:
+        return f"{equation.name}: unknown operator {via.operator}, known are {', '.join(o.name for o in operators)}"
+    if operator.instance(dict(via.attributes)).operator != via.operator:
+        return f"{equation.name}: {operator.instance(dict(via.attributes))!r} is called {via.operator}"
+    sources = [access.source for access in accesses(equation.scope.body)]
+    wanted = len(operator.pattern.operands)
+    if len(sources) != wanted:
+        return f"{equation.name}: {via.operator} has {wanted} operands, the body reads {len(sources)}"
+    try:
+        expected = _plain(operator.instantiate(dict(via.attributes), sources))
+    except ValueError as reason:
+        return f"{equation.name}: {reason}"
+    found = _plain(equation.scope)
+    if found != expected:
+        return f"{equation.name}: {via!r} means {expected!r}, found {found!r}"
+    return None
+
+
+def _plain(scope: Scope) -> Scope:
+    """*scope* with iterators named by position, and nothing said of its surroundings."""
+    own = (*scope.traversals, *scope.summations)
+    named = with_iterators(scope, {x: Iterator(f"x{n}", x.lo, x.hi) for n, x in enumerate(own)})
+    return Scope(named.traversals, named.summations, named.body, named.reduce, named.domain)

@@ -5,19 +5,120 @@ operator's, group by group (``IteratorTable``).  Several iterators are merged in
 composite indices (``sh*h + dh*r - ph``) take one dimension of the source as it is, and their coefficients solve the
 attributes.
 Iterators of extent 1 are constants: they belong to no group.
+
+Iterator maps worth trying (EinNet §5.1, step 2): composite indices first, then the rest of each group.
+
+Solved strides in words, as in Fig. 8: ``l_B0 = l_Y0 + l_Y1``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import permutations, product
 from math import prod
 
-from einnet_explore.ir import Attribute, Index, Iterator, Scope
-from einnet_explore.operators.form import Form, Unmatched, comparable, tensor_maps
-from einnet_explore.operators.maps import iterator_maps
-from einnet_explore.operators.operands import Layout, laid_out, read_back
+from einnet_explore.ir import Access, Attribute, Index, Iterator, Scope, Table, Tensor, tensors
+from einnet_explore.operators.form import Form, Unmatched, comparable, read_form, tensor_maps
+from einnet_explore.operators.layout import flatten, overlaps
 from einnet_explore.operators.operator import Attributes, Operator
-from einnet_explore.operators.solving import Assignment, names, solve
+from einnet_explore.operators.solving import Assignment, Layout, laid_out, names, read_back, solve
+
+Fixed = Mapping[str, "Iterator | None"]
+
+
+def iterator_maps(form: Form, operator: Operator, operands: tuple[int, ...]) -> Iterable[Assignment]:
+    """Iterator maps under the tensor map *operands*; raises Unmatched where a group does not fit at all.
+
+    Iterators that are merged stand in an order that keeps some tensor's layout: other orders keep none.
+    """
+    pattern, table = operator.pattern, operator.table
+    groups = form.groups(operands)
+    for key, found in groups.items():
+        if not table.group(key):
+            raise Unmatched(f"{operator.name} has no iterator in group {key}, where {names(found)} stand")
+    why = "" if pattern.windows else "nothing"
+    for fixed in _windows(form, operator, operands, pattern.windows, {}):
+        taken = {x for x in fixed.values() if x is not None}
+        choices: list[list[dict[str, tuple[Iterator, ...]]]] = []
+        for key, own in table.groups:
+            rest = [x for x in groups.get(key, ()) if x not in taken]
+            merged = [name for name in own if name in pattern.merged]
+            if rest and not merged:
+                why = why or f"{operator.name} takes {len(own)} iterators in group {key}, left over: {names(rest)}"
+                break
+            choices.append([cut for order in _orders(form, rest) for cut in _cuts(order, merged)])
+        else:
+            why = "nothing"
+            for choice in product(*choices):
+                out: dict[str, tuple[Iterator, ...]] = {name: (x,) for name, x in fixed.items() if x is not None}
+                for part in choice:
+                    out |= part
+                yield out
+    if why != "nothing":
+        raise Unmatched(why or f"no dimension of the operands can be {pattern.composite} of {operator.name}")
+
+
+def _windows(
+    form: Form,
+    operator: Operator,
+    operands: tuple[int, ...],
+    windows: tuple[tuple[int, int], ...],
+    done: Fixed,
+    after: tuple[int, int] = (-1, -1),
+) -> Iterable[Fixed]:
+    """Which dimension of the source each composite index takes, in order, and so which iterators."""
+    if not windows:
+        yield done
+        return
+    (p, d), *rest = windows
+    own = operator.pattern.operands[p].dimensions[d].iterators
+    for j, index in enumerate(form.reads[operands[p]].index):
+        if (after[0] == p and j <= after[1]) or not index.terms or not index.affine or len(index.terms) > len(own):
+            continue
+        if len(index.terms) > 1 and not overlaps(index) and _constant(form.reads[operands[p]]):
+            continue
+        for chosen in permutations(own, len(index.terms)):
+            pairs = dict(zip(chosen, index.iterators, strict=True))
+            if not set(own) & set(operator.pattern.traversals) <= set(pairs):
+                continue
+            if all(
+                operator.table.of(name) == form.group(x, operands) and done.get(name, x) == x
+                for name, x in pairs.items()
+            ):
+                new: Fixed = {**dict.fromkeys(own), **done, **pairs}
+                yield from _windows(form, operator, operands, tuple(rest), new, (p, j))
+
+
+def _constant(read: Access) -> bool:
+    """Whether *read* is of weights alone: digits of their indices are a layout, made at compile time, and no window."""
+    match read.source:
+        case Tensor(weight=weight):
+            return weight
+        case Table():
+            return True
+        case Scope() as scope:
+            return all(t.weight for t in tensors(scope))
+
+
+def _orders(form: Form, group: list[Iterator]) -> list[tuple[Iterator, ...]]:
+    """The orders of *group* by falling stride in each tensor where it occurs."""
+    orders = [tuple(x for x in form.traversals if x in group)]
+    for rank in form.ranks:
+        orders.append(tuple(sorted((x for x in group if x in rank), key=lambda x: rank[x])))
+    return list(dict.fromkeys(order for order in orders if len(order) == len(group)))
+
+
+def _cuts(order: tuple[Iterator, ...], into: list[str]) -> Iterable[dict[str, tuple[Iterator, ...]]]:
+    """Ways to give consecutive iterators to consecutive names; spare names come first and stay empty."""
+    if len(order) <= len(into):
+        yield {name: (x,) for name, x in zip(into[len(into) - len(order) :], order, strict=True)}
+    elif len(into) == 1:
+        yield {into[0]: order}
+    else:
+        for n in range(1, len(order) - len(into) + 2):
+            for rest in _cuts(order[n:], into[1:]):
+                yield {into[0]: order[:n], **rest}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,3 +275,34 @@ def _assigned(form: Form, operator: Operator, operands: tuple[int, ...], iterato
                 raise Unmatched(f"{x.name} is {have}, {name} of {operator.name} is {want}")
         if len(xs) > 1 and name not in operator.pattern.merged:
             raise Unmatched(f"{name} of {operator.name} takes one iterator, given {names(xs)}")
+
+
+def stride_equations(scope: Scope, way: OperatorMatch) -> tuple[str, ...]:
+    """The strides of the call's operands by those of the scope's sources, where both are affine.
+
+    One line for each operand and each of its iterators: its stride by the last (fastest) of the iterators merged into
+    it, and what the merge asks of the others; then the constant offset, if there is one.
+    """
+    form = read_form(scope)
+    if isinstance(form, str):
+        raise Unmatched(form)
+    given = dict(way.iterators)
+    attributes = dict(way.attributes)
+    lines: list[str] = []
+    for p, a in enumerate(way.operands):
+        operand, flat = way.operator.pattern.operands[p], flatten(form.reads[a])
+        if flat is None:
+            continue
+        for d, dimension in enumerate(way.operator.dimensions(p, attributes)):
+            name = dimension.single
+            if name is None or not given[name]:
+                continue
+            *outer, last = given[name]
+            lines.append(f"l_{operand.name}{d} = {flat.stride(last)}")
+            extent = last.extent
+            for x in reversed(outer):
+                lines.append(f"{flat.stride(x)} = {extent}*({flat.stride(last)})")
+                extent *= x.extent
+        if flat.offset:
+            lines.append(f"offset of {operand.name} = {flat.offset_text}")
+    return tuple(lines)

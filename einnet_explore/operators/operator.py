@@ -24,8 +24,7 @@ from einnet_explore.ir import (
     Tensor,
     as_index,
 )
-from einnet_explore.operators.pattern import Dimension, Pattern
-from einnet_explore.operators.reader import parse_pattern
+from einnet_explore.operators.pattern import Dimension, Pattern, parse_pattern
 
 Attributes: TypeAlias = Mapping[str, Attribute]
 

@@ -1,20 +1,23 @@
-r"""Attributes solved from coefficients, offsets and extents of matched indices (EinNet §5.1, step 3).
+"""Attributes solved from coefficients, offsets and extents of matched indices (EinNet §5.1, step 3).
 
 A composite index of the operator, ``sh*h + dh*r - ph``, is held against one dimension of the scope's source; the
 coefficients of matched iterators, the constant and the extent are equations for the attributes.
+
+How the operands of a library call come from a scope, and the scope's value from the call's result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 
-from einnet_explore.ir import Access, Iterator, as_index
-from einnet_explore.operators.digits import overlaps
-from einnet_explore.operators.form import Form, Unmatched
-from einnet_explore.operators.operator import Operator
-from einnet_explore.operators.pattern import ONE, Polynomial
+from einnet_explore.ir import REDUCTIONS, Access, Attribute, Index, IndexLike, Iterator, Scope, Tensor, as_index
+from einnet_explore.operators.form import Form, Unmatched, opened
+from einnet_explore.operators.layout import leading, overlaps, packed, strides_of
+from einnet_explore.operators.operator import Attributes, Operator
+from einnet_explore.operators.pattern import ONE, Dimension, Polynomial
 
 MINUS = Polynomial((((), -1),))
 Assignment = Mapping[str, tuple[Iterator, ...]]
@@ -126,3 +129,128 @@ def _unify(operator: Operator, todo: list[Equality], known: dict[str, int]) -> N
         todo = left
     for name, value in least.items():
         known.setdefault(name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one operand of the call comes from the scope: *scope* has the operand's canonical box and reads the source.
+
+    *same*: it is the source itself.  *free*: it is the source or a view that the operator takes; otherwise an eOperator
+    has to gather it, and *why* says why.
+    """
+
+    scope: Scope
+    same: bool
+    free: bool
+    why: str = ""
+
+
+@lru_cache(maxsize=1 << 13)
+def laid_out(
+    operator: Operator,
+    operand: int,
+    read: Access,
+    iterators: tuple[tuple[str, tuple[Iterator, ...]], ...],
+    numbered: tuple[tuple[str, Attribute], ...],
+    flags: tuple[tuple[str, Attribute], ...] | None,
+) -> tuple[Layout, dict[str, Attribute]]:
+    """The operand in its best order, or in the one that *flags* ask for, and the attributes that say so.
+
+    It only depends on the operand's own iterators, which many iterator maps give in the same way.
+    """
+    pattern, attributes = operator.pattern.operands[operand], dict(numbered)
+    orders: list[dict[str, Attribute]] = [{}, *(dict[str, Attribute]([(flag, 1)]) for flag, _ in pattern.variants)]
+    if flags is not None:
+        orders = [o for o in orders if all(value == o.get(f, 0) for f, value in flags)][:1]
+    tried = list[tuple[Layout, dict[str, Attribute]]]()
+    own, read = _renamed(operator, operand, read, dict(iterators), attributes)
+    for order in orders:
+        tried.append((_gather(operator, operand, read, own, {**attributes, **order}), order))
+        if tried[-1][0].same:
+            break
+    best, chosen = max(tried, key=lambda t: (t[0].same, t[0].free))
+    strides = strides_of(best.scope)
+    shape = best.scope.shape
+    if best.free and not isinstance(strides, str) and len(shape) > 1 < shape[-2] and strides[-2] != shape[-1]:
+        return best, {**chosen, f"ld{pattern.name.lower()}": strides[-2]}
+    return best, chosen
+
+
+def _renamed(
+    operator: Operator, operand: int, read: Access, iterators: Assignment, attributes: Attributes
+) -> tuple[dict[Dimension, Iterator], Access]:
+    """The operator's own iterator of each dimension, and *read* by these: the same in any order of the dimensions."""
+    pattern = operator.pattern.operands[operand]
+    numbers = operator.numbers(attributes)
+    taken = {x.name for parts in iterators.values() for x in parts}
+    windows = {x.name.rstrip("_"): x for i in read.index for x in i.iterators if x.name not in taken}
+    own = {
+        d: Iterator(d.single, 0, numbers[f"|{d.single}|"]) if d.single else windows[f"i{pattern.dimensions.index(d)}"]
+        for d in operator.dimensions(operand, attributes)
+    }
+    to: dict[Iterator, IndexLike] = {}
+    for new in own.values():
+        to.update(_split(new, tuple(iterators.get(new.name, ()))))
+    return own, opened(Access(read.source, tuple(i.substitute(lambda x: to.get(x, x)) for i in read.index)))
+
+
+def _gather(
+    operator: Operator, operand: int, read: Access, by: Mapping[Dimension, Iterator], attributes: Attributes
+) -> Layout:
+    pattern = operator.pattern.operands[operand]
+    own = [by[d] for d in operator.dimensions(operand, attributes)]
+    index = read.index
+    padding = operator.padding(operand, attributes)
+    neutral = REDUCTIONS[operator.pattern.reduce]
+    if padding and read.source.value != neutral:
+        raise Unmatched(
+            f"{operator.name} reads {neutral:g} outside {pattern.name}, the source is {read.source.value:g} there"
+        )
+    gathered = Scope(tuple(own), (), read, padding=padding, value=neutral if padding else 0)
+    strides = strides_of(gathered)
+    if isinstance(strides, str):
+        return Layout(gathered, False, False, f"{pattern.name}: {strides}")
+    straight = tuple(x.single for x in index) == tuple(own) and read.source.shape == gathered.shape
+    if straight and isinstance(read.source, Tensor) and not any(lo for lo, _ in read.source.box):
+        # A tensor that the operator may read beyond its padding is not what the operator reads.
+        around = zip(read.source.reach, gathered.reach, strict=True)
+        if all(lo <= first and last <= hi for (lo, hi), (first, last) in around):
+            return Layout(gathered, True, True)
+    if packed(strides, gathered.shape) or (operator.strided and leading(strides, gathered.shape)):
+        return Layout(gathered, False, True)
+    return Layout(gathered, False, False, f"{pattern.name}: strides {list(strides)} of shape {list(gathered.shape)}")
+
+
+@lru_cache(maxsize=4096)
+def _split(merged: Iterator, parts: tuple[Iterator, ...]) -> Mapping[Iterator, Index]:
+    """The digits of *merged* in the mixed radix of *parts*, each in its own range."""
+    out: dict[Iterator, Index] = {}
+    rest = as_index(merged)
+    for x in reversed(parts):
+        out[x] = rest % x.extent + x.lo
+        rest = rest // x.extent
+    return out
+
+
+@lru_cache(maxsize=4096)
+def _merge(parts: tuple[Iterator, ...]) -> Index:
+    """The number whose digits are *parts*, counted from 0: the inverse of ``_split``."""
+    total = Index()
+    for x in parts:
+        total = total * x.extent + (x - x.lo)
+    return total
+
+
+def read_back(
+    form: Form, operator: Operator, iterators: Assignment, attributes: Attributes
+) -> tuple[tuple[Index, ...], bool]:
+    """Where the scope's value stands in the call's result, and whether reading it there is free."""
+    present = [x for x in operator.pattern.traversals if not operator.absent(x, attributes)]
+    back = dict(form.back)
+    index = tuple(_merge(tuple(iterators.get(x, ()))).substitute(lambda x: back.get(x, x)) for x in present)
+    numbers = operator.numbers(attributes)
+    result = Tensor("T", tuple(numbers[f"|{x}|"] for x in present))
+    scope = form.scope
+    strides = strides_of(Scope(scope.traversals, (), Access(result, index)))
+    free = not isinstance(strides, str) and packed(strides, scope.shape)
+    return index, free

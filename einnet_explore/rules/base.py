@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from einnet_explore.ir import Access, Path, Program, Scope, accesses, scopes, show_path
-from einnet_explore.printable import counted
+from einnet_explore.support.wording import counted
 
 A = ParamSpec("A")
 P = TypeVar("P")

@@ -17,11 +17,10 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any
 
-from einnet_explore.algebra.equations import exchanged, fresh_names, generated, resolved, to_merge
-from einnet_explore.algebra.keys import key
-from einnet_explore.algebra.rereading import whole_equation
-from einnet_explore.algebra.stacking import stacked
-from einnet_explore.algebra.substitute import fresh
+from einnet_explore.analysis.canonical_keys import key
+from einnet_explore.analysis.concatenation import stacked
+from einnet_explore.analysis.equations import exchanged, fresh_names, generated, resolved, to_merge, whole_equation
+from einnet_explore.analysis.substitution import fresh
 from einnet_explore.ir import (
     Access,
     Box,

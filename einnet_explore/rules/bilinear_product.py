@@ -19,12 +19,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from einnet_explore.algebra.bilinear import Bilinear, Form, Matrix, as_table, from_json, to_json, wrong_entry
-from einnet_explore.algebra.indices import iterators_of
-from einnet_explore.algebra.lookup import entries
-from einnet_explore.algebra.naming import by_name
-from einnet_explore.algebra.small_products import Sizes, gauss, karatsuba, laderman, matrix_product, strassen
-from einnet_explore.algebra.substitute import fresh, substitute
+from einnet_explore.analysis.bilinear import (
+    Bilinear,
+    Form,
+    Matrix,
+    Sizes,
+    as_table,
+    from_json,
+    gauss,
+    karatsuba,
+    laderman,
+    matrix_product,
+    strassen,
+    to_json,
+    wrong_entry,
+)
+from einnet_explore.analysis.indices import by_name, iterators_of
+from einnet_explore.analysis.substitution import fresh, substitute
+from einnet_explore.analysis.tables import entries
 from einnet_explore.ir import (
     Access,
     Const,

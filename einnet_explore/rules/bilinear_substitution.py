@@ -28,12 +28,20 @@ from fractions import Fraction
 from math import prod
 from typing import Any
 
-from einnet_explore.algebra.bilinear import Bilinear, as_table, correlates, correlation, from_json, to_json, wrong_entry
-from einnet_explore.algebra.filters import Window, channels_last, in_place, window_of
-from einnet_explore.algebra.legality import fitted
-from einnet_explore.algebra.naming import by_name
-from einnet_explore.algebra.regions import reach
-from einnet_explore.algebra.substitute import fresh
+from einnet_explore.analysis.access_structure import Window, channels_last, in_place, window_of
+from einnet_explore.analysis.bilinear import (
+    Bilinear,
+    as_table,
+    correlates,
+    correlation,
+    from_json,
+    to_json,
+    wrong_entry,
+)
+from einnet_explore.analysis.indices import by_name
+from einnet_explore.analysis.legality import fitted
+from einnet_explore.analysis.regions import reach
+from einnet_explore.analysis.substitution import fresh
 from einnet_explore.ir import Access, Equation, Index, Iterator, Path, Program, Scope, as_index, factors, mul
 from einnet_explore.rules.base import Refused, Rule, refusing
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from einnet_explore.algebra.chain import Unfit, chain
-from einnet_explore.algebra.equations import instantiated
+from einnet_explore.analysis.equations import instantiated
+from einnet_explore.analysis.fused_chain import Unfit, chain
 from einnet_explore.ir import EOPERATOR, Instance, Path, Program
 from einnet_explore.rules.base import Refused, not_run_yet, place_rule
 

@@ -16,13 +16,12 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, TypeAlias
 
-from einnet_explore.algebra.constancy import constancy, reduced
-from einnet_explore.algebra.legality import excess, fitted
-from einnet_explore.algebra.naming import ranges_of
-from einnet_explore.algebra.ranges import changed
-from einnet_explore.algebra.regions import always, reach
-from einnet_explore.algebra.structure import residues, windows
-from einnet_explore.algebra.substitute import substitute_domain
+from einnet_explore.analysis.access_structure import residues, windows
+from einnet_explore.analysis.indices import ranges_of
+from einnet_explore.analysis.legality import excess, fitted
+from einnet_explore.analysis.padding import changed, constancy, reduced
+from einnet_explore.analysis.regions import always, reach
+from einnet_explore.analysis.substitution import substitute_domain
 from einnet_explore.ir import (
     REDUCTIONS,
     Access,

@@ -19,10 +19,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from einnet_explore.algebra.constancy import constancy
-from einnet_explore.algebra.naming import by_name, index_of, listed, ranges_of
-from einnet_explore.algebra.ranges import changed, tightest
-from einnet_explore.algebra.sliding import moved, sliding
+from einnet_explore.analysis.indices import by_name, index_of, listed, ranges_of
+from einnet_explore.analysis.padding import changed, constancy, moved, sliding, tightest
 from einnet_explore.ir import Index, Iterator, Path, Program, Scope
 from einnet_explore.rules.base import Refused, Rule, refusing
 

@@ -13,8 +13,8 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from einnet_explore.algebra.keys import key
-from einnet_explore.algebra.rereading import read_instead, whole_equation, widened, without
+from einnet_explore.analysis.canonical_keys import key
+from einnet_explore.analysis.equations import read_instead, whole_equation, widened, without
 from einnet_explore.ir import Access, Equation, Path, Program, Scope, Tensor
 from einnet_explore.rules.base import Refused, Rule, accepted, inside, refusing
 

@@ -17,10 +17,18 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from einnet_explore.algebra.chains import MOST, Tree, cheapest, leaves, multiplications, open_iterators
-from einnet_explore.algebra.indices import iterators_of
-from einnet_explore.algebra.keys import key
-from einnet_explore.algebra.products import finite, opened
+from einnet_explore.analysis.canonical_keys import key
+from einnet_explore.analysis.indices import iterators_of
+from einnet_explore.analysis.products import (
+    MOST,
+    Tree,
+    cheapest,
+    finite,
+    leaves,
+    multiplications,
+    open_iterators,
+    opened,
+)
 from einnet_explore.ir import Access, Const, Iterator, Scalar, Scope, factors, mul
 from einnet_explore.rules.base import Refused, refusing, scope_rule
 

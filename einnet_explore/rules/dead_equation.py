@@ -5,7 +5,7 @@ r"""Dead equations: what nobody reads is not computed.
 
 from __future__ import annotations
 
-from einnet_explore.algebra.rereading import readers, whole_equation, without
+from einnet_explore.analysis.equations import readers, whole_equation, without
 from einnet_explore.ir import Path, Program
 from einnet_explore.rules.base import Refused, place_rule, refusing
 

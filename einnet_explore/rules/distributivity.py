@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from einnet_explore.algebra.indices import iterators_of
-from einnet_explore.algebra.products import finite, opened, quotient_factors
+from einnet_explore.analysis.indices import iterators_of
+from einnet_explore.analysis.products import finite, opened, quotient_factors
 from einnet_explore.ir import Access, Scalar, Scope, add, mul, terms
 from einnet_explore.rules.base import Refused, accepted, refusing, scope_rule
 

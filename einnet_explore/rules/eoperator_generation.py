@@ -15,21 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from einnet_explore.algebra.equations import instantiated
-from einnet_explore.algebra.flatten import row_major, view_strides
-from einnet_explore.algebra.measure import intensity, reads_once
-from einnet_explore.ir import (
-    EOPERATOR,
-    VIEW,
-    Access,
-    Instance,
-    Path,
-    Program,
-    Scope,
-    accesses,
-    scopes,
-    show_path,
-)
+from einnet_explore.analysis.counts import intensity, reads_once
+from einnet_explore.analysis.equations import instantiated
+from einnet_explore.analysis.flattening import row_major, view_strides
+from einnet_explore.ir import EOPERATOR, VIEW, Access, Instance, Path, Program, Scope, accesses, scopes, show_path
 from einnet_explore.rules.base import Refused, not_run_yet, place_rule
 
 COMPUTE_BOUND = 4

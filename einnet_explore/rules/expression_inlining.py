@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from einnet_explore.algebra.rereading import map_reads, number_of, whole_equation
+from einnet_explore.analysis.equations import map_reads, number_of, whole_equation
 from einnet_explore.ir import Access, Path, Program, tensors
 from einnet_explore.rules.base import Refused, Rule, inside, refusing
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from einnet_explore.algebra.equations import exchanged, fresh_names, generated
-from einnet_explore.algebra.naming import by_name, listed
-from einnet_explore.algebra.substitute import with_iterators
+from einnet_explore.analysis.equations import exchanged, fresh_names, generated
+from einnet_explore.analysis.indices import by_name, listed
+from einnet_explore.analysis.substitution import with_iterators
 from einnet_explore.ir import (
     Access,
     Equation,

@@ -14,9 +14,9 @@ Source: T. Dao et al., FlashAttention, 2022.
 
 from __future__ import annotations
 
-from einnet_explore.algebra.equations import instantiated
-from einnet_explore.algebra.monoids import softmax_is_broken
-from einnet_explore.algebra.online import online
+from einnet_explore.analysis.equations import instantiated
+from einnet_explore.analysis.online_softmax import online
+from einnet_explore.analysis.softmax_monoid import softmax_is_broken
 from einnet_explore.ir import EOPERATOR, Instance, Path, Program
 from einnet_explore.rules.base import Refused, not_run_yet, place_rule
 

@@ -17,8 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from einnet_explore.algebra.indices import iterators_of
-from einnet_explore.algebra.naming import by_name, listed
+from einnet_explore.analysis.indices import by_name, iterators_of, listed
 from einnet_explore.ir import Apply, Iterator, Scalar, Scope, factors, mul
 from einnet_explore.rules.base import Refused, accepted, refusing, scope_rule
 

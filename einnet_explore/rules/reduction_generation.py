@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from math import prod
 
-from einnet_explore.algebra.equations import instantiated
+from einnet_explore.analysis.equations import instantiated
 from einnet_explore.ir import EOPERATOR, Instance, Path, Program, Scope, accesses, scopes, show_path
 from einnet_explore.rules.base import Refused, not_run_yet, place_rule
 

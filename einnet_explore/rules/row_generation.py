@@ -11,8 +11,8 @@ band is a dense product, though, and everything that is done with it is done whi
 
 from __future__ import annotations
 
-from einnet_explore.algebra.equations import instantiated
-from einnet_explore.algebra.nest import nest
+from einnet_explore.analysis.equations import instantiated
+from einnet_explore.analysis.row_nest import nest
 from einnet_explore.ir import EOPERATOR, Instance, Path, Program
 from einnet_explore.rules.base import Refused, not_run_yet, place_rule
 

@@ -17,10 +17,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from einnet_explore.algebra.concatenation import Sibling
-from einnet_explore.algebra.equations import constants, exchanged, fresh_names, generated, resolved, to_merge
-from einnet_explore.algebra.rereading import whole_equation
-from einnet_explore.algebra.siblings import called, merged, sibling
+from einnet_explore.analysis.concatenation import Sibling
+from einnet_explore.analysis.equations import (
+    constants,
+    exchanged,
+    fresh_names,
+    generated,
+    resolved,
+    to_merge,
+    whole_equation,
+)
+from einnet_explore.analysis.siblings import called, merged, sibling
 from einnet_explore.ir import Access, Equation, Path, Program, factors, tensors
 from einnet_explore.rules.base import Refused, Rule, accepted, inside, refusing
 

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from einnet_explore.algebra.bijection import Bijection, bijection
-from einnet_explore.algebra.naming import index_of
-from einnet_explore.algebra.rereading import map_reads, read_by, whole_equation
-from einnet_explore.algebra.substitute import substitute, substitute_domain
+from einnet_explore.analysis.bijection import Bijection, bijection
+from einnet_explore.analysis.equations import map_reads, read_by, whole_equation
+from einnet_explore.analysis.indices import index_of
+from einnet_explore.analysis.substitution import substitute, substitute_domain
 from einnet_explore.ir import Access, Equation, Index, Iterator, Padding, Path, Program, Scope, as_index
 from einnet_explore.rules.base import Refused, Rule, refusing
 

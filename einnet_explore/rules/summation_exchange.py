@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from einnet_explore.algebra.products import opened
+from einnet_explore.analysis.products import opened
 from einnet_explore.ir import Access, Scope
 from einnet_explore.rules.base import Refused, place_rule
 

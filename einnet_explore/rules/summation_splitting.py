@@ -29,11 +29,10 @@ from itertools import combinations
 from math import isfinite
 from typing import Any
 
-from einnet_explore.algebra.indices import iterators_of
-from einnet_explore.algebra.keys import numbering
-from einnet_explore.algebra.legality import excess
-from einnet_explore.algebra.naming import by_name, listed
-from einnet_explore.algebra.structure import roles
+from einnet_explore.analysis.access_structure import roles
+from einnet_explore.analysis.canonical_keys import numbering
+from einnet_explore.analysis.indices import by_name, iterators_of, listed
+from einnet_explore.analysis.legality import excess
 from einnet_explore.ir import Iterator, Scope, accesses, factors, mul
 from einnet_explore.rules.base import Refused, refusing, scope_rule
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from einnet_explore.algebra.regions import always, reach
-from einnet_explore.algebra.substitute import rename, substitute, substitute_domain
+from einnet_explore.analysis.regions import always, reach
+from einnet_explore.analysis.substitution import rename, substitute, substitute_domain
 from einnet_explore.ir import Access, Bound, Scalar, Scope, accesses, factors, map_accesses, mul, told
 from einnet_explore.rules.base import Refused, accepted, access_of, refusing, scope_rule
 

@@ -20,10 +20,10 @@ from functools import lru_cache
 from itertools import pairwise, permutations
 from typing import Any, TypeAlias
 
-from einnet_explore.algebra.bijection import Bijection, bijection, hull
-from einnet_explore.algebra.naming import by_name, index_of, listed
-from einnet_explore.algebra.structure import digits, ordered_by_role, residues, runs, skews, windows
-from einnet_explore.algebra.substitute import fresh, substitute, substitute_domain
+from einnet_explore.analysis.access_structure import digits, ordered_by_role, residues, runs, skews, windows
+from einnet_explore.analysis.bijection import Bijection, bijection, hull
+from einnet_explore.analysis.indices import by_name, index_of, listed
+from einnet_explore.analysis.substitution import fresh, substitute, substitute_domain
 from einnet_explore.ir import Access, Index, Iterator, Scope, accesses, as_index
 from einnet_explore.rules.base import Refused, accepted, refusing, scope_rule
 

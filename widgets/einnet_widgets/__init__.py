@@ -35,9 +35,9 @@ __all__ = [
 
 def _register() -> None:
     """Let sessions be shown by their explorer in notebooks, and be written as pages."""
-    from einnet_explore.explore.faces import register
-    from einnet_explore.explore.quiz import Quiz
-    from einnet_explore.explore.session import Session
+    from einnet_explore.session.faces import register
+    from einnet_explore.session.quiz import Quiz
+    from einnet_explore.session.session import Session
 
     register(PageFace())
     try:

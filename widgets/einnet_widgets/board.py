@@ -6,7 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from einnet_explore.explore.session import Session
+from einnet_explore.session.session import Session
 from einnet_widgets.face import Face
 from einnet_widgets.look import Look, Shown
 

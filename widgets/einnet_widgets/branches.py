@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from einnet_explore.cost import program_seconds
-from einnet_explore.explore.session import Session
-from einnet_explore.explore.tables import said
 from einnet_explore.ir import show_path
-from einnet_explore.search.instantiation import nearest
+from einnet_explore.session.session import Session
+from einnet_explore.strategies.instantiation import nearest
+from einnet_explore.viz.tables import said
 from einnet_widgets.look import Look, Shown, certified, formula, marks
 
 

@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 from einnet_explore.cost import program_seconds
-from einnet_explore.explore.changes import changed
-from einnet_explore.explore.session import Session
-from einnet_explore.explore.tables import said
 from einnet_explore.ir import Program, read_path, show_path
 from einnet_explore.rules import Match
 from einnet_explore.rules.base import places
-from einnet_explore.search.candidate import verdict
-from einnet_explore.search.instantiation import nearest
+from einnet_explore.session.comparison import changed
+from einnet_explore.session.session import Session
+from einnet_explore.strategies.candidate import verdict
+from einnet_explore.strategies.instantiation import nearest
+from einnet_explore.viz.tables import said
 from einnet_widgets.look import Look, Reach, Shown, certified, formula, marks, named_scopes, settled
 
 PAYLOAD = 40_000

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from einnet_explore.explore.session import Session
-from einnet_explore.explore.views import show
 from einnet_explore.operators import find_operators
+from einnet_explore.session.session import Session
+from einnet_explore.viz.views import show
 from einnet_widgets import describe
 from einnet_widgets.board import STEPS, Board
 from einnet_widgets.branches import history

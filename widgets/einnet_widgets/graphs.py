@@ -6,11 +6,11 @@ from functools import lru_cache
 
 import graphviz
 
-from einnet_explore.algebra.equations import weight_only
-from einnet_explore.explore.figures import graph_figure
+from einnet_explore.analysis.equations import weight_only
 from einnet_explore.ir import Program, read_path
-from einnet_explore.render.graph import COLOURS, dot
-from einnet_explore.render.graph import graph as graph_of
+from einnet_explore.syntax.computation_graph import COLOURS, dot
+from einnet_explore.syntax.computation_graph import graph as graph_of
+from einnet_explore.viz.graph_figures import graph_figure
 from einnet_widgets.look import Shown
 
 DRAWN = 50

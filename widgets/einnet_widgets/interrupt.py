@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import FrameType
 from weakref import WeakSet
 
-from einnet_explore.explore.run import Run
+from einnet_explore.session.run import Run
 
 _runs: WeakSet[Run] = WeakSet()
 _before: list[object] = []

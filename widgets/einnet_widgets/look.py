@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from einnet_explore.algebra.certificate import Certificate
-from einnet_explore.explore.session import Session
-from einnet_explore.explore.tables import operator
+from einnet_explore.equivalence.certificate import Certificate
 from einnet_explore.ir import EOPERATOR, VIEW, Path, Program, read_path, scopes, show_path
 from einnet_explore.operators import Operator, find_operators
-from einnet_explore.render import latex, text
 from einnet_explore.rules.base import places
+from einnet_explore.session.session import Session
+from einnet_explore.syntax import latex, text
+from einnet_explore.viz.tables import operator
 
 Shown: TypeAlias = "dict[str, Any]"
 Reach: TypeAlias = Literal["selection", "scope", "everywhere"]

@@ -6,11 +6,10 @@ import threading
 from collections.abc import Iterable
 
 from einnet_explore.cost import program_seconds
-from einnet_explore.explore.bench import bench
-from einnet_explore.explore.bench_devices import ALWAYS, Choice, devices, note
-from einnet_explore.explore.benched import Benched
 from einnet_explore.ir import Program
-from einnet_explore.printable import counted
+from einnet_explore.session.candidate_benchmark import ALWAYS, Choice, bench, devices, note
+from einnet_explore.session.measured_candidates import Benched
+from einnet_explore.support.wording import counted
 from einnet_widgets.board import Board
 from einnet_widgets.look import Shown, library_calls
 from einnet_widgets.searching import Searching

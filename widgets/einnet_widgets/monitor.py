@@ -10,8 +10,8 @@ import array
 from dataclasses import dataclass, field
 from typing import Any
 
-from einnet_explore.explore.run import Run
-from einnet_explore.search.strategies import STRATEGIES
+from einnet_explore.session.run import Run
+from einnet_explore.strategies.strategy import STRATEGIES
 from einnet_widgets.look import Shown, library_calls
 
 STATES, MERGES = 4000, 4000
@@ -91,7 +91,7 @@ class Columns:
 
 def options(run: Run | None) -> Shown:
     """The settings of a search: those of *run*, or what a first search would have."""
-    from einnet_explore.search.options import Options
+    from einnet_explore.strategies.options import Options
 
     held = run.search.options if run else Options()
     return {
@@ -163,7 +163,7 @@ def described(run: Run | None, paused: bool, known: tuple[str, ...], detail: Sho
 def detail(run: Run, state: int) -> Shown:
     """One state: its program, the way to it, and why the search did not go on from it; raises LookupError."""
     from einnet_explore.ir import show_path
-    from einnet_explore.render import latex, text
+    from einnet_explore.syntax import latex, text
 
     states = run.search.states
     if not 0 <= state < len(states):

@@ -6,11 +6,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from einnet_explore.explore.figures import graph_figure
-from einnet_explore.graph.optimise import Optimiser
-from einnet_explore.graph.optimised import Optimised
-from einnet_explore.graph.part import Part
-from einnet_explore.graph.request import read, seconds_of, settings
+from einnet_explore.pipeline.optimised import Optimised
+from einnet_explore.pipeline.optimiser import Optimiser
+from einnet_explore.pipeline.outcome import Part
+from einnet_explore.pipeline.request import read, seconds_of, settings
+from einnet_explore.viz.graph_figures import graph_figure
 from einnet_widgets.face import Face
 from einnet_widgets.look import Shown, library_calls
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from html import escape
 from typing import Any
 
-from einnet_explore.explore.session import Session
-from einnet_explore.explore.views import show
 from einnet_explore.ir import show_path
 from einnet_explore.rules.base import places
-from einnet_explore.storage import write_atomically
+from einnet_explore.session.session import Session
+from einnet_explore.support.storage import write_atomically
+from einnet_explore.viz.views import show
 from einnet_widgets import describe, monitor
 from einnet_widgets.branches import history
 from einnet_widgets.desk import desk_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from einnet_explore.explore.run import Run
-from einnet_explore.explore.session import Session
+from einnet_explore.session.run import Run
+from einnet_explore.session.session import Session
 from einnet_widgets.desk import desk_of, sessions
 from einnet_widgets.face import Face
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from einnet_explore.explore.changes import changed
-from einnet_explore.explore.quiz import Quiz
 from einnet_explore.ir import Program, show_path
-from einnet_explore.render import latex, text
+from einnet_explore.session.comparison import changed
+from einnet_explore.session.quiz import Quiz
+from einnet_explore.syntax import latex, text
 from einnet_widgets.face import Face
 from einnet_widgets.look import Shown
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
-from einnet_explore.explore.run import Run
+from einnet_explore.session.run import Run
 from einnet_widgets import monitor
 from einnet_widgets.board import Board
 from einnet_widgets.face import Face

@@ -1,0 +1,211 @@
+"""The paper's end-to-end comparison (Fig. 12, ``e1``): the evaluation models beside the runtimes that people use."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from math import inf
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from einnet_evaluation.bench import benchmark
+from einnet_evaluation.engines import COMPILED, EXPORTED, ORT, OURS, TORCH
+from einnet_evaluation.models import MODELS, PARTS, write
+from einnet_evaluation.results_file import Resumed, busy
+from einnet_explore.support.wording import counted
+from einnet_explore.viz.tables import Cell, Sheet
+
+ENGINES = (OURS, EXPORTED, ORT, TORCH, COMPILED)
+"""In the order of the tables and of the figure."""
+
+
+SMALLER: Mapping[tuple[str, int], int] = {("longformer", 1): 4000, ("longformer", 16): 1000}
+"""Positions of LongFormer by batch size: at the published 10000 each engine holds all windows of a head, some 3 GB for
+every batch entry and copy, and all engines are held at once."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Unit:
+    """One model at a batch size on some threads; *size* is not the published one unless None."""
+
+    batch: int
+    threads: int
+    model: str
+    size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What is measured: models, batch sizes, threads, rivals; rounds and seconds of them; seconds of search a model.
+
+    *sizes*: of models at batch sizes that are not taken at the published size.
+    """
+
+    models: tuple[str, ...] = tuple(model.name for model in MODELS)
+    batches: tuple[int, ...] = (1, 16)
+    threads: tuple[int, ...] = (1, 2)
+    against: tuple[str, ...] = (ORT, TORCH, COMPILED)
+    rounds: int = 20
+    limit: float = 60.0
+    budget: float | None = None
+    attribute: bool = True
+    sizes: Mapping[tuple[str, int], int] = field(default_factory=lambda: SMALLER)
+
+    def units(self) -> Iterable[Unit]:
+        """Every combination, small batches and few threads first."""
+        for batch in self.batches:
+            for threads in self.threads:
+                yield from (Unit(batch, threads, name, self.sizes.get((name, batch))) for name in self.models)
+
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        """Those of *against* that are installed."""
+        there = importlib.util.find_spec("torch") is not None
+        return tuple(name for name in self.against if there or name not in (TORCH, COMPILED))
+
+
+def known(names: Iterable[str]) -> tuple[str, ...]:
+    """*names*, each once; raises ValueError for one that is no evaluation model or a part of one."""
+    all_of = [model.name for model in (*MODELS, *PARTS)]
+    for name in names:
+        if name not in all_of:
+            raise ValueError(f"model {name!r}: expected one of {', '.join(all_of)}")
+    return tuple(dict.fromkeys(names))
+
+
+QUICK = Effort(("infogan", "fsrcnn"), (1,), (1,), (ORT, TORCH), 7, 3.0, 4.0, False)
+
+
+class Lab(Resumed[Effort, Unit, Mapping[str, Any]]):
+    """Measurements by unit; of earlier runs, whatever models they were of."""
+
+    __slots__ = ()
+
+    def wanted(self) -> Iterable[Unit]:
+        return self.effort.units()
+
+    def measure(self, key: Unit) -> Mapping[str, Any]:
+        effort = self.effort
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"{key.model}.onnx"
+            path.write_bytes(write(key.model, key.batch, key.size).SerializeToString())
+            return benchmark(
+                path,
+                against=effort.rivals,
+                threads=key.threads,
+                rounds=effort.rounds,
+                limit=effort.limit,
+                budget=effort.budget,
+                attribute=effort.attribute,
+            )
+
+    def called(self, key: Unit) -> str:
+        return f"{key.model}, batch {key.batch}, {counted(key.threads, 'thread')}"
+
+    def place(self, key: Unit) -> tuple[int, int, int, float]:
+        """Small batches and few threads first, models in their order, the published size last."""
+        names = [model.name for model in (*MODELS, *PARTS)]
+        place = names.index(key.model) if key.model in names else len(names)
+        return key.batch, key.threads, place, inf if key.size is None else key.size
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {n: getattr(self.effort, n) for n in ("rivals", "rounds", "limit", "budget", "attribute")}
+
+    def to_json(self, key: Unit, result: Mapping[str, Any]) -> Any:
+        return {"unit": asdict(key), "result": result}
+
+    def from_json(self, told: Any) -> tuple[Unit, Mapping[str, Any]]:
+        return Unit(**told["unit"]), told["result"]
+
+
+def sheets(results: Mapping[Unit, Mapping[str, Any]], failures: Mapping[Unit, str] | None = None) -> tuple[Sheet, ...]:
+    """The table of Fig. 12, and what each kept derivation brings where that was measured."""
+    found = (_ratios(results, failures or {}), _attribution(results))
+    return tuple(sheet for n, sheet in enumerate(found) if sheet.rows or not n)
+
+
+def _ratios(results: Mapping[Unit, Mapping[str, Any]], failures: Mapping[Unit, str]) -> Sheet:
+    rows: list[tuple[Cell, ...]] = []
+    for unit, result in results.items():
+        engines = result["engines"]
+        there = [engines.get(name) for name in ENGINES]
+        rows.append(
+            (
+                unit.model, unit.size, unit.batch, unit.threads,
+                *(e["seconds"] * 1e3 if e else None for e in there),
+                *(result["ratios"].get(name) for name in ENGINES[1:]),
+                engines[OURS]["iqr"] * 1e3,
+                result["best"],
+                result["speedup"],
+                max(result["max_rel_error"].values()),
+                round(result["load"], 1) if "load" in result else None,
+                engines[OURS]["says"],
+                "; ".join(f"{name}: {why}" for name, why in result["refused"].items()) or None,
+            )
+        )  # fmt: skip
+    head = (
+        "model", "size", "batch", "threads", *(f"{_short(name)}_ms" for name in ENGINES),
+        *(f"{_short(name)}_times_ours" for name in ENGINES[1:]), "ours_iqr_ms", "best_rival", "speedup",
+        "max_rel_error", "load", "ours_is", "refused",
+    )  # fmt: skip
+    return Sheet("e1", "Fig. 12: end to end", head, tuple(rows), _note(results, failures))
+
+
+NOTE = (
+    "Milliseconds: medians of interleaved rounds, one process an engine; times ours: the median over the rounds of "
+    "how many times as long as ours an engine takes. Speed-up: over the best of the rivals in the same rounds. "
+    "out_onnx: ONNX Runtime on the exported file, which holds what pays in standard operators, or is the original. "
+    "torch and torch.compile: the fastest of channels first and last, and of frozen weights or not. "
+    "Published, A100: up to 2.72 times the best rival, 1.52 on average. Size: where it is not the published one. "
+    "ours_is: what optimising said when it was done, which was not in these rounds: medians of its own samples, and "
+    "the least that their ratio may be."
+)
+
+
+def _note(results: Mapping[Unit, Mapping[str, Any]], failures: Mapping[Unit, str]) -> str:
+    said = [NOTE]
+    for batch, threads in dict.fromkeys((unit.batch, unit.threads) for unit in results):
+        here = {u.model: r["speedup"] for u, r in results.items() if (u.batch, u.threads) == (batch, threads)}
+        said += _means({name: speedup for name, speedup in here.items() if speedup}, batch, threads)
+    said += busy([result.get("load", 0.0) for result in results.values()])
+    said += [
+        f"{unit.model} at batch {unit.batch}, {counted(unit.threads, 'thread')} was not measured: {why}."
+        for unit, why in failures.items()
+    ]
+    return " ".join(said)
+
+
+def _means(speedups: Mapping[str, float], batch: int, threads: int) -> Iterable[str]:
+    """Of the models as wholes, and which of them; parts of models are not among them."""
+    whole = [speedups[model.name] for model in MODELS if model.name in speedups]
+    missing = [model.name for model in MODELS if model.name not in speedups]
+    where = f"at batch {batch}, {counted(threads, 'thread')}"
+    if whole:
+        of = f"{len(whole)} of the {len(MODELS)} models" if missing else f"the {len(MODELS)} models"
+        without = f" (without {', '.join(missing)})" if missing else ""
+        yield (
+            f"Geometric mean over {of} {where}{without}: {geometric_mean(whole):.2f}; least {min(whole):.2f}, most "
+            f"{max(whole):.2f}."
+        )
+    for part in PARTS:
+        if part.name in speedups:
+            yield f"{part.name} {where}, a part of a model and in no mean: {speedups[part.name]:.2f}."
+
+
+def _short(name: str) -> str:
+    return {OURS: "ours", EXPORTED: "out_onnx", COMPILED: "torch_compile"}.get(name, name)
+
+
+def _attribution(results: Mapping[Unit, Mapping[str, Any]]) -> Sheet:
+    rows: list[tuple[Cell, ...]] = [
+        (unit.model, unit.batch, unit.threads, len(one["nodes"]), ", ".join(one["nodes"][0]), one["speedup"])
+        for unit, result in results.items()
+        for one in result.get("attribution", ())
+    ]
+    head = ("model", "batch", "threads", "equal_parts", "nodes_of_the_first", "speedup")
+    note = "Speed-up: the time of the optimised model without this derivation over that with all, in turns."
+    return Sheet("e1_attribution", "What each kept derivation brings", head, tuple(rows), note)

@@ -1,0 +1,215 @@
+"""The engines of a benchmark: each makes a call of a model or case and its inputs."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from einnet_evaluation.bench_cases import called, evaluated, generated, kept, random_inputs_of, split_inputs, ways
+from einnet_explore.codegen.versions import all_versions
+from einnet_explore.ir import Program
+from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.model import Model
+from einnet_explore.pipeline.finalists import SLACK
+from einnet_explore.pipeline.optimiser import optimize
+from einnet_explore.pipeline.originals import written
+from einnet_explore.pipeline.plan import build_plan
+from einnet_explore.pipeline.selection import selecting
+from einnet_explore.pipeline.submodels import random_inputs
+from einnet_explore.pipeline.tuning_task import Settings
+from einnet_explore.pipeline.whole_model import telling_inputs
+from einnet_explore.runtime.outputs import Arrays
+from einnet_explore.runtime.program import compile_program
+from einnet_explore.support.storage import write_atomically
+from einnet_explore.syntax import load_text
+
+OURS, EXPORTED, DIRECT = "einnet_explore", "onnxruntime on OUT.onnx", "direct"
+ORT, TORCH, COMPILED, NUMPY = "onnxruntime", "torch", "torch.compile", "numpy"
+GENERATED = "generated"
+
+RIVALS = (ORT, TORCH, COMPILED, NUMPY)
+"""What may be measured against; the last is for cases only, where operators have no kernel elsewhere."""
+
+WARM = 0.2
+"""Seconds beyond which a call is not run once before it is timed: caches warm up within such a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be measured, by which engine; plain values, so that another process can be asked for it.
+
+    *export* is where our engine leaves the optimised model, and where ``EXPORTED`` finds it; *attribute*: it says what
+    each kept derivation brings.
+    """
+
+    path: str
+    engine: str
+    threads: int
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    max_depth: int = 7
+    budget: float | None = None
+    export: str = ""
+    attribute: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A call with what it reads, what it computes, and what is to be said of it.
+
+    *written*: a digest of the operators that a case is written with, or of what runs it without any.
+    """
+
+    call: Callable[[], object]
+    feeds: Arrays
+    outputs: Arrays
+    said: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    written: str = ""
+
+    def sample(self, repeats: int, warm: bool = True) -> float:
+        """Seconds that *repeats* runs take, after one that warms the caches: so many times the median run.
+
+        One that is interrupted for others' work says nothing of the engine.
+        """
+        if warm:
+            self.call()
+        return repeats * median(self._run() for _ in range(repeats))
+
+    def _run(self) -> float:
+        began = perf_counter()
+        self.call()
+        return perf_counter() - began
+
+
+def check_engines(path: str, against: Sequence[str]) -> tuple[str, ...]:
+    """The engines for *path*, ours first; raises ValueError for one that is unknown, not installed or not for it."""
+    case = path.endswith(".ein")
+    for name in against:
+        if name not in RIVALS:
+            raise ValueError(f"engine {name!r}: expected one of {', '.join(RIVALS)}")
+        if name == NUMPY and not case:
+            raise ValueError(f"engine {NUMPY}: found the model {path}, expected a case (.ein)")
+        if name in (TORCH, COMPILED) and importlib.util.find_spec("torch") is None:
+            raise ValueError(f"torch is not installed; expected it for the engine {name}: pip install torch")
+    return tuple(dict.fromkeys((OURS, DIRECT if case else EXPORTED, *against)))
+
+
+def prepare(task: Task, feeds: Arrays | None = None) -> Engine:
+    """The engine of *task*, run once; *feeds* are random where None.
+
+    Raises ValueError or OSError for a file that cannot be read, BackendError where the engine cannot run it.
+    """
+    return _of_case(task, feeds) if task.path.endswith(".ein") else _of_model(task, feeds)
+
+
+def _of_model(task: Task, feeds: Arrays | None) -> Engine:
+    match task.engine:
+        case "einnet_explore":
+            model = load(task.path, task.shapes)
+            fast = optimize(model, threads=task.threads, max_depth=task.max_depth, budget=task.budget)
+            given = feeds or dict(fast.feeds)
+            if task.export:
+                write_atomically(task.export, fast.onnx().SerializeToString())
+            brought = fast.attributions(selecting(task.budget)) if task.attribute else ()
+            details = {"attribution": [a.to_json() for a in brought]} if task.attribute else {}
+            return Engine(lambda: fast.plan.run(given), given, fast.plan.run(given), fast.summary(), details)
+        case "onnxruntime on OUT.onnx":
+            return _session(load(task.export), feeds, task.threads, "what was found, in standard operators")
+        case "torch" | "torch.compile":
+            model = load(task.path, task.shapes)
+            return _torch(model, feeds or random_inputs(model), task)
+        case _:
+            return _session(load(task.path, task.shapes), feeds, task.threads, "all graph optimisations")
+
+
+def _session(model: Model, feeds: Arrays | None, threads: int, said: str) -> Engine:
+    plan = build_plan(model, {}, threads)
+    given = feeds or telling_inputs(model, plan)
+    return Engine(lambda: plan.run(given), given, plan.run(given), said)
+
+
+def _torch(model: Model, feeds: Arrays, task: Task) -> Engine:
+    # Imported here: PyTorch is an extra, and slow to load.
+    from einnet_evaluation.torch_engine import torch_engine
+
+    made = torch_engine(model, feeds, task.threads, task.engine == COMPILED)
+    return Engine(made.call, feeds, made.call(), made.said)
+
+
+def _of_case(task: Task, feeds: Arrays | None) -> Engine:
+    program = load_text(task.path)
+    given = feeds or random_inputs_of(program)
+    inputs, constants = split_inputs(program, given)
+    match task.engine:
+        case "einnet_explore":
+            return _kept(task, program, given)
+        case "direct":
+            compiled, said = compile_program(program, task.threads, constants=constants), "its equations as they are"
+        case "generated":
+            compiled = compile_program(generated(program), task.threads, constants=constants)
+            said = "every equation as a generated kernel"
+        case "numpy":
+            call = evaluated(program, given)
+            return Engine(call, given, call(), "windows as strided views, products by BLAS")
+        case _:
+            return _written(task, program, given)
+    outputs = compiled.run(inputs)
+    return Engine(compiled.execute, given, outputs, said)
+
+
+def _kept(task: Task, program: Program, given: Arrays) -> Engine:
+    """What is kept of *program* on this machine: the fastest derived candidate, or its original."""
+    inputs, constants = split_inputs(program, given)
+    original = _original(task, program, given)
+    settings = Settings(task.threads, task.max_depth)
+    if task.budget is not None:
+        settings = replace(settings, seconds=task.budget)
+
+    def run() -> Arrays:
+        original.call()
+        return original.outputs
+
+    found = kept(program, constants, lambda: (run, inputs), settings, original.written)
+    if found is None:
+        return replace(original, said=f"{original.said} (0 steps: the original)")
+    compiled, said = found
+    outputs = compiled.run(inputs)
+    return Engine(compiled.execute, given, outputs, said)
+
+
+def _original(task: Task, program: Program, given: Arrays) -> Engine:
+    """*program* in ONNX Runtime, as the original of a part of a model; its equations as they are where none runs it."""
+    try:
+        return _written(replace(task, engine=ORT), program, given)
+    except ValueError:
+        return replace(_of_case(replace(task, engine=DIRECT), given), written=f"kernels of {all_versions()}")
+
+
+def _written(task: Task, program: Program, given: Arrays) -> Engine:
+    """The fastest of the ways to write *program* in standard operators that the engine runs.
+
+    Those that take more than ``SLACK`` times the fastest before them are run once, and not again.
+    """
+    inputs, constants = split_inputs(program, given)
+    best: Engine | None = None
+    refusal = ""
+    for form, model in ways(program, constants, task.threads):
+        try:
+            made = _session(model, inputs, task.threads, "") if task.engine == ORT else _torch(model, inputs, task)
+        except Exception as error:  # every engine has classes of its own, for want of memory too
+            refusal = str(error) or type(error).__name__
+            continue
+        said = f"{called(form)}; {made.said}".removesuffix("; ")
+        how = written(model, [node.name for node in model.nodes])
+        engine = Engine(made.call, given, made.outputs, said, written=how)
+        if best is None or (
+            engine.sample(1, False) < SLACK * best.sample(1, False) and engine.sample(3) < best.sample(3)
+        ):
+            best = engine
+    if best is None:
+        raise ValueError(f"{task.path}: found nothing that {task.engine} runs: {refusal}")
+    return best

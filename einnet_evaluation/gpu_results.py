@@ -1,0 +1,208 @@
+"""The paper's tables from what was measured on a GPU elsewhere: Fig. 12, Table 3 and Fig. 16 of one results file.
+
+The file is what ``python -m benchmarks.gpu run`` writes where the GPU is.  Nothing is measured here, and nothing is
+filled in: what the file does not have is empty.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from einnet_explore.viz.tables import Cell, Sheet
+
+DEFAULT = Path("benchmarks/results/gpu.json")
+
+HOW = (
+    "expected what a GPU wrote: python -m benchmarks.gpu bundle OUT.zip here, python -m benchmarks.gpu run --out "
+    "gpu.json in the unpacked bundle where the GPU is, then --results gpu.json"
+)
+
+RIVALS = ("library", "torch", "torch, channels last", "torch.compile", "torch.compile, channels last")
+
+WAYS = ("before, library", "before, generated", "before, tvm", "after, generated", "after")
+
+
+def results(path: Path) -> Mapping[str, Any]:
+    """The results in *path*; raises ValueError, which says how to get some, where there are none."""
+    try:
+        held = json.loads(path.read_text())
+    except OSError:
+        raise ValueError(f"found no results of a GPU at {path}, {HOW}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} holds no results ({error}), {HOW}") from None
+    if not isinstance(held, dict) or not {"device", "versions", "cases", "models", "compiled"} <= set(held):
+        raise ValueError(f"{path} holds no results of a GPU, {HOW}")
+    return held
+
+
+def sheets(experiment: str, held: Mapping[str, Any]) -> tuple[Sheet, ...]:
+    """The tables of *experiment* (``e1``, ``e2`` or ``e3``); raises ValueError for another one."""
+    match experiment:
+        case "e1":
+            return (end_to_end(held),)
+        case "e2":
+            return table3(held), kernels(held)
+        case "e3":
+            return (by_way(held),)
+        case _:
+            raise ValueError(f"experiment {experiment!r} on a GPU: expected one of e1, e2, e3")
+
+
+def said(held: Mapping[str, Any]) -> str:
+    """What was measured on, and what was not measured."""
+    device = held["device"]
+    versions = ", ".join(f"{name} {version}" for name, version in held["versions"].items())
+    skipped = held.get("skipped", {})
+    left = (
+        f" {len(skipped)} entries were left out, as time was over: {', '.join(list(skipped)[:6])}." if skipped else ""
+    )
+    out = "".join(f" {name} is not in it: {why}." for name, why in held.get("left_out", {}).items())
+    return (
+        f"Measured on {device['name']} (driver {device['driver']}; {versions}) on {held.get('begun', '?')}.{left}{out}"
+    )
+
+
+def end_to_end(held: Mapping[str, Any]) -> Sheet:
+    """Fig. 12: every model beside the library's way of every part and torch; speed-up over the best of them."""
+    rows: list[tuple[Cell, ...]] = []
+    speedups: dict[tuple[int, str], list[float]] = {}
+    for name, one in held["models"].items():
+        if "failure" in one or not one["ratios"]:
+            continue
+        model, batch, precision = _named(name)
+        found = {**held["compiled"].get(name, {}).get("ratios", {}), **one["ratios"]}
+        seconds = {n: t["seconds"] for n, t in one["times"].items()}
+        compiled = held["compiled"].get(name, {}).get("times", {})
+        seconds |= {n: t["seconds"] for n, t in compiled.items() if n != "ours"}
+        best = min(found, key=lambda n: found[n])
+        speedups.setdefault((batch, precision), []).append(found[best])
+        rows.append(
+            (
+                model, batch, precision, _ms(seconds.get("ours")), *(_ms(seconds.get(r)) for r in RIVALS),
+                *(found.get(r) for r in RIVALS), best, found[best], one["derived_parts"], one["parts"],
+                max(one["errors"].values()), not one["wrong"],
+            )
+        )  # fmt: skip
+    short = [r.replace(", ", "_").replace(" ", "_").replace(".", "_") for r in RIVALS]
+    head = (
+        "model", "batch", "precision", "ours_ms", *(f"{r}_ms" for r in short), *(f"{r}_times_ours" for r in short),
+        "best_rival", "speedup", "derived_parts", "parts", "max_rel_error", "right",
+    )  # fmt: skip
+    means = " ".join(
+        f"Geometric mean over {len(found)} models at batch {batch}, {precision}: {geometric_mean(found):.2f}; "
+        f"least {min(found):.2f}, most {max(found):.2f}."
+        for (batch, precision), found in speedups.items()
+    )
+    return Sheet("e1", f"Fig. 12 on {held['device']['name']}", head, tuple(rows), f"{E1_NOTE} {means} {said(held)}")
+
+
+E1_NOTE = (
+    "Milliseconds: medians of interleaved rounds, everything as one CUDA graph; library: every part by cuDNN and "
+    "cuBLAS as the model has it; compiled ones were measured beside ours in rounds of their own. Published, A100: up "
+    "to 2.72 times the best rival, 1.52 on average."
+)
+
+
+def table3(held: Mapping[str, Any]) -> Sheet:
+    """Table 3: the library's best algorithm before (where there is none, generated), the derived program after."""
+    rows: list[tuple[Cell, ...]] = []
+    for name, one in _table3_cases(held):
+        case, precision = _precision(name.removeprefix("Table 3 "))
+        times = {n: t["seconds"] for n, t in one["times"].items()}
+        before = next((n for n in WAYS[:2] if n in times), None)
+        after = min((n for n in ("after", "after, generated") if n in times), key=lambda n: times[n], default=None)
+        published = one["settings"]["published_ms"]
+        speedup = _ratio(one, before, after)
+        rows.append(
+            (
+                case, one["settings"]["figure"], precision, before, _ms(times.get(before or "")), after,
+                _ms(times.get(after or "")), speedup, *published, published[0] / published[1], not one["wrong"],
+            )
+        )  # fmt: skip
+    head = (
+        "case", "figure", "precision", "before_by", "before_ms", "after_by", "after_ms", "speedup",
+        "published_before_ms", "published_after_ms", "published_speedup", "right",
+    )  # fmt: skip
+    return Sheet("e2", f"Table 3 on {held['device']['name']}", head, tuple(rows), f"{TABLE3_NOTE} {said(held)}")
+
+
+TABLE3_NOTE = (
+    "Before: cuDNN's fastest algorithm in that precision; after: the derived program, libraries' products and our "
+    "eOperators. Published: A100. The published G2BMM after is an approximation, ours is exact."
+)
+
+
+def kernels(held: Mapping[str, Any]) -> Sheet:
+    """Kernels that move memory: against CuPy, torch, and the device's own copy."""
+    rates = held.get("ceilings", {}).get("all", {}).get("rates", {})
+    copy = rates.get("memory_bandwidth")
+    rows: list[tuple[Cell, ...]] = []
+    for name, one in held["cases"].items():
+        if name.startswith("Table 3") or "failure" in one or one["ours"] is None:
+            continue
+        found = {**held["compiled"].get(name, {}).get("ratios", {}), **one["ratios"]}
+        rate = one["bytes_per_second"][one["ours"]]
+        best = min(found, key=lambda n: found[n], default=None)
+        rows.append(
+            (
+                name, _ms(one["times"][one["ours"]]["seconds"]), rate / 1e9, rate / copy if copy else None,
+                *(found.get(n) for n in KERNEL_RIVALS), best, not one["wrong"],
+            )
+        )  # fmt: skip
+    short = [n.replace(" ", "_").replace(".", "_").replace(",", "") for n in KERNEL_RIVALS]
+    head = (
+        "case", "ours_ms", "gigabytes_per_second", "of_copy_bandwidth", *(f"{n}_times_ours" for n in short),
+        "nearest_rival", "right",
+    )  # fmt: skip
+    return Sheet("e2_kernels", f"Kernels on {held['device']['name']}", head, tuple(rows), said(held))
+
+
+KERNEL_RIVALS = ("cupy", "cupy.fuse", "torch", "torch.compile", "tvm", "unfused", "one element a thread")
+
+
+def by_way(held: Mapping[str, Any]) -> Sheet:
+    """Fig. 16: each operator of Table 3 before and after, by library and by generators."""
+    rows: list[tuple[Cell, ...]] = []
+    for name, one in _table3_cases(held):
+        case, precision = _precision(name.removeprefix("Table 3 "))
+        for way in WAYS:
+            if way in one["times"] or way in one["failures"]:
+                seconds = one["times"].get(way, {}).get("seconds")
+                rows.append((case, precision, way, _ms(seconds), _ratio(one, way, "after"), one["failures"].get(way)))
+    head = ("case", "precision", "way", "ms", "times_after", "failure")
+    return Sheet("e3", f"Fig. 16 on {held['device']['name']}", head, tuple(rows), said(held))
+
+
+def _table3_cases(held: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    for name, one in held["cases"].items():
+        if name.startswith("Table 3 ") and "failure" not in one:
+            yield name, one
+
+
+def _ratio(one: Mapping[str, Any], base: str | None, way: str | None) -> float | None:
+    """How many times as fast *way* is as *base*: of the same rounds."""
+    if base is None or way is None or not {base, way} <= set(one["times"]):
+        return None
+    if way == one["ours"] and base in one["ratios"]:
+        return float(one["ratios"][base])
+    return float(one["times"][base]["seconds"]) / float(one["times"][way]["seconds"])
+
+
+def _precision(name: str) -> tuple[str, str]:
+    plain, _, mark = name.partition(" [")
+    return plain, mark.rstrip("]") or "float32"
+
+
+def _named(name: str) -> tuple[str, int, str]:
+    """(model, batch, precision) of an entry of ``models``; a model of the user's own has batch 0."""
+    plain, precision = _precision(name)
+    model, _, batch = plain.partition(", batch ")
+    return model, int(batch) if batch.isdecimal() else 0, precision
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3

@@ -1,0 +1,342 @@
+"""The operators of the paper's case studies before and after: Table 3 (``e2``) and Fig. 16 (``e3``).
+
+*Before* is the operator in its library's own layout, *after* the program that the paper derives (a library operator
+with eOperators), found here by search.  Both are run by several backends: ONNX Runtime and PyTorch on standard
+operators, our kernel generator on everything, and our own plan, which mixes library calls and generated kernels.  What
+the paper derives for its GPU need not be what is fastest here: *kept* is what our search and measuring choose.
+
+The tables of the operator studies: Table 3 (``e2``) and Fig. 16 (``e3``).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from einnet_evaluation.bench import Measured, measured
+from einnet_evaluation.bench_cases import called
+from einnet_evaluation.engines import COMPILED, DIRECT, GENERATED, NUMPY, ORT, OURS, TORCH, Task
+from einnet_evaluation.results_file import Resumed, busy
+from einnet_explore.analysis.equations import weight_only
+from einnet_explore.checker.record import RecordError
+from einnet_explore.cost import program_seconds, work
+from einnet_explore.equivalence.certificate import certify
+from einnet_explore.ir import EOPERATOR, VIEW, Program
+from einnet_explore.operators import expressions as ops
+from einnet_explore.operators import find_operators
+from einnet_explore.pipeline.post.fusing import fuse
+from einnet_explore.rules import Derivation
+from einnet_explore.runtime.outputs import AGREEMENT
+from einnet_explore.session.records import from_record, to_record
+from einnet_explore.strategies.candidate import verdict
+from einnet_explore.strategies.engine import Search
+from einnet_explore.strategies.events import Found
+from einnet_explore.strategies.options import Options
+from einnet_explore.syntax.printer import text
+from einnet_explore.viz.tables import Cell, Sheet
+
+BEFORE, AFTER = "before", "after"
+
+HOMES = {NUMPY: "ours", DIRECT: "ours", GENERATED: "ours", OURS: "ours"}
+"""Backends that share a process; before and after always do."""
+
+CHOICE = 1.0
+"""Seconds for which cheaper programs with the wanted call are looked for, once one is found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator of Table 3: *wanted* with *attributes* is the call that the paper derives.
+
+    *published* are its milliseconds before and after on an A100, at sizes that need not be those of *program*.
+    """
+
+    name: str
+    figure: str
+    program: Program
+    wanted: str
+    attributes: Mapping[str, int]
+    published: tuple[float, float]
+
+
+def operators(quick: bool = False) -> tuple[Operator, ...]:
+    """The four cases; *quick*: small ones.
+
+    G2BMM is smaller than the paper's (8 heads of 10000 rows, half-width 1000), for which standard operators, which have
+    to gather every window, would take more than 40 GiB.
+    """
+    c, n, side, m, w = (64, 1, 56, 512, 16) if quick else (512, 16, 224, 4096, 128)
+    dilation = 4
+    return (
+        Operator(
+            "Conv3x3", "Fig. 3",
+            ops.conv2d(H=7, W=7, C=c, F=c, R=3, S=3, layout="NCHW"), "Matmul", {"k": c}, (0.126, 0.0487),
+        ),
+        Operator(
+            "ConvTranspose", "Fig. 11",
+            ops.conv_transpose2d(N=n, H=2, W=2, F=448, C=256, R=4, S=4, stride=2, padding=1, layout="NCHW"),
+            "Matmul", {"k": 448}, (0.247, 0.0480),
+        ),
+        Operator(
+            "Conv5x5", "Fig. 6", ops.conv2d(N=n, H=side, W=side, C=32, F=1, R=5, S=5, layout="NCHW"),
+            "Conv2d", {"r": 3, "s": 3, "f": 4}, (0.954, 0.599),
+        ),
+        Operator(
+            "G2BMM", "Fig. 14", ops.g2bmm(2, m, w, 64, dilation), "G2BMM", {"b": 2 * dilation, "d": 1}, (13.02, 2.86)
+        ),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """The operators, threads, backends, rounds and seconds of them, and seconds of search for each."""
+
+    cases: tuple[Operator, ...]
+    threads: int = 1
+    backends: tuple[str, ...] = (ORT, TORCH, COMPILED, GENERATED)
+    rounds: int = 15
+    limit: float = 30.0
+    search: float = 20.0
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Those of *backends* that are installed."""
+        there = importlib.util.find_spec("torch") is not None
+        return tuple(name for name in self.backends if there or name not in (TORCH, COMPILED))
+
+
+def effort(quick: bool = False) -> Effort:
+    """The published cases, or small ones and fewer backends."""
+    if quick:
+        return Effort(operators(True), backends=(ORT, TORCH, GENERATED), rounds=5, limit=3.0, search=4.0)
+    return Effort(operators())
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One operator: its derivation, the verdict of the derivation's certificates, and the times.
+
+    Labels of *times* are (when, backend); the backend ``DIRECT`` is our plan, ``OURS`` that of the program that is
+    kept here, whatever the paper derives.
+    """
+
+    case: Operator
+    derivation: Derivation
+    certificate: str
+    times: Measured
+
+    def seconds(self, when: str, backend: str) -> float | None:
+        """The median, None where it does not run."""
+        label = label_of(when, backend)
+        return float(self.times.summary(label)["seconds"]) if label in self.times.samples else None
+
+    def error(self, when: str, backend: str) -> float | None:
+        """How far its outputs are from the reference's, relative to the largest; None where it does not run."""
+        return self.times.errors.get(label_of(when, backend))
+
+    def fastest(self, when: str, backends: Iterable[str]) -> str | None:
+        """The backend among *backends* that is fastest of those whose outputs agree."""
+        agree = [name for name in backends if (self.error(when, name) or 0.0) <= AGREEMENT]
+        there = {name: s for name in agree if (s := self.seconds(when, name)) is not None}
+        return min(there, key=lambda name: there[name], default=None)
+
+    def speedup(self, backend: str, base: str | None = None) -> float | None:
+        """How many times as fast *backend* runs it after as *base* (default: itself) before, in the same rounds."""
+        before, after = label_of(BEFORE, base or backend), label_of(AFTER, backend)
+        if before not in self.times.samples or after not in self.times.samples:
+            return None
+        return self.times.ratio(before, after)
+
+
+def label_of(when: str, backend: str) -> str:
+    """What the times of *backend* are called."""
+    return f"{when}, {backend}"
+
+
+class Lab(Resumed[Effort, str, Compared]):
+    """Comparisons by operator; what was compared before counts where its derivation still comes out."""
+
+    __slots__ = ()
+
+    @property
+    def cases(self) -> dict[str, Operator]:
+        """The operators by name."""
+        return {case.name: case for case in self.effort.cases}
+
+    def wanted(self) -> Iterable[str]:
+        return self.cases
+
+    def measure(self, key: str) -> Compared:
+        return compared(self.cases[key], self.effort)
+
+    def called(self, key: str) -> str:
+        return key
+
+    def place(self, key: str) -> int:
+        return list(self.cases).index(key)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        options = {n: getattr(self.effort, n) for n in ("threads", "present", "rounds", "limit", "search")}
+        return options | {"programs": [text(case.program) for case in self.effort.cases]}
+
+    def to_json(self, key: str, result: Compared) -> Any:
+        record = to_record(result.derivation)
+        return {"case": key, "record": record, "certificate": result.certificate, "times": asdict(result.times)}
+
+    def from_json(self, told: Any) -> tuple[str, Compared] | None:
+        case = self.cases.get(told["case"])
+        try:
+            derivation = from_record(told["record"])
+        except RecordError:
+            return None
+        if case is None or derivation.start != case.program:
+            return None
+        return case.name, Compared(case, derivation, told["certificate"], Measured(**told["times"]))
+
+
+def derive(case: Operator, limit: float) -> Derivation:
+    """The cheapest derivation, by estimate, to a program with the wanted call; raises ValueError if none is found."""
+    search = Search(case.program, program_seconds, Options(targets=find_operators([case.wanted])))
+    found: list[tuple[float, int]] = []
+    until = perf_counter() + limit
+    for event in search.run():
+        if isinstance(event, Found) and _has(event.state.program, case):
+            if not found:
+                until = min(until, perf_counter() + CHOICE)
+            found.append((event.seconds, event.state.id))
+        if perf_counter() > until:
+            break
+    if not found:
+        wanted = f"{case.wanted} with {dict(case.attributes)}"
+        raise ValueError(f"{case.name}: found no program with {wanted} among {len(search.states)} states, expected one")
+    return fuse(search.derivation(min(found)[1]))
+
+
+def _has(program: Program, case: Operator) -> bool:
+    vias = [e.via for e in program.equations if e.via and e.via.operator not in (EOPERATOR, VIEW)]
+    return any(
+        via.operator.removeprefix("Batch") == case.wanted and case.attributes.items() <= dict(via.attributes).items()
+        for via in vias
+    )
+
+
+def compared(case: Operator, effort: Effort) -> Compared:
+    """*case* derived and measured; raises ValueError where it is not derived or our plan does not run it."""
+    derivation = derive(case, effort.search)
+    certificate = verdict(tuple(certify(step.before, step.after) for step in derivation.steps))
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {when: Path(folder) / f"{when}.ein" for when in (BEFORE, AFTER)}
+        paths[BEFORE].write_text(text(derivation.start))
+        paths[AFTER].write_text(text(derivation.end))
+        tasks = {
+            label_of(when, backend): Task(str(path), backend, effort.threads)
+            for when, path in paths.items()
+            for backend in (*((NUMPY,) if when == BEFORE else (DIRECT,)), *effort.present)
+        }
+        tasks[label_of(AFTER, OURS)] = Task(str(paths[BEFORE]), OURS, effort.threads, budget=effort.search)
+        homes = {label: HOMES.get(task.engine, task.engine) for label, task in tasks.items()}
+        times = measured(tasks, label_of(AFTER, DIRECT), effort.rounds, effort.limit, homes)
+    return Compared(case, derivation, certificate, times)
+
+
+def table3(results: Collection[Compared], failures: Mapping[str, str]) -> Sheet:
+    """Table 3: the fastest way to run each operator before, and after; what is computed and moved."""
+    rows: list[tuple[Cell, ...]] = []
+    for one in results:
+        start, end = one.derivation.start, one.derivation.end
+        libraries = (ORT, TORCH, COMPILED, NUMPY)
+        before = one.fastest(BEFORE, (*libraries, GENERATED))
+        after = one.fastest(AFTER, (DIRECT, *libraries, GENERATED))
+        assert before is not None and after is not None
+        first, then = one.seconds(BEFORE, before), one.seconds(AFTER, after)
+        assert first is not None and then is not None
+        libraries_best = one.fastest(BEFORE, libraries)
+        kept = one.speedup(OURS, libraries_best) if libraries_best is not None else None
+        taken = one.seconds(AFTER, OURS)
+        was, now = _work(start), _work(end)
+        rows.append(
+            (
+                one.case.name, one.case.figure, before, first * 1e3, called(end), _plan(after), then * 1e3,
+                one.speedup(after, before), was[0], now[0], was[1], now[1],
+                *one.case.published, one.case.published[0] / one.case.published[1],
+                len(one.derivation.steps), one.certificate,
+                one.times.said.get(label_of(AFTER, OURS)), None if taken is None else taken * 1e3, kept,
+                max(one.times.errors.values(), default=None),
+                round(one.times.load, 1),
+            )
+        )  # fmt: skip
+    head = (
+        "case", "figure", "before_by", "before_ms", "after", "after_by", "after_ms", "speedup", "before_gflop",
+        "after_gflop", "before_mb", "after_mb", "published_before_ms", "published_after_ms", "published_speedup",
+        "steps", "certificate", "kept_here", "kept_ms", "kept_speedup", "max_rel_error", "load",
+    )  # fmt: skip
+    return Sheet("e2", "Table 3: the case studies", head, tuple(rows), _with(TABLE3_NOTE, results, failures))
+
+
+TABLE3_NOTE = (
+    "Before and after: by the fastest backend for each, which need not be the same. GFLOP: operations; MB: what every "
+    "kernel and call reads and writes once, weight-only work aside (the paper's DRAM and L2 counts are of its GPU). "
+    "Published: A100, cuDNN's best algorithm, at the paper's sizes; G2BMM is smaller here. The published G2BMM after "
+    "is an approximation, ours is exact. Kept here: what search and measuring choose on this machine, not necessarily "
+    "what the paper derives for its GPU, and its speed-up over the fastest library before."
+)
+
+
+def _work(program: Program) -> tuple[float, float]:
+    """GFLOP and megabytes of what runs."""
+    folded = weight_only(program)
+    runs = [e for e in program.equations if e.name not in folded and not (e.via and e.via.operator == VIEW)]
+    return sum(work(e.scope).flops for e in runs) / 1e9, sum(work(e.scope).nbytes for e in runs) / 1e6
+
+
+def _plan(backend: str) -> str:
+    return {DIRECT: "our plan", OURS: "what is kept"}.get(backend, backend)
+
+
+def fig16(results: Collection[Compared], failures: Mapping[str, str], backends: Iterable[str]) -> Sheet:
+    """Fig. 16: each operator before and after by each backend."""
+    rows: list[tuple[Cell, ...]] = []
+    for one in results:
+        known = {*one.times.samples, *one.times.refused}
+        for backend in (*backends, DIRECT, *((OURS,) if label_of(AFTER, OURS) in known else ())):
+            base = backend if backend not in (DIRECT, OURS) else one.fastest(BEFORE, (ORT, TORCH, COMPILED, NUMPY))
+            label, refused = label_of(BEFORE, base or backend), one.times.refused
+            times = one.seconds(BEFORE, base or backend), one.seconds(AFTER, backend)
+            why = [refused[name] for name in (label, label_of(AFTER, backend)) if name in refused]
+            rows.append(
+                (
+                    one.case.name,
+                    _plan(backend),
+                    *(t * 1e3 if t is not None else None for t in times),
+                    one.speedup(backend, base),
+                    base if base != backend else None,
+                    _largest(one.error(BEFORE, base or backend), one.error(AFTER, backend)),
+                    "; ".join(why) or None,
+                )
+            )
+    head = ("case", "backend", "before_ms", "after_ms", "speedup", "before_by", "max_rel_error", "refused")
+    return Sheet("e3", "Fig. 16: by backend", head, tuple(rows), _with(FIG16_NOTE, results, failures))
+
+
+FIG16_NOTE = (
+    "Before: the operator in the backend's own form; after: the program that the paper derives, its library operator "
+    "and its eOperators both by that backend, in standard operators for ONNX Runtime and PyTorch. generated: every "
+    "equation as a generated kernel. Our plan after, library calls where there are any and generated kernels for the "
+    "rest, nothing measured, beside the fastest library before. What is kept: the contest that parts of models have, "
+    "with the original in ONNX Runtime; every engine measured (e2 says what it is)."
+)
+
+
+def _largest(*errors: float | None) -> float | None:
+    return max((error for error in errors if error is not None), default=None)
+
+
+def _with(note: str, results: Iterable[Compared], failures: Mapping[str, str]) -> str:
+    loads = [one.times.load for one in results]
+    return " ".join([note, *busy(loads), *(f"{name} was not compared: {why}." for name, why in failures.items())])

@@ -1,1 +1,0 @@
-"""What can be known about an expression without changing its meaning: values, keys, supports, proofs."""

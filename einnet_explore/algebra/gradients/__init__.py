@@ -1,1 +1,0 @@
-"""The parts of reverse-mode differentiation: scalars, pre-images, adjoints, linearity."""

@@ -1,0 +1,298 @@
+"""What index functions suggest: skews, residues, windows and contiguous runs (EinNet §4.1, §6.1).
+
+Rules infer their candidate parameters from these.  All that is found depends on the extents and coefficients at hand:
+
+* a *skew* is a sum of iterators, :math:`h + r - 1`, that one new iterator may stand for;
+* a *residue* is an iterator that is added to a multiple of another, :math:`2 h + r`, or divided itself;
+* a *window* is a summation that slides over a traversal;
+* a *run* is a chain of iterators that walk through every source they index without a gap.
+
+Filters in an expression: a traversal and a summation that only meet as k·(h ± r), where data meet taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from einnet_explore.analysis.flattening import flat_address
+from einnet_explore.analysis.substitution import holds
+from einnet_explore.ir import (
+    Access,
+    Bound,
+    Const,
+    Index,
+    Iterator,
+    Quotient,
+    Remainder,
+    Scope,
+    Tensor,
+    accesses,
+    as_index,
+    factors,
+    mul,
+)
+
+Group: TypeAlias = "tuple[Iterator, ...]"
+
+
+def roles(scope: Scope) -> dict[Iterator, frozenset[int]]:
+    """The numbers of the body's accesses in which each iterator of *scope* occurs."""
+    seen: dict[Iterator, set[int]] = {x: set() for x in (*scope.traversals, *scope.summations)}
+    for n, access in enumerate(accesses(scope.body)):
+        for i in access.index:
+            for x in i.iterators:
+                seen[x].add(n)
+    return {x: frozenset(numbers) for x, numbers in seen.items()}
+
+
+def skews(scope: Scope, group: Group) -> tuple[tuple[Index, Group], ...]:
+    """Sums of at least two iterators of *group* in the body's indices, and which of these the sum may stand for.
+
+    An iterator with a unit coefficient may be replaced; those that occur in no other index are preferred, since
+    replacing another one only moves the skew there.
+    """
+    found: dict[Index, Group] = {}
+    indices = tuple(_indices(scope))
+    for index in indices:
+        for part in _parts(index, group):
+            units = tuple(x for x, k in part.terms if isinstance(x, Iterator) and abs(k) == 1)
+            alone = tuple(x for x in units if all(x not in i.iterators for i in indices if i != index))
+            found.setdefault(part, alone or units)
+    return tuple(found.items())
+
+
+def digits(scope: Scope, group: Group) -> tuple[Index, ...]:
+    """Sums over *group* whose iterators occur nowhere else: one new iterator may stand for all of them, x + 2 y."""
+    indices = tuple(_indices(scope))
+    return tuple(
+        part
+        for index in indices
+        for part in _parts(index, group)
+        if all(x not in i.iterators for x in part.iterators for i in indices if i != index)
+        and all(x not in b.index.iterators for x in part.iterators for b in scope.domain)
+    )
+
+
+def residues(scope: Scope, group: Group) -> tuple[tuple[Iterator, int], ...]:
+    """Iterators of *group* with a divisor that an index suggests, in order of appearance."""
+    found: dict[tuple[Iterator, int], None] = {}
+    for index in _indices(scope):
+        for atom, k in index.terms:
+            match atom:
+                case Iterator() if abs(k) > 1:
+                    for other, c in index.terms:
+                        if isinstance(other, Iterator) and other in group and c % k and other.extent > 1:
+                            found.setdefault((other, abs(k)))
+                case Quotient(numerator, d) | Remainder(numerator, d):
+                    for other in numerator.iterators:
+                        if other in group and numerator.coefficient(other) % d:
+                            found.setdefault((other, d))
+    return tuple((x, d) for x, d in found if d < x.extent)
+
+
+def windows(scope: Scope) -> Group:
+    """The summations that are added to a traversal in some index with unit coefficients: they slide over it."""
+    found: dict[Iterator, None] = {}
+    for index in _indices(scope):
+        units = [x for x, k in index.terms if isinstance(x, Iterator) and abs(k) == 1]
+        if any(x in scope.traversals for x in units):
+            found.update((x, None) for x in units if x in scope.summations)
+    return tuple(found)
+
+
+def runs(scope: Scope, pairs: Iterable[tuple[Iterator, Iterator]]) -> tuple[Group, ...]:
+    """The longest chains made of *pairs* (a, b) whose flattened stride of a is extent(b) times that of b everywhere."""
+    after: dict[Iterator, Iterator] = {}
+    for a, b in pairs:
+        if a not in after and b not in after.values() and _contiguous(scope, a, b):
+            after[a] = b
+    chains: list[Group] = []
+    for head in after:
+        if head not in after.values():
+            chain = [head]
+            while (following := after.get(chain[-1])) is not None and following not in chain:
+                chain.append(following)
+            chains.append(tuple(chain))
+    return tuple(chains)
+
+
+def ordered_by_role(scope: Scope, last: Iterator) -> Group:
+    """The traversals of *scope* grouped by the accesses in which they occur, so that operators find their dimensions.
+
+    The group shared by all accesses comes first (it is a batch), the group of *last* comes last (the reader's fastest
+    dimension stays contiguous).  Within a group, iterators of an activation keep the order in which it is stored;
+    a weight can be laid out anew at compile time, so its iterators keep their order as traversals.
+    """
+    role = roles(scope)
+    every = frozenset(range(len(tuple(accesses(scope.body)))))
+    first: dict[frozenset[int], int] = {}
+    for n, x in enumerate(scope.traversals):
+        first.setdefault(role[x], n)
+    stored = _stored_order(scope)
+
+    def key(x: Iterator) -> tuple[bool, bool, int, tuple[int, int], int]:
+        group = role[x]
+        at = stored.get(x, (0, 0))
+        return group == role.get(last, every), group != every, first[group], at, scope.traversals.index(x)
+
+    return tuple(sorted(scope.traversals, key=key))
+
+
+def _stored_order(scope: Scope) -> dict[Iterator, tuple[int, int]]:
+    """(access, dimension) of each iterator's first use in a source that is no weight."""
+    at: dict[Iterator, tuple[int, int]] = {}
+    for n, access in enumerate(accesses(scope.body)):
+        if not (isinstance(access.source, Tensor) and access.source.weight):
+            for d, i in enumerate(access.index):
+                for x in i.iterators:
+                    at.setdefault(x, (n, d))
+    return at
+
+
+def _indices(scope: Scope) -> Iterable[Index]:
+    """The distinct indices of the body's accesses."""
+    return dict.fromkeys(i for access in accesses(scope.body) for i in access.index)
+
+
+def _parts(index: Index, group: Group) -> Iterable[Index]:
+    """The sum over *group* within *index*, if it has a unit coefficient, and sums within that which share a factor.
+
+    The constant goes along if nothing else is left: t = h + r - 1, but h + 3 p of h + 3 p + r - 2 with r summed.
+    """
+    terms = [(x, k) for x, k in index.terms if isinstance(x, Iterator) and x in group]
+    whole = len(terms) == len(index.terms)
+    if len(terms) > 1 and any(abs(k) == 1 for _, k in terms):
+        yield _total(terms) + (index.const if whole else 0)
+    for common in sorted({abs(k) for _, k in terms} - {1}):
+        shared = [(x, k // common) for x, k in terms if k % common == 0]
+        if len(shared) > 1:
+            yield _total(shared)
+
+
+def _total(terms: Iterable[tuple[Iterator, int]]) -> Index:
+    total = Index()
+    for x, k in terms:
+        total = total + x * k
+    return total
+
+
+def _contiguous(scope: Scope, a: Iterator, b: Iterator) -> bool:
+    for access in accesses(scope.body):
+        touched = [d for d, i in enumerate(access.index) if a in i.iterators or b in i.iterators]
+        if touched and not _walks(access, touched, a, b):
+            return False
+    return all(a not in bound.index.iterators and b not in bound.index.iterators for bound in scope.domain)
+
+
+def _walks(access: Access, dimensions: list[int], a: Iterator, b: Iterator) -> bool:
+    box = access.source.box
+    if not all(holds(Bound(access.index[d], *box[d])) for d in dimensions):
+        return False
+    flat = flat_address(access)
+    rest = flat - a * flat.coefficient(a) - b * flat.coefficient(b)
+    if a in rest.iterators or b in rest.iterators:
+        return False
+    return flat.coefficient(b) != 0 and flat.coefficient(a) == b.extent * flat.coefficient(b)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Where h and r meet: *data* at its dimension *d*, and the access of the *taps*.
+
+    The index there is *start* + *step* · (outputs from 0 + taps from 0); *start* may depend on other iterators.
+    """
+
+    data: Access
+    d: int
+    start: Index
+    step: int
+    taps: Access
+    backwards: bool
+
+    @property
+    def beside(self) -> tuple[Iterator, ...]:
+        """The iterators that *start* depends on."""
+        return self.start.iterators
+
+
+def window_of(scope: Scope, h: Iterator, r: Iterator) -> Window | str:
+    """How *h* and *r* meet; where they do not as a filter does, why."""
+    if scope.reduce != "sum" or scope.domain:
+        return f"the scope takes the {scope.reduce}{' over a domain' if scope.domain else ''}, expected a plain sum"
+    parts = factors(scope.body)
+    if not all(isinstance(f, Access | Const) for f in parts):
+        return "the body is no product of elements"
+    reads = [f for f in parts if isinstance(f, Access)]
+    of_h = [a for a in reads if any(h in i.iterators for i in a.index)]
+    of_r = [a for a in reads if any(r in i.iterators for i in a.index)]
+    if len(of_h) != 1 or len(of_r) != 2 or of_h[0] not in of_r or of_r[0] == of_r[1]:
+        return f"{h.name} occurs in {len(of_h)} factors and {r.name} in {len(of_r)}, expected 1 and that and another"
+    data = of_h[0]
+    taps = next(a for a in of_r if a is not data)
+    where = [d for d, i in enumerate(data.index) if h in i.iterators or r in i.iterators]
+    index = data.index[where[0]]
+    step = index.coefficient(h)
+    rest = index - as_index(h) * step - as_index(r) * index.coefficient(r)
+    if len(where) != 1 or step < 1 or abs(index.coefficient(r)) != step or {h, r} & set(rest.iterators):
+        told = ", ".join(repr(data.index[d]) for d in where)
+        return f"the data are read at {told}, expected a multiple of {h.name} + {r.name} or of {h.name} - {r.name}"
+    backwards = index.coefficient(r) < 0
+    first = 1 - r.hi if backwards else r.lo
+    return Window(data, where[0], rest + step * (h.lo + first), step, taps, backwards)
+
+
+def channels_last(scope: Scope, window: Window) -> tuple[Scope, Window, Scope | None]:
+    """*scope* and *window* with what does not move, summed channels and the taps' own traversals, innermost.
+
+    Coefficients that hang on the moving dimension then hang on outer iterators, and vectors run along memory.  The last
+    is what turns data that lie otherwise, None where none has to: the returned window reads the given data by the
+    turned index, for the caller to put what was made of them in their place.
+    """
+    data, taps = window.data, window.taps
+    moving = {x for i in data.index for x in i.iterators if x in scope.traversals}
+    order = sorted(range(len(data.index)), key=lambda d: (not moving & set(data.index[d].iterators), d))
+    own = {x for i in taps.index for x in i.iterators} - moving
+    inner = replace(scope, traversals=tuple(sorted(scope.traversals, key=lambda x: x in own)), padding=(), value=0)
+    return _turned(inner, window, order)
+
+
+def in_place(scope: Scope, window: Window, h: Iterator) -> tuple[Scope, Window, Scope | None] | str:
+    """*scope* and *window* as they lie, but with another dimension along which the data move innermost.
+
+    Where the filter moves along the innermost one, which coefficients must not hang on, it is put outside the next that
+    moves: what is returned is that of ``channels_last``.  Why not, where nothing else moves.
+    """
+    index = window.data.index
+    moving = {x for x in scope.traversals if x.extent > 1 and x != h}
+    others = [d for d, i in enumerate(index) if d != window.d and moving & set(i.iterators)]
+    inner = replace(scope, padding=(), value=0)
+    if not others:
+        return f"the data are read at {', '.join(map(repr, index))}: nothing but {h.name} moves"
+    if window.d < others[-1]:
+        return inner, window, None
+    order = [d for d in range(len(index)) if d != window.d]
+    order.insert(order.index(others[-1]), window.d)
+    beside = [x for x in scope.traversals if x != h]
+    beside.insert(min(n for n, x in enumerate(beside) if x in index[others[-1]].iterators), h)
+    return _turned(replace(inner, traversals=tuple(beside)), window, order)
+
+
+def _turned(scope: Scope, window: Window, order: list[int]) -> tuple[Scope, Window, Scope | None]:
+    """*scope* reading its data with the dimensions in *order*, and what turns them; None where they lie so already."""
+    data = window.data
+    if order == sorted(order):
+        return scope, window, None
+    source = data.source
+    z = tuple(Iterator(f"z{d + 1}", *span) for d, span in enumerate(source.box))
+    turned = Scope(
+        tuple(z[d] for d in order),
+        (),
+        source[z],
+        padding=tuple(source.padding[d] for d in order) if source.padding else (),
+        value=source.value,
+    )
+    read = Access(turned, tuple(data.index[d] for d in order))
+    body = mul(*(read if f == data else f for f in factors(scope.body)))
+    return replace(scope, body=body), replace(window, data=read, d=order.index(window.d)), turned

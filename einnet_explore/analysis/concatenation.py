@@ -1,0 +1,229 @@
+r"""The own operands of siblings, one behind the other: zero-padded parts of one tensor, added up.
+
+.. math::  K[\vec y, o_i + f] = K_i[\vec y, f], \qquad K[\vec y, o_i + f] = 0 \text{ for } \vec y \notin Y_i
+
+A dimension for each index at which own operands are read, and one, n, for all traversals that the shared one lacks.
+
+Tensors of one box along a new dimension in front: :math:`B[b, \vec z] = A_b[\vec z]`.
+
+Where they are parts of one tensor at equal distances the stack re-indexes it; otherwise it is the sum of the tensors,
+each padded with zeros in place of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TypeAlias
+
+from einnet_explore.analysis.alignment import Reading, constant
+from einnet_explore.analysis.equations import resolved
+from einnet_explore.analysis.indices import iterators_of, map_indices, read_indices
+from einnet_explore.analysis.substitution import fresh
+from einnet_explore.ir import (
+    Access,
+    Equation,
+    Index,
+    Iterator,
+    Program,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    add,
+    as_index,
+    factors,
+    padded,
+)
+
+Span: TypeAlias = "tuple[int, int]"
+Spans: TypeAlias = "dict[str, Span]"
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """An expression by its factors: the *shared* one, what it comes to (*read*), and the *own* ones."""
+
+    name: str
+    scope: Scope
+    shared: Access
+    read: Access
+    own: Scalar
+
+    @property
+    def tied(self) -> tuple[Index, ...]:
+        """What the own factors are read at that moves along with the shared one, such as a window."""
+        return tuple(i for i in map(constant, read_indices(self.own)) if len(i.iterators) > 1 and self._follows(i))
+
+    @property
+    def free(self) -> tuple[Iterator, ...]:
+        """The traversals that need no partner: those of several values, or else the last other."""
+        bound = self._bound()
+        held = iterators_of(self.own)
+        found = tuple(x for x in self.scope.traversals if x not in bound)
+        return tuple(x for x in found if x.extent > 1) or tuple(x for x in found if x in held)[-1:]
+
+    @property
+    def reading(self) -> Reading:
+        """What has to agree with the others': where the shared factor is read, and what moves along with it."""
+        return Reading.of(self.scope, (*self.read.index, *self.tied))
+
+    def _follows(self, i: Index) -> bool:
+        return not self._bound().isdisjoint(i.iterators)
+
+    def _bound(self) -> frozenset[Iterator]:
+        """The iterators of the shared factor, and all that stand beside one of them in an index."""
+        bound = {x for i in self.read.index for x in i.iterators}
+        for _ in self.scope.traversals:
+            for i in map(constant, read_indices(self.own)):
+                if not bound.isdisjoint(i.iterators):
+                    bound.update(i.iterators)
+        return frozenset(bound)
+
+
+@dataclass(slots=True)
+class Member:
+    """A sibling in the merged iterators: its own iterators as their functions, and which part of each it needs."""
+
+    sibling: Sibling
+    to: dict[Iterator, Index]
+    span: Spans
+    first: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many values of the merged free traversal are this sibling's."""
+        return prod(x.extent for x in self.sibling.free)
+
+
+class Slots:
+    """The dimensions of the concatenated operand: one for each index that own factors are read at, and the free one."""
+
+    def __init__(
+        self, members: list[Member], now: Mapping[Iterator, Iterator], n: Iterator, windows: tuple[Iterator, ...]
+    ) -> None:
+        self.members, self.now, self.n = members, now, n
+        self.offset: dict[Index | None, int] = {}
+        for member in members:
+            for i in read_indices(member.sibling.own):
+                form, const = self._form(member, i)
+                if form is None or form.terms:
+                    self.offset.setdefault(form, const if form is not None and form.single is None else 0)
+        for form in (*map(as_index, windows), None):  # a window of one, and no free traversal at all
+            self.offset.setdefault(form, 0)
+        taken = {n.name, *(x.name for x in now.values())}
+        self.names: dict[Index | None, str] = {}
+        for form in self.offset:
+            single = n if form is None else form.single
+            self.names[form] = single.name if single else fresh("z", {*taken, *self.names.values()})
+
+    def operand(self, name: str) -> tuple[Equation, tuple[Index, ...]]:
+        """The sum of the members' own factors, each moved to its place 0 elsewhere, and where it is read."""
+        index = tuple(as_index(self.n) if form is None else form + c for form, c in self.offset.items())
+        own = [self._box(member) for member in self.members]
+        box = {
+            form: Iterator(name, min(o[form].lo for o in own), max(o[form].hi for o in own))
+            for form, name in self.names.items()
+        }
+        box[None] = self.n
+        parts = []
+        for member, here in zip(self.members, own, strict=True):
+            first = {form: member.first if form is None else 0 for form in self.names}
+            padding = tuple((here[f].lo + first[f] - box[f].lo, box[f].hi - here[f].hi - first[f]) for f in self.names)
+            part = Scope(tuple(here.values()), (), self._own(member, here))
+            parts.append(Access(padded(part, padding), tuple(box[form] - first[form] for form in self.names)))
+        read = ((z, i.bounds) for z, i in zip(box.values(), index, strict=True))
+        beyond = tuple((max(0, z.lo - lo), max(0, hi + 1 - z.hi)) for z, (lo, hi) in read)
+        whole = padded(Scope(tuple(box.values()), (), add(*parts)), beyond)
+        assert isinstance(whole, Scope)
+        return Equation(name, whole), index
+
+    def _box(self, member: Member) -> dict[Index | None, Iterator]:
+        """The dimensions of one member's part: no more than it reads, and no zeros that are only padding."""
+        out: dict[Index | None, Iterator] = {}
+        stored: dict[Index | None, Span] = {}
+        for access in factors(member.sibling.own):
+            if isinstance(access, Access) and access.source.value == 0:
+                for i, (lo, hi) in zip(access.index, access.source.box, strict=True):
+                    form, const = self._form(member, i)
+                    stored.setdefault(form, (lo - const, hi - const))
+        for form, name in self.names.items():
+            if form is None:
+                out[form] = Iterator(name, 0, member.count)
+                continue
+            lo, hi = form.substitute(lambda x: Iterator(x.name, *member.span[x.name])).bounds
+            if form.single is None and form in stored:
+                lo, hi = max(lo, stored[form][0]), min(hi, stored[form][1] - 1)
+            out[form] = Iterator(name, lo + self.offset[form], hi + 1 + self.offset[form])
+        return {form: out[form] for form in self.names}
+
+    def _form(self, member: Member, i: Index) -> tuple[Index | None, int]:
+        """What a dimension is read at, and the offset from it; None where a free traversal reads it."""
+        free = member.sibling.free
+        if any(x in free for x in i.iterators) and all(x in free for x in constant(i).iterators):
+            return None, 0
+        moved = self._moved(member, i)
+        if len(moved.iterators) == 1 and moved.affine:
+            return as_index(moved.iterators[0]), moved.const
+        return moved - moved.const, moved.const
+
+    def _moved(self, member: Member, i: Index) -> Index:
+        """*i* in the merged iterators; a free traversal beside others has one value."""
+        to = {x: as_index(x.lo) for x in member.sibling.free} | member.to
+        return i.substitute(lambda x: to[x].substitute(lambda z: self.now[z]))
+
+    def _own(self, member: Member, own: Mapping[Index | None, Iterator]) -> Scalar:
+        """The member's own factors over the dimensions of its part."""
+        n = own[None]
+        digit = {x: (n // stride) % x.extent + x.lo for x, stride in strides(member.sibling.free)}
+
+        def change(i: Index) -> Index:
+            form, const = self._form(member, i)
+            if form is None:
+                return constant(i.substitute(lambda x: digit.get(x, x)))
+            if not form.terms:
+                return as_index(const)
+            if form.single is None:
+                return own[form] + (const - self.offset[form])
+            return self._moved(member, i).substitute(lambda _: own[form])
+
+        return map_indices(member.sibling.own, change)
+
+
+def strides(free: tuple[Iterator, ...]) -> Iterable[tuple[Iterator, int]]:
+    """The free traversals as digits of one, with the step of each."""
+    for n, x in enumerate(free):
+        yield x, prod(y.extent for y in free[n + 1 :])
+
+
+Source: TypeAlias = "Tensor | Table | Scope"
+
+
+def stacked(program: Program, row: tuple[Source, ...], b: Iterator) -> Scope:
+    """The tensors of *row* along *b*, in front of their own dimensions; their padding is the first's."""
+    box = row[0].box
+    z = tuple(Iterator(f"z{d + 1}", lo, hi) for d, (lo, hi) in enumerate(box))
+    padding = ((0, 0), *row[0].padding) if row[0].padding else ()
+    index = _evenly_spaced([resolved(program, source[z]) for source in row], b)
+    if index is not None:
+        body: Access = Access(resolved(program, row[0][z]).source, index)
+        return Scope((b, *z), (), body, padding=padding, value=row[0].value)
+    parts = []
+    for n, source in enumerate(row):
+        one = Scope((Iterator(b.name, 0, 1), *z), (), source[z])
+        around = ((n, b.extent - n - 1), *((0, 0) for _ in z))
+        parts.append(Access(padded(one, around), (b - n, *map(as_index, z))))
+    return Scope((b, *z), (), add(*parts), padding=padding, value=row[0].value)
+
+
+def _evenly_spaced(reads: list[Access], b: Iterator) -> tuple[Index, ...] | None:
+    """The index of one read that is the n-th of *reads* at b = n; None where there is none."""
+    first, second = reads[:2]
+    steps = [j - i for i, j in zip(first.index, second.index, strict=False)]
+    for n, read in enumerate(reads):
+        if read.source != first.source or any(step.terms for step in steps):
+            return None
+        if any(j - i != as_index(step.const * n) for i, j, step in zip(first.index, read.index, steps, strict=True)):
+            return None
+    return tuple(i + b * step.const for i, step in zip(first.index, steps, strict=True))

@@ -1,0 +1,140 @@
+r"""Counts: arithmetic operations, elements and bytes of a scope, without a device in mind.
+
+.. math::  \text{intensity} = \frac{\text{FLOPs}}{\text{tensor elements read and written}}
+
+Source: EinNet §5.2: below an intensity of 4 an expression is bound by memory and becomes an eOperator.
+
+How a sum walks through what it reads.
+
+.. math::  T = \mathop{L}_{\vec z} A[\pi(\vec z)], \qquad Y[\vec x, h] = \sum_{i} U[\cdot, i]\; T[\dots, h]
+
+Where `h` runs along the last dimension of `T` but not along the memory of `A`, vectors of `Y` are gathered from `A` for
+every term; `T` made once costs each element once.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import ceil, prod
+
+from einnet_explore.analysis.flattening import view_strides
+from einnet_explore.ir import (
+    EOPERATOR,
+    Access,
+    Apply,
+    Compare,
+    Const,
+    Equation,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    accesses,
+    scopes,
+    tensors,
+)
+
+
+def flops(scope: Scope) -> int:
+    """Arithmetic operations of *scope* and of the scopes it reads, each distinct one once.
+
+    A point costs the operators of its body and, for each point of a reduction, one combination: a matrix product of
+    m × n × k costs 2·m·n·k.  Sums with coefficients from a table cost one operation a coefficient that is not 0.
+    """
+    nested = dict.fromkeys(inner for _, inner in scopes(scope))
+    return sum(map(_own, nested))
+
+
+def elements(scope: Scope) -> int:
+    """Tensor elements touched: those of every distinct tensor that is read, at any depth, and of the result."""
+    return sum(prod(t.shape) for t in tensors(scope)) + prod(scope.shape)
+
+
+def intensity(scope: Scope) -> float:
+    """``flops / elements``: 0 where there is no element."""
+    touched = elements(scope)
+    return flops(scope) / touched if touched else 0.0
+
+
+def bytes_moved(scope: Scope, itemsize: int = 4) -> int:
+    """The bytes that reading every tensor once and writing the result once takes.
+
+    A tensor of which fewer elements are read than it has (a slice, a single row) counts by those.
+    """
+    read: dict[object, int] = {}
+    for _, inner in scopes(scope):
+        for access in accesses(inner.body):
+            if not isinstance(access.source, Scope):
+                points = prod(x.extent for x in {x for i in access.index for x in i.iterators})
+                most = min(points, prod(access.source.shape))
+                read[access.source] = min(prod(access.source.shape), read.get(access.source, 0) + most)
+    return itemsize * (sum(read.values()) + prod(scope.shape))
+
+
+def _own(scope: Scope) -> int:
+    points = prod(x.extent for x in (*scope.traversals, *scope.summations))
+    tables = [a.source for a in accesses(scope.body) if isinstance(a.source, Table)]
+    if tables and scope.summations:
+        # An entry that is 0 adds nothing, and the product with another goes with the addition that takes it up.
+        there = prod(sum(x != 0 for x in t.entries) / len(t.entries) for t in tables)
+        return ceil(points * there * (_operations(scope.body) - len(tables) + 1))
+    combined = 1 if scope.summations else 0
+    return points * (_operations(scope.body) + combined)
+
+
+def _operations(body: Scalar) -> int:
+    match body:
+        case Apply(op, args):
+            own = len(args) - 1 if op in ("+", "*") else 1
+            return own + sum(map(_operations, args))
+        case Access() | Const() | Compare():
+            return 0
+
+
+def reads_once(reader: Scope, access: Access) -> bool:
+    """Whether *reader* reads every element of *access*'s source at most once through this access.
+
+    So it is where nothing is summed and each traversal of more than one value stands alone in an index of its own.
+    """
+    if reader.summations:
+        return False
+    alone = [x for i in access.index if (x := i.single) is not None and x.extent > 1]
+    return sorted(alone, key=repr) == sorted((x for x in reader.traversals if x.extent > 1), key=repr)
+
+
+SEVERAL = 2
+"""How often a sum reads what is worth being turned for it first, at least."""
+
+
+def turned_for(source: Equation, *readers: Equation) -> bool:
+    """Whether *source* only turns a tensor whose elements one of *readers* sums several times, across memory.
+
+    A library's operator is none of them: it packs what it reads.
+    """
+    return _turns(source.scope) and any(
+        _again(scope, access, prod(source.scope.shape))
+        for reader in readers
+        if reader.via is None or reader.via.operator == EOPERATOR
+        for _, scope in scopes(reader.scope)
+        for access in accesses(scope.body)
+        if isinstance(access.source, Tensor) and access.source.name == source.name
+    )
+
+
+@lru_cache(1 << 12)
+def _turns(scope: Scope) -> bool:
+    """Whether *scope* is a tensor whose memory runs along another dimension than the last."""
+    found = view_strides(scope)
+    if found is None:
+        return False
+    strides = [k for x, k in zip(scope.traversals, found[1], strict=True) if x.extent > 1]
+    return 1 in strides[:-1] and strides[-1] != 1
+
+
+def _again(scope: Scope, access: Access, elements: int) -> bool:
+    """Whether *scope* sums what *access* reads, of so many *elements*, several times, its vectors along the last."""
+    moving = [x for x in scope.traversals if x.extent > 1]
+    last = next((i for i in reversed(access.index) if i.iterators), None)
+    if not scope.summations or not moving or last is None or last.coefficient(moving[-1]) != 1:
+        return False
+    return prod(x.extent for x in (*moving, *scope.summations)) >= SEVERAL * elements

@@ -1,0 +1,250 @@
+"""Equations of a program beside one another: who reads whom, in what order they can stand, what an access comes to.
+
+Who reads a tensor in a program, and reading another one instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from einnet_explore.analysis.regions import always
+from einnet_explore.ir import (
+    EOPERATOR,
+    VIEW,
+    Access,
+    Bound,
+    Equation,
+    Instance,
+    Padding,
+    Path,
+    Program,
+    Scalar,
+    Scope,
+    Tensor,
+    map_accesses,
+    tensors,
+)
+
+
+def named(program: Program, name: str) -> Equation:
+    """The equation called *name*; raises ValueError with those that there are."""
+    for equation in program.equations:
+        if equation.name == name:
+            return equation
+    raise ValueError(f"no equation is called {name!r}: there are {', '.join(e.name for e in program.equations)}")
+
+
+def generated(equation: Equation) -> bool:
+    """Whether a kernel of ours runs *equation*, or nothing does: a library operator's may still be rewritten."""
+    return equation.via is not None and equation.via.operator in (EOPERATOR, VIEW)
+
+
+def instantiated(program: Program, at: Path, via: Instance) -> Program:
+    """The scope at *at* run as *via*: a whole equation where it stands, a nested scope as an equation of its own."""
+    if len(at) > 1:
+        new = Equation(program.fresh("T"), program.scope_at(at), via)
+        return program.replace_at(at, new.tensor, before=(new,))
+    (n,), equations = at, program.equations
+    return replace(program, equations=(*equations[:n], replace(equations[n], via=via), *equations[n + 1 :]))
+
+
+def ancestors(program: Program) -> Mapping[str, frozenset[str]]:
+    """For every equation the equations that it reads, directly or through others."""
+    above: dict[str, frozenset[str]] = {}
+    for equation in program.equations:
+        direct = {t.name for t in tensors(equation.scope)} & above.keys()
+        above[equation.name] = frozenset(direct).union(*(above[name] for name in direct))
+    return above
+
+
+def dependent(program: Program, names: Iterable[str]) -> str | None:
+    """Which of the equations called *names* needs another of them; None where they are independent."""
+    chosen = tuple(names)
+    above = ancestors(program)
+    for name in chosen:
+        if needed := sorted(above[name] & set(chosen)):
+            return f"{name} reads {needed[0]}, directly or through others: they are not independent"
+    return None
+
+
+def to_merge(program: Program, names: Iterable[str]) -> tuple[Equation, ...]:
+    """The equations called *names*; raises ValueError where there is but one, or one twice, or one needs another."""
+    equations = tuple(named(program, name) for name in names)
+    if len(equations) == 1:
+        raise ValueError(f"{equations[0].name} alone is nothing to merge")
+    if len({e.name for e in equations}) < len(equations):
+        raise ValueError(f"{', '.join(e.name for e in equations)} names an equation twice")
+    if (why := dependent(program, (e.name for e in equations))) is not None:
+        raise ValueError(why)
+    return equations
+
+
+def weight_only(program: Program) -> frozenset[str]:
+    """The equations that depend on weights alone, also through one another: they are evaluated at compile time."""
+    return constants(program) - {t.name for t in program.inputs}
+
+
+def constants(program: Program) -> frozenset[str]:
+    """What is known at compile time: weights, and the equations that read nothing else."""
+    known = {t.name for t in program.inputs if t.weight}
+    for equation in program.equations:
+        if all(t.name in known for t in tensors(equation.scope)):
+            known.add(equation.name)
+    return frozenset(known)
+
+
+def exchanged(program: Program, new: Mapping[str, Equation], more: Iterable[Equation]) -> Program:
+    """*program* with equations replaced by name and *more* added, in an order in which each reads earlier ones.
+
+    Equations that no output needs any more are dropped.  Raises ValueError where there is no such order.
+    """
+    everything = [*more, *(new.get(e.name, e) for e in program.equations)]
+    reads = {e.name: {t.name for t in tensors(e.scope)} for e in everything}
+    needed = set(program.outputs)
+    waiting = [name for name in program.outputs if name in reads]
+    while waiting:
+        fresh = {name for name in reads[waiting.pop()] if name in reads} - needed
+        needed |= fresh
+        waiting.extend(fresh)
+    placed: list[Equation] = []
+    have = {t.name for t in program.inputs}
+    left = [e for e in everything if e.name in needed]
+    while left:
+        ready = next((e for e in left if reads[e.name] <= have), None)
+        if ready is None:
+            raise ValueError(f"{', '.join(e.name for e in left)} would read one another in a circle")
+        placed.append(ready)
+        have.add(ready.name)
+        left.remove(ready)
+    return replace(program, equations=tuple(placed))
+
+
+def fresh_names(program: Program, *stems: str) -> tuple[str, ...]:
+    """For each of *stems* a name that nothing in *program* has, nor another of these."""
+    used = set(program.names())
+    out: list[str] = []
+    for stem in stems:
+        name = next(f"{stem}{n}" for n in range(1, len(used) + 2) if f"{stem}{n}" not in used)
+        used.add(name)
+        out.append(name)
+    return tuple(out)
+
+
+def resolved(program: Program, access: Access) -> Access:
+    """*access* as a read of the tensor that holds the elements, through equations that only re-index."""
+    made = {e.name: e.scope for e in program.equations}
+    while isinstance(access.source, Tensor) and access.source.name in made:
+        match made[access.source.name]:
+            case Scope(traversals=traversals, summations=(), body=Access(Tensor()) as inner, domain=()) as scope:
+                inside = zip(access.index, scope.box, strict=True)
+                if not all(always(Bound(i, lo, hi)) for i, (lo, hi) in inside):
+                    return access
+                to = dict(zip(traversals, access.index, strict=True))
+                access = Access(inner.source, tuple(i.substitute(lambda x, to=to: to[x]) for i in inner.index))  # type: ignore[misc]
+            case _:
+                return access
+    return access
+
+
+@lru_cache(1 << 14)
+def read_by(scope: Scope) -> tuple[str, ...]:
+    """The names of the tensors that *scope* reads, each once."""
+    return tuple(dict.fromkeys(t.name for t in tensors(scope)))
+
+
+def readers(program: Program, name: str) -> tuple[int, ...]:
+    """The numbers of the equations that read the tensor called *name*."""
+    return tuple(n for n, e in enumerate(program.equations) if name in read_by(e.scope))
+
+
+def number_of(program: Program, name: str) -> int:
+    """The number of the equation called *name*; raises ValueError where there is none."""
+    for n, equation in enumerate(program.equations):
+        if equation.name == name:
+            return n
+    raise ValueError(
+        f"{name} is no equation of this program, expected one of {_list(e.name for e in program.equations)}"
+    )
+
+
+def map_reads(scope: Scope, name: str, change: Callable[[Access], Scalar]) -> Scope:
+    """*scope* with every read of the tensor called *name*, at any depth, exchanged."""
+
+    def look(access: Access) -> Scalar:
+        match access.source:
+            case Tensor(name=found) if found == name:
+                return change(access)
+            case Scope() as inner:
+                return Access(map_reads(inner, name, change), access.index)
+        return access
+
+    return replace(scope, body=map_accesses(scope.body, look))
+
+
+def read_instead(program: Program, old: str, new: Tensor) -> Program:
+    """*program* with *new* read wherever *old* was; means of running stay, since nothing but a name changes."""
+    return replace(
+        program,
+        equations=tuple(
+            replace(e, scope=map_reads(e.scope, old, lambda access: Access(new, access.index)))
+            if old in read_by(e.scope)
+            else e
+            for e in program.equations
+        ),
+    )
+
+
+def widened(program: Program, name: str, padding: Padding, value: float) -> tuple[Program, Tensor]:
+    """*program* in which *name* may be read at least *padding* far with *value* there, and the tensor to read.
+
+    Raises ValueError where it is read with another value there already.
+    """
+    held = next((t for t in program.inputs if t.name == name), None)
+    if held is None:
+        held = program.equations[number_of(program, name)].tensor
+    if padding and held.padding and held.value != value:
+        raise ValueError(f"{name} is {held.value:g} outside its box, expected {value:g}")
+    wide = wider(held.padding, padding)
+    if wide == held.padding:
+        return program, held
+    value = value if padding else held.value
+    if isinstance(found := _made(program, name), Equation):
+        if found.scope.domain and found.scope.value != value:
+            raise ValueError(f"{name} is {found.scope.value:g} outside its domain, expected {value:g}")
+        made = replace(found, scope=replace(found.scope, padding=wide, value=value))
+        program = replace(program, equations=tuple(made if e is found else e for e in program.equations))
+        new = made.tensor
+    else:
+        new = replace(held, padding=wide, value=value)
+        program = replace(program, inputs=tuple(new if t.name == name else t for t in program.inputs))
+    return read_instead(program, name, new), new
+
+
+def without(program: Program, n: int) -> Program:
+    """*program* without equation *n*."""
+    return replace(program, equations=(*program.equations[:n], *program.equations[n + 1 :]))
+
+
+def whole_equation(program: Program, at: tuple[int, ...]) -> Equation:
+    """The equation at *at*; raises ValueError for a scope inside one."""
+    if len(at) != 1:
+        raise ValueError(f"path {at} is a scope inside an equation, expected an equation")
+    program.scope_at(at)
+    return program.equations[at[0]]
+
+
+def _made(program: Program, name: str) -> Equation | None:
+    return next((e for e in program.equations if e.name == name), None)
+
+
+def wider(one: Padding, other: Padding) -> Padding:
+    """As far beyond a box as both reach."""
+    if not one or not other:
+        return one or other
+    return tuple((max(a, c), max(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"

@@ -1,0 +1,237 @@
+r"""An expression as a table of numbers: for every iterator its range, and its coefficient in every tensor's address.
+
+.. math::  \mathrm{address}_T = \mathit{off}_T + \sum_k c_{k,T}\, x_k, \qquad 0 \le x_k < n_k
+
+``M[i, i+j]`` of 16×16 is 17i + j.  What ranges do not express, that reads lie inside their tensors, and the domain,
+stands beside the table as constraints.  Source: PlaidML's automatic kernel generation (flattening); EinNet §5.1.
+
+Flattening: an access as one index into the row-major elements of its source (EinNet §5.1; PlaidML).
+
+.. math::  \mathrm{flat}(T[\tau]) = \sum_d (\tau_d - lo_d)\, \prod_{e > d} n_e
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from html import escape
+from itertools import accumulate, permutations
+
+from einnet_explore.analysis.regions import always
+from einnet_explore.ir import Access, Bound, Index, Scope, Table, Tensor, accesses
+
+_REMEMBERED = 1 << 14
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides, in elements, of an array of *shape* whose last dimension is contiguous."""
+    return tuple(accumulate((1, *shape[:0:-1]), lambda a, b: a * b))[::-1] if shape else ()
+
+
+@lru_cache(_REMEMBERED)
+def flat_address(access: Access) -> Index:
+    """The position among the source's stored elements of what *access* reads, as one index in its iterators.
+
+    It means that only where the read is inside the source's box.
+    """
+    source = access.source
+    total = Index()
+    for i, (lo, _), stride in zip(access.index, source.box, row_major(source.shape), strict=True):
+        total = total + (i - lo) * stride
+    return total
+
+
+def view_strides(scope: Scope) -> tuple[int, tuple[int, ...]] | None:
+    """(offset, strides) in elements of the tensor that *scope* reads, if it is that tensor's elements seen otherwise.
+
+    A dimension of one element has the stride that a packed array would have: no other is more true.  None if it
+    computes anything, reads padding, has a domain, or reads at an address that is not affine.
+    """
+    match scope:
+        case Scope(summations=(), body=Access(Tensor() as source, index) as access, domain=()):
+            pass
+        case _:
+            return None
+    if not all(always(Bound(i, lo, hi)) for i, (lo, hi) in zip(index, source.box, strict=True)):
+        return None
+    flat = flat_address(access)
+    if not flat.affine:
+        return None
+    own = row_major(scope.shape)
+    strides = tuple(o if x.extent == 1 else flat.coefficient(x) for x, o in zip(scope.traversals, own, strict=True))
+    return flat.evaluate(lambda x: x.lo), strides
+
+
+NEXT = r" \\ "
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An iterator, counted from 0: *output* if it moves along the result."""
+
+    name: str
+    extent: int
+    output: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A tensor's address: a coefficient for every row, in elements, and the address where all iterators are 0."""
+
+    name: str
+    coefficients: tuple[int, ...]
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Flattened:
+    """*rows* by name, the result's column first, then one for each different read; *constraints* as in the scope."""
+
+    rows: tuple[Row, ...]
+    columns: tuple[Column, ...]
+    constraints: tuple[Bound, ...] = ()
+
+    @property
+    def output(self) -> Column:
+        """The result's column."""
+        return self.columns[0]
+
+    @property
+    def inputs(self) -> tuple[Column, ...]:
+        """The columns of what is read."""
+        return self.columns[1:]
+
+    @property
+    def ranges(self) -> tuple[int, ...]:
+        """How many values each row takes."""
+        return tuple(r.extent for r in self.rows)
+
+    @cached_property
+    def moving(self) -> tuple[tuple[int, ...], ...]:
+        """For each column, the rows on which its address depends."""
+        return tuple(tuple(n for n, c in enumerate(column.coefficients) if c) for column in self.columns)
+
+    def squashed(self) -> Flattened:
+        """The table with rows merged that every column has as neighbours, the inner one whole: dimension squashing.
+
+        Rows of one kind only, results or summations, and none on which a constraint depends.
+        """
+        bound = {x.name for c in self.constraints for x in c.index.iterators}
+        free = [n for n, r in enumerate(self.rows) if r.name not in bound]
+        for x, y in permutations(free, 2):
+            outer, inner = self.rows[x], self.rows[y]
+            steps = [(c.coefficients[x], c.coefficients[y]) for c in self.columns]
+            if outer.output == inner.output and neighbours(steps, inner.extent):
+                rows = list(self.rows)
+                rows[x] = Row(outer.name, outer.extent * inner.extent, outer.output)
+                columns = [list(c.coefficients) for c in self.columns]
+                for c in columns:
+                    c[x] = c[y]
+                    del c[y]
+                del rows[y]
+                made = tuple(replace(c, coefficients=tuple(k)) for c, k in zip(self.columns, columns, strict=True))
+                return Flattened(tuple(rows), made, self.constraints).squashed()
+        return self
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """The heading: the names of the columns."""
+        return ("", "range", *(c.name for c in self.columns))
+
+    @property
+    def lines(self) -> tuple[tuple[str, ...], ...]:
+        """The rows in words, and the offsets below them."""
+        rows = [
+            (r.name, str(r.extent), *(str(c.coefficients[n]) for c in self.columns)) for n, r in enumerate(self.rows)
+        ]
+        return (*rows, ("off", "", *(str(c.offset) for c in self.columns)))
+
+    def __repr__(self) -> str:
+        table = (self.head, *self.lines)
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        text = ["  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in table]
+        return "\n".join((*text, *map(repr, self.constraints)))
+
+    def latex(self) -> str:
+        """The table as a LaTeX array, and the constraints below it."""
+        cells = [" & ".join(_word(c) for c in line) for line in (self.head, *self.lines)]
+        body = NEXT.join(cells[1:])
+        right = "r" * (len(self.head) - 1)
+        table = rf"\begin{{array}}{{l{right}}} {cells[0]} \\ \hline {body} \end{{array}}"
+        said = [rf"{c.lo} \le {_index(c.index)} < {c.hi}" for c in self.constraints]
+        return table if not said else rf"\begin{{gathered}} {NEXT.join((table, *said))} \end{{gathered}}"
+
+    def _repr_latex_(self) -> str:
+        return f"${self.latex()}$"
+
+    def _repr_html_(self) -> str:
+        right = "style='text-align:right;padding:.2em .7em'"
+        head = "".join(f"<th {right} scope='col'>{escape(c)}</th>" for c in self.head)
+        body = "".join("<tr>" + "".join(f"<td {right}>{escape(c)}</td>" for c in line) + "</tr>" for line in self.lines)
+        said = "".join(f"<div>{escape(repr(c))}</div>" for c in self.constraints)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{said}"
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return {"text/html": self._repr_html_(), "text/latex": self._repr_latex_(), "text/plain": repr(self)}
+
+
+def neighbours(steps: Iterable[tuple[int, int]], inner: int) -> bool:
+    """Whether two iterators go over every address as one of both: steps (outer, inner), *inner* values inside."""
+    return all(outer == within * inner for outer, within in steps)
+
+
+def flattened(scope: Scope, name: str = "O") -> Flattened:
+    """The table of *scope*, whose result is called *name*; a read that occurs twice has one column.
+
+    Raises ValueError where an address is no polynomial of degree one, with the index that is not.
+    """
+    iterators = sorted((*scope.traversals, *scope.summations), key=lambda x: x.name)
+    rows = tuple(Row(x.name, x.extent, x in scope.traversals) for x in iterators)
+    own = dict(zip(scope.traversals, row_major(scope.shape), strict=True))
+    columns = [Column(name, tuple(own.get(x, 0) for x in iterators))]
+    constraints: dict[Bound, None] = {}
+    for access in dict.fromkeys(accesses(scope.body)):
+        flat = flat_address(access)
+        if not flat.affine:
+            raise ValueError(f"{flat!r}, where {_called(access)} is read, is no polynomial of the iterators")
+        steps = tuple(flat.coefficient(x) for x in iterators)
+        start = flat.evaluate(lambda x: x.lo)
+        columns.append(Column(_fresh(_called(access), columns), steps, start))
+        constraints |= dict.fromkeys(outside(access))
+    constraints |= dict.fromkeys(scope.domain)
+    return Flattened(rows, tuple(columns), tuple(constraints))
+
+
+def outside(access: Access) -> Iterable[Bound]:
+    """What has to hold for *access* to lie inside its source, without what the ranges say already."""
+    for index, (lo, hi) in zip(access.index, access.source.box, strict=True):
+        bound = Bound(index, lo, hi)
+        if not always(bound):
+            yield bound
+
+
+def _called(access: Access) -> str:
+    match access.source:
+        case Tensor(name):
+            return name
+        case Table():
+            return "table"
+        case Scope():
+            return "scope"
+
+
+def _fresh(name: str, columns: list[Column]) -> str:
+    used = {c.name for c in columns}
+    return next(n for k in range(1, len(used) + 2) if (n := name if k == 1 else f"{name}.{k}") not in used)
+
+
+def _word(cell: str) -> str:
+    if cell.lstrip("-").isdigit() or not cell:
+        return cell
+    plain = "".join(c if c.isalnum() else rf"\{c}" if c in "_#$%&{}" else c for c in cell)
+    return rf"\mathrm{{{plain}}}"
+
+
+def _index(index: Index) -> str:
+    return repr(index).replace("*", r"\,").replace("_", r"\_")

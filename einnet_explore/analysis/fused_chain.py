@@ -1,0 +1,258 @@
+r"""Chains: nested scopes that share a traversal, cut into blocks of it.
+
+A scope that reads scopes is a chain of *stages*.  Where a traversal of the result is cut into blocks,
+
+.. math::  y = p\,s + y', \qquad 0 \le y' < p\,b,
+
+every index with which a stage is read splits into what only depends on the block `s` and the rest, if at all; the rest
+bounds what of that stage a block of the result needs: a box of fixed extent that moves with `s`.  The whole chain can
+then be computed block by block, with memory for one.  Where nothing of a stage is needed by two blocks, no work is done
+twice.
+
+Source: the bounds inference of J. Ragan-Kelley et al., Halide, PLDI 2013, on quasi-affine indices in normal form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import prod
+
+from einnet_explore.analysis.substitution import at
+from einnet_explore.ir import (
+    Access,
+    Box,
+    Equation,
+    Index,
+    Iterator,
+    Scope,
+    Table,
+    Tensor,
+    accesses,
+    as_index,
+    factors,
+    map_accesses,
+)
+
+PERIODS = range(1, 17)
+"""How many steps of a traversal belong together, at most."""
+
+
+class Unfit(Exception):
+    """Why a scope is no chain that can be cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One scope of a chain; the stages that it reads are tensors called #0, #1, …"""
+
+    name: str
+    scope: Scope
+
+    @property
+    def tensor(self) -> Tensor:
+        """What other stages read."""
+        return Equation(self.name, self.scope).tensor
+
+    @property
+    def product(self) -> bool:
+        """Whether it sums products of two tensors: where the work is."""
+        parts = factors(self.scope.body)
+        read = [p for p in parts if isinstance(p, Access) and isinstance(p.source, Tensor)]
+        return len(parts) == len(read) == 2 and bool(self.scope.summations)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A traversal of the result in blocks of *size* times *period*; the block *at* is the number of its first period.
+
+    The last block overlaps the one before where they do not come out even.
+    """
+
+    traversal: Iterator
+    period: int
+    size: int
+    at: Iterator
+
+    @property
+    def blocks(self) -> int:
+        """How many there are."""
+        return -(-self.periods // self.size)
+
+    @property
+    def periods(self) -> int:
+        """How many periods the traversal has."""
+        return -(-self.traversal.extent // self.period)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The part of a stage that a block needs: a box of *extent* that starts at *origin*, which moves with the block."""
+
+    origin: tuple[Index, ...]
+    extent: tuple[int, ...]
+
+    @property
+    def points(self) -> int:
+        """Elements."""
+        return prod(self.extent)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The *stages* of a scope, each after those that it reads; the last one is the scope itself."""
+
+    stages: tuple[Stage, ...]
+
+    @property
+    def result(self) -> Stage:
+        """The last stage."""
+        return self.stages[-1]
+
+    def regions(self, cuts: Iterable[Cut]) -> Mapping[str, Region]:
+        """What a block needs of every stage, by name."""
+        held = {c.traversal: c for c in cuts}
+        blocks = frozenset(c.at for c in held.values())
+        found: dict[str, Region] = {self.result.name: _whole(self.result.scope, held)}
+        for stage in reversed(self.stages):
+            scope, region = stage.scope, found[stage.name]
+            to = local(scope, region)
+            for access in accesses(scope.body):
+                match access.source:
+                    case Tensor(name) as source if name.startswith("#"):
+                        asked = _asked(source, tuple(at(i, to) for i in access.index), blocks)
+                        found[name] = _union(found[name], asked, source) if name in found else asked
+        return found
+
+    def multiplications(self, cuts: tuple[Cut, ...] = ()) -> int:
+        """Products of all blocks together, in stages that sum products."""
+        regions, blocks = self.regions(cuts), prod(c.blocks for c in cuts)
+        return blocks * sum(
+            regions[s.name].points * prod(y.extent for y in s.scope.summations) for s in self.stages if s.product
+        )
+
+    def cut(self, x: Iterator, period: int, size: int) -> Cut:
+        """The cut of *x* into blocks of so many periods."""
+        last = -(-x.extent // period) - size
+        return Cut(x, period, size, Iterator(f"@{x.name}", 0, last + 1))
+
+    def cuts(self) -> tuple[Cut, ...]:
+        """The smallest cut of every traversal, beside those before it, by which no product is done twice."""
+        whole = self.multiplications()
+        out: list[Cut] = []
+        for x in self.result.scope.traversals:
+            for period in PERIODS:
+                if period >= x.extent:
+                    break
+                cuts = (*out, self.cut(x, period, 1))
+                if self.multiplications(cuts) <= whole * prod(
+                    Fraction(c.periods * c.period, c.traversal.extent) for c in cuts
+                ):
+                    out.append(cuts[-1])
+                    break
+        return tuple(out)
+
+
+def chain(scope: Scope) -> Chain:
+    """*scope* as a chain; raises Unfit with what stands in the way."""
+    stages: list[Stage] = []
+    done: dict[Scope, Tensor] = {}
+
+    def visit(scope: Scope) -> Tensor:
+        match scope.body:  # a copy with more padding: the padding is all that it adds
+            case Access(Scope(domain=()) as inner, index) if (
+                not scope.domain and index == tuple(map(as_index, scope.traversals)) and inner.box == scope.box
+            ):
+                return visit(replace(inner, padding=scope.padding, value=scope.value))
+        if scope not in done:
+            if scope.domain:
+                raise Unfit(f"a stage has the domain {', '.join(map(repr, scope.domain))}")
+            if scope.summations and scope.reduce != "sum":
+                raise Unfit(f"a stage is reduced by {scope.reduce}, expected sum")
+            body = map_accesses(scope.body, put)
+            stages.append(Stage(f"#{len(stages)}", replace(scope, body=body)))
+            done[scope] = stages[-1].tensor
+        return done[scope]
+
+    def put(access: Access) -> Access:
+        match access.source:
+            case Scope() as inner:
+                return Access(visit(inner), access.index)
+            case Tensor() as tensor if not inside(access.index, tensor.box):
+                return Access(visit(_copy(tensor)), access.index)
+        return access
+
+    visit(scope)
+    return Chain(tuple(stages))
+
+
+def inside(index: tuple[Index, ...], box: Box) -> bool:
+    """Whether *index* never leaves *box*."""
+    return all(lo <= i.bounds[0] and i.bounds[1] < hi for i, (lo, hi) in zip(index, box, strict=True))
+
+
+def local(scope: Scope, region: Region) -> Mapping[Iterator, Index]:
+    """The traversals of *scope* where they are counted from the start of *region*, by iterators of the same names."""
+    counted = zip(scope.traversals, region.origin, region.extent, strict=True)
+    return {x: origin + Iterator(x.name, 0, extent) for x, origin, extent in counted}
+
+
+def _copy(tensor: Tensor) -> Scope:
+    over = tuple(Iterator(f"z{d + 1}", lo, hi) for d, (lo, hi) in enumerate(tensor.box))
+    return Scope(over, (), Access(replace(tensor, padding=(), value=0), tuple(map(as_index, over))),
+                 padding=tensor.padding, value=tensor.value)  # fmt: skip
+
+
+def _whole(scope: Scope, cuts: Mapping[Iterator, Cut]) -> Region:
+    origin, extent = [], []
+    for x in scope.traversals:
+        cut = cuts.get(x)
+        origin.append(as_index(x.lo) if cut is None else cut.at * cut.period + x.lo)
+        extent.append(x.extent if cut is None else cut.period * cut.size)
+    return Region(tuple(origin), tuple(extent))
+
+
+def _asked(source: Tensor, index: tuple[Index, ...], blocks: frozenset[Iterator]) -> Region:
+    split = [_split(i, blocks) or _all(reach) for i, reach in zip(index, source.reach, strict=True)]
+    return Region(tuple(o + lo for o, lo, _ in split), tuple(hi - lo + 1 for _, lo, hi in split))
+
+
+def _all(reach: tuple[int, int]) -> tuple[Index, int, int]:
+    return as_index(0), reach[0], reach[1] - 1
+
+
+def _split(index: Index, blocks: frozenset[Iterator]) -> tuple[Index, int, int] | None:
+    """(what moves with the block, least, most of the rest); None where an atom has both in it."""
+    moving, rest = [], []
+    for atom, k in index.terms:
+        own = frozenset(as_index(atom).iterators)
+        if own <= blocks:
+            moving.append((atom, k))
+        elif own & blocks:
+            return None
+        else:
+            rest.append((atom, k))
+    lo, hi = Index(tuple(rest), index.const).bounds
+    return Index(tuple(moving)), lo, hi
+
+
+def _union(a: Region, b: Region, source: Tensor) -> Region:
+    origin, extent = [], []
+    for (p, n), (q, m), reach in zip(
+        zip(a.origin, a.extent, strict=True), zip(b.origin, b.extent, strict=True), source.reach, strict=True
+    ):
+        apart = q - p
+        if apart.terms:
+            origin.append(as_index(reach[0]))
+            extent.append(reach[1] - reach[0])
+        else:
+            lo, hi = min(0, apart.const), max(n, apart.const + m)
+            origin.append(p + lo)
+            extent.append(hi - lo)
+    return Region(tuple(origin), tuple(extent))
+
+
+def tables(scope: Scope) -> tuple[Access, ...]:
+    """The reads of tables in the body of *scope*."""
+    return tuple(a for a in accesses(scope.body) if isinstance(a.source, Table))

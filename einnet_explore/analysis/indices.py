@@ -1,0 +1,118 @@
+"""The indices in a body: those of its accesses and of its comparisons, not of the scopes inside; their periods.
+
+Iterators by the names that users write.
+
+Reads that may leave a box, as conditions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from math import gcd, lcm
+from typing import Any
+
+from einnet_explore.ir import Access, Apply, Box, Compare, Const, Index, Iterator, Quotient, Remainder, Scalar, as_index
+from einnet_explore.syntax import parse_index
+
+
+def read_indices(body: Scalar) -> Iterable[Index]:
+    """Every index of *body*, left to right."""
+    match body:
+        case Access(index=index):
+            yield from index
+        case Apply(args=args):
+            for arg in args:
+                yield from read_indices(arg)
+        case Compare(left=left, right=right):
+            yield from (left, right)
+        case Const():
+            pass
+
+
+def map_indices(body: Scalar, change: Callable[[Index], Index]) -> Scalar:
+    """*body* with every index *i* replaced by ``change(i)``."""
+    match body:
+        case Access(source, index):
+            return Access(source, tuple(map(change, index)))
+        case Apply(op, args):
+            return Apply(op, tuple(map_indices(a, change) for a in args))
+        case Compare(op, left, right):
+            return Compare(op, change(left), change(right))
+        case Const():
+            return body
+
+
+def iterators_of(body: Scalar) -> frozenset[Iterator]:
+    """The iterators that *body* depends on; those of nested scopes are their own."""
+    return frozenset(x for i in read_indices(body) for x in i.iterators)
+
+
+def compared(body: Scalar) -> tuple[Iterator, ...]:
+    """The iterators of the comparisons in *body*, each once, left to right."""
+    match body:
+        case Compare(left=left, right=right):
+            return tuple(dict.fromkeys((*left.iterators, *right.iterators)))
+        case Apply(args=args):
+            return tuple(dict.fromkeys(x for arg in args for x in compared(arg)))
+        case Access() | Const():
+            return ()
+
+
+def period(indices: Iterable[Index], x: Iterator) -> int:
+    """After so many steps of *x* every quotient and remainder of *indices* repeats."""
+    return lcm(*(d // gcd(d, k) for index in indices for d, k in _divided(index, x)), 1)
+
+
+def _divided(index: Index, x: Iterator) -> Iterable[tuple[int, int]]:
+    """(divisor, coefficient of *x*) of everything that is divided and moves with *x*."""
+    for atom, _ in index.terms:
+        match atom:
+            case Quotient(numerator, d) | Remainder(numerator, d):
+                if x in numerator.iterators:
+                    yield d, numerator.coefficient(x) or 1
+                    yield from _divided(numerator, x)
+
+
+def listed(iterators: Iterable[Iterator]) -> str:
+    """``{r, s}``."""
+    return "{" + ", ".join(x.name for x in iterators) + "}"
+
+
+def by_name(iterators: Iterable[Iterator], name: str) -> Iterator:
+    """The iterator called *name*; raises ValueError with the names that there are."""
+    known = {x.name: x for x in iterators}
+    if name not in known:
+        others = listed(known.values()) if known else "none"
+        raise ValueError(f"no iterator is called {name!r} here: there are {others}")
+    return known[name]
+
+
+def index_of(text: Any, iterators: Iterable[Iterator]) -> Index:
+    """The index that *text* writes in terms of *iterators*; raises ValueError where it is none."""
+    return parse_index(str(text), {x.name: x for x in iterators})
+
+
+def ranges_of(written: Mapping[str, Any], iterators: Iterable[Iterator]) -> tuple[tuple[Iterator, int, int], ...]:
+    """``{"r": [-1, 6]}`` as iterators with new half-open ranges; raises ValueError on anything else."""
+    known = tuple(iterators)
+    out: list[tuple[Iterator, int, int]] = []
+    for name, span in written.items():
+        match span:
+            case [int(lo), int(hi)] if lo < hi:
+                out.append((by_name(known, name), lo, hi))
+            case _:
+                raise ValueError(f"range of {name}: found {span!r}, expected [lo, hi] with lo < hi")
+    return tuple(out)
+
+
+def guard(index: tuple[Index, ...], box: Box, inside: Scalar, outside: float) -> Scalar:
+    """*inside* where *index* lies in *box*, else the constant; conditions that always hold are dropped."""
+    for i, (lo, hi) in reversed(tuple(zip(index, box, strict=True))):
+        least, most = i.bounds
+        if most < lo or least >= hi:
+            return Const(outside)
+        if most >= hi:
+            inside = Apply("where", (Compare("<", i, as_index(hi)), inside, Const(outside)))
+        if least < lo:
+            inside = Apply("where", (Compare(">=", i, as_index(lo)), inside, Const(outside)))
+    return inside

@@ -1,0 +1,74 @@
+r"""Softmax-weighted sums in expressions: what one pass over the columns can compute.
+
+.. math::
+   Y[b,m,n] = \frac{\sum_w e^{z(b,m,w) - M}\, V[b,u,n]}{\sum_w e^{z(b,m,w) - M}}, \qquad M = \max_w z(b,m,w)
+
+with :math:`u = w` (full attention) or :math:`u = m + w` (a band), and `z` any elementwise function of band products, of
+what depends on the column and of what is read at (b, m, w).  The three reductions are the parts of one homomorphism
+into the monoid of ``algebra/monoids.py``, so columns may be met block by block, in one pass, and nothing of the size of
+`z` has to be there at once (M. Milakov and N. Gimelshein, 2018; T. Dao et al., FlashAttention, 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from einnet_explore.analysis.row_nest import Nest, Reduced, Row, dense, name, nest, reads
+from einnet_explore.ir import Access, Apply, Scalar, Scope, Tensor, map_accesses
+
+
+@dataclass(frozen=True)
+class Online:
+    """The rows of *nest*, whose *score* is `z`; ``name(total)`` is what scalars call :math:`\\sum_w e^{z - M}`."""
+
+    nest: Nest
+    score: Scalar
+    total: int | None
+
+
+def online(scope: Scope) -> Online | str:
+    """*scope* as a softmax-weighted sum; where it is none, why."""
+    found = nest(scope)
+    found = dense(scope) if found is None or found.product is None else found
+    if found is None or found.product is None:
+        return "no row values, of a band or of every column, are summed with a matrix over the columns"
+    match _whole(found, found.result):
+        case Apply("exp", (Apply("-", (score, Access(Tensor(called), ()))),)) if called.startswith("#"):
+            return _checked(found, score, called)
+    return "what is summed is no exponential of the difference to a maximum"
+
+
+def _checked(nest: Nest, score: Scalar, called: str) -> Online | str:
+    reductions = {name(n): node for n, node in enumerate(nest.nodes) if isinstance(node, Reduced)}
+    largest = reductions.pop(called, None)
+    if largest is None or largest.reduce != "max" or _whole(nest, largest.body) != score:
+        return f"{called} is not the largest of what the exponential is of"
+    if any(n in (called, *reductions) for n in _names(score)):
+        return "what the exponential is of waits for another reduction"
+    if called in _names(nest.scale):
+        return "the result is scaled by the maximum, which depends on nothing but rounding"
+    power = _whole(nest, nest.result)
+    for other, node in reductions.items():
+        if node.reduce != "sum" or _whole(nest, node.body) != power:
+            return f"{other} is not the sum of the exponentials"
+    if len(reductions) > 1:
+        return f"{len(reductions)} sums are taken, expected one"
+    return Online(nest, score, next((int(n[1:]) for n in reductions), None))
+
+
+def _names(body: Scalar) -> Iterable[str]:
+    return tuple(name(n) for n in reads(body))
+
+
+def _whole(nest: Nest, body: Scalar) -> Scalar:
+    """*body* with the rows that it reads put in."""
+
+    def put(access: Access) -> Scalar:
+        match access.source:
+            case Tensor(called) if called.startswith("#"):
+                node = nest.nodes[int(called[1:])]
+                return _whole(nest, node.body) if isinstance(node, Row) else access
+        return access
+
+    return map_accesses(body, put)

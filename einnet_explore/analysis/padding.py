@@ -1,0 +1,341 @@
+r"""Constant propagation through padding (EinNet §4.1, boundary tightening).
+
+A body is *constant outside* some bounds: wherever one of them is violated, its value is one known number.
+
+.. math::  \neg(lo \le i < hi) \;\Rightarrow\; f = c
+
+A read outside a source's box is its padding's constant; a product is 0 where one factor is; a sum is constant where
+every term is.
+
+Wider and narrower iteration spaces, where the difference only ever yields the constant (EinNet §4.1).
+
+.. math::
+   \mathop{L}_{\vec x}^{X} f \iff \mathop{L}_{\vec x}^{X'} f, \qquad X \subset X',\ f = c \text{ on } X' \setminus X
+
+For a summation the constant is the neutral element of its monoid; for a traversal of a nested scope it is the scope's
+value, and what leaves the box becomes padding.
+
+Summations whose terms are neutral outside a window that moves with other iterators.
+
+.. math::  \sum_{h} f(\vec x, h) = \sum_{j \in [0, n)} f(\vec x, base(\vec x) - j)
+
+if every h at which f is not neutral is :math:`base(\vec x) - j` for one j, and f is neutral where base - j leaves the
+range of h.  For :math:`lo \le e - k h < hi`, as in a transposed convolution, :math:`base = \lfloor (e - lo)/k \rfloor`
+and :math:`n = \lceil (hi - lo)/k \rceil`: the overlap-add of EinNet §7.3 (Fig. 11).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from einnet_explore.analysis.bijection import show_point
+from einnet_explore.analysis.legality import fitted, trimmed
+from einnet_explore.analysis.regions import always, never, violation
+from einnet_explore.analysis.substitution import fresh, holds, substitute, substitute_domain, with_iterators
+from einnet_explore.ir import (
+    REDUCTIONS,
+    Access,
+    Apply,
+    Bound,
+    Const,
+    Index,
+    Iterator,
+    Quotient,
+    Scalar,
+    Scope,
+    Tensor,
+    accesses,
+    as_index,
+    padded,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Constancy:
+    """The value is *value* wherever one of *bounds* is violated; everywhere if *bounds* is None."""
+
+    bounds: tuple[Bound, ...] | None
+    value: float
+
+
+_UNARY: dict[str, Callable[[float], float]] = {
+    "neg": lambda v: -v,
+    "relu": lambda v: max(v, 0),
+    "tanh": math.tanh,
+    "exp": math.exp,
+    "sqrt": math.sqrt,
+    "abs": abs,
+    "erf": math.erf,
+    "sigmoid": lambda v: 1 / (1 + math.exp(-v)),
+}
+_BINARY: dict[str, Callable[[float, float], float]] = {"-": lambda a, b: a - b, "maximum": max, "minimum": min}
+
+
+def constancy(body: Scalar) -> Constancy | None:
+    """Where *body* is known to be constant; None if nothing is known."""
+    match body:
+        case Const(value):
+            return Constancy(None, value)
+        case Access(Tensor() as source, index):
+            outside = tuple(Bound(i, lo, hi) for i, (lo, hi) in zip(index, source.box, strict=True))
+            return Constancy(tuple(b for b in outside if not holds(b)), source.value)
+        case Access(Scope() as source, index):
+            outside = tuple(Bound(i, lo, hi) for i, (lo, hi) in zip(index, source.box, strict=True))
+            inside = substitute_domain(source.domain, dict(zip(source.traversals, index, strict=True)))
+            return Constancy(tuple(b for b in (*outside, *inside) if not holds(b)), source.value)
+        case Apply("*", args):
+            # 0 times a padding of -inf is no number: then nothing is known of the product.
+            finite = all(math.isfinite(a.source.value) for a in accesses(body))
+            return _product([constancy(a) for a in args]) if finite else None
+        case Apply("+", args):
+            return _together([constancy(a) for a in args], lambda *v: sum(v))
+        case Apply("where", (_, a, b)):
+            pair = [constancy(a), constancy(b)]
+            return _together(pair, lambda v, w: v if v == w else math.nan)
+        case Apply(op, args) if op in _UNARY:
+            return _together([constancy(a) for a in args], _UNARY[op])
+        case Apply(op, args) if op in _BINARY:
+            return _together([constancy(a) for a in args], _BINARY[op])
+        case _:
+            return None
+
+
+def reduced(scope: Scope, value: float) -> float:
+    """What the reduction of *scope* yields where its body is *value* at every point."""
+    count = math.prod(y.extent for y in scope.summations)
+    match scope.reduce:
+        case "sum":
+            return value * count if value else 0
+        case "prod":
+            return value**count
+        case _:
+            return value
+
+
+def narrowed(bound: Bound, x: Iterator) -> tuple[int, int] | None:
+    """The half-open range of *x* outside which *bound* is violated whatever other iterators do; None if unknown."""
+    while (inner := _opened(bound)) is not None:
+        bound = inner
+    k = bound.index.coefficient(x)
+    rest = bound.index - as_index(x) * k
+    if not k or x in rest.iterators:
+        return None
+    lo, hi = rest.bounds
+    if k > 0:
+        return -((hi - bound.lo) // k), (bound.hi - 1 - lo) // k + 1
+    return -((bound.hi - 1 - lo) // -k), (hi - bound.lo) // -k + 1
+
+
+def constant_region(scope: Scope, value: float) -> bool:
+    """Whether the body of *scope* is *value* over the whole of its iterators' ranges."""
+    known = constancy(scope.body)
+    if known is None or known.value != value:
+        return False
+    return known.bounds is None or any(map(never, known.bounds))
+
+
+def _opened(bound: Bound) -> Bound | None:
+    """``lo <= e // d + c < hi`` as a bound of e."""
+    match bound.index.terms:
+        case ((Quotient(numerator, d), 1),):
+            c = bound.index.const
+            return Bound(numerator, (bound.lo - c) * d, (bound.hi - c) * d)
+    return None
+
+
+def _product(parts: list[Constancy | None]) -> Constancy | None:
+    zeros = [p for p in parts if p is not None and p.value == 0]
+    if not zeros:
+        return _together(parts, lambda *v: math.prod(v))
+    if any(p.bounds is None for p in zeros):
+        return Constancy(None, 0)
+    return Constancy(tuple(dict.fromkeys(b for p in zeros for b in p.bounds or ())), 0)
+
+
+def _together(parts: list[Constancy | None], combine: Callable[..., float]) -> Constancy | None:
+    """Constant where every part is: the bounds that all parts share."""
+    if any(p is None for p in parts):
+        return None
+    known = [p for p in parts if p is not None]
+    value = combine(*(p.value for p in known))
+    if math.isnan(value):
+        return None
+    bounded = [p.bounds for p in known if p.bounds is not None]
+    if not bounded:
+        return Constancy(None, value)
+    return Constancy(tuple(b for b in bounded[0] if all(b in other for other in bounded)), value)
+
+
+Ranges = Mapping[Iterator, tuple[int, int]]
+
+
+def changed(scope: Scope, ranges: Ranges, wrap: bool = True) -> Scope:
+    """*scope* with iterators over new ranges, each wider or narrower than before.
+
+    Raises ValueError where what is added or cut away is not the constant, or where a tensor would have to be copied to
+    make reads legal and *wrap* is not set.
+    """
+    grown = {x: (min(x.lo, lo), max(x.hi, hi)) for x, (lo, hi) in ranges.items()}
+    wide = scope
+    to = {x: Iterator(x.name, *span) for x, span in grown.items() if span != (x.lo, x.hi)}
+    if to:
+        wide = fitted(_with_padding(with_iterators(scope, to), scope.box), REDUCTIONS[scope.reduce], wrap)
+        for x, new in to.items():
+            for lo, hi in ((new.lo, x.lo), (x.hi, new.hi)):
+                wide = _must_be_constant(wide, scope, new, lo, hi, "adds")
+    cut = {to.get(x, x): span for x, span in ranges.items() if span != grown[x]}
+    narrow = wide
+    for x, (lo, hi) in cut.items():
+        for a, b in ((x.lo, lo), (hi, x.hi)):
+            narrow = _must_be_constant(narrow, narrow, x, a, b, "cuts away")
+    back = {x: Iterator(x.name, *span) for x, span in cut.items()}
+    if not back:
+        return narrow
+    narrow = _with_padding(with_iterators(narrow, back), narrow.box)
+    return replace(narrow, domain=tuple(b for b in narrow.domain if not holds(b)))
+
+
+def tightest(scope: Scope, iterators: Iterable[Iterator]) -> dict[Iterator, tuple[int, int]]:
+    """The smallest range of each iterator outside which the body is the constant that may be cut away."""
+    known = constancy(scope.body)
+    out: dict[Iterator, tuple[int, int]] = {}
+    for x in iterators:
+        bounds = list(scope.domain) if x in scope.traversals else []
+        if known is not None and _may_be_cut(scope, x, known.value):
+            bounds += known.bounds or ()
+        lo, hi = x.lo, x.hi
+        for bound in bounds:
+            if (span := narrowed(bound, x)) is not None:
+                lo, hi = max(lo, span[0]), min(hi, span[1])
+        if (lo, hi) != (x.lo, x.hi) and lo < hi:
+            out[x] = (lo, hi)
+    return out
+
+
+def _must_be_constant(scope: Scope, original: Scope, x: Iterator, lo: int, hi: int, verb: str) -> Scope:
+    """*scope*, whose value is set if it was free, if the body is the right constant where *x* is in [lo, hi)."""
+    if lo >= hi:
+        return scope
+    region = Iterator(x.name, lo, hi)
+    part = substitute(scope.body, {x: region})
+    known = constancy(part)
+    where = f"{x.name} ∈ [{lo}, {hi})"
+    if x in scope.traversals:
+        return _traversed(scope, original, x, region, where, verb)
+    neutral = REDUCTIONS[scope.reduce]
+    if not constant_region(replace(scope, body=part), neutral):
+        wrong = known is not None and known.value != neutral and constant_region(replace(scope, body=part), known.value)
+        found = f"is {known.value:g}, not" if known is not None and wrong else "is not known to be"
+        raise ValueError(f"{verb} {where}, where the body {found} the neutral {neutral:g} of {scope.reduce}")
+    return scope
+
+
+def _traversed(scope: Scope, original: Scope, x: Iterator, region: Iterator, where: str, verb: str) -> Scope:
+    d = scope.traversals.index(x)
+    first, last = original.reach[d]
+    if verb == "adds" and (region.hi <= first or region.lo >= last):
+        return scope  # it could not be read before: nobody does
+    if any(never(b) for b in _violable(scope, x, region)):
+        return scope  # the domain yields the value there
+    part = substitute(scope.body, {x: region})
+    known = constancy(part)
+    if known is None or (known.bounds is not None and not any(map(never, known.bounds))):
+        raise ValueError(f"{verb} {where}, where the body is not constant")
+    value = reduced(scope, known.value)
+    if value != scope.value and (original.padding or original.domain):
+        raise ValueError(f"{verb} {where}, where the result is {value:g}, but {scope.value:g} in the padding")
+    return replace(scope, value=value)
+
+
+def _violable(scope: Scope, x: Iterator, region: Iterator) -> tuple[Bound, ...]:
+    return substitute_domain(scope.domain, {x: region})
+
+
+def _may_be_cut(scope: Scope, x: Iterator, value: float) -> bool:
+    """Whether *x* may leave points out where the body is *value*: the neutral element, or what the padding will say."""
+    if x in scope.summations:
+        return value == REDUCTIONS[scope.reduce]
+    return reduced(scope, value) == scope.value or not (scope.padding or scope.domain)
+
+
+def _with_padding(scope: Scope, before: tuple[tuple[int, int], ...]) -> Scope:
+    """*scope*, whose box was *before*, with what left the box as padding and what joined it no longer."""
+    old = scope.padding or ((0, 0),) * len(before)
+    new = tuple(
+        (max(0, x.lo - lo + a), max(0, hi - x.hi + b))
+        for x, (lo, hi), (a, b) in zip(scope.traversals, before, old, strict=True)
+    )
+    return padded(scope, new)  # type: ignore[return-value]
+
+
+Window: TypeAlias = "tuple[Iterator, Index, int]"
+
+
+def sliding(scope: Scope) -> tuple[Window, ...]:
+    """The shortest window (h, base, n) of each summation, if shorter than the summation; bases read traversals."""
+    known = constancy(scope.body)
+    if known is None or not known.bounds or known.value != REDUCTIONS[scope.reduce]:
+        return ()
+    out: list[Window] = []
+    for h in scope.summations:
+        found = [w for b in known.bounds if (w := _window(b, h)) is not None]
+        fitting = [w for w in found if w[2] < h.extent and set(w[1].iterators) <= set(scope.traversals)]
+        if fitting:
+            out.append(min(fitting, key=lambda w: w[2]))
+    return tuple(out)
+
+
+def moved(scope: Scope, windows: tuple[Window, ...], wrap: bool = True) -> Scope:
+    """*scope* with every h of *windows* replaced by base - j.
+
+    Raises ValueError with a term that is lost, or where what a window reads beyond the range of h is not neutral.
+    """
+    names = [x.name for x in (*scope.traversals, *scope.summations)]
+    gone = {h for h, _, _ in windows}
+    for h, base, n in windows:
+        if h not in scope.summations:
+            raise ValueError(f"{h.name} is not summed here")
+        if n < 1 or gone & set(base.iterators):
+            raise ValueError(f"window {h.name} = {base} - [0, {n}): expected some terms and a base of other iterators")
+        _must_cover(scope, h, base, n)
+    spans = {h: _span(h, base, n) for h, base, n in windows}
+    wide = changed(scope, {h: span for h, span in spans.items() if span != (h.lo, h.hi)}, wrap)
+    to: dict[Iterator, Index] = {}
+    taps: dict[Iterator, Iterator] = {}
+    for h, base, n in windows:
+        new = Iterator(fresh(h.name, names), 0, n)
+        names.append(new.name)
+        old = Iterator(h.name, *spans[h])
+        to[old], taps[old] = base - new, new
+    body = substitute(wide.body, to)
+    return trimmed(replace(wide, body=body, summations=tuple(taps.get(y, y) for y in wide.summations)))
+
+
+def _window(bound: Bound, h: Iterator) -> Window | None:
+    k = bound.index.coefficient(h)
+    rest = bound.index - as_index(h) * k
+    if not k or h in rest.iterators or not rest.iterators:
+        return None
+    n = -((bound.lo - bound.hi) // abs(k))
+    base = (rest - bound.lo) // -k if k < 0 else (bound.hi - 1 - rest) // k
+    return h, base, n
+
+
+def _span(h: Iterator, base: Index, n: int) -> tuple[int, int]:
+    lo, hi = base.bounds
+    return min(h.lo, lo - n + 1), max(h.hi, hi + 1)
+
+
+def _must_cover(scope: Scope, h: Iterator, base: Index, n: int) -> None:
+    """Every h at which the body is not neutral lies in the window: one bound proves it, or all together."""
+    known = constancy(scope.body)
+    neutral = known is not None and known.value == REDUCTIONS[scope.reduce]
+    bounds = known.bounds or () if known is not None and neutral else ()
+    inside = Bound(base - h, 0, n)
+    if any(always(inside, (b,)) for b in bounds) or always(inside, (*bounds, *scope.domain)):
+        return
+    point = violation(inside, (*bounds, *scope.domain))
+    raise ValueError(f"window {h.name} = {base} - [0, {n}) misses the term at {show_point(point)}")

@@ -1,0 +1,119 @@
+r"""Products as sums over one body: nested sums put in, factors by what they read, reciprocals told from quotients.
+
+The order of a contraction of several factors: which pair is multiplied and summed first.
+
+A contraction :math:`\sum_{\vec y} f_1 f_2 \cdots f_n` may be computed as a binary tree; at each node what no other
+factor and no output depends on is summed.  A node costs as many multiplications as its grid has points,
+
+.. math::  c(S) = \min_{S = A \uplus B} c(A) + c(B) + \prod_{x \in A \cup B} |x|,
+
+over all subsets, which for a chain of matrices is the classic recurrence (S. Godbole, 1973; for contractions
+R. Pfeifer et al., 2014).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import combinations
+from math import isfinite, prod
+from typing import TypeAlias
+
+from einnet_explore.analysis.regions import always
+from einnet_explore.analysis.substitution import rename, substitute
+from einnet_explore.ir import Access, Apply, Bound, Const, Iterator, Scalar, Scope, accesses, factors
+
+
+def quotient_factors(body: Scalar) -> tuple[Scalar, ...]:
+    """The factors of *body*, a quotient by b being the factors of what is divided and 1 / b."""
+    out: list[Scalar] = []
+    for factor in factors(body):
+        match factor:
+            case Apply("/", (a, b)) if a != Const(1):
+                out += [*quotient_factors(a), Apply("/", (Const(1), b))]
+            case _:
+                out.append(factor)
+    return tuple(out)
+
+
+def finite(body: Scalar) -> bool:
+    """Whether nothing that *body* reads is padded with an infinite value: 0 times that is no number."""
+    return all(isfinite(access.source.value) for access in accesses(body))
+
+
+def opened(access: Access, reduce: str, used: Iterable[Iterator]) -> tuple[Scalar, tuple[Iterator, ...]] | str:
+    """The body and the summations of the scope that *access* reads, in the iterators of the reader, which are *used*.
+
+    Where the scope is more than a reduction by *reduce* of its body at that place, why.
+    """
+    scope = access.source
+    if not isinstance(scope, Scope) or not scope.summations:
+        return f"{access!r} reads no reduction"
+    if scope.reduce != reduce:
+        return f"the inner scope reduces by {scope.reduce}, expected {reduce}"
+    if scope.domain:
+        return f"the inner scope has a domain: {scope.domain[0]!r}"
+    for i, (lo, hi) in zip(access.index, scope.box, strict=True):
+        if not always(Bound(i, lo, hi)):
+            least, most = i.bounds
+            return f"it is read at {i!r} ∈ [{least}, {most}], outside its box [{lo}, {hi})"
+    inner = rename(scope, {x.name for x in used})
+    return substitute(inner.body, dict(zip(inner.traversals, access.index, strict=True))), inner.summations
+
+
+Tree: TypeAlias = "int | tuple[Tree, Tree]"
+"""A factor by its number, or two trees whose product is summed over what nothing else needs."""
+
+MOST = 8
+"""Factors up to which every tree is looked at: 3⁸ splits of subsets."""
+
+Reads: TypeAlias = "Sequence[frozenset[Iterator]]"
+
+
+def leaves(tree: Tree) -> tuple[int, ...]:
+    """The factors of *tree*, from left to right."""
+    return (tree,) if isinstance(tree, int) else (*leaves(tree[0]), *leaves(tree[1]))
+
+
+def open_iterators(reads: Reads, inside: Iterable[int], kept: frozenset[Iterator]) -> frozenset[Iterator]:
+    """What the product of the factors *inside* still depends on once all is summed that only they read."""
+    chosen = set(inside)
+    own = frozenset[Iterator]().union(*(reads[n] for n in chosen))
+    elsewhere = frozenset[Iterator]().union(*(r for n, r in enumerate(reads) if n not in chosen))
+    return own & (elsewhere | kept)
+
+
+def multiplications(tree: Tree, reads: Reads, kept: frozenset[Iterator]) -> int:
+    """What *tree* costs: the points of its nodes' grids."""
+    if isinstance(tree, int):
+        return 0
+    grid = frozenset[Iterator]().union(*(open_iterators(reads, leaves(part), kept) for part in tree))
+    return prod(x.extent for x in grid) + sum(multiplications(part, reads, kept) for part in tree)
+
+
+def cheapest(reads: Reads, kept: frozenset[Iterator]) -> Tree:
+    """The tree with the fewest multiplications, the first in the order of factors where several have them.
+
+    Raises ValueError for fewer than two factors, or more than ``MOST``.
+    """
+    count = len(reads)
+    if not 2 <= count <= MOST:
+        raise ValueError(f"{count} factors: expected 2 to {MOST}")
+
+    @cache
+    def best(chosen: frozenset[int]) -> tuple[int, str, Tree]:
+        if len(chosen) == 1:
+            (n,) = chosen
+            return 0, str(n), n
+        first, *others = sorted(chosen)
+        found = []
+        for size in range(len(others)):
+            for more in combinations(others, size):
+                one = frozenset((first, *more))
+                a, b = best(one), best(chosen - one)
+                tree = (a[2], b[2])
+                grid = frozenset[Iterator]().union(*(open_iterators(reads, leaves(part), kept) for part in tree))
+                found.append((a[0] + b[0] + prod(x.extent for x in grid), repr(tree), tree))
+        return min(found)
+
+    return best(frozenset(range(count)))[2]

@@ -1,0 +1,231 @@
+"""What work on rows is made of: band products, what depends on a column alone, rows, reductions along them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from einnet_explore.analysis.indices import guard, iterators_of
+from einnet_explore.analysis.substitution import rename, substitute
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Compare,
+    Const,
+    Index,
+    IndexLike,
+    Iterator,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    accesses,
+    as_index,
+    factors,
+    map_accesses,
+    mul,
+)
+
+
+class Unfit(Exception):
+    """Why a scope is no work on rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Row values :math:`\\sum_k left(b, m, k) \\cdot right(b, u, k)` at :math:`u = m + w`.
+
+    *right* is 0 outside *support*, a half-open range of `u`.
+    """
+
+    sums: tuple[Iterator, ...]
+    left: Scalar
+    right: Scalar
+    support: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Row values that depend on the column alone: :math:`right(b, u)` at :math:`u = m + w`."""
+
+    right: Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Row values, element by element."""
+
+    body: Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """One value a row: *body* reduced along it by the monoid *reduce*."""
+
+    reduce: str
+    body: Scalar
+
+
+Node: TypeAlias = "Band | Column | Row | Reduced"
+
+
+def name(n: int) -> str:
+    """What scalars call node *n*."""
+    return f"#{n}"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the elements of a row stand: at the columns *row* + *along* of a band, or at *along* where all see all."""
+
+    row: Iterator
+    along: Iterator
+    column: Iterator
+    dense: bool = False
+
+    @property
+    def names(self) -> set[str]:
+        """The names that nothing else may have."""
+        return {self.row.name, self.along.name, self.column.name}
+
+    def moved(self, body: Scalar) -> Scalar:
+        """*body* over *column*; raises Unfit where it depends on more of a row and a place in it."""
+        to = {self.along: as_index(self.column)} if self.dense else {self.row: as_index(self.column) - self.along}
+        moved = substitute(body, to)
+        left = set(iterators_of(moved))
+        if self.along in left or self.row in left or self.column not in left:
+            on = self.along.name if self.dense else f"{self.row.name} + {self.along.name}"
+            raise Unfit(f"{body!r} does not depend on {on} alone")
+        return moved
+
+
+@dataclass
+class RowNodes:
+    """The nodes that have been met so far."""
+
+    places: Places
+    nodes: list[Node] = field(default_factory=list)
+
+    def scalar(self, body: Scalar) -> Scalar:
+        """*body*, over batch, row and along, with what it reads of scopes made nodes."""
+        return map_accesses(body, self._access)
+
+    def _access(self, access: Access) -> Scalar:
+        match access.source:
+            case Tensor():
+                return self._read(access)
+            case Table():
+                raise Unfit("coefficients of an algorithm are read")
+            case Scope() as inner:
+                return guard(access.index, inner.box, self._scope(inner, access.index), inner.value)
+
+    def _read(self, access: Access) -> Scalar:
+        try:
+            return self._node(Column(self.places.moved(access)))
+        except Unfit:
+            return access
+
+    def _scope(self, inner: Scope, index: tuple[Index, ...]) -> Scalar:
+        used = {x.name for i in index for x in i.iterators} | self.places.names
+        inner = rename(inner, used)
+        at: dict[Iterator, IndexLike] = dict(zip(inner.traversals, index, strict=True))
+        body = substitute(inner.body, at)
+        if inner.domain:
+            raise Unfit("a nested scope has a domain")
+        if not inner.summations:
+            found = self.scalar(body)
+            if isinstance(found, Access | Const) or self.places.along not in iterators_of(found):
+                return found
+            return self._node(Row(found))
+        if self.places.along in iterators_of(body):
+            if inner.reduce != "sum":
+                raise Unfit(f"a nested scope reduces by {inner.reduce} at each place of a row")
+            return self.band(inner.summations, body)
+        if (
+            len(inner.summations) != 1
+            or inner.summations[0].lo
+            or inner.summations[0].extent != self.places.along.extent
+        ):
+            raise Unfit("a nested reduction is not along the row")
+        return self._node(
+            Reduced(inner.reduce, self.scalar(substitute(body, {inner.summations[0]: self.places.along})))
+        )
+
+    def band(self, sums: tuple[Iterator, ...], body: Scalar) -> Scalar:
+        """Σ over *sums* of *body* as a band; raises Unfit where it is none."""
+        right = [f for f in factors(body) if self.places.along in iterators_of(f)]
+        left = [f for f in factors(body) if f not in right]
+        if len(left) + len(right) != len(factors(body)) or any(s.lo for s in sums):
+            raise Unfit("a factor stands twice")
+        moved = self.places.moved(mul(*map(flat, right)))
+        return self._node(Band(sums, mul(*map(flat, left)), moved, support(moved, self.places.column)))
+
+    def _node(self, node: Node) -> Scalar:
+        if node not in self.nodes:
+            self.nodes.append(node)
+        n = self.nodes.index(node)
+        return (
+            Tensor(name(n), ())[()]
+            if isinstance(node, Reduced)
+            else Tensor(name(n), (self.places.along.extent,))[(self.places.along,)]
+        )
+
+
+def flat(body: Scalar) -> Scalar:
+    """*body* without nested scopes; raises Unfit where one of them sums."""
+
+    def element(access: Access) -> Scalar:
+        match access.source:
+            case Scope(traversals, (), inner, domain=()) as scope:
+                at: Mapping[Iterator, IndexLike] = dict(zip(traversals, access.index, strict=True))
+                return guard(access.index, scope.box, flat(substitute(inner, at)), scope.value)
+            case Scope():
+                raise Unfit("an operand is computed by a sum")
+            case Table():
+                raise Unfit("coefficients of an algorithm are read")
+        return access
+
+    return map_accesses(body, element)
+
+
+def support(body: Scalar, column: Iterator) -> tuple[int, int]:
+    """A range of *column* outside which *body* is 0."""
+    lo, hi = column.lo, column.hi
+    match body:
+        case Access(source, index) if source.value == 0:
+            for i, (first, last) in zip(index, source.box, strict=True):
+                lo, hi = _meet((lo, hi), _where(i, column, first, last))
+        case Apply("*", args):
+            for arg in args:
+                lo, hi = _meet((lo, hi), support(arg, column))
+        case Apply("where", (Compare(op, left, right), inner, Const(0))):
+            lo, hi = support(inner, column)
+            if op == "<":
+                lo, hi = _meet((lo, hi), _where(left - right, column, None, 0))
+            elif op == ">=":
+                lo, hi = _meet((lo, hi), _where(left - right, column, 0, None))
+    return lo, max(lo, hi)
+
+
+def _where(index: Index, column: Iterator, first: int | None, last: int | None) -> tuple[int, int]:
+    """The values of *column* for which ``first <= index < last`` may hold."""
+    k = index.coefficient(column)
+    rest = index - as_index(column) * k
+    if k <= 0 or column in rest.iterators:
+        return column.lo, column.hi
+    least, most = rest.bounds
+    lo = column.lo if first is None else -((most - first) // k)
+    hi = column.hi if last is None else (last - 1 - least) // k + 1
+    return lo, hi
+
+
+def _meet(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    return max(a[0], b[0]), min(a[1], b[1])
+
+
+def reads(body: Scalar) -> Iterable[int]:
+    """The numbers of the nodes that *body* reads."""
+    for access in accesses(body):
+        if isinstance(access.source, Tensor) and access.source.name.startswith("#"):
+            yield int(access.source.name[1:])

@@ -1,0 +1,198 @@
+r"""Sibling expressions as one (EinNet §4.2, expression merging; Fig. 3, Fig. 15): one shared operand, own others.
+
+.. math::
+   Y_i = \mathop{L}_{\vec x, f_i} \sum_{\vec y \in Y_i} A[\tau(\vec x, \vec y)]\, K_i[\vec y, f_i]
+   \;\mapsto\;
+   M = \mathop{L}_{\vec x, n} \sum_{\vec y \in Y} A[\tau(\vec x, \vec y)]\, K[\vec y, n], \qquad
+   Y_i = \mathop{L}_{\vec x, f_i} M[\vec x, o_i + f_i]
+
+where :math:`K[\vec y, o_i + f_i] = K_i[\vec y, f_i]`, and 0 where :math:`\vec y` is outside the window
+:math:`Y_i \subseteq Y` of :math:`Y_i`.  The traversals :math:`f_i` that the shared operand does not read become one, of
+all their values in turn; a traversal that it reads spans what any of the expressions needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import isfinite
+
+from einnet_explore.analysis.alignment import Reading, align, constant
+from einnet_explore.analysis.concatenation import Member, Sibling, Slots, Span, Spans, strides
+from einnet_explore.analysis.indices import iterators_of
+from einnet_explore.analysis.legality import excess
+from einnet_explore.analysis.substitution import fresh
+from einnet_explore.ir import Access, Equation, Index, Iterator, Scope, Tensor, as_index, factors, mul
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What siblings become: the concatenated own factors, the one expression, and each result as a part of it."""
+
+    operand: Equation
+    whole: Equation
+    parts: Mapping[str, Scope]
+
+
+def sibling(name: str, scope: Scope, number: int, read: Access) -> Sibling:
+    """*scope* with its factor *number*, an access that comes to *read*, as the shared one; raises ValueError."""
+    parts = factors(scope.body)
+    shared = parts[number]
+    if scope.domain:
+        raise ValueError(f"{name} is computed only where {', '.join(map(repr, scope.domain))}")
+    if len(parts) == 1 or not isinstance(shared, Access):
+        raise ValueError(f"{name} is no product of a shared operand with others")
+    bound = {x for i in read.index for x in i.iterators}
+    found = Sibling(name, scope, shared, read, mul(*(part for n, part in enumerate(parts) if n != number)))
+    if loose := [y.name for y in scope.summations if y.extent > 1 and y not in bound]:
+        raise ValueError(f"{name} sums over {', '.join(loose)}, by which {called(read)} is not read")
+    held = iterators_of(found.own)
+    if loose := [x.name for x in found.free if x not in held]:
+        raise ValueError(f"{name} repeats its elements along {', '.join(loose)}")
+    return found
+
+
+def merged(siblings: Iterable[Sibling], operand: str, whole: str) -> Merged:
+    """The siblings as one expression; raises ValueError with what differs between two of them."""
+    base, *others = siblings
+    merging = _Merging(base)
+    for other in others:
+        merging.take_in(other)
+    return merging.built(operand, whole)
+
+
+def called(access: Access) -> str:
+    """What *access* reads, by name."""
+    return access.source.name if isinstance(access.source, Tensor) else "what has no name"
+
+
+@dataclass(slots=True)
+class _Merging:
+    base: Sibling
+    iterators: dict[str, Iterator] = field(init=False)
+    reading: Reading = field(init=False)
+    members: list[Member] = field(init=False)
+    more: list[Iterator] = field(default_factory=list)
+    lacking: Spans = field(default_factory=dict)
+    """Where those members are that lack one of *more*."""
+
+    def __post_init__(self) -> None:
+        base = self.base
+        own = [x for x in (*base.scope.traversals, *base.scope.summations) if x not in base.free]
+        self.iterators = {x.name: x for x in own}
+        self.reading = base.reading
+        to = {x: constant(as_index(x)) for x in own}
+        self.members = [Member(base, to, {x.name: (x.lo, x.hi) for x in own})]
+
+    def take_in(self, other: Sibling) -> None:
+        """Lay *other* beside the members; what it alone sums joins the merged iterators."""
+        base = self.base
+        if other.scope.reduce != base.scope.reduce:
+            raise ValueError(f"{base.name} reduces by {base.scope.reduce}, {other.name} by {other.scope.reduce}")
+        if (one := base.read.source) != (two := other.read.source):
+            raise ValueError(f"{base.name} and {other.name} share no operand: they read {one!r} and {two!r}")
+        try:
+            found = align(self.reading, other.reading)
+        except ValueError as why:
+            raise ValueError(f"{base.name} and {other.name} do not read {called(base.read)} alike: {why}") from None
+        member = Member(other, {}, {x.name: (v, v + 1) for x, v in found.held.items()})
+        moved = {y: x for y, (x, _) in found.shift.items()}
+        for y in (*other.scope.traversals, *other.scope.summations):
+            if y in found.extra:
+                moved[y] = self._joined(y)
+                self.lacking[moved[y].name] = (found.extra[y], found.extra[y] + 1)
+                member.to[y], member.span[moved[y].name] = as_index(moved[y]), (y.lo, y.hi)
+            elif y in found.shift:
+                x, by = found.shift[y]
+                member.to[y], member.span[x.name] = x + by, (y.lo - by, y.hi - by)
+            elif y not in other.free:
+                member.to[y] = as_index(y.lo)
+        if found.extra:
+            self.reading = self._wider(other.reading, found.extra, moved)
+        self.members.append(member)
+
+    def _wider(self, other: Reading, extra: Mapping[Iterator, int], moved: Mapping[Iterator, Iterator]) -> Reading:
+        """The reading with the windows that *other* alone has; the members so far are where they have these values."""
+        index = []
+        for i, j in zip(self.reading.index, other.index, strict=True):
+            window = Index()
+            for y, value in extra.items():
+                window = window + (moved[y] - value) * j.coefficient(y)
+            index.append(i + window)
+        return Reading(tuple(index), self.reading.summed | set(self.more))
+
+    def _joined(self, y: Iterator) -> Iterator:
+        name = y.name
+        if name in (taken := {*self.iterators, *(x.name for x in self.base.free)}):
+            name = fresh(name, taken)
+        made = Iterator(name, y.lo, y.hi)
+        self.iterators[name] = made
+        self.more.append(made)
+        return made
+
+    def built(self, operand: str, whole: str) -> Merged:
+        """The equations, once every sibling has its place."""
+        count = 0
+        for member in self.members:
+            member.first, count = count, count + member.count
+            for x in self.iterators.values():  # a sum that a member lacks has one term
+                member.span.setdefault(x.name, self.lacking.get(x.name, (x.lo, x.lo + 1)))
+        hull = {name: _hull(m.span[name] for m in self.members) for name in self.iterators}
+        now = {x: Iterator(name, *hull[name]) for name, x in self.iterators.items()}
+        base, free = self.base, self.base.free
+        stem = free[0].name if len(free) == 1 else "n" if "n" not in self.iterators else fresh("n", self.iterators)
+        n = Iterator(stem, 0, count)
+        restricted = [x for x in now.values() if any(m.span[x.name] != hull[x.name] for m in self.members)]
+        shared = self._shared(now)
+        summed = {*base.scope.summations, *self.more}
+        windows = [x for x in restricted if self.iterators[x.name] in summed]
+        if windows and not (base.scope.reduce == "sum" and isfinite(shared.source.value)):
+            why = "it reduces by " + base.scope.reduce if base.scope.reduce != "sum" else "its padding is infinite"
+            raise ValueError(f"the windows differ along {windows[0].name}, and 0 leaves out nothing: {why}")
+        slots = Slots(self.members, now, n, tuple(windows))
+        made, index = slots.operand(operand)
+        summations = tuple(now[x] for x in self.iterators.values() if x in summed)
+        used = {x for i in (*shared.index, *index) for x in i.iterators}
+        scope = Scope(
+            _traversals(base, now, n),
+            tuple(x for x in summations if x in used),
+            mul(shared, made.tensor[index]),
+            base.scope.reduce if any(x in used for x in summations) else "sum",
+        )
+        if beyond := excess(scope):
+            raise ValueError(f"together, {beyond[0]}")
+        one = Equation(whole, scope)
+        return Merged(made, one, {m.sibling.name: _part(m, one, base, n) for m in self.members})
+
+    def _shared(self, now: Mapping[Iterator, Iterator]) -> Access:
+        base = self.base
+        repeated = any(x in base.free for i in base.shared.index for x in i.iterators)  # a view that repeats it
+        as_written = not (self.more or repeated)
+        read = base.shared if as_written else Access(base.read.source, self.reading.index[: len(base.read.index)])
+        return Access(read.source, tuple(i.substitute(lambda x: now.get(x, x)) for i in read.index))
+
+
+def _hull(spans: Iterable[Span]) -> Span:
+    lows, highs = zip(*spans, strict=True)
+    return min(lows), max(highs)
+
+
+def _traversals(base: Sibling, now: Mapping[Iterator, Iterator], n: Iterator) -> tuple[Iterator, ...]:
+    """The base's traversals, the free ones as one where the first of them stood."""
+    kept = [n if x in base.free else now[x] for x in base.scope.traversals]
+    return tuple(dict.fromkeys(kept if base.free else [*kept, n]))
+
+
+def _part(member: Member, whole: Equation, base: Sibling, n: Iterator) -> Scope:
+    """The member's own result, read from the whole."""
+    back: dict[str, Index] = {}
+    for y in member.sibling.scope.traversals:
+        if y in member.to and (x := next(iter(member.to[y].iterators), None)) is not None:
+            back[x.name] = y - member.to[y].const
+    place = as_index(member.first)
+    for x, stride in strides(member.sibling.free):
+        place = place + (x - x.lo) * stride
+    index = tuple(
+        place if x == n else back.get(x.name, as_index(member.span[x.name][0])) for x in whole.scope.traversals
+    )
+    return replace(member.sibling.scope, summations=(), reduce="sum", body=whole.tensor[index])

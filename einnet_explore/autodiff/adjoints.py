@@ -1,0 +1,412 @@
+r"""What one read contributes to the gradient of what it reads.
+
+.. math::
+   Y = \mathop{L}_{\vec x} \sum_{\vec y} f(T[\tau(\vec x, \vec y)])
+   \quad\Rightarrow\quad
+   dT = \mathop{L}_{\vec t}\ \sum_{(\vec x, \vec y) \in \tau^{-1}(\vec t)} dY[\vec x]\,
+        \frac{\partial f}{\partial T}(\vec x, \vec y)
+
+Points of the pre-image that lie outside the box contribute nothing.  Where they lie outside because of *x* alone and
+everything else that is read is finite there, dY's padding, which is 0, says so; otherwise a ``where`` does.
+
+Pre-images of an index map: all points of a box that it leads to one element.
+
+.. math::  \tau^{-1}(\vec t) = \{\, \vec v \in V : \tau(\vec v) = \vec t \,\}
+
+as iterators in terms of :math:`\vec t` and of as few *free* iterators as can be, which walk through the pre-image, and
+*guards*, which say where such a point lies in the box.  A map that is invertible leaves nothing free.  Every quotient
+and remainder is a pair of unknowns, :math:`e = d\,q + p`, so the equations are linear; one is solved for an unknown
+
+* with a unit coefficient: :math:`v = t - \dots`;
+* with a coefficient :math:`k`: :math:`v = (t - \dots)/k` where that is whole.  Another unknown :math:`u` of the
+  equation is walked through in steps then, :math:`u = m\,j + p`, of which the equation determines the residue *p*: so a
+  window over strides, :math:`2h + r = t`, leaves the half of its taps that meet in one place, and digits,
+  :math:`4i + j = t`, leave nothing.
+
+Source: the inversion of index maps is EinNet §4.1's :math:`\Phi^{-1}`, here for maps that are no bijections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import gcd, isfinite, prod
+
+from einnet_explore.analysis.legality import excess, fitted
+from einnet_explore.analysis.regions import always, reach
+from einnet_explore.analysis.substitution import at, fresh, holds, substitute, substitute_domain
+from einnet_explore.autodiff.scalar_derivatives import Partial
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Bound,
+    Compare,
+    Const,
+    Index,
+    Iterator,
+    Quotient,
+    Remainder,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    accesses,
+    as_index,
+    factors,
+    map_accesses,
+    mul,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Preimage:
+    """*values*: a box's iterators in terms of the targets and of *free*; *guards*: where that is a point of the box.
+
+    *hard*: some equation could not be solved, and is a guard.
+    """
+
+    values: Mapping[Iterator, Index]
+    free: tuple[Iterator, ...]
+    guards: tuple[Bound, ...]
+    hard: bool = False
+
+    @property
+    def exact(self) -> bool:
+        """Whether every element has one point: the map is inverted."""
+        return not self.free
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """One way to solve an equation: for *v*, stepping through *u* in case of a coefficient; *saves* so many points."""
+
+    saves: int
+    number: int
+    v: Iterator
+    u: Iterator | None = None
+
+
+def preimage(
+    box: tuple[Iterator, ...],
+    index: tuple[Index, ...],
+    targets: tuple[Iterator, ...],
+    prefer: Container[Iterator] = (),
+) -> Preimage:
+    """The points of *box* at which *index* takes the values *targets*.
+
+    Unknowns that are *prefer*red are solved for first, else those that leave least to walk through.
+    """
+    made = _Solver(box, {x.name for x in (*box, *targets)})
+    for t, i in zip(targets, index, strict=True):
+        made.equations.append(made.linear(i) - t)
+    made.solve(prefer)
+    return made.found(box)
+
+
+class _Solver:
+    """Linear equations (``= 0``) over unknowns, and what has been found."""
+
+    def __init__(self, box: Iterable[Iterator], names: set[str]) -> None:
+        self.names = names
+        self.unknowns: dict[Iterator, None] = dict.fromkeys(box)
+        self.equations: list[Index] = []
+        self.values: dict[Iterator, Index] = {x: as_index(x) for x in self.unknowns}
+        self.guards: list[Bound] = []
+        self.pairs: dict[tuple[Index, int], tuple[Iterator, Iterator]] = {}
+        self.hard = False
+
+    def linear(self, index: Index) -> Index:
+        """*index* with quotients and remainders as unknowns."""
+        out = as_index(index.const)
+        for atom, k in index.terms:
+            match atom:
+                case Iterator():
+                    out = out + atom * k
+                case Quotient(numerator, d):
+                    out = out + self._pair(numerator, d)[0] * k
+                case Remainder(numerator, d):
+                    out = out + self._pair(numerator, d)[1] * k
+        return out
+
+    def _pair(self, numerator: Index, d: int) -> tuple[Iterator, Iterator]:
+        if (numerator, d) not in self.pairs:
+            lo, hi = numerator.bounds
+            q, p = self._unknown("q", lo // d, hi // d + 1), self._unknown("p", 0, d)
+            self.pairs[numerator, d] = q, p
+            self.equations.append(self.linear(numerator) - q * d - p)
+        return self.pairs[numerator, d]
+
+    def _unknown(self, stem: str, lo: int, hi: int) -> Iterator:
+        name = fresh(stem, self.names)
+        self.names.add(name)
+        made = Iterator(name, lo, hi)
+        self.unknowns[made] = None
+        self.values[made] = as_index(made)
+        return made
+
+    def solve(self, prefer: Container[Iterator]) -> None:
+        """Solve equation after equation; what no unknown can be solved for is a guard."""
+        while self.equations:
+            options = [o for n, e in enumerate(self.equations) for o in self._options(n, e)]
+            if not options:
+                self.guards += [Bound(e, 0, 1) for e in self.equations]
+                self.hard = any(x in self.unknowns for e in self.equations for x in e.iterators)
+                return
+            self._take(max(options, key=lambda o: self._rank(o, prefer)))
+
+    def _rank(self, option: _Option, prefer: Container[Iterator]) -> tuple[bool, bool, int]:
+        # An equation with one unknown leaves no choice: it comes first.
+        alone = sum(x in self.unknowns for x in self.equations[option.number].iterators) == 1
+        return alone, option.v in prefer, option.saves
+
+    def _options(self, number: int, e: Index) -> Iterable[_Option]:
+        hidden = {x for atom, _ in e.terms if not isinstance(atom, Iterator) for x in as_index(atom).iterators}
+        linear = [(a, k) for a, k in e.terms if isinstance(a, Iterator) and a in self.unknowns and a not in hidden]
+        for v, k in linear:
+            yield _Option(v.extent, number, v)
+            if abs(k) > 1:
+                for u, c in linear:
+                    # The unit steps between two values of u with one residue: 1 would step through all of them.
+                    if u != v and (m := abs(k) // gcd(k, c)) > 1:
+                        yield _Option(v.extent * u.extent // -(-u.extent // m), number, v, u)
+
+    def _take(self, option: _Option) -> None:
+        e = self.equations.pop(option.number)
+        v, k = option.v, e.coefficient(option.v)
+        if option.u is not None:
+            e = self._stepped(e, option.u, v)
+        rest = e - as_index(v) * k
+        if k > 0:
+            rest = -rest
+        # |k|·v = rest
+        if abs(k) > 1:
+            self._guard(Bound(rest % abs(k), 0, 1))
+        self._put(v, rest // abs(k))
+
+    def _stepped(self, e: Index, u: Iterator, v: Iterator) -> Index:
+        """*e* with ``u = lo + m·j + p``, where *p* is the residue that makes *e* a multiple of *v*'s coefficient."""
+        c, k = e.coefficient(u), abs(e.coefficient(v))
+        g = gcd(k, c)
+        m = k // g
+        rest = e - as_index(u) * c - as_index(v) * e.coefficient(v) + c * u.lo
+        # c·(m·j + p) = -rest modulo k, and c·m is a multiple of k: (c/g)·p = -rest/g modulo m.
+        if g > 1:
+            self._guard(Bound(rest % g, 0, 1))
+        inverse = pow(c // g, -1, m)
+        known = (rest % k if g == 1 else (rest % k) // g) * -inverse
+        count = -(-u.extent // m)
+        value = known % m + u.lo
+        if count > 1:
+            value = value + self._unknown(u.name.rstrip("0123456789") or "j", 0, count) * m
+        self._put(u, value)
+        return at(e, {u: value})
+
+    def _put(self, x: Iterator, value: Index) -> None:
+        to = {x: value}
+        del self.unknowns[x]
+        self.equations = [at(e, to) for e in self.equations]
+        self.values = {y: at(i, to) for y, i in self.values.items()}
+        self.guards = [Bound(at(b.index, to), b.lo, b.hi) for b in self.guards]
+
+    def _guard(self, bound: Bound) -> None:
+        if not holds(bound):
+            self.guards.append(bound)
+
+    def found(self, box: tuple[Iterator, ...]) -> Preimage:
+        """What was found for the iterators of *box*; a quotient's own range follows from theirs."""
+        ranges = [Bound(self.values[x], x.lo, x.hi) for x in box]
+        ranges += [Bound(self.values[p], p.lo, p.hi) for _, p in self.pairs.values()]
+        guards = tuple(b for b in dict.fromkeys((*self.guards, *ranges)) if not holds(b))
+        return Preimage({x: self.values[x] for x in box}, tuple(self.unknowns), _needed(guards), self.hard)
+
+
+def _needed(guards: tuple[Bound, ...]) -> tuple[Bound, ...]:
+    """*guards* without those that follow from the others; intervals cannot tell where quotients are involved."""
+    kept = list(guards)
+    for b in guards:
+        if not b.index.affine and always(b, tuple(o for o in kept if o != b)):
+            kept.remove(b)
+    return tuple(kept)
+
+
+MOST = 16
+"""How many points for each of the forward pass a gradient may walk through where its index map is not inverted."""
+
+_TOTAL = ("+", "-", "*", "neg", "relu", "tanh", "sigmoid", "erf", "abs", "maximum", "minimum")
+"""The operators that give a finite value wherever their arguments are finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """The sum over *free* of *body*, at the element of the gradient that the target iterators name."""
+
+    free: tuple[Iterator, ...]
+    body: Scalar
+
+
+def targets(index: tuple[Index, ...], box: tuple[tuple[int, int], ...], used: Iterable[str]) -> tuple[Iterator, ...]:
+    """New iterators over *box*, called as the lone iterators of *index* where there are such, else ``t1``, ``t2``, …"""
+    taken = {*used, *(x.name for i in index for x in i.iterators)}
+    out: list[Iterator] = []
+    for i, (lo, hi) in zip(index, box, strict=True):
+        single = i.single
+        name = single.name if single and all(single.name != t.name for t in out) else fresh("t", taken)
+        taken.add(name)
+        out.append(Iterator(name, lo, hi))
+    return tuple(out)
+
+
+def contribution(
+    scope: Scope, above: Tensor, part: Partial, into: tuple[Iterator, ...], scale: Scalar
+) -> Contribution | None:
+    """What the read of *part* contributes to the gradient over *into*; None where that is nothing.
+
+    *above* is the gradient of *scope*'s result, and *scale*, over the scope's iterators, a factor of all its partials.
+    Raises ValueError where the index map has no usable inverse.
+    """
+    whole = replace(part, factor=mul(part.factor, scale))
+    direct = _pulled(scope, above, whole, into, scope.traversals)
+    if (direct.bounds or direct.stepped) and not whole.conditions and _finite(whole.factor):
+        # Strides: where another factor's padding says which points count, this is a transposed convolution.  Rules step
+        # through its sum as this did, but no rule makes steps whole again.
+        other = _pulled(scope, above, whole, into, scope.summations)
+        if not (other.bounds or other.stepped or other.hard):
+            direct = other
+    if direct.hard:
+        _refuse_long(scope, direct.scope, part.access)
+    return _guarded(direct)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pulled:
+    """A scope over the targets that is right where all *bounds* and *conditions* are met, and has to be 0 elsewhere.
+
+    *stepped*: it walks through an iterator of the original in steps; *hard*: not all equations could be solved.
+    """
+
+    scope: Scope
+    bounds: tuple[Bound, ...]
+    conditions: tuple[tuple[Scalar, bool], ...]
+    stepped: bool
+    hard: bool
+
+
+def _pulled(
+    scope: Scope, above: Tensor, part: Partial, into: tuple[Iterator, ...], prefer: tuple[Iterator, ...]
+) -> _Pulled:
+    """*part* times *above* at the targets *into*, solved for *prefer* where there is a choice."""
+    own = (*scope.traversals, *scope.summations)
+    # The new iterators may have names of the old ones: these get a mark in between.
+    marked = {x: Iterator(f"{x.name}'", x.lo, x.hi) for x in own}
+    index = tuple(i.substitute(lambda x: marked[x]) for i in part.access.index)
+    found = preimage(tuple(marked.values()), index, into, {marked[x] for x in prefer})
+    plain = _unmarked(found.free, into)
+    stepped = any(y not in found.values for y in found.free)
+
+    def named(i: Index) -> Index:
+        return i.substitute(lambda y: plain.get(y, y))
+
+    to = {x: named(found.values[marked[x]]) for x in own}
+    bounds = (*(Bound(named(b.index), b.lo, b.hi) for b in found.guards), *substitute_domain(scope.domain, to))
+    conditions = tuple((substitute(c, to), holds) for c, holds in part.conditions)
+    read = Access(above, tuple(to[x] for x in scope.traversals))
+    made = Scope(into, tuple(plain.values()), mul(read, substitute(part.factor, to)))
+    if not part.conditions and _finite(part.factor):
+        kept = tuple(b for b in bounds if not any(_vanishes(f, b) for f in factors(made.body)))
+        if len(kept) < len(bounds) and (fit := _fitted(made, above, legal_anyway=not kept)) is not None:
+            return _Pulled(fit, kept, conditions, stepped, found.hard)
+    return _Pulled(made, bounds, conditions, stepped, found.hard)
+
+
+def _refuse_long(scope: Scope, backward: Scope, access: Access) -> None:
+    """Raises ValueError where *backward* walks through far more points than *scope* has, or elements are made."""
+    walked, forward = (prod(x.extent for x in (*s.traversals, *s.summations)) for s in (backward, scope))
+    made = prod(backward.shape)
+    if walked > MOST * max(forward, made):
+        assert isinstance(access.source, Tensor)
+        raise ValueError(
+            f"the index map ({', '.join(map(repr, access.index))}) of {access.source.name} has no usable inverse: its "
+            f"gradient, of {made} elements, would walk through {walked} points, expected at most {MOST} times as many "
+            f"as elements or as the {forward} points of the forward pass"
+        )
+
+
+def _unmarked(free: Iterable[Iterator], into: Iterable[Iterator]) -> dict[Iterator, Iterator]:
+    taken = {t.name for t in into}
+    out: dict[Iterator, Iterator] = {}
+    for y in free:
+        name = y.name.replace("'", "")
+        out[y] = Iterator(name if name not in taken else fresh(name, taken), y.lo, y.hi)
+        taken.add(out[y].name)
+    return out
+
+
+def _vanishes(factor: Scalar, bound: Bound) -> bool:
+    """Whether *factor* is, or may be made, 0 wherever *bound* is violated: a read that leaves its box then."""
+    match factor:
+        case Access(Tensor() | Scope() as source, index):
+            boxes = zip(index, source.box, strict=True)
+            return not source.value and any(
+                i == bound.index and bound.lo <= lo and hi <= bound.hi for i, (lo, hi) in boxes
+            )
+    return False
+
+
+def _fitted(scope: Scope, above: Tensor, legal_anyway: bool) -> Scope | None:
+    """*scope* with what it reads too far out padded by 0: *above*, and copies of others; None where that is wrong."""
+    pads = [(0, 0)] * len(above.shape)
+
+    def widest(access: Access) -> Access:
+        if access.source == above:
+            for d, (i, (lo, hi)) in enumerate(zip(access.index, above.box, strict=True)):
+                first, last = reach(i)
+                pads[d] = max(0, lo - first), max(0, last + 1 - hi)
+            wide = replace(above, padding=tuple(pads) if any(map(any, pads)) else ())
+            return Access(wide, access.index)
+        return access
+
+    scope = replace(scope, body=map_accesses(scope.body, widest))
+    beyond = {e.access for e in excess(scope)}
+    if not beyond:
+        return scope
+    sources = [a.source for n, a in enumerate(accesses(scope.body)) if n in beyond]
+    if not legal_anyway or any(isinstance(s, Table) or s.value for s in sources):
+        return None
+    return fitted(scope, 0)
+
+
+def _finite(factor: Scalar) -> bool:
+    """Whether *factor* is finite wherever what it reads is, and what it reads is padded by nothing infinite."""
+    match factor:
+        case Access(source):
+            return not source.padding or isfinite(source.value)
+        case Const(value):
+            return isfinite(value)
+        case Apply(op, args):
+            return op in _TOTAL and all(map(_finite, args))
+        case Compare():
+            return False
+
+
+def _guarded(pulled: _Pulled) -> Contribution | None:
+    """What is left, as conditions; None where they cannot be met."""
+    body = pulled.scope.body
+    for b in pulled.bounds:
+        lo, hi = b.index.bounds
+        if hi < b.lo or lo >= b.hi:
+            return None
+        if b.hi - b.lo == 1:
+            body = _where(Compare("==", b.index, as_index(b.lo)), body)
+            continue
+        if hi >= b.hi:
+            body = _where(Compare("<", b.index, as_index(b.hi)), body)
+        if lo < b.lo:
+            body = _where(Compare(">=", b.index, as_index(b.lo)), body)
+    for condition, holds in pulled.conditions:
+        zero = Const(0)
+        body = Apply("where", (condition, body, zero) if holds else (condition, zero, body))
+    return Contribution(pulled.scope.summations, body)
+
+
+def _where(condition: Compare, body: Scalar) -> Scalar:
+    return Apply("where", (condition, body, Const(0)))

@@ -1,0 +1,205 @@
+"""Tensors that hold values: which index reads an element of a value from them.
+
+Where values stand while a pass is written: in stashed tensors, in inputs, and in equations written before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from einnet_explore.analysis.equations import wider
+from einnet_explore.analysis.regions import always
+from einnet_explore.analysis.substitution import substitute_domain
+from einnet_explore.autodiff.common_parts import Parts
+from einnet_explore.autodiff.program_values import Pass
+from einnet_explore.autodiff.values import Term, Use, Value, Values, constant
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Bound,
+    Index,
+    Iterator,
+    Padding,
+    Scalar,
+    Scope,
+    Tensor,
+    as_index,
+    map_tensors,
+)
+
+
+@dataclass(frozen=True)
+class Held:
+    """*tensor*[*own*] is *use*, where *domain* holds; where *padded*, also outside the tensor's box."""
+
+    tensor: Tensor
+    use: Use
+    own: tuple[Iterator, ...]
+    domain: tuple[Bound, ...] = ()
+    padded: bool = False
+
+    def index(self, use: Use, where: tuple[Bound, ...] = ()) -> tuple[Index, ...] | None:
+        """Where *tensor* holds what *use* reads in the domain *where*, its sign aside; None where it does not."""
+        to = self.layout(use)
+        if to is None:
+            return None
+        box = self.tensor.reach if self.padded else self.tensor.box
+        inside = (Bound(i, lo, hi) for i, (lo, hi) in zip(to.values(), box, strict=True))
+        kept = () if self.padded else substitute_domain(self.domain, to)
+        if not all(always(b, where) for b in (*inside, *kept)):
+            return None
+        return tuple(to.values())
+
+    def layout(self, use: Use) -> dict[Iterator, Index] | None:
+        """As ``index``, by traversal, wherever that lies."""
+        found = {x: i for one, wanted in zip(self.use.at, use.at, strict=True) for x, i in _solved(one, wanted)}
+        to = {x: found.get(x, as_index(x.lo)) for x in self.own}
+        if any(x not in found and x.extent > 1 for x in self.own) or self.use.moved(to).at != use.at:
+            return None
+        return to
+
+    def read(self, use: Use, where: tuple[Bound, ...] = ()) -> Scalar | None:
+        """*use*, in the domain *where*, as a read of *tensor*; None where that does not hold it."""
+        index = self.index(use, where)
+        if index is None:
+            return None
+        access = Access(self.tensor, index)
+        return access if use.sign == self.use.sign else Apply("neg", (access,))
+
+
+def held(read: Pass) -> Iterable[tuple[str, Held]]:
+    """What the equations and the given inputs of *read* hold, with their names."""
+    for equation in read.program.equations:
+        scope = equation.scope
+        term = read.terms[equation.name]
+        if isinstance(term, Use):
+            yield equation.name, Held(equation.tensor, term, scope.traversals, scope.domain)
+        if equation.name in read.guarded:
+            guarded = read.guarded[equation.name]
+            yield equation.name, Held(equation.tensor, guarded, scope.traversals, (), True)
+
+
+def given(read: Pass, before: Pass) -> Iterable[tuple[str, Held]]:
+    """What the inputs of *read* hold that are results of *before*."""
+    made = {e.name: e for e in before.program.equations}
+    for tensor in read.program.inputs:
+        if tensor.name in read.given:
+            scope = made[tensor.name].scope
+            term = read.terms[tensor.name]
+            if isinstance(term, Use):
+                yield tensor.name, Held(tensor, term, scope.traversals, scope.domain)
+            if tensor.name in read.guarded:
+                guarded = read.guarded[tensor.name]
+                yield tensor.name, Held(tensor, guarded, scope.traversals, (), True)
+
+
+def holds(one: Held, value: Value, box: Iterable[tuple[int, int]]) -> bool:
+    """Whether *one* holds *value* all over *box*."""
+    own = tuple(Iterator(f"x{n}", lo, hi) for n, (lo, hi) in enumerate(box))
+    at = tuple(map(constant, own))
+    return one.use.value is value and one.index(Use(1, value, at)) is not None
+
+
+def _solved(one: Index, wanted: Index) -> Iterable[tuple[Iterator, Index]]:
+    """The iterator that *one* is, up to sign and offset, and what it has to be for *one* to be *wanted*."""
+    match one.terms:
+        case ((Iterator() as x, (1 | -1) as k),):
+            yield x, (wanted - one.const) * k
+
+
+ALWAYS = -1
+"""The position of what may be read anywhere."""
+
+
+class Shelf:
+    """*stashed* tensors, and what is *made* by equations, with their positions; *parts* of sums and products."""
+
+    def __init__(self, values: Values, parts: Parts, stashed: Sequence[Held], made: Iterable[tuple[int, Held]]) -> None:
+        self.values = values
+        self.parts = parts
+        self.pads: dict[str, tuple[Padding, float]] = {}
+        """How far beyond their boxes stashed tensors are read, and what is there."""
+        self.root: Value | None = None
+        """What the equation computes that is written; what it is made of may be read from any other equation."""
+        self.domain: tuple[Bound, ...] = ()
+        """Where the scope that is written computes: nothing is read elsewhere."""
+        self._stashed: dict[int, list[Held]] = {}
+        for one in stashed:
+            self._stashed.setdefault(one.use.value.number, []).append(one)
+        self._names = {one.tensor.name for one in stashed}
+        self._touches: dict[int, bool] = {}
+        self._made: dict[int, list[tuple[int, Held]]] = {}
+        for position, one in made:
+            self._made.setdefault(one.use.value.number, []).append((position, one))
+
+    @contextmanager
+    def within(self, domain: tuple[Bound, ...]) -> Generator[None, None, None]:
+        """What is written meanwhile computes in *domain*."""
+        outer, self.domain = self.domain, domain
+        try:
+            yield
+        finally:
+            self.domain = outer
+
+    def put(self, one: Held) -> None:
+        """*one* may be read anywhere from now on."""
+        self._made.setdefault(one.use.value.number, []).append((ALWAYS, one))
+
+    def stashes(self, name: str) -> bool:
+        """Whether the tensor called *name* is a stashed one."""
+        return name in self._names
+
+    def touches(self, term: Term) -> bool:
+        """Whether *term* is computed from a value that a stashed tensor holds."""
+        if not isinstance(term, Use):
+            return False
+        number = term.value.number
+        if number not in self._touches:
+            split = (part.use for part in self.parts.get(number, ()))
+            reads = (*self.values.reads(term.value), *split)
+            self._touches[number] = number in self._stashed or any(map(self.touches, reads))
+        return self._touches[number]
+
+    def stored(self, use: Use) -> Iterable[tuple[Index, ...]]:
+        """The indices at which tensors that hold *use* are read for it."""
+        if use.value.kind == "leaf":
+            yield use.at
+        for _, one in self._made.get(use.value.number, ()):
+            if (found := one.layout(use)) is not None:
+                yield tuple(found.values())
+
+    def look(self, use: Use, position: int) -> Scalar | None:
+        """*use* read from a tensor that holds it."""
+        number = use.value.number
+        for one in self._stashed.get(number, ()):
+            if (found := one.read(use, self.domain)) is not None:
+                return found
+        if use.value.kind == "guard" and any(r.value.number in self._stashed for r in self.values.reads(use.value)):
+            return None
+        for at, one in self._made.get(number, ()):
+            if at < position or use.value is not self.root:
+                found = one.read(use, self.domain)
+                if found is not None:
+                    return found
+        return None
+
+    def widen(self, name: str, padding: Padding, value: float) -> bool:
+        """Let the tensor called *name* be read *padding* far, with *value* there; False where another value is."""
+        known, there = self.pads.get(name, ((), value))
+        if there != value:
+            return False
+        self.pads[name] = wider(known, padding), value
+        return True
+
+    def padded(self, scope: Scope) -> Scope:
+        """*scope* with stashed tensors read as far beyond their boxes everywhere as somewhere."""
+
+        def wide(tensor: Tensor) -> Tensor:
+            if tensor.name not in self._names or tensor.name not in self.pads:
+                return tensor
+            padding, value = self.pads[tensor.name]
+            return replace(tensor, padding=padding, value=value)
+
+        return map_tensors(scope, wide)

@@ -1,0 +1,337 @@
+r"""Reverse-mode differentiation of programs: gradients as programs again.
+
+.. math::
+   dT = \sum_{Y\ \text{reads}\ T}\ \mathop{L}_{\vec t}\ \sum_{(\vec x, \vec y) :\, \tau(\vec x, \vec y) = \vec t}
+        dY[\vec x]\ \frac{\partial f}{\partial T}(\vec x, \vec y)
+
+By algebra alone: no operator has a gradient of its own.  The result computes again what it needs of the forward pass;
+common subexpressions of both are for whoever runs both.  Of a reduction by
+
+* ``sum`` every term gets the gradient;
+* ``max`` and ``min`` all that attain the extremum share it equally, as one gradient divided by their number;
+* ``prod`` a factor gets it times the product of the others, which is computed as such, so zeros do no harm.
+
+Source: Griewank and Walther, "Evaluating Derivatives"; the gradient definitions of "Common Subexpression Elimination"
+(TVM), which this replaces by derivation.
+
+Nested scopes as equations of their own, so that every body reads tensors and tables only.
+
+.. math::  Y = \mathop{L}_{\vec x} g(\{S\}[\pi]) \quad\mapsto\quad T = S,\ Y = \mathop{L}_{\vec x} g(T[\pi])
+
+Scopes are closed, so this is always possible; equal scopes become one equation.
+
+Linearity by structure: a program whose results are homogeneous of degree one in some of its inputs.
+
+.. math::  f(\alpha\, d + \beta\, e) = \alpha f(d) + \beta f(e)
+
+Degrees are counted as of polynomials: those of factors add up, terms agree, a quotient has its numerator's if the
+denominator has none, and what any other function gets has none.  A sum keeps a degree; a maximum or product does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from einnet_explore.analysis.equations import exchanged
+from einnet_explore.analysis.substitution import fresh, substitute
+from einnet_explore.autodiff.adjoints import Contribution, contribution, targets
+from einnet_explore.autodiff.scalar_derivatives import ONE, is_zero, minus, partials, summed
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Compare,
+    Const,
+    Equation,
+    Iterator,
+    Padding,
+    Program,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    as_index,
+    map_accesses,
+    map_tensors,
+    tensors,
+)
+
+
+def lifted(program: Program) -> Program:
+    """*program* with every nested scope as an equation before its reader; nothing is instantiated any more."""
+    names = set(program.names())
+    made: dict[Scope, Equation] = {}
+    out: list[Equation] = []
+
+    def flat(scope: Scope) -> Scope:
+        return replace(scope, body=map_accesses(scope.body, read))
+
+    def read(access: Access) -> Access:
+        match access.source:
+            case Scope() as inner:
+                if inner not in made:
+                    name = _fresh(names)
+                    made[inner] = Equation(name, flat(inner))
+                    out.append(made[inner])
+                return Access(made[inner].tensor, access.index)
+        return access
+
+    for equation in program.equations:
+        out.append(Equation(equation.name, flat(equation.scope)))
+    return replace(program, equations=tuple(out))
+
+
+def _fresh(names: set[str]) -> str:
+    name = next(name for n in range(1, len(names) + 2) if (name := f"T{n}") not in names)
+    names.add(name)
+    return name
+
+
+ANY = None
+"""The degree of 0, which is homogeneous of every degree."""
+
+
+def assert_linear(program: Program, names: Iterable[str]) -> None:
+    """Raises ValueError, with the expression that is at fault, unless every output is linear in the inputs *names*."""
+    degrees: dict[str, int | None] = dict.fromkeys(names, 1)
+    for equation in program.equations:
+        degrees[equation.name] = _scope(equation.scope, degrees, equation.name)
+    for name in program.outputs:
+        if degrees.get(name, 0) not in (1, ANY):
+            raise ValueError(f"{name} does not depend on {', '.join(sorted(set(names)))} linearly: it has degree 0")
+
+
+def _scope(scope: Scope, degrees: Mapping[str, int | None], told: str) -> int | None:
+    degree = _degree(scope.body, degrees, told)
+    if degree == 1 and scope.summations and scope.reduce != "sum":
+        raise ValueError(f"{told}: {scope.reduce} of what is linear is not linear")
+    if degree == 1 and scope.value and (scope.padding or scope.domain):
+        raise ValueError(f"{told} is {scope.value:g} outside, expected 0 of what is linear")
+    return degree
+
+
+def _source(source: Tensor | Table | Scope, degrees: Mapping[str, int | None], told: str) -> int | None:
+    match source:
+        case Tensor(name):
+            degree = degrees.get(name, 0)
+            if degree == 1 and source.value and source.padding:
+                raise ValueError(f"{told}: {name} is {source.value:g} outside, expected 0 of what is linear")
+            return degree
+        case Table():
+            return 0
+        case Scope():
+            return _scope(source, degrees, told)
+
+
+def _degree(body: Scalar, degrees: Mapping[str, int | None], told: str) -> int | None:
+    match body:
+        case Access(source):
+            return _source(source, degrees, told)
+        case Compare():
+            return 0
+        case Const(value):
+            return 0 if value else ANY
+        case Apply("*", args):
+            each = [_degree(a, degrees, told) for a in args]
+            total = sum(d for d in each if d is not ANY)
+            if total > 1:
+                raise ValueError(f"{told}: {body!r} has degree {total}, expected 1 at most")
+            return ANY if ANY in each else total
+        case Apply("/", (a, b)):
+            if _degree(b, degrees, told) == 1:
+                raise ValueError(f"{told}: {body!r} divides by what is linear")
+            return _degree(a, degrees, told)
+        case Apply("where", (_, *branches)) | Apply("+" | "-" | "neg", branches):
+            found = {d for a in branches if (d := _degree(a, degrees, told)) is not ANY}
+            if len(found) > 1:
+                raise ValueError(f"{told}: the terms of {body!r} have degrees 0 and 1")
+            return found.pop() if found else ANY
+        case Apply(op, args):
+            if any(_degree(a, degrees, told) == 1 for a in args):
+                raise ValueError(f"{told}: {op} of what is linear is not linear")
+            return 0
+
+
+PREFIX = "d_"
+"""The gradient of ``Y`` is called ``d_Y``."""
+
+
+def differentiate(program: Program, wrt: Iterable[str] | None = None) -> Program:
+    """The gradients of *program*'s inputs *wrt* (None: all of them), one output each in their order.
+
+    Its inputs are those of *program* and, for each output ``Y``, the gradient ``d_Y`` of ``Y``'s shape; a gradient of
+    ``A`` is called ``d_A`` (with a number where that is taken).  Every output is linear in the output gradients.
+
+    Raises ValueError for a name that is no input, for one that is given twice, for an operator without a derivative,
+    and for an index map whose pre-images take far more points than the forward pass has.
+    """
+    chosen = _chosen(program, wrt)
+    flat = lifted(program)
+    run = _Run(flat, set(flat.names()))
+    for name in program.outputs:
+        run.seed(name)
+    active = _active(flat, chosen)
+    for equation in reversed(flat.equations):
+        if equation.name in active:
+            run.through(equation, active)
+    results = tuple(run.total(name) for name in chosen)
+    made = Program((*program.inputs, *run.seeds.values()), (*flat.equations, *run.equations), results)
+    out = _widened(exchanged(made, {}, ()), run.gradients)
+    assert_linear(out, [t.name for t in run.seeds.values()])
+    return out
+
+
+def _chosen(program: Program, wrt: Iterable[str] | None) -> tuple[str, ...]:
+    known = tuple(t.name for t in program.inputs)
+    chosen = known if wrt is None else tuple(wrt)
+    for name in chosen:
+        if name not in known:
+            what = "an equation" if name in program.names() else "unknown"
+            raise ValueError(f"wrt {name}: found {what}, expected one of the inputs {', '.join(known)}")
+        if chosen.count(name) > 1:
+            raise ValueError(f"wrt {name}: found it {chosen.count(name)} times, expected it once")
+    if not chosen:
+        raise ValueError(f"wrt: found no name, expected one of the inputs {', '.join(known)}")
+    return chosen
+
+
+def _active(program: Program, wrt: Iterable[str]) -> frozenset[str]:
+    """The tensors that depend on *wrt*, these included."""
+    found = set(wrt)
+    for equation in program.equations:
+        if any(t.name in found for t in tensors(equation.scope)):
+            found.add(equation.name)
+    return frozenset(found)
+
+
+@dataclass
+class _Run:
+    """The gradients found so far, and what is still to be added up for each tensor."""
+
+    program: Program
+    names: set[str]
+    seeds: dict[str, Tensor] = field(default_factory=dict)
+    parts: dict[str, list[Contribution]] = field(default_factory=dict)
+    into: dict[str, tuple[Iterator, ...]] = field(default_factory=dict)
+    equations: list[Equation] = field(default_factory=list)
+
+    @property
+    def gradients(self) -> frozenset[str]:
+        """The names of everything that is a gradient."""
+        return frozenset((*(t.name for t in self.seeds.values()), *(e.name for e in self.equations)))
+
+    def seed(self, name: str) -> None:
+        """Make the gradient of output *name* an input."""
+        self.seeds[name] = Tensor(self._new(PREFIX + name), self._tensor(name).shape)
+
+    def through(self, equation: Equation, active: frozenset[str]) -> None:
+        """Pass the gradient of *equation* on to what it reads."""
+        if (above := self._gradient(equation.name)) is None:
+            return
+        scope = equation.scope
+        wanted = [
+            p for p in partials(scope.body) if isinstance(p.access.source, Tensor) and p.access.source.name in active
+        ]
+        if not wanted:
+            return
+        above, scale = self._reduced(equation, above)
+        for part in wanted:
+            source = part.access.source
+            assert isinstance(source, Tensor)
+            used = (x.name for x in (*scope.traversals, *scope.summations))
+            into = self.into.setdefault(source.name, targets(part.access.index, source.box, used))
+            if (found := contribution(scope, above, part, into, scale)) is not None:
+                self.parts.setdefault(source.name, []).append(found)
+
+    def total(self, name: str) -> str:
+        """The name of the equation of input *name*'s gradient."""
+        return self._equation(name).name
+
+    def _gradient(self, name: str) -> Tensor | None:
+        """The gradient of equation *name*; None where no output depends on it."""
+        if name in self.parts or (name in self.seeds and self._tensor(name).origin):
+            return self._equation(name).tensor
+        return self.seeds.get(name)
+
+    def _equation(self, name: str) -> Equation:
+        """The equation that adds up all contributions to the gradient of *name*."""
+        box = self._tensor(name).box
+        into = self.into.get(name) or tuple(Iterator(f"t{n}", lo, hi) for n, (lo, hi) in enumerate(box, 1))
+        parts = list(self.parts.get(name, ()))
+        if name in self.seeds:
+            # An input starts at 0, a result where its ranges do.
+            parts.insert(0, Contribution((), self.seeds[name][tuple(t - t.lo for t in into)]))
+        if len(parts) == 1:
+            return self._made(PREFIX + name, Scope(into, parts[0].free, parts[0].body))
+        each = [p.body if not p.free else Scope(into, p.free, p.body)[into] for p in parts]
+        return self._made(PREFIX + name, Scope(into, (), summed(each)))
+
+    def _reduced(self, equation: Equation, above: Tensor) -> tuple[Tensor, Scalar]:
+        """The gradient that each reduced value gets, as (a tensor like *equation*'s, a factor over its iterators)."""
+        scope = equation.scope
+        if scope.reduce == "sum" or not scope.summations:
+            return above, ONE
+        x = scope.traversals
+        if scope.reduce == "prod":
+            return above, self._others(scope)
+        result = equation.tensor[x]
+        least, most = (scope.body, result) if scope.reduce == "max" else (result, scope.body)
+        if not isinstance(scope.body, Access):
+            # A compiler takes a product less something for one operation that rounds once: nothing would attain it.
+            least, most = Apply("minimum", (least, most)), Apply("maximum", (least, most))
+        gap = minus(most, least)
+        attains = is_zero(gap)
+        ties = self._made("T", replace(scope, body=attains, reduce="sum", padding=(), value=0))
+        shared = replace(scope, summations=(), reduce="sum", padding=(), value=0)
+        share = self._made(above.name, replace(shared, body=Apply("/", (above[x], ties.tensor[x]))))
+        return share.tensor, attains
+
+    def _others(self, scope: Scope) -> Scalar:
+        """For every factor of a product the product of the others."""
+        taken = {x.name for x in (*scope.traversals, *scope.summations)}
+        again: dict[Iterator, Iterator] = {}
+        for y in scope.summations:
+            again[y] = Iterator(fresh(y.name, taken), y.lo, y.hi)
+            taken.add(again[y].name)
+        body = substitute(scope.body, again)
+        others: Scalar = Const(1)
+        for y, z in again.items():
+            others = Apply("where", (Compare("==", as_index(z), as_index(y)), others, body))
+        at = (*scope.traversals, *scope.summations)
+        return self._made("T", Scope(at, tuple(again.values()), others, "prod", scope.domain)).tensor[at]
+
+    def _made(self, stem: str, scope: Scope) -> Equation:
+        made = Equation(self._new(stem), scope)
+        self.equations.append(made)
+        return made
+
+    def _tensor(self, name: str) -> Tensor:
+        return next((t for t in self.program.inputs if t.name == name), None) or next(
+            e.tensor for e in self.program.equations if e.name == name
+        )
+
+    def _new(self, stem: str) -> str:
+        name = stem if stem not in self.names and stem != "T" else fresh(stem, self.names)
+        self.names.add(name)
+        return name
+
+
+def _widened(program: Program, names: frozenset[str]) -> Program:
+    """*program* with the gradients *names* padded by 0 as far as they are read."""
+    pads: dict[str, Padding] = {}
+    for equation in program.equations:
+        for tensor in tensors(equation.scope):
+            if tensor.name in names and tensor.padding:
+                known = pads.get(tensor.name, tensor.padding)
+                pads[tensor.name] = tuple(
+                    (max(a, c), max(b, d)) for (a, b), (c, d) in zip(known, tensor.padding, strict=True)
+                )
+
+    def wide(tensor: Tensor) -> Tensor:
+        return replace(tensor, padding=pads[tensor.name]) if tensor.name in pads else tensor
+
+    equations = tuple(
+        replace(e, scope=replace(map_tensors(e.scope, wide), padding=pads.get(e.name, e.scope.padding)))
+        for e in program.equations
+    )
+    return replace(program, inputs=tuple(map(wide, program.inputs)), equations=equations)

@@ -1,0 +1,279 @@
+r"""Two passes with a stash between them: the forward pass with more outputs, the backward pass with placeholders.
+
+Quotients as products with inverses, so that factors may be reassociated across a division.
+
+.. math::  a / (b\,c) = a \cdot \frac1b \cdot \frac1c
+
+It holds over the reals wherever the quotient is defined.  Two programs that agree in this form agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from einnet_explore.analysis.equations import exchanged, wider
+from einnet_explore.autodiff.available_tensors import Held, given, held
+from einnet_explore.autodiff.common_parts import Parts, whole
+from einnet_explore.autodiff.pass_costs import Demand
+from einnet_explore.autodiff.pass_writer import Writer, iterators
+from einnet_explore.autodiff.program_values import Pass
+from einnet_explore.autodiff.values import Use, Value, Values, constant
+from einnet_explore.equivalence.certificate import Certificate, certify
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Compare,
+    Const,
+    Equation,
+    Iterator,
+    Padding,
+    Program,
+    Scalar,
+    Scope,
+    Tensor,
+    accesses,
+    as_index,
+    factors,
+    map_accesses,
+    map_tensors,
+    mul,
+    scopes,
+    tensors,
+)
+
+
+def with_inverses(program: Program) -> Program:
+    """*program* with every quotient, at any depth, as a product with inverses of single factors."""
+    return replace(program, equations=tuple(replace(e, scope=_scope(e.scope)) for e in program.equations))
+
+
+def divides(scope: Scope) -> bool:
+    """Whether *scope*, or a scope below it, divides by anything but a number."""
+    return any(_divides(inner.body) for _, inner in scopes(scope))
+
+
+def _divides(body: Scalar) -> bool:
+    match body:
+        case Apply("/", (a, b)):
+            return not isinstance(b, Const) or _divides(a)
+        case Apply(_, args):
+            return any(map(_divides, args))
+        case Access() | Const() | Compare():
+            return False
+
+
+def _scope(scope: Scope) -> Scope:
+    def read(access: Access) -> Access:
+        return Access(_scope(access.source), access.index) if isinstance(access.source, Scope) else access
+
+    return replace(scope, body=map_accesses(_inverted(scope.body), read))
+
+
+def _inverted(body: Scalar) -> Scalar:
+    match body:
+        case Apply("/", (a, b)):
+            return mul(_inverted(a), *map(_inverse, factors(_inverted(b))))
+        case Apply("*", args):
+            return mul(*map(_inverted, args))
+        case Apply("neg", (a,)):
+            return mul(Const(-1), _inverted(a))
+        case Apply(op, args):
+            return Apply(op, tuple(map(_inverted, args)))
+        case Access() | Const() | Compare():
+            return body
+
+
+def _inverse(factor: Scalar) -> Scalar:
+    match factor:
+        case Const(-1):
+            return factor
+        case Apply("/", (Const(1), inner)):
+            return inner
+    return Apply("/", (Const(1), factor))
+
+
+def writer(values: Values, one: Pass, parts: Parts, stashed: Sequence[Held], used: Iterable[str] = ()) -> Writer:
+    """A writer of the expressions of *one*, whose new equations have none of the names *used*."""
+    position = {e.name: n for n, e in enumerate(one.program.equations)}
+    made = [(position[name], found) for name, found in held(one)]
+    return Writer(values, parts, {t.name: t for t in one.program.inputs}, stashed, made, (*used, *one.program.names()))
+
+
+def placed(by: Writer, demand: Demand) -> tuple[tuple[Iterator, ...], Use]:
+    """Traversals over the box of *demand*, moved to begin at 0, in its layout, and the value over these."""
+    value = demand.value
+    ranges = tuple(as_index(Iterator("x", lo, hi)) for lo, hi in demand.box)
+    own = tuple(Iterator(x.name, 0, x.extent) for x in iterators(value.names, ranges))
+    at = tuple(constant(x) + lo for x, (lo, _) in zip(own, demand.box, strict=True))
+    return tuple(own[n] for n in layout(by, value)), Use(1, value, at)
+
+
+def layout(by: Writer, value: Value) -> tuple[int, ...]:
+    """The order of the parameters of *value* as a tensor: that of the tensor with most of them that it reads."""
+    params = value.scope.traversals
+    best: tuple[int, ...] = ()
+    waiting = [whole(value)]
+    seen: set[Use] = set()
+    while waiting:
+        use = waiting.pop()
+        if use not in seen:
+            seen.add(use)
+            for index in by.shelf.stored(use):
+                found = tuple(dict.fromkeys(params.index(x) for i in index if (x := i.single) in params))
+                best = found if len(found) > len(best) else best
+            to = dict(zip(use.value.scope.traversals, use.at, strict=True))
+            waiting.extend(reversed([read.moved(to) for read in by.values.reads(use.value)]))
+    return (*best, *(n for n in value.order if n not in best))
+
+
+def definition(made: Writer, demand: Demand, position: int) -> Scope:
+    """The value of *demand* as a scope of its own; it reads equations before *position*."""
+    own, use = placed(made, demand)
+    return made.definition(use.value, own, use.at, position)
+
+
+def with_stash(
+    values: Values, one: Pass, parts: Parts, chosen: Sequence[tuple[Demand, str | None]], used: Iterable[str]
+) -> tuple[Program, tuple[Held, ...]]:
+    """The forward pass *one* with each of *chosen* as an output, and the tensors that the outputs are.
+
+    A chosen value is held by the equation that is named beside it, or gets an equation of its own; its name is none of
+    *used*.
+    """
+    program = one.program
+    taken = {*used, *program.names()}
+    scope_of = {e.name: e.scope for e in program.equations}
+    plain = writer(values, one, parts, ())
+    out: list[Held] = []
+    new: list[tuple[Demand, Held]] = []
+    for demand, name in chosen:
+        if name is not None:
+            term = one.terms[name]
+            assert isinstance(term, Use)
+            out.append(Held(Tensor(name, scope_of[name].shape), term, scope_of[name].traversals))
+            continue
+        free = next(f"stash{n}" for n in range(1, len(taken) + 2) if f"stash{n}" not in taken)
+        taken.add(free)
+        own, use = placed(plain, demand)
+        out.append(Held(Tensor(free, tuple(x.extent for x in own)), use, own))
+        new.append((demand, out[-1]))
+    made = writer(values, one, parts, [h for _, h in new], taken)
+    end = len(program.equations)
+    defined = [Equation(h.tensor.name, definition(made, demand, end)) for demand, h in new]
+    rewritten = {e.name: made.equation(e, one.terms[e.name], n) for n, e in enumerate(program.equations)}
+    more = [
+        replace(e, scope=_reaching(made.shelf.padded(e.scope), *made.shelf.pads.get(e.name, ((), 0)))) for e in defined
+    ]
+    more += [replace(e, scope=made.shelf.padded(e.scope)) for e in made.lifted]
+    changed = {n: replace(e, scope=made.shelf.padded(e.scope)) for n, e in rewritten.items()}
+    outputs = (*program.outputs, *(h.tensor.name for h in out if h.tensor.name not in program.outputs))
+    return exchanged(replace(program, outputs=outputs), changed, more), tuple(out)
+
+
+def with_placeholders(
+    values: Values, one: Pass, before: Pass, parts: Parts, stashed: Sequence[Held]
+) -> tuple[Program, Mapping[str, int]]:
+    """The backward pass *one* reading *stashed*, results of *before*, and how often it reads each of them.
+
+    Inputs that it no longer reads are dropped.  Raises ValueError where it has an output of a stashed tensor's name.
+    """
+    program = one.program
+    known = [found for _, found in given(one, before)]
+    made = writer(values, one, parts, [*stashed, *known], before.program.names())
+    names = {h.tensor.name for h in stashed} - one.given
+    if clash := sorted(names & set(program.outputs)):
+        raise ValueError(f"{', '.join(clash)} is an output of both passes, expected different names")
+    # All are written before any is padded: how far a stash is read is known only then.
+    rewritten = {e.name: made.equation(e, one.terms[e.name], n) for n, e in enumerate(program.equations)}
+    changed = {n: replace(e, scope=made.shelf.padded(e.scope)) for n, e in rewritten.items()}
+    holders = {h.tensor.name: h.tensor for h in stashed}
+    inputs = [t for t in program.inputs if t.name not in holders]
+    for name, tensor in holders.items():
+        padding, value = made.shelf.pads.get(name, (tensor.padding, tensor.value))
+        inputs.append(replace(tensor, padding=padding, value=value))
+    lifted = [replace(e, scope=made.shelf.padded(e.scope)) for e in made.lifted]
+    rest = exchanged(replace(program, inputs=tuple(inputs)), changed, lifted)
+    read = {t.name for e in rest.equations for t in tensors(e.scope)}
+    rest = replace(rest, inputs=tuple(t for t in rest.inputs if t.name in read or t.name in rest.outputs))
+    return rest, {h.tensor.name: sum(_count(e.scope, h.tensor.name) for e in rest.equations) for h in stashed}
+
+
+def certified(
+    forward: Program, backward: Program, new_forward: Program, new_backward: Program
+) -> tuple[Certificate, Certificate]:
+    """That the new forward pass computes what the old did, and the new backward pass, fed by it, what the old did."""
+    ahead = exchanged(replace(new_forward, outputs=forward.outputs), {}, ())
+    return _proof(forward, ahead), _proof(joined(forward, backward), joined(new_forward, new_backward))
+
+
+def _proof(before: Program, after: Program) -> Certificate:
+    if before == after or not any(divides(e.scope) for p in (before, after) for e in p.equations):
+        return certify(before, after)
+    # Products are flat here, also across divisions: the theory of terms needs to be told.
+    told = certify(with_inverses(before), with_inverses(after))
+    return replace(told, detail="quotients as products") if told.kind == "proved" else certify(before, after)
+
+
+def joined(forward: Program, backward: Program) -> Program:
+    """Both passes as one program with the outputs of *backward*, whose inputs that *forward* makes are read from it.
+
+    Results of *forward* that *backward* reads keep their names; others make way for names that both have.
+    """
+    made = {e.name for e in forward.equations}
+    fed = {t.name: t for t in backward.inputs if t.name in made}
+    forward = renamed(forward, apart(forward, made & {e.name for e in backward.equations}, backward.names()))
+    ahead = [
+        replace(e, scope=_reaching(e.scope, fed[e.name].padding, fed[e.name].value)) if e.name in fed else e
+        for e in forward.equations
+    ]
+    boxes = {e.name: e.tensor for e in ahead}
+
+    def source(tensor: Tensor) -> Tensor:
+        return boxes.get(tensor.name, tensor) if tensor.name in fed else tensor
+
+    behind = tuple(replace(e, scope=map_tensors(e.scope, source)) for e in backward.equations)
+    inputs = {t.name: t for t in (*backward.inputs, *forward.inputs) if t.name not in fed}
+    return exchanged(Program(tuple(inputs.values()), (*ahead, *behind), backward.outputs), {}, ())
+
+
+def apart(program: Program, names: Iterable[str], used: Iterable[str]) -> Mapping[str, str]:
+    """A new name for each of *names*, none of them in *program* or in *used*."""
+    taken = {*used, *program.names()}
+    new: dict[str, str] = {}
+    for name in sorted(names):
+        new[name] = next(f"{name}_{n}" for n in range(1, len(taken) + 2) if f"{name}_{n}" not in taken)
+        taken.add(new[name])
+    return new
+
+
+def renamed(program: Program, new: Mapping[str, str]) -> Program:
+    """*program* with equations renamed."""
+    if not new:
+        return program
+
+    def read(tensor: Tensor) -> Tensor:
+        return replace(tensor, name=new[tensor.name]) if tensor.name in new else tensor
+
+    return replace(
+        program,
+        equations=tuple(
+            replace(e, name=new.get(e.name, e.name), scope=map_tensors(e.scope, read)) for e in program.equations
+        ),
+        outputs=tuple(new.get(o, o) for o in program.outputs),
+    )
+
+
+def _reaching(scope: Scope, padding: Padding, value: float) -> Scope:
+    """*scope* with at least *padding*, where it is *value*; raises ValueError where it is something else already."""
+    if not padding:
+        return scope
+    if (scope.padding or scope.domain) and scope.value != value:
+        raise ValueError(f"a stashed value is {value:g} outside its box backward and {scope.value:g} forward")
+    return replace(scope, padding=wider(scope.padding, padding), value=value)
+
+
+def _count(scope: Scope, name: str) -> int:
+    """How often *scope* reads the tensor called *name*, at any depth."""
+    read: list[Access] = [a for _, inner in scopes(scope) for a in accesses(inner.body)]
+    return sum(isinstance(a.source, Tensor) and a.source.name == name for a in read)

@@ -1,0 +1,299 @@
+"""Writing a pass anew: expressions from values, with tensors read where they hold them.
+
+Where a reduction that stands inside another expression is computed: an equation's box, and what is read of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from einnet_explore.analysis.substitution import at, fresh, substitute, substitute_domain
+from einnet_explore.autodiff.available_tensors import Held, Shelf
+from einnet_explore.autodiff.common_parts import Part, Parts, entries_with
+from einnet_explore.autodiff.values import Entries, Term, Use, Value, Values, constant, moved, span
+from einnet_explore.equivalence.reads import illegal_read
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Bound,
+    Compare,
+    Const,
+    Equation,
+    Index,
+    Iterator,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    add,
+    as_index,
+    mul,
+    tensors,
+)
+
+
+class Nowhere(Exception):
+    """A value would be computed where its sources are read beyond their reach; the message says of what and how."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """*use* over the traversals *own*, where *domain* holds; its reader reads that at *index*."""
+
+    own: tuple[Iterator, ...]
+    domain: tuple[Bound, ...]
+    use: Use
+    index: tuple[Index, ...]
+
+
+def places(use: Use, domain: tuple[Bound, ...]) -> Iterable[Place]:
+    """Where the value that *use* reads, in a scope with *domain*, may be computed: the better places first.
+
+    First over what its indices are, which other readers may share.  That box may have points at which nobody reads
+    the value, and at which it reads beyond its sources; the points at which *use* itself stands have none.
+    """
+    own = iterators(use.value.names, use.at, domain)
+    moved = tuple(Iterator(x.name, 0, x.extent) for x in own)
+    there = tuple(constant(z) + x.lo for x, z in zip(own, moved, strict=True))
+    index = tuple(i - x.lo for i, x in zip(use.at, own, strict=True))
+    yield Place(moved, (), Use(1, use.value, there), index)
+    standing, relevant = _standing(use, domain)
+    to = {x: Iterator(x.name, 0, x.extent) + x.lo for x in standing}
+    yield Place(
+        tuple(Iterator(x.name, 0, x.extent) for x in standing),
+        substitute_domain(relevant, to),
+        Use(1, use.value, tuple(at(i, to) for i in use.at)),
+        tuple(x - x.lo for x in standing),
+    )
+
+
+def iterators(names: Sequence[str], at: Sequence[Index], domain: tuple[Bound, ...] = ()) -> tuple[Iterator, ...]:
+    """An iterator for each of the indices *at*, over what it is in *domain*, called as *names* say, each otherwise."""
+    taken: list[str] = []
+    for name in names:
+        taken.append(name if name not in taken else fresh(name, taken))
+    return tuple(Iterator(name, *span(i, domain)) for name, i in zip(taken, at, strict=True))
+
+
+def _standing(use: Use, domain: tuple[Bound, ...]) -> tuple[tuple[Iterator, ...], tuple[Bound, ...]]:
+    """The iterators that *use* depends on, directly or through bounds of *domain*, and these bounds."""
+    own = dict.fromkeys(x for i in use.at for x in i.iterators)
+    linked: list[Bound] = []
+    rest = list(domain)
+    while found := [b for b in rest if own.keys() & set(b.index.iterators)]:
+        linked += found
+        rest = [b for b in rest if b not in found]
+        own |= dict.fromkeys(x for b in found for x in b.index.iterators)
+    return tuple(own), tuple(linked)
+
+
+class Writer:
+    """Writes expressions in which *stashed* tensors are read, and equations of the program where they stood before.
+
+    *inputs*: the program's, by name.  *made*: what its equations hold, with their positions.
+    """
+
+    def __init__(
+        self,
+        values: Values,
+        parts: Parts,
+        inputs: Mapping[str, Tensor],
+        stashed: Sequence[Held],
+        made: Iterable[tuple[int, Held]],
+        names: Iterable[str] = (),
+    ) -> None:
+        self.values = values
+        self.parts = parts
+        self.inputs = inputs
+        self.shelf = Shelf(values, parts, stashed, made)
+        self.lifted: list[Equation] = []
+        """Reductions inside other expressions, which get equations of their own; none is called like one of *names*."""
+        self._used = {*names, *inputs}
+
+    def equation(self, equation: Equation, term: Term, position: int) -> Equation:
+        """*equation*, which computes *term*, with stashed tensors read; itself where it reads what it did."""
+        try:
+            return self._rewritten(equation, term, position) if self.shelf.touches(term) else equation
+        except Nowhere:
+            return equation
+
+    def _rewritten(self, equation: Equation, term: Term, position: int) -> Equation:
+        assert isinstance(term, Use)
+        self.shelf.root = term.value
+        scope = equation.scope
+        self.shelf.domain = scope.domain
+        if (found := self.shelf.look(term, position)) is not None:
+            new = replace(scope, summations=(), body=found, reduce="sum")
+        elif term.value.kind == "reduction":
+            new = self._reduced(scope, term, position)
+        else:
+            new = replace(scope, summations=(), body=self._written(term, position), reduce="sum")
+        before, after = ({t.name for t in tensors(made)} for made in (scope, new))
+        return equation if before == after else replace(equation, scope=new, via=None)
+
+    def definition(self, value: Value, own: tuple[Iterator, ...], at: tuple[Index, ...], position: int) -> Scope:
+        """*value*[*at*] over *own*, by its definition; raises Nowhere where a part of it cannot be computed."""
+        self.shelf.root, self.shelf.domain = value, ()
+        scope = Scope(own, (), Const(0))
+        use = Use(1, value, at)
+        if value.kind == "reduction":
+            return self._reduced(scope, use, position)
+        return replace(scope, body=self._written(use, position))
+
+    def term(self, term: Term, position: int) -> Scalar:
+        """*term* as an expression."""
+        if isinstance(term, Const):
+            return term
+        found = self.shelf.look(term, position)
+        if found is not None:
+            return found
+        return negated(self._written(replace(term, sign=1), position), term.sign)
+
+    def _written(self, use: Use, position: int) -> Scalar:
+        """*use* by its definition."""
+        value = use.value
+        to = dict(zip(value.scope.traversals, use.at, strict=True))
+        match value.kind:
+            case "leaf":
+                body = value.scope.body
+                assert isinstance(body, Access)
+                source = body.source
+                read = Access(source if isinstance(source, Table) else self.inputs[_name(source)], use.at)
+                return negated(read, use.sign)
+            case "function":
+                written: Scalar = self._function(substitute(value.scope.body, to), position)
+            case "sum" | "product":
+                entries = self._entries(use, position)
+                if value.kind == "sum":
+                    return self._sum(tuple((mark * use.sign, t) for mark, t in entries), position)
+                written = self._product(entries, position)
+            case "reduction":
+                written = self._lifted(use, position)
+            case "guard":
+                written = self._guarded(use, position)
+        return negated(written, use.sign)
+
+    def _entries(self, use: Use, position: int) -> Entries:
+        """The entries of *use* with those parts that a tensor holds, or that need a stashed tensor."""
+        to = dict(zip(use.value.scope.traversals, use.at, strict=True))
+        parts: list[Part] = []
+        for part in self.parts.get(use.value.number, ()):
+            here = part.use.moved(to)
+            free = not any(part.taken & other.taken for other in parts)
+            if free and (self.shelf.touches(here) or self.shelf.look(here, position) is not None):
+                parts.append(part)
+        return tuple((mark, moved(t, to)) for mark, t in entries_with(self.values, use.value, parts))
+
+    def _sum(self, entries: Entries, position: int) -> Scalar:
+        signed = [self._signed(t, mark, position) for mark, t in entries]
+        plus, minus = ([body for sign, body in signed if sign == turn] for turn in (1, -1))
+        if not plus:
+            plus, minus = [Apply("neg", (minus[0],))], minus[1:]
+        out = add(*plus)
+        for body in minus:
+            out = Apply("-", (out, body))
+        return out
+
+    def _signed(self, term: Term, sign: int, position: int) -> tuple[int, Scalar]:
+        """*term* as an expression without its sign, which is multiplied by *sign*."""
+        match self.term(term, position):
+            case Apply("neg", (body,)):
+                return -sign, body
+            case Const(value) if value < 0:
+                return -sign, Const(-value)
+            case body:
+                return sign, body
+
+    def _product(self, entries: Entries, position: int) -> Scalar:
+        signed = [(mark, *self._signed(t, 1, position)) for mark, t in entries]
+        above, below = ([body for mark, _, body in signed if mark == way] for way in (1, -1))
+        out = mul(*above)
+        if below:
+            out = Apply("/", (out, mul(*below)))
+        return out if prod(sign for _, sign, _ in signed) > 0 else Apply("neg", (out,))
+
+    def _function(self, body: Scalar, position: int) -> Scalar:
+        match body:
+            case Apply(op, args):
+                return Apply(
+                    op,
+                    tuple(a if isinstance(a, Compare) else self.term(self.values.term(a), position) for a in args),
+                )
+        raise ValueError(f"{body!r} is no function")
+
+    def _reduced(self, scope: Scope, use: Use, position: int) -> Scope:
+        """*use* of a reduction in the box of *scope*."""
+        made = use.value.scope
+        taken = {x.name for x in scope.traversals}
+        sums: list[Iterator] = []
+        for y, name in zip(made.summations, use.value.summed, strict=True):
+            free = name if name not in taken else fresh(name, taken)
+            taken.add(free)
+            sums.append(Iterator(free, y.lo, y.hi))
+        to = dict(zip(made.traversals, use.at, strict=True)) | {
+            y: as_index(z) for y, z in zip(made.summations, sums, strict=True)
+        }
+        inner = moved(self.values.term(made.body), to)
+        if use.sign < 0:
+            inner = replace(inner, sign=-inner.sign) if isinstance(inner, Use) else Const(-inner.value)
+        return replace(scope, summations=tuple(sums), body=self.term(inner, position), reduce=made.reduce)
+
+    def _lifted(self, use: Use, position: int) -> Scalar:
+        """*use* of a reduction, read from an equation of its own."""
+        for place in places(use, self.shelf.domain):
+            with self.shelf.within(place.domain):
+                scope = self._reduced(Scope(place.own, (), Const(0), domain=place.domain), place.use, position)
+            if (wrong := illegal_read(self.shelf.padded(scope))) is None:
+                break
+        else:
+            raise Nowhere(wrong)
+        name = next(n for k in range(1, len(self._used) + 2) if (n := f"sum{k}") not in self._used)
+        self._used.add(name)
+        self.lifted.append(Equation(name, scope))
+        one = Held(self.lifted[-1].tensor, place.use, place.own, place.domain)
+        self.shelf.put(one)
+        return Access(one.tensor, place.index)
+
+    def _guarded(self, use: Use, position: int) -> Scalar:
+        made = use.value.scope
+        own = iterators(use.value.names, tuple(map(as_index, made.traversals)))
+        to = {x: constant(y) for x, y in zip(made.traversals, own, strict=True)}
+        domain = substitute_domain(made.domain, to)
+        with self.shelf.within(domain):
+            body = self.term(moved(self.values.term(made.body), to), position)
+        pads = {
+            x: (max(0, x.lo - lo), max(0, hi - x.hi))
+            for x, (lo, hi) in zip(own, (span(i, self.shelf.domain) for i in use.at), strict=True)
+        }
+        args = dict(zip(own, use.at, strict=True))
+        match body:
+            case Access(Tensor(name) as tensor, index) if not domain and self.shelf.stashes(name):
+                order = tuple(x for i in index if (x := i.single) is not None)
+                plain = (
+                    len(order) == len(index)
+                    and set(order) == set(own)
+                    and tensor.box == tuple((x.lo, x.hi) for x in order)
+                )
+                if plain and self.shelf.widen(name, tuple(pads[x] for x in order), made.value):
+                    return Access(tensor, tuple(args[x] for x in order))
+        ordered = tuple(own[n] for n in use.value.order)
+        padding = tuple(pads[x] for x in ordered)
+        inner = Scope(ordered, (), body, "sum", domain, padding if any(map(any, padding)) else (), made.value)
+        return Access(inner, tuple(args[x] for x in ordered))
+
+
+def negated(body: Scalar, sign: int) -> Scalar:
+    """*sign* · *body*, without a minus before another."""
+    match body:
+        case _ if sign > 0:
+            return body
+        case Apply("neg", (inner,)):
+            return inner
+    return Apply("neg", (body,))
+
+
+def _name(source: Tensor | Table | Scope) -> str:
+    assert isinstance(source, Tensor)
+    return source.name

@@ -1,0 +1,139 @@
+"""Reading a program: which value every equation computes, through whatever the program names and nests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from einnet_explore.analysis.regions import always
+from einnet_explore.analysis.substitution import substitute_domain
+from einnet_explore.autodiff.values import Term, Use, Values, constant, moved
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Bound,
+    Compare,
+    Const,
+    Equation,
+    Index,
+    Program,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A program that has been read.
+
+    *terms*: what each equation computes inside its box and domain, over its traversals; *guarded*: what reading it
+    outside as well means, for those that are read so; *given*: the inputs that are another program's results.
+    """
+
+    program: Program
+    terms: Mapping[str, Term]
+    guarded: Mapping[str, Use]
+    given: frozenset[str] = frozenset()
+
+    @property
+    def roots(self) -> tuple[tuple[Equation, Term], ...]:
+        """The outputs' equations and terms."""
+        return tuple((e, self.terms[e.name]) for e in self.program.equations if e.name in self.program.outputs)
+
+
+def read(values: Values, program: Program, before: Pass | None = None) -> Pass:
+    """*program* read into *values*; inputs with the name of a result of *before* are that result.
+
+    Raises ValueError where such an input, or an input of both, has another shape.
+    """
+    reader = _Reader(values)
+    given = set()
+    if before is not None:
+        made = {e.name: e for e in before.program.equations}
+        shapes = {t.name: t.shape for t in before.program.inputs} | {n: e.scope.shape for n, e in made.items()}
+        for tensor in program.inputs:
+            if shapes.get(tensor.name, tensor.shape) != tensor.shape:
+                raise ValueError(
+                    f"{tensor.name} has shape {list(tensor.shape)} backward, expected {list(shapes[tensor.name])}"
+                )
+            if tensor.name in made:
+                given.add(tensor.name)
+                reader.made[tensor.name] = made[tensor.name].scope
+                reader.terms[tensor.name] = before.terms[tensor.name]
+    for equation in program.equations:
+        reader.terms[equation.name] = reader.scope(equation.scope)
+        reader.made[equation.name] = equation.scope
+    return Pass(program, reader.terms, reader.guarded, frozenset(given))
+
+
+class _Reader:
+    def __init__(self, values: Values) -> None:
+        self.values = values
+        self.made: dict[str, Scope] = {}
+        self.terms: dict[str, Term] = {}
+        self.guarded: dict[str, Use] = {}
+        self._scopes: dict[Scope, Term] = {}
+
+    def scope(self, scope: Scope) -> Term:
+        """What *scope* computes inside its box and domain, over its traversals."""
+        if scope not in self._scopes:
+            body = self.scalar(scope.body, scope)
+            own = {x: x.name for x in (*scope.traversals, *scope.summations)}
+            self._scopes[scope] = self.values.reduction(body, scope.summations, scope.reduce, own)
+        return self._scopes[scope]
+
+    def scalar(self, body: Scalar, scope: Scope) -> Term:
+        """The value of *body*, a part of the body of *scope*."""
+        own = {x: x.name for x in (*scope.traversals, *scope.summations)}
+        match body:
+            case Const():
+                return body
+            case Access():
+                return self._access(body, scope)
+            case Apply("+", args):
+                return self.values.total([(1, self.scalar(a, scope)) for a in args], own)
+            case Apply("-", (a, b)):
+                return self.values.total([(1, self.scalar(a, scope)), (-1, self.scalar(b, scope))], own)
+            case Apply("neg", (a,)):
+                return self.values.total([(-1, self.scalar(a, scope))], own)
+            case Apply("*", args):
+                return self.values.product([(1, self.scalar(a, scope)) for a in args], own)
+            case Apply("/", (a, b)):
+                return self.values.product([(1, self.scalar(a, scope)), (-1, self.scalar(b, scope))], own)
+            case Apply(op, args):
+                read = [
+                    Compare(a.op, _plain(a.left), _plain(a.right)) if isinstance(a, Compare) else self.scalar(a, scope)
+                    for a in args
+                ]
+                return self.values.function(op, read, own)
+            case Compare():
+                raise ValueError(f"comparison {body!r} outside the condition of where")
+
+    def _access(self, access: Access, scope: Scope) -> Term:
+        index = tuple(map(_plain, access.index))
+        match access.source:
+            case Tensor(name) if name in self.made:
+                return self._at(self.made[name], self.terms[name], index, scope, name)
+            case Tensor() | Table() as source:
+                return self.values.leaf(source, index)
+            case Scope() as inner:
+                return self._at(inner, self.scope(inner), index, scope, None)
+
+    def _at(self, inner: Scope, term: Term, index: tuple[Index, ...], outer: Scope, name: str | None) -> Term:
+        """*term*, what *inner* computes, read at *index*: through it where it is computed, else behind a guard."""
+        to = dict(zip(inner.traversals, index, strict=True))
+        domain = tuple(outer.domain)
+        inside = (Bound(i, x.lo, x.hi) for x, i in to.items())
+        if all(always(b, domain) for b in (*inside, *substitute_domain(inner.domain, to))):
+            return moved(term, to)
+        guarded = self.values.guard(inner, term)
+        if name is not None:
+            self.guarded[name] = guarded
+        return guarded.moved(to)
+
+
+def _plain(index: Index) -> Index:
+    """*index* with iterators of one value replaced by it."""
+    return index.substitute(constant) if any(x.extent == 1 for x in index.iterators) else index

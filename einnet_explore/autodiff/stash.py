@@ -1,0 +1,262 @@
+r"""Common subexpressions of a forward and a backward pass, and both passes with a stash between them.
+
+.. math::
+   Y = f(v(X)),\quad dX = g(v(X), dY) \;\mapsto\; (Y, S) = (f(S), v(X)),\quad dX = g(S, dY)
+
+Source: the CSE document: analysis (the largest common subexpressions), the forward pass with further outputs, the
+backward pass with placeholders.  Which of the common values are stashed is ``plan``'s.
+
+What a forward and a backward pass have in common, and what stashing each of it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+
+from einnet_explore.autodiff.available_tensors import Held, given, held, holds
+from einnet_explore.autodiff.common_parts import Parts, below, common_parts, reads_with
+from einnet_explore.autodiff.pass_costs import ITEM, Demand, demands, operations
+from einnet_explore.autodiff.pass_splitting import (
+    apart,
+    certified,
+    definition,
+    renamed,
+    with_placeholders,
+    with_stash,
+    writer,
+)
+from einnet_explore.autodiff.pass_writer import Nowhere, Writer
+from einnet_explore.autodiff.program_values import Pass, read
+from einnet_explore.autodiff.stash_plan import Chosen, Node, Problem
+from einnet_explore.autodiff.values import Use, Value, Values
+from einnet_explore.equivalence.certificate import Certificate
+from einnet_explore.equivalence.reads import illegal_read
+from einnet_explore.ir import Program, Scope
+
+
+@dataclass(frozen=True)
+class Common:
+    """A value that both passes compute: its *scope* in the forward pass's terms, and what stashing it takes.
+
+    *name*: the forward equation that holds it, None where none does.  *nbytes* is 0 for an output of the forward pass,
+    which its caller holds anyway.  *operations* are its own, what it reads left out.
+    """
+
+    scope: Scope
+    name: str | None
+    nbytes: int
+    operations: int
+    demand: Demand = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A forward and a backward pass read into one table of values, and what they have in common.
+
+    *programs*: as they were given.  *backward*, as read, calls its equations otherwise where *forward* has the name.
+    *parts*: of the forward pass's sums and products, and of the backward pass's.  *common*: what both compute and can
+    be stashed, by the values' numbers.
+    """
+
+    programs: tuple[Program, Program]
+    forward: Pass = field(repr=False)
+    backward: Pass = field(repr=False)
+    values: Values = field(repr=False)
+    parts: tuple[Parts, Parts] = field(repr=False)
+    common: Mapping[int, Common]
+    problem: Problem = field(repr=False)
+
+    @cached_property
+    def largest(self) -> tuple[Common, ...]:
+        """The largest common subexpressions: those that the backward pass reads for something that is not common."""
+        return tuple(self.common[n] for n in sorted(self.problem.cheapest().stashed) if n in self.common)
+
+    @cached_property
+    def curve(self) -> tuple[Chosen, ...]:
+        """Recomputation against memory: every plan that no other beats in both, most bytes first."""
+        return self.problem.curve()
+
+
+def analyse(forward: Program, backward: Program, factored: bool = False) -> Analysis:
+    """What *forward* and *backward* have in common.  *factored*: factors that a sum does not move stand outside it.
+
+    Inputs of both that have one name are one tensor, and so are an input of *backward* and a result of *forward*.
+    Raises ValueError where such two have different shapes.
+    """
+    values = Values(factored)
+    first = read(values, forward)
+    both = {e.name for e in backward.equations} & forward.names() - set(backward.outputs)
+    second = read(values, renamed(backward, apart(backward, both, forward.names())), first)
+    parts = common_parts(
+        values,
+        below(_values(first), values.reads),
+        below(_values(second), values.reads),
+        [term.value for term in second.terms.values() if isinstance(term, Use)],
+    )
+
+    def beside(value: Value) -> tuple[Use, ...]:
+        return (*values.reads(value), *(part.use for part in parts[0].get(value.number, ())))
+
+    def instead(value: Value) -> tuple[Use, ...]:
+        return reads_with(values, value, parts[1])
+
+    made, needed = demands(first, beside), demands(second, instead)
+    by = writer(values, first, parts[0], ())
+    free = [one for _, one in given(second, first)]
+    common: dict[int, Common] = {}
+    nodes: dict[int, Node] = {}
+    for number, demand in needed.items():
+        own = operations(values, demand, parts[1])
+        nbytes = 0 if any(holds(one, demand.value, demand.box) for one in free) else None
+        if nbytes is None and own and number in made and made[number].holds(demand):
+            found = _common(first, by, demand, own)
+            if found is not None and illegal_read(found.scope) is None:
+                common[number], nbytes = found, found.nbytes
+        nodes[number] = Node(own, tuple(use.value.number for use in instead(demand.value)), nbytes)
+    roots = tuple(dict.fromkeys(value.number for value in _values(second)))
+    return Analysis((forward, backward), first, second, values, parts, common, Problem(nodes, roots))
+
+
+def _common(first: Pass, by: Writer, demand: Demand, own: int) -> Common | None:
+    """*demand* as common to both passes; None where a scope of its own would have a part that cannot be computed."""
+    outputs = first.program.outputs
+    holders = [(name, one) for name, one in held(first) if _fits(one, demand)]
+    if holders:
+        name, one = min(holders, key=lambda h: (h[0] not in outputs, prod(h[1].tensor.shape)))
+        scope = next(e.scope for e in first.program.equations if e.name == name)
+        return Common(scope, name, 0 if name in outputs else ITEM * prod(one.tensor.shape), own, demand)
+    try:
+        scope = definition(by, demand, len(first.program.equations))
+    except Nowhere:
+        return None
+    return Common(scope, None, ITEM * demand.points, own, demand)
+
+
+def _fits(one: Held, demand: Demand) -> bool:
+    """Whether *one* can be handed over as the stash of *demand*: it holds all of it, and begins at 0."""
+    return not one.padded and not one.domain and not one.tensor.origin and holds(one, demand.value, demand.box)
+
+
+def _values(one: Pass) -> tuple[Value, ...]:
+    return tuple(term.value for _, term in one.roots if isinstance(term, Use))
+
+
+@dataclass(frozen=True)
+class Stash:
+    """One stashed value: the output of the forward pass called *name*, which the backward pass reads *reads* times."""
+
+    name: str
+    scope: Scope
+    nbytes: int
+    reads: int
+
+    @property
+    def evaluations(self) -> tuple[int, int]:
+        """How often the two passes evaluate it together, without the stash and with it."""
+        return 1 + self.reads, 1
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Both passes with a stash between them, and what it is worth.
+
+    *operations*: of the backward pass; *before*: what they were.  *nbytes*: the bytes of the stash (float32), outputs
+    that the forward pass has anyway left out.  *certificates*: that the forward pass computes the outputs that it did,
+    and that the backward pass does if it is given what the forward pass stashes.  *forms*: what was compared, with the
+    factors of sums inside and outside of these.
+    """
+
+    forward: Program
+    backward: Program
+    stashes: tuple[Stash, ...]
+    operations: int
+    before: int
+    nbytes: int
+    certificates: tuple[Certificate, Certificate]
+    forms: tuple[Analysis, ...] = field(repr=False)
+
+    @cached_property
+    def curve(self) -> tuple[Chosen, ...]:
+        """Recomputation against memory: every plan that no other beats in both, most bytes first."""
+        return tuple(plan for _, plan in front(self.forms))
+
+    def within(self, memory: int | None) -> Passes:
+        """The passes under another budget; raises ValueError for a negative one."""
+        return _best(self.forms, memory)
+
+    def __repr__(self) -> str:
+        names = ", ".join(s.name for s in self.stashes) or "nothing"
+        return f"<stash of {names}: {self.nbytes} bytes, {self.before} operations backward become {self.operations}>"
+
+
+def cse(forward: Program, backward: Program, memory: int | None = None) -> Passes:
+    """Stash what both passes compute so that *backward* computes least, within *memory* bytes if that is given.
+
+    The result's ``forward`` has the stash as further outputs, its ``backward`` reads them as inputs of these names.
+    Raises ValueError for a negative *memory*, for tensors of one name and different shapes, and where a stashed value
+    has the name of an output of *backward*.
+    """
+    return _best(tuple(analyse(forward, backward, factored) for factored in (False, True)), memory)
+
+
+def front(forms: tuple[Analysis, ...]) -> tuple[tuple[Analysis, Chosen], ...]:
+    """The plans of *forms* that no other beats in operations and bytes, most bytes first."""
+    every = sorted(((f, p) for f in forms for p in f.curve), key=lambda e: (e[1].nbytes, e[1].operations))
+    out: list[tuple[Analysis, Chosen]] = []
+    for form, plan in every:
+        if not out or plan.operations < out[-1][1].operations:
+            out.append((form, plan))
+    return tuple(reversed(out))
+
+
+def _best(forms: tuple[Analysis, ...], memory: int | None) -> Passes:
+    plans = [(form, form.problem.within(memory)) for form in forms]
+    found, plan = min(plans, key=lambda p: (p[1].operations, p[1].nbytes))
+    return split(found, plan, forms)
+
+
+def split(found: Analysis, plan: Chosen, forms: tuple[Analysis, ...] = ()) -> Passes:
+    """The passes of *found* with what *plan* says stashed between them; raises ValueError as ``cse`` does.
+
+    *forms*: the analyses that it was chosen from, the first of them that of the passes as they are.
+    """
+    chosen = [found.common[n] for n in sorted(plan.stashed) if n in found.common]
+    before, after = found.programs
+    forward, tensors = with_stash(
+        found.values, found.forward, found.parts[0], [(c.demand, c.name) for c in chosen], after.names()
+    )
+    backward, counts = with_placeholders(found.values, found.backward, found.forward, found.parts[1], tensors)
+    backward = renamed(backward, _back(found, backward))
+    stashes = tuple(
+        Stash(one.tensor.name, common.scope, common.nbytes, counts[one.tensor.name])
+        for common, one in zip(chosen, tensors, strict=True)
+    )
+    return Passes(
+        forward,
+        backward,
+        stashes,
+        plan.operations,
+        (forms or (found,))[0].problem.outcome(()).operations,
+        plan.nbytes,
+        certified(before, after, forward, backward),
+        forms or (found,),
+    )
+
+
+def optimize(src: Program, tgt: Program) -> Program:
+    """*tgt* with every largest subexpression that *src* computes too replaced by a placeholder.
+
+    It is called as in the CSE document; ``cse`` also gives the *src* whose outputs feed the placeholders.
+    """
+    return cse(src, tgt).backward
+
+
+def _back(found: Analysis, backward: Program) -> dict[str, str]:
+    """The names that equations of *backward* had, where these are free."""
+    names = zip(found.backward.program.equations, found.programs[1].equations, strict=True)
+    inputs = {t.name for t in backward.inputs}
+    made = {e.name for e in backward.equations}
+    return {n.name: o.name for n, o in names if n.name != o.name and o.name not in inputs and n.name in made}

@@ -1,0 +1,236 @@
+"""Replaying a record: every step is proved again from the programs alone.
+
+Whether an instantiated equation means what its operator computes.
+
+What a check found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from os import PathLike
+from typing import Any
+
+from einnet_explore.analysis.flattening import flat_address
+from einnet_explore.checker.record import RecordedStep, load_json, read_record
+from einnet_explore.equivalence.assumptions import of_tensors, only
+from einnet_explore.equivalence.certificate import Certificate, Kind, certify, end_to_end
+from einnet_explore.equivalence.linear_space import Beyond
+from einnet_explore.equivalence.reads import illegal_read
+from einnet_explore.equivalence.term_multiset import difference
+from einnet_explore.ir import (
+    EOPERATOR,
+    VIEW,
+    Access,
+    Attribute,
+    Equation,
+    Index,
+    Instance,
+    Program,
+    Scope,
+    Tensor,
+    accesses,
+)
+from einnet_explore.operators import OPERATORS, Operator
+
+
+def wrong_instance(equation: Equation, operators: tuple[Operator, ...] = OPERATORS) -> str | None:
+    """Why *equation* is not what its instance runs; None where it is (or where nothing runs it yet).
+
+    An operator's equation must be its canonical expression, with its attributes, of the tensors that the equation
+    reads; a view must read one tensor, inside its box, at an address that is affine in the traversals.
+    """
+    via = equation.via
+    if via is None or via.operator == EOPERATOR:
+        return None
+    if via.operator == VIEW:
+        return _no_view(equation.scope, via)
+    return _no_call(equation.scope, via, operators)
+
+
+def _no_view(scope: Scope, via: Instance) -> str | None:
+    match scope:
+        case Scope(summations=(), domain=(), body=Access(source=Tensor() as source) as access):
+            for d, (index, (lo, hi)) in enumerate(zip(access.index, source.box, strict=True)):
+                least, most = index.bounds
+                if least < lo or most >= hi:
+                    read = f"dimension {d} of {source.name} in [{least}, {most}]"
+                    return f"a view reads {read}, its elements lie in [{lo}, {hi})"
+            address = flat_address(access)
+            return _other_address(scope, address, via) if address.affine else f"address {address!r} is not affine"
+    return "a view reads one tensor, at every point of its box, and nothing else"
+
+
+def _other_address(scope: Scope, address: Index, via: Instance) -> str | None:
+    """What the view's offset and strides, where it names them, have to do with *address*; one element has no stride."""
+    named = dict(via.attributes)
+    found: dict[str, Attribute] = {
+        "offset": address.evaluate(lambda x: x.lo),
+        "strides": tuple(address.coefficient(x) for x in scope.traversals),
+    }
+    strides = named.get("strides")
+    if isinstance(strides, tuple) and len(strides) == len(scope.traversals):
+        found["strides"] = tuple(
+            address.coefficient(x) if x.extent > 1 else said for x, said in zip(scope.traversals, strides, strict=True)
+        )
+    wrong = [name for name in found if name in named and named[name] != found[name]]
+    return f"a view with {wrong[0]} {named[wrong[0]]}, the address has {found[wrong[0]]}" if wrong else None
+
+
+def _no_call(scope: Scope, via: Instance, operators: tuple[Operator, ...]) -> str | None:
+    operator = next((o for o in operators if via.operator in o.names), None)
+    if operator is None:
+        return f"unknown operator {via.operator}, expected one of {', '.join(n for o in operators for n in o.names)}"
+    operands = [access.source for access in accesses(scope.body)]
+    if not all(isinstance(source, Tensor) for source in operands):
+        return f"{via.operator} reads tensors, the equation reads a scope"
+    expected = len(operator.pattern.operands)
+    if len(operands) != expected:
+        return f"{via.operator} takes {expected} operands, the equation reads {len(operands)}"
+    try:
+        canonical = operator.instantiate(dict(via.attributes), operands)
+    except ValueError as error:
+        return str(error)
+    if canonical == scope:
+        return None
+    if canonical.box != scope.box:
+        return f"{via!r} has shape {canonical.shape}, the equation {scope.shape}"
+    try:
+        witness = difference(canonical, scope, scope.box, of_tensors(scope))
+    except Beyond as beyond:
+        return f"{via!r} could not be compared with the equation: {beyond}"
+    return None if witness is None else f"{via!r} is another expression: {witness}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step: what was claimed (None: nothing), what was found, and instances that are not what they say."""
+
+    rule: str
+    at: str
+    claimed: Kind | None
+    certificate: Certificate
+    instances: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the step holds."""
+        return self.certificate.ok and not self.instances
+
+    @property
+    def counterexample(self) -> str | None:
+        """What is wrong with the step."""
+        return self.certificate.counterexample or next(iter(self.instances), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The step as plain JSON values."""
+        return {
+            "rule": self.rule,
+            "at": self.at,
+            "ok": self.ok,
+            "claimed": self.claimed,
+            "certificate": self.certificate.to_json(),
+            "instances": list(self.instances),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The verdict on a record: its steps one by one, and its end against its start.
+
+    *start* says what is wrong with the first program itself (None: nothing).
+    """
+
+    source: str
+    start: str | None
+    steps: tuple[StepReport, ...]
+    whole: Certificate
+
+    @property
+    def ok(self) -> bool:
+        """Whether the end computes what the start does, by every step and as a whole."""
+        return self.start is None and self.whole.ok and all(step.ok for step in self.steps)
+
+    @property
+    def kind(self) -> Kind:
+        """The record's certificate: ``proved`` if every step is, or else the end is proved against the start."""
+        if not self.ok:
+            return "false"
+        if self.whole.kind == "proved" or all(step.certificate.kind == "proved" for step in self.steps):
+            return "proved"
+        return "exact"
+
+    @property
+    def counterexample(self) -> str | None:
+        """What is wrong, at the first step that is; None where all holds."""
+        if self.start is not None:
+            return f"start: {self.start}"
+        for number, step in enumerate(self.steps):
+            if not step.ok:
+                return f"step {number} ({step.rule} at {step.at}): {step.counterexample}"
+        return None if self.whole.ok else f"start to end: {self.whole.counterexample}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        return {
+            "record": self.source,
+            "ok": self.ok,
+            "kind": self.kind,
+            "counterexample": self.counterexample,
+            "steps": [step.to_json() for step in self.steps],
+            "whole": self.whole.to_json(),
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{n}. {step.rule} at {step.at}: {_said(step)}" for n, step in enumerate(self.steps)]
+        needed = self.whole.detail if self.whole.programs else only([self.whole.detail])
+        how = ", ".join(filter(None, (self.whole.method, needed)))
+        lines.append(f"start to end: {self.whole.kind} ({how})")
+        verdict = self.kind if self.ok else f"false: {self.counterexample}"
+        return "\n".join([*lines, f"{self.source}: {verdict}"])
+
+
+def _said(step: StepReport) -> str:
+    kind = "false" if not step.ok else step.certificate.kind
+    how = ", ".join(filter(None, (step.certificate.method, only([step.certificate.detail]))))
+    return f"{kind} ({how})" + ("" if step.claimed in (None, kind) else f", claimed {step.claimed}")
+
+
+def check_record(
+    record: object, *, source: str = "<record>", operators: tuple[Operator, ...] = OPERATORS, seed: int = 0
+) -> Report:
+    """Prove every step of *record* again, its instances, and its end against its start.
+
+    *operators* are those that instances may name.  What the record claims is reported, and trusted in nothing.  Raises
+    RecordError where *record* has not the form of a record.
+    """
+    held = read_record(record, source)
+    programs = (held.start, *(step.after for step in held.steps))
+    start = wrong_start(held.start, operators)
+    steps = tuple(_step(step, before, operators, seed) for step, before in zip(held.steps, programs, strict=False))
+    chain = [(*ends, step.certificate) for ends, step in zip(pairwise(programs), steps, strict=True)]
+    return Report(source, start, steps, end_to_end(chain, seed))
+
+
+def check_file(path: str | PathLike[str], *, operators: tuple[Operator, ...] = OPERATORS, seed: int = 0) -> Report:
+    """``check_record`` of the JSON in the file at *path*; raises OSError where it cannot be read."""
+    return check_record(load_json(path), source=str(path), operators=operators, seed=seed)
+
+
+def wrong_start(program: Program, operators: tuple[Operator, ...] = OPERATORS) -> str | None:
+    """What is wrong with a program by itself: an illegal read, or an instance that is not its operator."""
+    for equation in program.equations:
+        wrong = illegal_read(equation.scope) or wrong_instance(equation, operators)
+        if wrong is not None:
+            return f"{equation.name}: {wrong}"
+    return None
+
+
+def _step(step: RecordedStep, before: Program, operators: tuple[Operator, ...], seed: int) -> StepReport:
+    known = set(before.equations)
+    wrong = (
+        f"{e.name}: {why}" for e in step.after.equations if e not in known and (why := wrong_instance(e, operators))
+    )
+    claimed = None if step.certificate is None else step.certificate.kind
+    return StepReport(step.rule, step.at, claimed, certify(before, step.after, seed=seed), tuple(wrong))

@@ -1,0 +1,186 @@
+"""Loops and scalars of a block: what its stages are written with.
+
+A stage that reads along another traversal than it writes: tiles transposed in registers on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as T
+
+from einnet_explore.codegen.blocked_chains.block_view import Guard, Local
+from einnet_explore.codegen.language.register_transpose import SIDES, transposed
+from einnet_explore.codegen.machine import Machine
+from einnet_explore.codegen.rows.vector_products import store, vector
+from einnet_explore.codegen.tvm.emission import constant, expression, position
+from einnet_explore.ir import Access, Const, Index, Iterator, Scalar, Scope, Table, Tensor, map_accesses
+
+Expr = Any
+Env = Mapping[Iterator, Expr]
+
+
+@dataclass(frozen=True)
+class Writer:
+    """What stages read and write: flat *memory* by name, on *machine*; *block* are the numbers of the block."""
+
+    memory: Mapping[str, Any]
+    machine: Machine
+    block: Env
+
+    def at(self, index: Index, env: Env) -> Expr:
+        """*index* where iterators stand for *env*, or for the block's numbers."""
+        return position(index, {**self.block, **env})
+
+    def value(self, body: Scalar, env: Env, given: Mapping[Access, Expr] | None = None) -> Expr:
+        """*body* where iterators stand for *env*; *given* accesses stand for what they are given."""
+        read: dict[str, Expr] = {}
+
+        def put(access: Access) -> Access:
+            name = f"@{len(read)}"
+            if given and access in given:
+                read[name] = given[access]
+            else:
+                assert isinstance(access.source, Tensor)
+                read[name] = self.memory[access.source.name][self.at(access.index[0], env)]
+            return Tensor(name, ())[()]
+
+        def element(source: Tensor | Table | Scope) -> Callable[..., Expr]:
+            assert isinstance(source, Tensor)
+            return lambda: read[source.name]
+
+        return expression(map_accesses(body, put), {**self.block, **env}, element, "float32")
+
+    def holds(self, guard: Guard, env: Env) -> Expr:
+        """Whether *guard* lets its loop's value through."""
+        at = self.at(guard.index, env)
+        return tirx.all(at >= guard.lo, at < guard.hi)
+
+    def loops(
+        self, over: Iterable[Iterator], guards: Mapping[Iterator, Guard], inside: ExitStack
+    ) -> dict[Iterator, Expr]:
+        """Loops over *over*, entered into *inside*, each around what its guard lets through."""
+        env: dict[Iterator, Expr] = {}
+        for x in over:
+            if x.extent == 1:
+                env[x] = tirx.const(x.lo, "int32")
+            else:
+                count = inside.enter_context(T.serial(x.extent))
+                env[x] = count + x.lo if x.lo else count
+            if x in guards:
+                inside.enter_context(T.If(self.holds(guards[x], env)))
+                inside.enter_context(T.Then())
+        return env
+
+    def fill(self, memory: str, over: tuple[Iterator, ...], place: Index, value: float) -> None:
+        """*value* at every *place*, which counts on along the last of *over*."""
+        *outer, last = over
+        lanes = self.machine.lanes
+        short = last.extent < lanes
+        if short or not (last.extent % lanes or last.lo):
+            width = min(last.extent, lanes)
+            chunk = Iterator(last.name, 0, last.extent // width)
+        else:
+            chunk, width = replace(last, lo=0, hi=last.extent), 1
+        with ExitStack() as inside:
+            env = self._one_loop(outer, inside) if short else self.loops(outer, {}, inside)
+            env |= self.loops((chunk,), {}, inside)
+            first = env[chunk] * width + last.lo
+            with T.vectorized(width) as lane:
+                at = self.at(place, {**env, last: first + lane})
+                T.buffer_store(self.memory[memory], constant(value, "float32"), [at])
+
+    @staticmethod
+    def _one_loop(over: Sequence[Iterator], inside: ExitStack) -> dict[Iterator, Expr]:
+        """One loop over *over*, entered into *inside*.
+
+        Of several with a few elements in them LLVM writes every turn out, which takes it minutes.
+        """
+        turns = prod(x.extent for x in over)
+        left = inside.enter_context(T.serial(turns)) if turns > 1 else tirx.const(0, "int32")
+        env: dict[Iterator, Expr] = {}
+        for x in reversed(over):
+            env[x] = left % x.extent + x.lo
+            left = left // x.extent
+        return env
+
+
+def along(body: Scalar | Index, x: Iterator) -> frozenset[int | None]:
+    """How far the places of *body* move with *x*: None where they do not move evenly."""
+    if isinstance(body, Index):
+        k = body.coefficient(x)
+        return frozenset({None if x in (body - x * k).iterators else k})
+    out: set[int | None] = set()
+
+    def see(access: Access) -> Scalar:
+        for i in access.index:
+            out.update(along(i, x))
+        return Const(0)
+
+    map_accesses(body, see)
+    return frozenset(out)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """*reads* run along *across* where the stage runs along its last traversal; tiles have *side* rows and lanes."""
+
+    reads: tuple[Access, ...]
+    across: Iterator
+    side: int
+
+
+def turn_of(stage: Local, lanes: int) -> Turn | None:
+    """How *stage* turns what it reads; None where it does not, or where no tile fits."""
+    last = stage.last
+    if stage.sums or along(stage.place, last) != {1} or last in stage.guards:
+        return None
+    turned = tuple(a for a in stage.reads if not along(a, last) <= {0, 1})
+    across = [x for x in stage.traversals[:-1] if turned and all(along(a, x) == {1} for a in turned)]
+    if len(across) != 1 or across[0] in stage.guards:
+        return None
+    (x,) = across
+    side = next((s for s in SIDES if s <= lanes and s <= x.extent and s <= last.extent), None)
+    return None if side is None else Turn(turned, x, side)
+
+
+def write(writer: Writer, stage: Local, turn: Turn) -> None:
+    """Tile by tile; the last ones end with what is there, and overlap those before where they must."""
+    last, across, side = stage.last, turn.across, turn.side
+    tiles = Iterator("@tiles", 0, -(-last.extent // side))
+    vectors = Iterator("@vectors", 0, -(-across.extent // side))
+    outer = tuple(x for x in stage.traversals if x not in (last, across))
+    with ExitStack() as inside:
+        env = writer.loops((*outer, vectors, tiles), stage.guards, inside)
+        for x, number in ((last, tiles), (across, vectors)):
+            start: Expr = env[number] * side
+            env[x] = T.bind((start if x.extent % side == 0 else tirx.min(start, x.extent - side)) + x.lo)
+        columns = {read: _transposed(writer, read, turn, last, env) for read in turn.reads}
+        for j in range(side):
+            here = {**env, across: env[across] + j}
+            at = writer.at(stage.place, here)
+            if len(turn.reads) == 1 and stage.body == turn.reads[0]:
+                store(writer.memory[stage.memory], columns[turn.reads[0]][j], at, side)
+                continue
+            held = {}
+            for read, column in columns.items():
+                held[read] = T.alloc_buffer((side,))
+                store(held[read], column[j], 0, side)
+            with T.vectorized(side) as lane:
+                given = {read: buffer[lane] for read, buffer in held.items()}
+                value = writer.value(stage.body, {**here, last: env[last] + lane}, given)
+                T.buffer_store(writer.memory[stage.memory], value, [at + lane])
+
+
+def _transposed(writer: Writer, read: Access, turn: Turn, last: Iterator, env: dict[Iterator, Expr]) -> list[Expr]:
+    memory = writer.memory[read.source.name]  # type: ignore[union-attr]
+    rows = [
+        T.bind(vector(memory, writer.at(read.index[0], {**env, last: env[last] + i}), turn.side))
+        for i in range(turn.side)
+    ]
+    return transposed(rows, lambda a, b, lanes: T.bind(tirx.Shuffle([a, b], [tirx.const(n, "int32") for n in lanes])))

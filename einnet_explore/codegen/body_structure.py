@@ -1,0 +1,173 @@
+"""What the structure of a stage's body says about how to schedule it: strides, phases, guards, tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from math import gcd, prod
+
+from einnet_explore.analysis.indices import period
+from einnet_explore.codegen.preparation import points, step
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Compare,
+    Const,
+    Index,
+    Iterator,
+    Remainder,
+    Scalar,
+    Scope,
+    accesses,
+    as_index,
+)
+
+LANES = 16
+"""Elements of the widest vector register that is used."""
+
+PHASES = 8
+"""Rows with more phases than this are left as they are written."""
+
+
+def moved(scope: Scope) -> int:
+    """How many elements are read and written; a view of a scope moves what that scope moves."""
+    reads = sum(len(tuple(accesses(a.source.body))) if isinstance(a.source, Scope) else 1 for a in accesses(scope.body))
+    return points(scope) * (1 + reads)
+
+
+def templates(scope: Scope) -> tuple[str, ...]:
+    """The templates that fit *scope*, the one to expect most of first; ``plain`` always comes last."""
+    if not scope.traversals or points(scope) == 0:
+        return ("plain",)
+    reads = tuple(a for a in accesses(scope.body) if a.index)
+    if not scope.summations and cased(scope):
+        return ("combine", "rows", "plain")
+    if scope.summations:
+        last = scope.traversals[-1]
+        along = [s for s in scope.summations if lanes_of(s) and reads and runs_along(reads, s)]
+        if reads and runs_along(reads, last) and last.extent >= 4:
+            return ("outer", *(("inner",) if along else ()), "plain")
+        return ("inner", "outer", "plain") if along else ("outer", "plain")
+    if turned(scope) is not None:
+        return ("turn", "tile", "rows", "plain")
+    return ("tile", "rows", "plain") if tile_of(scope) else ("rows", "plain")
+
+
+def cased(scope: Scope) -> tuple[tuple[int, int], ...]:
+    """(position, period) of the traversals whose value, or its remainder, decides between constants.
+
+    None where the innermost one does, or where its extent holds no vector.
+    """
+    last = scope.traversals[-1]
+    if last.extent % (LANES // 2) or not all(abs(step(a, last)) <= 1 for a in accesses(scope.body)):
+        return ()
+    found: dict[int, int] = {}
+    for index in _choices(scope.body):
+        match index.terms:
+            case ((Iterator() as x, 1),) if x.extent <= PHASES:
+                found[scope.traversals.index(x)] = x.extent
+            case ((Remainder(numerator, d), 1),) if d <= PHASES and (along := numerator.single) is not None:
+                found[scope.traversals.index(along)] = d
+    return () if len(scope.traversals) - 1 in found else tuple(sorted(found.items()))
+
+
+def _choices(body: Scalar) -> Iterable[Index]:
+    """The indices of ``where(index == n, ...)`` between constants."""
+    match body:
+        case Apply("where", (Compare("==", left, right), Const() | Apply("where"), Const() | Apply("where"))):
+            yield left if not right.terms else right
+        case Apply(args=args):
+            for arg in args:
+                yield from _choices(arg)
+
+
+def turned(scope: Scope) -> Scope | None:
+    """*scope* as a transposed view of a scope whose innermost iterator runs along memory; None where no tile fits."""
+    n = _along(scope)
+    if n is None or scope.summations:
+        return None
+    x, last = scope.traversals[n], scope.traversals[-1]
+    inner = (*scope.traversals[:n], *scope.traversals[n + 1 :], x)
+    side = gcd(x.extent, last.extent, LANES)
+    guarded = any(x in i.iterators and (i.bounds[0] < lo or i.bounds[1] >= hi) for i, lo, hi in _guards(scope.body))
+    if side < LANES // 4 or guarded:
+        return None
+    return replace(scope, body=replace(scope, traversals=inner, padding=())[tuple(as_index(y) for y in inner)])
+
+
+def runs_along(reads: Iterable[Access], x: Iterator) -> bool:
+    return all(abs(step(a, x)) <= 1 for a in reads)
+
+
+def lanes_of(s: Iterator) -> int:
+    return next((n for n in (LANES, LANES // 2, LANES // 4) if s.extent % n == 0), 0)
+
+
+def period_of(scope: Scope, x: Iterator) -> int:
+    """The number of phases after which every ``//`` and ``%`` of *x* repeats (1: there are none, or too many)."""
+    found = period(_indices(scope.body), x)
+    return found if found <= PHASES and x.extent % found == 0 and x.extent > found else 1
+
+
+def borders(scope: Scope, last: Iterator, period: int) -> tuple[int, int]:
+    """(before, after): at the ends of a row so many steps have guards of their own; none hangs on x between."""
+    rows = last.extent // period
+    x = Iterator(last.name, 0, rows)
+    cuts: set[int] = set()
+    for phase in range(period):
+        for index, lo, hi in _guards(scope.body):
+            at = as_index(x) * period + phase + last.lo
+            moved = index.substitute(partial(_replaced, last, at))
+            k = moved.coefficient(x)
+            if k and not (moved - as_index(x) * k).terms:
+                edges = ((lo - moved.const), (hi - moved.const))
+                cuts |= {-(-e // k) for e in edges} if k > 0 else {(e // k) + 1 for e in edges}
+    inside = sorted(c for c in cuts if 0 < c < rows)
+    before = max((c for c in inside if 2 * c <= rows), default=0)
+    after = rows - min((c for c in inside if 2 * c > rows), default=rows)
+    return (before, after) if before + after < rows else (0, 0)
+
+
+def _replaced(old: Iterator, new: Index, x: Iterator) -> Index:
+    return new if x == old else as_index(x)
+
+
+def _guards(body: Scalar) -> Iterable[tuple[Index, int, int]]:
+    """(index, lo, hi) of everything that is tested while *body* is evaluated."""
+    match body:
+        case Access(source, index):
+            yield from ((i, lo, hi) for i, (lo, hi) in zip(index, source.box, strict=True))
+        case Compare(_, left, right):
+            yield left - right, 0, 1
+        case Apply(args=args):
+            for arg in args:
+                yield from _guards(arg)
+        case Const():
+            pass
+
+
+def _indices(body: Scalar) -> Iterable[Index]:
+    for access in accesses(body):
+        yield from access.index
+
+
+def _along(scope: Scope) -> int | None:
+    """The position of the traversal along which the largest read runs in memory, where the innermost one does not."""
+    reads = max(accesses(scope.body), key=lambda a: prod(a.source.shape), default=None)
+    if reads is None or not scope.traversals or runs_along((reads,), scope.traversals[-1]):
+        return None
+    return next((n for n, x in enumerate(scope.traversals[:-1]) if x.extent > 1 and abs(step(reads, x)) == 1), None)
+
+
+def tile_of(scope: Scope) -> tuple[int, int, int] | None:
+    """(position of the iterator along memory, its tile, the tile of the innermost one) of the largest read."""
+    n = _along(scope)
+    if n is None:
+        return None
+    along, across = (_divisor(y.extent) for y in (scope.traversals[n], scope.traversals[-1]))
+    return (n, along, across) if min(along, across) > 1 else None
+
+
+def _divisor(extent: int) -> int:
+    return max(n for n in range(1, LANES + 1) if extent % n == 0)

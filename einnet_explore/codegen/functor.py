@@ -1,0 +1,226 @@
+"""What is done with the elements at one position: scalar expressions, composed, and the type they are computed in.
+
+Expressions that are element-wise: every read is at the position that is written, or at one fixed position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from einnet_explore.analysis.substitution import substitute
+from einnet_explore.codegen.language import F16, F32, I32, I64, U8, U16, U32, KernelError, Type, type_of
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Compare,
+    Const,
+    Index,
+    Iterator,
+    Scalar,
+    Scope,
+    Tensor,
+    accesses,
+    as_index,
+    map_accesses,
+)
+from einnet_explore.ir.node import Node, node
+
+
+def operand(name: str) -> Access:
+    """The element of the operand *name*, in a functor's body."""
+    return Tensor(name, ())[()]
+
+
+@node
+class Functor(Node):
+    """``output = body``: *body* reads each of *operands*, and each of *scalars*, by ``operand(name)``.
+
+    An operand has an element at every position; a scalar has one for all, read once by each thread: what OneFlow's
+    factories make of their arguments.  Raises KernelError where the body reads something else, compares indices, or
+    where the types have no common one.
+    """
+
+    body: Scalar
+    output: Type
+    operands: tuple[tuple[str, Type], ...]
+    scalars: tuple[tuple[str, Type], ...] = ()
+    name: str = "elementwise"
+
+    def __post_init__(self) -> None:
+        names = [n for n, _ in (*self.operands, *self.scalars)]
+        if len(set(names)) < len(names):
+            raise KernelError(f"functor {self.name}: an operand is named twice: {', '.join(names)}")
+        if strange := [repr(a) for a in accesses(self.body) if a not in map(operand, names)]:
+            raise KernelError(f"functor {self.name} reads {', '.join(strange)}: expected operands {', '.join(names)}")
+        _without_indices(self.body, self.name)
+        _ = self.computed
+
+    @property
+    def kinds(self) -> tuple[Type, ...]:
+        """The types of the arrays that are walked along: the result's and the operands'."""
+        return (self.output, *(k for _, k in self.operands))
+
+    @property
+    def computed(self) -> Type:
+        """The type of the arithmetic: NumPy's common type of all, of at least 32 bits; half precision goes as single.
+
+        Raises KernelError for an integer result of floating operands, which would lose fractions unasked, and for
+        uint64 beside signed integers, which have no common integer type.
+        """
+        return common(self.name, self.output, tuple(k for _, k in (*self.operands, *self.scalars)))
+
+    @property
+    def paired(self) -> bool:
+        """Whether two halves can be made at a time: the result is one, and the arithmetic single."""
+        return self.output == F16 and self.computed == F32
+
+
+@dataclass(frozen=True)
+class _Mix:
+    name: str
+    output: Type
+    given: tuple[Type, ...]
+
+    def refused(self, why: str) -> KernelError:
+        given = ", ".join(map(repr, self.given)) or "nothing"
+        return KernelError(f"functor {self.name} makes {self.output!r} of {given}: {why}")
+
+
+def common(name: str, output: Type, given: tuple[Type, ...]) -> Type:
+    """The type in which *output* is computed of *given*; see ``Functor.computed``."""
+    mix = _Mix(name, output, given)
+    if output.kind != "float" and any(k.kind == "float" for k in given):
+        raise mix.refused("fractions would be lost; the result must be of a floating type")
+    kind = type_of(np.result_type(*(k.dtype for k in (output, *given))))
+    if kind.kind == "float" and not any(k.kind == "float" for k in (output, *given)):
+        raise mix.refused("no integer type holds both")
+    if kind in (F16, F32):
+        return F32
+    if kind.kind in ("int", "bool") or kind in (U8, U16):
+        return I64 if kind == I64 else I32
+    return I64 if kind == U32 else kind
+
+
+def compose(outer: Functor, at: Mapping[str, Functor]) -> Functor:
+    """*outer* with the operands named in *at* computed by other functors, in one go.
+
+    Operands of one name are one operand.  Intermediate results keep the precision of the arithmetic: they are not
+    rounded to the inner functors' results.  Raises KernelError where a name is no operand, or has two types.
+    """
+    names = {n for n, _ in outer.operands}
+    if missing := sorted(set(at) - names):
+        raise KernelError(
+            f"functor {outer.name} has no operand {', '.join(missing)}: it has {', '.join(sorted(names))}"
+        )
+
+    def put(access: Access) -> Scalar:
+        name = access.source.name if isinstance(access.source, Tensor) else ""
+        return at[name].body if name in at else access
+
+    parts = [at[n] for n, _ in outer.operands if n in at]
+    kept = tuple(o for o in outer.operands if o[0] not in at)
+    operands = dict.fromkeys((*kept, *(o for f in parts for o in f.operands)))
+    scalars = dict.fromkeys((*outer.scalars, *(s for f in parts for s in f.scalars)))
+    return Functor(map_accesses(outer.body, put), outer.output, tuple(operands), tuple(scalars), outer.name)
+
+
+def _without_indices(body: Scalar, name: str) -> None:
+    match body:
+        case Compare():
+            raise KernelError(f"functor {name} compares {body!r}: what depends on the position is not element-wise")
+        case Apply(_, args):
+            for a in args:
+                _without_indices(a, name)
+        case Access() | Const():
+            pass
+
+
+def functor(
+    scope: Scope, name: str = "elementwise", kind: Type = F32, kinds: Mapping[str, Type] | None = None
+) -> Functor:
+    """*scope* as a functor over its elements in memory order, all of *kind* unless *kinds* says otherwise by name.
+
+    Scopes that it reads are put in.  A tensor with a single element is a scalar.  Raises KernelError, with the read or
+    the condition in question, where the expression is not element-wise, and for types without a common one.
+    """
+    given = kinds or {}
+    found: dict[str, bool] = {}
+
+    def read(access: Access) -> Scalar:
+        source = access.source
+        if not isinstance(source, Tensor):
+            raise KernelError(f"{name} reads a table at {access.index!r}: that is not element-wise")
+        single = _place(access, scope, name)
+        if found.setdefault(source.name, single) != single:
+            raise KernelError(f"{name} reads {source.name} both by position and as a scalar")
+        return operand(source.name)
+
+    body = map_accesses(_flat(scope, name), read)
+    typed = [(n, given.get(n, kind)) for n in found]
+    return Functor(
+        body,
+        given.get(name, kind),
+        tuple(t for t in typed if not found[t[0]]),
+        tuple(t for t in typed if found[t[0]]),
+        name,
+    )
+
+
+def _flat(scope: Scope, name: str) -> Scalar:
+    """The body of *scope* with the scopes that it reads put in."""
+    if scope.summations:
+        sums = ", ".join(f"{s.name}:{s.lo}..{s.hi}" for s in scope.summations)
+        raise KernelError(f"{name} has {scope.reduce}[{sums}]: a reduction is not element-wise")
+    if scope.domain:
+        raise KernelError(f"{name} is computed where {scope.domain[0]!r} only: that is not element-wise")
+
+    def put(access: Access) -> Scalar:
+        if not isinstance(access.source, Scope):
+            return access
+        _inside(access, name)
+        at = dict(zip(access.source.traversals, access.index, strict=True))
+        return substitute(_flat(access.source, name), at)
+
+    return map_accesses(scope.body, put)
+
+
+def _inside(access: Access, name: str) -> None:
+    for index, (lo, hi) in zip(access.index, access.source.box, strict=True):
+        least, most = index.bounds
+        if least < lo or most >= hi:
+            raise KernelError(f"{name} reads {access.source!r} at {index} in [{least}, {most}], outside [{lo}, {hi})")
+
+
+def _place(access: Access, scope: Scope, name: str) -> bool:
+    """False where *access* is at the position that is written, True where it is at the only one there is."""
+    _inside(access, name)
+    address = _address(access.index, access.source.box)
+    here = _address([as_index(x) for x in scope.traversals], scope.box)
+    size, whole = prod(access.source.shape), prod(scope.shape)
+    if size == whole and _same(address, here):
+        return False
+    if size == 1:
+        return True
+    raise KernelError(
+        f"{name} reads {access!r} of {size} elements at {address}, and writes {whole} at {here}: not element-wise"
+    )
+
+
+def _same(a: Index, b: Index) -> bool:
+    # An iterator of one value is that value, whichever is written.
+    alone: dict[Iterator, Index] = {
+        x: as_index(Iterator(x.name, x.lo, x.hi)) * 0 + x.lo for i in (a, b) for x in i.iterators if x.extent == 1
+    }
+    return a.substitute(lambda x: alone.get(x, as_index(x))) == b.substitute(lambda x: alone.get(x, as_index(x)))
+
+
+def _address(index: Iterable[Index], box: tuple[tuple[int, int], ...]) -> Index:
+    """The flat position of *index* in an array that holds *box*."""
+    total = Index()
+    for i, (lo, hi) in zip(index, box, strict=True):
+        total = total * (hi - lo) + (i - lo)
+    return total

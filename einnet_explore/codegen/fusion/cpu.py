@@ -1,0 +1,289 @@
+"""A fused kernel for a CPU: a block is a point of the grid, or a row of them where they lie side by side.
+
+Everything that belongs to a point is done before the next, so that what one stage reads the next finds in a cache.
+Rows are summed up in vectors of the arithmetic's own type, and rows together in double precision.
+
+Points side by side on a CPU: one a lane of a vector, over all that is summed; what is kept of them lies in rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from einnet_explore.codegen.fusion.frame import Frame, Loops, join
+from einnet_explore.codegen.fusion.memory_layout import Flat, reads_of
+from einnet_explore.codegen.fusion.operations import read_name
+from einnet_explore.codegen.fusion.stages import Nest, Stage, Step
+from einnet_explore.codegen.language import (
+    I64,
+    Array,
+    Assign,
+    Declare,
+    Expr,
+    For,
+    Id,
+    Kernel,
+    Literal,
+    Local,
+    Note,
+    Statement,
+    Store,
+    Type,
+    Var,
+    cast,
+    select,
+)
+from einnet_explore.codegen.memory_access import FIRST
+from einnet_explore.ir import Iterator
+
+LANES = 256
+"""Points of the grid, or traversals, that go side by side."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Values of *axis* from *begin* on, *number* of them, that go side by side."""
+
+    axis: Iterator
+    begin: Expr
+    number: Expr
+
+    def loop(
+        self,
+        writer: Loops,
+        frame: Frame,
+        at_lane: Callable[[Frame, Expr], Frame],
+        body: Callable[[Frame, Expr], list[Statement]],
+    ) -> Statement:
+        """*body* for each lane."""
+        lane = writer.var("lane")
+        here = at_lane(frame.standing(self.axis, self.begin + lane), lane)
+        return For(lane, Literal(0, I64), self.number, Literal(1, I64), tuple(body(here, lane)), simd=True)
+
+
+@dataclass(frozen=True)
+class Lanes(Loops):
+    """Writes nests for rows of points; *rows* holds, by name, what a row of points has made so far."""
+
+    rows: dict[str, Array] = field(default_factory=dict)
+
+    def row_nest(self, frame: Frame, nest: Nest, row: Row) -> list[Statement]:
+        """*nest* for a row of points of the grid."""
+
+        def at_lane(f: Frame, lane: Expr) -> Frame:
+            return replace(f.holding({n: array[lane] for n, array in self.rows.items()}), base=self._lane(lane))
+
+        loops = tuple(x for x in self.flat.order if x in nest.axes)
+        if all(s.reduce is None for s in nest.steps):
+            steps = nest.steps
+            return self.loops(
+                frame, loops, lambda f: [row.loop(self, f, at_lane, lambda g, _: self.values(g, steps)[1])]
+            )
+        outside = tuple(x for x in loops if x in nest.traversals)
+        keep = () if outside else tuple(s.name for s in nest.steps if s.reduce is not None)
+        out: list[Statement] = []
+        for name in keep:
+            self.rows[name] = Array(f":row {name} {self._next()}", frame.kind, LANES, "private", align=64)
+            out.append(Local(self.rows[name]))
+        return out + self.loops(frame, outside, lambda f: self.side_by_side(f, nest, row, keep, at_lane))
+
+    def side_by_side(
+        self, frame: Frame, nest: Nest, row: Row, keep: tuple[str, ...], at_lane: Callable[[Frame, Expr], Frame]
+    ) -> list[Statement]:
+        """Reductions of *nest*, one a lane of *row*; those in *keep* go to rows."""
+        reduced = [s for s in nest.steps if s.reduce is not None]
+        totals = {
+            s.name: Array(f":total {s.name} {self._next()}", frame.total(s, True)[0], LANES, "private", align=64)
+            for s in reduced
+        }
+        out: list[Statement] = [Local(a) for a in totals.values()]
+
+        def clear(f: Frame, lane: Expr) -> list[Statement]:
+            return [Store(totals[s.name], lane, f.total(s, True)[1]) for s in reduced]
+
+        def add(f: Frame, lane: Expr) -> list[Statement]:
+            def to(step: Step, value: Expr) -> Statement:
+                array = totals[step.name]
+                return Store(array, lane, join(step, array[lane], cast(array.kind, value)))
+
+            return self.steps(f, nest, to)
+
+        def finish(f: Frame, lane: Expr) -> list[Statement]:
+            made: list[Statement] = []
+            for s in reduced:
+                var = self.var(s.name, f.kind)
+                made.append(Declare(var, f.finished(s, totals[s.name][lane])))
+                made += [Store(self.rows[s.name], lane, var)] if s.name in keep else []
+                made += [f.store(s, var)] if s.stores else []
+            return made
+
+        sums = tuple(x for x in self.flat.order if x in nest.summations)
+        out.append(row.loop(self, frame, at_lane, clear))
+        out += self.loops(frame, sums, lambda f: [row.loop(self, f, at_lane, add)])
+        out.append(row.loop(self, frame, at_lane, finish))
+        return out
+
+    def _lane(self, lane: Expr) -> Mapping[int, Expr]:
+        return dict.fromkeys(range(self.flat.fused.slots), lane)
+
+    def head_row(self, frame: Frame, stage: Stage, n: int, row: Row) -> list[Statement]:
+        """The heads of *stage* for a row of points; what is read outside of this loop goes to rows."""
+        if not stage.heads:
+            return []
+        after = [s for nest in stage.nests for s in nest.steps]
+        after += [s for later in self.flat.fused.stages[n + 1 :] for s in later.steps]
+        read = {read_name(a) for s in after for a in reads_of(s.body)}
+        known = dict(self.rows)
+        out: list[Statement] = []
+        for step in stage.heads:
+            if step.name in read:
+                self.rows[step.name] = Array(f":row {step.name}", frame.kind, LANES, "private", align=64)
+                out.append(Local(self.rows[step.name]))
+
+        def at_lane(f: Frame, lane: Expr) -> Frame:
+            return replace(f.holding({m: array[lane] for m, array in known.items()}), base=self._lane(lane))
+
+        def body(f: Frame, lane: Expr) -> list[Statement]:
+            f, made = self.values(f, stage.heads)
+            kept = (s.name for s in stage.heads if s.name in read)
+            return [*made, *(Store(self.rows[m], lane, f.values[m]) for m in kept)]
+
+        return [*out, row.loop(self, frame, at_lane, body)]
+
+
+def least(a: Expr, b: Expr | int) -> Expr:
+    other = b if isinstance(b, Expr) else Literal(b, I64)
+    return select(a.lt(other), a, other)
+
+
+ROW = 4096
+"""Elements that are summed up in single precision, at most."""
+
+
+def cpu_kernel(flat: Flat, kind: Type) -> Kernel:
+    """The kernel of *flat*: inputs, outputs, slots, ``FIRST``, sizes and strides, constants; see ``Frame``.
+
+    It is launched over as many blocks as there are points (rows of them), counted from *first*.
+    """
+    frame = Frame(flat, kind, I64)
+    first = Var(FIRST, I64)
+    params: tuple[Array | Var, ...] = (
+        *frame.arrays.values(),
+        first,
+        *frame.numbers,
+    )
+    return Kernel("fused", params, tuple(_Writer(flat).kernel(frame, first)))
+
+
+def blocks(flat: Flat) -> int:
+    """How many blocks the kernel of *flat* has."""
+    if flat.lanes is None:
+        return flat.points
+    n = flat.extents[flat.lanes]
+    return -(-n // LANES) * flat.points // n if n else 0
+
+
+@dataclass(frozen=True)
+class _Writer(Lanes):
+    def kernel(self, frame: Frame, first: Var) -> Iterable[Statement]:
+        """The point of the grid, then its stages."""
+        lanes = self.flat.lanes
+        point = self.var("point")
+        yield Declare(point, cast(I64, Id("block")) + first)
+        rest: Expr = point
+        for x in reversed(self.flat.grid):
+            size = frame.extent(x) if x != lanes else (frame.extent(x) + (LANES - 1)) // LANES
+            place = self.var(f"at {x.name}")
+            yield Declare(place, rest if x == self.flat.grid[0] else rest % size)
+            rest = rest // size
+            if x != lanes:
+                frame = frame.standing(x, place)
+                continue
+            begin, number = self.var("begin"), self.var("count")
+            yield Declare(begin, place * LANES)
+            yield Declare(number, least(frame.extent(x) - begin, LANES))
+            frame = replace(frame, spread=LANES)
+            row = Row(x, begin, number)
+        for n, stage in enumerate(self.flat.fused.stages):
+            yield Note(f"stage {n}")
+            if lanes is None:
+                frame, made = self.values(frame, stage.heads)
+                yield from made
+                for nest in stage.nests:
+                    frame, made = self._nest(frame, nest)
+                    yield from made
+            else:
+                yield from self.head_row(frame, stage, n, row)
+                for nest in stage.nests:
+                    yield from self.row_nest(frame, nest, row)
+
+    def _nest(self, frame: Frame, nest: Nest) -> tuple[Frame, list[Statement]]:
+        """The loops of *nest*; gives a frame that holds what it reduced to one value."""
+        loops = tuple(x for x in self.flat.order if x in nest.axes)
+        reduced = [s for s in nest.steps if s.reduce is not None]
+        if not reduced:
+            return frame, self.loops(frame, loops, lambda f: self.values(f, nest.steps)[1], simd=True)
+        outside = tuple(x for x in loops if x in nest.traversals)
+        sums = tuple(x for x in loops if x in nest.summations)
+        if outside and loops[-1] == outside[-1]:
+            return frame, self.loops(frame, outside[:-1], lambda f: self._blocks(f, nest, outside[-1]))
+        held: dict[str, Expr] = {}
+
+        def body(f: Frame) -> list[Statement]:
+            out, totals = self._summed(f, nest, sums, reduced)
+            for step in reduced:
+                var = self.var(step.name, f.kind)
+                held[step.name] = var
+                out.append(Declare(var, f.finished(step, totals[step.name])))
+                if step.stores:
+                    out.append(f.store(step, var))
+            return out
+
+        made = self.loops(frame, outside, body)
+        return (frame if outside else frame.holding(held)), made
+
+    def _summed(
+        self, frame: Frame, nest: Nest, sums: tuple[Iterator, ...], reduced: list[Step]
+    ) -> tuple[list[Statement], dict[str, Var]]:
+        """Rows summed up in vectors, and their sums together."""
+        totals, parts = ({s.name: self.var(f"{what} {s.name}", k) for s in reduced for k in [frame.total(s, wide)[0]]}
+                         for what, wide in (("total", True), ("part", False)))  # fmt: skip
+        out: list[Statement] = [Declare(totals[s.name], frame.total(s, True)[1]) for s in reduced]
+
+        def row(f: Frame) -> list[Statement]:
+            return self.steps(f, nest, lambda s, value: Assign(parts[s.name], join(s, parts[s.name], value)))
+
+        def rows(f: Frame) -> list[Statement]:
+            made: list[Statement] = [Declare(parts[s.name], f.total(s, False)[1]) for s in reduced]
+            if sums:
+                start, stop, var = self._chunk, self.var("stop"), self.var(sums[-1].name)
+                made.append(Declare(stop, least(f.extent(sums[-1]), start + ROW)))
+                inside = tuple(row(f.standing(sums[-1], var)))
+                made.append(For(var, start, stop, Literal(1, I64), inside, simd=True))
+            else:
+                made += row(f)
+            for s in reduced:
+                total = totals[s.name]
+                made.append(Assign(total, join(s, total, cast(total.type, parts[s.name]))))
+            return made
+
+        def chunks(f: Frame) -> list[Statement]:
+            if not sums:
+                return rows(f)
+            end, step = f.extent(sums[-1]), Literal(ROW, I64)
+            return [For(self._chunk, Literal(0, I64), end, step, tuple(rows(f)))]
+
+        return out + self.loops(frame, sums[:-1], chunks), totals
+
+    @property
+    def _chunk(self) -> Var:
+        return Var(":chunk", I64)
+
+    def _blocks(self, frame: Frame, nest: Nest, lane: Iterator) -> list[Statement]:
+        """*nest*, whose innermost axis is kept: so many results side by side, over all summations."""
+        begin, number = self.var("begin"), self.var("count")
+        row = Row(lane, begin, number)
+        body: list[Statement] = [Declare(number, least(frame.extent(lane) - begin, LANES))]
+        body += self.side_by_side(frame, nest, row, (), lambda f, at: f)
+        return [For(begin, Literal(0, I64), frame.extent(lane), Literal(LANES, I64), tuple(body))]

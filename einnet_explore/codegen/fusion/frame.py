@@ -1,0 +1,226 @@
+"""A fused kernel while it is written: what its arguments are, where values lie, what iterators stand for.
+
+What fused kernels for CPUs and for GPUs are both written of: variables, values at one point, loops over axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import count
+
+from einnet_explore.codegen.fusion.memory_layout import Flat, size_name, slot_name, step_name
+from einnet_explore.codegen.fusion.plan import argument
+from einnet_explore.codegen.fusion.stages import Nest, Step
+from einnet_explore.codegen.language import (
+    F64,
+    I64,
+    Array,
+    Declare,
+    Expr,
+    For,
+    Literal,
+    Statement,
+    Store,
+    Type,
+    Var,
+    cast,
+    conjunction,
+    literal,
+    lowering,
+    select,
+)
+from einnet_explore.codegen.memory_access import plus
+from einnet_explore.ir import REDUCTIONS, Bound, Compare, Iterator, Scalar, Scope, Table, Tensor, as_index
+
+
+@dataclass(frozen=True)
+class Frame:
+    """*flat* in arithmetic of *kind* with indices of *wide*, at a place in its text.
+
+    *at* is what iterators stand for here, *values* which variable or element holds a value here.  Element i of a
+    temporary is element ``i·spread + base`` of its slot.
+    """
+
+    flat: Flat
+    kind: Type
+    wide: Type
+    at: Mapping[Iterator, Expr] = field(default_factory=dict)
+    values: Mapping[str, Expr] = field(default_factory=dict)
+    spread: int = 1
+    base: Mapping[int, Expr] = field(default_factory=dict)
+
+    @cached_property
+    def arrays(self) -> Mapping[str, Array]:
+        """Inputs, outputs and slots, by name, in the order of the arguments."""
+        fused = self.flat.fused
+        out = {t.name: Array(t.name, self.kind, const=True, noalias=True) for t in fused.inputs}
+        out |= {o.name: Array(o.name, self.kind) for o in fused.operations if o.output}
+        return out | {slot_name(n): Array(slot_name(n), self.kind) for n in range(fused.slots)}
+
+    @property
+    def numbers(self) -> tuple[Var, ...]:
+        """The numbers that are arguments: sizes, strides other than 1, constants."""
+        sizes = (Var(size_name(x), self.wide) for x in self.flat.order if not self._known(x))
+        strides = (
+            Var(step_name(name, d), self.wide)
+            for name, own in self.flat.strides.items()
+            if name in self.arrays
+            for d, step in enumerate(own)
+            if step != 1
+        )
+        constants = (Var(argument(n).name, self.kind) for n in range(len(self.flat.fused.constants)))
+        return (*sizes, *strides, *constants)
+
+    def _known(self, x: Iterator) -> bool:
+        return self.flat.fused.sizes.axes[x].fixed
+
+    def extent(self, x: Iterator) -> Expr:
+        """How many values *x* takes; 1 where another axis stands for it."""
+        if x not in self.flat.order:
+            return Literal(1, self.wide)
+        return Literal(self.flat.extents[x], self.wide) if self._known(x) else Var(size_name(x), self.wide)
+
+    def standing(self, x: Iterator, place: Expr) -> Frame:
+        """Here, *x* is the one at *place*, counted from 0."""
+        return replace(self, at={**self.at, x: plus(place, x.lo)})
+
+    def holding(self, values: Mapping[str, Expr]) -> Frame:
+        """Here, *values* are held as said."""
+        return replace(self, values={**self.values, **values})
+
+    def scalar(self, body: Scalar) -> Expr:
+        """*body*, here."""
+        return lowering.scalar(body, self._places, self._read, self.kind, self.wide)
+
+    @cached_property
+    def _places(self) -> Mapping[Iterator, Expr]:
+        gone = {x: Literal(0, self.wide) for x in self.flat.extents if x not in self.flat.order}
+        return {**gone, **self.at}
+
+    def _read(self, source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
+        assert isinstance(source, Tensor)
+        if source in self._constants:
+            return Var(source.name, self.kind)
+        if source.name in self.values:
+            return self.values[source.name]
+        local = tuple(plus(i, -lo) for i, (lo, _) in zip(where, source.box, strict=True))
+        array, place = self.element(source.name, local)
+        return array[place]
+
+    @property
+    def _constants(self) -> tuple[Tensor, ...]:
+        return tuple(map(argument, range(len(self.flat.fused.constants))))
+
+    def element(self, name: str, where: tuple[Expr, ...]) -> tuple[Array, Expr]:
+        """The array that holds *name*, and the place in it of the element at *where*, counted from 0."""
+        fused = self.flat.fused
+        memory, dims = fused.memory(name)
+        place: Expr = Literal(0, self.wide)
+        for n, d in enumerate(dims):
+            place = place + where[d] * self._step(memory, n)
+        space = fused.spaces[memory]
+        if space.slot is None:
+            return self.arrays[memory], place
+        place = place * self.spread
+        base = self.base.get(space.slot)
+        return self.arrays[slot_name(space.slot)], place if base is None else place + base
+
+    def _step(self, memory: str, d: int) -> Expr:
+        space = self.flat.fused.spaces[memory]
+        if space.slot is None:
+            unit = self.flat.strides[memory][d] == 1
+            return Literal(1, self.wide) if unit else Var(step_name(memory, d), self.wide)
+        step: Expr = Literal(1, self.wide)
+        for x in space.axes[d + 1 :]:
+            step = step * self.extent(x)
+        return step
+
+    def guarded(self, step: Step, value: Expr) -> Expr:
+        """*value* where the domain of *step* holds, its constant elsewhere."""
+        tests = [t for b in step.domain for t in _tests(b)]
+        test = conjunction(*(lowering.compare(t, self._places, self.wide) for t in tests))
+        return value if test is None else select(test, value, literal(step.value, self.kind))
+
+    def store(self, step: Step, value: Expr) -> Store:
+        """*value* as the element of *step*, here."""
+        axes = self.flat.fused.known[step.name].scope.traversals
+        where = tuple(plus(self._places[x], -x.lo) for x in axes)
+        array, place = self.element(step.name, where)
+        return Store(array, place, value)
+
+    def total(self, step: Step, wide: bool) -> tuple[Type, Expr]:
+        """(the type in which *step* is summed up, its neutral element); sums are *wide* where that is cheap."""
+        assert step.reduce is not None
+        kind = F64 if wide and step.reduce in ("sum", "prod") else self.kind
+        return kind, literal(REDUCTIONS[step.reduce], kind)
+
+    def finished(self, step: Step, total: Expr) -> Expr:
+        """The value of *step* when all is summed up."""
+        return self.guarded(step, cast(self.kind, total))
+
+
+def join(step: Step, total: Expr, value: Expr) -> Expr:
+    """*value* joined with *total*."""
+    assert step.reduce is not None
+    return lowering.joined(step.reduce, total, value)
+
+
+def _tests(bound: Bound) -> Iterable[Compare]:
+    lo, hi = bound.index.bounds
+    if lo < bound.lo:
+        yield Compare(">=", bound.index, as_index(bound.lo))
+    if hi >= bound.hi:
+        yield Compare("<", bound.index, as_index(bound.hi))
+
+
+Body = Callable[[Frame], Iterable[Statement]]
+
+
+@dataclass(frozen=True)
+class Loops:
+    """Writes the statements of *flat*; no two of its variables have one name."""
+
+    flat: Flat
+    _next: Callable[[], int] = field(default_factory=lambda: count().__next__, kw_only=True)
+
+    def var(self, stem: str, kind: Type = I64) -> Var:
+        """A new variable."""
+        return Var(f":{stem} {self._next()}", kind)
+
+    def values(
+        self, frame: Frame, steps: Iterable[Step], kept: Callable[[Statement], Statement] = lambda store: store
+    ) -> tuple[Frame, list[Statement]]:
+        """Element-wise values, here, as variables, and in memory where they are to be *kept*."""
+        out: list[Statement] = []
+        for step in steps:
+            var = self.var(step.name, frame.kind)
+            out.append(Declare(var, frame.guarded(step, frame.scalar(step.body))))
+            frame = frame.holding({step.name: var})
+            if step.stores:
+                out.append(kept(frame.store(step, var)))
+        return frame, out
+
+    def steps(self, frame: Frame, nest: Nest, join_to: Callable[[Step, Expr], Statement]) -> list[Statement]:
+        """All steps of *nest* at one point; what is reduced goes to *join_to*."""
+        out: list[Statement] = []
+        for step in nest.steps:
+            if step.reduce is None:
+                frame, made = self.values(frame, (step,))
+                out += made
+            else:
+                out.append(join_to(step, frame.scalar(step.body)))
+        return out
+
+    def loops(self, frame: Frame, axes: Iterable[Iterator], body: Body, simd: bool = False) -> list[Statement]:
+        """*body* in loops over *axes*, as they are ordered, the last one innermost and, if asked for, in vectors."""
+        among = frozenset(axes)
+        left = [x for x in self.flat.order if x in among]
+        if not left:
+            return list(body(frame))
+        x, *rest = left
+        var = self.var(x.name, frame.wide)
+        inner = self.loops(frame.standing(x, var), rest, body, simd)
+        start, step = Literal(0, frame.wide), Literal(1, frame.wide)
+        return [For(var, start, frame.extent(x), step, tuple(inner), simd=simd and not rest)]

@@ -1,0 +1,221 @@
+"""A fused kernel for a GPU: a block is a point of the grid; where points lie side by side, a thread is one.
+
+In a block, threads share the points of a nest one by one, so that most of what one stage stores the same thread loads
+in a later one.  All reductions of a stage are joined in one tree of shared memory; trees of stages in turn use two sets
+of arrays, so that none waits for the readers of the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from einnet_explore.codegen.fusion.frame import Body, Frame, Loops, join
+from einnet_explore.codegen.fusion.memory_layout import Flat, slot_name, slot_sizes
+from einnet_explore.codegen.fusion.stages import Nest, Stage, Step
+from einnet_explore.codegen.language import (
+    I32,
+    I64,
+    Array,
+    Assign,
+    Barrier,
+    Declare,
+    Expr,
+    For,
+    Id,
+    If,
+    Kernel,
+    Literal,
+    Local,
+    Note,
+    Statement,
+    Store,
+    Type,
+    Var,
+    cast,
+)
+from einnet_explore.ir import Iterator
+
+THREADS = 256
+"""Of a block; a power of two."""
+
+_THREAD = Id("thread")
+
+
+def gpu_kernel(flat: Flat, kind: Type, threads: int = THREADS) -> Kernel:
+    """The kernel of *flat*: inputs, outputs, slots, sizes of slots, sizes and strides, constants; see ``Frame``.
+
+    Raises ValueError for a number of threads that is no power of two: halves are joined.
+    """
+    if threads < 1 or threads & (threads - 1):
+        raise ValueError(f"{threads} threads a block, expected a power of two")
+    frame = Frame(flat, kind, width(flat))
+    slots = tuple(Var(f"{slot_name(n)} size", frame.wide) for n in range(flat.fused.slots))
+    params: tuple[Array | Var, ...] = (
+        *frame.arrays.values(),
+        *slots,
+        *frame.numbers,
+    )
+    writer = _Writer(flat, threads)
+    body = writer.alone(frame, slots) if flat.lanes is not None else writer.together(frame, slots)
+    return Kernel("fused", params, tuple(body), (threads, 1, 1), (max(1, gpu_blocks(flat, threads)), 1, 1))
+
+
+def gpu_blocks(flat: Flat, threads: int = THREADS) -> int:
+    """How many blocks the kernel of *flat* has."""
+    return flat.points if flat.lanes is None else -(-flat.points // threads)
+
+
+def width(flat: Flat) -> Type:
+    """The integers that hold every address: 32 bits where that is enough."""
+    far = max((sum(abs(k) * n for k, n in _spans(flat, name)) for name in flat.strides), default=0)
+    most = max(far, *(n * max(1, flat.points) for n in slot_sizes(flat)), *flat.extents.values(), flat.points, 1)
+    return I32 if most + 2 * THREADS < 1 << 31 else I64
+
+
+def _spans(flat: Flat, name: str) -> Iterable[tuple[int, int]]:
+    known = flat.fused.known
+    if name in known:
+        extents = [flat.sizes[x] for x in known[name].scope.traversals]
+        if flat.fused.spaces[name].slot is not None:
+            return ()
+    else:
+        extents = [flat.shapes[name][d] for d in range(len(flat.strides[name]))]
+    return zip(flat.strides[name], extents, strict=True)
+
+
+@dataclass(frozen=True)
+class _Writer(Loops):
+    threads: int
+
+    def together(self, frame: Frame, slots: tuple[Var, ...]) -> Iterable[Statement]:
+        """A block a point."""
+        stages = self.flat.fused.stages
+        widest = max(
+            sum(s.reduce is not None for n in stage.nests if not n.traversals for s in n.steps) for stage in stages
+        )
+        trees = tuple(
+            tuple(Array(f":tree {turn} {n}", frame.kind, self.threads, "shared") for n in range(widest))
+            for turn in range(min(2, len(stages)))
+        )
+        yield from (Local(a) for turn in trees for a in turn)
+        point = self.var("point", frame.wide)
+        yield Declare(point, cast(frame.wide, Id("block")))
+        frame, made = self._placed(frame, self.flat.grid, point)
+        yield from made
+        frame = replace(frame, base={n: point * size for n, size in enumerate(slots)})
+        for n, stage in enumerate(stages):
+            yield Note(f"stage {n}")
+            frame, made = self._stage(frame, stage, trees[n % 2] if trees else ())
+            yield from made
+
+    def alone(self, frame: Frame, slots: tuple[Var, ...]) -> Iterable[Statement]:
+        """A thread a point: nobody waits for anybody."""
+        point = self.var("point", frame.wide)
+        block, thread = cast(frame.wide, Id("block")), cast(frame.wide, _THREAD)
+        yield Declare(point, block * self.threads + thread)
+        points: Expr = Literal(1, frame.wide)
+        for x in self.flat.grid:
+            points = points * frame.extent(x)
+        inside, body = self._placed(frame, self.flat.grid, point)
+        inside = replace(inside, base={n: point * size for n, size in enumerate(slots)})
+        for n, stage in enumerate(self.flat.fused.stages):
+            body.append(Note(f"stage {n}"))
+            inside, made = self.values(inside, stage.heads)
+            body += made
+            for nest in stage.nests:
+                inside, made = self._serial(inside, nest)
+                body += made
+        yield If(point.lt(points), tuple(body))
+
+    def _placed(self, frame: Frame, axes: tuple[Iterator, ...], flat: Expr) -> tuple[Frame, list[Statement]]:
+        """*axes* as the digits of *flat*."""
+        out: list[Statement] = []
+        rest = flat
+        for x in reversed(axes):
+            place = self.var(x.name, frame.wide)
+            out.append(Declare(place, rest if x == axes[0] else rest % frame.extent(x)))
+            rest = rest // frame.extent(x)
+            frame = frame.standing(x, place)
+        return frame, out
+
+    def _stage(self, frame: Frame, stage: Stage, trees: tuple[Array, ...]) -> tuple[Frame, list[Statement]]:
+        frame, out = self.values(frame, stage.heads, lambda store: If(_THREAD.eq(0), (store,)))
+        joined: list[tuple[Step, Var]] = []
+        for nest in stage.nests:
+            if nest.traversals:
+                out += self._shared(frame, nest.traversals, lambda f, nest=nest: self._point(f, nest))  # type: ignore[misc]
+                continue
+            parts = self._parts(frame, nest)
+            out += [Declare(var, frame.total(step, False)[1]) for step, var in parts]
+            joins = _joins(parts)
+            out += self._shared(frame, nest.summations, lambda f, nest=nest, joins=joins: self.steps(f, nest, joins))  # type: ignore[misc]
+            joined += parts
+        if joined:
+            out += self._tree(joined, trees)
+            values = {}
+            for (step, _), tree in zip(joined, trees, strict=False):
+                values[step.name] = var = self.var(step.name, frame.kind)
+                out.append(Declare(var, frame.finished(step, tree[0])))
+                if step.stores:
+                    out.append(If(_THREAD.eq(0), (frame.store(step, var),)))
+            frame = frame.holding(values)
+        elif stage.barrier:
+            out.append(Barrier())
+        return frame, out
+
+    def _tree(self, joined: list[tuple[Step, Var]], trees: tuple[Array, ...]) -> Iterable[Statement]:
+        """Every thread's parts joined, all reductions at once: half of the threads add the other half's, and again."""
+        pairs = [(step, var, tree) for (step, var), tree in zip(joined, trees, strict=False)]
+        yield from (Store(tree, _THREAD, var) for _, var, tree in pairs)
+        yield Barrier()
+        half = self.threads // 2
+        while half:
+            here = tuple(Store(t, _THREAD, join(s, t[_THREAD], t[_THREAD + half])) for s, _, t in pairs)
+            yield If(_THREAD.lt(half), here)
+            yield Barrier()
+            half //= 2
+
+    def _parts(self, frame: Frame, nest: Nest) -> list[tuple[Step, Var]]:
+        return [(s, self.var(f"part {s.name}", frame.kind)) for s in nest.steps if s.reduce is not None]
+
+    def _shared(self, frame: Frame, axes: tuple[Iterator, ...], body: Body) -> list[Statement]:
+        """*body* at all points of *axes*, shared among the threads of a block."""
+        left = tuple(x for x in self.flat.order if x in axes)
+        total: Expr = Literal(1, frame.wide)
+        for x in left:
+            total = total * frame.extent(x)
+        flat = self.var("element", frame.wide)
+        here, made = self._placed(frame, left, flat)
+        start, step = cast(frame.wide, _THREAD), Literal(self.threads, frame.wide)
+        return [For(flat, start, total, step, (*made, *body(here)))]
+
+    def _point(self, frame: Frame, nest: Nest) -> list[Statement]:
+        """*nest* at one point of its traversals, by one thread."""
+        if all(s.reduce is None for s in nest.steps):
+            return self.values(frame, nest.steps)[1]
+        return self._reduced(frame, nest)[1]
+
+    def _reduced(self, frame: Frame, nest: Nest) -> tuple[Frame, list[Statement]]:
+        parts = self._parts(frame, nest)
+        out: list[Statement] = [Declare(var, frame.total(step, False)[1]) for step, var in parts]
+        joins = _joins(parts)
+        out += self.loops(frame, nest.summations, lambda f: self.steps(f, nest, joins))
+        values = {}
+        for step, part in parts:
+            values[step.name] = var = self.var(step.name, frame.kind)
+            out.append(Declare(var, frame.finished(step, part)))
+            out += [frame.store(step, var)] if step.stores else []
+        return frame.holding(values), out
+
+    def _serial(self, frame: Frame, nest: Nest) -> tuple[Frame, list[Statement]]:
+        """*nest* by one thread."""
+        if not nest.traversals:
+            return self._reduced(frame, nest)
+        return frame, self.loops(frame, nest.traversals, lambda f: self._point(f, nest))
+
+
+def _joins(parts: Iterable[tuple[Step, Var]]) -> Callable[[Step, Expr], Statement]:
+    """What joins a value to the part of its step."""
+    own = {step.name: part for step, part in parts}
+    return lambda step, value: Assign(own[step.name], join(step, own[step.name], value))

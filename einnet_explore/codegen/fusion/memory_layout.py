@@ -1,0 +1,192 @@
+r"""What a call makes of a fused kernel: strides in elements, the order of loops, and neighbouring dimensions as one.
+
+.. math::  \mathrm{address} = \sum_a x_a\, k_{a,T}, \qquad
+           k_{a,T} = n_b\, k_{b,T} \text{ for all } T \;\Rightarrow\; (a, b) \mapsto \text{one axis of } n_a n_b
+
+Only what is left of this is in the text of a kernel; extents and strides are its arguments, except strides of 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from einnet_explore.analysis.flattening import neighbours
+from einnet_explore.codegen.fusion.operations import read_name
+from einnet_explore.codegen.fusion.plan import Fused, argument
+from einnet_explore.codegen.fusion.sizes import Shapes
+from einnet_explore.ir import Access, Iterator, Scalar, accesses
+
+Strides = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Flat:
+    """*fused* with sizes and strides: *order* holds the axes that are left, the innermost last.
+
+    An axis that was merged away counts as 0; the one that stands for both runs over the product.
+    """
+
+    fused: Fused
+    shapes: Shapes
+    sizes: Mapping[Iterator, int]
+    """What each axis takes by itself."""
+    extents: Mapping[Iterator, int]
+    strides: Strides
+    order: tuple[Iterator, ...]
+
+    @property
+    def lanes(self) -> Iterator | None:
+        """The axis of the grid that runs along memory, if one does: its points then go side by side."""
+        last = self.order[-1] if self.order else None
+        return last if last in self.fused.grid else None
+
+    @property
+    def grid(self) -> tuple[Iterator, ...]:
+        """The axes of the grid that are left."""
+        return tuple(x for x in self.order if x in self.fused.grid)
+
+    @property
+    def points(self) -> int:
+        """Points of the grid."""
+        return prod(self.extents[x] for x in self.grid)
+
+    @cached_property
+    def numbers(self) -> Mapping[str, float]:
+        """The numbers that a kernel takes, by the names that it gives them: sizes, strides, constants, slots' sizes."""
+        sizes = {size_name(x): n for x, n in self.extents.items()}
+        steps = {step_name(t, d): k for t, own in self.strides.items() for d, k in enumerate(own)}
+        constants = {argument(n).name: value for n, value in enumerate(self.fused.constants)}
+        return sizes | steps | constants | {f"{slot_name(n)} size": k for n, k in enumerate(slot_sizes(self))}
+
+    @cached_property
+    def signature(self) -> tuple[object, ...]:
+        """What of the call the text of a kernel for CPUs depends on."""
+        memory = [n for n in self.strides if self.fused.spaces[n].slot is None]
+        units = tuple((name, d) for name in memory for d, k in enumerate(self.strides[name]) if k == 1)
+        return self.order, units
+
+
+def size_name(x: Iterator) -> str:
+    """What a kernel calls the size of *x*."""
+    return f":n {x.name}"
+
+
+def step_name(tensor: str, d: int) -> str:
+    """What a kernel calls the step of *tensor* along dimension *d*."""
+    return f":{tensor} step {d}"
+
+
+def slot_name(n: int) -> str:
+    """What a kernel calls slot *n*."""
+    return f":slot {n}"
+
+
+def flatten(fused: Fused, shapes: Shapes, strides: Strides, squash: bool = True) -> Flat:
+    """*fused* for inputs of *shapes* and tensors (inputs and outputs) of *strides*, in elements.
+
+    Without *squash* every axis stays as it is, and no strides are needed.
+    """
+    sizes = {x: fused.sizes.extent(x, shapes) for x in fused.sizes.axes}
+    if not squash:
+        return Flat(fused, shapes, sizes, sizes, strides, tuple(sizes))
+    own = dict(strides)
+    for space in fused.spaces.values():
+        if space.slot is not None:
+            inner = [sizes[x] for x in space.axes]
+            own[space.name] = tuple(prod(inner[d + 1 :]) for d in range(len(inner)))
+    order = _ordered(fused, sizes, own)
+    return Flat(fused, shapes, sizes, *_merged(fused, sizes, own, order))
+
+
+def slot_sizes(flat: Flat) -> tuple[int, ...]:
+    """How many elements of each slot belong to one point of the grid: what its largest temporary needs."""
+    fused = flat.fused
+    sizes = [1] * fused.slots
+    for space in fused.spaces.values():
+        if space.slot is not None:
+            sizes[space.slot] = max(sizes[space.slot], prod(flat.extents[x] for x in space.axes))
+    return tuple(sizes)
+
+
+Use = tuple[str, tuple["Iterator | None", ...]]
+
+
+def _uses(fused: Fused) -> tuple[Use, ...]:
+    """(memory, the axis that is each of its indices or None) for every access to memory and every store."""
+    out: dict[Use, None] = {}
+    for stage in fused.stages:
+        for step in stage.steps:
+            found: list[Use] = [(read_name(a), tuple(i.single for i in a.index)) for a in reads_of(step.body)]
+            if step.stores:
+                found.append((step.name, fused.known[step.name].scope.traversals))
+            for name, axes in found:
+                space = fused.spaces.get(name)
+                if space is not None and space.kind != "register":
+                    memory, dims = fused.memory(name)
+                    out[memory, tuple(axes[d] for d in dims)] = None
+    return tuple(out)
+
+
+def reads_of(body: Scalar) -> Iterable[Access]:
+    """The reads of *body*, left to right."""
+    yield from accesses(body)
+
+
+def _ordered(fused: Fused, extents: Mapping[Iterator, int], strides: Strides) -> tuple[Iterator, ...]:
+    """Every axis, the largest steps in the largest tensor outside, the smallest inside."""
+    steps: dict[Iterator, tuple[int, int]] = {}
+    for memory, axes in _uses(fused):
+        if fused.spaces[memory].slot is None:
+            size = prod(extents[x] for x in axes if x is not None)
+            for x, step in zip(axes, strides[memory], strict=True):
+                if x is not None and extents[x] > 1 and size > steps.get(x, (0, 0))[0]:
+                    steps[x] = (size, abs(step))
+    whole = max((size for size, _ in steps.values()), default=0)
+
+    def rank(x: Iterator) -> tuple[bool, int]:
+        size, step = steps.get(x, (0, 0))
+        # What occurs in small tensors only goes outside, and so does what takes no step at all.
+        return size == whole and step > 0, -step
+
+    return tuple(sorted(dict.fromkeys(x for o in fused.operations for x in o.axes), key=rank))
+
+
+def _merged(
+    fused: Fused, extents: Mapping[Iterator, int], strides: Strides, order: tuple[Iterator, ...]
+) -> tuple[Mapping[Iterator, int], Strides, tuple[Iterator, ...]]:
+    """Axes that go together everywhere, as one: neighbours that do, again and again."""
+    left, sizes = list(order), dict(extents)
+    uses = _uses(fused)
+    n = 0
+    while n + 1 < len(left):
+        a, b = left[n], left[n + 1]
+        if _together(fused, a, b) and all(_neighbours(u, sizes, strides, a, b) for u in uses):
+            gone, kept = (b, a) if sizes[b] == 1 else (a, b)
+            sizes[kept], sizes[gone] = sizes[a] * sizes[b], 1
+            left.remove(gone)
+            n = max(0, n - 1)
+        else:
+            n += 1
+    return sizes, strides, tuple(left)
+
+
+def _together(fused: Fused, a: Iterator, b: Iterator) -> bool:
+    """Whether both are free, and loops of the same kind in every nest."""
+    if fused.sizes.axes[a].fixed or fused.sizes.axes[b].fixed or (a in fused.grid) != (b in fused.grid):
+        return False
+    parts = (part for stage in fused.stages for n in stage.nests for part in (n.traversals, n.summations))
+    return all((a in part) == (b in part) for part in parts)
+
+
+def _neighbours(use: Use, extents: Mapping[Iterator, int], strides: Strides, a: Iterator, b: Iterator) -> bool:
+    """Whether *use* goes over *a* and *b* as over one axis, or over neither."""
+    memory, axes = use
+    if 1 in (extents[a], extents[b]):
+        return True
+    if a not in axes or b not in axes:
+        return (a in axes) == (b in axes)
+    steps = dict(zip(axes, strides[memory], strict=True))
+    return neighbours([(steps[a], steps[b])], extents[b])

@@ -1,0 +1,193 @@
+r"""A program as operations in order: one value each, nested scopes first, all over common axes.
+
+.. math::  Y = \sum_{\vec y} f(\{\ldots\}[\tau]) \;\mapsto\; t = \{\ldots\};\; Y = \sum_{\vec y} f(t[\tau])
+
+Iterators that read the same dimension of the same tensor, whole, are one *axis* and get one name, so that a value is
+read at the point where it was made exactly if its indices are its own axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from einnet_explore.analysis.indices import read_indices
+from einnet_explore.analysis.substitution import with_iterators
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Compare,
+    Const,
+    Equation,
+    Iterator,
+    Program,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    accesses,
+    map_accesses,
+)
+
+
+class FusionError(ValueError):
+    """A program or a call that no fused kernel can serve: the message says which part, with the numbers."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One value and how it is made: element-wise, or by one reduction; *scope* reads tensors only."""
+
+    name: str
+    scope: Scope
+    output: bool
+
+    @property
+    def reduces(self) -> bool:
+        """Whether anything is summed up (or multiplied, or compared)."""
+        return bool(self.scope.summations) or self.scope.reduce != "sum"
+
+    @property
+    def tensor(self) -> Tensor:
+        """What later operations read."""
+        return Equation(self.name, self.scope).tensor
+
+    @property
+    def axes(self) -> tuple[Iterator, ...]:
+        """All its iterators, the traversals first."""
+        return (*self.scope.traversals, *self.scope.summations)
+
+    @property
+    def reads(self) -> tuple[Access, ...]:
+        """What it reads, each read once."""
+        return tuple(dict.fromkeys(accesses(self.scope.body)))
+
+
+def operations(program: Program) -> tuple[Operation, ...]:
+    """The operations of *program*, in an order in which each reads inputs and earlier ones only.
+
+    Equal nested scopes are one operation; what no output needs is left out.  Raises FusionError for a table, which is
+    no memory that a kernel reads.
+    """
+    made: dict[Scope, Tensor] = {}
+    found: list[Operation] = []
+    taken = set(program.names())
+
+    def flat(scope: Scope) -> Scope:
+        return replace(scope, body=map_accesses(scope.body, hoisted))
+
+    def hoisted(access: Access) -> Access:
+        match access.source:
+            case Scope() as inner:
+                if inner not in made:
+                    name = next(n for k in range(1, len(taken) + 2) if (n := f"t{k}") not in taken)
+                    taken.add(name)
+                    found.append(Operation(name, flat(inner), False))
+                    made[inner] = found[-1].tensor
+                return Access(made[inner], access.index)
+            case Table():
+                raise FusionError("a table of known numbers is read: a fused kernel reads tensors only")
+        return access
+
+    for equation in program.equations:
+        found.append(Operation(equation.name, flat(equation.scope), equation.name in program.outputs))
+    return _aligned(tuple(_needed(found)))
+
+
+def _needed(found: list[Operation]) -> Iterable[Operation]:
+    needed = {o.name for o in found if o.output}
+    for operation in reversed(found):
+        if operation.name in needed:
+            needed.update(map(read_name, operation.reads))
+    return (o for o in found if o.name in needed)
+
+
+@dataclass
+class _Classes:
+    """Iterators of operations joined into axes; no axis holds two iterators of one operation."""
+
+    parent: dict[object, object]
+    members: dict[object, dict[int, Iterator]]
+
+    def find(self, x: object) -> object:
+        while (up := self.parent.setdefault(x, x)) != x:
+            x = up
+        return x
+
+    def join(self, x: object, y: object) -> None:
+        a, b = self.find(x), self.find(y)
+        first, second = self.members.setdefault(a, {}), self.members.setdefault(b, {})
+        if a == b or any(n in second and second[n] != i for n, i in first.items()):
+            return
+        spans = {(i.lo, i.hi) for i in (*first.values(), *second.values())}
+        if len(spans) <= 1:
+            self.parent[a] = b
+            second.update(first)
+
+
+def _aligned(found: tuple[Operation, ...]) -> tuple[Operation, ...]:
+    """The same operations over common axes, named ``i0``, ``i1``, … in order of appearance."""
+    classes = _Classes({}, {})
+    known = {o.name for o in found}
+    for n, operation in enumerate(found):
+        for x in operation.axes:
+            classes.members[n, x] = {n: x}
+    for inside in (True, False):  # what is made here goes first: inputs only say what runs beside what
+        for n, operation in enumerate(found):
+            if inside:
+                for d, x in enumerate(operation.scope.traversals):
+                    classes.join((operation.name, d), (n, x))
+            for access in operation.reads:
+                if isinstance(access.source, Tensor) and (access.source.name in known) == inside:
+                    for d, x in whole(access).items():
+                        classes.join((n, x), (access.source.name, d))
+    names: dict[object, str] = {}
+    out = []
+    for n, operation in enumerate(found):
+        to: dict[Iterator, Iterator] = {}
+        for x in operation.axes:
+            root = classes.find((n, x))
+            to[x] = Iterator(names.setdefault(root, f"i{len(names)}"), x.lo, x.hi)
+        out.append(replace(operation, scope=with_iterators(operation.scope, to)))
+    return tuple(out)
+
+
+def read_name(access: Access) -> str:
+    """The tensor that *access* reads; steps and operations read tensors only."""
+    assert isinstance(access.source, Tensor)
+    return access.source.name
+
+
+def whole(access: Access) -> Mapping[int, Iterator]:
+    """The dimensions that *access* reads from end to end by one iterator as it is."""
+    out = {}
+    for d, (index, (lo, hi)) in enumerate(zip(access.index, access.source.box, strict=True)):
+        x = index.single
+        if x is not None and (x.lo, x.hi) == (lo, hi):
+            out[d] = x
+    return out
+
+
+WEIGHTS = {"exp": 16, "log": 16, "tanh": 24, "sigmoid": 20, "erf": 24, "pow": 40, "/": 4, "sqrt": 4, "rsqrt": 6}
+"""What an operation costs, in additions; all others count 1."""
+
+
+def weight(body: Scalar) -> int:
+    """What *body* costs at one point, in additions."""
+    match body:
+        case Apply(op, args):
+            return WEIGHTS.get(op, 1) * max(1, len(args) - 1) + sum(map(weight, args))
+        case Access() | Const() | Compare():
+            return 0
+
+
+def composite(operation: Operation) -> Collection[Iterator]:
+    """The iterators of *operation* that occur otherwise than as a whole dimension's only index."""
+    scope = operation.scope
+    out = {x for bound in scope.domain for x in bound.index.iterators}
+    for access in operation.reads:
+        plain = whole(access)
+        out.update(x for d, i in enumerate(access.index) if d not in plain for x in i.iterators)
+    reads = {i for a in operation.reads for i in a.index}
+    out.update(x for i in read_indices(scope.body) if i not in reads for x in i.iterators)
+    return out | {x for x in operation.axes if x.lo}

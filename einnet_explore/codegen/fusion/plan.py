@@ -1,0 +1,386 @@
+"""The fused kernel as a value: grid, stages, and where every value lies.
+
+Which stage every value is made in, what of it is kept, and what is computed where it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from einnet_explore.analysis.regions import always
+from einnet_explore.analysis.substitution import substitute, substitute_domain
+from einnet_explore.codegen.fusion.operations import FusionError, Operation, operations, read_name, weight
+from einnet_explore.codegen.fusion.sizes import Shapes, Sizes, check, counted, sizes_of
+from einnet_explore.codegen.fusion.stages import Nest, Stage, Step, grid_axes, here
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Bound,
+    Compare,
+    Const,
+    Iterator,
+    Program,
+    Scalar,
+    Tensor,
+    accesses,
+    as_index,
+    map_accesses,
+)
+
+STORED = 8
+"""What storing a value and loading it again costs, in additions: what costs more is not repeated."""
+
+
+@dataclass
+class _Draft:
+    """A nest while it is filled."""
+
+    traversals: tuple[Iterator, ...]
+    summations: tuple[Iterator, ...]
+    steps: dict[str, Step] = field(default_factory=dict)
+
+
+@dataclass
+class _Placing:
+    """Which stage every value is made in, and what of it is kept."""
+
+    found: tuple[Operation, ...]
+    grid: frozenset[Iterator]
+    floating: frozenset[str] = frozenset()
+    made: dict[str, int] = field(default_factory=dict)
+    homes: dict[str, _Draft | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.by_name = {o.name: o for o in self.found}
+
+    def inner(self, operation: Operation) -> tuple[Iterator, ...]:
+        """The axes of a value inside its grid point."""
+        return tuple(x for x in operation.scope.traversals if x not in self.grid)
+
+    def scalar(self, operation: Operation) -> bool:
+        """Whether it is one value a grid point, made of such values."""
+        return not self.inner(operation) and not operation.reduces
+
+    def place(self) -> None:
+        """The first stage in which each value can be made."""
+        for operation in self.found:
+            self.made[operation.name] = max((self._waits(a, operation) for a in operation.reads), default=0)
+
+    def _waits(self, access: Access, reader: Operation) -> int:
+        operation = self.by_name.get(read_name(access))
+        if operation is None:
+            return 0
+        stage = self.made[operation.name]
+        if operation.reduces:
+            return stage + 1
+        if operation.name in self.floating or self.scalar(operation) or self._beside(access, operation, reader):
+            return stage
+        return stage + 1
+
+    def _beside(self, access: Access, operation: Operation, reader: Operation) -> bool:
+        """Whether reader and value go over the same points, so that it may be read where it is made."""
+        same = set(self.inner(operation)) == set(reader.axes) - self.grid
+        return same and here(access, operation)
+
+    def may_float(self, operation: Operation) -> bool:
+        """Whether every reader may compute the value itself."""
+        if operation.output or operation.reduces or self.scalar(operation):
+            return False
+        return all(_inside(a) for o in self.found for a in o.reads if read_name(a) == operation.name)
+
+    def worth_floating(self, operation: Operation) -> bool:
+        """Whether computing it where it is read costs no more than storing it."""
+        reads = [(a, o) for o in self.found for a in o.reads if read_name(a) == operation.name]
+        once = all(here(a, operation) for a, _ in reads)
+        places = {(self._stage(o), self._over(o)) for _, o in reads}
+        apart = any(set(self._over(o)) != set(self.inner(operation)) for _, o in reads)
+        full = self._full_weight(operation)
+        return (once and not apart and len(places) == 1) or full * max(1, len(places) - 1, len(reads) - 1) <= STORED
+
+    def _stage(self, operation: Operation) -> int:
+        """The stage in which a value is first needed."""
+        if operation.name not in self.floating:
+            return self.made[operation.name]
+        needing = [self._stage(o) for o in self.found if any(read_name(a) == operation.name for a in o.reads)]
+        return min(needing, default=0)
+
+    def _over(self, operation: Operation) -> frozenset[Iterator]:
+        if operation.name in self.floating:
+            return frozenset(self.inner(operation))
+        return frozenset(operation.axes) - self.grid
+
+    def _full_weight(self, operation: Operation) -> int:
+        below = (self.by_name[n] for a in operation.reads if (n := read_name(a)) in self.floating)
+        return weight(operation.scope.body) + sum(map(self._full_weight, below))
+
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages, filled."""
+        kept = [o for o in self.found if o.name not in self.floating]
+        return tuple(self._stage_of(n, kept) for n in range(1 + max(self.made[o.name] for o in kept)))
+
+    def _stage_of(self, stage: int, kept: list[Operation]) -> Stage:
+        mine = [o for o in kept if self.made[o.name] == stage]
+        drafts: list[_Draft] = []
+        heads = _Draft((), ())
+        for operation in sorted(mine, key=lambda o: not o.reduces):
+            self.homes[operation.name] = heads if self.scalar(operation) else self._home(operation, drafts)
+        for operation in mine:
+            draft = self.homes[operation.name]
+            assert draft is not None
+            self._add(operation, draft, stage)
+        nests = tuple(Nest(d.traversals, d.summations, tuple(d.steps.values())) for d in drafts)
+        return Stage(tuple(heads.steps.values()), nests, False)
+
+    def _home(self, operation: Operation, drafts: list[_Draft]) -> _Draft:
+        inner, sums = self.inner(operation), operation.scope.summations
+        for draft in drafts:
+            if operation.reduces:
+                fits = set(draft.traversals) == set(inner) and set(draft.summations) == set(sums)
+            else:
+                fits = set(draft.traversals) | set(draft.summations) == set(inner)
+            if fits:
+                return draft
+        drafts.append(_Draft(inner, sums))
+        return drafts[-1]
+
+    def _add(self, operation: Operation, draft: _Draft, stage: int, keep: bool = True) -> None:
+        scope = operation.scope
+        body = self._forwarded(scope.body, draft, stage)
+        reduce = scope.reduce if operation.reduces else None
+        memory = operation.output or bool(self.inner(operation))
+        step = Step(operation.name, body, reduce, scope.domain, scope.value, keep and memory)
+        draft.steps[operation.name] = step
+
+    def _forwarded(self, body: Scalar, draft: _Draft, stage: int) -> Scalar:
+        """*body* with what is computed at the point where it is read instead of being loaded."""
+
+        def swap(access: Access) -> Scalar:
+            operation = self.by_name.get(read_name(access))
+            if operation is None or operation.reduces or self.scalar(operation):
+                return access
+            name = operation.name
+            if name not in self.floating and self.made[name] < stage:
+                return access
+            if here(access, operation):
+                if name not in draft.steps:
+                    self._add(operation, draft, stage, keep=False)
+                return access
+            return self._forwarded(inlined(access, operation), draft, stage)
+
+        return map_accesses(body, swap)
+
+
+def _inside(access: Access) -> bool:
+    return all(always(Bound(i, lo, hi)) for i, (lo, hi) in zip(access.index, access.source.box, strict=True))
+
+
+def inlined(access: Access, operation: Operation) -> Scalar:
+    """What *access* reads, computed there: the body at its indices, the constant where the domain does not hold."""
+    scope = operation.scope
+    to = dict(zip(scope.traversals, access.index, strict=True))
+    body = substitute(scope.body, to)
+    for bound in substitute_domain(scope.domain, to):
+        value = Const(scope.value)
+        for op, limit in ((">=", bound.lo), ("<", bound.hi)):
+            body = Apply("where", (Compare(op, bound.index, as_index(limit)), body, value))
+    return body
+
+
+def stages(found: tuple[Operation, ...], grid: tuple[Iterator, ...]) -> tuple[Stage, ...]:
+    """The stages of the operations *found* at every point of *grid*."""
+    first = _Placing(found, frozenset(grid))
+    able = frozenset(o.name for o in found if first.may_float(o))
+    first.floating = able
+    first.place()
+    last = _Placing(found, frozenset(grid), frozenset(n for n in able if first.worth_floating(first.by_name[n])))
+    last.place()
+    return _synchronised(last.stages(), {o.name: o for o in found})
+
+
+def _synchronised(made: tuple[Stage, ...], known: Mapping[str, Operation]) -> tuple[Stage, ...]:
+    """The stages with a barrier after those whose memory another thread reads later."""
+    out = []
+    for n, stage in enumerate(made):
+        later = [(nest, s) for after in made[n + 1 :] for nest in after.nests for s in nest.steps]
+        heads = [s for after in made[n + 1 :] for s in after.heads]
+        barrier = any(
+            any(read_name(a) == step.name for s in heads for a in accesses(s.body))
+            or any(
+                not (nest.flat and other.flat and nest.axes == other.axes and here(a, known[step.name]))
+                for other, s in later
+                for a in accesses(s.body)
+                if read_name(a) == step.name
+            )
+            for nest in stage.nests
+            for step in nest.steps
+            if step.stores and (step.reduce is None or nest.traversals)
+        )
+        out.append(Stage(stage.heads, stage.nests, barrier))
+    return tuple(out)
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where a value lies: an ``input``, an ``output``, a ``register`` or a ``temporary``.
+
+    A temporary lies in *slot*, together with others that live at other times, or in the memory of the output *beside*,
+    which is written only when and where the temporary is read for the last time.  *live* is its first and last stage.
+    """
+
+    name: str
+    kind: str
+    axes: tuple[Iterator, ...]
+    live: tuple[int, int] = (0, 0)
+    slot: int | None = None
+    beside: str | None = None
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A program as one kernel: at every point of *grid*, *stages* one after the other.
+
+    Numbers that may follow the sizes (the 784 of a mean over 28×28) are *constants*, arguments of the kernel.
+    """
+
+    program: Program
+    operations: tuple[Operation, ...]
+    grid: tuple[Iterator, ...]
+    stages: tuple[Stage, ...]
+    sizes: Sizes
+    spaces: Mapping[str, Space]
+    constants: tuple[float, ...]
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors that are read, in order."""
+        read = {a.source for s in self.stages for step in s.steps for a in accesses(step.body)}
+        return tuple(t for t in self.program.inputs if t in read)
+
+    @cached_property
+    def known(self) -> Mapping[str, Operation]:
+        """The operations by name."""
+        return {o.name: o for o in self.operations}
+
+    def memory(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """(where the value *name* lies, which of its dimensions are the dimensions there, in order)."""
+        space = self.spaces.get(name)
+        if space is None or space.kind != "temporary":
+            rank = len(self.known[name].scope.traversals) if name in self.known else len(self._shapes[name])
+            return name, tuple(range(rank))
+        own = self.known[name].scope.traversals
+        there = space.axes if space.beside is None else self.known[space.beside].scope.traversals
+        return space.beside or name, tuple(own.index(x) for x in there)
+
+    @cached_property
+    def _shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {t.name: t.shape for t in self.program.inputs}
+
+    @property
+    def slots(self) -> int:
+        """How many pieces of memory hold all temporaries."""
+        return 1 + max((s.slot for s in self.spaces.values() if s.slot is not None), default=-1)
+
+    @property
+    def barriers(self) -> int:
+        """How often threads wait: once after a stage that reduces or whose memory others read."""
+        return sum(s.barrier or any(n.summations for n in s.nests) for s in self.stages)
+
+
+def fuse(program: Program) -> Fused:
+    """*program* as one kernel.
+
+    Raises FusionError for a program without equations or outputs, or one that reads a table.
+    """
+    found = operations(program)
+    if not found:
+        raise FusionError("the program has no outputs: there is nothing to compute")
+    grid = grid_axes(found)
+    made = stages(found, grid)
+    sizes = sizes_of(program.inputs, found)
+    numbers = counted(found, sizes)
+    with_arguments = tuple(_with_constants(stage, numbers) for stage in made)
+    return Fused(program, found, grid, with_arguments, sizes, _spaces(program, found, grid, made), numbers)
+
+
+def _with_constants(stage: Stage, numbers: tuple[float, ...]) -> Stage:
+    """*stage* with *numbers* read as arguments of the kernel."""
+
+    def named(body: Scalar) -> Scalar:
+        match body:
+            case Const(value) if value in numbers:
+                return Access(argument(numbers.index(value)), ())
+            case Apply(op, args):
+                return Apply(op, tuple(map(named, args)))
+        return body
+
+    heads = tuple(replace(s, body=named(s.body)) for s in stage.heads)
+    nests = tuple(replace(n, steps=tuple(replace(s, body=named(s.body)) for s in n.steps)) for n in stage.nests)
+    return replace(stage, heads=heads, nests=nests)
+
+
+def argument(n: int) -> Tensor:
+    """What stands for constant *n* in a step; names that begin with a colon are the kernel's own."""
+    return Tensor(f":constant {n}", ())
+
+
+def _spaces(
+    program: Program, found: tuple[Operation, ...], grid: tuple[Iterator, ...], made: tuple[Stage, ...]
+) -> Mapping[str, Space]:
+    known = {o.name: o for o in found}
+    out: dict[str, Space] = {t.name: Space(t.name, "input", ()) for t in program.inputs}
+    stored = {s.name: n for n, stage in enumerate(made) for s in stage.steps if s.stores}
+    steps = [(n, s) for n, stage in enumerate(made) for s in stage.steps]
+    last = {name: n for n, s in steps for name in map(read_name, accesses(s.body))}
+    slots: list[list[tuple[int, int]]] = []
+    taken: set[str] = set()
+    for name in dict.fromkeys(s.name for _, s in steps):
+        operation = known[name]
+        axes = operation.scope.traversals
+        live = (stored.get(name, 0), last.get(name, stored.get(name, 0)))
+        if operation.output:
+            out[name] = Space(name, "output", axes, live)
+        elif name not in stored:
+            out[name] = Space(name, "register", ())
+        elif (output := _output_beside(operation, made, known, live[1])) is not None and output not in taken:
+            taken.add(output)
+            out[name] = Space(name, "temporary", axes, live, beside=output)
+        else:
+            slot = next((n for n, used in enumerate(slots) if all(b < live[0] or live[1] < a for a, b in used)), None)
+            if slot is None:
+                slots.append([])
+                slot = len(slots) - 1
+            slots[slot].append(live)
+            inner = tuple(x for x in axes if x not in grid)
+            out[name] = Space(name, "temporary", inner, live, slot)
+    return out
+
+
+def _output_beside(
+    operation: Operation, made: tuple[Stage, ...], known: Mapping[str, Operation], last: int
+) -> str | None:
+    """An output that may lend its memory until it is written: over the same axes, in the nest of the last readers."""
+    readers = [(nest, s) for nest in made[last].nests for s in nest.steps if _reads(s.body, operation)]
+    if any(_reads(s.body, operation) for s in made[last].heads):
+        return None
+    homes: list[Nest] = [nest for nest, _ in readers]
+    if any(nest != homes[0] for nest in homes) or not all(
+        here(a, operation) for _, s in readers for a in accesses(s.body) if a.source == operation.tensor
+    ):
+        return None
+    for step in homes[0].steps if homes else ():
+        other = known[step.name]
+        same = set(other.scope.traversals) == set(operation.scope.traversals)
+        if step.stores and step.reduce is None and other.output and same and step.name != operation.name:
+            return step.name
+    return None
+
+
+def _reads(body: Scalar, operation: Operation) -> bool:
+    return any(read_name(a) == operation.name for a in accesses(body))
+
+
+def served(fused: Fused, shapes: Shapes) -> None:
+    """Raise FusionError, with the numbers, where *fused* does not serve inputs of *shapes*."""
+    check(fused.program.inputs, fused.operations, fused.sizes, shapes)

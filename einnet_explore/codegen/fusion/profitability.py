@@ -1,0 +1,112 @@
+r"""Whether one kernel is faster than one an operation: an estimate, since a fused kernel may have a tiny grid.
+
+.. math::  t_{fused} = l + \frac{b_0}{B\,u} + \frac{b_{again}}{B'\,u} + w\,s, \qquad
+           t_{apart} = \sum_o \left( l + \frac{b_o}{B} \right), \qquad u = \min(1, blocks / units)
+
+What a point of the grid reads again comes from a cache where that of all points at work fits.  Kernels of single
+reductions can share one sum among all units; a fused one has a block a point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from einnet_explore.codegen.fusion.gpu import THREADS, gpu_blocks
+from einnet_explore.codegen.fusion.memory_layout import Flat, reads_of
+from einnet_explore.codegen.fusion.operations import read_name
+from einnet_explore.codegen.fusion.plan import Fused
+from einnet_explore.codegen.fusion.stages import Step
+from einnet_explore.ir import Iterator
+
+
+@dataclass(frozen=True)
+class Target:
+    """*units* that run a block each, bytes a second from *memory* and from the *cache* (of *cache_bytes*, all units'
+    together), and seconds for a *launch* and for a *wait* of a block's threads for one another."""
+
+    name: str
+    units: int
+    memory: float
+    cache: float
+    cache_bytes: int
+    launch: float
+    wait: float
+
+
+A100 = Target("A100", 108, 1.5e12, 4.5e12, 40 << 20, 4e-6, 1e-6)
+H100 = Target("H100", 132, 3.0e12, 7.0e12, 50 << 20, 4e-6, 1e-6)
+CORE = Target("a CPU core", 1, 2.0e10, 8.0e10, 1 << 20, 2e-6, 0.0)
+"""Round numbers of data sheets; what decides in the end is a measurement."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Seconds of the fused kernel and of the operations apart, how many blocks the fused one has, on which target."""
+
+    fused: float
+    apart: float
+    blocks: int
+    target: Target
+
+    @property
+    def pays(self) -> bool:
+        """Whether the fused kernel is expected to be faster."""
+        return self.fused < self.apart
+
+    def __str__(self) -> str:
+        said = "fuse" if self.pays else "keep apart"
+        return (
+            f"{self.target.name}: {self.blocks} blocks on {self.target.units} units, {self.fused * 1e6:.0f} µs fused, "
+            f"{self.apart * 1e6:.0f} µs apart: {said}"
+        )
+
+
+def verdict(flat: Flat, target: Target, itemsize: int = 4) -> Verdict:
+    """Both estimates for *flat* on *target*, for elements of *itemsize* bytes."""
+    fused = flat.fused
+    blocks = gpu_blocks(flat, THREADS) if target.units > 1 else flat.points
+    used = min(1.0, blocks / target.units) or 1.0
+    first, again = (n * itemsize for n in _traffic(fused, flat.sizes))
+    working = min(first, first * target.units / max(1, blocks))
+    rate = target.cache if working <= target.cache_bytes else target.memory
+    waits = fused.barriers * target.wait * max(1.0, blocks / target.units / 8)
+    one = target.launch + first / (target.memory * used) + again / (rate * used) + waits
+    return Verdict(one, _apart(fused, flat.sizes, target, itemsize), blocks, target)
+
+
+def _traffic(fused: Fused, sizes: Mapping[Iterator, int]) -> tuple[int, int]:
+    """Elements that memory gives and takes at least once, and those that later nests read again."""
+    largest: dict[str, int] = {}
+    again = 0
+    for stage in fused.stages:
+        for steps in (stage.heads, *(nest.steps for nest in stage.nests)):
+            for name, size in _touched(fused, sizes, steps).items():
+                again += size if name in largest else 0
+                largest[name] = max(size, largest.get(name, 0))
+    return sum(n for name, n in largest.items() if fused.spaces[name].kind in ("input", "output")), again
+
+
+def _touched(fused: Fused, sizes: Mapping[Iterator, int], steps: Iterable[Step]) -> dict[str, int]:
+    """Elements of every memory that *steps* read or write, each once."""
+    out: dict[str, int] = {}
+    for step in steps:
+        uses = [(read_name(a), {x for i in a.index for x in i.iterators}) for a in reads_of(step.body)]
+        if step.stores:
+            uses.append((step.name, set(fused.known[step.name].scope.traversals)))
+        for name, axes in uses:
+            space = fused.spaces.get(name)
+            if space is not None and space.kind != "register":
+                memory = space.beside or name
+                out[memory] = max(prod(sizes[x] for x in axes), out.get(memory, 0))
+    return out
+
+
+def _apart(fused: Fused, sizes: Mapping[Iterator, int], target: Target, itemsize: int) -> float:
+    seconds = 0.0
+    for operation in fused.operations:
+        elements = prod(sizes[x] for x in operation.scope.traversals)
+        elements += sum(prod(sizes[x] for x in {x for i in a.index for x in i.iterators}) for a in operation.reads)
+        seconds += target.launch + elements * itemsize / target.memory
+    return seconds

@@ -1,0 +1,202 @@
+r"""Abstract sizes: which dimensions are equal because the program makes sense only so, and which are what they are.
+
+``X`` of sizes (x0, x1, x2) beside ``B`` of sizes (y0, y1), read as ``X[i, j, k] + B[j, k]``, records
+:math:`y_0 = x_1` and :math:`y_1 = x_2`.  A kernel serves all sizes that meet what was recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement
+from math import isclose, isfinite, prod, sqrt
+
+from einnet_explore.analysis.substitution import with_iterators
+from einnet_explore.codegen.fusion.operations import FusionError, Operation, composite, operations, read_name, whole
+from einnet_explore.ir import Access, Apply, Compare, Const, Equation, Iterator, Program, Scalar, Tensor, map_accesses
+
+MOST_FACTORS = 4
+"""Sizes, at most, whose product a constant is taken for."""
+
+ROUNDED = 1e-6
+"""How far a constant may be from what it is taken for: decimal fractions are written with a few digits."""
+
+Dim = tuple[str, int]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Size:
+    """One abstract size: the *dims* (tensor, dimension) that have it, its *value* when the program was analysed.
+
+    *fixed*: the program says the number itself (a window, an offset, a range that is no whole dimension).
+    """
+
+    dims: tuple[Dim, ...]
+    value: int
+    fixed: bool
+
+    @property
+    def symbol(self) -> str:
+        """``x0`` for the first dimension of X; the number where it is fixed."""
+        return str(self.value) if self.fixed or not self.dims else f"{self.dims[0][0]}.{self.dims[0][1]}"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The abstract sizes of a program's inputs, and those of the axes of its operations."""
+
+    sizes: tuple[Size, ...]
+    axes: Mapping[Iterator, Size]
+
+    @property
+    def equalities(self) -> tuple[str, ...]:
+        """What must hold for a kernel to be used again, as text."""
+        out = []
+        for size in self.sizes:
+            names = [f"{t}.{d}" for t, d in size.dims]
+            if size.fixed:
+                names.append(str(size.value))
+            if len(names) > 1:
+                out.append(" == ".join(names))
+        return tuple(out)
+
+    def extent(self, x: Iterator, shapes: Shapes) -> int:
+        """How many values *x* takes for inputs of *shapes*."""
+        size = self.axes[x]
+        if size.fixed or not size.dims:
+            return size.value
+        name, d = size.dims[0]
+        return shapes[name][d]
+
+    def broken(self, shapes: Shapes) -> tuple[str, ...]:
+        """The equalities that *shapes* do not meet, each with the numbers."""
+        out = []
+        for size in self.sizes:
+            found = {f"{t}.{d}": shapes[t][d] for t, d in size.dims}
+            wanted = {*found.values(), *([size.value] if size.fixed else [])}
+            if len(wanted) > 1:
+                said = " == ".join([*found, *([str(size.value)] if size.fixed else [])])
+                out.append(f"{said}: {', '.join(f'{k} is {v}' for k, v in found.items())}")
+        return tuple(out)
+
+
+def sizes_of(inputs: Iterable[Tensor], found: tuple[Operation, ...]) -> Sizes:
+    """The abstract sizes of the operations *found* over *inputs*."""
+    parent: dict[object, object] = {}
+    fixed: set[object] = set()
+
+    def root(x: object) -> object:
+        while (up := parent.setdefault(x, x)) != x:
+            x = up
+        return x
+
+    def bind(operation: Operation, name: str, d: int, x: Iterator) -> None:
+        parent[root(x)] = root((name, d))
+
+    inputs = tuple(inputs)
+    values: dict[object, int] = {(t.name, d): n for t in inputs for d, n in enumerate(t.shape)}
+    for operation in found:
+        values.update({(operation.name, d): n for d, n in enumerate(operation.scope.shape)})
+        values.update({x: x.extent for x in operation.axes})
+        for d, x in enumerate(operation.scope.traversals):
+            bind(operation, operation.name, d, x)
+        for access in operation.reads:
+            plain = whole(access)
+            for d in range(len(access.index)):
+                if d in plain:
+                    bind(operation, read_name(access), d, plain[d])
+                else:
+                    fixed.add((read_name(access), d))
+        fixed |= set(composite(operation))
+    bound = {root(x) for x in values if isinstance(x, tuple)}
+    # Where nothing is, indices are simplified to nothing: other sizes need an analysis of their own.
+    pinned = {root(x) for x in fixed} | {root(x) for x, n in values.items() if root(x) not in bound or n == 0}
+    known = {t.name for t in inputs}
+    groups: dict[object, list[Dim]] = {}
+    for what in values:
+        groups.setdefault(root(what), [])
+        if isinstance(what, tuple) and what[0] in known:
+            groups[root(what)].append(what)
+    extents = {root(x): n for x, n in values.items()}
+    made = {r: Size(tuple(dims), extents[r], r in pinned or not dims) for r, dims in groups.items()}
+    axes = {x: made[root(x)] for x in values if isinstance(x, Iterator)}
+    return Sizes(tuple(s for s in made.values() if s.dims), axes)
+
+
+def check(inputs: Iterable[Tensor], found: tuple[Operation, ...], sizes: Sizes, shapes: Shapes) -> None:
+    """Raise FusionError, with the numbers, where what was analysed does not serve *shapes*.
+
+    That is where a rank changes, where a recorded equality is broken, and where a constant may follow from sizes that
+    change (the 784 of a mean over 28×28, or one over it): whether it does is not known.
+    """
+    for tensor in inputs:
+        if len(shapes.get(tensor.name, ())) != len(tensor.shape):
+            raise FusionError(f"{tensor.name} was analysed as {list(tensor.shape)}, given {shapes.get(tensor.name)}")
+    if broken := sizes.broken(shapes):
+        raise FusionError(f"sizes break what was recorded: {'; '.join(broken)}")
+    for operation in found:
+        for number in dict.fromkeys(constants(operation.scope.body)):
+            for count in _followed(number, sizes):
+                was, now = prod(s.value for s in count), prod(shapes[s.dims[0][0]][s.dims[0][1]] for s in count)
+                if was != now:
+                    symbols = " * ".join(s.symbol for s in count)
+                    raise FusionError(
+                        f"{operation.name} has the constant {number:g}, which may follow from {was} elements "
+                        f"({symbols}), now {now}: give the program as a function of the shapes"
+                    )
+
+
+def resized(program: Program, shapes: Shapes) -> Program:
+    """*program* for inputs of other *shapes*: the same operations, with every size that follows from them.
+
+    Raises FusionError as ``check`` does.
+    """
+    found = operations(program)
+    sizes = sizes_of(program.inputs, found)
+    check(program.inputs, found, sizes, shapes)
+    to = {x: Iterator(x.name, x.lo, x.lo + sizes.extent(x, shapes)) for x in sizes.axes}
+    tensors = {t.name: replace(t, shape=tuple(shapes[t.name])) for t in program.inputs}
+    inputs = tuple(tensors.values())
+    equations = []
+    for operation in found:
+        scope = with_iterators(operation.scope, to)
+        equations.append(Equation(operation.name, replace(scope, body=map_accesses(scope.body, _reading(tensors)))))
+        tensors[operation.name] = equations[-1].tensor
+    return Program(inputs, tuple(equations), program.outputs)
+
+
+def _reading(tensors: Mapping[str, Tensor]) -> Callable[[Access], Scalar]:
+    now = dict(tensors)
+    return lambda access: Access(now[read_name(access)], access.index)
+
+
+def _followed(number: float, sizes: Sizes) -> Iterable[tuple[Size, ...]]:
+    """The sizes from whose product *number* may follow: as a count, one less, a square root, or one over these."""
+    if number in (0, 1, -1) or not isfinite(number):
+        return
+    free = [s for s in sizes.sizes if not s.fixed]
+    for length in range(1, MOST_FACTORS + 1):
+        for factors in combinations_with_replacement(free, length):
+            count = prod(s.value for s in factors)
+            related = (n for n in (count, count - 1, sqrt(count)) if n > 0)
+            if any(isclose(abs(number), m, rel_tol=ROUNDED) for n in related for m in (n, 1 / n)):
+                yield factors
+
+
+def counted(found: tuple[Operation, ...], sizes: Sizes) -> tuple[float, ...]:
+    """The constants that may follow sizes which are not fixed, each once."""
+    used = dict.fromkeys(n for o in found for n in constants(o.scope.body))
+    return tuple(n for n in used if any(True for _ in _followed(n, sizes)))
+
+
+def constants(body: Scalar) -> Iterable[float]:
+    """The numbers in *body*, left to right."""
+    match body:
+        case Const(value):
+            yield value
+        case Apply(args=args):
+            for arg in args:
+                yield from constants(arg)
+        case Access() | Compare():
+            pass

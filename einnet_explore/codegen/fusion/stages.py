@@ -1,0 +1,101 @@
+r"""Stages: operations placed where nothing is missing and as few threads as possible wait, forwarded to their readers.
+
+A point of the *grid* computes everything that belongs to it; inside, a reduction ends a stage: what reads its result
+waits for all of it.  What is element-wise is computed where it is read (``tmp[tid] = a; b = tmp[tid]`` becomes
+``b = a``), unless that would repeat more work than storing and loading it costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from einnet_explore.codegen.fusion.operations import Operation, read_name, weight
+from einnet_explore.ir import Access, Bound, Iterator, Scalar
+
+
+@dataclass(frozen=True)
+class Step:
+    """One value: at every point of its nest, or reduced by *reduce* over the nest's summations.
+
+    Where *domain* does not hold it is *value*.  *stores*: it goes to memory; else it is a variable.
+    """
+
+    name: str
+    body: Scalar
+    reduce: str | None
+    domain: tuple[Bound, ...]
+    value: float
+    stores: bool
+
+
+@dataclass(frozen=True)
+class Nest:
+    """Steps that share loops: at each point of *traversals* over all of *summations*."""
+
+    traversals: tuple[Iterator, ...]
+    summations: tuple[Iterator, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def axes(self) -> frozenset[Iterator]:
+        """All loops."""
+        return frozenset((*self.traversals, *self.summations))
+
+    @property
+    def flat(self) -> bool:
+        """Whether threads share the points one by one."""
+        return not (self.traversals and self.summations)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Values of the whole grid point (*heads*), then *nests*; *barrier*: memory must be seen by all afterwards."""
+
+    heads: tuple[Step, ...]
+    nests: tuple[Nest, ...]
+    barrier: bool
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """All steps, in order."""
+        return (*self.heads, *(s for nest in self.nests for s in nest.steps))
+
+
+def grid_axes(found: tuple[Operation, ...]) -> tuple[Iterator, ...]:
+    """The axes along which nothing is summed up and no value is read at another place: points that need no one else.
+
+    An element-wise operation that lacks an axis is repeated along it, where all that is repeated costs less than the
+    outputs do.
+    """
+    made = {o.name: o for o in found}
+    total = sum(weight(o.scope.body) * prod(o.scope.shape) + prod(o.scope.shape) for o in found if o.output)
+    out: list[Iterator] = []
+    spent = 0
+    for axis in dict.fromkeys(x for o in found if o.output for x in o.scope.traversals):
+        lacking = [o for o in found if axis not in o.axes]
+        if any(o.output or o.reduces for o in lacking) or any(axis in o.scope.summations for o in found):
+            continue
+        if any(axis in b.index.iterators for o in found for b in o.scope.domain):
+            continue
+        if any(_moves(a, made, axis) for o in found for a in o.reads):
+            continue
+        cost = sum((weight(o.scope.body) + 1) * prod(o.scope.shape) for o in lacking) * axis.extent
+        if spent + cost <= total:
+            spent += cost
+            out.append(axis)
+    return tuple(out)
+
+
+def _moves(access: Access, made: Mapping[str, Operation], axis: Iterator) -> bool:
+    """Whether *access* reads a value at another place along *axis* than its own."""
+    operation = made.get(read_name(access))
+    if operation is None or axis not in operation.scope.traversals:
+        return False
+    return access.index[operation.scope.traversals.index(axis)].single != axis
+
+
+def here(access: Access, operation: Operation) -> bool:
+    """Whether *access* reads the value of *operation* at the point where it is made."""
+    return all(i.single == x for i, x in zip(access.index, operation.scope.traversals, strict=True))

@@ -1,0 +1,367 @@
+r"""Kernels for GPUs that move memory: every element of the result by one thread, neighbours by neighbouring threads.
+
+.. math::  Y[\vec x] = \bigoplus_{\vec y} f(T[\tau(\vec x, \vec y)]), \qquad |\vec y| \text{ small}
+
+Memory is fast where neighbouring threads touch neighbouring elements.  They go along the innermost dimension of the
+result (``straight``); a read whose neighbours lie along another dimension goes through a tile (``tiled``).
+
+What kernels that move memory are written of: arrays, places, and the value at one point.
+
+A thread for every pack of the result, along its innermost dimension: four elements at a time where that can be.
+
+Through shared memory: loaded along one dimension, written along the other.
+
+A tile is one element wider than it is long, so that its columns lie in different banks.
+
+Kernels for GPUs that move memory: each element of the result by one thread, straight or through shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from einnet_explore.analysis.flattening import flat_address, row_major
+from einnet_explore.analysis.indices import guard
+from einnet_explore.analysis.substitution import substitute
+from einnet_explore.codegen.language import (
+    F32,
+    I32,
+    I64,
+    Array,
+    Assign,
+    Barrier,
+    Copy,
+    Declare,
+    Expr,
+    For,
+    Id,
+    If,
+    Kernel,
+    KernelError,
+    Literal,
+    Local,
+    Note,
+    Statement,
+    Store,
+    Type,
+    Var,
+    binary,
+    cast,
+    conjunction,
+    counted,
+    literal,
+    lowering,
+)
+from einnet_explore.codegen.language.statements import PACK_BYTES
+from einnet_explore.codegen.memory_access import name_of, place_in, plus
+from einnet_explore.ir import REDUCTIONS, Access, Iterator, Scalar, Scope, Table, Tensor, accesses, map_accesses
+
+THREADS = 256
+
+
+def moves(access: Access, along: Iterable[Iterator]) -> bool:
+    """Whether *access* reads something else as one of *along* goes on."""
+    moving_ones = {x for i in access.index for x in i.iterators}
+    return any(x in moving_ones for x in along)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The kernel *name* of *scope* in numbers of *kind*; *body* is the scope's, with everything put in."""
+
+    scope: Scope
+    body: Scalar
+    name: str
+    kind: Type
+
+    @cached_property
+    def axes(self) -> tuple[Iterator, ...]:
+        """The traversals of more than one value."""
+        return tuple(x for x in self.scope.traversals if x.extent > 1) or self.scope.traversals[-1:]
+
+    @property
+    def inner(self) -> Iterator:
+        """The dimension that threads go along."""
+        return self.axes[-1]
+
+    @cached_property
+    def reads(self) -> tuple[Access, ...]:
+        """Everything that is read, once."""
+        return tuple(dict.fromkeys(accesses(self.body)))
+
+    @cached_property
+    def memory(self) -> dict[str, Array]:
+        """Every tensor's array, by name."""
+        sources = [a.source for a in self.reads]
+        return {name_of(s): Array(name_of(s), self.kind, prod(s.shape), const=True) for s in sources}
+
+    @cached_property
+    def result(self) -> Array:
+        """The array that is written."""
+        name = next(n for k in range(len(self.memory) + 1) if (n := "O" if not k else f"O{k}") not in self.memory)
+        return Array(name, self.kind, prod(self.scope.shape))
+
+    @cached_property
+    def wide(self) -> Type:
+        """The type of places: 64 bits where 32 do not reach, the ends of the last block included."""
+        far = max(self.result.size, *(a.size for a in self.memory.values()), 0) + 8 * THREADS
+        spans = [max(map(abs, i.bounds)) for a in self.reads for i in (flat_address(a), *a.index)]
+        return I32 if max(far, *spans, 0) < 1 << 31 else I64
+
+    def kernel(self, body: tuple[Statement, ...], threads: int, blocks: int) -> Kernel:
+        """*body* in so many *blocks*; raises KernelError where they are too many."""
+        if blocks >= 1 << 31:
+            raise KernelError(f"{self.name}: {blocks} blocks are more than a device takes")
+        return Kernel(self.name, (*self.memory.values(), self.result), body, (threads, 1, 1), (blocks, 1, 1))
+
+    def digits(
+        self, number: Expr, axes: Iterable[Iterator], pack: int = 1
+    ) -> tuple[dict[Iterator, Expr], list[Statement]]:
+        """What iterators stand for where *number* counts the points of *axes*, in packs along the innermost one."""
+        at: dict[Iterator, Expr] = {x: Literal(x.lo, self.wide) for x in self.scope.traversals if x.extent == 1}
+        out: list[Statement] = []
+        todo = list(axes)
+        while todo:
+            x = todo.pop()
+            extent, var = x.extent // pack, Var(f"{x.name} at", self.wide)
+            out.append(Declare(var, (binary("%", number, extent) if todo else number) * pack))
+            at[x], number, pack = plus(var, x.lo), binary("/", number, extent), 1
+        return at, out
+
+    def index(self, access: Access, at: Mapping[Iterator, Expr]) -> Expr:
+        """The place in memory of *access*, which stays inside."""
+        return lowering.index(flat_address(access), at, self.wide)
+
+    def address(self, at: Mapping[Iterator, Expr]) -> Expr:
+        """The place of an element of the result."""
+        index = tuple(x - x.lo for x in self.scope.traversals)
+        return place_in(self.scope.shape, index, at, self.wide)
+
+    def scalar(self, body: Scalar, at: Mapping[Iterator, Expr], held: Mapping[Access, Expr]) -> Expr:
+        """*body* where iterators stand for *at*; reads in *held* have been made."""
+        marks = {access: Tensor(f"#{n}", ()) for n, access in enumerate(held)}
+        values = {marks[access].name: value for access, value in held.items()}
+        marked = map_accesses(body, lambda access: marks[access][()] if access in marks else access)
+
+        def read(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
+            name = name_of(source)
+            if name in values:
+                return values[name]
+            place: Expr = Literal(0, self.wide)
+            for i, (lo, _), step in zip(where, source.box, row_major(source.shape), strict=True):
+                place = place + plus(i, -lo) * step
+            return self.memory[name][place]
+
+        return lowering.scalar(marked, at, read, self.kind, self.wide)
+
+    def value(
+        self, at: Mapping[Iterator, Expr], held: Mapping[Access, Expr], store: Callable[[Expr], Statement]
+    ) -> tuple[Statement, ...]:
+        """The value at one point, summed up by this thread, given to *store*."""
+        if not self.scope.summations:
+            return (store(self.scalar(self.body, at, held)),)
+        total, reduce = Var("total", self.kind), self.scope.reduce
+        sums = {x: Var(f"{x.name} in", self.wide) for x in self.scope.summations}
+        value = self.scalar(self.body, {**at, **{x: plus(var, x.lo) for x, var in sums.items()}}, held)
+        inside: tuple[Statement, ...] = (Assign(total, lowering.joined(reduce, total, value)),)
+        for x in reversed(self.scope.summations):
+            zero, one = Literal(0, self.wide), Literal(1, self.wide)
+            inside = (For(sums[x], zero, Literal(x.extent, self.wide), one, inside, unroll=True),)
+        return (Declare(total, literal(REDUCTIONS[reduce], self.kind)), *inside, store(total))
+
+
+def straight(frame: Frame) -> Kernel:
+    """A thread for every pack, or for several elements a block apart, so that enough is on its way."""
+    size = PACK_BYTES // frame.kind.size
+    packed = [a for a in frame.reads if _packs(frame, a, size)]
+    pack = size if frame.inner.extent % size == 0 and (packed or not frame.reads) else 1
+    each = 1 if pack > 1 else size
+    points = frame.result.size // pack
+    blocks = -(-points // (THREADS * each))
+    turn, point = Var("turn"), Var("point", frame.wide)
+    at, placed = frame.digits(point, frame.axes, pack)
+    made = _pack(frame, at, packed, point) if pack > 1 else _one(frame, at, point)
+    body: tuple[Statement, ...] = (*placed, *made)
+    if points % (THREADS * each):
+        body = (If(point.lt(points), body),)
+    start = cast(frame.wide, Id("block")) * (THREADS * each) + cast(frame.wide, Id("thread"))
+    if each == 1:
+        return frame.kernel((Declare(point, start), *body), THREADS, blocks)
+    apart = Declare(point, start + cast(frame.wide, turn) * THREADS)
+    return frame.kernel((counted(turn, each, apart, *body, unroll=True),), THREADS, blocks)
+
+
+def _packs(frame: Frame, access: Access, size: int) -> bool:
+    """Whether *size* neighbours of *access* are so many neighbours in memory, at a multiple of a pack."""
+    place = flat_address(access)
+    if not place.affine or place.coefficient(frame.inner) != 1 or frame.inner.extent % size:
+        return False
+    pairs = zip(access.index, access.source.box, strict=True)
+    inside = all(lo <= i.bounds[0] and i.bounds[1] < hi for i, (lo, hi) in pairs)
+    start = place.evaluate(lambda x: x.lo)
+    others = (place.coefficient(x) for x in place.iterators if x != frame.inner)
+    return inside and start % size == 0 and all(k % size == 0 for k in others)
+
+
+def _one(frame: Frame, at: Mapping[Iterator, Expr], point: Expr) -> Iterable[Statement]:
+    return frame.value(at, {}, lambda value: Store(frame.result, point, value))
+
+
+def _pack(frame: Frame, at: Mapping[Iterator, Expr], packed: Iterable[Access], point: Expr) -> Iterable[Statement]:
+    """A pack of the result: packs are fetched whole, other reads one by one."""
+    size, j = PACK_BYTES // frame.kind.size, Var("j")
+    held: dict[Access, Expr] = {}
+    for n, access in enumerate(a for a in packed if not moves(a, frame.scope.summations)):
+        own = Array(f"pack {n}", frame.kind, size, "private", align=PACK_BYTES)
+        held[access] = own[j]
+        yield Local(own)
+        yield Copy(own, literal(0), frame.memory[name_of(access.source)], frame.index(access, at), size)
+    made = Array("made", frame.kind, size, "private", align=PACK_BYTES)
+    yield Local(made)
+    here = {**at, frame.inner: at[frame.inner] + cast(frame.wide, j)}
+    yield counted(j, size, *frame.value(here, held, lambda value: Store(made, j, value)), unroll=True)
+    yield Copy(frame.result, point * size, made, literal(0), size)
+
+
+SIDE, ROWS = 32, 8
+"""A tile is so wide and long; so many rows of it are moved at a time (``SIDE * ROWS`` threads)."""
+
+LEAST = 8
+"""A dimension that is shorter is not worth a tile."""
+
+
+def turned(frame: Frame) -> tuple[tuple[Access, ...], Iterator] | None:
+    """The reads that go through tiles, and the dimension, not the innermost, along which they lie in memory.
+
+    None where there are none.
+    """
+    if frame.scope.summations or frame.inner.extent < LEAST:
+        return None
+    found: dict[Iterator, list[Access]] = {}
+    for access in frame.reads:
+        step = _along(access, frame.inner)
+        if step is None or abs(step) <= 1:
+            continue
+        for x in frame.axes[:-1]:
+            if x.extent >= LEAST and abs(_along(access, x) or 0) == 1:
+                found.setdefault(x, []).append(access)
+    best = max(found, key=lambda x: len(found[x]), default=None)
+    return None if best is None else (tuple(found[best]), best)
+
+
+def _along(access: Access, x: Iterator) -> int | None:
+    """Elements that one step of *x* moves the place of *access*; None where that is not always the same."""
+    place = flat_address(access)
+    if not place.affine:
+        return None if x in place.iterators else 0
+    return place.coefficient(x)
+
+
+def tiled(frame: Frame, reads: tuple[Access, ...], down: Iterator) -> Kernel:
+    """A block moves a tile of each of *reads*: loaded along *down*, written along the innermost dimension."""
+    across, wide = frame.inner, frame.wide
+    rest = [x for x in frame.axes if x not in (across, down)]
+    counts = {x: -(-x.extent // SIDE) for x in (across, down)}
+    tiles = {a: Array(f"tile {n}", frame.kind, SIDE * (SIDE + 1), "shared") for n, a in enumerate(reads)}
+    block: Expr = cast(wide, Id("block"))
+    body: list[Statement] = [Local(t) for t in tiles.values()]
+    base = {x: Var(f"{x.name} base", wide) for x in (across, down)}
+    for x in (across, down):
+        body.append(Declare(base[x], binary("%", block, counts[x]) * SIDE))
+        block = binary("/", block, counts[x])
+    outer = Var("outer", wide)
+    at, placed = frame.digits(outer, rest)
+    column, row, k = Var("column", wide), Var("row", wide), Var("k")
+    body += [
+        Declare(outer, block),
+        *placed,
+        Declare(column, cast(wide, Id("thread") % SIDE)),
+        Declare(row, cast(wide, Id("thread") // SIDE)),
+        Note("load along the source"),
+    ]
+    lower = row + cast(wide, k) * ROWS
+
+    def point(x: Expr, y: Expr) -> dict[Iterator, Expr]:
+        """Where across is at *x* of the tile and down at *y*."""
+        return {**at, across: plus(base[across] + x, across.lo), down: plus(base[down] + y, down.lo)}
+
+    def inside(x: Expr, y: Expr, *made: Statement) -> Statement:
+        """*made*, for all rows of this thread, where that is inside of the result."""
+        pairs = ((across, base[across] + x), (down, base[down] + y))
+        test = conjunction(*(place.lt(d.extent) for d, place in pairs if d.extent % SIDE))
+        return counted(k, SIDE // ROWS, *(made if test is None else (If(test, made),)), unroll=True)
+
+    there, here = point(lower, column), point(column, lower)
+    loads = (Store(t, lower * (SIDE + 1) + column, frame.scalar(a, there, {})) for a, t in tiles.items())
+    held: dict[Access, Expr] = {access: tile[column * (SIDE + 1) + lower] for access, tile in tiles.items()}
+    store = Store(frame.result, frame.address(here), frame.scalar(frame.body, here, held))
+    body += [
+        inside(lower, column, *loads),
+        Barrier(),
+        Note("write along the result"),
+        inside(column, lower, store),
+    ]
+    return frame.kernel(tuple(body), SIDE * ROWS, prod(counts.values()) * prod(x.extent for x in rest))
+
+
+TERMS = 64
+"""Terms of a sum, at most: more are worth more than one thread."""
+
+PRODUCTS = 16
+"""The same where several tensors are multiplied: those are worth tiles."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """The kernel of a scope: its parameters are the tensors called *inputs*, in order, then the result."""
+
+    kernel: Kernel
+    inputs: tuple[str, ...]
+
+
+def moving(scope: Scope, name: str = "moved", kind: Type = F32) -> Moved:
+    """*scope* as a kernel that moves memory; scopes that it reads are put in.
+
+    Raises KernelError, with what was found, where sums are long, a sum is read, or a source is a table.
+    """
+    body = _flat(scope)
+    terms = prod(x.extent for x in scope.summations)
+    summed = [a for a in dict.fromkeys(accesses(body)) if moves(a, scope.summations)]
+    most = TERMS if len(summed) < 2 else PRODUCTS
+    if terms > most or not scope.shape or not prod(scope.shape):
+        raise KernelError(f"{name}: sums of {terms} terms over {list(scope.shape)}: expected at most {most}, not empty")
+    frame = Frame(scope, body, name, kind)
+    down = turned(frame)
+    return Moved(straight(frame) if down is None else tiled(frame, *down), tuple(frame.memory))
+
+
+def _flat(scope: Scope) -> Scalar:
+    """The body of *scope*, with the scopes that it reads put in and its domain as a condition."""
+
+    def put(access: Access) -> Scalar:
+        match access.source:
+            case Tensor():
+                return access
+            case Scope() as inner if not inner.summations:
+                at = dict(zip(inner.traversals, access.index, strict=True))
+                return guard(access.index, inner.box, substitute(_flat(inner), at), inner.value)
+            case source:
+                raise KernelError(f"{source!r} is read at {access.index!r}: expected tensors and scopes without sums")
+
+    if scope.summations and scope.domain:
+        raise KernelError(f"a sum with {len(scope.domain)} bounds is not moved")
+    body = map_accesses(scope.body, put)
+    if not scope.domain:
+        return body
+    return guard(tuple(b.index for b in scope.domain), tuple((b.lo, b.hi) for b in scope.domain), body, scope.value)
+
+
+__all__ = [
+    "PRODUCTS",
+    "TERMS",
+    "Moved",
+    "moving",
+]

@@ -1,0 +1,255 @@
+"""How the three dialects spell what the kernel language says: CUDA C, OpenCL C, and C for CPUs.
+
+What names are spelt as in emitted text: nothing that a user wrote gets there as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from einnet_explore.codegen.language.types import F32, F64, KernelError, Type
+
+_C = {
+    "bool": "unsigned char", "int8": "signed char", "int16": "short", "int32": "int", "int64": "long long",
+    "uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned int", "uint64": "unsigned long long",
+    "float16": "_Float16", "float32": "float", "float64": "double",
+}  # fmt: skip
+
+_OPENCL = {
+    "bool": "uchar", "int8": "char", "int16": "short", "int32": "int", "int64": "long",
+    "uint8": "uchar", "uint16": "ushort", "uint32": "uint", "uint64": "ulong",
+    "float16": "ushort", "float32": "float", "float64": "double",
+}  # fmt: skip
+
+_SINGLE = {
+    "exp": "expf", "log": "logf", "sqrt": "sqrtf", "tanh": "tanhf", "erf": "erff", "floor": "floorf", "pow": "powf",
+    "fma": "fmaf", "abs": "fabsf",
+}  # fmt: skip
+_DOUBLE = {
+    "exp": "exp", "log": "log", "sqrt": "sqrt", "tanh": "tanh", "erf": "erf", "floor": "floor", "pow": "pow",
+    "fma": "fma", "abs": "fabs",
+}  # fmt: skip
+
+HELPERS = {
+    "maximum": "T maximum_N(T a, T b) { return b > a || b != b ? b : a; }",
+    "minimum": "T minimum_N(T a, T b) { return b < a || b != b ? b : a; }",
+    "abs": "T abs_N(T a) { return a < 0 ? -a : a; }",
+    "sigmoid": "T sigmoid_N(T a) { return ONE / (ONE + EXP(-a)); }",
+    "rsqrt": "T rsqrt_N(T a) { return ONE / SQRT(a); }",
+}
+"""Functions that a dialect lacks, or that lose NaNs, which a maximum passes on here: T the type, N its name.
+
+Beside a constant a maximum is one instruction, as `b != b` is then known.
+"""
+
+
+EXPONENTIAL = """T exp_N(T a) {
+    const union { float f; int i; } given = {a};
+    const unsigned below = (unsigned)(given.i < 0x42b20000 ? given.i : 0x42b20000);
+    const union { unsigned i; float f; } x = {below < 0xc2d00000u ? below : 0xc2d00000u};
+    const union { float f; unsigned i; } t = {x.f * 1.44269504f + 12582912.0f};
+    const float n = t.f - 12582912.0f;
+    const float r = x.f - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r + 1.0f;
+    const union { float f; unsigned i; } q = {p * r + 1.0f};
+    const unsigned h = t.i >> 1;
+    const union { unsigned i; float f; } one = {(h << 23) + 0x3f800000u}, other = {((t.i - h) << 23) + q.i};
+    return a == a ? other.f * one.f : a;
+}"""
+r"""The exponential of float32 without a branch or a call, so that compilers make vectors of it: the C dialect's own.
+
+.. math::  e^x = 2^n e^r, \quad n = \lfloor x / \ln 2 \rceil, \quad r = (x - n c_1) + n c_2
+
+:math:`c_1 = 355/512` has few enough digits for an exact product (Cody and Waite).  `x` is kept between -104 and 89 as
+an integer: floats are ordered so, upwards without and downwards with their sign, and that takes one instruction a side
+where comparing floats takes two.  Adding :math:`1.5 \cdot 2^{23}` rounds to `n`, and leaves it in the last bits.  2^n
+is two factors, of which neither overflows nor vanishes alone: one is added to the exponent of :math:`e^r`.
+Coefficients: S. Moshier's Cephes library (``expf``).
+"""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """Spellings: *types* in memory and in variables, functions of float32 and float64 that are built in, qualifiers."""
+
+    name: str
+    types: Mapping[str, str]
+    single: Mapping[str, str]
+    double: Mapping[str, str]
+    helper: str
+    spaces: Mapping[str, str]
+    ids: Mapping[str, tuple[str, str, str]]
+    barrier: str
+    infinity: tuple[str, str]
+    suffix: Mapping[str, str] = field(default_factory=dict)
+
+    def spell(self, kind: Type) -> str:
+        """The name of *kind*."""
+        return self.types[repr(kind)]
+
+    def function(self, name: str, kind: Type) -> str | None:
+        """The built-in function *name* of *kind*; None where a helper stands in."""
+        return {F32: self.single, F64: self.double}.get(kind, {}).get(name)
+
+    def needs(self, name: str, kind: Type) -> tuple[str, ...]:
+        """The helpers that the helper *name* of *kind* calls."""
+        return ("exp",) if name == "sigmoid" and self.function("exp", kind) is None else ()
+
+    def helper_text(self, name: str, kind: Type) -> str:
+        """The definition of the helper *name* of *kind*."""
+        own = (name, kind) == ("exp", F32)
+        if name not in HELPERS and not own:
+            raise KernelError(f"{name} of {kind!r} is no function of {self.name}")
+        one = "1.0f" if kind == F32 else "1.0"
+        out = EXPONENTIAL if own else HELPERS[name]
+        for sign, text in (
+            ("ONE", one), ("EXP", self.function("exp", kind) or "exp_N"), ("SQRT", self.function("sqrt", kind)),
+            ("_N", f"_{kind!r}"), ("T ", f"{self.spell(kind)} "),
+        ):  # fmt: skip
+            out = out.replace(sign, text or sign)
+        return f"{self.helper} {out}"
+
+
+_THREADS = ("threadIdx.x", "threadIdx.y", "threadIdx.z")
+
+CUDA = Dialect(
+    "cuda",
+    {**_C, "float16": "__half"},
+    {**_SINGLE, "rsqrt": "rsqrtf"},
+    {**_DOUBLE, "rsqrt": "rsqrt"},
+    "static __device__ __forceinline__",
+    {"global": "", "shared": "__shared__ ", "private": ""},
+    {
+        "thread": _THREADS,
+        "block": ("blockIdx.x", "blockIdx.y", "blockIdx.z"),
+        "grid": ("gridDim.x", "gridDim.y", "gridDim.z"),
+    },
+    "__syncthreads();",
+    ("__int_as_float(0x7f800000)", "__int_as_float(0x7fffffff)"),
+    {"int64": "LL", "uint64": "ULL", "uint32": "U"},
+)
+
+_BUILT_IN = {name: name for name in ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "floor", "pow", "fma")} | {
+    "abs": "fabs"
+}
+
+OPENCL = Dialect(
+    "opencl",
+    _OPENCL,
+    _BUILT_IN,
+    _BUILT_IN,
+    "static inline",
+    {"global": "__global ", "shared": "__local ", "private": ""},
+    {
+        "thread": ("get_local_id(0)", "get_local_id(1)", "get_local_id(2)"),
+        "block": ("get_group_id(0)", "get_group_id(1)", "get_group_id(2)"),
+        "grid": ("get_num_groups(0)", "get_num_groups(1)", "get_num_groups(2)"),
+    },
+    "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);",
+    ("INFINITY", "NAN"),
+    {"int64": "L", "uint64": "UL", "uint32": "U"},
+)
+
+C = Dialect(
+    "c",
+    _C,
+    {name: spelt for name, spelt in _SINGLE.items() if name != "exp"},
+    _DOUBLE,
+    "static inline",
+    {"global": "", "shared": "", "private": ""},
+    {
+        "thread": ("0", "0", "0"),
+        "block": ("block_x", "block_y", "block_z"),
+        "grid": ("grid_x", "grid_y", "grid_z"),
+    },
+    "",
+    ("INFINITY", "NAN"),
+    {"int64": "LL", "uint64": "ULL", "uint32": "U"},
+)
+
+ASYNCHRONOUS = r"""template <int bytes>
+static __device__ __forceinline__ void copy_async(void *to, const void *from)
+{
+#if __CUDA_ARCH__ >= 800
+    const unsigned int at = (unsigned int)__cvta_generic_to_shared(to);
+    if (bytes == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at), "l"(from) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(at), "l"(from), "n"(bytes) : "memory");
+    }
+#else
+    for (int n = 0; n < bytes / 4; ++n) {
+        ((int *)to)[n] = ((const int *)from)[n];
+    }
+#endif
+}
+static __device__ __forceinline__ void await_copies()
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}"""
+"""What copies past the registers in CUDA; before sm_80 it is a copy."""
+
+DIALECTS = {d.name: d for d in (CUDA, OPENCL, C)}
+
+_WORDS = """
+    HUGE_VALF INFINITY MAXFLOAT NAN NULL abs acos alignas alignof all and and_eq any asin asm atan atomic_int auto
+    barrier bitand bitor bitselect blockDim blockIdx block_x block_y block_z bool break case catch ceil char
+    char16_t char32_t char8_t clamp class clz co_await co_return co_yield compl complex concept const const_cast
+    constant consteval constexpr constinit continue cos cosh cross ctz decltype default degrees delete dim3 distance
+    do dot double dynamic_cast else enum erf errno event event_t exp exp10 exp2 explicit expm1 export extern fabs
+    false fence float floor fma fmax fmin fmod for frexp friend gamma generic global goto gridDim grid_x grid_y
+    grid_z group groups hadd half hypot i386 if image2d_t imaginary import inline int intptr_t isequal isinf isnan
+    j0 j1 jn kernel ldexp length lgamma linux local log log10 log1p log2 long mad mad24 main max maximum maxmag min
+    minimum minmag mix modf module mul24 mul_hi mutable namespace nan native_exp ndrange_t new noexcept normalize
+    not not_eq nullptr operator or or_eq pipe popcount pow prefetch printf private protected ptrdiff_t public quad
+    queue_t radians read_only read_write register reinterpret_cast requires restrict return rhadd rint rotate round
+    rsqrt sampler_t select short shuffle shuffle2 sigmoid sign signbit signed signgam sin sinh size_t sizeof sqrt
+    static static_assert static_cast stdin step struct switch tan tanh template tgamma this threadIdx thread_local
+    threads throw true trunc try typedef typeid typename typeof uchar uint uintptr_t ulong uniform union unix
+    unsigned upsample ushort using virtual void volatile warpSize wchar_t while write_only xor xor_eq y0 y1 yn
+"""
+
+RESERVED = frozenset(_WORDS.split())
+"""Words that mean something in one of the dialects: no name of a kernel is spelt so."""
+
+RESERVED_FORM = re.compile(
+    r"\w+_t|(u?(char|short|int|long)|float|double|half|bool)\d+|pack_\d+|(maximum|minimum|abs|sigmoid|rsqrt)_\w+"
+    r"|(exp|log|sqrt|rsqrt|tanh|erf|floor|pow|fma|fabs)f|mem(cpy|set|move)|make_\w+|v(load|store)_?\w*"
+    r"|(copy|await)_\w+|(turn|stream)_\d+_\d+|(lanes|part)_\d+"
+    r"|(convert|get|as|native|half|work|sub|async|wait|atomic|atom|omp)_\w+|[A-Z][A-Z0-9]*_[A-Z0-9_]+|EOF|FILE|BUFSIZ"
+)
+"""Names of types, functions and macros that go by a pattern."""
+
+
+LONGEST = 40
+"""Characters of a name that are kept."""
+
+
+@dataclass
+class Names:
+    """Identifiers by name: letters, digits and single underscores only, none reserved, none twice."""
+
+    given: dict[str, str] = field(default_factory=dict)
+
+    def of(self, name: str) -> str:
+        """The identifier of *name*, the same each time."""
+        if name not in self.given:
+            stem = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[:LONGEST].rstrip("_")
+            stem = stem if stem[:1].isalpha() else f"v{stem}"
+            stem = f"v_{stem}" if RESERVED_FORM.fullmatch(stem) else stem
+            taken = {*self.given.values(), *RESERVED}
+            n, made = 1, stem
+            while made in taken:
+                n, made = n + 1, f"{stem}_{n}"
+            self.given[name] = made
+        return self.given[name]

@@ -1,0 +1,271 @@
+"""A block of threads as loops, for a CPU: fission at barriers.
+
+A kernel without barriers is one loop over its threads.  A barrier ends that loop, and another begins; a loop or a
+condition around a barrier, on which all threads agree (``check`` sees to it), goes outside of the loops over threads.
+What a thread keeps from one such loop to the next becomes an array with one element a thread.
+
+A thread's own variable or array as an array with a part for every thread of the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import prod
+
+from einnet_explore.codegen.language.statements import (
+    PACK_BYTES,
+    Assign,
+    Barrier,
+    Copy,
+    Declare,
+    For,
+    If,
+    Kernel,
+    LoadPair,
+    Local,
+    Note,
+    PairOperation,
+    Statement,
+    Store,
+    StorePair,
+    Turn,
+    has_barrier,
+    nested,
+)
+from einnet_explore.codegen.language.traversal import arrays, assigned, change, change_expressions, declared, ids, used
+from einnet_explore.codegen.language.types import I32, KernelError
+from einnet_explore.codegen.language.validation import check, uniform
+from einnet_explore.codegen.language.values import Array, Expr, Id, Literal, Load, Var, cast
+
+LINE = 64
+"""Bytes: vectors of every CPU are aligned in arrays that begin at a multiple of this."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Element i of *old*, a thread's own, is element ``i·scale + place·stride`` of *array*."""
+
+    old: Var | Array
+    array: Array
+    scale: int = 1
+    stride: int = 1
+
+    def of(self, kernel: Kernel, statement: Statement) -> Statement:
+        """*statement* with *array* in the place of *old*."""
+        place: Expr = Literal(0, I32)
+        for d in range(3):
+            if kernel.block[d] > 1:
+                place = place + Id("thread", d) * prod(kernel.block[:d])
+        match self.old:
+            case Var() as var:
+                return _assignments(statement, var, Load(self.array, place))
+            case Array():
+                return self._elements(statement, place * self.stride)
+
+    def _at(self, index: Expr, place: Expr) -> Expr:
+        return index * self.scale + cast(index.type, place)
+
+    def _elements(self, s: Statement, place: Expr) -> Statement:
+        def read(e: Expr) -> Expr | None:
+            match e:
+                case Load(array, index) if array == self.old:
+                    return Load(self.array, self._at(change(index, read), place))
+            return None
+
+        s = change_expressions(s, read)
+        match s:
+            case Store(array, index, value) if array == self.old:
+                return Store(self.array, self._at(index, place), value)
+            case StorePair(array=array, index=index) | LoadPair(array=array, index=index) if array == self.old:
+                return replace(s, array=self.array, index=self._at(index, place))
+            case Copy(target, write, source, at):
+                if target == self.old:
+                    target, write = self.array, self._at(write, place)
+                if source == self.old:
+                    source, at = self.array, self._at(at, place)
+                return replace(s, target=target, write=write, source=source, read=at)
+            case PairOperation(target=target, left=left, right=right) if self.old in (target, left, right):
+                # All three have one index: they are loaded and stored one after the other instead.
+                raise KernelError(f"array {self.array.name} is kept over a barrier, and a pair of it computed at once")
+            case Turn(tile=tile) if self.old == tile:
+                raise KernelError(f"array {self.array.name} is kept over a barrier, and turned")
+            case For(body=body):
+                return replace(s, body=tuple(self._elements(b, place) for b in body))
+            case If(condition, then, orelse):
+                return If(
+                    condition,
+                    tuple(self._elements(b, place) for b in then),
+                    tuple(self._elements(b, place) for b in orelse),
+                )
+        return s
+
+
+def spread_out(old: Var | Array, body: list[Statement], threads: int) -> Spread:
+    """Neighbouring threads are neighbours in memory, unless several elements are moved at once."""
+    name = f"{old.name} of each"
+    match old:
+        case Var(_, kind):
+            return Spread(old, Array(name, kind, threads, "private", align=LINE))
+        case Array(_, kind, size):
+            if not any(_moved(s, old) for s in body):
+                return Spread(old, Array(name, kind, size * threads, "private", align=LINE), threads, 1)
+            each = -(-size * kind.size // PACK_BYTES) * PACK_BYTES // kind.size
+            return Spread(old, Array(name, kind, each * threads, "private", align=LINE), 1, each)
+
+
+def _moved(s: Statement, array: Array) -> bool:
+    match s:
+        case Copy() | StorePair() | LoadPair() | PairOperation() | Turn():
+            return array in arrays(s)
+        case _:
+            return any(_moved(b, array) for body in nested(s) for b in body)
+
+
+def _assignments(s: Statement, old: Var, new: Load) -> Statement:
+    s = change_expressions(s, lambda e: new if e == old else None)
+    match s:
+        case Assign(var, value) if var == old:
+            return Store(new.array, new.index, value)
+        case For(body=body):
+            return replace(s, body=tuple(_assignments(b, old, new) for b in body))
+        case If(condition, then, orelse):
+            return If(
+                condition,
+                tuple(_assignments(b, old, new) for b in then),
+                tuple(_assignments(b, old, new) for b in orelse),
+            )
+    return s
+
+
+def fissioned(kernel: Kernel) -> tuple[Statement, ...]:
+    """The body of *kernel* for a whole block, without barriers and without ids of threads; ids of blocks stay.
+
+    Raises KernelError for a kernel that breaks a rule of the language.
+    """
+    check(kernel)
+    if kernel.threads == 1:
+        return tuple(_alone(kernel.body))
+    params = frozenset(p.name for p in kernel.params if isinstance(p, Var))
+    lists = _Block(kernel, assigned(kernel.body))
+    return tuple(lists.split(kernel.body, params))
+
+
+def _alone(body: Iterable[Statement]) -> Iterable[Statement]:
+    """One thread is a block: barriers go, and its place is 0."""
+    for s in body:
+        here = change_expressions(s, lambda e: Literal(0, I32) if isinstance(e, Id) and e.of == "thread" else None)
+        match here:
+            case Barrier():
+                pass
+            case For(body=inner):
+                yield replace(here, body=tuple(_alone(inner)))
+            case If(condition, then, orelse):
+                yield If(condition, tuple(_alone(then)), tuple(_alone(orelse)))
+            case _:
+                yield here
+
+
+@dataclass(frozen=True)
+class _Block:
+    kernel: Kernel
+    changing: frozenset[str]
+
+    def split(self, body: tuple[Statement, ...], alike: frozenset[str]) -> Iterable[Statement]:
+        """*body* as loops over threads, one from barrier to barrier; *alike*: names with one value a block."""
+        first, spread, rest = self._declarations(body, alike)
+        alike |= {s.var.name for s in first if isinstance(s, Declare)}
+        yield from first
+        yield from (Local(one.array) for one in spread)
+        run: list[Statement] = []
+        for as_written in rest:
+            s = as_written
+            for one in spread:
+                s = one.of(self.kernel, s)
+            if not has_barrier(s):
+                run.append(s)
+                continue
+            yield from self._threads(run)
+            run = []
+            match s:
+                case For(var, body=inner):
+                    yield replace(s, body=tuple(self.split(inner, alike | {var.name})))
+                case If(condition, then, orelse):
+                    yield If(condition, tuple(self.split(then, alike)), tuple(self.split(orelse, alike)))
+        yield from self._threads(run)
+
+    def _declarations(
+        self, body: tuple[Statement, ...], alike: frozenset[str]
+    ) -> tuple[list[Statement], list[Spread], list[Statement]]:
+        """(what is declared once a block, what has one element a thread, the other statements)."""
+        first: list[Statement] = []
+        rest: list[Statement] = []
+        for s in body:
+            match s:
+                case Local(Array(space="shared")):
+                    first.append(s)
+                case Declare(var, value) if value and var.name not in self.changing and uniform(value, alike):
+                    first.append(s)
+                    alike |= {var.name}
+                case _:
+                    rest.append(s)
+        far = _far(rest)
+        spread: list[Var | Array] = []
+        kept: list[Statement] = []
+        for s in rest:
+            match s:
+                case Declare(var, value) if var.name in far:
+                    spread.append(var)
+                    kept += [Assign(var, value)] if value is not None else []
+                case Local(array) if array.name in far:
+                    spread.append(array)
+                case LoadPair(left, right, array, index) if {left.name, right.name} & far:
+                    spread += [left, right]
+                    kept += [Assign(var, Load(array, index + n)) for n, var in enumerate((left, right))]
+                case _:
+                    kept.append(s)
+        return first, [spread_out(old, kept, self.kernel.threads) for old in spread], kept
+
+    def _threads(self, run: list[Statement]) -> Iterable[Statement]:
+        """*run* for every thread; nothing where it does nothing."""
+        if all(isinstance(s, Note) for s in run):
+            yield from run
+            return
+        body: tuple[Statement, ...] = tuple(
+            change_expressions(s, lambda e: _thread(e.dim) if isinstance(e, Id) and e.of == "thread" else None)
+            for s in run
+        )
+        # The first dimension runs fastest, as it does on a GPU; a barrier's promise is that threads are independent.
+        dims = [d for d in range(3) if self.kernel.block[d] > 1]
+        for d in dims:
+            body = (_loop(d, self.kernel.block[d], body, simd=d == dims[0] and not _inner(run)),)
+        lone = {d for d in range(3) if self.kernel.block[d] == 1 and Id("thread", d) in ids(run)}
+        yield from (
+            change_expressions(s, lambda e: Literal(0, I32) if e in {_thread(d) for d in lone} else None) for s in body
+        )
+
+
+def _inner(run: Iterable[Statement]) -> bool:
+    return any(isinstance(s, For) or any(_inner(b) for b in nested(s)) for s in run)
+
+
+def _loop(d: int, extent: int, body: tuple[Statement, ...], simd: bool) -> For:
+    return For(_thread(d), Literal(0, I32), Literal(extent, I32), Literal(1, I32), body, simd=simd)
+
+
+def _thread(d: int) -> Var:
+    return Var(f"thread {'xyz'[d]}", I32)
+
+
+def _far(body: list[Statement]) -> frozenset[str]:
+    """The names declared in *body* that are used on the other side of a barrier."""
+    home: dict[str, int] = {}
+    far: set[str] = set()
+    part = 0
+    for s in body:
+        inside = has_barrier(s)
+        part += inside
+        far |= {name for name in used(s) if name in home and (inside or home[name] != part)}
+        home |= dict.fromkeys(declared(s), part)
+        part += inside
+    return frozenset(far)

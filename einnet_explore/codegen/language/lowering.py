@@ -1,0 +1,126 @@
+"""Expressions of tensor algebra as expressions of a kernel: indices, guards and scalar functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import TypeAlias
+
+from einnet_explore.analysis.indices import guard
+from einnet_explore.codegen.language.types import I32, KernelError, Type
+from einnet_explore.codegen.language.values import Expr, Literal, binary, call, cast, conjunction, literal, select
+from einnet_explore.ir import (
+    JOINS,
+    Access,
+    Apply,
+    Compare,
+    Const,
+    Index,
+    Iterator,
+    Quotient,
+    Remainder,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+)
+
+At: TypeAlias = Mapping[Iterator, Expr]
+Reads: TypeAlias = Callable[[Tensor | Table | Scope, tuple[Expr, ...]], Expr]
+"""An element of a source at indices inside its box."""
+
+REAL = ("/", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "erf", "pow")
+"""Functions whose value is no integer even where their arguments are."""
+
+
+def index(what: Index, at: At, kind: Type = I32) -> Expr:
+    """*what* where iterators stand for *at*, as a value of type *kind*; division rounds down."""
+    total: Expr | None = None
+    for atom, k in what.terms:
+        match atom:
+            case Iterator():
+                part = cast(kind, at[atom])
+            case Quotient(numerator, d):
+                shifts = numerator.lift(d)
+                part = binary("-", binary("/", index(numerator + shifts * d, at, kind), d), shifts)
+            case Remainder(numerator, d):
+                part = binary("%", index(numerator + numerator.lift(d) * d, at, kind), d)
+        if total is None:
+            total = -part if k == -1 else part * k
+        elif k > 0:
+            total = total + part * k
+        else:
+            total = total - part * -k
+    if total is None:
+        return Literal(what.const, kind)
+    return total + what.const if what.const >= 0 else total - -what.const
+
+
+def compare(what: Compare, at: At, kind: Type = I32) -> Expr:
+    """The truth of a comparison of indices."""
+    return binary(what.op, index(what.left, at, kind), index(what.right, at, kind))
+
+
+def scalar(body: Scalar, at: At, read: Reads, kind: Type, wide: Type = I32) -> Expr:
+    """*body* where iterators stand for *at*, in arithmetic of *kind*, with indices of *wide*.
+
+    A read that may leave its source's box is guarded.  Raises KernelError for a function that gives no integers in
+    integer arithmetic, and for a constant that is none there.
+    """
+
+    def go(e: Scalar) -> Expr:
+        match e:
+            case Const(value):
+                return literal(value, kind)
+            case Compare():
+                return compare(e, at, wide)
+            case Access(source, where):
+                inside = _conditions(guard(where, source.box, Const(1), 0), at, wide)
+                if inside is None:
+                    return literal(source.value, kind)
+                element = cast(kind, read(source, tuple(index(i, at, wide) for i in where)))
+                test = conjunction(*inside)
+                return element if test is None else select(test, element, literal(source.value, kind))
+            case Apply("where", (Compare() as condition, yes, no)):
+                return select(go(condition), go(yes), go(no))
+            case Apply(op, args):
+                return apply(op, tuple(go(a) for a in args))
+
+    return go(body)
+
+
+def _conditions(inside: Scalar, at: At, wide: Type) -> list[Expr] | None:
+    """The tests around a guarded 1; None where it is never read."""
+    match inside:
+        case Apply("where", (Compare() as condition, rest, _)):
+            more = _conditions(rest, at, wide)
+            return None if more is None else [compare(condition, at, wide), *more]
+        case Const(0):
+            return None
+    return []
+
+
+def joined(reduce: str, a: Expr, b: Expr) -> Expr:
+    """*a* and *b* reduced by the monoid *reduce*."""
+    return apply(JOINS[reduce], (a, b))
+
+
+def apply(op: str, args: tuple[Expr, ...]) -> Expr:
+    """An ``Apply`` of the scalar functions of the text form, to values of one type."""
+    kind = args[0].type
+    if op in REAL and kind.integer:
+        raise KernelError(f"{op} of {kind!r}: it gives no integers; compute in a floating type")
+    match op, args:
+        case (("+" | "*"), _):
+            return reduce(lambda a, b: binary(op, a, b), args)
+        case (("-" | "/"), (a, b)):
+            return binary(op, a, b)
+        case "neg", (a,):
+            return -a
+        case "relu", (a,):
+            return call("maximum", a, 0)
+        case (("maximum" | "minimum" | "pow"), (a, b)):
+            return call(op, a, b)
+        case _, (a,):
+            return call(op, a)
+    raise KernelError(f"{op} of {len(args)} arguments is no scalar function")

@@ -1,0 +1,269 @@
+"""Statements of the kernel language: frozen values that say what one thread does.
+
+Kernels: what every thread of a grid of blocks does, and what it is given.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TypeAlias
+
+from einnet_explore.codegen.language.types import F16, F32, KernelError
+from einnet_explore.codegen.language.values import Array, Expr, Literal, Var
+from einnet_explore.ir.node import Node, node
+
+PACK_BYTES = 16
+"""The widest transfer of one instruction: 128 bits."""
+
+
+@node
+class Declare(Node):
+    """A variable of this thread, with its first value (None: none yet)."""
+
+    var: Var
+    value: Expr | None = None
+
+
+@node
+class Local(Node):
+    """A ``private`` array of this thread, or a ``shared`` one of the block (only at a kernel's top level)."""
+
+    array: Array
+
+
+@node
+class Assign(Node):
+    """var = value."""
+
+    var: Var
+    value: Expr
+
+
+@node
+class Store(Node):
+    """array[index] = value; half precision rounds to the nearest, ties to even."""
+
+    array: Array
+    index: Expr
+    value: Expr
+
+
+@node
+class Copy(Node):
+    """*size* neighbouring elements from *source* at *read* to *target* at *write*, in one transfer if possible.
+
+    One transfer takes 2, 4, 8 or 16 bytes and both ends must then lie at a multiple of that: the caller's promise.
+    Other sizes go element by element.  *asynchronous*: from global to shared memory, 4, 8 or 16 bytes; it is there
+    after a ``Barrier`` of *copies*, and passes by the registers on GPUs that can (sm_80).
+    """
+
+    target: Array
+    write: Expr
+    source: Array
+    read: Expr
+    size: int
+    asynchronous: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether one instruction does it."""
+        size = self.size * self.target.kind.size
+        return self.size > 1 and size <= PACK_BYTES and size & (size - 1) == 0
+
+
+@node
+class LoadPair(Node):
+    """Declare *left* and *right*, float32, as two neighbouring halves of *array*, from the even *index* on."""
+
+    left: Var
+    right: Var
+    array: Array
+    index: Expr
+
+
+@node
+class StorePair(Node):
+    """Two neighbouring halves of *array*, from the even *index* on, rounded to the nearest, ties to even."""
+
+    array: Array
+    index: Expr
+    left: Expr
+    right: Expr
+
+
+@node
+class PairOperation(Node):
+    """target[index], target[index+1] = a op b for two neighbouring halves; *op* is ``+``, ``-`` or ``*``.
+
+    One operation of halves, rounded once, is the same in single precision and rounded (24 ≥ 2·11 + 2 bits).
+    """
+
+    op: str
+    target: Array
+    index: Expr
+    left: Array
+    right: Array
+
+
+@node
+class Turn(Node):
+    """target[write + j·stride + i] = tile[i·side + j] for all i, j < side: a square transposed in registers.
+
+    *tile* is a private array of side² elements, side is 4, 8 or 16.  *streamed*: past the caches where the machine can
+    and whole lines are written; every thread of the grid sees it when the kernel has ended, no sooner.
+    """
+
+    target: Array
+    write: Expr
+    stride: int
+    tile: Array
+    side: int
+    streamed: bool = False
+
+
+@node
+class Fetch(Node):
+    """A hint and nothing more: the line of *array* with *index*, which may lie outside, is read, or written, soon."""
+
+    array: Array
+    index: Expr
+    write: bool = False
+
+
+@node
+class For(Node):
+    """for (var = start; var < stop; var += step), *step* positive; *unroll* where the trip count is known.
+
+    *simd*: no step needs another, but for sums.  *vector*: and all are one vector, which compilers would take apart.
+    """
+
+    var: Var
+    start: Expr
+    stop: Expr
+    step: Expr
+    body: tuple[Statement, ...]
+    unroll: bool = False
+    simd: bool = False
+    vector: bool = False
+
+
+@node
+class If(Node):
+    """if (condition) then, else orelse."""
+
+    condition: Expr
+    then: tuple[Statement, ...]
+    orelse: tuple[Statement, ...] = ()
+
+
+@node
+class Barrier(Node):
+    """All threads of the block have come here, and see what the others wrote to shared and global memory.
+
+    *copies*: what was copied asynchronously has arrived, too.
+    """
+
+    copies: bool = False
+
+
+@node
+class Note(Node):
+    """A remark for the reader of the emitted text; anything but letters, digits and a few signs is dropped."""
+
+    text: str
+
+
+Statement: TypeAlias = (
+    Declare
+    | Local
+    | Assign
+    | Store
+    | Copy
+    | LoadPair
+    | StorePair
+    | PairOperation
+    | Turn
+    | Fetch
+    | For
+    | If
+    | Barrier
+    | Note
+)
+
+
+def counted(
+    var: Var, stop: int | Expr, *body: Statement, unroll: bool = False, simd: bool = False, vector: bool = False
+) -> For:
+    """for var in 0 … stop-1."""
+    end = stop if isinstance(stop, Expr) else Literal(stop, var.kind)
+    return For(var, Literal(0, var.kind), end, Literal(1, var.kind), body, unroll, simd or vector, vector)
+
+
+def nested(statement: Statement) -> tuple[tuple[Statement, ...], ...]:
+    """The lists of statements inside *statement*."""
+    match statement:
+        case For(body=body):
+            return (body,)
+        case If(_, then, orelse):
+            return (then, orelse)
+        case _:
+            return ()
+
+
+def has_barrier(statement: Statement) -> bool:
+    """Whether *statement* is a barrier or has one inside."""
+    return isinstance(statement, Barrier) or any(has_barrier(s) for body in nested(statement) for s in body)
+
+
+def _halves(*arrays: Array) -> None:
+    for a in arrays:
+        if a.kind != F16:
+            raise KernelError(f"array {a.name} of {a.kind!r} has no halves")
+
+
+def paired(array: Array, index: Expr, left: Expr, right: Expr) -> StorePair:
+    """A ``StorePair``; raises KernelError where *array* holds no halves or the values are not float32."""
+    _halves(array)
+    if left.type != F32 or right.type != F32:
+        raise KernelError(f"a pair of {left.type!r} and {right.type!r}: expected float32")
+    return StorePair(array, index, left, right)
+
+
+MOST_THREADS = 1024
+
+
+@node
+class Kernel(Node):
+    """What every thread of a grid of blocks does.
+
+    *params* are arrays in global memory and scalars, in the order of the arguments.  *block* is fixed; *grid* is what
+    a caller launches unless it says otherwise.  Raises KernelError where a block has too many threads.
+    """
+
+    name: str
+    params: tuple[Array | Var, ...]
+    body: tuple[Statement, ...]
+    block: tuple[int, int, int] = (1, 1, 1)
+    grid: tuple[int, int, int] = (1, 1, 1)
+
+    def __post_init__(self) -> None:
+        if min(*self.block, *self.grid) < 1 or prod(self.block) > MOST_THREADS:
+            raise KernelError(
+                f"kernel {self.name}: blocks of {self.block}, a grid of {self.grid}: expected positive numbers, and at "
+                f"most {MOST_THREADS} threads a block"
+            )
+        for p in self.params:
+            if isinstance(p, Array) and p.space != "global":
+                raise KernelError(f"kernel {self.name}: parameter {p.name} is a {p.space} array")
+
+    @property
+    def threads(self) -> int:
+        """Threads a block."""
+        return prod(self.block)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory that a block takes."""
+        return sum(
+            s.array.size * s.array.kind.size for s in self.body if isinstance(s, Local) and s.array.space == "shared"
+        )

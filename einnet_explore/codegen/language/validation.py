@@ -1,0 +1,224 @@
+"""What must hold of a kernel in every dialect: names declared once and before use, types, barriers for all threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from einnet_explore.codegen.language.register_transpose import SIDES, WORDS
+from einnet_explore.codegen.language.statements import (
+    Assign,
+    Copy,
+    Declare,
+    Fetch,
+    For,
+    If,
+    Kernel,
+    LoadPair,
+    Local,
+    PairOperation,
+    Statement,
+    Store,
+    StorePair,
+    Turn,
+    has_barrier,
+    nested,
+)
+from einnet_explore.codegen.language.traversal import (
+    arrays,
+    assigned,
+    constant,
+    everything,
+    expressions,
+    parts,
+    written,
+)
+from einnet_explore.codegen.language.types import BOOL, F16, F32, KernelError, Type
+from einnet_explore.codegen.language.values import Array, Binary, Cast, Expr, Id, Literal, Load, Select, Unary, Var
+
+Known = Mapping[str, "Array | Var"]
+
+
+def check(kernel: Kernel) -> None:
+    """Raise KernelError, naming the kernel, where a rule of the language is broken.
+
+    A barrier may only stand where all threads of a block come together: loop bounds and conditions around it hold no
+    id of a thread, no variable that is given a value twice, and no element of an array that the kernel writes.
+    """
+    try:
+        known: dict[str, Array | Var] = {}
+        for p in kernel.params:
+            _new(known, p)
+        scope = _Scope(known, assigned(kernel.body), frozenset(p.name for p in kernel.params if isinstance(p, Var)))
+        _list(kernel.body, scope, top=True)
+    except KernelError as error:
+        raise KernelError(f"kernel {kernel.name}: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """What is known here by name, the names that change, and those with one value for the whole block."""
+
+    known: Known
+    changing: frozenset[str]
+    uniform: frozenset[str]
+
+    def alike(self, expr: Expr) -> bool:
+        """Whether *expr* has one value for all threads of a block."""
+        return uniform(expr, self.uniform)
+
+
+def uniform(expr: Expr, names: frozenset[str]) -> bool:
+    """Whether *expr* has one value for all threads of a block, as the variables of *names* have."""
+    match expr:
+        case Literal():
+            return True
+        case Var(name):
+            return name in names
+        case Id(of):
+            return of != "thread"
+        case Load(array, index):
+            return array.space == "global" and array.const and array.noalias and uniform(index, names)
+        case _:
+            return all(uniform(p, names) for p in parts(expr))
+
+
+def _new(known: dict[str, Array | Var], what: Array | Var) -> None:
+    if what.name in known:
+        raise KernelError(f"{what.name} is declared twice")
+    known[what.name] = what
+
+
+def _list(body: Iterable[Statement], scope: _Scope, top: bool = False) -> None:
+    known, alike = dict(scope.known), set(scope.uniform)
+    for s in body:
+        here = _Scope(known, scope.changing, frozenset(alike))
+        for e in expressions(s):
+            _expression(e, here)
+        for a in arrays(s):
+            if known.get(a.name) != a:
+                raise KernelError(f"array {a.name} is used, and not declared so before")
+        if (target := written(s)) is not None and target.const:
+            raise KernelError(f"array {target.name} is constant, and written to")
+        _statement(s, here, known, top)
+        if has_barrier(s):
+            for e in (e for e in expressions(s) if not here.alike(e)):
+                raise KernelError(f"a barrier stands under {_said(e)}, which threads of a block may not agree on")
+        match s:
+            case Declare(var, Expr() as value) if var.name not in scope.changing and here.alike(value):
+                alike.add(var.name)
+            case For(var, start, stop, step, inner):
+                same = alike | ({var.name} if all(map(here.alike, (start, stop, step))) else set())
+                _list(inner, _Scope(known | {var.name: var}, scope.changing, frozenset(same)))
+            case _:
+                for inner in nested(s):
+                    _list(inner, here)
+
+
+def _statement(s: Statement, scope: _Scope, known: dict[str, Array | Var], top: bool) -> None:
+    match s:
+        case Declare(var, value):
+            _typed(f"variable {var.name}", var.type, value)
+            _new(known, var)
+        case Local(array):
+            if array.space == "global" or (array.space == "shared" and not top):
+                raise KernelError(f"{array.space} array {array.name} is declared where only private ones may be")
+            _new(known, array)
+        case Assign(var, value):
+            if var.name not in scope.changing or known.get(var.name) != var:
+                raise KernelError(f"variable {var.name} is given a value, and not declared before")
+            if var.name in scope.uniform:
+                raise KernelError(f"{var.name} is a parameter or a loop's, and keeps its value")
+            _typed(f"variable {var.name}", var.type, value)
+        case Store(array, index, value):
+            _typed(f"array {array.name}", array.kind.computed, value)
+            _whole(array, index)
+        case Copy(target, write, source, read, size):
+            if target.kind != source.kind or size < 1:
+                raise KernelError(f"{size} elements of {source.kind!r} are copied to {target.kind!r}")
+            if s.asynchronous and (
+                (target.space, source.space) != ("shared", "global") or size * target.kind.size not in (4, 8, 16)
+            ):
+                raise KernelError(
+                    f"{size} elements of {source.kind!r} are copied asynchronously from {source.space} to "
+                    f"{target.space} memory: expected 4, 8 or 16 bytes from global to shared"
+                )
+            _whole(target, write)
+            _whole(source, read)
+        case LoadPair(left, right, array, index):
+            if array.kind != F16 or left.type != F32 or right.type != F32:
+                raise KernelError(f"{array.name} of {array.kind!r} is read in pairs, which halves are, into float32")
+            _whole(array, index)
+            _new(known, left)
+            _new(known, right)
+        case StorePair(array, index, left, right):
+            if array.kind != F16 or left.type != F32 or right.type != F32:
+                raise KernelError(f"a pair of {left.type!r} is written to {array.name} of {array.kind!r}")
+            _whole(array, index)
+        case PairOperation(op, target, index, left, right):
+            if {target.kind, left.kind, right.kind} != {F16} or op not in ("+", "-", "*"):
+                raise KernelError(f"{op} of pairs of {left.kind!r} and {right.kind!r} into {target.kind!r}")
+            _whole(target, index)
+        case Turn(target, write, stride, tile, side):
+            private = tile.space == "private" and tile.kind == target.kind and tile.size == side * side
+            if side not in SIDES or not private or stride < side or target.kind.size not in WORDS:
+                raise KernelError(
+                    f"a square of {side} of {tile.space} {tile.kind!r}, {tile.size} elements, is turned into "
+                    f"{target.name} of {target.kind!r}, rows {stride} apart: expected {', '.join(map(str, SIDES))}, a "
+                    "private array of as many elements, one kind of 2, 4 or 8 bytes, and rows that do not overlap"
+                )
+            _whole(target, write)
+        case Fetch(array, index):
+            if not index.type.integer:
+                raise KernelError(f"array {array.name} has an index of {index.type!r}")
+        case For(var, start, stop, step):
+            if {start.type, stop.type, step.type} != {var.type} or not var.type.integer:
+                raise KernelError(f"loop {var.name} of {var.type!r} has bounds of {start.type!r} and {stop.type!r}")
+            if (by := constant(step)) is not None and by < 1:
+                raise KernelError(f"loop {var.name} goes in steps of {by}, expected a positive number")
+            _new(dict(known), var)
+        case If(condition):
+            if condition.type != BOOL:
+                raise KernelError(f"a condition of type {condition.type!r}, expected bool")
+        case _:
+            pass
+
+
+def _typed(what: str, kind: Type, value: Expr | None) -> None:
+    if value is not None and value.type != kind:
+        raise KernelError(f"{what} of {kind!r} is given a value of {value.type!r}")
+
+
+def _whole(array: Array, index: Expr) -> None:
+    if not index.type.integer:
+        raise KernelError(f"array {array.name} has an index of {index.type!r}")
+    at = constant(index)
+    if at is not None and (at < 0 or (array.size and at >= array.size)):
+        raise KernelError(f"array {array.name} of {array.size or 'unknown many'} elements has an index of {at}")
+
+
+def _expression(expr: Expr, scope: _Scope) -> None:
+    for e in everything(expr):
+        match e:
+            case Var(name):
+                if scope.known.get(name) != e:
+                    raise KernelError(f"variable {name} of {e.type!r} is used, and not declared so before")
+            case Load(array, index):
+                _whole(array, index)
+            case Binary(op, left, right) if left.type != right.type:
+                raise KernelError(f"{op} joins {left.type!r} and {right.type!r}")
+            case Select(condition, yes, no) if condition.type != BOOL or yes.type != no.type:
+                raise KernelError(f"a choice between {yes.type!r} and {no.type!r} by {condition.type!r}")
+            case Unary(op, arg) if (op == "!") != (arg.type == BOOL) or op not in "-!":
+                raise KernelError(f"{op} of {arg.type!r}: no such operation")
+            case Cast(kind) if kind != kind.computed:
+                raise KernelError(f"a value cannot be cast to {kind!r}")
+            case _:
+                pass
+
+
+def _said(expr: Expr) -> str:
+    names = [e.name for e in everything(expr) if isinstance(e, Var)]
+    loads = [e.array.name for e in everything(expr) if isinstance(e, Load)]
+    threads = [f"thread[{e.dim}]" for e in everything(expr) if isinstance(e, Id)]
+    return "a value of " + ", ".join(dict.fromkeys((*threads, *names, *loads)))

@@ -1,0 +1,375 @@
+"""Scalar expressions of the kernel language: frozen values, typed as they are built.
+
+Arithmetic joins operands of one type; a Python number takes the other's type, and integers of different width are
+widened.  ``/`` of integers is C's: it truncates.  Half precision is a format of memory: a load of it gives single.
+
+Functions and choices of the kernel language.
+
+Arrays of the kernel language, and reads of them.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import TypeAlias
+
+from einnet_explore.codegen.language.types import BOOL, F32, F64, I32, KernelError, Type
+from einnet_explore.ir.node import Node, node
+
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+ARITHMETIC = ("+", "-", "*", "/", "%", "&", "|", "^", "<<", ">>")
+LOGIC = ("&&", "||")
+
+
+class Expr(Node):
+    """Base of all expressions; ``+ - * / // %`` and the comparisons' methods build new ones."""
+
+    __slots__ = ()
+
+    @property
+    def type(self) -> Type:
+        """The type of its value."""
+        raise NotImplementedError
+
+    def __add__(self, other: ExprLike) -> Expr:
+        return binary("+", self, other)
+
+    def __radd__(self, other: ExprLike) -> Expr:
+        return binary("+", other, self)
+
+    def __sub__(self, other: ExprLike) -> Expr:
+        return binary("-", self, other)
+
+    def __rsub__(self, other: ExprLike) -> Expr:
+        return binary("-", other, self)
+
+    def __mul__(self, other: ExprLike) -> Expr:
+        return binary("*", self, other)
+
+    def __rmul__(self, other: ExprLike) -> Expr:
+        return binary("*", other, self)
+
+    def __truediv__(self, other: ExprLike) -> Expr:
+        return binary("/", self, other)
+
+    def __rtruediv__(self, other: ExprLike) -> Expr:
+        return binary("/", other, self)
+
+    def __floordiv__(self, other: ExprLike) -> Expr:
+        """C's division of integers: it truncates, so it rounds down only what is not negative."""
+        return binary("/", self, other)
+
+    def __mod__(self, other: ExprLike) -> Expr:
+        return binary("%", self, other)
+
+    def __neg__(self) -> Expr:
+        return Unary("-", self)
+
+    def lt(self, other: ExprLike) -> Expr:
+        """self < other."""
+        return binary("<", self, other)
+
+    def le(self, other: ExprLike) -> Expr:
+        """self <= other."""
+        return binary("<=", self, other)
+
+    def ge(self, other: ExprLike) -> Expr:
+        """self >= other."""
+        return binary(">=", self, other)
+
+    def gt(self, other: ExprLike) -> Expr:
+        """self > other."""
+        return binary(">", self, other)
+
+    def eq(self, other: ExprLike) -> Expr:
+        """self == other."""
+        return binary("==", self, other)
+
+    def ne(self, other: ExprLike) -> Expr:
+        """self != other."""
+        return binary("!=", self, other)
+
+
+ExprLike: TypeAlias = "Expr | int | float"
+
+
+@node
+class Literal(Expr):
+    """A number of type *kind*; infinities and NaN are of floating types only."""
+
+    value: float | int | bool
+    kind: Type
+
+    def __post_init__(self) -> None:
+        if self.kind.kind != "float" and not isfinite(self.value):
+            raise KernelError(f"{self.value} is no number of type {self.kind!r}")
+        if self.kind.integer:
+            lo = -(1 << self.kind.bits - 1) if self.kind.kind == "int" else 0
+            if int(self.value) != self.value or not lo <= self.value < lo + (1 << self.kind.bits):
+                raise KernelError(f"{self.value} is no number of type {self.kind!r}")
+
+    @property
+    def type(self) -> Type:
+        return self.kind
+
+
+@node
+class Var(Expr):
+    """A scalar: a parameter, a declared variable or a loop's counter."""
+
+    name: str
+    kind: Type = I32
+
+    def __post_init__(self) -> None:
+        if self.kind != self.kind.computed:
+            raise KernelError(f"variable {self.name}: {self.kind!r} is a type of memory, not of variables")
+
+    @property
+    def type(self) -> Type:
+        return self.kind
+
+
+@node
+class Id(Expr):
+    """``thread`` or ``block``: this thread's place in its block, the block's in the grid; ``grid``: how many blocks."""
+
+    of: str
+    dim: int = 0
+
+    def __post_init__(self) -> None:
+        if self.of not in ("thread", "block", "grid") or not 0 <= self.dim < 3:
+            raise KernelError(f"id {self.of}[{self.dim}]: expected thread, block or grid, and a dimension below 3")
+
+    @property
+    def type(self) -> Type:
+        return I32
+
+
+@node
+class Unary(Expr):
+    """``-`` or ``!``."""
+
+    op: str
+    arg: Expr
+
+    @property
+    def type(self) -> Type:
+        return self.arg.type
+
+
+@node
+class Binary(Expr):
+    """left op right; made by ``binary``, which gives both sides one type."""
+
+    op: str
+    left: Expr
+    right: Expr
+
+    @property
+    def type(self) -> Type:
+        return BOOL if self.op in COMPARISONS or self.op in LOGIC else self.left.type
+
+
+@node
+class Cast(Expr):
+    """*arg* as a value of type *kind*; numbers with a fraction become integers by truncation."""
+
+    kind: Type
+    arg: Expr
+
+    @property
+    def type(self) -> Type:
+        return self.kind
+
+
+def literal(value: float | int | bool, kind: Type | None = None) -> Literal:
+    """*value* as a constant: of *kind*, or an int's ``int32``, a float's ``float32``."""
+    if kind is None:
+        kind = BOOL if isinstance(value, bool) else I32 if isinstance(value, int) else F32
+    return Literal(float(value) if kind.kind == "float" else _exactly(value), kind)
+
+
+def _exactly(value: float | int | bool) -> float | int | bool:
+    return int(value) if isfinite(value) and int(value) == value and not isinstance(value, bool) else value
+
+
+def binary(op: str, left: ExprLike, right: ExprLike) -> Expr:
+    """left op right with both of one type; zeros and ones of integers, and constants, are folded.
+
+    Raises KernelError for an unknown operator, or where the types cannot be joined.
+    """
+    a, b = joined(op, left, right)
+    of = a.type
+    if op in LOGIC:
+        good = of == BOOL
+    elif op in ARITHMETIC:
+        good = of.integer or (of.kind == "float" and op in "+-*/")
+    else:
+        good = op in COMPARISONS
+    if not good:
+        raise KernelError(f"{op} of {of!r}: no such operation")
+    return _folded(op, a, b) if of.integer else Binary(op, a, b)
+
+
+def joined(op: str, left: ExprLike, right: ExprLike) -> tuple[Expr, Expr]:
+    """Both with one type; raises KernelError, in which *op* is named, where they have none."""
+    match left, right:
+        case Expr(), Expr():
+            a, b = left, right
+        case Expr(), (int() | float()):
+            a, b = left, literal(right, left.type)
+        case ((int() | float()), Expr()):
+            a, b = literal(left, right.type), right
+        case _:
+            a, b = literal(left), literal(right)  # type: ignore[arg-type]
+    if a.type == b.type:
+        return a, b
+    if a.type.integer and b.type.kind == a.type.kind:
+        wide = max(a.type, b.type, key=lambda t: t.bits)
+        return cast(wide, a), cast(wide, b)
+    raise KernelError(f"{op} joins {a.type!r} and {b.type!r}: one of them must be cast")
+
+
+def _folded(op: str, a: Expr, b: Expr) -> Expr:
+    match op, a, b:
+        case "+" | "-" | "*", Literal(x, kind), Literal(y):
+            value = {"+": x + y, "-": x - y, "*": x * y}[op]
+            try:
+                return Literal(value, kind)
+            except KernelError:
+                return Binary(op, a, b)
+        case "+", Literal(0), _:
+            return b
+        case (("+" | "-" | "<<" | ">>" | "|" | "^"), _, Literal(0)):
+            return a
+        case "*", Literal(1), _:
+            return b
+        case (("*" | "/"), _, Literal(1)):
+            return a
+        case "*", Literal(0, kind), _:
+            return Literal(0, kind)
+        case ("*", _, Literal(0, kind)) | ("%", _, Literal(1, kind)):
+            return Literal(0, kind)
+    return Binary(op, a, b)
+
+
+def conjunction(*conditions: Expr) -> Expr | None:
+    """All of *conditions*; None where there is none."""
+    made: Expr | None = None
+    for c in conditions:
+        made = c if made is None else binary("&&", made, c)
+    return made
+
+
+def cast(kind: Type, arg: ExprLike) -> Expr:
+    """*arg* as *kind*; what has that type already stays as it is.  Raises KernelError for types of memory only."""
+    made = arg if isinstance(arg, Expr) else literal(arg)
+    if kind != kind.computed:
+        raise KernelError(f"a value cannot be cast to {kind!r}, which is a type of memory")
+    if made.type == kind:
+        return made
+    if isinstance(made, Literal) and (kind.kind == "float" or (kind.integer and int(made.value) == made.value)):
+        return literal(made.value, kind)
+    return Cast(kind, made)
+
+
+CALLS: dict[str, int] = {
+    "exp": 1, "log": 1, "sqrt": 1, "rsqrt": 1, "tanh": 1, "erf": 1, "floor": 1, "sigmoid": 1, "pow": 2, "fma": 3,
+    "abs": 1, "maximum": 2, "minimum": 2,
+}  # fmt: skip
+"""The functions and how many arguments each takes; the last three take integers too."""
+
+
+@node
+class Call(Expr):
+    """A function of ``CALLS``, of arguments of one type; made by ``call``."""
+
+    name: str
+    args: tuple[Expr, ...]
+
+    @property
+    def type(self) -> Type:
+        return self.args[0].type
+
+
+@node
+class Select(Expr):
+    """*yes* where *condition* holds, else *no*; only the one that is chosen is evaluated."""
+
+    condition: Expr
+    yes: Expr
+    no: Expr
+
+    @property
+    def type(self) -> Type:
+        return self.yes.type
+
+
+def call(name: str, *args: ExprLike) -> Expr:
+    """name(args); raises KernelError for an unknown function, a wrong number of arguments, or other types."""
+    if CALLS.get(name) != len(args):
+        raise KernelError(f"{name} of {len(args)} arguments is no function; known are {', '.join(sorted(CALLS))}")
+    first = next((a for a in args if isinstance(a, Expr)), None)
+    made = tuple(a if isinstance(a, Expr) else literal(a, first.type if first else None) for a in args)
+    of = made[0].type
+    if any(a.type != of for a in made) or not (
+        of in (F32, F64) or (of.integer and name in ("abs", "maximum", "minimum"))
+    ):
+        raise KernelError(f"{name} of {', '.join(repr(a.type) for a in made)}: expected floats of one type")
+    return Call(name, made)
+
+
+def select(condition: Expr, yes: ExprLike, no: ExprLike) -> Expr:
+    """*yes* where *condition* holds, else *no*, both of one type."""
+    if condition.type != BOOL:
+        raise KernelError(f"a condition of type {condition.type!r}, expected bool")
+    a, b = joined("a choice", yes, no)
+    return a if a == b else Select(condition, a, b)
+
+
+@node
+class Array(Node):
+    """Elements of *kind*: a parameter (``global``), a block's (``shared``) or a thread's own (``private``).
+
+    *size* counts elements (0: not known, of parameters only).  *const*: it is only read.  *noalias*: no other array
+    overlaps it.  *align* is the alignment in bytes that is asked for where the array is declared.
+    """
+
+    name: str
+    kind: Type
+    size: int = 0
+    space: str = "global"
+    const: bool = False
+    noalias: bool = True
+    align: int = 0
+
+    def __post_init__(self) -> None:
+        if self.space not in ("global", "shared", "private"):
+            raise KernelError(f"array {self.name} in {self.space}: expected global, shared or private")
+        if self.size < 0 or (self.space != "global" and self.size == 0):
+            raise KernelError(f"{self.space} array {self.name} has {self.size} elements, expected at least 1")
+        if self.align & (self.align - 1) or self.align < 0:
+            raise KernelError(f"array {self.name}: an alignment of {self.align} bytes is no power of two")
+
+    def __getitem__(self, index: ExprLike) -> Load:
+        return Load(self, whole(index))
+
+
+@node
+class Load(Expr):
+    """array[index]."""
+
+    array: Array
+    index: Expr
+
+    @property
+    def type(self) -> Type:
+        return self.array.kind.computed
+
+
+def whole(index: ExprLike) -> Expr:
+    """*index* as an expression; raises KernelError where it is no integer."""
+    made = literal(index) if isinstance(index, int) else index
+    if not isinstance(made, Expr) or not made.type.integer:
+        raise KernelError(f"an index of type {made.type if isinstance(made, Expr) else type(made).__name__}")
+    return made

@@ -1,0 +1,118 @@
+r"""Where a kernel finds an operand's elements: in place, in a padded copy, or in a packed array of constants.
+
+A *copy* holds what is read, zeros around it included, with the dimension in which the vector iterator moves last; if it
+moves there in steps of `k`, the dimension is taken apart into :math:`(i \bmod k, \lfloor i/k \rfloor)`, so that
+neighbouring lanes are neighbours in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from einnet_explore.codegen.sum_of_products import Form, linear
+from einnet_explore.ir import Index, Iterator, Tensor
+
+Address = tuple[int, dict[Iterator, int]]
+"""A flat position: constant, and how far each iterator that is left moves it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """``i // modulus`` (*high*) or ``i % modulus`` of dimension *dim*, where i counts from *lo*."""
+
+    dim: int
+    modulus: int
+    high: bool
+    lo: int
+    extent: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The axes of an operand in memory order; *copied*: it is not the tensor itself."""
+
+    tensor: Tensor
+    axes: tuple[Axis, ...]
+    copied: bool
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements between neighbours of each axis."""
+        return tuple(prod(a.extent for a in self.axes[n + 1 :]) for n in range(len(self.axes)))
+
+    @property
+    def size(self) -> int:
+        """Elements of all axes together."""
+        return prod(a.extent for a in self.axes)
+
+    def address(self, where: tuple[Index, ...], known: Mapping[Iterator, int]) -> Address | None:
+        """The flat position of *where*, with the iterators of *known* put in; None where it is not affine."""
+        const, rest = 0, dict[Iterator, int]()
+        fixed = [_known(i, known) for i in where]
+        for axis, stride in zip(self.axes, self.strides, strict=True):
+            at, moving = fixed[axis.dim]
+            at -= axis.lo
+            if any(k % axis.modulus for k in moving.values()):
+                return None
+            const += (at // axis.modulus if axis.high else at % axis.modulus) * stride
+            for x, k in moving.items() if axis.high else ():
+                rest[x] = rest.get(x, 0) + k // axis.modulus * stride
+        return const, rest
+
+    def outside(self, where: tuple[Index, ...], known: Mapping[Iterator, int]) -> bool:
+        """Whether *where* is outside the tensor's box wherever the other iterators stand."""
+        for i, (lo, hi) in zip(where, self.tensor.box, strict=True):
+            at, moving = _known(i, known)
+            ends = [(k * x.lo, k * (x.hi - 1)) for x, k in moving.items()]
+            if at + sum(map(max, ends)) < lo or at + sum(map(min, ends)) >= hi:
+                return True
+        return False
+
+
+def _known(index: Index, known: Mapping[Iterator, int]) -> Address:
+    const, terms = linear(index)
+    return const + sum(k * known[x] for x, k in terms.items() if x in known), {
+        x: k for x, k in terms.items() if x not in known
+    }
+
+
+def in_place(form: Form, operand: int, vector: Iterator | None) -> Layout | None:
+    """The tensor as it lies there: if nothing is read outside it and *vector* runs along memory."""
+    tensor = form.operands[operand]
+    axes = tuple(Axis(d, 1, True, lo, hi - lo) for d, (lo, hi) in enumerate(tensor.box))
+    layout = Layout(tensor, axes, copied=False)
+    for where in _reads(form, operand):
+        if any(i.bounds[0] < lo or i.bounds[1] >= hi for i, (lo, hi) in zip(where, tensor.box, strict=True)):
+            return None
+        found = layout.address(where, {})
+        if found is None or (vector is not None and found[1].get(vector) != 1):
+            return None
+    return layout
+
+
+def padded_copy(form: Form, operand: int, vector: Iterator | None) -> Layout | None:
+    """A copy of what is read; None where *vector* moves in several dimensions, or backwards."""
+    tensor = form.operands[operand]
+    dims = {d for where in _reads(form, operand) for d, i in enumerate(where) if vector in i.iterators}
+    if vector is not None and len(dims) != 1:
+        return None
+    along = next(iter(dims), -1)
+    axes: list[Axis] = []
+    last: list[Axis] = []
+    for d in range(len(tensor.shape)):
+        bounds = [where[d].bounds for where in _reads(form, operand)]
+        lo = min(b[0] for b in bounds)
+        extent = max(b[1] for b in bounds) + 1 - lo
+        steps = {where[d].coefficient(vector) for where in _reads(form, operand)} if vector and d == along else {1}
+        if len(steps) != 1 or (step := steps.pop()) < 1:
+            return None
+        if step > 1:
+            axes.append(Axis(d, step, False, lo, step))
+        (last if d == along else axes).append(Axis(d, step, True, lo, -(-extent // step)))
+    return Layout(tensor, (*axes, *last), copied=True)
+
+
+def _reads(form: Form, operand: int) -> Iterable[tuple[Index, ...]]:
+    return (both[operand] for both in form.reads.values())

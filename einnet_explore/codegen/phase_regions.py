@@ -1,0 +1,389 @@
+r"""Kernels for a CPU without conditions: every traversal is cut where a read begins or ends, and into its phases.
+
+.. math::
+   x + c = P u + q \;\Rightarrow\; \lfloor (x + c) / P \rfloor = u, \quad (x + c) \bmod P = q,
+   \qquad 0 \le q < P
+
+Phases are counted from where the windows are (`x + c`, not `x`), so that an overlap-add reads whole pieces of each
+window.  Between two cuts a read is inside or outside all the time; what is left there is sums of contiguous reads, in
+loops that compilers make vectors of.  Each element is gathered, so each read of the scope is one load.
+
+Traversals cut where reads begin and end, and into the phases of their divisions.
+
+.. math::  x + c = P u + q, \qquad 0 \le q < P
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, pairwise, product
+from math import lcm, prod
+
+from einnet_explore.analysis.flattening import flat_address
+from einnet_explore.analysis.indices import guard, read_indices
+from einnet_explore.analysis.substitution import substitute
+from einnet_explore.codegen.language import (
+    F32,
+    I64,
+    Array,
+    Copy,
+    Declare,
+    Expr,
+    Fetch,
+    For,
+    Id,
+    If,
+    Kernel,
+    KernelError,
+    Literal,
+    Local,
+    Statement,
+    Store,
+    Var,
+    cast,
+    conjunction,
+    counted,
+    lowering,
+)
+from einnet_explore.codegen.language.register_transpose import SIDES
+from einnet_explore.codegen.memory_access import FIRST, by_place, name_of, place_in, plus
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Compare,
+    Const,
+    Index,
+    Iterator,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    accesses,
+    add,
+    as_index,
+    map_accesses,
+    tensors,
+)
+
+PHASES = 8
+"""More phases than this are not written out."""
+
+LANES = 16
+"""Elements of the longest vector."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A traversal as `x = period·u + q - shift`: *ranges* of `u` (the last one exclusive) between two cuts."""
+
+    x: Iterator
+    period: int
+    shift: int
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def first(self) -> int:
+        """The least `u`."""
+        return self.ranges[0][0]
+
+    @property
+    def extent(self) -> int:
+        """How many `u` there are."""
+        return self.ranges[-1][1] - self.ranges[0][0]
+
+    def phases(self, at: tuple[int, int]) -> Iterable[tuple[Iterator, Index]]:
+        """(u between two cuts, the value of the traversal) for every phase that lies in its range there."""
+        u = Iterator(f"{self.x.name}'", *at)
+        for q in range(self.period):
+            value = as_index(u) * self.period + (q - self.shift)
+            if self.x.lo <= value.bounds[0] and value.bounds[1] < self.x.hi:
+                yield u, value
+
+
+def ordered(scope: Scope) -> tuple[tuple[Iterator, ...], tuple[Iterator, ...]]:
+    """The traversals with loops, outermost first, and those whose few values are written out inside of all.
+
+    Where neighbours of the result lie apart in what is read (every second one), and a traversal of as many values as
+    they are apart fills what lies between, that one goes inside: each line of memory is then read once.
+    """
+    reads = [flat for a in accesses(scope.body) if (flat := flat_address(a)).terms]
+    *outer, last = scope.traversals
+    apart = {abs(flat.coefficient(last)) for flat in reads}
+    if len(reads) != 1 or len(apart) != 1 or not 1 < (k := apart.pop()) <= PHASES or last.extent < LANES:
+        return scope.traversals, ()
+    between = tuple(x for x in outer if x.extent == k and reads[0].coefficient(x) == 1)
+    if not between:
+        return scope.traversals, ()
+    rest = sorted((x for x in outer if x not in between), key=lambda x: -abs(reads[0].coefficient(x)))
+    return (*rest, last), between
+
+
+def cut(x: Iterator, body: Scalar) -> Cut:
+    found = {
+        (atom.divisor, atom.numerator)
+        for i in read_indices(body)
+        for atom in i.divisions
+        if x in atom.numerator.iterators
+    }
+    shift = 0
+    for divisor, numerator in sorted(found, key=repr):
+        rest = numerator - x
+        if rest.terms or divisor > PHASES:
+            raise KernelError(f"{numerator} is divided by {divisor}: expected one traversal, and at most {PHASES}")
+        shift = rest.const
+    period = lcm(*(divisor for divisor, _ in found))
+    if period > PHASES:
+        raise KernelError(f"{x.name} has {period} phases, expected at most {PHASES}")
+    whole = Iterator(f"{x.name}'", (x.lo + shift) // period, (x.hi - 1 + shift) // period + 1)
+    at = {whole.lo, whole.hi}
+    for q in range(period):
+        value = as_index(whole) * period + (q - shift)
+        placed = substitute(body, {x: value})
+        tests = [Compare(">=", value, as_index(x.lo)), Compare("<", value, as_index(x.hi)), *comparisons(placed)]
+        at.update(turn for t in tests if (turn := _turn(t, whole)) is not None)
+    return Cut(x, period, shift, tuple(pairwise(sorted(at))))
+
+
+def comparisons(body: Scalar) -> Iterable[Compare]:
+    """The conditions in *body*."""
+    match body:
+        case Compare():
+            yield body
+        case Apply(_, args):
+            for a in args:
+                yield from comparisons(a)
+        case Access() | Const():
+            pass
+
+
+def _turn(test: Compare, u: Iterator) -> int | None:
+    """Where *test* changes, as `u` grows, if it depends on nothing else."""
+    rest = test.left - test.right
+    k = rest.coefficient(u)
+    if k == 0 or rest != as_index(u) * k + rest.const:
+        return None
+    # k·u + c ⋛ 0 changes at -c/k, for < and >= of a growing side there, else one further.
+    turn = -(rest.const // k) if (test.op in (">=", "<")) == (k > 0) else -rest.const // k + 1
+    return turn if u.lo < turn < u.hi else None
+
+
+def decided(body: Scalar) -> Scalar:
+    """*body* without the conditions that always hold, or never do, over the ranges of its iterators."""
+    match body:
+        case Apply("where", (Compare() as test, yes, no)):
+            known = _known(test)
+            return Apply("where", (test, decided(yes), decided(no))) if known is None else decided(yes if known else no)
+        case Apply("+", args):
+            return add(*map(decided, args))
+        case Apply(op, args):
+            return Apply(op, tuple(map(decided, args)))
+        case Access() | Const() | Compare():
+            return body
+
+
+def _known(test: Compare) -> bool | None:
+    least, most = (test.left - test.right).bounds
+    match test.op:
+        case ">=":
+            return True if least >= 0 else False if most < 0 else None
+        case ">":
+            return True if least > 0 else False if most <= 0 else None
+        case "<":
+            return True if most < 0 else False if least >= 0 else None
+        case "<=":
+            return True if most <= 0 else False if least > 0 else None
+        case "==":
+            return True if least == most == 0 else False if least > 0 or most < 0 else None
+    return None
+
+
+MOST_PLACES = 1 << 62
+"""More elements than any tensor has."""
+
+MOST_PIECES = 400
+"""So many statements of a kernel at most."""
+
+
+def regions_kernel(scope: Scope, result: str) -> tuple[Kernel, int]:
+    """(the kernel that computes *scope* into *result*, its blocks): tensors, the result, ``FIRST``.
+
+    Raises KernelError for what reduces or reads scopes and tables, for phases that are not of one traversal, and where
+    there is nothing to cut or too much of it.
+    """
+    if scope.summations or scope.domain or any(not isinstance(a.source, Tensor) for a in accesses(scope.body)):
+        raise KernelError("the scope reduces, or reads other scopes: expected reads of tensors only")
+    if not scope.traversals or prod(scope.shape) == 0:
+        raise KernelError("the scope has no traversals or no elements")
+    body = map_accesses(scope.body, _explicit)
+    order, turned = ordered(scope)
+    cuts = tuple(cut(x, body) for x in order)
+    pieces = prod(sum(len(tuple(c.phases(r))) for r in c.ranges) for c in cuts)
+    reads = sum(1 for _ in accesses(body))
+    pieces *= prod(x.extent for x in turned)
+    if pieces == 1 or pieces * reads > MOST_PIECES:
+        raise KernelError(f"{pieces} pieces of {reads} reads: expected 2 and more, {MOST_PIECES} reads in all")
+    read = {t.name: Array(t.name, F32, const=True, noalias=True) for t in tensors(scope)}
+    writer = _Writer(scope, cuts, turned, read, Array(result, F32))
+    first, block = Var(FIRST, I64), Var(":block", I64)
+    inside = (Declare(block, cast(I64, Id("block")) + first), *writer.block(body, block))
+    return Kernel("regions", (*read.values(), writer.result, first), inside), writer.blocks
+
+
+def _explicit(access: Access) -> Scalar:
+    """A read with its conditions said."""
+    return guard(access.index, access.source.box, access, access.source.value)
+
+
+@dataclass(frozen=True)
+class _Writer:
+    scope: Scope
+    cuts: tuple[Cut, ...]
+    turned: tuple[Iterator, ...]
+    read: Mapping[str, Array]
+    result: Array
+    rows: count[int] = field(default_factory=count)
+    """Numbers for short rows: several may stand in one block."""
+
+    @property
+    def blocks(self) -> int:
+        """One for every `u` of the outermost traversal, or for all where there is none outside the innermost."""
+        return self.cuts[0].extent if len(self.cuts) > 1 else 1
+
+    def block(self, body: Scalar, block: Var) -> Iterable[Statement]:
+        """What the block does."""
+        if len(self.cuts) == 1:
+            yield from self._loops(body, 0, {}, {})
+            return
+        outermost = self.cuts[0]
+        u = Var(":u 0", I64)
+        yield Declare(u, plus(block, outermost.first))
+        for at in outermost.ranges:
+            lo, hi = at
+            inside = self._phases(body, 0, at, u, {}, {})
+            later = [u.ge(lo)] if at != outermost.ranges[0] else []
+            sooner = [u.lt(hi)] if at != outermost.ranges[-1] else []
+            test = conjunction(*later, *sooner)
+            yield from inside if test is None else (If(test, tuple(inside)),)
+
+    def _loops(
+        self, body: Scalar, depth: int, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]
+    ) -> list[Statement]:
+        """The loops from traversal number *depth* on; *where* are the values of those outside."""
+        if depth == len(self.cuts):
+            values = product(*(range(x.lo, x.hi) for x in self.turned))
+            each = (dict(zip(self.turned, map(as_index, v), strict=True)) for v in values)
+            return [self._store(decided(substitute(body, to)), at, {**where, **to}) for to in each]
+        body = decided(body)
+        here, out = self.cuts[depth], list[Statement]()
+        for lo, hi in here.ranges:
+            u = Var(f":u {depth}", I64)
+            inside = self._phases(body, depth, (lo, hi), u, at, where)
+            if inside:
+                last = depth + 1 == len(self.cuts)
+                for begin, end in _vectors(lo, hi) if last else ((lo, hi),):
+                    bounds = (Literal(begin, I64), Literal(end, I64), Literal(1, I64))
+                    out.append(For(u, *bounds, tuple(inside), simd=last))
+        return out
+
+    def _phases(
+        self,
+        body: Scalar,
+        depth: int,
+        between: tuple[int, int],
+        u: Expr,
+        at: Mapping[Iterator, Expr],
+        where: Mapping[Iterator, Index],
+    ) -> list[Statement]:
+        """What is inside of the loop over traversal number *depth* where that is *between* two cuts, at *u*."""
+        x = self.cuts[depth].x
+        phases = tuple(self.cuts[depth].phases(between))
+        if self._short and depth + 2 == len(self.cuts):
+            return list(self._rows(body, x, phases, {**at, **{iterator: u for iterator, _ in phases}}, where))
+        return [
+            s
+            for iterator, value in phases
+            for s in self._loops(substitute(body, {x: value}), depth + 1, {**at, iterator: u}, {**where, x: value})
+        ]
+
+    @property
+    def _short(self) -> bool:
+        """Whether the innermost traversal, in one piece, fills no vector."""
+        last = self.cuts[-1]
+        return not self.turned and last.period == len(last.ranges) == 1 and last.x.extent < LANES
+
+    def _rows(
+        self,
+        body: Scalar,
+        x: Iterator,
+        phases: Sequence[tuple[Iterator, Index]],
+        at: Mapping[Iterator, Expr],
+        where: Mapping[Iterator, Index],
+    ) -> Iterable[Statement]:
+        """Short rows, one for each of the *phases* of *x*: those that continue one another, in all tensors, are one."""
+        last = self.cuts[-1].x
+        todo = [(value, decided(substitute(body, {x: value}))) for _, value in phases]
+        while todo:
+            value, first = todo[0]
+            here = [
+                v == value + n and _places(b) == _places(substitute(first, {last: last + n * last.extent}))
+                for n, (v, b) in enumerate(todo)
+            ]
+            joined = next((n for n, continued in enumerate(here) if not continued), len(todo))
+            todo = todo[joined:]
+            yield from self._row(first, joined * last.extent, at, {**where, x: value})
+
+    def _row(
+        self, body: Scalar, width: int, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]
+    ) -> Iterable[Statement]:
+        """*width* neighbours: one vector, though of more elements, where it may read so many and holds them."""
+        last = self.cuts[-1].x
+        lanes = next((n for n in sorted(SIDES) if n >= width), 0)
+        v = Var(":v", I64)
+        longer = Iterator(f"{last.name}'", last.lo, last.lo + max(lanes, width))
+        body = substitute(body, {last: longer})
+        inside = all(
+            lo >= 0 and hi < prod(a.source.shape) for a in accesses(body) for lo, hi in (flat_address(a).bounds,)
+        )
+        if not lanes or not inside or any(comparisons(body)):
+            bounds = (Literal(last.lo, I64), Literal(last.lo + width, I64), Literal(1, I64))
+            yield For(v, *bounds, (self._store(body, {**at, longer: v}, {**where, last: as_index(longer)}),), simd=True)
+            return
+        yield from self._ahead(body, {**at, longer: Literal(last.lo, I64)})
+        row = Array(f":row {next(self.rows)}", F32, lanes, "private", align=lanes * F32.size)
+        yield Local(row)
+        yield counted(v, lanes, Store(row, v, self._scalar(body, {**at, longer: plus(v, last.lo)})), vector=True)
+        index = tuple(where.get(x, as_index(x.lo)) - x.lo for x in self.scope.traversals)
+        yield Copy(self.result, place_in(self.scope.shape, index, at), row, Literal(0, I64), width)
+
+    def _ahead(self, body: Scalar, at: Mapping[Iterator, Expr]) -> Iterable[Statement]:
+        """Short rows lie apart, so that nobody foresees them: what the next row of rows reads is fetched."""
+        if len(self.cuts) < 3:
+            return
+        rows = f"{self.cuts[-3].x.name}'"
+        for access in dict.fromkeys(accesses(body)):
+            place = flat_address(access)
+            step = sum(k for y, k in place.terms if isinstance(y, Iterator) and y.name == rows)
+            if step:
+                yield Fetch(self.read[name_of(access.source)], lowering.index(place + step, at, I64))
+
+    def _store(self, body: Scalar, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]) -> Statement:
+        index = tuple(where[x] - x.lo for x in self.scope.traversals)
+        return Store(self.result, place_in(self.scope.shape, index, at), self._scalar(body, at))
+
+    def _scalar(self, body: Scalar, at: Mapping[Iterator, Expr]) -> Expr:
+        def load(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
+            return self.read[name_of(source)][where[0]]
+
+        return lowering.scalar(map_accesses(body, by_place), at, load, F32, I64)
+
+
+def _places(body: Scalar) -> Scalar:
+    """*body* with places in memory for indices."""
+    return map_accesses(body, lambda a: Access(Tensor(name_of(a.source), (MOST_PLACES,)), (flat_address(a),)))
+
+
+def _vectors(lo: int, hi: int) -> tuple[tuple[int, int], ...]:
+    """The range in whole vectors: where it does not come out even the last one overlaps the one before."""
+    rest = (hi - lo) % LANES
+    return ((lo, hi),) if hi - lo <= LANES or not rest else ((lo, hi - rest), (hi - LANES, hi))

@@ -1,0 +1,271 @@
+r"""Scopes made cheap to run, by laws that keep every value; what is left maps one to one onto stages of a kernel.
+
+* *windows*: in :math:`\sum_h f(h)\, T[e + k h]`, with `T` zero outside ``[lo, hi)``, only
+  :math:`\lceil (hi - lo) / |k| \rceil` values of `h` count; the sum runs over those (overlap-add);
+* small sums are written out term by term, so that their guards are decided at compile time;
+* nested scopes without summations are put into their readers;
+* what a domain guards is read through a scope of its own where a reduction would stand in the way.
+
+Neighbouring dimensions as one: :math:`A[c, h, w] \mapsto A[c, t]` where :math:`t = h W + w`.
+
+Longer rows fill vectors better, and what is left of a shape is what its kernel has to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import permutations
+from math import prod
+
+from einnet_explore.analysis.indices import compared, guard
+from einnet_explore.analysis.substitution import fresh, substitute
+from einnet_explore.analysis.tables import written
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Compare,
+    Const,
+    Index,
+    Iterator,
+    Quotient,
+    Remainder,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    accesses,
+    as_index,
+    combined,
+    factors,
+    map_accesses,
+)
+
+WRITTEN_OUT = 64
+"""At most this many reads in a sum that is written out."""
+
+RECOMPUTED = 2
+"""A nested body with some work in it is put into its reader if that evaluates it at most so many times as often."""
+
+CHEAP = frozenset({"+", "-", "*", "neg", "relu", "abs", "maximum", "minimum", "where"})
+
+
+def prepare(scope: Scope) -> Scope:
+    """*scope* with windows, small sums and nested scopes resolved; equal in value, also at its padding's edge."""
+    ready: dict[Scope, Scope] = {}
+
+    def inner(access: Access) -> Access:
+        match access.source:
+            case Tensor() | Table():
+                return access
+            case Scope() as nested:
+                if nested not in ready:
+                    ready[nested] = prepare(nested)
+                return Access(ready[nested], access.index)
+
+    scope = replace(scope, body=map_accesses(scope.body, inner))
+    scope = _undomained(_written_out(_windowed(scope)))
+    return replace(scope, body=_inlined(replace(scope, body=map_accesses(scope.body, _written))))
+
+
+def _written(access: Access) -> Scalar:
+    return written(access.source, access.index) if isinstance(access.source, Table) else access
+
+
+def strides(source: Tensor | Table | Scope) -> tuple[int, ...]:
+    """Elements between neighbours of each dimension, row-major over the box."""
+    shape = source.shape
+    return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def step(access: Access, x: Iterator) -> int:
+    """How far one step of *x* moves the element that is read: exact where the index is affine in *x*."""
+    return sum(s * _slope(i, x) for s, i in zip(strides(access.source), access.index, strict=True))
+
+
+def points(scope: Scope) -> int:
+    """How often the body is evaluated."""
+    return prod(x.extent for x in (*scope.traversals, *scope.summations))
+
+
+def _slope(index: Index, x: Iterator) -> int:
+    total = 0
+    for atom, k in index.terms:
+        match atom:
+            case Iterator():
+                total += k * (atom == x)
+            case Quotient(numerator, d):
+                total += k * (_slope(numerator, x) // d)
+            case Remainder(numerator, d):
+                total += k * (_slope(numerator, x) % d)
+    return total
+
+
+def _windowed(scope: Scope) -> Scope:
+    """Sums over windows: h := start(e) ± j for every summation that one zero-padded factor confines."""
+    if scope.reduce != "sum":
+        return scope
+    confined: list[tuple[Index, tuple[int, int]]] = []
+    for h in scope.summations:
+        found = _window(scope, h)
+        if found is not None:
+            start, sign, count = found
+            j = Iterator(fresh("j", {x.name for x in (*scope.traversals, *scope.summations)}), 0, count)
+            at = start + as_index(j) * sign
+            confined.append((at, (h.lo, h.hi)))
+            rest = tuple(s for s in scope.summations if s != h)
+            scope = replace(scope, summations=(*rest, j), body=substitute(scope.body, {h: at}))
+    body = guard(tuple(at for at, _ in confined), tuple(box for _, box in confined), scope.body, 0)
+    return replace(scope, body=body)
+
+
+def _window(scope: Scope, h: Iterator) -> tuple[Index, int, int] | None:
+    """(start, sign, count) of the narrowest window of *h*, where it is narrower than the range of *h*."""
+    best: tuple[Index, int, int] | None = None
+    for factor in factors(scope.body):
+        if not isinstance(factor, Access) or factor.source.value != 0:
+            continue
+        for i, (lo, hi) in zip(factor.index, factor.source.box, strict=True):
+            k = i.coefficient(h)
+            rest = i - as_index(h) * k
+            if k == 0 or h in rest.iterators or any(s in rest.iterators for s in scope.summations if s != h):
+                continue
+            count = -(-(hi - lo) // abs(k))
+            if count < h.extent and (best is None or count < best[2]):
+                # k > 0: h ≥ ⌈(lo - e)/k⌉ and upwards;  k < 0: h ≤ ⌊(e - lo)/|k|⌋ and downwards.
+                best = (-((rest - lo) // k), 1, count) if k > 0 else ((rest - lo) // -k, -1, count)
+    return best
+
+
+def _written_out(scope: Scope) -> Scope:
+    reads = tuple(accesses(scope.body))
+    count = prod(s.extent for s in scope.summations)
+    if not scope.summations or count == 0 or count * max(1, len(reads)) > WRITTEN_OUT or _inner_reduction(scope):
+        return scope
+    bodies = [scope.body]
+    for s in scope.summations:
+        bodies = [substitute(body, {s: as_index(at)}) for body in bodies for at in range(s.lo, s.hi)]
+    return replace(scope, summations=(), reduce="sum", body=combined(scope.reduce, bodies))
+
+
+def _inner_reduction(scope: Scope) -> bool:
+    """Whether a summation runs along memory where the innermost traversal does not."""
+    if not scope.traversals:
+        return False
+    last = scope.traversals[-1]
+    reads = max(accesses(scope.body), key=lambda a: prod(a.source.shape), default=None)
+    if reads is None or abs(step(reads, last)) <= 1:
+        return False
+    return any(s.extent > 1 and abs(step(reads, s)) == 1 for s in scope.summations)
+
+
+def _undomained(scope: Scope) -> Scope:
+    if not scope.domain:
+        return scope
+    body: Scalar = scope.body
+    if scope.summations:
+        if scope.reduce == "sum" and scope.value == 0:
+            plain = replace(scope, domain=())
+            return replace(plain, body=_domain_guard(scope, body))
+        body = Access(replace(scope, domain=(), padding=()), tuple(as_index(x) for x in scope.traversals))
+    return replace(scope, summations=(), reduce="sum", domain=(), body=_domain_guard(scope, body))
+
+
+def _domain_guard(scope: Scope, body: Scalar) -> Scalar:
+    return guard(tuple(b.index for b in scope.domain), tuple((b.lo, b.hi) for b in scope.domain), body, scope.value)
+
+
+def _inlined(scope: Scope) -> Scalar:
+    often: dict[Scope, int] = {}
+    for access in accesses(scope.body):
+        if isinstance(access.source, Scope):
+            often[access.source] = often.get(access.source, 0) + 1
+
+    def put(access: Access) -> Scalar:
+        match access.source:
+            case Scope(traversals, (), body) as nested if _worth_inlining(nested, often[nested] * points(scope)):
+                to: Mapping[Iterator, Index] = dict(zip(traversals, access.index, strict=True))
+                return guard(access.index, nested.box, substitute(body, to), nested.value)
+        return access
+
+    return map_accesses(scope.body, put)
+
+
+def _worth_inlining(nested: Scope, evaluations: int) -> bool:
+    reads = len(tuple(accesses(nested.body)))
+    light = reads <= 1 and _cheap(nested.body)
+    return light or (evaluations <= RECOMPUTED * max(1, points(nested)))
+
+
+def _cheap(body: Scalar) -> bool:
+    match body:
+        case Apply(op, args):
+            return op in CHEAP and all(_cheap(a) for a in args)
+        case Access() | Const() | Compare():
+            return True
+
+
+def squash(scope: Scope) -> Scope:
+    """*scope* with iterators merged that every access reads as neighbouring dimensions.
+
+    Its tensors keep their elements in order and lose dimensions.  Scopes that read scopes are left as they are.
+    """
+    reads = tuple(accesses(scope.body))
+    if scope.domain or any(isinstance(a.source, Scope) for a in reads):
+        return scope
+    rows = zip(scope.traversals, scope.traversals[1:], strict=False)
+    for x, y in (*rows, *permutations(scope.summations, 2)):
+        places = _places(reads, x, y)
+        if places is not None and not {x, y} & {*compared(scope.body)}:
+            return squash(_merge(scope, x, y, places))
+    return scope
+
+
+def _places(reads: tuple[Access, ...], x: Iterator, y: Iterator) -> Mapping[str, int] | None:
+    """Where each tensor has *x* and *y* as neighbours; None if anything else is done with them."""
+    if x.lo or y.lo:
+        return None
+    places: dict[str, int] = {}
+    seen: dict[str, int] = {}
+    for access in reads:
+        name = access.source.name if isinstance(access.source, Tensor) else ""
+        inside = [d for d, i in enumerate(access.index) if x in i.iterators or y in i.iterators]
+        place = inside[0] if inside else -1
+        if seen.setdefault(name, place) != place:
+            return None
+        if inside:
+            box = access.source.box
+            neighbours = len(inside) == 2 and inside[1] == place + 1
+            if not neighbours or access.index[place].single != x or access.index[place + 1].single != y:
+                return None
+            if box[place][0] or x.hi > box[place][1] or box[place + 1] != (0, y.hi):
+                return None
+            places[name] = place
+    return places
+
+
+def _merge(scope: Scope, x: Iterator, y: Iterator, places: Mapping[str, int]) -> Scope:
+    both = Iterator(x.name, 0, x.extent * y.extent)
+
+    def merged(access: Access) -> Scalar:
+        match access.source:
+            case Tensor(name, shape, _, value, weight, origin) if name in places:
+                d = places[name]
+                one = (*shape[:d], shape[d] * shape[d + 1], *shape[d + 2 :])
+                start = (*origin[:d], 0, *origin[d + 2 :]) if origin else ()
+                index = (*access.index[:d], *both_index, *access.index[d + 2 :])
+                return Access(Tensor(name, one, (), value, weight, start), index)
+        return access
+
+    both_index = ((both + 0),)
+
+    def put(group: tuple[Iterator, ...]) -> tuple[Iterator, ...]:
+        return tuple(both if s == x else s for s in group if s != y)
+
+    return replace(
+        scope,
+        traversals=put(scope.traversals),
+        summations=put(scope.summations),
+        body=map_accesses(scope.body, merged),
+        padding=(),
+    )

@@ -1,0 +1,285 @@
+r"""Register tiles as values: how a contraction is cut up, and the products of one step.
+
+The register tiles of a contraction: what fits registers and code size, and which of these costs least.
+
+What a register tile costs (as PlaidML chooses tile sizes, with a core's limits in place of a GPU's).
+
+A tile holds `rows` × `vectors` × `slots` × `together` sums in registers: rows and vectors move the vector operand,
+slots the one that is broadcast, phases stand side by side.  A step of the reduction costs
+
+.. math::  \max\left(\frac{F}{f}, \frac{L_v + L_s}{l}, \frac{F + L_v + L_s}{i}, \frac{F \cdot t}{S}\right)
+
+cycles for `F` multiply-adds, :math:`L_v` vector loads (twice where they cross a cache line), :math:`L_s` broadcasts,
+`S` sums, each `t` cycles after the last one; what has to come from the second-level cache comes on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, product
+from math import ceil, prod
+
+from einnet_explore.codegen.machine import Machine
+from einnet_explore.codegen.operand_layout import Layout, in_place, padded_copy
+from einnet_explore.codegen.sum_of_products import Form, Phase, linear
+from einnet_explore.ir import Iterator
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One product of a step: the *phase* it belongs to, the values of the unrolled iterators, the vector's offset."""
+
+    phase: Phase
+    known: Mapping[Iterator, int]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a search chooses of a tile, in numbers: which of the tiles of a form it is."""
+
+    vector: int
+    copied: bool
+    unrolled: int
+    """How many summations, the shortest ones."""
+    together: int
+    rows: int
+    lanes: int
+    vectors: int
+    slots: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a contraction is cut up; see the module."""
+
+    vector: int
+    """The operand that is read in vectors, along the innermost traversal."""
+    layout: Layout
+    """Where it lies."""
+    lanes: int
+    vectors: int
+    row: Iterator | None
+    rows: int
+    slot: Iterator | None
+    slots: int
+    groups: tuple[tuple[Phase, ...], ...]
+    unrolled: tuple[Iterator, ...]
+    slots_outside: bool
+    """Whether the loop over slots is outside the one over rows and vectors."""
+    cycles: float = 0
+
+    @property
+    def cut(self) -> Cut:
+        """Which of the tiles of its form this is."""
+        counts = (len(self.unrolled), len(self.groups[0]), self.rows, self.lanes, self.vectors, self.slots)
+        return Cut(self.vector, self.layout.copied, *counts)
+
+    @property
+    def sums(self) -> int:
+        """Accumulators of the largest group."""
+        return self.rows * self.vectors * self.slots * max(map(len, self.groups))
+
+
+def taps(form: Form, vector: int, layout: Layout, phases: Iterable[Phase], unrolled: tuple[Iterator, ...]) -> list[Tap]:
+    """The products of one step that are not zero anyway, those with one vector offset next to each other.
+
+    Raises ValueError where an offset is not known at compile time, or iterators move phases differently.
+    """
+    boxes = tuple(in_box(form, n) for n in (0, 1))
+    found: list[Tap] = []
+    moving: dict[Iterator, int] | None = None
+    phases = tuple(phases)
+    for values in product(*(range(y.extent) for y in unrolled)):
+        known = dict(zip(unrolled, values, strict=True))
+        for phase in phases:
+            both = form.reads[phase]
+            if any(box.outside(where, known) for box, where in zip(boxes, both, strict=True)):
+                continue
+            at = layout.address(both[vector], known)
+            if at is None:
+                raise ValueError(f"{both[vector]} is not affine in memory")
+            moving = at[1] if moving is None else moving
+            if at[1] != moving:
+                raise ValueError(f"{both[vector]} moves unlike other phases")
+            found.append(Tap(phase, known, at[0]))
+    return sorted(found, key=lambda tap: tap.offset)
+
+
+def in_box(form: Form, operand: int) -> Layout:
+    """The tensor of *operand* as it is, for asking what is outside it."""
+    return Layout(form.operands[operand], (), copied=False)
+
+
+LOOP, TILE = 0.5, 20
+"""Cycles that a step of a loop and a tile cost beside their arithmetic."""
+
+SPILLED = 0.13
+"""How much longer a step takes for every register that is missing."""
+
+ELEMENT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """The vectors that one step reads in all rows: how many, how many times the first-level cache is asked for each,
+    how many one tap needs beside those that are kept for later ones, at most, and how many are kept."""
+
+    count: int
+    accesses: int
+    live: int
+    kept: int
+
+
+def loads_of(form: Form, tile: Tile, group: Sequence[Tap]) -> Loads:
+    """What one step of *group* reads in vectors."""
+    along = _row_stride(form, tile)
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    offsets = sorted({tap.offset for tap in group})
+    for n, offset in enumerate(offsets):
+        for row in range(tile.rows):
+            first.setdefault(offset + along * row, n)
+            last[offset + along * row] = n
+    live, kept = ([0] * (len(offsets) + 1) for _ in range(2))
+    for place, n in first.items():
+        live[n] += 1
+        live[last[place] + 1] -= 1
+        kept[n] += 1
+        kept[last[place]] -= 1
+    aligned = along % tile.lanes == 0 and all(p % tile.lanes == 0 for p in offsets)
+    return Loads(len(first), 1 if aligned else 2, max(accumulate(live)), max(accumulate(kept)))
+
+
+def scored(form: Form, machine: Machine, tile: Tile, steps: Sequence[Sequence[Tap]], found: Sequence[Loads]) -> Tile:
+    """*tile* with its cycles, for the *steps* of its groups and what these load, and with its loops ordered."""
+    last = form.traversals[-1]
+    blocked = {last: -(-last.extent // (tile.lanes * tile.vectors))}
+    for x, n in ((tile.row, tile.rows), (tile.slot, tile.slots)):
+        if x is not None:
+            blocked[x] = -(-x.extent // n)
+    count = prod(blocked.get(x, x.extent) for x in form.traversals)
+    length = prod(y.extent for y in form.summations if y not in tile.unrolled)
+    both = last in form.moves(1 - tile.vector)
+    cycles, vector_bytes, slot_bytes = 0.0, 0, 0
+    for group, load in zip(steps, found, strict=True):
+        size = tile.rows * tile.vectors * tile.slots
+        phases = len({tap.phase for tap in group}) or 1
+        adds = len(group) * size
+        loads = load.count * tile.vectors
+        others = len(group) * tile.slots * (tile.vectors if both else 1)
+        # Beside the sums: a tap's vectors and one other value, or its other values and one vector, and what is kept.
+        if tile.rows * tile.vectors <= tile.slots:
+            beside = load.live * tile.vectors + 1
+        else:
+            beside = load.kept * tile.vectors + 1 + tile.slots
+        spilled = max(0, size * phases + beside - machine.registers)
+        cycle = max(
+            adds / machine.fma_per_cycle,
+            (loads * load.accesses + others) / machine.loads_per_cycle,
+            (adds + loads + others) / machine.issue,
+            adds * machine.latency / (size * phases),
+        ) * (1 + SPILLED * spilled)
+        cycles += (cycle + LOOP) * length + 3 * size * phases + TILE
+        vector_bytes = max(vector_bytes, _touched(form, tile, group[0].phase) * ELEMENT if group else 0)
+        slot_bytes += others * ELEMENT * length * (tile.lanes if both else 1)
+    # One of the two loops is inside: its operand streams past the other one, which stays in the first cache if it fits.
+    half = machine.l1 // 2
+    traffic = {
+        outside: (streamed if streamed > half else 0) + (kept if kept > half else 0)
+        for outside, kept, streamed in ((True, slot_bytes, vector_bytes), (False, vector_bytes, slot_bytes))
+    }
+    outside = traffic[True] <= traffic[False]
+    far = min(traffic.values()) / machine.l2_bytes
+    total = count * (max(cycles, far) + min(cycles, far) / 4)
+    if tile.layout.copied:
+        # Rows are copied in vectors where they are rows of the tensor, else one by one, from lines far apart.
+        along = tile.layout.axes[-1]
+        rows = along.dim == len(tile.layout.tensor.shape) - 1
+        total += tile.layout.size * (1 / 4 if rows and along.modulus == 1 else 1 if rows else 3) + 200
+    return replace(tile, slots_outside=outside, cycles=ceil(total))
+
+
+def _touched(form: Form, tile: Tile, phase: Phase) -> int:
+    """Elements of the vector operand that one tile reads."""
+    spans = {tile.row: tile.rows, form.traversals[-1]: tile.lanes * tile.vectors} | {
+        y: y.extent for y in form.summations
+    }
+    return prod(
+        1 + sum(abs(k) * (spans.get(x, 1) - 1) for x, k in linear(i)[1].items()) for i in form.reads[phase][tile.vector]
+    )
+
+
+def _row_stride(form: Form, tile: Tile) -> int:
+    where = next(iter(form.reads.values()))[tile.vector]
+    found = tile.layout.address(where, dict.fromkeys(form.summations, 0))
+    return found[1].get(tile.row, 0) if found is not None and tile.row is not None else 0
+
+
+UNROLLED = 400
+"""At most so many multiply-adds of code: a compiler needs some 0.3 ms for each."""
+
+SPARE = 3
+"""Registers for operands, at least."""
+
+
+def best_tile(form: Form, machine: Machine) -> Tile | None:
+    """The tile of fewest estimated cycles; None where the innermost traversal moves no operand along memory."""
+    return min(tiles(form, machine), key=lambda tile: tile.cycles, default=None)
+
+
+def tiles(form: Form, machine: Machine, only: Cut | None = None) -> Iterable[Tile]:
+    """The tiles that fit registers and code size, with their cycles; of these *only* the one that is cut so."""
+    last = form.traversals[-1]
+    for vector in _among((0, 1), only, lambda cut: cut.vector):
+        if last not in form.moves(vector):
+            continue
+        for layout in (in_place(form, vector, last), padded_copy(form, vector, last)):
+            if layout is not None and (only is None or only.copied == layout.copied):
+                yield from _with_layout(form, machine, vector, layout, only)
+
+
+def _among(values: Iterable[int], only: Cut | None, of: Callable[[Cut], int]) -> Iterable[int]:
+    return (n for n in values if only is None or n == of(only))
+
+
+def _with_layout(form: Form, machine: Machine, vector: int, layout: Layout, only: Cut | None) -> Iterable[Tile]:
+    last = form.traversals[-1]
+    mine, other = form.moves(vector), form.moves(1 - vector)
+    row = next((x for x in reversed(form.traversals[:-1]) if x in mine and x not in other and x.extent > 1), None)
+    slot = max((x for x in form.traversals if x not in mine and x in other), key=lambda x: x.extent, default=None)
+    widths = {machine.lanes} if last.extent >= machine.lanes else {1 << last.extent.bit_length() - 1}
+    if layout.copied:
+        widths.add(machine.lanes)  # beyond the end of a row there are other rows, or spare elements
+    by_extent = sorted(form.summations, key=lambda y: y.extent)
+    phases, wide = sorted(form.reads), form.periods[-1]
+    for count in _among(range(len(by_extent) + 1), only, lambda cut: cut.unrolled):
+        unrolled = tuple(y for y in form.summations if y in by_extent[:count])
+        if prod(y.extent for y in unrolled) > UNROLLED:
+            break
+        try:
+            every = taps(form, vector, layout, phases, unrolled)
+        except ValueError:
+            continue
+        for together in _among(range(wide, len(phases) + 1, wide), only, lambda cut: cut.together):
+            if len(phases) % together:
+                continue
+            groups = tuple(tuple(phases[n : n + together]) for n in range(0, len(phases), together))
+            steps = [[tap for tap in every if tap.phase in group] for group in groups]
+            for rows, lanes in product(
+                _among(range(1, min(8, row.extent if row else 1) + 1), only, lambda cut: cut.rows),
+                _among(widths, only, lambda cut: cut.lanes),
+            ):
+                draft = Tile(vector, layout, lanes, 1, row, rows, slot, 1, groups, unrolled, True)
+                loads = [loads_of(form, draft, group) for group in steps]
+                for vectors, slots in product(
+                    _among(range(1, min(8, -(-last.extent // lanes)) + 1), only, lambda cut: cut.vectors),
+                    _among(
+                        range(1, min(machine.registers, slot.extent if slot else 1) + 1), only, lambda cut: cut.slots
+                    ),
+                ):
+                    size = vectors * rows * slots
+                    if size * together <= machine.registers - SPARE and len(every) * size <= UNROLLED:
+                        tile = replace(draft, vectors=vectors, slots=slots)
+                        yield scored(form, machine, tile, steps, loads)

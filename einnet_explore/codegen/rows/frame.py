@@ -1,0 +1,88 @@
+"""What every kernel of rows has around it: buffers for its tensors, loops over the batch, scalars written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as T
+
+from einnet_explore.analysis.row_nest import Nest
+from einnet_explore.codegen.machine import Machine
+from einnet_explore.codegen.tvm.emission import expression
+from einnet_explore.ir import Iterator, Scalar, Scope, Table, Tensor
+
+Expr = Any
+Reader = Callable[..., Expr]
+
+ROWS = 64
+"""Rows of a block, at most."""
+
+
+def function(nest: Nest, inputs: Mapping[str, tuple[int, ...]], write: Callable[[Mapping[str, Any], Any], None]) -> Any:
+    """The PrimFunc of *nest* from *inputs* (shapes by name): ``write(buffers, result)`` writes its statements."""
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        T.func_name("main")
+        places = {
+            tensor: T.match_buffer(T.arg(f"t{n}", T.handle()), shape, "float32")
+            for n, (tensor, shape) in enumerate(inputs.items())
+        }
+        result = T.match_buffer(T.arg("y", T.handle()), nest.scope.shape, "float32")
+        T.func_attr({"tir.noalias": True})
+        write(places, result)
+    return builder.get()
+
+
+@dataclass
+class Frame:
+    """A kernel of *nest* between its tensors' buffers (*places*) and its *result*."""
+
+    nest: Nest
+    places: Mapping[str, Any]
+    result: Any
+    threads: int
+    machine: Machine
+
+    @property
+    def lanes(self) -> int:
+        """Elements of a vector."""
+        return self.machine.lanes
+
+    @property
+    def batches(self) -> int:
+        """Elements of the batch."""
+        return prod(x.extent for x in self.nest.batch)
+
+    def loop(self, extent: int, parallel: bool = True) -> AbstractContextManager[Expr]:
+        """A loop, in parallel where it may be and there are threads for it."""
+        return T.parallel(extent) if parallel and self.threads > 1 else T.serial(extent)  # type: ignore[no-any-return]
+
+    def over_batch(self, batch: Expr) -> dict[Iterator, Expr]:
+        """The iterators of the batch where it is counted as one."""
+        return digits(self.nest.batch, batch)
+
+    def scalar(self, body: Scalar, env: Mapping[Iterator, Expr], nodes: Mapping[str, Reader] | None = None) -> Expr:
+        """*body* where iterators are *env* and nodes are read by *nodes*."""
+
+        def read(source: Tensor | Table | Scope) -> Reader:
+            match source:
+                case Tensor(called) if nodes and called in nodes:
+                    return nodes[called]
+                case Tensor(called):
+                    return lambda *at: self.places[called][at]
+            raise TypeError(f"{source!r} is no tensor")
+
+        return expression(body, env, read, "float32")
+
+
+def digits(group: tuple[Iterator, ...], number: Expr) -> dict[Iterator, Expr]:
+    """The iterators of *group* where *number* counts their values in turn."""
+    out: dict[Iterator, Expr] = {}
+    for x in reversed(group):
+        out[x] = number % x.extent
+        number = number // x.extent
+    return out

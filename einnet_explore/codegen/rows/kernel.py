@@ -1,0 +1,380 @@
+r"""Kernels of nests: blocks of rows, whose band is a dense product cut to the band.
+
+For rows :math:`m_0 \le m < m_0 + R` the columns `u = m + w` are :math:`R + W - 1` neighbours: ``left`` times ``right``
+is a dense product of ``R`` rows and so many columns, of which every row uses `W`, one further than the row above.  Rows
+are then worked on one by one, while they are in the cache, and laid out along `u` again for the product with a band.
+Operands are packed once, by columns: what computes them is evaluated there, and what lies outside them is 0.
+
+The operands over the columns, packed once: what computes them is evaluated there.
+
+One row of a block, pass by pass: a pass for every reduction that the next values wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as T
+
+from einnet_explore.analysis.row_nest import Band, Column, Nest, Product, Reduced, Row, name, reads
+from einnet_explore.codegen.machine import Machine
+from einnet_explore.codegen.rows import frame
+from einnet_explore.codegen.rows.frame import ROWS, Expr, Frame, Reader, digits
+from einnet_explore.codegen.rows.vector_products import Tile, fill, multiply, over, put, store, tile_for, vector
+from einnet_explore.codegen.tvm.emission import constant
+from einnet_explore.ir import REDUCTIONS, Const, Iterator, Scalar
+
+
+@dataclass
+class Columns:
+    """The right operand of a band, packed: tiles of columns, in each the summation, then the columns."""
+
+    kernel: Frame
+    band: Band
+    tile: Tile = field(init=False)
+    first: int = field(init=False)
+    last: int = field(init=False)
+    buffer: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tile = tile_for(2 * self.kernel.lanes, self.kernel.lanes)
+        lo, hi = self.band.support
+        self.first, self.last = lo // self.tile.width, -(-hi // self.tile.width)
+
+    @property
+    def depth(self) -> int:
+        """How many products are summed."""
+        return prod(s.extent for s in self.band.sums)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles that hold anything but 0."""
+        return max(1, self.last - self.first)
+
+    def pack(self) -> None:
+        """Evaluate the operand into its buffer."""
+        kernel, width = self.kernel, self.tile.width
+        self.buffer = T.alloc_buffer((kernel.batches * self.tiles * self.depth * width,))
+        with kernel.loop(kernel.batches * self.tiles) as at:
+            env = kernel.over_batch(at // self.tiles)
+            with T.serial(width) as x:
+                env[kernel.nest.column] = (at % self.tiles + self.first) * width + x
+                with T.serial(self.depth) as k:
+                    value = kernel.scalar(self.band.right, {**env, **digits(self.band.sums, k)})
+                    T.buffer_store(self.buffer, value, [(at * self.depth + k) * width + x])
+
+    def at(self, batch: Expr, tile: Expr) -> Expr:
+        """Where the packed *tile* starts."""
+        return (batch * self.tiles + tile - self.first) * (self.depth * self.tile.width)
+
+
+@dataclass
+class Factor:
+    """The factor of the last product, packed: a row of n for every column."""
+
+    kernel: Frame
+    product: Product
+    tile: Tile = field(init=False)
+    width: int = field(init=False)
+    buffer: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tile = tile_for(self.product.n.extent, self.kernel.lanes)
+        self.width = -(-self.product.n.extent // self.tile.width) * self.tile.width
+
+    @property
+    def columns(self) -> int:
+        """Columns that hold anything but 0."""
+        return max(1, self.product.support[1] - self.product.support[0])
+
+    def pack(self) -> None:
+        """Evaluate the factor into its buffer; it is filled up to whole tiles with 0."""
+        kernel, n = self.kernel, self.product.n
+        self.buffer = T.alloc_buffer((kernel.batches * self.columns * self.width,))
+        with kernel.loop(kernel.batches) as batch, T.serial(self.columns) as u:
+            env = {**kernel.over_batch(batch), kernel.nest.column: u + self.product.support[0]}
+            start = (batch * self.columns + u) * self.width
+            with T.serial(n.extent) as x:
+                T.buffer_store(self.buffer, kernel.scalar(self.product.right, {**env, n: x}), [start + x])
+            if self.width > n.extent:
+                with T.serial(self.width - n.extent) as x:
+                    T.buffer_store(self.buffer, tirx.const(0.0, "float32"), [start + n.extent + x])
+
+
+@dataclass
+class OneRow:
+    """One row: *skewed* says where its bands' values and its columns' start, *buffers* hold its other nodes."""
+
+    kernel: Frame
+    env: Mapping[Iterator, Expr]
+    skewed: Mapping[int, tuple[Any, Expr]]
+    buffers: Mapping[int, Any]
+    readers: dict[str, Reader] = field(default_factory=dict)
+
+    def write(self, held: Any, at: Expr, scales: Any, r: Expr) -> None:
+        """Compute the row into *held* from *at* on and its scale into *scales*, or both into the result."""
+        nest = self.kernel.nest
+        for n, (buffer, start) in self.skewed.items():
+            self.readers[name(n)] = _offset(buffer, T.bind(start))
+        passes = _passes(nest)
+        last = _turn(nest, nest.result, passes)
+        for turn in range(max((*passes.values(), last)) + 1):
+            self._pass([n for n, p in passes.items() if p == turn], turn == last, held, at)
+        T.buffer_store(scales, self.kernel.scalar(nest.scale, self.env, self.readers), [r])
+        if held is None and not self._unscaled:
+            # Not in place: vectors overlap where rows end.
+            self._along(lambda w, _: self._put(self.buffers[-1][w] * scales[r], w))
+
+    def _last(self, held: Any, at: Expr) -> Callable[[Expr, Expr, Any], None]:
+        """What is done with the row's values, which are not scaled yet."""
+        if held is not None:
+            return _writes(held, at)
+        return (lambda value, w, _: self._put(value, w)) if self._unscaled else _writes(self.buffers[-1], 0)
+
+    @property
+    def _unscaled(self) -> bool:
+        return self.kernel.nest.scale == Const(1)
+
+    def _put(self, value: Expr, w: Expr) -> None:
+        T.buffer_store(self.kernel.result, value, self._where(w))
+
+    def _where(self, w: Expr) -> list[Expr]:
+        nest = self.kernel.nest
+        return [w if x == nest.along else self.env[x] for x in nest.scope.traversals]
+
+    def _pass(self, numbers: Iterable[int], last: bool, held: Any, at: Expr) -> None:
+        nest = self.kernel.nest
+        steps: list[tuple[Callable[[Expr], Expr], Callable[[Expr, Expr, Expr], None]]] = []
+        sums: list[tuple[int, Any]] = []
+        for n in numbers:
+            match nest.nodes[n]:
+                case Row(body):
+                    steps.append((self._value(body), _writes(self.buffers[n], 0)))
+                    self.readers[name(n)] = _offset(self.buffers[n], 0)
+                case Reduced(reduce, body):
+                    total = T.alloc_buffer((self._lanes,))
+                    neutral = constant(REDUCTIONS[reduce], "float32")
+                    store(total, tirx.Broadcast(neutral, self._lanes), 0, self._lanes)
+                    steps.append((self._value(body), _adds(total, reduce, neutral)))
+                    sums.append((n, total))
+        if last:
+            steps.append((self._value(nest.result), self._last(held, at)))
+
+        def step(w: Expr, fresh: Any) -> None:
+            for value, use in steps:
+                use(value(w), w, fresh)
+
+        self._along(step)
+        for n, total in sums:
+            self._total(n, total)
+
+    @property
+    def _lanes(self) -> int:
+        extent = self.kernel.nest.along.extent
+        lanes = self.kernel.lanes
+        while lanes > extent:
+            lanes //= 2
+        return lanes
+
+    def _value(self, body: Scalar) -> Callable[[Expr], Expr]:
+        return lambda w: self.kernel.scalar(body, {**self.env, self.kernel.nest.along: w}, self.readers)
+
+    def _along(self, step: Callable[[Expr, Any], None]) -> None:
+        """Vectors of the row; the last one ends with the row, and starts inside the one before where it must."""
+        extent, lanes = self.kernel.nest.along.extent, self._lanes
+        with T.serial(extent // lanes) as c, T.vectorized(lanes) as x:
+            step(c * lanes + x, (x, None))
+        if rest := extent % lanes:
+            with T.vectorized(lanes) as x:
+                step(extent - lanes + x, (x, x >= lanes - rest))
+
+    def _total(self, n: int, lanes: Any) -> None:
+        node = self.kernel.nest.nodes[n]
+        assert isinstance(node, Reduced)
+        total = T.alloc_buffer((1,))
+        T.buffer_store(total, lanes[0], [0])
+        for x in range(1, self._lanes):
+            T.buffer_store(total, _COMBINE[node.reduce](total[0], lanes[x]), [0])
+        self.readers[name(n)] = lambda: total[0]
+
+
+_COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {
+    "sum": lambda a, b: a + b,
+    "prod": lambda a, b: a * b,
+    "max": lambda a, b: tirx.max(a, b),  # noqa: PLW0108 - TVM's are overloaded
+    "min": lambda a, b: tirx.min(a, b),  # noqa: PLW0108
+}
+
+
+def _offset(buffer: Any, start: Expr) -> Reader:
+    return lambda w: buffer[start + w]
+
+
+def _writes(buffer: Any, start: Expr) -> Callable[[Expr, Expr, Expr], None]:
+    return lambda value, w, _: T.buffer_store(buffer, value, [start + w])
+
+
+def _adds(total: Any, reduce: str, neutral: Expr) -> Callable[[Expr, Expr, Any], None]:
+    def add(value: Expr, w: Expr, lane: Any) -> None:
+        del w
+        x, fresh = lane
+        counted = value if fresh is None else tirx.Select(fresh, value, neutral)
+        T.buffer_store(total, _COMBINE[reduce](total[x], counted), [x])
+
+    return add
+
+
+def _passes(nest: Nest) -> dict[int, int]:
+    """The pass of every node that is no band: after those of the reductions that it reads."""
+    out: dict[int, int] = {}
+    for n, node in enumerate(nest.nodes):
+        match node:
+            case Row(body) | Reduced(_, body):
+                out[n] = _turn(nest, body, out)
+    return out
+
+
+def _turn(nest: Nest, body: Scalar, passes: Mapping[int, int]) -> int:
+    """The first pass in which *body* can be computed."""
+    waits = ((passes[n], isinstance(nest.nodes[n], Reduced)) for n in reads(body) if n in passes)
+    return max((turn + wait for turn, wait in waits), default=0)
+
+
+def function(nest: Nest, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine) -> Any:
+    """The PrimFunc that computes *nest* from *inputs* (shapes by name, in the order of its parameters)."""
+    return frame.function(nest, inputs, lambda places, result: _Kernel(nest, places, result, threads, machine).write())
+
+
+def rows_of(nest: Nest, machine: Machine) -> int:
+    """Rows of a block: what they need takes no more than half of the second-level cache, but whole tiles there are."""
+    wide = sum(isinstance(n, Band) for n in nest.nodes) + bool(nest.product)
+    rows, tile = ROWS, tile_for(nest.product.n.extent if nest.product else 2 * machine.lanes, machine.lanes).rows
+    while rows > max(8, tile) and 4 * rows * (nest.along.extent + rows) * wide > machine.l2 // 2:
+        rows //= 2
+    return rows
+
+
+@dataclass
+class _Kernel(Frame):
+    @property
+    def rows(self) -> int:
+        """Rows of a block."""
+        return rows_of(self.nest, self.machine)
+
+    def write(self) -> None:
+        """All statements: operands packed, then every block of rows."""
+        bands = {n: Columns(self, node) for n, node in enumerate(self.nest.nodes) if isinstance(node, Band)}
+        columns = {n: self._column(node) for n, node in enumerate(self.nest.nodes) if isinstance(node, Column)}
+        product = Factor(self, self.nest.product) if self.nest.product else None
+        for band in bands.values():
+            band.pack()
+        if product:
+            product.pack()
+        blocks = -(-self.nest.row.extent // self.rows)
+        with self.loop(self.batches * blocks) as at:
+            batch = T.bind(at // blocks)
+            first = T.bind(at % blocks * self.rows)
+            _Block(self, bands, columns, product, batch, first).write()
+
+    def _column(self, node: Column) -> Any:
+        """What depends on the column alone, a value for each."""
+        extent = self.nest.column.extent
+        buffer = T.alloc_buffer((self.batches * extent,))
+        with self.loop(self.batches) as batch, T.serial(extent) as u:
+            value = self.scalar(node.right, {**self.over_batch(batch), self.nest.column: u})
+            T.buffer_store(buffer, value, [batch * extent + u])
+        return buffer
+
+
+@dataclass
+class _Block:
+    """One block of rows."""
+
+    kernel: _Kernel
+    bands: Mapping[int, Columns]
+    columns: Mapping[int, Any]
+    product: Factor | None
+    batch: Expr
+    first: Expr
+
+    def write(self) -> None:
+        """Band products, row by row what is done with them, the product."""
+        kernel, nest = self.kernel, self.kernel.nest
+        count = T.bind(tirx.min(kernel.rows, nest.row.extent - self.first))
+        env = kernel.over_batch(self.batch)
+        skewed = {n: self._band(columns, env, count) for n, columns in self.bands.items()}
+        span = -(-(kernel.rows + nest.along.extent) // kernel.lanes) * kernel.lanes
+        held = T.alloc_buffer((kernel.rows * span,)) if self.product else None
+        scales = T.alloc_buffer((kernel.rows,))
+        kept = [n for n, node in enumerate(nest.nodes) if isinstance(node, Row)]
+        # -1 is the result before it is scaled: only the whole row tells by what.
+        buffers = {n: T.alloc_buffer((nest.along.extent,)) for n in (*kept, *(() if self.product else (-1,)))}
+        with T.serial(count) as r:
+            here = {**env, nest.row: self.first + r}
+            if held is not None:
+                fill(held, 0.0, span, kernel.lanes, r * span)
+            starts = {n: (buffer, start(r)) for n, (buffer, start) in skewed.items()}
+            at = self.batch * nest.column.extent + self.first + r
+            starts |= {n: (buffer, at) for n, buffer in self.columns.items()}
+            OneRow(kernel, here, starts, buffers).write(held, r * span + r, scales, r)
+        if self.product is not None:
+            self._multiply(self.product, held, span, scales, env, count)
+
+    def _band(self, columns: Columns, env: Mapping[Iterator, Expr], count: Expr) -> tuple[Any, Callable[..., Expr]]:
+        """(buffer, where a row's values start in it): the dense product of the block."""
+        kernel, tile, depth = self.kernel, columns.tile, columns.depth
+        along = kernel.nest.along.extent
+        left = T.alloc_buffer((kernel.rows * depth,))
+        with T.serial(count) as r, T.serial(depth) as k:
+            here = {**env, kernel.nest.row: self.first + r, **digits(columns.band.sums, k)}
+            T.buffer_store(left, kernel.scalar(columns.band.left, here), [r * depth + k])
+        tiles = -(-(tile.width - 1 + kernel.rows + along - 1) // tile.width)
+        span = tiles * tile.width
+        out = T.alloc_buffer((kernel.rows * span,))
+        lowest = T.bind(self.first // tile.width)
+        with T.serial(tiles) as t, T.serial(kernel.rows // tile.rows) as rt:
+            start = columns.at(self.batch, lowest + t)
+            inside = tirx.all(lowest + t >= columns.first, lowest + t < columns.last)
+            with T.If(inside):
+                with T.Then():
+                    base = T.bind(start)
+                    sums = multiply(
+                        tile,
+                        over(depth),
+                        lambda row, k: left[(rt * tile.rows + row) * depth + k],
+                        lambda k, x: vector(columns.buffer, base + k * tile.width + x, tile.lanes),
+                    )
+                    put(tile, sums, out, lambda row, x: (rt * tile.rows + row) * span + t * tile.width + x)
+                with T.Else(), T.serial(tile.rows) as row, T.serial(tile.vectors) as x:
+                    zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
+                    to = (rt * tile.rows + row) * span + t * tile.width + x * tile.lanes
+                    store(out, zero, to, tile.lanes)
+        offset = self.first - lowest * tile.width
+        return out, lambda r: r * span + offset + r
+
+    def _multiply(
+        self, factor: Factor, held: Any, span: int, scales: Any, env: Mapping[Iterator, Expr], count: Expr
+    ) -> None:
+        """The rows that are *held* times the columns' rows of n, scaled and written."""
+        kernel, nest, tile, n = self.kernel, self.kernel.nest, factor.tile, factor.product.n
+        lo, hi = factor.product.support
+        begin = T.bind(tirx.max(self.first, lo))
+        end = T.bind(tirx.min(self.first + kernel.rows + nest.along.extent - 1, hi))
+        base = T.bind((self.batch * factor.columns - lo) * factor.width)
+        with T.serial(kernel.rows // tile.rows) as rt, T.serial(factor.width // tile.width) as nt:
+            sums = multiply(
+                tile,
+                over(tirx.max(end - begin, 0), begin),
+                lambda row, u: held[(rt * tile.rows + row) * span + u - self.first],
+                lambda u, x: vector(factor.buffer, base + u * factor.width + nt * tile.width + x, tile.lanes),
+            )
+            for row, total in enumerate(sums):
+                r = rt * tile.rows + row
+                width = tile.width if n.extent == factor.width else tirx.min(tile.width, n.extent - nt * tile.width)
+                with T.If(r < count), T.Then(), T.serial(width) as x:
+                    at = {**env, nest.row: self.first + r, n: nt * tile.width + x}
+                    T.buffer_store(kernel.result, total[x] * scales[r], [at[y] for y in nest.scope.traversals])

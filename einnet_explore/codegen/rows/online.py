@@ -1,0 +1,330 @@
+r"""One pass over the columns: softmax-weighted sums block by block, with memory for one block.
+
+A block of `R` rows keeps, for each row, the triple :math:`(m, s, v)` of ``algebra/monoids.py``: the largest score so
+far, the sum of the exponentials relative to it, and the weighted sum of the values.  For each block of `C` columns:
+
+1. scores: a dense product in registers, cut to the band where there is one, and their largest, :math:`m'`;
+2. :math:`c = e^{m - m'}`, :math:`p_w = e^{z_w - m'}`, :math:`s \leftarrow c\,s + \sum_w p_w`;
+3. :math:`v \leftarrow c\,v + p\,V`, a dense product whose sums begin where :math:`c\,v` stands.
+
+The operands over the columns are packed once for each element of the batch.  (T. Dao et al., FlashAttention, 2022.)
+
+Rows and columns in blocks, for one pass over the columns, and the operands over the columns, packed for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as T
+
+from einnet_explore.analysis.online_softmax import Online
+from einnet_explore.analysis.row_nest import Band, Column, name
+from einnet_explore.codegen.machine import Machine
+from einnet_explore.codegen.rows import frame
+from einnet_explore.codegen.rows.frame import ROWS, Expr, Frame, Reader, digits
+from einnet_explore.codegen.rows.vector_products import Tile, fill, folded, multiply, over, put, store, tile_for, vector
+from einnet_explore.codegen.tvm import emission
+from einnet_explore.codegen.tvm.emission import hidden
+from einnet_explore.ir import Iterator, Scalar, Tensor, accesses
+
+COLUMNS = 512
+"""Columns of a block, at most."""
+
+
+def block_of(online: Online, machine: Machine) -> tuple[int, int]:
+    """(rows, columns) of a block: the values of its columns stay in the first cache, its scores in the second."""
+    nest = online.nest
+    assert nest.product is not None
+    out = tile_for(nest.product.n.extent, machine.lanes)
+    score = tile_for(2 * machine.lanes, machine.lanes)
+    whole = max(out.rows, score.rows, machine.lanes)
+    rows = min(ROWS, -(-nest.row.extent // whole) * whole)
+    seen = nest.along.extent + (0 if nest.dense else rows - 1)
+    columns = COLUMNS
+    width = -(-nest.product.n.extent // out.width) * out.width
+    while columns > score.width and (4 * columns * width > machine.l1 * 3 // 4 or columns >= 2 * seen):
+        columns //= 2
+    return rows, columns
+
+
+@dataclass
+class Blocks(Frame):
+    """A kernel of *online* whose blocks have *rows* and *columns*: *tile* is of scores, *out* of the result."""
+
+    online: Online
+    rows: int = field(init=False)
+    columns: int = field(init=False)
+    tile: Tile = field(init=False)
+    out: Tile = field(init=False)
+
+    def __post_init__(self) -> None:
+        nest = self.nest
+        assert nest.product is not None
+        self.rows, self.columns = block_of(self.online, self.machine)
+        self.tile = tile_for(2 * self.lanes, self.lanes)
+        self.n = nest.product.n
+        self.out = tile_for(self.n.extent, self.lanes)
+        self.width = -(-self.n.extent // self.out.width) * self.out.width
+        seen = nest.along.extent + (0 if nest.dense else nest.row.extent - 1)
+        self.blocks = -(-seen // self.columns)
+        self.groups = -(-nest.row.extent // self.rows)
+
+    def packed(self, band: Band, env: Mapping[Iterator, Expr]) -> Any:
+        """The right operand of a band: tiles of columns, in each the summation, then the columns."""
+        depth, width = prod(s.extent for s in band.sums), self.tile.width
+        tiles = self.blocks * self.columns // width
+        buffer = T.alloc_buffer((tiles * depth * width,))
+        with T.serial(tiles) as tile, T.serial(width) as x:
+            at = T.bind(tile * width + x)
+            with T.serial(depth) as k:
+                value = self._over_columns(band.right, {**env, **digits(band.sums, k)}, at)
+                T.buffer_store(buffer, value, [(tile * depth + k) * width + x])
+        return buffer
+
+    def column(self, column: Column, env: Mapping[Iterator, Expr]) -> Any:
+        """What depends on the column alone, a value for each."""
+        buffer = T.alloc_buffer((self.blocks * self.columns,))
+        with T.serial(self.blocks * self.columns) as u:
+            T.buffer_store(buffer, self._over_columns(column.right, env, u), [u])
+        return buffer
+
+    def values(self, env: Mapping[Iterator, Expr]) -> Any:
+        """The values, a row of n for every column, filled up to whole tiles and whole blocks with 0."""
+        product = self.nest.product
+        assert product is not None
+        buffer = T.alloc_buffer((self.blocks * self.columns * self.width,))
+        with T.serial(self.blocks * self.columns) as u:
+            with T.serial(self.n.extent) as x:
+                value = self._over_columns(product.right, {**env, self.n: x}, u)
+                T.buffer_store(buffer, value, [u * self.width + x])
+            if self.width > self.n.extent:
+                with T.serial(self.width - self.n.extent) as x:
+                    zero = tirx.const(0.0, "float32")
+                    T.buffer_store(buffer, zero, [u * self.width + self.n.extent + x])
+        return buffer
+
+    def _over_columns(self, body: Scalar, env: Mapping[Iterator, Expr], u: Expr) -> Expr:
+        """*body* at column *u*; 0 beyond the columns that are there."""
+        column = self.nest.column
+        value = self.scalar(body, {**env, column: u})
+        if self.blocks * self.columns <= column.extent:
+            return value
+        return tirx.if_then_else(u < column.extent, value, tirx.const(0.0, "float32"))
+
+
+LEAST = -3.4028234663852886e38
+"""Below every score but −∞, and finite: the difference of two of them is 0."""
+
+
+def function(online: Online, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine) -> Any:
+    """The PrimFunc that computes *online* from *inputs* (shapes by name, in the order of its parameters)."""
+    return frame.function(
+        online.nest,
+        inputs,
+        lambda places, result: _Kernel(online.nest, places, result, threads, machine, online).write(),
+    )
+
+
+def worthwhile(online: Online, machine: Machine) -> bool:
+    """Whether one pass is the way to do it: every row sees every column, or a window fits no cache."""
+    nest = online.nest
+    return nest.dense or 4 * ROWS * nest.along.extent > machine.l2
+
+
+@dataclass
+class _Kernel(Blocks):
+    def write(self) -> None:
+        """For each element of the batch: operands packed, then every block of rows."""
+        nest = self.nest
+        inside = self.threads > 1 and self.groups >= 4 * self.threads
+        with self.loop(self.batches, not inside) as batch:
+            env = self.over_batch(batch)
+            packed = {n: self.packed(node, env) for n, node in enumerate(nest.nodes) if isinstance(node, Band)}
+            columns = {n: self.column(node, env) for n, node in enumerate(nest.nodes) if isinstance(node, Column)}
+            values = self.values(env)
+            with self.loop(self.groups, inside) as group:
+                _Block(self, env, packed, columns, values, T.bind(group * self.rows)).write()
+
+
+@dataclass
+class _Block:
+    """One block of rows: its triples, and what the blocks of columns do to them."""
+
+    kernel: _Kernel
+    env: Mapping[Iterator, Expr]
+    packed: Mapping[int, Any]
+    columns: Mapping[int, Any]
+    values: Any
+    first: Expr
+
+    def write(self) -> None:
+        """The triples begin as the neutral element, meet every block of columns, and are written scaled."""
+        kernel, nest = self.kernel, self.kernel.nest
+        lanes = kernel.lanes
+        self.left = {n: self._left(band) for n, band in enumerate(nest.nodes) if isinstance(band, Band)}
+        self.scores = {n: T.alloc_buffer((kernel.rows * kernel.columns,)) for n in self.left}
+        self.powers = (
+            next(iter(self.scores.values())) if self.scores else T.alloc_buffer((kernel.rows * kernel.columns,))
+        )
+        self.most, self.total, self.again = (T.alloc_buffer((max(kernel.rows, lanes),)) for _ in range(3))
+        self.held = T.alloc_buffer((kernel.rows * kernel.width,))
+        fill(self.most, LEAST, kernel.rows, lanes)
+        fill(self.total, 0.0, kernel.rows, lanes)
+        fill(self.held, 0.0, kernel.rows * kernel.width, lanes)
+        if nest.dense:
+            begin: Expr = 0
+            count: Expr = kernel.blocks
+        else:
+            begin = T.bind(self.first // kernel.columns)
+            last = tirx.min(self.first + kernel.rows, nest.row.extent) + nest.along.extent - 2
+            count = T.bind(last // kernel.columns - begin + 1)
+        with T.serial(count) as j:
+            self._meet(T.bind((begin + j) * kernel.columns))
+        self._written()
+
+    def _left(self, band: Band) -> Any:
+        """The left operand: what lies beyond the last row is that row again, and read by nobody."""
+        kernel, nest = self.kernel, self.kernel.nest
+        depth = prod(s.extent for s in band.sums)
+        buffer = T.alloc_buffer((kernel.rows * depth,))
+        with T.serial(kernel.rows) as r:
+            row = T.bind(tirx.min(self.first + r, nest.row.extent - 1))
+            with T.serial(depth) as k:
+                value = kernel.scalar(band.left, {**self.env, nest.row: row, **digits(band.sums, k)})
+                T.buffer_store(buffer, value, [r * depth + k])
+        return buffer
+
+    def _meet(self, begin: Expr) -> None:
+        """The columns from *begin* on."""
+        kernel, lanes = self.kernel, self.kernel.lanes
+        for n, node in enumerate(kernel.nest.nodes):
+            if isinstance(node, Band):
+                self._scores(n, prod(s.extent for s in node.sums), begin)
+        largest = T.alloc_buffer((max(kernel.rows, lanes),))
+        with T.serial(kernel.rows) as r:
+            self._largest(largest, r, begin)
+        with T.serial(kernel.rows // lanes) as c, T.vectorized(lanes) as x:
+            r = c * lanes + x
+            T.buffer_store(self.again, emission.apply("exp", (self.most[r] - largest[r],), "float32"), [r])
+        with T.serial(kernel.rows // lanes) as c:
+            store(self.most, vector(largest, c * lanes, lanes), c * lanes, lanes)
+        with T.serial(kernel.rows) as r:
+            self._powers(r)
+        self._weighted(begin)
+
+    def _scores(self, n: int, depth: int, begin: Expr) -> None:
+        kernel, tile = self.kernel, self.kernel.tile
+        right, left, out = self.packed[n], self.left[n], self.scores[n]
+        with T.serial(kernel.columns // tile.width) as t:
+            base = T.bind((begin // tile.width + t) * (depth * tile.width))
+            with T.serial(kernel.rows // tile.rows) as rt:
+                sums = multiply(
+                    tile,
+                    over(depth),
+                    lambda row, k: left[(rt * tile.rows + row) * depth + k],
+                    lambda k, x: vector(right, base + k * tile.width + x, tile.lanes),
+                )
+                put(tile, sums, out, lambda row, x: (rt * tile.rows + row) * kernel.columns + t * tile.width + x)
+
+    def _largest(self, largest: Any, r: Expr, begin: Expr) -> None:
+        """The scores of row *r* in their place, and the largest of these and of those before."""
+        kernel, nest, lanes = self.kernel, self.kernel.nest, self.kernel.lanes
+        row = T.bind(tirx.min(self.first + r, nest.row.extent - 1))
+        start = T.bind(r * kernel.columns)
+        most = T.alloc_buffer((lanes,))
+        store(most, tirx.Broadcast(tirx.const(LEAST, "float32"), lanes), 0, lanes)
+        offset = begin if nest.dense else T.bind(begin - row)
+        none = tirx.const(float("-inf"), "float32")
+
+        def score(c: Expr, whole: bool) -> None:
+            """The scores of one vector, which is *whole* inside of the row, or some of it may be."""
+            with T.vectorized(lanes) as x:
+                at = c * lanes + x
+                place = offset + at
+                readers: dict[str, Reader] = {name(n): _at(b, start + at) for n, b in self.scores.items()}
+                readers |= {name(n): _at(b, begin + at) for n, b in self.columns.items()}
+                inside = place if whole else tirx.max(tirx.min(place, nest.along.extent - 1), 0)
+                value = kernel.scalar(kernel.online.score, {**self.env, nest.row: row, nest.along: inside}, readers)
+                if not whole:
+                    value = tirx.Select(hidden(tirx.all(place >= 0, place < nest.along.extent)), value, none)
+                T.buffer_store(self.powers, value, [start + at])
+                T.buffer_store(most, tirx.max(most[x], self.powers[start + at]), [x])
+
+        with T.serial(kernel.columns // lanes) as c:
+            if nest.dense and nest.along.extent % kernel.columns == 0:
+                score(c, True)
+            elif nest.along not in _read(kernel.online.score):  # then nothing is read beyond the row
+                score(c, False)
+            else:
+                place = offset + c * lanes
+                with T.If(tirx.all(place >= 0, place + lanes <= nest.along.extent)):
+                    with T.Then():
+                        score(c, True)
+                    with T.Else(), T.If(tirx.all(place + lanes > 0, place < nest.along.extent)):
+                        with T.Then():
+                            score(c, False)
+                        with T.Else():
+                            store(self.powers, tirx.Broadcast(none, lanes), start + c * lanes, lanes)
+        found = folded(most, lanes, lambda a, b: tirx.max(a, b))  # noqa: PLW0108 - TVM's is overloaded
+        T.buffer_store(largest, tirx.max(self.most[r], found), [r])
+
+    def _powers(self, r: Expr) -> None:
+        """The exponentials of row *r*, and their sum with those before."""
+        kernel, lanes = self.kernel, self.kernel.lanes
+        start = T.bind(r * kernel.columns)
+        sums = T.alloc_buffer((lanes,))
+        store(sums, tirx.Broadcast(tirx.const(0.0, "float32"), lanes), 0, lanes)
+        with T.serial(kernel.columns // lanes) as c, T.vectorized(lanes) as x:
+            at = start + c * lanes + x
+            power = emission.apply("exp", (self.powers[at] - self.most[r],), "float32")
+            T.buffer_store(self.powers, power, [at])
+            T.buffer_store(sums, sums[x] + self.powers[at], [x])
+        found = folded(sums, lanes, lambda a, b: a + b)
+        T.buffer_store(self.total, self.total[r] * self.again[r] + found, [r])
+
+    def _weighted(self, begin: Expr) -> None:
+        kernel, tile = self.kernel, self.kernel.out
+        with T.serial(kernel.width // tile.width) as nt, T.serial(kernel.rows // tile.rows) as rt:
+
+            def place(row: int, x: int) -> Expr:
+                return (rt * tile.rows + row) * kernel.width + nt * tile.width + x
+
+            sums = multiply(
+                tile,
+                over(kernel.columns),
+                lambda row, u: self.powers[(rt * tile.rows + row) * kernel.columns + u],
+                lambda u, x: vector(self.values, (begin + u) * kernel.width + nt * tile.width + x, tile.lanes),
+                lambda row, x: (
+                    vector(self.held, place(row, x), tile.lanes)
+                    * tirx.Broadcast(self.again[rt * tile.rows + row], tile.lanes)
+                ),
+            )
+            put(tile, sums, self.held, place)
+
+    def _written(self) -> None:
+        kernel, nest = self.kernel, self.kernel.nest
+        with T.serial(tirx.min(kernel.rows, nest.row.extent - self.first)) as r:
+            env = {**self.env, nest.row: self.first + r}
+            total = kernel.online.total
+            readers: dict[str, Reader] = {} if total is None else {name(total): lambda: self.total[r]}
+            scale = T.alloc_buffer((1,))
+            T.buffer_store(scale, kernel.scalar(nest.scale, env, readers), [0])
+            with T.serial(kernel.n.extent) as x:
+                at = {**env, kernel.n: x}
+                value = self.held[r * kernel.width + x] * scale[0]
+                T.buffer_store(kernel.result, value, [at[y] for y in nest.scope.traversals])
+
+
+def _read(score: Scalar) -> frozenset[Iterator]:
+    """The iterators that *score* reads tensors by: nodes lie in buffers of whole blocks."""
+    indices = (a.index for a in accesses(score) if isinstance(a.source, Tensor) and not a.source.name.startswith("#"))
+    return frozenset(x for index in indices for i in index for x in i.iterators)
+
+
+def _at(buffer: Any, at: Expr) -> Reader:
+    return lambda *_: buffer[at]

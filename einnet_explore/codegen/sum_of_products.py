@@ -1,0 +1,293 @@
+r"""Any sum of products of two tensors as what a tiled kernel needs to know of it.
+
+.. math::  Y[\vec x] = g\Big(\sum_{\vec y} A[\alpha(\vec x, \vec y)]\, B[\beta(\vec x, \vec y)]\Big)
+
+Everything is read from the index maps: which traversals move A alone, B alone or both; windows of strided transposed
+convolutions, which confine a summation; phases, after which quotients and remainders of a traversal repeat and inside
+which every index is affine; neighbouring traversals that are one.
+
+The sum of products inside a scope: what is summed, what is done with it, and windows made explicit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import product
+from math import prod
+
+from einnet_explore.analysis.indices import compared, period
+from einnet_explore.analysis.substitution import fresh, substitute
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Index,
+    IndexLike,
+    Iterator,
+    Scalar,
+    Scope,
+    Tensor,
+    accesses,
+    as_index,
+    factors,
+    map_accesses,
+)
+
+RESULT = Tensor("", ())
+"""Stands in an epilogue for what the sum came to."""
+
+
+def split(scope: Scope) -> tuple[Scope, Scalar] | None:
+    """(the scope that sums, over the outer one's traversals; what is done with its result)."""
+    if scope.domain or not scope.traversals:
+        return None
+    if scope.summations:
+        return (scope, RESULT[()]) if scope.reduce == "sum" else None
+    inner = {a for a in accesses(scope.body) if isinstance(a.source, Scope) and a.source.summations}
+    if len(inner) != 1:
+        return None
+    (read,) = inner
+    match read.source:
+        case Scope(traversals, summations, body, "sum", ()):
+            at = {x: i.single for x, i in zip(traversals, read.index, strict=True)}
+        case _:
+            return None
+    chosen = set(at.values())
+    if chosen != set(scope.traversals) or any(x.lo != y.lo or x.hi != y.hi for x, y in at.items() if y is not None):
+        return None
+    to: dict[Iterator, IndexLike] = {x: y for x, y in at.items() if y is not None}
+    used = {x.name for x in scope.traversals}
+    for s in summations:
+        name = fresh(s.name, used) if s.name in used else s.name
+        used.add(name)
+        to[s] = Iterator(name, s.lo, s.hi)
+    sums = tuple(as_index(to[s]).single or s for s in summations)
+    core = Scope(scope.traversals, sums, substitute(body, to))
+    epilogue = map_accesses(scope.body, lambda a: RESULT[()] if a == read else a)
+    return core, epilogue
+
+
+def from_zero(core: Scope, epilogue: Scalar) -> tuple[Scope, Scalar]:
+    """Every iterator counted from 0, and those of one value put in."""
+    to = {x: Iterator(x.name, 0, x.extent) for x in (*core.traversals, *core.summations)}
+    at: Mapping[Iterator, IndexLike] = {x: y + x.lo if x.extent > 1 else x.lo for x, y in to.items()}
+    moved = replace(
+        core,
+        traversals=tuple(to[x] for x in core.traversals),
+        summations=tuple(to[x] for x in core.summations if x.extent != 1),
+        body=substitute(core.body, at),
+        padding=(),
+    )
+    return moved, substitute(epilogue, at)
+
+
+def operands(core: Scope) -> tuple[Access, Access] | None:
+    """The two reads whose product is summed; views are looked through where they are read inside their box."""
+    found = [_seen_through(a) for a in factors(core.body) if isinstance(a, Access)]
+    if len(found) != 2 or len(factors(core.body)) != 2:
+        return None
+    left, right = found
+    if left is None or right is None:
+        return None
+    for access in (left, right):
+        inside = all(lo <= i.bounds[0] and i.bounds[1] < hi for i, (lo, hi) in _boxed(access))
+        if not inside and access.source.value != 0:
+            return None
+    return left, right
+
+
+def _boxed(access: Access) -> Iterable[tuple[Index, tuple[int, int]]]:
+    return zip(access.index, access.source.box, strict=True)
+
+
+def _seen_through(access: Access) -> Access | None:
+    match access.source:
+        case Tensor():
+            return access
+        case Scope(traversals, (), Access() as inner, "sum", ()):
+            if all(lo <= i.bounds[0] and i.bounds[1] < hi for i, (lo, hi) in _boxed(access)):
+                at = dict(zip(traversals, access.index, strict=True))
+                seen = substitute(inner, at)
+                return _seen_through(seen) if isinstance(seen, Access) else None
+    return None
+
+
+def windowed(core: Scope) -> Scope | None:
+    """Sums over windows: h = start(x) ± j for every summation that one zero-padded operand confines.
+
+    The other operand reads h itself, over its whole extent: where h leaves its range that reads zero.
+    """
+    reads = operands(core)
+    if reads is None:
+        return None
+    core = replace(core, body=Apply("*", reads))
+    for h in core.summations:
+        now = operands(core)
+        for mine, other in (now, tuple(reversed(now))) if now is not None else ():
+            found = _window(core, mine, h)
+            if found is None or not _whole(other, h):
+                continue
+            start, sign, count = found
+            j = Iterator(fresh("j", {x.name for x in (*core.traversals, *core.summations)}), 0, count)
+            at = start + as_index(j) * sign
+            rest = tuple(j if s == h else s for s in core.summations)
+            core = replace(core, summations=rest, body=substitute(core.body, {h: at}))
+            break
+    return core
+
+
+def _window(core: Scope, access: Access, h: Iterator) -> tuple[Index, int, int] | None:
+    """(start, sign, count) of the narrowest window of *h*, where it is narrower than the range of *h*."""
+    best: tuple[Index, int, int] | None = None
+    for i, (lo, hi) in _boxed(access):
+        k = i.coefficient(h)
+        rest = i - as_index(h) * k
+        if k == 0 or access.source.value != 0 or set(rest.iterators) & {h, *core.summations}:
+            continue
+        count = -(-(hi - lo) // abs(k))
+        if count < h.extent and (best is None or count < best[2]):
+            best = (-((rest - lo) // k), 1, count) if k > 0 else ((rest - lo) // -k, -1, count)
+    return best
+
+
+def _whole(access: Access, h: Iterator) -> bool:
+    """Whether *access* reads *h* as it is, in one dimension, whose box is its range, and zero outside."""
+    inside = [(i, box) for i, box in _boxed(access) if h in i.iterators]
+    return len(inside) == 1 and inside[0] == (as_index(h), (h.lo, h.hi)) and access.source.value == 0
+
+
+PHASES = 64
+"""More combinations of phases than this are refused: each has code of its own."""
+
+ZEROS = 2
+"""So many times as many products are put up with, zeros among them, where a window cannot be made use of."""
+
+Phase = tuple[int, ...]
+Where = tuple[Index, ...]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A contraction: *traversals* and *summations* start at 0, and traversal ``x`` stands for ``period·x + phase``.
+
+    *reads* gives, for each combination of phases, the affine index of both *operands*; outside their boxes these are
+    zero.  *epilogue* is a scalar over *outside* (the traversals before they were taken apart) that reads ``RESULT``
+    where the sum is meant.
+    """
+
+    traversals: tuple[Iterator, ...]
+    periods: tuple[int, ...]
+    summations: tuple[Iterator, ...]
+    operands: tuple[Tensor, Tensor]
+    reads: Mapping[Phase, tuple[Where, Where]]
+    outside: tuple[Iterator, ...]
+    epilogue: Scalar
+
+    @cached_property
+    def strides(self) -> tuple[int, ...]:
+        """How far one step of each undivided traversal moves the result."""
+        shape = [x.extent * p for x, p in zip(self.traversals, self.periods, strict=True)]
+        return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
+
+    def moves(self, operand: int) -> frozenset[Iterator]:
+        """The iterators on which the reads of *operand* depend, in any phase."""
+        return frozenset(x for both in self.reads.values() for i in both[operand] for x in i.iterators)
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions, those with padding left out where a whole phase knows them."""
+        return 2 * prod(x.extent for x in (*self.traversals, *self.summations)) * len(self.reads)
+
+
+def form(scope: Scope) -> Form | None:
+    """*scope* as a contraction; None where it is none.
+
+    It is one if it sums a product of two reads of tensors that are zero outside their boxes, with indices that are
+    affine inside every phase; scalar functions of the sum, of other tensors and of the traversals may follow.
+    """
+    found = split(scope)
+    if found is None:
+        return None
+    core, epilogue = from_zero(*found)
+    narrow = windowed(core)
+    if narrow is None:
+        return None
+    # Where phases do not come out even a few products with zeros are better than none at all.
+    spared = prod(y.extent for y in core.summations) / prod(y.extent for y in narrow.summations)
+    candidates = (narrow, core) if spared <= ZEROS else (narrow,)
+    return next((f for c in candidates if (f := _formed(*_merged(c, epilogue))) is not None), None)
+
+
+def _formed(core: Scope, epilogue: Scalar) -> Form | None:
+    reads = operands(core)
+    return None if reads is None else _phased(core, reads, epilogue)
+
+
+def linear(index: Index) -> tuple[int, dict[Iterator, int]]:
+    """(constant, coefficients) of an affine index."""
+    return index.const, {x: k for x, k in index.terms if isinstance(x, Iterator)}
+
+
+def _merged(core: Scope, epilogue: Scalar) -> tuple[Scope, Scalar]:
+    """Neighbouring traversals that every read has as neighbouring dimensions, the inner one whole, as one."""
+    for x, y in zip(core.traversals, core.traversals[1:], strict=False):
+        reads = (*accesses(core.body), *(a for a in accesses(epilogue) if a.source != RESULT))
+        if {x, y} & {*compared(epilogue)} or not all(_neighbours(a, x, y) for a in reads):
+            continue
+        both = Iterator(x.name, 0, x.extent * y.extent)
+
+        def one(access: Access, x: Iterator = x, y: Iterator = y, both: Iterator = both) -> Scalar:
+            return _as_one(access, x, y, both)
+
+        traversals = tuple(both if t == x else t for t in core.traversals if t != y)
+        merged = replace(core, traversals=traversals, body=map_accesses(core.body, one))
+        return _merged(merged, map_accesses(epilogue, one))
+    return core, epilogue
+
+
+def _neighbours(access: Access, x: Iterator, y: Iterator) -> bool:
+    inside = [d for d, i in enumerate(access.index) if x in i.iterators or y in i.iterators]
+    if not inside:
+        return True
+    if len(inside) != 2 or inside[1] != inside[0] + 1 or not isinstance(access.source, Tensor):
+        return False
+    first, second = (access.index[d] for d in inside)
+    rest = first - as_index(x)
+    whole = access.source.box[inside[1]] == (0, y.hi)
+    return second.single == y and whole and x not in rest.iterators and y not in rest.iterators
+
+
+def _as_one(access: Access, x: Iterator, y: Iterator, both: Iterator) -> Scalar:
+    d = next((d for d, i in enumerate(access.index) if x in i.iterators), None)
+    match access.source:
+        case Tensor(_, shape, _, _, _, origin) as source if d is not None:
+            start = (*origin[:d], origin[d] * y.extent, *origin[d + 2 :]) if origin else ()
+            one = replace(source, shape=(*shape[:d], shape[d] * y.extent, *shape[d + 2 :]), padding=(), origin=start)
+            at = (access.index[d] - as_index(x)) * y.extent + both
+            return Access(one, (*access.index[:d], at, *access.index[d + 2 :]))
+    return access
+
+
+def _phased(core: Scope, reads: tuple[Access, Access], epilogue: Scalar) -> Form | None:
+    indices = [i for a in reads for i in a.index]
+    periods = tuple(period(indices, x) for x in core.traversals)
+    if any(x.extent % p for x, p in zip(core.traversals, periods, strict=True)) or prod(periods) > PHASES:
+        return None
+    inner = tuple(Iterator(x.name, 0, x.extent // p) for x, p in zip(core.traversals, periods, strict=True))
+    found: dict[Phase, tuple[Where, Where]] = {}
+    for phase in product(*map(range, periods)):
+        to = {x: as_index(u) * p + q for x, u, p, q in zip(core.traversals, inner, periods, phase, strict=True)}
+        put = partial(_put, to)
+        both = [tuple(i.substitute(put) for i in a.index) for a in reads]
+        if not all(i.affine for where in both for i in where):
+            return None
+        found[phase] = (both[0], both[1])
+    left, right = (a.source for a in reads)
+    if not isinstance(left, Tensor) or not isinstance(right, Tensor):
+        return None
+    return Form(inner, periods, core.summations, (left, right), found, core.traversals, epilogue)
+
+
+def _put(to: Mapping[Iterator, Index], x: Iterator) -> Index:
+    return to[x] if x in to else as_index(x)

@@ -1,0 +1,63 @@
+r"""A scope as what a tiled kernel sums up, and what it does with every sum before it is written.
+
+.. math::  Y[\vec x] = g\Big(\vec x, \bigoplus_{\vec y} f(T[\tau(\vec x, \vec y)])\Big)
+
+ReLU, bias and residual stand in g: post-operations, fused into the kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from einnet_explore.analysis.flattening import Flattened, flattened
+from einnet_explore.codegen.sum_of_products import RESULT, from_zero, split
+from einnet_explore.codegen.tiling.cost import Problem
+from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, Tensor, accesses
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """*core* reduces, over iterators that start at 0; *epilogue* reads ``RESULT`` where its value is meant."""
+
+    core: Scope
+    epilogue: Scalar
+
+    @cached_property
+    def table(self) -> Flattened:
+        """The flattened core."""
+        return flattened(self.core)
+
+    def problem(self, element: int = 4) -> Problem:
+        """What the cost of tiles depends on: a product and a sum at every point, and PlaidML's post-operations."""
+        return Problem(self.table, 2 + operations(self.epilogue), element)
+
+
+def contraction(scope: Scope) -> Contraction:
+    """*scope* as a contraction.
+
+    Raises ValueError where it has a domain, or reads anything but tensors at addresses of degree one.
+    """
+    if scope.domain or not scope.traversals:
+        raise ValueError(f"a scope with {len(scope.domain)} bounds and {len(scope.traversals)} traversals is not tiled")
+    core, epilogue = from_zero(*(split(scope) or (scope, RESULT[()])))
+    if core.domain:
+        raise ValueError(f"a reduction with the domain {', '.join(map(repr, core.domain))} is not tiled")
+    for access in (*accesses(core.body), *accesses(epilogue)):
+        if not isinstance(access.source, Tensor):
+            raise ValueError(f"{access!r} reads no tensor; a tiled kernel reads tensors only")
+    made = Contraction(core, epilogue)
+    _ = made.table
+    return made
+
+
+def operations(body: Scalar) -> int:
+    """The operations of a scalar: a ReLU is two, as it is in Tile, a comparison and a choice."""
+    match body:
+        case Apply(op, args):
+            own = len(args) - 1 if op in ("+", "*") else 2 if op == "relu" else 1
+            return own + sum(map(operations, args))
+        case Access() | Const():
+            return 0
+        case Compare():
+            return 1

@@ -1,0 +1,304 @@
+r"""What a tile size costs: PlaidML's fields, computed from the flattened table alone.
+
+.. math::
+   \mathit{flops/byte} = \frac{to}{wg\,(il \cdot mr + mw)}, \qquad
+   \mathit{score} = \min\!\Big(1, \frac{\mathit{flops/byte}}{goal}\Big) \min\!\Big(1, \frac{wg}{groups}\Big)
+                    \min\!\Big(1, \frac{tu}{threads}\Big)
+
+Source: PlaidML's automatic kernel generation (tile sizes), whose log ``TileCost.log`` prints.
+
+A device as the numbers that a tile's cost depends on.
+
+Looking for a tile size: best-first as PlaidML does, or every size there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from heapq import heappop, heappush
+from math import prod
+
+from einnet_explore.analysis.flattening import Flattened
+from einnet_explore.codegen.machine import Machine
+from einnet_explore.codegen.tiling.shared_layout import local_layout, merged, thread_layout, transactions
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What one work group has, and what it takes to be busy; the defaults are those of PlaidML's document.
+
+    *width*: bytes of one memory transaction.  *memory*: bytes that a group keeps of its inputs, *registers*: bytes of
+    its sums.  *goal*: FLOPs a byte from which memory is no longer what is waited for.  *groups*: as many make the whole
+    device busy.  *managed*: the program itself puts inputs into *memory*; else it is a cache that holds lines.
+    *square*: threads are spread over the result so that each holds a block that is as square as can be: the nearer to a
+    square, the fewer elements are read for every product.  *stages*: tiles of inputs that are kept at a time, each of
+    at most *memory* bytes: with two, the next one comes while the one before is used, past the registers.
+    """
+
+    threads: int = 256
+    width: int = 32
+    memory: int = 16384
+    registers: int = 16384
+    goal: float = 20
+    groups: int = 20
+    managed: bool = True
+    square: bool = False
+    stages: int = 1
+
+    def __post_init__(self) -> None:
+        if self.threads < 1 or self.threads & (self.threads - 1):
+            raise ValueError(f"{self.threads} threads, expected a power of two")
+        if self.stages not in (1, 2):
+            raise ValueError(f"{self.stages} stages, expected 1 or 2")
+        least = min(self.width, self.memory, self.registers, self.goal, self.groups)
+        if least <= 0:
+            raise ValueError(f"{self!r}: expected positive numbers, found {least}")
+
+
+def processor(machine: Machine, cores: int = 1) -> Hardware:
+    """A CPU as such a device: a group is a core, its sums are in vector registers, its inputs in the L1 cache.
+
+    Two operations a lane and multiply-add against what the second-level cache delivers are the goal.
+    """
+    return Hardware(
+        threads=1,
+        width=machine.lanes * 4,
+        memory=machine.l1,
+        registers=machine.registers * machine.lanes * 4,
+        goal=2 * machine.fma_per_cycle * machine.lanes / machine.l2_bytes,
+        groups=cores,
+        managed=False,
+    )
+
+
+Tile = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A flattened contraction, the operations at each of its points, and the bytes of an element.
+
+    *operations* are two for a multiply-add, and those that follow the sum: PlaidML counts them with every product.
+    """
+
+    table: Flattened
+    operations: int = 2
+    element: int = 4
+
+    def __hash__(self) -> int:
+        return self._hash  # thousands of tile sizes are looked up by it
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.table, self.operations, self.element))
+
+    @property
+    def products(self) -> int:
+        """Points of the iteration space: multiply-accumulates."""
+        return prod(self.table.ranges)
+
+
+@dataclass(frozen=True)
+class TileCost:
+    """*tile*, a size for every row of the table, on *hardware*; bytes and counts are those of one group."""
+
+    tile: Tile
+    hardware: Hardware
+    to: int
+    """All operations."""
+    wg: int
+    """Work groups: tiles along the result."""
+    il: int
+    """Inner loops: tiles of inputs that a group loads, one after another."""
+    sm: int
+    """Bytes of inputs that are kept at a time."""
+    out: int
+    """Bytes of sums (``or`` in the log): every thread has its own."""
+    mr: int
+    """Bytes read in an inner loop, in whole transactions."""
+    mw: int
+    """Bytes written in the end."""
+    op: int
+    """Threads that have something to compute."""
+    rp: int
+    """Doublings of the threads that share a result and roll it up."""
+    tu: int
+    """Threads in use."""
+
+    @property
+    def rejected(self) -> str:
+        """Why this size cannot be; empty if it can."""
+        if self.sm > self.hardware.memory:
+            return "over memory"
+        return "over regs" if self.out > self.hardware.registers else ""
+
+    @property
+    def flops_per_byte(self) -> float:
+        """Operations a byte that is moved."""
+        return self.to / (self.wg * (self.il * self.mr + self.mw))
+
+    @property
+    def occupancy(self) -> int:
+        """Groups that count: more than the device has room for at a time are no use."""
+        return min(self.wg, self.hardware.groups)
+
+    @property
+    def ratios(self) -> tuple[float, float, float]:
+        """How near to the goal: FLOPs a byte, groups, threads; each at most 1."""
+        h = self.hardware
+        return min(self.flops_per_byte, h.goal) / h.goal, self.occupancy / h.groups, min(self.tu, h.threads) / h.threads
+
+    @cached_property
+    def score(self) -> float:
+        """The product of the ratios; -1 for a size that cannot be."""
+        return -1.0 if self.rejected else prod(self.ratios)
+
+    def log(self) -> str:
+        """What PlaidML prints while it looks for a size."""
+        fields = {"to": self.to, "wg": self.wg, "il": self.il, "sm": self.sm, "or": self.out, "mr": self.mr}
+        fields |= {"mw": self.mw, "op": self.op, "rp": self.rp, "tu": self.tu}
+        said = " ".join(f"{k}={v}" for k, v in fields.items())
+        lines = [f"Computing cost for tile size: {list(self.tile)}", f"  Compute score: {said}"]
+        if self.rejected:
+            return "\n".join((*lines, f"  {self.rejected}"))
+        roof, occ, thread = self.ratios
+        lines.append(f"  flops_per_byte={self.flops_per_byte:.6g} occupancy={self.occupancy}")
+        lines.append(f"  roof_ratio={roof:.6g} occ_ratio={occ:.6g} thread_ratio={thread:.6g} score={self.score:.6g}")
+        return "\n".join(lines)
+
+
+def tile_cost(problem: Problem, tile: Sequence[int], hardware: Hardware) -> TileCost:
+    """The cost of *tile*, one size for every row of the table.
+
+    Raises ValueError where a size is below 1 or beyond the range of its row.
+    """
+    table = problem.table
+    if len(tile) != len(table.rows) or not all(1 <= t <= n for t, n in zip(tile, table.ranges, strict=True)):
+        raise ValueError(f"tile size {list(tile)}: expected one for each of the ranges {list(table.ranges)}, within it")
+    counts = [-(-n // t) for n, t in zip(table.ranges, tile, strict=True)]
+    wg = prod(c for c, r in zip(counts, table.rows, strict=True) if r.output)
+    inputs = [_moved(problem, n, _along(table, n, tile), hardware) for n in range(1, len(table.columns))]
+    outputs, sums = _threads(problem, _results(table, tile), hardware.threads, hardware.square)
+    op = min(hardware.threads, prod(tile))
+    return TileCost(
+        tuple(tile),
+        hardware,
+        problem.products * problem.operations,
+        wg,
+        prod(counts) // wg,
+        sum(kept for kept, _ in inputs),
+        hardware.threads * sums * problem.element,
+        sum(read for _, read in inputs),
+        _moved(problem, 0, _along(table, 0, tile), hardware)[1],
+        op,
+        max(0, (op // outputs).bit_length() - 1),
+        max(op, outputs),
+    )
+
+
+def _along(table: Flattened, column: int, tile: Sequence[int]) -> Tile:
+    """*tile* where it moves *column*, 1 elsewhere: what the column's share of the cost depends on."""
+    moving = table.moving[column]
+    return tuple(t if n in moving else 1 for n, t in enumerate(tile))
+
+
+def _results(table: Flattened, tile: Sequence[int]) -> Tile:
+    return tuple(t if r.output else 1 for t, r in zip(tile, table.rows, strict=True))
+
+
+@lru_cache(1 << 16)
+def _moved(problem: Problem, column: int, tile: Tile, hardware: Hardware) -> tuple[int, int]:
+    """(bytes kept, bytes in transactions) of a column."""
+    table = problem.table
+    lines = transactions(merged(table, table.columns[column], tile), hardware.width, problem.element)
+    moved = lines * hardware.width
+    kept = local_layout(table, table.columns[column], tile).size * problem.element if hardware.managed else moved
+    return kept, moved
+
+
+@lru_cache(1 << 14)
+def _threads(problem: Problem, results: Tile, threads: int, square: bool) -> tuple[int, int]:
+    """(threads along the result, sums that each holds)."""
+    layout = thread_layout(problem.table, results, threads, square)
+    return layout.outputs, prod(layout.steps(results))
+
+
+@dataclass(frozen=True)
+class TileSearch:
+    """Every size that was *visited*, in that order, rejected ones too, and the one that was *chosen*."""
+
+    visited: tuple[TileCost, ...]
+    chosen: TileCost
+
+    @property
+    def ties(self) -> int:
+        """How many of the visited are as good as the chosen one."""
+        return sum(c.score == self.chosen.score for c in self.visited)
+
+
+def best_first(problem: Problem, hardware: Hardware) -> TileSearch:
+    """From 1 in every direction, the best size so far is doubled in each; equal scores: the larger size in order.
+
+    It ends where the size that is up next is as good as any, and every doubling of it has been looked at.  The last
+    visited of the best sizes is chosen.  Raises ValueError where not even single elements fit.
+    """
+    first = _started(problem, hardware)
+    seen, visited = {first.tile}, [first]
+    best = first.score
+    heap = [_ranked(first)]
+    while heap:
+        *_, cost = heappop(heap)
+        unseen = [t for t in _doublings(problem, cost.tile) if t not in seen]
+        if not unseen and cost.score >= best:
+            break
+        for tile in unseen:
+            found = tile_cost(problem, tile, hardware)
+            seen.add(tile)
+            visited.append(found)
+            best = max(best, found.score)
+            if not found.rejected:
+                heappush(heap, _ranked(found))
+    return TileSearch(tuple(visited), next(c for c in reversed(visited) if c.score == best))
+
+
+def exhaustive(problem: Problem, hardware: Hardware) -> TileSearch:
+    """Every size that doublings come to; rejected ones are not doubled, as nothing larger fits either.
+
+    Of equal scores the one with most FLOPs a byte is chosen, then with fewest bytes of inputs kept, then the first in
+    order.  Raises ValueError where not even single elements fit.
+    """
+    first = _started(problem, hardware)
+    found, todo = {first.tile: first}, [first]
+    while todo:
+        for tile in _doublings(problem, todo.pop().tile):
+            if tile not in found:
+                found[tile] = cost = tile_cost(problem, tile, hardware)
+                if not cost.rejected:
+                    todo.append(cost)
+    good = (c for c in found.values() if not c.rejected)
+    chosen = min(good, key=lambda c: (-c.score, -c.flops_per_byte, c.sm, c.tile))
+    return TileSearch(tuple(found.values()), chosen)
+
+
+def _started(problem: Problem, hardware: Hardware) -> TileCost:
+    if 0 in problem.table.ranges:
+        raise ValueError(f"ranges {list(problem.table.ranges)}: there is nothing to cut into tiles")
+    first = tile_cost(problem, (1,) * len(problem.table.rows), hardware)
+    if first.rejected:
+        raise ValueError(
+            f"single elements are {first.rejected}: they take {first.sm} bytes of inputs and {first.out} of sums, "
+            f"there are {hardware.memory} and {hardware.registers}"
+        )
+    return first
+
+
+def _doublings(problem: Problem, tile: Tile) -> Iterable[Tile]:
+    for n, (t, most) in enumerate(zip(tile, problem.table.ranges, strict=True)):
+        if t < most:
+            yield (*tile[:n], min(2 * t, most), *tile[n + 1 :])
+
+
+def _ranked(cost: TileCost) -> tuple[float, tuple[int, ...], TileCost]:
+    return -cost.score, tuple(-t for t in cost.tile), cost

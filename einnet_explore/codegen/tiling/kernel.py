@@ -1,0 +1,265 @@
+"""The tiled kernel: clear, { load, sync, accumulate, sync }, roll up, post-operations, write.
+
+A block computes one tile of the result.  Its threads load the tiles of the inputs together, then each of them adds to
+sums of its own.  Threads that share a result hold partial sums, which are rolled up in shared memory.  A device whose
+memory is a cache gets no loads of tiles: its threads read where the elements are.
+Source: PlaidML's automatic kernel generation (threading, code generation).
+
+The statements of a tiled kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf, prod
+from typing import TypeAlias
+
+from einnet_explore.analysis.indices import guard
+from einnet_explore.codegen.language import (
+    F32,
+    I32,
+    Array,
+    Barrier,
+    Declare,
+    Expr,
+    For,
+    Id,
+    If,
+    Kernel,
+    Literal,
+    Local,
+    Note,
+    Statement,
+    Store,
+    Type,
+    Var,
+    binary,
+    call,
+    conjunction,
+    counted,
+    literal,
+)
+from einnet_explore.codegen.language.lowering import joined, scalar
+from einnet_explore.codegen.sum_of_products import RESULT
+from einnet_explore.codegen.tiling.contraction import Contraction, contraction
+from einnet_explore.codegen.tiling.cost import Hardware, TileCost, best_first, tile_cost
+from einnet_explore.codegen.tiling.staging import THREAD, Exprs, Loading, linear
+from einnet_explore.ir import REDUCTIONS, Access, Scalar, Scope, Table, Tensor, map_accesses
+from einnet_explore.ir.program import Program
+
+UNROLLED = 64
+"""Loops over at most so many sums are unrolled: then the sums are registers."""
+
+Tests: TypeAlias = "tuple[tuple[int, Expr], ...]"
+"""Conditions, each with the row of the table that it is about."""
+
+
+@dataclass(frozen=True)
+class Writer(Loading):
+    """Puts the kernel together."""
+
+    def kernel(self, name: str) -> Kernel:
+        """The kernel *name*."""
+        shared = [Local(self.tile(i)) for i in self.inputs] if self.cost.hardware.managed else []
+        if self.threads.lanes > 1:
+            shared.append(Local(self._rolled))
+        body: list[Statement] = [*shared, Local(self.sums), *self._places(), Note("clear")]
+        body += self._every_sum(Store(self.sums, self.sum_at, self._neutral))
+        body += self._in_sequence() if self.turning is None else self._overlapped(self.turning)
+        if self.threads.lanes > 1:
+            body += [Note("roll up"), *self._roll_up()]
+        body += [Note("post-operations and write"), *self._write()]
+        grid = prod(c for n, c in enumerate(self.counts) if self.output(n))
+        params = (*self.memory.values(), self.result)
+        return Kernel(name, params, tuple(body), (self.threads.threads, 1, 1), (grid, 1, 1))
+
+    def _in_sequence(self) -> list[Statement]:
+        """The inputs' tiles, then what they add to the sums, for every tile along the summations."""
+        staged = self.cost.hardware.managed
+        sync = [Barrier()] if staged and self.threads.threads > 1 else []
+        body: list[Statement] = []
+        if staged:
+            for i in self.inputs:
+                body += [Note(f"load {i.column.name}"), self.load(i)]
+        body += [*sync, Note("accumulate"), *self._accumulate(), *sync]
+        for n in reversed(range(len(self.rows))):
+            if not self.output(n) and isinstance(base := self.base[n], Var):
+                end = Literal(self.rows[n].extent, I32)
+                body = [For(base, Literal(0, I32), end, Literal(self.cost.tile[n], I32), tuple(body))]
+        return body
+
+    def _overlapped(self, row: int) -> list[Statement]:
+        """Two tiles of every input in turns: one barrier for each, which also frees the one before."""
+        base, step, end = self.base[row], self.cost.tile[row], self.rows[row].extent
+        assert isinstance(base, Var)
+        zero = Literal(0, I32)
+        first = (self.load(i, {row: zero}, zero) for i in self.inputs)
+        later = base + step
+        then = tuple(self.load(i, {row: later}, (base // step + 1) % 2) for i in self.inputs)
+        inner = (Barrier(copies=True), If(later.lt(end), then), Note("accumulate"), *self._accumulate())
+        return [Note("load the first tiles"), *first, For(base, zero, Literal(end, I32), Literal(step, I32), inner)]
+
+    @cached_property
+    def _rolled(self) -> Array:
+        return Array("rolled", self.kind, self.threads.threads, "shared")
+
+    @cached_property
+    def _neutral(self) -> Expr:
+        value = REDUCTIONS[self.contraction.core.reduce]
+        if value in (inf, -inf) and self.kind.integer:
+            bits = self.kind.bits - (self.kind.kind == "int")
+            low = -(1 << bits) if self.kind.kind == "int" else 0
+            return Literal((1 << bits) - 1 if value > 0 else low, self.kind)
+        return literal(value, self.kind)
+
+    def _joined(self, a: Expr, b: Expr) -> Expr:
+        return joined(self.contraction.core.reduce, a, b)
+
+    def _places(self) -> Iterable[Statement]:
+        """This block's tile and this thread's place in it, the smallest steps of the result first."""
+        rest: Expr = Id("block")
+        for n in self.threads.order:
+            if self.output(n) and isinstance(base := self.base[n], Var):
+                yield Declare(base, binary("%", rest, self.counts[n]) * self.cost.tile[n])
+                rest = binary("/", rest, self.counts[n])
+        rest = THREAD
+        for n in self.threads.order:
+            if isinstance(place := self.place[n], Var):
+                yield Declare(place, binary("%", rest, self.threads.counts[n]))
+                rest = binary("/", rest, self.threads.counts[n])
+
+    def _every_sum(self, *body: Statement, tests: Tests = (), unroll: bool = True) -> tuple[Statement, ...]:
+        """*body* for every sum of this thread where *tests* hold, each as far outside as it can be asked.
+
+        One thread alone has vectors of sums instead of neighbours.
+        """
+        for n in reversed(self.loops):
+            short = unroll and self.sums.size <= UNROLLED
+            simd = unroll and self.threads.threads == 1 and n == self.loops[-1]
+            body = _where((t for row, t in tests if row == n), body)
+            body = (counted(Var(self.name(n, "step")), self.steps[n], *body, unroll=short and not simd, simd=simd),)
+        return _where((t for row, t in tests if row not in self.loops), body)
+
+    def _accumulate(self) -> tuple[Statement, ...]:
+        staged = self.cost.hardware.managed
+        product = scalar(self._marked(), dict(zip(self.rows, self.at, strict=True)), self._read, self.kind, self.wide)
+        added = Store(self.sums, self.sum_at, self._joined(self.sums[self.sum_at], product))
+        tests = (*self._in_tile(), *(() if staged else self._in_result()))
+        body = self._every_sum(added, tests=tests)
+        for n in reversed(range(len(self.rows))):
+            t, count = self.cost.tile[n], self.threads.counts[n]
+            if self.output(n) or t == 1:
+                continue
+            extent = self.rows[n].extent
+            stop: Expr = Literal(t, I32)
+            if extent % t:  # the last tile is a smaller one
+                stop = call("minimum", stop, Literal(extent, I32) - self.base[n])
+            body = (For(Var(self.name(n, "in")), self.place[n], stop, Literal(count, I32), body),)
+        return body
+
+    def _in_tile(self) -> Iterable[tuple[int, Expr]]:
+        """By row, whether a sum lies in the tile: threads go in powers of two."""
+        for n, t in enumerate(self.cost.tile):
+            if self.output(n) and self.steps[n] * self.threads.counts[n] > t:
+                yield n, self.within[n].lt(t)
+
+    def _in_result(self) -> Iterable[tuple[int, Expr]]:
+        """By row, whether a sum lies in the result: the last tiles stick out."""
+        for n, t in enumerate(self.cost.tile):
+            if self.output(n) and self.rows[n].extent % t:
+                yield n, self.at[n].lt(self.rows[n].extent)
+
+    def _marked(self) -> Scalar:
+        """The body where every read stands for an element of a tile, under the conditions that loads cannot decide."""
+        inputs = {i.access: n for n, i in enumerate(self.inputs)}
+
+        def mark(access: Access) -> Scalar:
+            i = self.inputs[inputs[access]]
+            asked = i.late if self.cost.hardware.managed else tuple(range(len(access.index)))
+            box = access.source.box
+            read = Tensor(f"#{inputs[access]}", ())[()]
+            return guard(tuple(access.index[d] for d in asked), tuple(box[d] for d in asked), read, access.source.value)
+
+        return map_accesses(self.contraction.core.body, mark)
+
+    def _read(self, source: Tensor | Table | Scope, _: tuple[Expr, ...]) -> Expr:
+        assert isinstance(source, Tensor)
+        i = self.inputs[int(source.name[1:])]
+        if self.cost.hardware.managed:
+            return self.tile(i)[i.local(self.within) + self.half(i)]
+        return i.element(self.source(i.access), i.address(self.at, self.wide), self.kind)
+
+    def _roll_up(self) -> tuple[Statement, ...]:
+        """Partial sums, one of every thread at a time, added in halves; those of the first lane are whole then."""
+        outputs, lanes = self.threads.outputs, self.threads.lanes
+        rolled = self._rolled
+        own = rolled[THREAD]
+        body: list[Statement] = [Store(rolled, THREAD, self.sums[self.sum_at]), Barrier()]
+        while lanes > 1:
+            lanes //= 2
+            other = rolled[THREAD + lanes * outputs]
+            body += [If(THREAD.lt(lanes * outputs), (Store(rolled, THREAD, self._joined(own, other)),)), Barrier()]
+        body.append(If(THREAD.lt(outputs), (Store(self.sums, self.sum_at, own),)))
+        return self._every_sum(*body, unroll=False)
+
+    def _write(self) -> tuple[Statement, ...]:
+        at = dict(zip(self.rows, self.at, strict=True))
+        value = scalar(self.contraction.epilogue, at, self._post, self.kind, self.wide)
+        where = linear(self.contraction.table.output.coefficients, self.at, 0, self.wide)
+        written = self._every_sum(Store(self.result, where, value), tests=(*self._in_tile(), *self._in_result()))
+        return _where([THREAD.lt(self.threads.outputs)] if self.threads.lanes > 1 else (), written)
+
+    def _post(self, source: Tensor | Table | Scope, index: Exprs) -> Expr:
+        if source == RESULT:
+            return self.sums[self.sum_at]
+        assert isinstance(source, Tensor)
+        shape = source.shape
+        strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
+        start = -sum(lo * k for (lo, _), k in zip(source.box, strides, strict=True))
+        return self.memory[source.name][linear(strides, index, start, self.wide)]
+
+
+def _where(tests: Iterable[Expr], body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    test = conjunction(*tests)
+    return body if test is None else (If(test, body),)
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """A contraction cut into tiles, and its kernel: its parameters are *inputs*, in order, then the result."""
+
+    contraction: Contraction
+    cost: TileCost
+    inputs: tuple[Tensor, ...]
+    kernel: Kernel
+
+
+def tiled(
+    scope: Scope | Program,
+    hardware: Hardware | None = None,
+    tile: tuple[int, ...] | None = None,
+    kind: Type = F32,
+    name: str = "tiled",
+) -> Tiled:
+    """*scope*, or the one equation of a program, as a kernel on elements of *kind*.
+
+    *tile* holds a size for every row of the flattened table; without it the best-first search chooses.
+    Raises ValueError for what is no contraction of tensors, and for a tile that is not within the ranges or does not
+    fit; KernelError for constants and functions that *kind* does not have.
+    """
+    hardware = hardware or Hardware()
+    if isinstance(scope, Program):
+        if len(scope.equations) != 1:
+            raise ValueError(f"a program of {len(scope.equations)} equations, expected one; fuse them first")
+        scope = scope.equations[0].scope
+    found = contraction(scope)
+    problem = found.problem(kind.size)
+    cost = best_first(problem, hardware).chosen if tile is None else tile_cost(problem, tile, hardware)
+    if cost.rejected:
+        raise ValueError(
+            f"tile size {list(cost.tile)} is {cost.rejected}: {cost.sm} bytes of inputs, {cost.out} of sums"
+        )
+    writer = Writer(found, cost, kind)
+    return Tiled(found, cost, writer.tensors, writer.kernel(name))

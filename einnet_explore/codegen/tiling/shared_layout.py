@@ -1,0 +1,170 @@
+r"""How a tile's inputs lie in shared memory: iterators that move together as one, strides odd against bank conflicts.
+
+Two iterators of one tensor merge where the larger step is a multiple of the smaller one and lands inside what that one
+covers, or right behind it:
+
+.. math::  c_2 = q\, c_1,\ q \le t_1 \;\Rightarrow\; \text{one of range } t_1 + q\,(t_2 - 1) \text{ and step } c_1
+
+The merged ones get strides of their own, odd ranges first, then large before small; a running stride that is even is
+bumped to the next odd number.  Source: PlaidML's automatic kernel generation (memory layout).
+
+How the threads of a group share the iterators of a tile: in powers of two, neighbours in memory first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from einnet_explore.analysis.flattening import Column, Flattened
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """The iterator of table row *row* inside a group: one step of it is *step* positions, backwards if negative."""
+
+    row: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Iterators that move together: *extent* positions, *stride* elements apart in memory and *local* in the tile."""
+
+    name: str
+    extent: int
+    stride: int
+    local: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLayout:
+    """The groups of a tensor's tile, merged ones first; *size* elements of shared memory, bumps included."""
+
+    groups: tuple[Group, ...]
+    size: int
+
+    @property
+    def elements(self) -> int:
+        """How many elements are loaded."""
+        return prod(g.extent for g in self.groups)
+
+    def __repr__(self) -> str:
+        rows = [("", "range", "global", "local")]
+        rows += [(g.name, str(g.extent), str(g.stride), str(g.local)) for g in self.groups]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(c.rjust(w) for c, w in zip(r, widths, strict=True)) for r in rows)
+
+
+def merged(table: Flattened, column: Column, tile: Sequence[int]) -> tuple[Group, ...]:
+    """The groups of *column* in a tile, by step; their local strides are still 0."""
+    steps = sorted((abs(c), n) for n, c in enumerate(column.coefficients) if c and tile[n] > 1)
+    out: list[Group] = []
+    for step, n in steps:
+        name, sign = table.rows[n].name, 1 if column.coefficients[n] > 0 else -1
+        last = out[-1] if out else None
+        if last is not None and step % last.stride == 0 and step // last.stride <= last.extent:
+            ratio = step // last.stride
+            out[-1] = replace(
+                last,
+                name=f"{last.name}_{name}",
+                extent=last.extent + ratio * (tile[n] - 1),
+                members=(*last.members, Member(n, sign * ratio)),
+            )
+        else:
+            out.append(Group(name, tile[n], step, 0, (Member(n, sign),)))
+    return tuple(out)
+
+
+def local_layout(table: Flattened, column: Column, tile: Sequence[int]) -> LocalLayout:
+    """How the elements that a tile reads of *column* lie in shared memory."""
+    size, placed = 1, list[Group]()
+    for group in sorted(merged(table, column, tile), key=lambda g: (g.extent % 2 == 0, -g.extent)):
+        stride = size | 1
+        placed.append(replace(group, local=stride))
+        size = stride * group.extent
+    return LocalLayout(tuple(sorted(placed, key=lambda g: (len(g.members) == 1, g.members[0].row))), size)
+
+
+def transactions(groups: Sequence[Group], width: int, element: int) -> int:
+    """Transactions of *width* bytes that reading or writing *groups* takes: neighbours come together."""
+    if not groups:
+        return 1
+    first, *rest = sorted(groups, key=lambda g: g.stride)
+    span = ((first.extent - 1) * first.stride + 1) * element
+    return min(first.extent, -(-span // width)) * prod(g.extent for g in rest)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadLayout:
+    """Threads along every row of the table; *order* is that in which a thread's number is taken apart, fastest first.
+
+    Threads along summations hold partial sums of the same results, which are rolled up at the end.
+    """
+
+    counts: tuple[int, ...]
+    order: tuple[int, ...]
+    outputs: int
+    """Threads along the result."""
+
+    @property
+    def threads(self) -> int:
+        """All threads that work."""
+        return prod(self.counts)
+
+    @property
+    def lanes(self) -> int:
+        """Threads that share one result."""
+        return self.threads // self.outputs
+
+    def steps(self, tile: Sequence[int]) -> tuple[int, ...]:
+        """How many values of each row a thread goes through."""
+        return tuple(-(-t // n) for t, n in zip(tile, self.counts, strict=True))
+
+
+ROW = 16
+"""Neighbouring threads along the result's smallest step, at least: what they write is whole transactions."""
+
+
+def thread_layout(table: Flattened, tile: Sequence[int], threads: int, square: bool = False) -> ThreadLayout:
+    """*threads* spread over *tile*: over the result by step, as long as it lasts, then over the summations.
+
+    *square*: over the result by what is left of it, after ``ROW`` of them along the smallest step.
+    """
+    counts = [1] * len(tile)
+    order = sorted(range(len(tile)), key=lambda n: (not table.rows[n].output, abs(table.output.coefficients[n]), n))
+    left = threads
+    results = [n for n in order if table.rows[n].output]
+    if square and results:
+        left = _squared(counts, results, tile, left)
+    for n in results:
+        left = _doubled(counts, n, tile[n], left)
+    outputs = prod(counts)
+    left = min(threads, prod(tile)) // outputs  # no more than there are products
+    for n in (n for n in order if not table.rows[n].output):
+        left = _doubled(counts, n, tile[n], left)
+    return ThreadLayout(tuple(counts), tuple(order), outputs)
+
+
+def _squared(counts: list[int], results: Sequence[int], tile: Sequence[int], left: int) -> int:
+    """Threads along *results*: a row first, then always where a thread still has most."""
+    first = results[0]
+    while counts[first] < min(ROW, tile[first]) and left > 1:
+        counts[first] *= 2
+        left //= 2
+    while left > 1:
+        most = max(results, key=lambda n: -(-tile[n] // counts[n]))
+        if counts[most] >= tile[most]:
+            break
+        counts[most] *= 2
+        left //= 2
+    return left
+
+
+def _doubled(counts: list[int], n: int, enough: int, left: int) -> int:
+    while counts[n] < enough and left > 1:
+        counts[n] *= 2
+        left //= 2
+    return left

@@ -1,0 +1,213 @@
+r"""Kernels for a CPU that write along another dimension than they read: tiles transposed in vector registers.
+
+.. math::  Y[\dots, u, \dots, v] = f(T[\dots, v, \dots, u], \dots)
+
+where `v` is innermost in the result and `u` runs along memory in the largest tensor that is read.  A tile is so many
+values of both as a vector holds: its rows are computed along `u`, and written along `v`.  Where a range does not come
+out even, its last tile overlaps the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from einnet_explore.analysis.flattening import flat_address, row_major
+from einnet_explore.codegen.language import (
+    F32,
+    I64,
+    Array,
+    Copy,
+    Declare,
+    Expr,
+    Fetch,
+    For,
+    Id,
+    Kernel,
+    KernelError,
+    Literal,
+    Local,
+    Statement,
+    Store,
+    Turn,
+    Var,
+    binary,
+    cast,
+    counted,
+    literal,
+    select,
+)
+from einnet_explore.codegen.language.lowering import index as lowered
+from einnet_explore.codegen.language.lowering import scalar
+from einnet_explore.codegen.language.register_transpose import SIDES
+from einnet_explore.codegen.machine import Machine
+from einnet_explore.codegen.memory_access import FIRST, by_place, name_of, place_in, plus
+from einnet_explore.ir import Access, Iterator, Scope, Table, Tensor, accesses, map_accesses, tensors
+
+NEAR = 512
+"""Bytes from one row of the result to the next up to which its lines are written one by one, each in another row: so
+many rows share a page.  Beyond that rows are written from end to end."""
+
+LINES = 4
+"""Neighbouring lines that are streamed together: fewer leave pages of memory half written when they are closed."""
+
+TILES, STREAMED = 64, 256
+"""Tiles of a block: enough for what it costs to begin one, and to end one that streams."""
+
+
+def turned_kernel(scope: Scope, result: str, machine: Machine) -> tuple[Kernel, int]:
+    """(the kernel that computes *scope* into *result*, its blocks): tensors, the result, ``FIRST``.
+
+    What is more than half of the last cache goes past it.  Raises KernelError for what reduces, reads scopes or tables
+    or outside of a tensor, and where no tile fits or nothing is to be turned.
+    """
+    reads = tuple(accesses(scope.body))
+    if scope.summations or scope.domain or not reads or any(not isinstance(a.source, Tensor) for a in reads):
+        raise KernelError("the scope reduces, or reads other scopes: expected reads of tensors only")
+    for access in reads:
+        inside = all(
+            lo <= i.bounds[0] and i.bounds[1] < hi for i, (lo, hi) in zip(access.index, access.source.box, strict=True)
+        )
+        if not inside or not flat_address(access).affine:
+            raise KernelError(f"{access!r} is not affine, or reads outside of its tensor")
+    largest = max(reads, key=lambda a: prod(a.source.shape))
+    place, last = flat_address(largest), scope.traversals[-1] if scope.traversals else None
+    along = next((x for x in scope.traversals[:-1] if x.extent > 1 and place.coefficient(x) == 1), None)
+    if last is None or along is None or abs(place.coefficient(last)) <= 1:
+        raise KernelError(
+            "the result is written as it is read, or nothing runs along memory: expected another dimension"
+        )
+    if any(flat_address(a).coefficient(along) not in (0, 1) for a in reads):
+        raise KernelError(f"a read takes steps along {along.name} that are longer than 1")
+    side = next((n for n in SIDES if n <= min(along.extent, last.extent, machine.lanes)), None)
+    if side is None:
+        raise KernelError(f"{along.extent} x {last.extent} elements: expected {SIDES[-1]} x {SIDES[-1]} and more")
+    return _Writer(scope, result, largest, along, side, machine).kernel()
+
+
+@dataclass(frozen=True)
+class _Writer:
+    scope: Scope
+    result: str
+    largest: Access
+    along: Iterator
+    side: int
+    machine: Machine
+
+    @cached_property
+    def last(self) -> Iterator:
+        return self.scope.traversals[-1]
+
+    @cached_property
+    def memory(self) -> dict[str, Array]:
+        return {t.name: Array(t.name, F32, const=True, noalias=True) for t in tensors(self.scope)}
+
+    @cached_property
+    def out(self) -> Array:
+        return Array(self.result, F32)
+
+    @cached_property
+    def step(self) -> int:
+        """From one row of the result to the next."""
+        return dict(zip(self.scope.traversals, row_major(self.scope.shape), strict=True))[self.along]
+
+    @cached_property
+    def streamed(self) -> bool:
+        """Whether the result goes past the caches: it, and what is read, would not be found there again."""
+        elements = prod(self.scope.shape) + sum(prod(t.shape) for t in tensors(self.scope))
+        return 2 * elements * F32.size > self.machine.l3 and self.step % self.side == 0
+
+    @cached_property
+    def across(self) -> int:
+        """Elements along a row of the result that are written together."""
+        return min(LINES if self.streamed else 1, self.last.extent // self.side) * self.side
+
+    @cached_property
+    def bands(self) -> tuple[Iterator, Iterator]:
+        """(which of the two is cut into bands, along which a band runs)."""
+        near = self.step * F32.size <= NEAR
+        return (self.last, self.along) if near else (self.along, self.last)
+
+    def wide(self, x: Iterator) -> int:
+        """What a tile, or several of them, takes of *x*."""
+        return self.across if x == self.last else self.side
+
+    def kernel(self) -> tuple[Kernel, int]:
+        """The kernel, and how many blocks it has."""
+        band, run = self.bands
+        steps = -(-run.extent // self.wide(run))
+        each = max(1, (STREAMED if self.streamed else TILES) * self.side // self.across)
+        rest = [x for x in self.scope.traversals if x not in (band, run) and x.extent > 1]
+        counts = {**{x: x.extent for x in rest}, band: -(-band.extent // self.wide(band)), run: -(-steps // each)}
+        first, block = Var(FIRST, I64), Var(":block", I64)
+        body: list[Statement] = [Declare(block, cast(I64, Id("block")) + first)]
+        digits: dict[Iterator, Expr] = {}
+        left: Expr = block
+        for n, (x, count) in reversed(tuple(enumerate(counts.items()))):
+            own = Var(f":digit {n}", I64)
+            body.append(Declare(own, binary("%", left, count)))
+            digits[x], left = own, binary("/", left, count)
+        at: dict[Iterator, Expr] = {x: Literal(x.lo, I64) for x in self.scope.traversals if x.extent == 1}
+        at |= {x: plus(digits[x], x.lo) for x in rest}
+        here = {x: Var(f":{which}", I64) for x, which in ((band, "band"), (run, "run"))}
+        at |= {x: plus(v, x.lo) for x, v in here.items()}
+        start, stop, step = Var(":start", I64), Var(":stop", I64), Var(":step", I64)
+        body.append(Declare(here[band], self._begin(band, digits[band])))
+        body.append(Declare(start, digits[run] * each))
+        body.append(Declare(stop, _least(start + each, steps)))
+        inner: list[Statement] = [Declare(here[run], self._begin(run, step))]
+        for more in range(0, self.across, self.side):
+            inner += self._tile({**at, self.last: at[self.last] + more}, more)
+        body.append(For(step, start, stop, Literal(1, I64), tuple(inner)))
+        return Kernel("turned", (*self.memory.values(), self.out, first), tuple(body)), prod(counts.values())
+
+    def _begin(self, x: Iterator, number: Expr) -> Expr:
+        """Where step *number* along *x* begins; the last one ends where *x* does."""
+        at = number * self.wide(x)
+        return at if x.extent % self.wide(x) == 0 else _least(at, x.extent - self.wide(x))
+
+    def _tile(self, at: Mapping[Iterator, Expr], number: int) -> Iterable[Statement]:
+        """One tile: rows along what is read, transposed into the result; what comes next is fetched meanwhile."""
+        side, run = self.side, self.bands[1]
+        tile = Array(f":tile {number}", F32, side * side, "private", align=F32.size * side)
+        i, j = Var(":i", I64), Var(":j", I64)
+        row, column = {**at, self.last: at[self.last] + i}, {**at, self.along: at[self.along] + i}
+        yield Local(tile)
+        if run == self.last and not self.streamed:
+            ahead = self._address({**column, run: column[run] + self.across})
+            yield counted(i, side, Fetch(self.out, ahead, True), unroll=True)
+            yield counted(i, side, *self._row(tile, row, i, j), unroll=True)
+        else:
+            there = {**row, run: row[run] + self.wide(run)}
+            hint = Fetch(self.memory[name_of(self.largest.source)], self._read(self.largest, there))
+            yield counted(i, side, hint, *self._row(tile, row, i, j), unroll=True)
+        yield Turn(self.out, self._address(at), self.step, tile, side, self.streamed)
+
+    def _row(self, tile: Array, at: Mapping[Iterator, Expr], i: Var, j: Var) -> Iterable[Statement]:
+        """Row *i* of the tile: moved as it is, or computed."""
+        if self.scope.body == self.largest:
+            yield Copy(
+                tile, i * self.side, self.memory[name_of(self.largest.source)], self._read(self.largest, at), self.side
+            )
+            return
+        along = {**at, self.along: at[self.along] + j}
+
+        def read(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
+            assert isinstance(source, Tensor)
+            return self.memory[source.name][where[0]]
+
+        value = scalar(map_accesses(self.scope.body, by_place), along, read, F32, I64)
+        yield counted(j, self.side, Store(tile, i * self.side + j, value), vector=True)
+
+    def _read(self, access: Access, at: Mapping[Iterator, Expr]) -> Expr:
+        return lowered(flat_address(access), at, I64)
+
+    def _address(self, at: Mapping[Iterator, Expr]) -> Expr:
+        scope = self.scope
+        return place_in(scope.shape, tuple(x - x.lo for x in scope.traversals), at)
+
+
+def _least(value: Expr, most: int) -> Expr:
+    return select(value.lt(most), value, literal(most, I64))

@@ -1,0 +1,363 @@
+"""Contractions as register-tiled kernels, built as TVM statements: sums in registers, operands in vectors.
+
+Every sum is a buffer of one vector on the stack, which LLVM keeps in a register (TVM 0.27 allocates a buffer of 1 KB
+and more, or one in the "local" scope, on the heap in every call).
+
+The loops over tiles, and the function around them.
+
+Padded copies of operands: rows moved in vectors, zeros around them.
+
+The multiply-adds of one step of a sum.
+
+What becomes of finished sums: the epilogue, and the stores; phases are woven into rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby, product
+from math import prod
+from typing import Any
+
+from tvm import tirx
+
+from einnet_explore.codegen.operand_layout import Address, Layout
+from einnet_explore.codegen.packing import offsets
+from einnet_explore.codegen.register_tiles import Tap
+from einnet_explore.codegen.sum_of_products import RESULT, Phase
+from einnet_explore.codegen.tvm import emission
+from einnet_explore.codegen.tvm.contraction_plan import (
+    At,
+    Context,
+    Expr,
+    Plan,
+    Statement,
+    flat,
+    parallel,
+    plan,
+    position,
+    sequence,
+    serial,
+    vectorized,
+)
+from einnet_explore.ir import Access, Index, Iterator, Tensor, accesses
+
+
+def copy(context: Context, layout: Layout, source: Expr, target: Expr) -> Statement:
+    """What lies inside the tensor's box, put where the layout has it, and zeros around it."""
+    box, shape = layout.tensor.box, layout.tensor.shape
+    *outer, last = zip(layout.axes, layout.strides, strict=True)
+    axis, _ = last
+    lo, hi = box[axis.dim]
+    step = prod(shape[axis.dim + 1 :]) * axis.modulus
+    loops = [(context.variable("i"), a, stride) for a, stride in outer if a.high]
+    at: Expr = tirx.const(0, "int32")
+    start: Expr = tirx.const(0, "int32")
+    inside: list[Expr] = []
+    for x, a, stride in loops:
+        first, end = box[a.dim]
+        at = at + x * stride
+        start = start + (x + (a.lo - first)) * prod(shape[a.dim + 1 :])
+        inside += [x >= first - a.lo] if a.lo < first else []
+        inside += [x < end - a.lo] if a.lo + a.extent > end else []
+    low = next((stride for a, stride in outer if not a.high), 0)
+    rows: list[Statement] = []
+    for q in range(axis.modulus):
+        # Positions m·i + q, counted from the start of what is read, that lie in the box.
+        begin = min(axis.extent, max(0, -((axis.lo + q - lo) // axis.modulus)))
+        end = max(begin, min(axis.extent, -((axis.lo + q - hi) // axis.modulus)))
+        here = at + q * low
+        origin = start + (axis.lo + q - lo) * (step // axis.modulus)
+        row = [
+            *_fill(context, target, here, 0, begin),
+            *_moved(context, target, here, source, origin, step, begin, end),
+            *_fill(context, target, here, end, axis.extent),
+        ]
+        if inside:
+            empty = sequence(_fill(context, target, here, 0, axis.extent))
+            row = [tirx.IfThenElse(tirx.all(*inside), sequence(row), empty)]
+        rows += row
+    body = sequence(rows)
+    shared = next((x for x, a, _ in loops if a.extent > 1), None) if context.plan.copy_shared(layout) else None
+    for x, a, _ in reversed(loops):
+        body = (parallel if x is shared else serial)(x, a.extent, body)
+    return body
+
+
+def _fill(context: Context, target: Expr, at: Expr, begin: int, end: int) -> list[Statement]:
+    """Zeros from *begin* to *end*."""
+    zero = tirx.const(0.0, "float32")
+    return _chunks(context, begin, end, lambda i: tirx.BufferStore(target, zero, [at + i]))
+
+
+def _moved(
+    context: Context, target: Expr, at: Expr, source: Expr, origin: Expr, step: int, begin: int, end: int
+) -> list[Statement]:
+    """Elements *step* apart, one after the other."""
+    return _chunks(
+        context, begin, end, lambda i: tirx.BufferStore(target, tirx.BufferLoad(source, [origin + i * step]), [at + i])
+    )
+
+
+def _chunks(context: Context, begin: int, end: int, store: Callable[[Expr], Statement]) -> list[Statement]:
+    """``store(i)`` for every i, in vectors; the last one may overlap the one before."""
+    count, lanes = end - begin, context.plan.tile.lanes
+    out: list[Statement] = []
+    if count >= lanes:
+        block, lane = context.variable("i"), context.variable("l")
+        one = vectorized(lane, lanes, store(block * lanes + lane + begin))
+        out.append(serial(block, count // lanes, one))
+        begin = begin if count % lanes == 0 else end - lanes
+        count = lanes if count % lanes else 0
+    if count:
+        lane = context.variable("l")
+        out.append(vectorized(lane, count, store(lane + begin)))
+    return out
+
+
+def step(context: Context, n: int, env: At, block: At, sums: Mapping[Any, Expr]) -> list[Statement]:
+    """The multiply-adds of one step of the sum."""
+    tile = context.plan.tile
+    out: list[Statement] = []
+    positions = list(product(range(tile.rows), range(tile.vectors)))
+    group = list(enumerate(context.plan.steps[n]))
+    for _, run in groupby(group, key=lambda item: item[1].offset):
+        these = list(run)
+        if len(positions) <= len(these) * tile.slots:
+            vectors = {p: context.let(out, _vector(context, these[0][1], *p, env)) for p in positions}
+            for (at, tap), j in product(these, range(tile.slots)):
+                scalars = {p: _other(context, n, at, tap, j, p[1], env, block) for p in _distinct(context, positions)}
+                held = {p: context.let(out, value) for p, value in scalars.items()}
+                for p in positions:
+                    _add(context, out, sums[tap.phase, *p, j], vectors[p], held[_shared(context, p)])
+        else:
+            others = {
+                (at, j, p): context.let(out, _other(context, n, at, tap, j, p[1], env, block))
+                for (at, tap), j, p in product(these, range(tile.slots), _distinct(context, positions))
+            }
+            for p in positions:
+                vector = context.let(out, _vector(context, these[0][1], *p, env))
+                for (at, tap), j in product(these, range(tile.slots)):
+                    _add(context, out, sums[tap.phase, *p, j], vector, others[at, j, _shared(context, p)])
+    return out
+
+
+def _shared(context: Context, position: tuple[int, int]) -> tuple[int, int]:
+    """The first position that reads the same of the other operand."""
+    return (0, position[1]) if context.last in context.plan.form.moves(1 - context.plan.tile.vector) else (0, 0)
+
+
+def _distinct(context: Context, positions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    return list(dict.fromkeys(_shared(context, p) for p in positions))
+
+
+def _add(context: Context, out: list[Statement], total: Expr, a: Expr, b: Expr) -> None:
+    at = [context.lanes(0)]
+    out.append(tirx.BufferStore(total, tirx.BufferLoad(total, at) + a * b, at))
+
+
+def _vector(context: Context, tap: Tap, row: int, n: int, env: At) -> Expr:
+    """The vector that *tap* reads in *row*."""
+    tile = context.plan.tile
+    found = address(tile.layout, context.plan.form.reads[tap.phase][tile.vector], tap.known)
+    extra = offsets(tile, context.last)[n]
+    extra += found[1].get(tile.row, 0) * row if tile.row is not None else 0
+    return tirx.BufferLoad(context.operands[0], [context.lanes(position(found, env) + extra)])
+
+
+def _other(
+    context: Context,
+    n: int,
+    at: int,
+    tap: Tap,
+    slot: int,
+    vector: int,
+    env: At,
+    block: At,
+) -> Expr:
+    """The other operand's value: a broadcast element, or a vector where it moves along too."""
+    tile, layout = context.plan.tile, context.plan.other
+    wide = context.last in context.plan.form.moves(1 - tile.vector)
+    if layout is None:
+        region = context.plan.regions[n]
+        each = tile.vectors * tile.lanes if wide else 1
+        place = tirx.const(region.start + (at * tile.slots + slot) * each + vector * tile.lanes * wide, "int32")
+        for x, stride in region.strides.items():
+            place = place + block.get(x, env[x]) * stride
+    else:
+        found = address(layout, context.plan.form.reads[tap.phase][1 - tile.vector], tap.known)
+        extra = found[1].get(tile.slot, 0) * slot if tile.slot is not None else 0
+        extra += offsets(tile, context.last)[vector] if wide else 0
+        place = position(found, env) + extra
+    if wide:
+        return tirx.BufferLoad(context.operands[1], [context.lanes(place)])
+    return tirx.Broadcast(tirx.BufferLoad(context.operands[1], [place]), tile.lanes)
+
+
+def address(layout: Layout, where: tuple[Index, ...], known: Mapping[Iterator, int]) -> Address:
+    """Where *layout* has *where*; the tile was chosen so that it is affine."""
+    found = layout.address(where, known)
+    assert found is not None
+    return found
+
+
+def write(context: Context, env: At, sums: Mapping[Any, Expr], phases: tuple[Phase, ...]) -> list[Statement]:
+    """The epilogue of every sum, and the stores."""
+    form, tile = context.plan.form, context.plan.tile
+    wide = form.periods[-1]
+    out: list[Statement] = []
+    lanes = min(tile.lanes, context.last.extent)
+    starts = dict.fromkeys(phase[:-1] for phase in phases)
+    for start, row, n, slot in product(starts, range(tile.rows), range(tile.vectors), range(tile.slots)):
+        moved = dict(env)
+        for x, k in ((tile.row, row), (tile.slot, slot), (context.last, offsets(tile, context.last)[n])):
+            if x is not None:
+                moved[x] = moved[x] + k
+        parts = [sums[(*start, q), row, n, slot] for q in range(wide)]
+        outside = [moved[x] * p + q for x, p, q in zip(form.traversals, form.periods, (*start, 0), strict=True)]
+        position = flat(outside, tuple(x.extent for x in form.outside))
+        for q, part in enumerate(parts):
+            lane = context.variable("l")
+            at = [*outside[:-1], outside[-1] + lane * wide + q]
+            value = _finished(context, part, lane, at)
+            if wide == 1:
+                store = tirx.BufferStore(context.result, value, [position + lane])
+            elif form.epilogue != RESULT[()]:
+                store = tirx.BufferStore(part, value, [lane])
+            else:
+                continue
+            out.append(vectorized(lane, lanes, store))
+        if wide > 1:
+            out += _woven(context, parts, lanes, position)
+    return out
+
+
+def _finished(context: Context, part: Expr, lane: Expr, at: Sequence[Expr]) -> Expr:
+    """The epilogue at one element."""
+    form = context.plan.form
+    if form.epilogue == RESULT[()]:
+        return tirx.BufferLoad(part, [lane])
+    places: dict[str, Any] = {"": lambda: tirx.BufferLoad(part, [lane])}
+    for access in accesses(form.epilogue):
+        if access.source != RESULT:
+            places[_source(access).name] = _side(context, access)
+    stages = emission.Stages(places, "float32", {}, {})
+    return stages.scalar(form.epilogue, dict(zip(form.outside, at, strict=True)))
+
+
+def _side(context: Context, access: Access) -> Any:
+    source = _source(access)
+    return lambda *at: tirx.BufferLoad(context.sides[source.name], [flat(at, source.shape)])
+
+
+def _woven(context: Context, parts: Sequence[Expr], lanes: int, position: Expr) -> list[Statement]:
+    """The phases of a row side by side: woven in registers if there are 2, 4, 8 … of them."""
+    wide = len(parts)
+    out: list[Statement] = []
+    values = [tirx.BufferLoad(part, [context.lanes(0)]) for part in parts]
+    if wide & (wide - 1):
+        places = [tirx.Ramp(position + q, wide, context.plan.tile.lanes) for q in range(wide)]
+        if lanes == context.plan.tile.lanes:
+            return [tirx.BufferStore(context.result, v, [at]) for v, at in zip(values, places, strict=True)]
+        for q, part in enumerate(parts):
+            lane = context.variable("l")
+            store = tirx.BufferStore(context.result, tirx.BufferLoad(part, [lane]), [position + lane * wide + q])
+            out.append(serial(lane, lanes, store))
+        return out
+    width = context.plan.tile.lanes
+    while len(values) > 1:
+        half = len(values) // 2
+        order = [at for lane in range(width) for at in (lane, width + lane)]
+        if half == 1:
+            order = order[: lanes * wide]
+        woven = []
+        for a, b in zip(values[:half], values[half:], strict=True):
+            value = tirx.Shuffle([a, b], [tirx.const(i, "int32") for i in order])
+            woven.append(context.let(out, value, len(order)))
+        values, width = woven, 2 * width
+    out.append(tirx.BufferStore(context.result, values[0], [tirx.Ramp(position, 1, lanes * wide)]))
+    return out
+
+
+def _source(access: Access) -> Tensor:
+    if not isinstance(access.source, Tensor):
+        raise TypeError(f"{access!r} reads a scope")
+    return access.source
+
+
+SHARES = 8
+"""So many tiles, at least, a thread."""
+
+
+def function(plan: Plan) -> Any:
+    """The PrimFunc of *plan*: vector operand, other operand (packed or not), the epilogue's tensors, result."""
+    context = Context(plan)
+    copies: list[Statement] = []
+    for layout, source, target in zip((plan.tile.layout, plan.other), context.raw, context.operands, strict=True):
+        if layout is not None and layout.copied:
+            copies += [tirx.AllocBuffer(target), copy(context, layout, source, target)]
+    parameters = [*context.raw, *context.sides.values(), context.result]
+    made = tirx.PrimFunc(parameters, sequence([*copies, _tiles(context)]))
+    return made.with_attr({"global_symbol": "main", "tir.noalias": True, "s_tir": True})
+
+
+def _tiles(context: Context) -> Statement:
+    """The loops over tiles."""
+    loops = [b for b in context.plan.blocks if b.count > 1]
+    variables = [context.variable("o") for _ in loops]
+    block = dict(zip((b.iterator for b in loops), variables, strict=True))
+    starts: list[Statement] = []
+    env: dict[Iterator, Expr] = {}
+    for b in context.plan.blocks:
+        if b.count == 1:
+            env[b.iterator] = tirx.const(0, "int32")
+        elif b.size == 1:
+            env[b.iterator] = block[b.iterator]
+        else:
+            env[b.iterator] = start = context.variable("s")
+            at = block[b.iterator] * b.size
+            whole = b.iterator.extent % b.size == 0
+            starts.append(tirx.Bind(start, at if whole else tirx.min(at, b.iterator.extent - b.size)))
+    parts = [_group(context, n, env, block) for n in range(len(context.plan.tile.groups))]
+    body = sequence([*starts, *parts])
+    counts = [b.count for b in loops]
+    shared = 0
+    if context.plan.tiles_shared:
+        wanted = SHARES * context.plan.threads
+        shared = next((n for n in range(1, len(loops) + 1) if prod(counts[:n]) >= wanted), len(loops))
+    for x, extent in reversed(list(zip(variables[shared:], counts[shared:], strict=True))):
+        body = serial(x, extent, body)
+    if shared:
+        one = context.variable("p")
+        digits = [
+            tirx.Bind(x, tirx.truncmod(tirx.truncdiv(one, prod(counts[n + 1 : shared])), counts[n]))
+            for n, x in enumerate(variables[:shared])
+        ]
+        body = parallel(one, prod(counts[:shared]), sequence([*digits, body]))
+    return body
+
+
+def _group(context: Context, n: int, env: At, block: At) -> Statement:
+    """One tile of the phases of group *n*: clear, sum, write."""
+    tile = context.plan.tile
+    phases = dict.fromkeys(tap.phase for tap in context.plan.steps[n])
+    phases |= dict.fromkeys(tile.groups[n])
+    keys = list(product(phases, range(tile.rows), range(tile.vectors), range(tile.slots)))
+    sums = {key: context.accumulator() for key in keys}
+    zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
+    clear = [tirx.BufferStore(b, zero, [context.lanes(0)]) for b in sums.values()]
+    inner = dict(env) | {y: context.variable("k") for y in context.plan.sums}
+    added = step(context, n, inner, block, sums)  # nothing where all that is read lies outside of its tensor
+    for y in reversed(context.plan.sums if added else ()):
+        added = [serial(inner[y], y.extent, sequence(added))]
+    allocate = [tirx.AllocBuffer(b) for b in sums.values()]
+    whole = sequence([*allocate, *clear, *added, *write(context, env, sums, tuple(phases))])
+    # A loop of one step: buffers of several groups get scopes of their own.
+    return serial(context.variable("g"), 1, whole) if len(tile.groups) > 1 else whole
+
+
+__all__ = [
+    "Plan",
+    "function",
+    "plan",
+]

@@ -1,0 +1,212 @@
+"""What a tiled kernel does, decided: loops, steps, packed constants.
+
+The buffers of one kernel, and names for what is put into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
+from math import prod
+from typing import Any
+
+from tvm import tirx
+
+from einnet_explore.codegen.operand_layout import Address, Layout, in_place, padded_copy
+from einnet_explore.codegen.packing import Blocks, Region, regions
+from einnet_explore.codegen.register_tiles import Tap, Tile, taps
+from einnet_explore.codegen.sum_of_products import RESULT, Form
+from einnet_explore.ir import Iterator, Tensor, accesses
+
+SHARED_FLOPS = 1 << 20
+"""Operations from which on threads share the tiles."""
+
+SHARED_COPY = 1 << 16
+"""Elements from which on threads share a copy."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A contraction, its tile, where the other operand lies (None: packed), and for how many threads."""
+
+    form: Form
+    tile: Tile
+    other: Layout | None
+    threads: int
+
+    @property
+    def shared(self) -> bool:
+        """Whether several threads run the kernel, or a part of it."""
+        return self.threads > 1 and (self.tiles_shared or any(map(self.copy_shared, (self.tile.layout, self.other))))
+
+    @property
+    def tiles_shared(self) -> bool:
+        """Whether several threads compute the tiles."""
+        return self.threads > 1 and self.form.flops >= SHARED_FLOPS
+
+    def copy_shared(self, layout: Layout | None) -> bool:
+        """Whether several threads copy an operand into *layout*."""
+        return self.threads > 1 and layout is not None and layout.copied and layout.size >= SHARED_COPY
+
+    @cached_property
+    def steps(self) -> tuple[tuple[Tap, ...], ...]:
+        """The products of one step, by group of phases."""
+        tile = self.tile
+        return tuple(tuple(taps(self.form, tile.vector, tile.layout, g, tile.unrolled)) for g in tile.groups)
+
+    @cached_property
+    def blocks(self) -> tuple[Blocks, ...]:
+        """The loops outside the sums, outermost first."""
+        form, tile = self.form, self.tile
+        sizes: dict[Iterator | None, int] = {tile.row: tile.rows, tile.slot: tile.slots}
+        last = form.traversals[-1]
+        sizes[last] = tile.lanes * tile.vectors
+        loops = [Blocks(x, sizes.get(x, 1)) for x in form.traversals]
+        mine, other = form.moves(tile.vector), form.moves(1 - tile.vector)
+        rank = {(True, True): 0, (True, False): 2, (False, True): 1 if tile.slots_outside else 3, (False, False): 0}
+        return tuple(sorted(loops, key=lambda b: rank[b.iterator in mine, b.iterator in other]))
+
+    @cached_property
+    def sums(self) -> tuple[Iterator, ...]:
+        """The summations that are loops."""
+        return tuple(y for y in self.form.summations if y not in self.tile.unrolled)
+
+    @cached_property
+    def regions(self) -> tuple[Region, ...]:
+        """The parts of the packed operand."""
+        loops = [b for b in self.blocks if b.count > 1 or b.iterator == self.tile.slot]
+        return regions(self.form, self.tile, self.steps, (*loops, *(Blocks(y, 1) for y in self.sums)))
+
+    @cached_property
+    def sides(self) -> tuple[Tensor, ...]:
+        """What the epilogue reads besides the sum."""
+        reads = [a.source for a in accesses(self.form.epilogue) if a.source != RESULT]
+        return tuple({t.name: t for t in reads if isinstance(t, Tensor)}.values())
+
+    @property
+    def packed(self) -> int:
+        """The elements of the packed operand: one, read by nobody, where all of it is multiplied with zeros."""
+        return max(1, sum(r.size for r in self.regions))
+
+
+def plan(form: Form, tile: Tile, constant: bool, threads: int) -> Plan | None:
+    """How *tile* is run; *constant*: the operand that is not read in vectors never changes, and may be packed."""
+    if constant:
+        return Plan(form, tile, None, threads)
+    last = form.traversals[-1]
+    along = last if last in form.moves(1 - tile.vector) else None
+    # A copy has spare elements, which vectors wider than the rows read.
+    wide = along is not None and tile.lanes > last.extent
+    other = None if wide else in_place(form, 1 - tile.vector, along)
+    other = other or padded_copy(form, 1 - tile.vector, along)
+    return None if other is None else Plan(form, tile, other, threads)
+
+
+Expr = Any
+Statement = Any
+At = Mapping[Iterator, Expr]
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """A kernel while it is put together."""
+
+    plan: Plan
+    _next: Callable[[], int] = field(default_factory=lambda: count().__next__)
+
+    @property
+    def last(self) -> Iterator:
+        """The traversal that runs along the lanes."""
+        return self.plan.form.traversals[-1]
+
+    @cached_property
+    def raw(self) -> tuple[Expr, Expr]:
+        """The operands as they are given: the one that is read in vectors, the other one."""
+        plan = self.plan
+        vector, other = (plan.form.operands[n].shape for n in (plan.tile.vector, 1 - plan.tile.vector))
+        return buffer(vector, "a"), buffer((plan.packed,) if plan.other is None else other, "b")
+
+    @cached_property
+    def operands(self) -> tuple[Expr, Expr]:
+        """Where the sums read them: there, or in copies; vectors may reach beyond the last row of a copy."""
+        spare = 2 * self.plan.tile.lanes
+        first, second = (
+            buffer((layout.size + spare,), f"{raw.name}c") if layout is not None and layout.copied else raw
+            for layout, raw in zip((self.plan.tile.layout, self.plan.other), self.raw, strict=True)
+        )
+        return first, second
+
+    @cached_property
+    def sides(self) -> Mapping[str, Expr]:
+        """What the epilogue reads, by name."""
+        return {t.name: buffer(t.shape, f"t{n}") for n, t in enumerate(self.plan.sides)}
+
+    @cached_property
+    def result(self) -> Expr:
+        """What is written."""
+        return buffer(tuple(x.extent for x in self.plan.form.outside), "y")
+
+    def variable(self, stem: str) -> Expr:
+        """A new integer."""
+        return tirx.Var(f"{stem}{self._next()}", "int32")
+
+    def accumulator(self) -> Expr:
+        """A new buffer of one vector."""
+        return buffer((self.plan.tile.lanes,), f"c{self._next()}")
+
+    def let(self, out: list[Statement], value: Expr, lanes: int | None = None) -> Expr:
+        """*value*, a vector, bound to a new name by a statement added to *out*."""
+        name = tirx.Var(f"v{self._next()}", f"float32x{lanes or self.plan.tile.lanes}")
+        out.append(tirx.Bind(name, value))
+        return name
+
+    def lanes(self, start: Expr | int) -> Expr:
+        """The places of a vector from *start* on."""
+        first = tirx.const(start, "int32") if isinstance(start, int) else start
+        return tirx.Ramp(first, tirx.const(1, "int32"), self.plan.tile.lanes)
+
+
+def buffer(shape: Sequence[int], name: str) -> Expr:
+    """A flat buffer of so many elements."""
+    return tirx.decl_buffer((max(1, prod(shape)),), "float32", name)
+
+
+def sequence(statements: Sequence[Statement]) -> Statement:
+    """*statements* one after the other; TVM does not nest sequences."""
+    flat: list[Statement] = []
+    for s in statements:
+        flat += list(s.seq) if isinstance(s, tirx.SeqStmt) else [s]
+    return tirx.SeqStmt(flat) if len(flat) > 1 else flat[0]
+
+
+def serial(x: Expr, extent: int, body: Statement) -> Statement:
+    """A loop."""
+    return tirx.For(x, 0, extent, tirx.ForKind.SERIAL, body)
+
+
+def parallel(x: Expr, extent: int, body: Statement) -> Statement:
+    """A loop whose steps threads share."""
+    return tirx.For(x, 0, extent, tirx.ForKind.PARALLEL, body)
+
+
+def vectorized(x: Expr, extent: int, body: Statement) -> Statement:
+    """A loop that is one step of vectors."""
+    return tirx.For(x, 0, extent, tirx.ForKind.VECTORIZED, body)
+
+
+def flat(at: Sequence[Expr], shape: Sequence[int]) -> Expr:
+    """The position of *at* in an array of *shape*."""
+    total: Expr = tirx.const(0, "int32")
+    for d, i in enumerate(at):
+        total = total + i * prod(shape[d + 1 :])
+    return total
+
+
+def position(address: Address, env: At) -> Expr:
+    """*address* where iterators stand for *env*."""
+    total: Expr = tirx.const(0, "int32")
+    for x, k in address[1].items():
+        total = total + env[x] * k
+    return total + address[0]

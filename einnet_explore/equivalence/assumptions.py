@@ -1,0 +1,142 @@
+r"""What a comparison takes for granted: axioms, and which results may be infinite.
+
+Inputs, and what an exponential, a logarithm, a root or a reciprocal gives, are finite numbers; a maximum over what is
+masked with :math:`-\infty` may be none.  Values that may be infinite are followed by name, :math:`T_\infty`: they never
+cancel, not even in part (:math:`5T - 4T`), never vanish in a product with 0, are not distributed over a sum
+(:math:`T(a + b)` is :math:`\infty`, :math:`T a + T b` no number), and no exponential of them cancels.
+
+Source: the theory of the checker that stands alone (``einnet_check``), whose proofs these are to agree with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import isfinite
+
+from einnet_explore.interpreter.numbers import FINITE, Number, rounded
+from einnet_explore.ir import Access, Apply, Const, Equation, Scalar, Scope, Table, Tensor, accesses
+
+EXPONENTIAL = "with the axiom exp(a + b) = exp(a) exp(b)"
+"""What a proof says that needs more of the exponential than that it is a function."""
+
+ROUNDED = "with constants taken for one that agree to 12 digits"
+"""What a proof says that needs two constants to be one which folding in floating point made two."""
+
+AXIOMS = (EXPONENTIAL, ROUNDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The names of tensors that may hold infinite values, and the axioms that may be used."""
+
+    infinite: frozenset[str] = frozenset()
+    exponential: bool = False
+    rounds: bool = False
+
+    @property
+    def named(self) -> str:
+        """The axioms, as a proof names them."""
+        return ", ".join(axiom for axiom, used in zip(AXIOMS, (self.exponential, self.rounds), strict=True) if used)
+
+    def number(self, k: Number) -> Number:
+        """The constant *k*, or what it is rounded to where that axiom may be used."""
+        return rounded(k) if self.rounds else k
+
+    def endless(self, scope: Scope) -> bool:
+        """Whether values of *scope* may be infinite."""
+        constant, names = _passed(scope)
+        return constant or not self.infinite.isdisjoint(names)
+
+    def unsure(self, scalar: Scalar) -> bool:
+        """Whether *scalar* may be infinite."""
+        constant, names = _through(scalar)
+        return constant or not self.infinite.isdisjoint(names)
+
+    def axioms(self, before: Iterable[Scope], after: Iterable[Scope]) -> Iterable[Given]:
+        """This with the axioms that may help to compare what is *before* with what is *after*, few of them first."""
+        inside = [[_kinds(scope) for scope in side] for side in (before, after)]
+        exponential = all(any(e for e, _ in side) for side in inside)
+        folded = any(f for side in inside for _, f in side)
+        for e, r in ((False, True), (True, False), (True, True)):
+            if exponential >= e and folded >= r:
+                yield replace(self, exponential=e, rounds=r)
+
+
+PLAIN = Given()
+"""Nothing may be infinite, and there is no axiom."""
+
+
+def infinite_results(programs: Iterable[Iterable[Equation]]) -> Given:
+    """What to take for granted of equations by their names: what may be infinite in one of *programs* may be so."""
+    given = PLAIN
+    for equations in programs:
+        for equation in equations:
+            if given.endless(equation.scope):
+                given = replace(given, infinite=given.infinite | {equation.name})
+    return given
+
+
+def of_tensors(scope: Scope) -> Given:
+    """That all tensors which *scope* itself reads may hold infinite values: nobody knows where they are from."""
+    return Given(frozenset(a.source.name for a in accesses(scope.body) if isinstance(a.source, Tensor)))
+
+
+def only(axioms: Iterable[str]) -> str:
+    """What a proof says that needs all that the *axioms* name, each of them once."""
+    said = list(axioms)
+    return ", ".join(axiom for axiom in AXIOMS if any(axiom in one for one in said))
+
+
+_Passed = tuple[bool, frozenset[str]]
+_NOTHING: _Passed = (False, frozenset())
+
+
+@lru_cache(1 << 14)
+def _passed(scope: Scope) -> _Passed:
+    """Whether an infinite constant may become a value of *scope*, and the tensors of which an element may."""
+    outside = not isfinite(scope.value) and bool(scope.domain or scope.padding)
+    return _united(((outside, frozenset()), _through(scope.body)))
+
+
+def _through(body: Scalar) -> _Passed:
+    match body:
+        case Const(value):
+            return not isfinite(value), frozenset()
+        case Access(Tensor(name) as source):
+            return not isfinite(source.value) and bool(source.padding), frozenset([name])
+        case Access(Scope() as source):
+            return _passed(source)
+        case Apply("/", (a, Const(0))):
+            return _united(((True, frozenset()), _through(a)))
+        case Apply("/", (a, _)):
+            return _through(a)
+        case Apply(op, args) if op not in FINITE:
+            return _united(map(_through, args))
+    return _NOTHING
+
+
+def _united(parts: Iterable[_Passed]) -> _Passed:
+    every = list(parts)
+    return any(constant for constant, _ in every), frozenset[str]().union(*(names for _, names in every))
+
+
+@lru_cache(1 << 14)
+def _kinds(scope: Scope) -> tuple[bool, bool]:
+    """Whether an exponential is taken in *scope*, and whether a constant in it is none that rounding leaves."""
+    return _within(scope.body)
+
+
+def _within(body: Scalar) -> tuple[bool, bool]:
+    match body:
+        case Const(value):
+            return False, isfinite(value) and rounded(value) != value
+        case Access(Scope() as source):
+            return _kinds(source)
+        case Access(Table() as source):
+            return False, any(rounded(entry) != entry for entry in source.entries)
+        case Apply(op, args):
+            parts = list(map(_within, args))
+            return op == "exp" or any(e for e, _ in parts), any(f for _, f in parts)
+    return False, False

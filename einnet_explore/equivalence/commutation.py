@@ -1,0 +1,44 @@
+"""Products commute: terms whose factors of one tensor stand in one order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise, permutations
+
+from einnet_explore.equivalence.linear_space import Factor, Form
+from einnet_explore.equivalence.term_relation import Term
+
+
+def ordered(terms: list[Term]) -> list[Term]:
+    """Terms whose factors of one tensor stand in the lexical order of their indices: products commute.
+
+    Every permutation of a term's factors becomes a piece, restricted to where it is the stably sorted one; the pieces
+    partition the term.
+    """
+    return [piece for term in terms for piece in _sorted_pieces(term)]
+
+
+def _sorted_pieces(term: Term) -> Iterable[Term]:
+    names = [name for name, _ in term.factors]
+    for order in permutations(range(len(names))):
+        if [names[n] for n in order] != names:
+            continue
+        choices: list[tuple[Form, ...]] = [()]
+        for a, b in pairwise(order):
+            if names[a] == names[b]:
+                pieces = list(_precedes(term.factors[a], term.factors[b], strictly=a > b))
+                choices = [(*c, *p) for c in choices for p in pieces]
+        factors = tuple(term.factors[n] for n in order)
+        for extra in choices:
+            yield Term(term.coefficient, factors, term.summed, (*term.where, *extra))
+
+
+def _precedes(a: Factor, b: Factor, strictly: bool) -> Iterable[tuple[Form, ...]]:
+    """Disjoint pieces of index(a) < index(b) in lexical order (or equal, unless *strictly*)."""
+    equal: tuple[Form, ...] = ()
+    for i, j in zip(a[1], b[1], strict=True):
+        up = {v: j.get(v, 0) - i.get(v, 0) for v in {**i, **j}}
+        yield (*equal, {**up, "": up[""] - 1})
+        equal = (*equal, up, {v: -k for v, k in up.items()})
+    if not strictly:
+        yield equal

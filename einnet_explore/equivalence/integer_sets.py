@@ -1,0 +1,215 @@
+"""Terms as integer sets: the output elements and indices at which a term occurs, once each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from math import isinf
+from typing import Any, TypeAlias
+
+import islpy as isl
+
+from einnet_explore.equivalence.linear_space import Beyond, Form, Space, accumulate, minus, pinned
+from einnet_explore.equivalence.term_relation import Term
+from einnet_explore.interpreter.numbers import Number
+
+Span: TypeAlias = "frozenset[tuple[str, int]]"
+Condition: TypeAlias = "tuple[bool, Form]"
+"""A form that is 0, or else one that is at least 0."""
+Names: TypeAlias = "tuple[str, ...]"
+
+_OPERATIONS = 20_000_000
+
+
+def context() -> Any:
+    """An isl context that gives up (isl.Error) on comparisons that would take very long."""
+    ctx = isl.Context()
+    ctx.set_max_operations(_OPERATIONS)
+    return ctx
+
+
+class Sets:
+    """The sets of terms in one space.  *counted*: a term must say how often it occurs, else only where."""
+
+    def __init__(self, space: Space, ctx: Any, *, counted: bool) -> None:
+        self.space, self.ctx, self.counted = space, ctx, counted
+
+    def of(self, term: Term) -> tuple[Number, Any]:
+        """The coefficient of *term* and the set of (output element, indices) where it occurs.
+
+        Summed iterators that occur nowhere multiply the coefficient by their extent.  Raises Beyond where another
+        number of summation points stands for one element of the set.
+        """
+        if self.counted and isinf(term.coefficient):
+            raise Beyond("an infinite constant is added")
+        met: set[str] = set()
+        forms = [self._opened(form, met) for _, at in term.factors for form in at]
+        where = [self._opened(row, met) for row in term.where]
+        used = self._used((*forms, *where), met)
+        where += self._within(met)
+        summed = [y for y in term.summed if y in used]
+        count = Fraction(1)
+        for y in term.summed:
+            if y not in used:
+                lo, hi = self.space.ranges[y]
+                count *= max(0, hi - lo + 1)
+        rows = self._rows(used, summed, where)
+        fixed = pinned(where, self.space.ranges)
+        open_ = [y for y in summed if y not in fixed]
+        if self.counted and self._undetermined(forms, used, open_) and not self._injective(forms, used, summed, rows):
+            raise Beyond("one term stands for several summation points, whose number integer sets do not hold")
+        # A coordinate that is just a summed iterator lends it its name: one existential less for isl to eliminate.
+        named: list[str] = []
+        for n, form in enumerate(forms):
+            v = next((v for v in form if v), "")
+            bare = len(form) == 2 and form[v] == 1 and not form[""] and v in summed and v not in named
+            named.append(v if bare else f"i{n}")
+            if not bare:
+                rows.append((True, minus({f"i{n}": 1, "": 0}, form)))
+        hidden = [v for v in used if v not in named and v not in self.space.coordinates]
+        points = isl.Set.from_basic_set(self._where(rows, (), (*self.space.coordinates, *named), hidden))
+        return (term.coefficient * count if self.counted else term.coefficient), points
+
+    def _injective(self, forms: list[Form], used: list[str], summed: list[str], rows: list[Condition]) -> bool:
+        """Whether no two summation points of one output element have the same indices."""
+        hidden = [v for v in used if v not in summed and v not in self.space.coordinates]
+        x = self.space.coordinates
+        image = {f"i{n}": form for n, form in enumerate(forms)} | {f"p{v}": {v: 1, "": 0} for v in x}
+        rows = [*rows, *((True, minus({i: 1, "": 0}, form)) for i, form in image.items())]
+        return bool(isl.Map.from_basic_map(self._where(rows, (*x, *summed), tuple(image), hidden)).is_injective())
+
+    def _where(self, rows: list[Condition], domain: Names, names: Names, hidden: Iterable[str]) -> Any:
+        """The basic set of the integers *names* for which *hidden* ones exist such that all of *rows* hold.
+
+        With a *domain* it is the basic map from that.  Made of constraints: isl reads no text, which would take four
+        times as long.
+        """
+        out = (*names, *hidden)
+        kind = isl.dim_type.out if domain else isl.dim_type.set
+        places = {v: (kind, n) for n, v in enumerate(out)} | {v: (isl.dim_type.in_, n) for n, v in enumerate(domain)}
+        if domain:
+            space = isl.Space.alloc(self.ctx, 0, len(domain), len(out))
+        else:
+            space = isl.Space.set_alloc(self.ctx, 0, len(out))
+        found: Any = (isl.BasicMap if domain else isl.BasicSet).universe(space)
+        local = isl.LocalSpace.from_space(space)
+        for equal, row in rows:
+            made = (isl.Constraint.alloc_equality if equal else isl.Constraint.alloc_inequality)(local)
+            for v, k in row.items():
+                made = made.set_coefficient_val(*places[v], k) if v else made.set_constant_val(k)
+            found = found.add_constraint(made)
+        return found.project_out(kind, len(names), len(out) - len(names))
+
+    def _rows(self, used: list[str], summed: list[str], where: Iterable[Form]) -> list[Condition]:
+        """All conditions on the integers *used*: ranges, what quotients mean, *where*; of like ones the tightest."""
+        least: dict[Span, tuple[int, Form]] = {}
+        for v in (*self.space.coordinates, *summed):
+            lo, hi = self.space.ranges[v]
+            _tighten(least, {v: 1, "": -lo})
+            _tighten(least, {v: -1, "": hi})
+        for row in where:
+            _tighten(least, row)
+        for v in used:
+            if v in self.space.quotients:
+                e, d = self._quotient(v, set())
+                remainder = {**e, v: -d}
+                _tighten(least, remainder)
+                _tighten(least, {**{u: -k for u, k in remainder.items()}, "": d - 1 - e[""]})
+        return list(_conditions(least))
+
+    def _opened(self, form: Form, met: set[str]) -> Form:
+        """*form* with every alias replaced by what it stands for; their names are added to *met*."""
+        if self.space.aliases.keys().isdisjoint(form):
+            return form
+        out: Form = {"": 0}
+        for v, k in form.items():
+            if v in self.space.aliases:
+                met.add(v)
+                accumulate(out, self._opened(self.space.aliases[v], met), k)
+            else:
+                accumulate(out, {v: 1}, k)
+        return {v: k for v, k in out.items() if k or not v}
+
+    def _within(self, met: set[str]) -> list[Form]:
+        """The conditions for what the aliases *met* stand for to lie in their ranges."""
+        out: list[Form] = []
+        for t in sorted(met):
+            (lo, hi), form = self.space.ranges[t], self._opened(self.space.aliases[t], met)
+            out.append({**form, "": form[""] - lo})
+            out.append({**{v: -k for v, k in form.items()}, "": hi - form[""]})
+        return out
+
+    def _used(self, forms: Iterable[Form], met: set[str]) -> list[str]:
+        """The integers that *forms* depend on, also through quotients, whose aliases are added to *met*."""
+        found: dict[str, None] = {}
+        stack = [v for form in forms for v in form if v]
+        while stack:
+            v = stack.pop()
+            if v not in found:
+                found[v] = None
+                if v in self.space.quotients:
+                    stack += (u for u in self._quotient(v, met)[0] if u)
+        return list(found)
+
+    def _quotient(self, v: str, met: set[str]) -> tuple[Form, int]:
+        """Of what by what *v* is the quotient, without aliases."""
+        e, d = self.space.quotients[v]
+        return self._opened(e, met), d
+
+    def _undetermined(self, forms: list[Form], used: list[str], summed: list[str]) -> list[str]:
+        """The summed iterators that an output element and indices may leave open (none: they are determined)."""
+        known = {"", *self.space.coordinates}
+        quotients = {q: self._quotient(q, set())[0] for q in self.space.quotients if q in used}
+        again = True
+        while again and not known.issuperset(summed):
+            again = False
+            for q, e in quotients.items():
+                if q not in known and known.issuperset(e):
+                    known.add(q)
+                    again = True
+            for form in forms:
+                open_ = [v for v in form if v not in known]
+                if open_ and self._digits(form, open_):
+                    known.update(open_)
+                    again = True
+        return [y for y in summed if y not in known]
+
+    def _digits(self, form: Form, free: list[str]) -> bool:
+        """Whether the value of *form* determines each of *free*: every coefficient exceeds what is below it."""
+        below = 0
+        for v in sorted(free, key=lambda v: abs(form[v])):
+            if abs(form[v]) <= below:
+                return False
+            lo, hi = self.space.ranges[v]
+            below += abs(form[v]) * (hi - lo)
+        return True
+
+
+def sample(space: Space, term: Term) -> tuple[int, ...] | None:
+    """The output coordinates and indices of one point where *term* occurs; None when it occurs nowhere."""
+    _, points = Sets(space, context(), counted=False).of(term)
+    return None if points.is_empty() else tuple(coordinates(points))
+
+
+def coordinates(points: Any) -> list[int]:
+    """The smallest point of a set that is not empty, in lexical order."""
+    point = points.lexmin().sample_point()
+    return [point.get_coordinate_val(isl.dim_type.set, n).to_python() for n in range(points.dim(isl.dim_type.set))]
+
+
+def _tighten(least: dict[Span, tuple[int, Form]], row: Form) -> None:
+    """Put the condition *row* among those known: c + f >= 0, for each f the least c."""
+    span = frozenset([(v, k) for v, k in row.items() if v and k])
+    if span not in least or row[""] < least[span][0]:
+        least[span] = row[""], row
+
+
+def _conditions(least: dict[Span, tuple[int, Form]]) -> Iterable[Condition]:
+    """The conditions known, with one equality for both ends of what has one value."""
+    done: set[Span] = set()
+    for span, (c, row) in least.items():
+        if span not in done:
+            turned = frozenset([(v, -k) for v, k in span])
+            equal = span != turned and turned in least and least[turned][0] == -c
+            done |= {turned} if equal else set()
+            yield equal, row

@@ -1,0 +1,272 @@
+r"""Linear forms over named integers, and the space in which two scopes are compared.
+
+A quotient or remainder by *d* brings in an integer ``q`` with ``0 <= e - d·q < d``, and a scope that may be read
+outside its box brings in names for its coordinates inside, so that every condition is linear.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from itertools import islice, permutations
+from math import factorial, gcd, inf, prod
+from typing import TypeAlias
+
+from einnet_explore.equivalence.assumptions import PLAIN, Given
+from einnet_explore.interpreter.numbers import ENDLESS
+from einnet_explore.ir import Access, Box, Index, Iterator, Quotient, Remainder, Scope
+
+Form: TypeAlias = dict[str, int]
+"""c + Σ kᵢ·vᵢ over named integers; the constant stands at ``""``.  As a condition it means ``form >= 0``."""
+
+Factor: TypeAlias = "tuple[str, tuple[Form, ...]]"
+Env: TypeAlias = "Mapping[Iterator, Form]"
+
+MOST = 900
+"""How many terms or cases one scope may have before its comparison is given up."""
+
+_ORDERS = 24
+
+
+class Beyond(Exception):
+    """The theory of term relations does not reach this scope; the message says why."""
+
+
+class Space:
+    """The integers that one comparison speaks of: output coordinates, summed iterators and quotients, with ranges."""
+
+    def __init__(self, region: Box, same: Callable[[Scope, Scope], bool], given: Given = PLAIN) -> None:
+        self._same = same
+        self.given = given
+        self.ranges: dict[str, tuple[int, int]] = {}
+        self.quotients: dict[str, tuple[Form, int]] = {}
+        self.aliases: dict[str, Form] = {}
+        self._ways: dict[str, list[tuple[Form, int]]] = {}
+        """Of what by what each quotient is known to be the quotient."""
+        self._quotient: dict[tuple[tuple[tuple[str, int], ...], int], str] = {}
+        self._opaque: list[Scope] = []
+        self.point: tuple[Form, ...] = tuple({self.fresh("x", lo, hi - 1): 1, "": 0} for lo, hi in region)
+        self.coordinates = tuple(self.ranges)
+
+    def fresh(self, stem: str, lo: int, hi: int) -> str:
+        """A new integer in the closed range [lo, hi]."""
+        name = f"{stem}{len(self.ranges)}"
+        self.ranges[name] = (lo, hi)
+        return name
+
+    def means(self, v: str) -> bool:
+        """Whether a quotient or an alias is a function of *v*."""
+        return any(v in e for e, _ in self.quotients.values()) or any(v in e for e in self.aliases.values())
+
+    def form(self, index: Index, env: Env) -> Form:
+        """*index* as a linear form; a quotient or remainder by *d* brings in ``q`` with ``0 <= e - d·q < d``."""
+        out: Form = {"": index.const}
+        for atom, k in index.terms:
+            match atom:
+                case Iterator():
+                    accumulate(out, env[atom], k)
+                case Quotient(numerator, d):
+                    accumulate(out, self._divide(self.form(numerator, env), d), k)
+                case Remainder(numerator, d):
+                    e = self.form(numerator, env)
+                    accumulate(out, e, k)
+                    accumulate(out, self._divide(e, d), -k * d)
+        return {v: k for v, k in out.items() if k or not v}
+
+    def _divide(self, e: Form, d: int) -> Form:
+        lo, hi = self.bounds(e)
+        if lo // d == hi // d:
+            return {"": lo // d}
+        # d = g·d' and e = g·a + b with 0 <= b < g: the quotient is a / d'.
+        for g in sorted({gcd(d, k) for v, k in e.items() if v} - {1}, reverse=True):
+            low = {v: k for v, k in e.items() if k % g or not v}
+            least, most = self.bounds(low)
+            if least // g == most // g:
+                high = {v: k // g for v, k in e.items() if v and k % g == 0} | {"": least // g}
+                if g == d:
+                    return high
+                return self._divide(high, d // g)
+        inner = next((v for v in e if v), "")
+        if len(e) == 2 and e[inner] == 1 and inner in self.quotients:
+            # (a // b + c) // d is (a + b·c) // (b·d): one name, which is known as both.
+            a, b = self.quotients[inner]
+            whole = self._divide({**a, "": a[""] + b * e[""]}, b * d)
+            for v in whole:
+                if v in self._ways and whole == {v: 1, "": 0} and (e, d) not in self._ways[v]:
+                    self._ways[v].append((e, d))
+            return whole
+        known = (key(e), d)
+        if known not in self._quotient:
+            name = self.fresh("q", lo // d, hi // d)
+            self._quotient[known] = name
+            self.quotients[name] = (e, d)
+            self._ways[name] = [(e, d)]
+        return {self._quotient[known]: 1, "": 0}
+
+    def enter(self, at: Iterable[Form], box: Box) -> tuple[Form, ...]:
+        """The coordinates *at* under names whose ranges are those of *box*, to be used only inside it."""
+        out = []
+        for form, (lo, hi) in zip(at, box, strict=True):
+            least, most = self.bounds(form)
+            if lo <= least and most < hi:
+                out.append(form)
+                continue
+            name = self.fresh("t", lo, hi - 1)
+            self.aliases[name] = form
+            out.append({name: 1, "": 0})
+        return tuple(out)
+
+    def bounds(self, form: Form) -> tuple[int, int]:
+        """A closed interval that holds every value of *form*.
+
+        A quotient q of e by d stands in it for a remainder, too: e - d·q lies in [0, d), whatever the intervals say.
+        """
+        lo = hi = form[""]
+        quotients: list[tuple[str, int]] = []
+        for v, k in form.items():
+            if v:
+                a, b = self.ranges[v]
+                lo, hi = (lo + k * a, hi + k * b) if k > 0 else (lo + k * b, hi + k * a)
+                if v in self._ways:
+                    quotients.append((v, k))
+        for q, c, (e, d) in [(v, k, way) for v, k in quotients for way in self._ways[v]]:
+            if c % d == 0 and any(form.get(u, 0) * c < 0 for u in e if u):
+                # form = m·(e - d·q) + the rest
+                m = -c // d
+                rest = minus(form, {u: m * k for u, k in {**e, q: -d}.items()})
+                least, most = self.bounds(rest)
+                lo, hi = max(lo, least + min(0, m * (d - 1))), min(hi, most + max(0, m * (d - 1)))
+        return lo, hi
+
+    def within(self, forms: Iterable[Form], box: Iterable[tuple[int, int | None]]) -> tuple[Form, ...] | None:
+        """The conditions for *forms* to lie in the half-open *box* that may fail; None when they cannot all hold.
+
+        An upper end of None is no end.
+        """
+        rows: list[Form] = []
+        for form, (lo, hi) in zip(forms, box, strict=True):
+            least, most = self.bounds(form)
+            if most < lo or (hi is not None and least >= hi):
+                return None
+            if least < lo:
+                rows.append({**form, "": form[""] - lo})
+            if hi is not None and most >= hi:
+                rows.append({**{v: -k for v, k in form.items()}, "": hi - 1 - form[""]})
+        return tuple(rows)
+
+    def opaque(self, scope: Scope, at: tuple[Form, ...]) -> Factor:
+        """``scope[at]``, read inside a function, as a factor; scopes that are one function share a name.
+
+        A scope that only lists its traversals in another order is the same function of permuted coordinates.  Of the
+        coordinates that give one value the least in order are taken: a symmetric scope may be read either way.
+        """
+        for n, known in enumerate((*self._opaque, scope)):
+            for order in islice(_orders(known, scope, at), _ORDERS):
+                if known == (turned := _permuted(scope, order)) or self._same(known, turned):
+                    self._opaque += [scope] * (n == len(self._opaque))
+                    return f"{{{n}}}" + ENDLESS * self.given.endless(known), tuple(at[d] for d in order)
+        raise Beyond("a scope is not equal to itself")
+
+
+def _orders(known: Scope, scope: Scope, at: tuple[Form, ...]) -> Iterable[tuple[int, ...]]:
+    """The orders of *scope*'s traversals that give it *known*'s reach; those with the least coordinates *at* first."""
+    if len(known.traversals) == len(scope.traversals):
+        rank = len(scope.traversals)
+        fitting = (
+            order
+            for order in permutations(range(rank))
+            if all(known.reach[n] == scope.reach[d] for n, d in enumerate(order))
+        )
+        few = factorial(rank) <= _ORDERS
+        yield from sorted(fitting, key=lambda order: [key(at[d]) for d in order]) if few else fitting
+
+
+def _permuted(scope: Scope, order: tuple[int, ...]) -> Scope:
+    padding = tuple(scope.padding[d] for d in order) if scope.padding else ()
+    return replace(scope, traversals=tuple(scope.traversals[d] for d in order), padding=padding)
+
+
+def kind(scope: Scope) -> str | None:
+    """The reduction that decides how *scope* is compared: that of the first scope below it that reduces, if any."""
+    if reduces(scope):
+        return scope.reduce
+    match scope.body:
+        case Access(Scope() as inner):
+            return kind(inner)
+    return None
+
+
+def reduces(scope: Scope) -> bool:
+    """Whether *scope* combines several values; over one summation point every monoid is the identity."""
+    return prod(y.extent for y in scope.summations) != 1
+
+
+def enter(space: Space, scope: Scope, at: tuple[Form, ...]) -> tuple[dict[Iterator, Form], tuple[Form, ...] | None]:
+    """The iterators' forms when *scope* is read at *at*, and the conditions for it to be computed there."""
+    inside = space.within(at, scope.box)
+    env = dict(zip(scope.traversals, at if inside is None else space.enter(at, scope.box), strict=True))
+    for bound in scope.domain:
+        if not set(bound.index.iterators) <= set(scope.traversals):
+            raise Beyond(f"the domain bound {bound!r} depends on more than traversals")
+        rows = space.within((space.form(bound.index, env),), ((bound.lo, bound.hi),))
+        inside = None if inside is None or rows is None else (*inside, *rows)
+    return env, inside
+
+
+def point_of(space: Space, scope: Scope, env: dict[Iterator, Form]) -> tuple[dict[Iterator, Form], tuple[str, ...]]:
+    """*env* with the summations' forms added, and their names."""
+    names = tuple(space.fresh("y", y.lo, y.hi - 1) for y in scope.summations)
+    return {**env, **{y: {name: 1, "": 0} for y, name in zip(scope.summations, names, strict=True)}}, names
+
+
+def pinned(where: Iterable[Form], ranges: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """The integers that the conditions *where* leave one value each in their *ranges*, and these values."""
+    ends: dict[str, tuple[float, float]] = {}
+    for row in where:
+        if len(row) == 2:  # one integer and the constant
+            for v, k in row.items():
+                if v and k in (1, -1):
+                    lo, hi = ends[v] if v in ends else ranges.get(v, (-inf, inf))
+                    ends[v] = (max(lo, -row[""]), hi) if k == 1 else (lo, min(hi, row[""]))
+    return {v: int(lo) for v, (lo, hi) in ends.items() if lo == hi}
+
+
+def complement(inside: tuple[Form, ...] | None) -> list[tuple[Form, ...]]:
+    """Disjoint conjunctions that together hold exactly where *inside* does not."""
+    if inside is None:
+        return [()]
+    return [(*inside[:n], negated(row)) for n, row in enumerate(inside)]
+
+
+def value_at(form: Form, known: Mapping[str, int]) -> int:
+    """The value of *form* where every integer of it is *known*."""
+    return form[""] + sum(k * known[v] for v, k in form.items() if v)
+
+
+def negated(row: Form) -> Form:
+    """The condition that holds exactly where *row* does not."""
+    return {**{v: -k for v, k in row.items()}, "": -row[""] - 1}
+
+
+def tensor_name(space: Space, name: str) -> str:
+    """The factor of a tensor's elements: its name, in quotes where it is no word, so that no other symbol has it.
+
+    One that may hold infinite values says so.
+    """
+    return (name if name.isidentifier() else json.dumps(name)) + ENDLESS * (name in space.given.infinite)
+
+
+def key(form: Form) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(form.items()))
+
+
+def minus(a: Form, b: Form) -> Form:
+    out = dict(a)
+    accumulate(out, b, -1)
+    return {v: k for v, k in out.items() if k or not v}
+
+
+def accumulate(out: Form, form: Form, k: int) -> None:
+    for v, c in form.items():
+        out[v] = out.get(v, 0) + c * k

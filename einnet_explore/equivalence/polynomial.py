@@ -1,0 +1,149 @@
+"""Polynomials whose variables are tensor elements at linear forms, and functions of them as symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from itertools import product
+from math import inf, isinf, isnan, prod
+from typing import TypeAlias
+
+from einnet_explore.equivalence.linear_space import Beyond, Factor, Form, key
+from einnet_explore.interpreter.numbers import ENDLESS, FINITE, Number, rounded
+
+Monomial: TypeAlias = "tuple[Number, tuple[Factor, ...]]"
+Polynomial: TypeAlias = "tuple[Monomial, ...]"
+
+ONE: Polynomial = ((Fraction(1), ()),)
+
+LESS_ITSELF = "what may be infinite is multiplied by 0, or less itself"
+"""Where it is infinite that is no number, and elsewhere what is left: no symbol stands for both."""
+
+
+def endless(k: Number, factors: Iterable[Factor]) -> bool:
+    """Whether a monomial may be infinite."""
+    return isinf(k) or any(name.endswith(ENDLESS) for name, _ in factors)
+
+
+def applied(op: str, args: list[Polynomial], rounds: bool = False) -> Polynomial:
+    """*op* of polynomials: sums and products are multiplied out, constants folded, anything else becomes a symbol.
+
+    *rounds*: symbols are named with rounded constants.  Raises Beyond for what may be infinite times a sum or 0, or
+    less itself.
+    """
+    match op, args:
+        case "+", _:
+            return _collect(m for arg in args for m in arg)
+        case "-", [a, b]:
+            return _collect((*a, *((times(k, Fraction(-1)), f) for k, f in b)))
+        case "neg", [a]:
+            return tuple((times(k, Fraction(-1)), f) for k, f in a)
+        case "*", _:
+            if infinite := [n for n, arg in enumerate(args) if any(endless(*m) for m in arg)]:
+                if () in args:
+                    raise Beyond(LESS_ITSELF)
+                if any(len(arg) > 1 and infinite != [n] for n, arg in enumerate(args)):
+                    raise Beyond("what may be infinite is multiplied by a sum")
+            chosen = product(*args)
+            return _collect((times(*(k for k, _ in c)), tuple(f for _, fs in c for f in fs)) for c in chosen)
+        case "/", [a, ((k, ()),)] if not isinf(k):
+            return tuple((times(c, 1 / Fraction(k)), f) for c, f in a)
+        case "/", [a, b] if a != ONE:
+            return applied("*", [a, applied("/", [ONE, b], rounds)])
+    constants = [constant(arg) for arg in args]
+    if op in _FOLDED and None not in constants:
+        value = _FOLDED[op](*(c for c in constants if c is not None))
+        return ((value, ()),) if value else ()
+    if op in ("maximum", "minimum"):
+        neutral = -inf if op == "maximum" else inf
+        for c, other in zip(constants, reversed(args), strict=True):
+            if c == neutral:
+                return other
+    names, index = zip(*(skeleton(arg, rounds) for arg in args), strict=True)
+    of = f"{op}({', '.join(names)})"
+    passed = not args[1] if op == "/" else op not in FINITE and ENDLESS in of
+    return ((Fraction(1), ((of + ENDLESS * passed, tuple(f for forms in index for f in forms)),)),)
+
+
+def factored(value: Polynomial, rounds: bool = False) -> Polynomial:
+    """The exponential of a sum as the product of those of its terms; that of nothing is 1."""
+    return applied("*", [applied("exp", [(m,)], rounds) for m in value]) if value else ONE
+
+
+def cancelled(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
+    """*factors* without pairs of exponentials whose product is 1: not those of what may be infinite."""
+    kept: list[Factor] = []
+    for name, at in factors:
+        opposite = (_opposite(name), at)
+        if name.startswith("exp(") and ENDLESS not in name and opposite in kept:
+            kept.remove(opposite)
+        else:
+            kept.append((name, at))
+    return tuple(kept)
+
+
+def _opposite(name: str) -> str:
+    head, minus, rest = name.partition("exp(-")
+    return f"exp({rest}" if minus and not head else f"exp(-{name.removeprefix('exp(')}"
+
+
+_FOLDED: dict[str, Callable[..., Number]] = {
+    "relu": lambda a: max(a, Fraction(0)),
+    "abs": abs,
+    "maximum": max,
+    "minimum": min,
+}
+
+
+def constant(value: Polynomial) -> Number | None:
+    """The number that *value* is, if it is one."""
+    match value:
+        case ():
+            return Fraction(0)
+        case ((k, ()),):
+            return k
+    return None
+
+
+def _collect(monomials: Iterable[Monomial]) -> Polynomial:
+    """Like monomials added up, in an order that depends on names first."""
+    total: dict[tuple[object, ...], Monomial] = {}
+    for k, factors in monomials:
+        ordered = tuple(sorted(factors, key=_factor_key))
+        which = tuple(map(_factor_key, ordered))
+        if which not in total:
+            total[which] = k, ordered
+        elif (old := total[which][0]) * k < 0 and endless(k, ordered):
+            raise Beyond(LESS_ITSELF)
+        else:
+            total[which] = old + k, ordered
+    kept = [(k, f) for k, f in total.values() if k]
+    return tuple(sorted(kept, key=lambda m: ([n for n, _ in m[1]], m[0], [_factor_key(f) for f in m[1]])))
+
+
+def _factor_key(factor: Factor) -> tuple[str, tuple[tuple[tuple[str, int], ...], ...]]:
+    return factor[0], tuple(map(key, factor[1]))
+
+
+def skeleton(value: Polynomial, rounds: bool = False) -> tuple[str, tuple[Form, ...]]:
+    """A polynomial as the name of a function of tensor elements, and where these elements lie.
+
+    With *rounds* its constants are rounded.
+    """
+    numbers = (str(rounded(k) if rounds else k).replace("inf", ENDLESS) for k, _ in value)
+    names = " + ".join("*".join((k, *(name for name, _ in fs))) for k, (_, fs) in zip(numbers, value, strict=True))
+    return names or "0", tuple(form for _, factors in value for _, at in factors for form in at)
+
+
+def number(value: float) -> Number:
+    """*value* exactly; infinities stay as they are.  Raises Beyond for what is no number."""
+    if isnan(value):
+        raise Beyond("a constant is not a number")
+    return value if isinf(value) else Fraction(value)
+
+
+def times(*numbers: Number) -> Number:
+    """The product of *numbers*.  Raises Beyond where one of several is infinite."""
+    if len(numbers) > 1 and any(map(isinf, numbers)):
+        raise Beyond("an infinite constant is multiplied")
+    return prod(numbers, start=Fraction(1)) if len(numbers) > 1 else numbers[0]

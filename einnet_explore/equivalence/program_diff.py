@@ -1,0 +1,240 @@
+"""Two programs side by side: whether they fit by names and shapes, and which parts of them are to be compared.
+
+The equations of a program by name: what each means, and what it is made of.
+
+Two scopes compared where they differ: at the smallest sub-scopes first, and at their parents where that fails.
+
+A bound that readers never violate may be dropped, which only the reader shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from dataclasses import replace
+from functools import lru_cache
+
+from einnet_explore.analysis.equations import read_by
+from einnet_explore.equivalence.assumptions import Given
+from einnet_explore.equivalence.linear_space import Beyond
+from einnet_explore.equivalence.term_multiset import Witness, difference
+from einnet_explore.equivalence.verdict import Certificate, joint
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Box,
+    Path,
+    Program,
+    Scalar,
+    Scope,
+    Tensor,
+    accesses,
+    map_accesses,
+    show_path,
+    tensors,
+)
+
+
+def unfit(before: Program, after: Program) -> str | None:
+    """Why *after* cannot stand for *before*, by names and shapes alone: what is there, what is read."""
+    if before.outputs != after.outputs:
+        return f"outputs are {', '.join(after.outputs)}, expected {', '.join(before.outputs)}"
+    given = {t.name: t for t in before.inputs}
+    for t in after.inputs:
+        if t.name not in given or given[t.name].shape != t.shape:
+            expected = given[t.name].shape if t.name in given else "no such input"
+            return f"input {t.name} has shape {t.shape}, expected {expected}"
+        if given[t.name].box != t.box:
+            return f"input {t.name} has box {_box(t.box)}, expected {_box(given[t.name].box)}"
+    held = {t.name: t for t in after.inputs}
+    defined: set[str] = set()
+    for equation in after.equations:
+        for t in _read(equation.scope):
+            source = held.get(t.name)
+            if source is None:
+                return f"{equation.name} reads {t.name}, which is no input and no earlier equation"
+            if source.box != t.box or (t.name in defined and t.value != source.value):
+                return f"{equation.name} reads {t.name} as {_shown(t)}, but it is {_shown(source)}"
+            if t.name in defined and t.padding != source.padding and not _covers(source.reach, t.reach):
+                # What lies there is not what its scope holds there.
+                return f"{equation.name} reads {t.name} in {_box(t.reach)}, but it reaches over {_box(source.reach)}"
+        if equation.name in held:
+            return f"{equation.name} is defined twice"
+        held[equation.name] = equation.tensor
+        defined.add(equation.name)
+    boxes = {e.name: e.scope.box for e in before.equations}
+    for name in before.outputs:
+        if name in boxes and (name not in defined or held[name].box != boxes[name]):
+            found = _box(held[name].box) if name in defined else "nothing"
+            return f"output {name} has box {found}, expected {_box(boxes[name])}"
+        if name not in boxes and (name in defined or name not in held):
+            found = "an equation" if name in defined else "nothing"
+            return f"output {name} is {found}, expected the input of this name"
+    return None
+
+
+@lru_cache(1 << 14)
+def _read(scope: Scope) -> tuple[Tensor, ...]:
+    return tuple(tensors(scope))
+
+
+def inlined(program: Program, kept: Iterable[str]) -> dict[str, Scope]:
+    """Every equation's scope by name, with the equations that are not *kept* substituted into their readers."""
+    keep = set(kept)
+    out: dict[str, Scope] = {}
+    memo: dict[Scope, Scope] = {}
+
+    def at(access: Access) -> Scalar:
+        match access.source:
+            case Tensor(name) as source if name in out and name not in keep:
+                return Access(replace(out[name], padding=source.padding), access.index)
+            case Scope() as source:
+                return Access(within(source), access.index)
+        return access
+
+    def within(scope: Scope) -> Scope:
+        if scope not in memo:
+            body = map_accesses(scope.body, at)
+            memo[scope] = scope if body == scope.body else replace(scope, body=body)
+        return memo[scope]
+
+    for equation in program.equations:
+        out[equation.name] = within(equation.scope)
+    return out
+
+
+def children(before: Scope, after: Scope) -> list[tuple[int, Scope, Scope]]:
+    """The numbered sub-scopes in which two scopes differ, if everything around them is the same; else nothing."""
+    if replace(after, body=before.body, padding=before.padding) != before:
+        return []
+    if not _alike(before.body, after.body):
+        return []
+    pairs = zip(accesses(before.body), accesses(after.body), strict=True)
+    return [
+        (n, b.source, a.source)
+        for n, (b, a) in enumerate(pairs)
+        if b.source != a.source and isinstance(b.source, Scope) and isinstance(a.source, Scope)
+    ]
+
+
+def _alike(a: Scalar, b: Scalar) -> bool:
+    """Whether two bodies differ in nothing but the scopes that they read."""
+    match a, b:
+        case Access(Scope(), i), Access(Scope(), j):
+            return i == j
+        case Apply(f, x), Apply(g, y):
+            return f == g and len(x) == len(y) and all(map(_alike, x, y))
+    return a == b
+
+
+def pairs(a: Scalar, b: Scalar) -> list[tuple[Access, Access]] | None:
+    """The accesses of two bodies in pairs, if the bodies differ in nothing else."""
+    match a, b:
+        case Access(), Access():
+            return [(a, b)]
+        case Apply(f, x), Apply(g, y) if f == g and len(x) == len(y):
+            found = [pairs(one, other) for one, other in zip(x, y, strict=True)]
+            return None if None in found else [pair for some in found if some for pair in some]
+    return [] if a == b else None
+
+
+def _covers(box: Box, other: Box) -> bool:
+    return all(a <= c and d <= b for (a, b), (c, d) in zip(box, other, strict=True))
+
+
+def _box(box: Box) -> str:
+    return " × ".join(f"[{lo}, {hi})" for lo, hi in box) or "scalar"
+
+
+def _shown(t: Tensor) -> str:
+    return f"{_box(t.box)} with value {t.value:g} outside"
+
+
+class Definitions:
+    """The equations of *program*, to be put into their readers one by one."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._numbers = {e.name: n for n, e in enumerate(program.equations)}
+        self._made_of: dict[str, frozenset[str]] = {}
+
+    def scope(self, name: str, kept: Set[str]) -> Scope:
+        """What *name* means, with the equations that are not *kept* put into it."""
+        met = {self._numbers[name]}
+        stack = [name]
+        while stack:
+            for read in self._reads(stack.pop()):
+                if read in self._numbers and read not in kept and self._numbers[read] not in met:
+                    met.add(self._numbers[read])
+                    stack.append(read)
+        equations = tuple(self._program.equations[n] for n in sorted(met))
+        return inlined(replace(self._program, equations=equations), kept)[name] if len(met) > 1 else equations[0].scope
+
+    def made_of(self, name: str) -> frozenset[str]:
+        """The names of all tensors that *name* is computed from, through other equations, too."""
+        if not self._made_of:
+            for equation in self._program.equations:
+                read = self._reads(equation.name)
+                self._made_of[equation.name] = frozenset(read).union(*(self._made_of.get(r, ()) for r in read))
+        return self._made_of.get(name, frozenset())
+
+    def _reads(self, name: str) -> Iterable[str]:
+        return read_by(self._program.equations[self._numbers[name]].scope)
+
+
+def outermost(names: Set[str], *sides: tuple[Definitions, Set[str]]) -> Set[str]:
+    """Those of *names* that no other of them is made of; all of them where each is.
+
+    *sides* are the programs in which they are read, each with the names that are read there.
+    """
+    inner = {n for definitions, read in sides for m in names & read for n in definitions.made_of(m) if n != m}
+    return names - inner or names
+
+
+def agreement(before: Scope, after: Scope, region: Box, at: Path, given: Given) -> Certificate | Witness | str:
+    """The proof at the smallest scopes that differ; else what the comparison at *at* itself says against it."""
+    if before == after:
+        return Certificate("proved", "identical", show_path(at))
+    if inner := children(before, after):
+        found = [agreement(b, a, _meet(b.reach, a.reach), (*at, n), given) for n, b, a in inner]
+        proofs = [c for c in found if isinstance(c, Certificate)]
+        if len(proofs) == len(found):
+            return proofs[0] if len(proofs) == 1 else joint(proofs, show_path(at))
+    why = _why(before, after, region, given)
+    if why is None or _equal_pointwise(before, after, given):
+        return Certificate("proved", "term relation", show_path(at))
+    for more in given.axioms([before], [after]):
+        if _why(before, after, region, more) is None or (more.rounds and _equal_pointwise(before, after, more)):
+            return Certificate("proved", "term relation", show_path(at), detail=more.named)
+    return why
+
+
+def _why(before: Scope, after: Scope, region: Box, given: Given) -> Witness | str | None:
+    try:
+        return difference(before, after, region, given)
+    except Beyond as beyond:
+        return str(beyond)
+
+
+def _equal_pointwise(before: Scope, after: Scope, given: Given) -> bool:
+    """Whether two scopes that differ in accesses only read equal elements at every point, access by access.
+
+    So a function of a sum is equal where the sum is, although it is no sum itself.
+    """
+    if before.domain or replace(after, body=before.body, padding=before.padding) != before:
+        return False
+    met = pairs(before.body, after.body)
+    if met is None:
+        return False
+    own = (*before.traversals, *before.summations)
+    for b, a in met:
+        if b != a:
+            one, other = Scope(own, (), b), Scope(own, (), a)
+            if one == before and other == after:
+                return False
+            if _why(one, other, one.box, given) is not None:
+                return False
+    return True
+
+
+def _meet(a: Box, b: Box) -> Box:
+    return tuple((max(p, r), min(q, s)) for (p, q), (r, s) in zip(a, b, strict=True))

@@ -1,0 +1,90 @@
+"""Legality: every read stays within its source's reach, wherever it is made.
+
+A read is made at every point of its scope's ranges where the domain holds; one in a branch of ``where`` only where
+that branch is taken.  Intervals settle almost all reads; integer sets settle the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import islpy as isl
+
+from einnet_explore.equivalence.integer_sets import sample
+from einnet_explore.equivalence.linear_space import Beyond, Env, Form, Space, complement, enter, point_of
+from einnet_explore.equivalence.term_relation import Term, decide
+from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, Tensor, accesses
+
+
+def illegal_read(scope: Scope) -> str | None:
+    """What *scope*, or a scope below it, reads beyond its source's reach, with the numbers; None when all is legal.
+
+    Nothing is read legally where one iterator is to run twice.
+    """
+    own = (*scope.traversals, *scope.summations)
+    if len(set(own)) < len(own):
+        return f"an iterator runs twice in one scope, of {', '.join(x.name for x in own)}"
+    if not _surely_legal(scope) and (found := _search(scope)) is not None:
+        return found
+    for access in accesses(scope.body):
+        if isinstance(access.source, Scope) and (found := illegal_read(access.source)) is not None:
+            return found
+    return None
+
+
+def _surely_legal(scope: Scope) -> bool:
+    for access in accesses(scope.body):
+        if len(access.index) != len(access.source.shape):
+            return False
+        for index, (lo, hi) in zip(access.index, access.source.reach, strict=True):
+            least, most = index.bounds
+            if least < lo or most >= hi:
+                return False
+    return True
+
+
+def _search(scope: Scope) -> str | None:
+    space = Space(scope.box, lambda a, b: False)
+    env, inside = enter(space, scope, space.point)
+    if inside is None:
+        return None
+    env, summed = point_of(space, scope, env)
+    for access, guards in guarded(space, scope.body, env, inside):
+        name = access.source.name if isinstance(access.source, Tensor) else "a scope"
+        if len(access.index) != len(access.source.shape):
+            return f"{name} has {len(access.source.shape)} dimensions and is read with {len(access.index)} indices"
+        at = tuple(space.form(i, env) for i in access.index)
+        for beyond in complement(space.within(at, access.source.reach)):
+            own = (*scope.traversals, *scope.summations)
+            term = Term(1, (("", tuple(env[x] for x in own)),), summed, (*guards, *beyond))
+            try:
+                point = sample(space, term)
+            except isl.Error as error:
+                raise Beyond(f"integer sets: {error}") from None
+            if point is not None:
+                values = dict(zip(own, point[len(space.coordinates) :], strict=True))
+                told = ", ".join(f"{x.name}={values[x]}" for x in own)
+                reads = ", ".join(str(i.evaluate(values.__getitem__)) for i in access.index)
+                reach = " × ".join(f"[{lo}, {hi})" for lo, hi in access.source.reach)
+                return (
+                    f"{name}[{', '.join(map(repr, access.index))}] at {told} reads [{reads}], outside its reach {reach}"
+                )
+    return None
+
+
+def guarded(
+    space: Space, scalar: Scalar, env: Env, guards: tuple[Form, ...]
+) -> Iterable[tuple[Access, tuple[Form, ...]]]:
+    """Every access with the conditions under which it is made, in disjoint pieces."""
+    match scalar:
+        case Access():
+            yield scalar, guards
+        case Apply("where", (Compare() as condition, yes, no)):
+            for pieces, branch in zip(decide(space, condition, env), (yes, no), strict=True):
+                for piece in pieces:
+                    yield from guarded(space, branch, env, (*guards, *piece))
+        case Apply(args=args):
+            for arg in args:
+                yield from guarded(space, arg, env, guards)
+        case Const() | Compare():
+            pass

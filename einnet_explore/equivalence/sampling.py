@@ -1,0 +1,216 @@
+r"""Exact evaluation of two scopes on random integers, whole or in slices: evidence where no proof is in reach.
+
+Functions over the reals become fixed integer polynomials first (``exp`` → x² + 3x + 5 and so on): scopes that are equal
+whatever a function means stay equal, no value saturates, and arithmetic stays exact.  A slice restricts the
+traversals of the root to a window, and those of nested scopes to what the window reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from einnet_explore.analysis.substitution import with_iterators
+from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Box,
+    Compare,
+    Const,
+    Iterator,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    add,
+    map_accesses,
+    mul,
+    scopes,
+    tensors,
+)
+
+_REAL = ("tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "erf", "pow", "/")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How many output elements were compared; the first that differs (where, expected, found), or what went wrong."""
+
+    elements: int
+    differs: tuple[tuple[int, ...], float, float] | None = None
+    error: str | None = None
+
+
+def cost(scope: Scope) -> int:
+    """The points of all grids of *scope* and the scopes below it, each distinct scope once."""
+    distinct = dict.fromkeys(s for _, s in scopes(scope))
+    return sum(prod(x.extent for x in (*s.traversals, *s.summations)) for s in distinct)
+
+
+def compare(
+    before: Scope,
+    after: Scope,
+    budget: int,
+    seed: int,
+    element: tuple[int, ...] | None = None,
+    indices: tuple[tuple[int, ...], ...] = (),
+) -> Sample:
+    """Evaluate both scopes (of one box) on the same random integers, up to 16 times within *budget* grid points.
+
+    Where once costs more, slices are evaluated: at both corners, at random, and around *element*.  *element* is an
+    output element and *indices* are coordinates in tensors that a comparison of terms suspects: some inputs have a
+    peak there, so that a maximum shows what it lost; some have one sign, so that one with a constant does.
+    """
+    once = cost(before) + cost(after)
+    rounds = range(max(4, min(16, budget // max(1, once))))
+    seen: set[Box] = set()
+    for n in rounds:
+        random = np.random.default_rng((seed, n))
+        window = before.box if once <= budget else _window(before, after, budget, random, n, element)
+        pair = [s if window == before.box else sliced(s, window) for s in (before, after)]
+        given = inputs(pair[0], pair[1], random, 1000 if n % 2 else 4)
+        if sign := {3: -1, 6: 1, 7: -1}.get(n % 8):
+            given = {name: np.asarray(sign * np.abs(array)) for name, array in given.items()}
+        if n % 4 != 0:
+            _peak(given, indices, 100_000 if n % 4 < 3 else -100_000)
+        differs = _differs(pair[0], pair[1], window, given, n == 0)
+        if differs is not None:
+            return Sample(_volume({*seen, window}), *differs)
+        seen.add(window)
+    return Sample(_volume(seen))
+
+
+def _differs(
+    before: Scope, after: Scope, window: Box, given: dict[str, Any], first: bool
+) -> tuple[tuple[tuple[int, ...], float, float] | None, str | None] | None:
+    """The first element that differs, or what stopped the evaluation; None where all agree.
+
+    Functions over the reals are taken as they are in the *first* evaluation, and where their stand-ins differ.
+    """
+    pair = (before, after)
+    real = any(map(_is_real, pair))
+    try:
+        left, right = (evaluate(interpreted(s), given) for s in pair)
+        if real and (first or not np.array_equal(left, right)):
+            # An identity of a real function may hold where its stand-in differs, and the other way round.
+            scaled = {name: a / (1 + np.abs(a).max(initial=0)) + 1 for name, a in given.items()}
+            left, right = (evaluate(s, scaled, np.float64) for s in pair)
+        else:
+            real = False
+    except (IllegalRead, OverflowError, ValueError) as error:
+        return None, str(error)
+    agree = np.isclose(left, right, rtol=1e-9, atol=1e-9, equal_nan=True) if real else left == right
+    if np.all(agree):
+        return None
+    at = np.unravel_index(int(np.argmin(agree)), left.shape)
+    element = tuple(int(i) + lo for i, (lo, _) in zip(at, window, strict=True))
+    return (element, _plain(left[at]), _plain(right[at])), None
+
+
+def inputs(before: Scope, after: Scope, random: np.random.Generator, most: int) -> dict[str, Any]:
+    """Random integers in [-most, most] for every tensor that either scope reads."""
+    read = dict.fromkeys((*tensors(before), *tensors(after)))
+    return {t.name: np.asarray(random.integers(-most, most + 1, t.shape)) for t in read}
+
+
+def _peak(given: dict[str, Any], indices: tuple[tuple[int, ...], ...], value: int) -> None:
+    """Put *value* wherever coordinates of *indices*, or a part of them, lie in a tensor."""
+    for array in given.values():
+        for index in indices:
+            for n in range(len(index) - array.ndim + 1):
+                part = index[n : n + array.ndim]
+                if all(0 <= i < extent for i, extent in zip(part, array.shape, strict=True)):
+                    array[part] = value
+
+
+def _volume(windows: set[Box]) -> int:
+    """How many elements lie in windows, those in several of them counted once where the windows are one."""
+    return sum(prod(hi - lo for lo, hi in window) for window in windows)
+
+
+def sliced(scope: Scope, window: Box) -> Scope:
+    """*scope* computed in *window* only; it may be read as far as before, and is meant to be read only there."""
+    to = {x: Iterator(x.name, lo, hi) for x, (lo, hi) in zip(scope.traversals, window, strict=True)}
+    small = with_iterators(scope, to)
+    reach = tuple((lo - a, b - hi) for (lo, hi), (a, b) in zip(window, scope.reach, strict=True))
+
+    def narrow(access: Access) -> Scalar:
+        match access.source:
+            case Tensor() | Table():
+                return access
+            case Scope(box=box) as inner:
+                read = (i.bounds for i in access.index)
+                spans = [(max(lo, a), min(hi, b + 1)) for (lo, hi), (a, b) in zip(box, read, strict=True)]
+                used = tuple(
+                    s if s[0] < s[1] else (lo, min(lo + 1, hi)) for s, (lo, hi) in zip(spans, box, strict=True)
+                )
+                return Access(sliced(inner, used), access.index)
+
+    return replace(small, body=map_accesses(small.body, narrow), padding=reach)
+
+
+def interpreted(scope: Scope) -> Scope:
+    """*scope* with every function over the reals replaced by a fixed integer polynomial."""
+    return replace(scope, body=_interpreted(scope.body))
+
+
+def _interpreted(body: Scalar) -> Scalar:
+    match body:
+        case Access(Scope() as source, index):
+            return Access(interpreted(source), index)
+        case Apply("pow", (a, Const(value))) if value >= 0 and value == int(value):
+            return Apply("pow", (_interpreted(a), Const(value)))
+        case Apply("/", (a, Const(0))):
+            return Apply("/", (_interpreted(a), Const(0)))
+        case Apply(op, args) if op in _REAL:
+            k = 3 + 2 * _REAL.index(op)
+            first, *rest = map(_interpreted, args)
+            return add(
+                mul(first, *(add(b, Const(k)) for b in rest), *(() if rest else (first,))),
+                mul(Const(k), first),
+                Const(k + 2),
+            )
+        case Apply(op, args):
+            return Apply(op, tuple(map(_interpreted, args)))
+        case Access() | Const() | Compare():
+            return body
+
+
+def _is_real(scope: Scope) -> bool:
+    return any(_has_real(s.body) for _, s in scopes(scope))
+
+
+def _has_real(body: Scalar) -> bool:
+    match body:
+        case Apply(op, args):
+            return op in _REAL or any(map(_has_real, args))
+        case Access() | Const() | Compare():
+            return False
+
+
+def _window(
+    before: Scope, after: Scope, budget: int, random: np.random.Generator, n: int, element: tuple[int, ...] | None
+) -> Box:
+    """A window that both scopes fill within *budget*, in turn: at the low corner, at the high one, around *element*,
+    at random.
+    """
+    box = list(before.box)
+    while any(hi - lo > 1 for lo, hi in box):
+        if cost(sliced(before, tuple(box))) + cost(sliced(after, tuple(box))) <= budget:
+            break
+        d = max(range(len(box)), key=lambda d: box[d][1] - box[d][0])
+        lo, hi = box[d]
+        size = (hi - lo + 1) // 2
+        at = int(random.integers(lo, hi - size + 1))
+        near = at if element is None else max(lo, min(hi - size, element[d] - size // 2))
+        start = (lo, hi - size, near, at)[n % 4]
+        box[d] = (start, start + size)
+    return tuple(box)
+
+
+def _plain(value: Any) -> float:
+    return value.item() if hasattr(value, "item") else value  # type: ignore[no-any-return]

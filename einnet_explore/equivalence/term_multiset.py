@@ -1,0 +1,341 @@
+r"""Comparing two scopes term by term: the multisets of their terms as integer maps.
+
+.. math::  \vec x \mapsto \{\!\{ (T_1[\vec i_1] \cdots T_n[\vec i_n]) \cdot k \}\!\}
+
+For every product of tensors the map from output elements and indices to the total coefficient is a finite union of
+integer sets, one a coefficient; both scopes compute the same if and only if these sets are equal (they always compute
+the same if so).  A summation point must be determined by its output element and its term; where it is not, the count
+is beyond integer sets, except for iterators that occur nowhere: those multiply by their extent.
+
+Terms that stand on both sides of a comparison, whatever their summed integers are called.
+
+Two terms with the same factors, conditions and sums contribute the same to every element, so they need no sets: what
+is left of both sides is equal exactly if the sides are.  Most steps of a derivation leave most terms as they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from math import isinf
+from typing import Any, TypeAlias
+
+import islpy as isl
+
+from einnet_explore.equivalence.assumptions import PLAIN, Given
+from einnet_explore.equivalence.commutation import ordered
+from einnet_explore.equivalence.integer_sets import Sets, context, coordinates
+from einnet_explore.equivalence.linear_space import Beyond, Form, Space, kind, value_at
+from einnet_explore.equivalence.polynomial import cancelled, endless
+from einnet_explore.equivalence.term_relation import Term, choices_at, terms_at
+from einnet_explore.interpreter.numbers import ENDLESS, Number, rounded
+from einnet_explore.ir import Box, Scope
+
+
+def uncommon(space: Space, left: Iterable[Term], right: Iterable[Term]) -> tuple[list[Term], list[Term]]:
+    """What is left of both sides where terms that both have are taken away.
+
+    What may be infinite is no number that could be taken away: such sides are returned as they are, or are the same.
+    """
+    sides = list(left), list(right)
+    if any(endless(term.coefficient, term.factors) for side in sides for term in side):
+        one, other = (Counter((known_by(space, term), term.coefficient) for term in side) for side in sides)
+        return ([], []) if one == other else sides
+    left_by, right_by = (_merged(space, side) for side in sides)
+    rounds = space.given.rounds
+    same = {k for k in left_by.keys() & right_by.keys() if _one_number(left_by[k], right_by[k], rounds)}
+    return [t for k, t in left_by.items() if k not in same], [t for k, t in right_by.items() if k not in same]
+
+
+def _merged(space: Space, side: list[Term]) -> dict[Hashable, Term]:
+    """The terms of one *side* by what they are known by, those that are alike but for their coefficients added up."""
+    total: dict[Hashable, Term] = {}
+    for term in gathered(side):
+        known = total.get(same := known_by(space, term))
+        total[same] = replace(term, coefficient=known.coefficient + term.coefficient) if known else term
+    return {same: term for same, term in total.items() if term.coefficient}
+
+
+def _one_number(a: Term, b: Term, rounds: bool) -> bool:
+    if rounds:
+        return rounded(a.coefficient) == rounded(b.coefficient)
+    return a.coefficient == b.coefficient
+
+
+def gathered(terms: Sequence[Term]) -> list[Term]:
+    """*terms* with those that differ in their coefficients only added up, and without those that are cancelled.
+
+    The products of a bilinear algorithm mostly cancel: their sets need not be made for that.
+    """
+    out: dict[Any, Term] = {}
+    seen: dict[int, Hashable] = {}  # most forms are shared by many terms
+
+    def known_as(form: Form) -> Hashable:
+        if id(form) not in seen:
+            seen[id(form)] = frozenset(form.items())
+        return seen[id(form)]
+
+    for term in terms:
+        factors = tuple([(name, tuple([known_as(form) for form in at])) for name, at in term.factors])
+        where = frozenset([known_as(row) for row in term.where])
+        same = factors, frozenset(term.summed), where, isinf(term.coefficient) and term.coefficient
+        known = out.get(same)
+        out[same] = replace(term, coefficient=known.coefficient + term.coefficient) if known else term
+    return [term for term in out.values() if term.coefficient]
+
+
+def alike(space: Space, left: Iterable[Term], right: Iterable[Term]) -> bool:
+    """Whether both sides have the same terms, no matter how often: as sets of values that are reduced they are one."""
+    return {known_by(space, term) for term in left} == {known_by(space, term) for term in right}
+
+
+def known_by(space: Space, term: Term) -> Hashable:
+    """*term* but for its coefficient: equal for terms that differ in names of summed integers only.
+
+    Summed integers are numbered as they are met; where an order of equals was chosen otherwise, two such terms may get
+    different keys, never the other way round.
+    """
+    return _Naming(space, term).key()
+
+
+class _Naming:
+    """The numbers of one term's summed integers, given as they are met."""
+
+    def __init__(self, space: Space, term: Term) -> None:
+        self._space, self._term = space, term
+        self._numbers: dict[str, int] = {}
+        self._summed = frozenset(term.summed)
+
+    def key(self) -> Hashable:
+        factors = tuple([(name, tuple([self._form(form) for form in at])) for name, at in self._term.factors])
+        where = frozenset([self._form(row) for row in self._term.where])
+        ranges = self._space.ranges
+        unused = sorted(ranges[y] for y in self._term.summed if y not in self._numbers)
+        return factors, where, tuple([ranges[y] for y in self._numbers]), tuple(unused)
+
+    def _form(self, form: Form) -> Hashable:
+        return frozenset([(self._integer(v), k) for v, k in form.items()])
+
+    def _integer(self, v: str) -> Hashable:
+        """What *v* is: a summed integer its number, a quotient or an alias what it is a function of."""
+        if v in self._summed:
+            return self._numbers.setdefault(v, len(self._numbers))
+        if v in self._space.quotients:
+            e, d = self._space.quotients[v]
+            return "/", self._form(e), d
+        if v in self._space.aliases:
+            return "in", self._form(self._space.aliases[v]), self._space.ranges[v]
+        return v
+
+
+Tally: TypeAlias = "dict[Number, Any]"
+Sides: TypeAlias = "tuple[list[Term], list[Term]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """An output element and a term of it that two scopes count differently.
+
+    *term* holds the factors with their coordinates.  *decisive*: scopes that differ so compute different functions,
+    because the term is a product of tensor elements (and not of symbols for functions, whose values may agree).
+    """
+
+    element: tuple[int, ...]
+    term: tuple[tuple[str, tuple[int, ...]], ...]
+    expected: Number
+    found: Number
+    decisive: bool
+
+    def __str__(self) -> str:
+        at = ", ".join(map(str, self.element))
+        named = [(name.removesuffix(ENDLESS), i) for name, i in self.term]
+        term = " · ".join(f"{name}[{', '.join(map(str, i))}]" if i else name for name, i in named) or "1"
+        return f"element [{at}]: {term} occurs {_times(self.expected)} before and {_times(self.found)} after"
+
+
+def difference(before: Scope, after: Scope, region: Box, given: Given = PLAIN) -> Witness | None:
+    """None where both scopes are equal functions on *region*, else a term that is counted differently.
+
+    *given* says what may be infinite, and which axioms may be used; without them functions are symbols and constants
+    exact.  Raises Beyond where the theory does not reach.
+    """
+    inner = replace(given, exponential=False)
+    space = Space(region, lambda a, b: same(a, b, inner), given)
+    reduce = _common(kind(before), kind(after))
+    if reduce == "sum":
+        sides = [terms_at(space, scope, space.point) for scope in (before, after)]
+        if given.exponential:
+            sides = [[replace(t, factors=cancelled(t.factors)) for t in side] for side in sides]
+    else:
+        sides = [choices_at(space, scope, space.point, reduce) for scope in (before, after)]
+    try:
+        return _Comparison(space, context(), reduce).difference(*sides)
+    except isl.Error as error:
+        raise Beyond(f"integer sets: {error}") from None
+
+
+def same(before: Scope, after: Scope, given: Given = PLAIN) -> bool:
+    """Whether two scopes are provably one function wherever they may be read."""
+    return before == after or (before.reach == after.reach and _proved(before, after, given))
+
+
+@lru_cache(1 << 12)
+def _proved(before: Scope, after: Scope, given: Given) -> bool:
+    """Whether ``difference`` proves two scopes equal wherever they may be read.
+
+    Remembered: a function read in many terms is asked about in each, also in those of a scope read inside another.
+    """
+    try:
+        return difference(before, after, before.reach, given) is None
+    except Beyond:
+        return False
+
+
+def _common(before: str | None, after: str | None) -> str:
+    """The reduction under which both are written; what does not reduce goes with either."""
+    if before and after and before != after:
+        raise Beyond(f"reductions {before} and {after} have no common form")
+    return before or after or "sum"
+
+
+class _Comparison:
+    """One comparison: a space, an isl context, and the reduction under which terms are gathered."""
+
+    def __init__(self, space: Space, ctx: Any, reduce: str) -> None:
+        self.space, self.ctx, self.reduce = space, ctx, reduce
+        self.idempotent = reduce in ("max", "min")
+        self.sets = Sets(space, ctx, counted=not self.idempotent)
+
+    def difference(self, before: list[Term], after: list[Term]) -> Witness | None:
+        left, right = _by_signature(before), _by_signature(after)
+        names_of_all = dict.fromkeys((*left, *right))
+        for names in names_of_all:
+            sides = left.get(names, []), right.get(names, [])
+            rest = self._rest(*sides)
+            found = self._differ(names, rest, sides) if any(rest) else None
+            if found is not None and found[2] == found[3]:
+                # A difference only of what is left, in the last digits of constants that were folded in floating point.
+                found = self._differ(names, sides, sides)
+            if found is not None:
+                element, term, expected, got = found
+                return Witness(element, term, expected, got, self._decisive(names, names_of_all))
+        return None
+
+    def _rest(self, left: list[Term], right: list[Term]) -> Sides:
+        """What has to be compared: the sides without what both have, which for sets of values is all or nothing."""
+        if self.idempotent:
+            return ([], []) if alike(self.space, left, right) else (left, right)
+        return uncommon(self.space, left, right)
+
+    def _differ(self, names: tuple[str, ...], rest: Sides, sides: Sides) -> Any:
+        """As ``_compare``; products commute."""
+        found = self._compare(names, rest, sides)
+        if found is not None and len(set(names)) < len(names):
+            return self._compare(names, *((ordered(left), ordered(right)) for left, right in (rest, sides)))
+        return found
+
+    def _decisive(self, names: tuple[str, ...], every: Iterable[tuple[str, ...]]) -> bool:
+        """Whether terms of these *names* that differ make different functions; *every*: the names of all terms."""
+        if self.reduce == "sum":
+            return all(_is_tensor(name) for term in every for name in term)
+        # A maximum over tensor elements and constants shows every element: it is the largest where it is large enough.
+        plain = all(name.startswith("1*") and _is_tensor(name[2:]) for name in names)
+        return self.idempotent and plain and all(_is_plain(name) for term in every for name in term)
+
+    def _compare(self, names: tuple[str, ...], rest: Sides, sides: Sides) -> Any:
+        """None where both of *rest* are equal, else an element and a term with how often it is in each of *sides*."""
+        for left, right in zip(*map(self._pieces, rest), strict=True):
+            for k in dict.fromkeys((*left, *right)):
+                for one, other in ((left, right), (right, left)):
+                    if k in one:
+                        missing = one[k] if k not in other else one[k] - other[k]
+                        if not missing.is_empty():
+                            return self._witness(names, missing, sides)
+        return None
+
+    def _witness(self, names: tuple[str, ...], missing: Any, sides: Sides) -> Any:
+        values = coordinates(missing)
+        element, index = tuple(values[: len(self.space.coordinates)]), values[len(self.space.coordinates) :]
+        at = isl.Set.from_point(missing.lexmin().sample_point())
+        counts = [self._count(side, element, at) for side in sides]
+        term = []
+        for name, n in zip(names, self._sizes, strict=True):
+            term.append((name, tuple(index[:n])))
+            index = index[n:]
+        return element, tuple(term), counts[0], counts[1]
+
+    def _count(self, terms: list[Term], element: tuple[int, ...], at: Any) -> Number:
+        """How often the *terms* of one side occur at the point *at*, whose output element is *element*."""
+        known = dict(zip(self.space.coordinates, element, strict=True))
+        count: Number = Fraction(0)
+        for term in gathered(terms):
+            if all(value_at(row, known) >= 0 for row in term.where if known.keys() >= row.keys() - {""}):
+                coefficient, points = self.sets.of(term)
+                if at.is_subset(points):
+                    count = Fraction(1) if self.idempotent else count + coefficient
+        return self.space.given.number(count)
+
+    def _pieces(self, terms: list[Term]) -> tuple[Tally, Tally]:
+        """Disjoint sets of (output element, indices), one a total coefficient; and where terms are added or subtracted.
+
+        The latter for what may be infinite only: there it has to be the same, too.
+        """
+        total: Tally = {}
+        signs: Tally = {}
+        for term in terms[:1]:
+            self._sizes = tuple(len(at) for _, at in term.factors)
+        if not self.idempotent:
+            for term in (t for t in terms if any(name.endswith(ENDLESS) for name, _ in t.factors)):
+                sign, (_, rest) = Fraction(1 if term.coefficient > 0 else -1), self.sets.of(term)
+                signs[sign] = rest | signs[sign] if sign in signs else rest
+        for term in gathered(terms):
+            coefficient, rest = self.sets.of(term)
+            if self.idempotent:
+                total[Fraction(1)] = rest | total[Fraction(1)] if total else rest
+            elif coefficient:
+                total = self._add(total, coefficient, rest)
+        return total, signs
+
+    def _add(self, total: Tally, coefficient: Number, piece: Any) -> Tally:
+        out: Tally = {}
+
+        def put(k: Number, s: Any) -> None:
+            if k and not s.is_empty():
+                k = self.space.given.number(k)
+                out[k] = out[k] | s if k in out else s
+
+        for k, s in total.items():
+            common = s & piece
+            if common.is_empty():
+                put(k, s)
+                continue
+            put(k, s - common)
+            put(k + coefficient, common)
+            piece = piece - common
+        put(coefficient, piece)
+        return out
+
+
+def _by_signature(terms: list[Term]) -> dict[tuple[str, ...], list[Term]]:
+    out: dict[tuple[str, ...], list[Term]] = {}
+    for term in terms:
+        factors = tuple(sorted(term.factors, key=lambda f: f[0]))
+        named = Term(term.coefficient, factors, term.summed, term.where)
+        out.setdefault(tuple(name for name, _ in factors), []).append(named)
+    return out
+
+
+def _is_tensor(name: str) -> bool:
+    return name.isidentifier() or (name.startswith('"') and not name.endswith(ENDLESS))
+
+
+def _is_plain(name: str) -> bool:
+    """Whether *name* is that of a tensor's elements or of a constant."""
+    return (name.startswith("1*") and _is_tensor(name[2:])) or name.lstrip("-").replace("/", "").isdigit()
+
+
+def _times(count: Number) -> str:
+    return f"{count} time" + ("" if count == 1 else "s")

@@ -1,0 +1,103 @@
+"""What is said of two programs: that they compute the same, how that is known, or where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from html import escape
+from typing import Any, Literal, TypeAlias
+
+from einnet_explore.equivalence.assumptions import only
+from einnet_explore.support.wording import AMBER, GREEN, RED, counted, tinted
+
+Kind: TypeAlias = Literal["proved", "exact", "false"]
+
+UNPROVED = "not proved, and not evaluated"
+"""What is said of two programs that may be equal for all that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """That two programs compute the same, or that they do not.
+
+    *kind*: ``proved``, ``exact`` (equal on random integers, over *elements* output elements) or ``false`` (then
+    *counterexample* names an output element and what is wrong with it).  *method*: ``identical``, ``term relation``,
+    ``composition``, ``evaluation``, ``structure`` or ``illegal read``.  *at*: the path of the scope that was compared,
+    in the first program (for an illegal read: the equation of the second).  *programs*: of a composition, what each
+    program on the way from the first to the last is known by (``equivalence.certificate``), in order; else none.
+    """
+
+    kind: Kind
+    method: str
+    at: str = ""
+    elements: int = 0
+    counterexample: str | None = None
+    detail: str = ""
+    programs: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the programs agree."""
+        return self.kind != "false"
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "proved" if self.programs:
+                return f"proved ({self.method} of {self.detail}): equal for every input, in exact arithmetic"
+            case "exact" if self.programs:
+                return f"exact ({self.method} of {self.detail}): some were evaluated on random integers, not proved"
+            case "proved":
+                needed = only([self.detail])
+                axioms = needed and f", {needed}"
+                return f"proved ({self.method}): equal for every input, in exact arithmetic{axioms}"
+            case "exact":
+                return f"exact ({self.method}): equal on random integers, {counted(self.elements, 'element')} compared"
+            case _:
+                return f"false ({self.method}): {self.counterexample or 'no counterexample is given'}"
+
+    def _repr_html_(self) -> str:
+        sign, colour = {"proved": ("✓", GREEN), "exact": ("≈", AMBER), "false": ("✗", RED)}[self.kind]
+        kind, _, rest = str(self).partition(" ")
+        return f"<b style='{tinted(colour)}'>{sign} {kind}</b> {escape(rest)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The certificate as plain JSON values."""
+        return {**asdict(self), "programs": list(self.programs)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Certificate:
+        """The certificate that ``to_json`` wrote; raises ValueError where *data* is none."""
+        fields: dict[str, type | tuple[type, ...]] = {
+            "kind": str, "method": str, "at": str, "elements": int, "counterexample": (str, type(None)), "detail": str,
+        }  # fmt: skip
+        for name, expected in fields.items():
+            if not isinstance(data.get(name), expected):
+                raise ValueError(f"certificate: {name} is {data.get(name)!r}, expected {_named(expected)}")
+        if data["kind"] not in ("proved", "exact", "false"):
+            raise ValueError(f"certificate: kind is {data['kind']!r}, expected 'proved', 'exact' or 'false'")
+        programs = data.get("programs", [])
+        if not isinstance(programs, list) or not all(isinstance(known, str) for known in programs):
+            raise ValueError(f"certificate: programs is {programs!r}, expected a list of strings")
+        given = {name: data[name] for name in fields if name in data}  # a counterexample may be missing
+        return Certificate(**given, programs=tuple(programs))
+
+
+def weakest(results: Sequence[Certificate]) -> Certificate:
+    """What *results*, each about a part, say of the whole: it is known only as well as the part known least."""
+    if not results:
+        return Certificate("proved", "identical", detail="every equation means what it did")
+    exact = [c for c in results if c.kind == "exact"]
+    if exact:
+        return replace(exact[0], elements=sum(c.elements for c in exact))
+    return results[0] if len(results) == 1 else joint(results, detail=f"{len(results)} equations")
+
+
+def joint(proofs: Iterable[Certificate], at: str = "", detail: str = "") -> Certificate:
+    """All of *proofs* as one, which needs what any of them needs."""
+    needed = only(c.detail for c in proofs)
+    return Certificate("proved", "term relation", at, detail=", ".join(filter(None, (detail, needed))))
+
+
+def _named(expected: type | tuple[type, ...]) -> str:
+    kinds = expected if isinstance(expected, tuple) else (expected,)
+    return " or ".join("null" if k is type(None) else k.__name__ for k in kinds)

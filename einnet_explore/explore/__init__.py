@@ -1,1 +1,0 @@
-"""einnet_explore.explore."""

@@ -1,1 +1,0 @@
-"""Models and cases measured against other engines."""

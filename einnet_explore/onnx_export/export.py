@@ -1,0 +1,250 @@
+"""A model with some of its nodes exchanged for programs: the optimised model as one ONNX file.
+
+The operator set is 21 (IR 10).  An older model is brought there by ONNX's converter; where that cannot be done it keeps
+its own operator set, as all that is written here is legal from ``LEAST_OPSET`` on.  Later ones are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, version_converter
+
+from einnet_explore.ir import Program
+from einnet_explore.onnx_export.node_builder import Array
+from einnet_explore.onnx_export.nodes import (
+    DOMAIN,
+    IR_VERSION,
+    LEAST_OPSET,
+    OPSET,
+    Exported,
+    ExportError,
+    function_of,
+    to_onnx,
+)
+from einnet_explore.onnx_import.checks import check_names, in_order
+from einnet_explore.onnx_import.model import ModelError, Node, nodes_of, opset
+from einnet_explore.onnx_import.shapes import stand_in
+from einnet_explore.operators import OPERATORS, Operator
+
+__all__ = [
+    "DOMAIN",
+    "IR_VERSION",
+    "LEAST_OPSET",
+    "OPSET",
+    "ExportError",
+    "Exported",
+    "Replacement",
+    "function_of",
+    "rewrite_model",
+    "to_onnx",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """A convex group of *nodes* (by name, see ``model.nodes_of``) and the program that takes its place.
+
+    *names* maps the program's inputs and outputs to value names of the model; weights may be left out of it and given
+    as *constants*, arrays by the program's input names, so that what only depends on them is evaluated beforehand.
+    """
+
+    nodes: tuple[str, ...]
+    program: Program
+    names: Mapping[str, str]
+    constants: Mapping[str, Array] = field(default_factory=dict)
+
+
+def rewrite_model(
+    model: onnx.ModelProto, replacements: Iterable[Replacement], operators: Sequence[Operator] = OPERATORS
+) -> onnx.ModelProto:
+    """*model* with each replacement's nodes taken out and its program put in; weights that nothing reads are dropped.
+
+    The result passes ONNX's full check and uses standard operators only.  Raises ExportError where a group's node is
+    unknown or taken twice, is not convex, or computes a value that is still needed and its program does not give; for
+    an operator set below ``LEAST_OPSET`` that cannot be converted; and where a program cannot be written.
+    """
+    groups = tuple(replacements)
+    out = _current(model)
+    taken = _taken(nodes_of(out.graph), groups)
+    prefix = _free_prefix(out)
+    version = opset(out)
+    place = {node.name: n for n, node in enumerate(nodes_of(out.graph))}
+    pieces = [(place[node.name], node.proto) for node in nodes_of(out.graph) if node.name not in taken]
+    functions = {(f.domain, f.name): f for f in out.functions}
+    weights = list(out.graph.initializer)
+    held: dict[bytes, str] = {}
+    for n, group in enumerate(groups):
+        dtype = _dtype(out, group)
+        made = to_onnx(
+            group.program,
+            group.names,
+            group.constants,
+            f"{prefix}{n}_",
+            opset=version,
+            dtype=dtype,
+            operators=operators,
+        )
+        first = min(place[name] for name in group.nodes)
+        pieces.extend((first, node) for node in _shared(made, held, weights))
+        functions |= {(f.domain, f.name): f for f in made.functions}
+    nodes = [node for _, node in sorted(pieces, key=lambda piece: piece[0])]
+    _fill(out, nodes, weights, functions.values())
+    _check(out)
+    return out
+
+
+def _shared(made: Exported, held: dict[bytes, str], weights: list[onnx.TensorProto]) -> Sequence[onnx.NodeProto]:
+    """The nodes of *made*, which read equal arrays under one name; those not *held* yet are added to *weights*."""
+    called: dict[str, str] = {}
+    for tensor in made.initialisers:
+        name = tensor.name
+        bare = _copy(tensor)
+        bare.name = ""
+        called[name] = held.setdefault(sha256(bare.SerializeToString(deterministic=True)).digest(), name)
+        if called[name] == name:
+            weights.append(tensor)
+    for node in made.nodes:
+        for n, name in enumerate(node.input):
+            node.input[n] = called.get(name, name)
+    return made.nodes
+
+
+def _current(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of *model* in operator set 21 where that can be had."""
+    version = opset(model)
+    if version < OPSET:
+        named = onnx.ModelProto()
+        named.CopyFrom(model)
+        for node, proto in zip(nodes_of(named.graph), named.graph.node, strict=True):
+            proto.name = node.name
+        try:
+            converted = version_converter.convert_version(named, OPSET)
+            onnx.checker.check_model(converted)
+        except (RuntimeError, ValueError, onnx.checker.ValidationError, version_converter.ConvertError):
+            converted = named
+        if {n.name for n in named.graph.node} <= {n.name for n in converted.graph.node}:
+            named = converted
+        if opset(named) < LEAST_OPSET:
+            raise ExportError(
+                f"operator set {version}: found one that ONNX cannot convert, expected {LEAST_OPSET} or later"
+            )
+        model = named
+    out = onnx.ModelProto()
+    out.CopyFrom(model)
+    out.ir_version = IR_VERSION if opset(out) <= OPSET else max(out.ir_version, IR_VERSION)
+    return out
+
+
+def _taken(nodes: Sequence[Node], groups: Sequence[Replacement]) -> set[str]:
+    known = {node.name for node in nodes}
+    taken: set[str] = set()
+    for group in groups:
+        for name in group.nodes:
+            if name not in known:
+                raise ExportError(f"node {name}: found no such node, expected one of the model's")
+            if name in taken:
+                raise ExportError(f"node {name}: found in two groups, expected one")
+            taken.add(name)
+    return taken
+
+
+def _free_prefix(model: onnx.ModelProto) -> str:
+    """A prefix that no value of *model* has."""
+    used = {name for node in model.graph.node for name in (*node.input, *node.output)}
+    used |= {w.name for w in model.graph.initializer} | {v.name for v in model.graph.input}
+    stem = "einnet"
+    while any(name.startswith(stem) for name in used):
+        stem += "_"
+    return stem
+
+
+def _dtype(model: onnx.ModelProto, group: Replacement) -> np.dtype[np.generic]:
+    """The floating type of the group's values; float32 where the model does not say."""
+    found: set[np.dtype[np.generic]] = set()
+    wanted = set(group.names.values())
+    for info in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        if info.name in wanted and info.type.tensor_type.elem_type:
+            found.add(np.dtype(helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)))
+    for weight in model.graph.initializer:
+        if weight.name in wanted:
+            found.add(np.dtype(helper.tensor_dtype_to_np_dtype(weight.data_type)))
+    if len(found) > 1:
+        types = ", ".join(sorted(map(str, found)))
+        raise ExportError(f"nodes {', '.join(group.nodes)}: found values of types {types}, expected one type")
+    dtype = next(iter(found), np.dtype(np.float32))
+    if dtype.kind != "f":
+        raise ExportError(f"nodes {', '.join(group.nodes)}: found values of type {dtype}, expected a floating type")
+    return dtype
+
+
+def _fill(
+    model: onnx.ModelProto,
+    nodes: Sequence[onnx.NodeProto],
+    weights: Sequence[onnx.TensorProto],
+    functions: Iterable[onnx.FunctionProto],
+) -> None:
+    """Give *model* these *nodes*, sorted and without those that nothing needs, and what they need of the rest."""
+    graph = model.graph
+    copies = [_copy(node) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
+    known = {w.name: w for w in weights}
+    stored = [_copy(w) for w in known.values()]
+    del graph.initializer[:]
+    graph.initializer.extend(stored)
+    try:
+        check_names("model", graph, nodes_of(graph))
+        ordered = in_order("model", nodes_of(graph))
+    except ModelError as error:
+        raise ExportError(str(error)) from None
+    needed = {v.name for v in graph.output}
+    alive: list[Node] = []
+    for node in reversed(ordered):
+        if not needed.isdisjoint(node.results):
+            alive.append(node)
+            needed.update(node.reads)
+    _keep(graph.initializer, [w for w in graph.initializer if w.name in needed])
+    _keep(graph.sparse_initializer, [w for w in graph.sparse_initializer if w.values.name in needed])
+    # A graph input that only gave a weight its type goes with the weight.
+    _keep(graph.input, [v for v in graph.input if v.name in needed or v.name not in known])
+    _keep(graph.node, [node.proto for node in reversed(alive)])
+    made = {name for node in alive for name in node.results}
+    _keep(graph.value_info, [v for v in graph.value_info if v.name in made])
+    held = tuple(functions)
+    _keep(model.functions, held)
+    if any(f.domain == DOMAIN for f in held) and DOMAIN not in {o.domain for o in model.opset_import}:
+        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+
+
+def _keep(field: Any, kept: Iterable[Any]) -> None:
+    """Leave only *kept* in a repeated *field* of a protocol buffer."""
+    copies = [_copy(item) for item in kept]
+    del field[:]
+    field.extend(copies)
+
+
+def _copy(message: Any) -> Any:
+    made = type(message)()
+    made.CopyFrom(message)
+    return made
+
+
+def _check(model: onnx.ModelProto) -> None:
+    if model.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
+        return
+    checked = _copy(model)
+    stand_in(checked)
+    try:
+        onnx.shape_inference.infer_shapes(checked, check_type=True, strict_mode=True)
+        for value in checked.graph.output:
+            # The checker insists on outputs' shapes, which nobody knows behind operators that are not ONNX's.
+            value.type.tensor_type.shape.SetInParent()
+        onnx.checker.check_model(checked)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ExportError(f"the model that was made: {error}") from error

@@ -1,0 +1,328 @@
+r"""Arithmetic of values over iterators in standard ONNX operators: broadcast, reduced, contracted as ``MatMul``.
+
+Indices and conditions as values of an ONNX model: tables of one iterator, arithmetic where there are several.
+
+Reads as ONNX nodes: an access over its iterators, in as few moves of data as its structure allows.
+
+The dimensions of the source are first made independent of one another:
+
+* one dimension read at :math:`d\,a + b`, :math:`0 \le b < d`, becomes two, read at `a` and at `b`;
+* dimensions that share an iterator become one, read at the flat address (which often is a plain iterator again).
+
+Then a dimension read at :math:`k\,x + c` is a slice, any other index is gathered through a table over its own iterators
+only.  What lies outside comes from one ``Pad`` of the source; tables are clamped to the padding's first cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from einnet_explore.ir import (
+    COMPARISONS,
+    Access,
+    Compare,
+    Index,
+    Iterator,
+    Padding,
+    Quotient,
+    Remainder,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    accesses,
+)
+from einnet_explore.onnx_export.node_builder import Body
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A value with one dimension for each iterator of *over*, in this order."""
+
+    name: str
+    over: tuple[Iterator, ...]
+
+
+def values(index: Index, over: Sequence[Iterator]) -> np.typing.NDArray[np.int64]:
+    """The values of *index* over a grid with an axis for each of *over*."""
+
+    def at(x: Iterator) -> int:
+        return np.arange(x.lo, x.hi).reshape([-1 if y == x else 1 for y in over])  # type: ignore[return-value]
+
+    found = np.asarray(index.evaluate(at), np.int64)
+    return found if found.ndim else found.reshape((1,) * len(over))
+
+
+def terms(body: Body, index: Index, over: tuple[Iterator, ...]) -> str:
+    """An index of several iterators: tables of its atoms, added up where the model runs."""
+    parts = [Index(((atom, k),)) for atom, k in index.terms]
+    parts[0] = parts[0] + index.const
+    return added(body, [_atom(body, part, over) for part in parts])
+
+
+def _atom(body: Body, part: Index, over: tuple[Iterator, ...]) -> str:
+    if len(part.iterators) <= 1:
+        return body.constant(values(part, over))
+    (atom, k), const = part.terms[0], part.const
+    match atom:
+        case Quotient(numerator, d):
+            op = "Div"
+        case Remainder(numerator, d):
+            op = "Mod"
+        case Iterator():
+            raise AssertionError(f"{part!r} names one iterator only")
+    # ONNX divides towards zero: the numerator is lifted above it by a multiple of the divisor.
+    lift = numerator.lift(d)
+    name = body.emit(op, terms(body, numerator + lift * d, over), body.constant(d))
+    name = body.emit("Mul", name, body.constant(k)) if k != 1 else name
+    rest = const - (k * lift if op == "Div" else 0)
+    return body.emit("Add", name, body.constant(rest)) if rest else name
+
+
+def added(body: Body, names: list[str]) -> str:
+    """The sum of the values *names*."""
+    total = names[0]
+    for name in names[1:]:
+        total = body.emit("Add", total, name)
+    return total
+
+
+_ONNX = {"<": "Less", "<=": "LessOrEqual", ">": "Greater", ">=": "GreaterOrEqual", "==": "Equal", "!=": "Equal"}
+
+
+def mask(body: Body, condition: Compare) -> Held:
+    """The truth of *condition* over its iterators."""
+    index = condition.left - condition.right
+    over = index.iterators
+    if len(over) <= 1:
+        return Held(body.constant(COMPARISONS[condition.op](values(index, over), 0), np.bool_), over)
+    name = body.emit(_ONNX[condition.op], terms(body, index, over), body.constant(0))
+    return Held(body.emit("Not", name) if condition.op == "!=" else name, over)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Values over some of *iterators*, written into *body*."""
+
+    body: Body
+    iterators: tuple[Iterator, ...]
+
+    def constant(self, value: float) -> Held:
+        """A number."""
+        return Held(self.body.number(value), ())
+
+    def apply(self, op: str, *args: Held) -> Held:
+        """The elementwise operator *op*, broadcast; in the order of the largest argument, if that has all iterators."""
+        union = {x for a in args for x in a.over}
+        widest = max(args, key=lambda a: prod(x.extent for x in a.over)).over
+        over = widest if union <= set(widest) else tuple(x for x in self.iterators if x in union)
+        return Held(self.body.emit(op, *(self.aligned(a, over) for a in args)), over)
+
+    def aligned(self, held: Held, over: Sequence[Iterator]) -> str:
+        """*held* with its dimensions where those of *over* are, counted from the last."""
+        name = self._turned(held, [x for x in over if x in held.over])
+        first = next((n for n, x in enumerate(over) if x in held.over), len(over))
+        shape = [x.extent if x in held.over else 1 for x in over[first:]]
+        return self.body.reshape(name, [x.extent for x in over if x in held.over], shape)
+
+    def _turned(self, held: Held, over: Sequence[Iterator]) -> str:
+        return self.body.transpose(held.name, [held.over.index(x) for x in over])
+
+    def total(self, monoid: str, held: Held, gone: Sequence[Iterator]) -> Held:
+        """*held* reduced over those of *gone* that it has."""
+        axes = [n for n, x in enumerate(held.over) if x in gone]
+        return Held(self.body.reduce(monoid, held.name, axes), tuple(x for x in held.over if x not in gone))
+
+    def contract(self, a: Held, b: Held, done: Sequence[Iterator]) -> Held:
+        """Σ over *done* of a·b: a batched matrix product where one has iterators of its own, else a product."""
+        a = self.total("sum", a, [x for x in done if x not in b.over])
+        b = self.total("sum", b, [x for x in done if x not in a.over])
+        inner = [x for x in a.over if x in done]
+        batch = [x for x in a.over if x in b.over and x not in inner]
+        left = [x for x in a.over if x not in b.over]
+        right = [x for x in b.over if x not in a.over]
+        if not inner or not (left or right):
+            return self.total("sum", self.apply("Mul", a, b), inner)
+        name = self.body.emit("MatMul", self._matrix(a, batch, left, inner), self._matrix(b, batch, inner, right))
+        over = (*batch, *left, *right)
+        shape = _sizes(*([batch] if batch else []), left, right)
+        return Held(self.body.reshape(name, shape, [x.extent for x in over]), over)
+
+    def _matrix(self, held: Held, batch: list[Iterator], rows: list[Iterator], columns: list[Iterator]) -> str:
+        order = [*batch, *rows, *columns]
+        name = self._turned(held, order)
+        return self.body.reshape(name, [x.extent for x in order], _sizes(*([batch] if batch else []), rows, columns))
+
+
+def _sizes(*groups: Sequence[Iterator]) -> list[int]:
+    return [prod(x.extent for x in group) for group in groups]
+
+
+@dataclass(frozen=True, slots=True)
+class _Dim:
+    """A dimension of *extent* read at *index*; *clamped* where the index may leave it (the edges then are padding)."""
+
+    extent: int
+    index: Index
+    clamped: bool = False
+    table: tuple[str, tuple[Iterator, ...]] | None = None
+
+    @property
+    def iterators(self) -> tuple[Iterator, ...]:
+        return self.table[1] if self.table else self.index.iterators
+
+    @property
+    def run(self) -> tuple[Iterator | None, int, int] | None:
+        """(x, k, c) where the index is k·x + c."""
+        if self.table:
+            return None
+        match self.index:
+            case Index((), c):
+                return None, 1, c
+            case Index(((Iterator() as x, k),), c):
+                return x, k, c
+        return None
+
+
+def pads_needed(bodies: Iterable[Scalar]) -> dict[Tensor | Table | Scope, Padding]:
+    """How far every source has to be padded so that all reads find what they need: one ``Pad`` serves them all."""
+    needed: dict[Tensor | Table | Scope, Padding] = {}
+    for body in bodies:
+        for access in accesses(body):
+            own = tuple(_need(i, box) for i, box in zip(access.index, access.source.box, strict=True))
+            allowed = access.source.padding or ((0, 0),) * len(own)
+            own = tuple(
+                # Guarded reads may name cells beyond the reach, never taken: one cell stands for them all.
+                (min(a, max(p, 1)), min(b, max(q, 1)))
+                for (a, b), (p, q) in zip(own, allowed, strict=True)
+            )
+            old = needed.get(access.source, ((0, 0),) * len(own))
+            needed[access.source] = tuple((max(a, c), max(b, d)) for (a, b), (c, d) in zip(own, old, strict=True))
+    return needed
+
+
+def _need(index: Index, box: tuple[int, int]) -> tuple[int, int]:
+    lo, hi = index.bounds
+    before, after = max(0, box[0] - lo), max(0, hi + 1 - box[1])
+    if _Dim(0, index).run is None:
+        return min(before, 1), min(after, 1)
+    return before, after
+
+
+def read(body: Body, access: Access, source: str, pads: Padding) -> Held:
+    """*access* from the value *source* of shape ``access.source.shape``, padded by *pads* beforehand."""
+    box, shape = access.source.box, access.source.shape
+    name = body.pad(source, pads, access.source.value)
+    dims = []
+    for index, (lo, hi), (before, after) in zip(access.index, box, pads or ((0, 0),) * len(box), strict=True):
+        at, extent = index - (lo - before), hi - lo + before + after
+        first, last = at.bounds
+        dims.append(_Dim(extent, at, first < 0 or last >= extent))
+    name, dims = _independent(body, name, dims)
+    shape = tuple(d.extent for d in dims)
+    name, shape = _sliced(body, name, shape, dims, access.source.value)
+    return _gathered(body, name, shape, dims)
+
+
+def _independent(body: Body, name: str, dims: list[_Dim]) -> tuple[str, list[_Dim]]:
+    """Split and merge dimensions until no iterator occurs in two of them."""
+    shape = tuple(d.extent for d in dims)
+    groups: list[list[int]] = []
+    for d, dim in enumerate(dims):
+        touching = [g for g in groups if any(set(dims[e].iterators) & set(dim.iterators) for e in g)]
+        groups = [g for g in groups if g not in touching]
+        groups.append(sorted([d, *(e for g in touching for e in g)]))
+    groups.sort()
+    name = body.transpose(name, [d for g in groups for d in g])
+    out: list[_Dim] = []
+    for group in groups:
+        out.extend(_split(_merged(body, [dims[d] for d in group])))
+    return body.reshape(name, [shape[d] for g in groups for d in g], [d.extent for d in out]), out
+
+
+def _merged(body: Body, dims: list[_Dim]) -> _Dim:
+    """One dimension in place of *dims*, which lie one after another."""
+    if len(dims) == 1:
+        return dims[0]
+    extent = prod(d.extent for d in dims)
+    if not any(d.clamped for d in dims):
+        flat = Index()
+        for d in dims:
+            flat = flat * d.extent + d.index
+        return _Dim(extent, flat)
+    parts: list[tuple[str, tuple[Iterator, ...]]] = []
+    over = tuple(dict.fromkeys(x for d in dims for x in d.index.iterators))
+    stride = extent
+    for d in dims:
+        stride //= d.extent
+        parts.append((_table(body, d, over, stride), over))
+    return _Dim(extent, Index(), table=(added(body, [name for name, _ in parts]), over))
+
+
+def _split(dim: _Dim) -> list[_Dim]:
+    """*dim* as several dimensions that share no iterator, where its index has such digits."""
+    if dim.table or dim.clamped or dim.run is not None:
+        return [dim]
+    for d in sorted({abs(k) for _, k in dim.index.terms} - {1}, reverse=True):
+        high, low = dim.index // d, dim.index % d
+        if dim.extent % d == 0 and high.terms and low.terms and not set(high.iterators) & set(low.iterators):
+            return [*_split(_Dim(dim.extent // d, high)), *_split(_Dim(d, low))]
+    return [dim]
+
+
+def _sliced(
+    body: Body, name: str, shape: tuple[int, ...], dims: list[_Dim], value: float
+) -> tuple[str, tuple[int, ...]]:
+    """All dimensions read at k·x + c cut to what is read; what a guarded read finds beyond the edge is *value*."""
+    runs: list[tuple[int, int, int]] = []
+    pads: list[tuple[int, int]] = []
+    for n, dim in zip(shape, dims, strict=True):
+        if (run := dim.run) is None:
+            runs.append((0, 1, n))
+            pads.append((0, 0))
+            continue
+        x, k, c = run
+        lo, count = (x.lo, x.extent) if x else (0, 1)
+        inside = [v for v in range(count) if 0 <= k * (lo + v) + c < n]
+        if not inside:  # never taken: any cell will do
+            inside, c = [0], -k * lo
+        first, last = inside[0], inside[-1]
+        runs.append((k * (lo + first) + c, k if last > first else 1, last - first + 1))
+        pads.append((first, count - 1 - last))
+    name = body.slice(name, shape, runs)
+    return body.pad(name, pads, value), tuple(
+        run[2] + before + after for run, (before, after) in zip(runs, pads, strict=True)
+    )
+
+
+def _gathered(body: Body, name: str, shape: tuple[int, ...], dims: list[_Dim]) -> Held:
+    """The other dimensions gathered through their tables; those without an iterator, of one element, go."""
+    order: list[Iterator | None] = []
+    extents: list[int] = []
+    for n, dim in reversed(list(enumerate(dims))):
+        if (run := dim.run) is not None:
+            order.insert(0, run[0])
+            extents.insert(0, shape[n])
+            continue
+        over = dim.iterators
+        table = dim.table[0] if dim.table else _table(body, dim, over, 1)
+        name = body.emit("Gather", name, table, axis=n)
+        order[:0] = over
+        extents[:0] = [x.extent for x in over]
+    own = tuple(x for x in order if x is not None)
+    return Held(body.reshape(name, extents, [x.extent for x in own]), own)
+
+
+def _table(body: Body, dim: _Dim, over: tuple[Iterator, ...], stride: int) -> str:
+    """The addresses of *dim* over the iterators *over*, times *stride*, clamped to the dimension."""
+    if len(dim.index.iterators) <= 1:
+        found = values(dim.index, over)
+        return body.constant((np.clip(found, 0, dim.extent - 1) if dim.clamped else found) * stride)
+    name = terms(body, dim.index, over)
+    if dim.clamped:
+        name = body.emit("Max", body.emit("Min", name, body.constant(dim.extent - 1)), body.constant(0))
+    return name if stride == 1 else body.emit("Mul", name, body.constant(stride))

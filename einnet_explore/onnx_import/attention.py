@@ -1,0 +1,107 @@
+r"""ONNX's Attention, as two contractions and the softmax between them, for every head *h* of the batch.
+
+.. math::  S[i, j] = s \sum_d Q[i, d]\, K[j, d] + M[i, j], \quad P = \operatorname{softmax}_j S, \quad
+           Y[i, v] = \sum_j P[i, j]\, V[j, v]
+
+Queries in groups read the keys and values of one head; a mask leaves out with :math:`-\infty`.
+Source: the ONNX operator reference (operator sets 23 and 24).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf, sqrt
+
+import numpy as np
+
+from einnet_explore.ir import Access, Compare, Const, Equation, IndexLike, Iterator, Scalar, Scope, add, mul
+from einnet_explore.onnx_import.elementwise import chosen, fn
+from einnet_explore.onnx_import.node_call import Call, OnnxOperator, Unclear, broadcast, indices, read
+from einnet_explore.onnx_import.reduction import reduced
+
+_QUERY, _KEY, _VALUE, _MASK = range(4)
+
+
+def _attention(call: Call) -> Iterable[Equation]:
+    _plain(call)
+    heads, of = _heads(call, _QUERY), _heads(call, _KEY)
+    rows, columns = (call.shape(n)[-2] for n in (_QUERY, _KEY))
+    depth, width = _depth(call, _QUERY), _depth(call, _VALUE)
+    b, h = Iterator("b", 0, call.out.shape[0]), Iterator("h", 0, heads)
+    i, j = Iterator("i", 0, rows), Iterator("j", 0, columns)
+    d, v = Iterator("d", 0, depth), Iterator("v", 0, width)
+    own = h if of == heads else h * of // heads
+    factors = _element(call, _QUERY, b, h, i, d), _element(call, _KEY, b, own, j, d)
+    yield (product := call.equation(Scope((b, h, i, j), (d,), mul(*factors)), "product"))
+    at = indices((b, h, i, j))
+    score = mul(Const(call.get("scale", 1 / sqrt(depth))), read(product.tensor, *at))
+    if cap := call.get("softcap", 0.0):
+        score = mul(Const(cap), fn("tanh", mul(Const(1 / cap), score)))
+    yield (scores := call.equation(Scope((b, h, i, j), (), _masked(call, score, (b, h, i, j))), "scores"))
+    yield (largest := call.equation(reduced(scores.tensor, (3,), "max"), "max"))
+    power = fn("exp", fn("-", read(scores.tensor, *at), broadcast(largest.tensor, at)))
+    yield (powers := call.equation(Scope((b, h, i, j), (), power), "exp"))
+    yield (total := call.equation(reduced(powers.tensor, (3,)), "total"))
+    share = fn("/", broadcast(powers.tensor, at), broadcast(total.tensor, at))
+    yield (shares := call.equation(Scope((b, h, i, j), (), share), "shares"))
+    mixed = Scope((b, h, i, v), (j,), mul(read(shares.tensor, *at), _element(call, _VALUE, b, own, j, v)))
+    if len(call.out.shape) == 4:
+        yield call.equation(mixed)
+        return
+    yield (apart := call.equation(mixed, "heads"))
+    x = Iterator("x", 0, heads * width)
+    yield call.equation(Scope((b, i, x), (), read(apart.tensor, b, x // width, i, x % width)))
+
+
+def _plain(call: Call) -> None:
+    """Refuse what is more than attention: caches, further outputs, windows, halves inside."""
+    call.only_output()
+    if any(call.has(n) for n in range(_MASK + 1, len(call.node.inputs))):
+        raise Unclear("it has a cache")
+    if call.get("softmax_precision", 1) != 1:
+        raise Unclear("its softmax is in another precision")
+
+
+def _heads(call: Call, n: int) -> int:
+    """How many heads input *n* has: a dimension, or an attribute where they lie side by side in the last one."""
+    shape = call.shape(n)
+    heads = call.get("q_num_heads" if n == _QUERY else "kv_num_heads", 0)
+    return shape[1] if len(shape) == 4 else int(heads)
+
+
+def _depth(call: Call, n: int) -> int:
+    shape = call.shape(n)
+    return shape[3] if len(shape) == 4 else shape[2] // _heads(call, n)
+
+
+def _element(call: Call, n: int, b: IndexLike, h: IndexLike, place: Iterator, d: Iterator) -> Access:
+    if len(call.shape(n)) == 4:
+        return read(call.tensor(n), b, h, place, d)
+    (start,) = indices((h,))
+    return read(call.tensor(n), b, place, start * d.extent + d)
+
+
+def _masked(call: Call, score: Scalar, xs: tuple[Iterator, ...]) -> Scalar:
+    """*score*, and -∞ where the mask, which leaves something in every row, lets nothing through."""
+    at = indices(xs)
+    if call.has(_MASK):
+        mask = call.constant(_MASK, "attn_mask")
+        causal = np.tri(xs[2].extent, xs[3].extent, dtype=bool) if call.get("is_causal", 0) else True
+        open_ = (mask if mask.dtype == bool else mask > -inf) & causal
+        if mask.shape[-1] != xs[3].extent or not open_.any(axis=-1).all():
+            raise Unclear(f"its mask of shape {mask.shape} does not leave every row some of {xs[3].extent} keys")
+        score = chosen(mask, at, score, Const(-inf)) if mask.dtype == bool else add(score, call.read(_MASK, at))
+    if call.get("is_causal", 0):
+        score = fn("where", Compare("<=", at[3], at[2]), score, Const(-inf))
+    return score
+
+
+ATTENTION: tuple[OnnxOperator, ...] = (
+    OnnxOperator(
+        "Attention",
+        "reduction",
+        _attention,
+        attributes="is_causal kv_num_heads q_num_heads qk_matmul_output_mode scale softcap softmax_precision",
+    ),
+)
+"""With a mask that is computed it stays: of a row that is left out altogether ONNX says 0, and a softmax nothing."""

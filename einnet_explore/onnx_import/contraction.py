@@ -1,0 +1,236 @@
+r"""ONNX's contractions: sums of products of two operands, MatMul to ConvTranspose.
+
+.. math::  Y[n, f, \vec h] = \sum_{c, \vec r} X[n, c, s \vec h + d \vec r - p]\, K[f, c, \vec r], \qquad
+           Y[n, f, \vec y] = \sum_{c, \vec h} X[n, c, \vec h]\, K[c, f, (\vec y + p - s \vec h) / d]
+
+A grouped convolution has its group as a traversal of its own, :math:`P[n, g, f, \vec h]`, which is then viewed as
+:math:`Y[n, g F + f, \vec h]`: all indices stay affine.  Bias is an equation of its own.
+Source: the ONNX operator reference; interface.md for ConvTranspose from its own definition.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable
+from dataclasses import replace
+
+from einnet_explore.ir import Access, Apply, Compare, Const, Equation, Index, Iterator, Scalar, Scope, Tensor, add, mul
+from einnet_explore.onnx_import.model import Shape
+from einnet_explore.onnx_import.node_call import Call, OnnxOperator, Unclear, broadcast, indices, iterators, read
+
+
+def _matmul(call: Call) -> Iterable[Equation]:
+    a, b = call.tensor(0), call.tensor(1)
+    k = Iterator("k", 0, a.shape[-1])
+    xs = list(iterators(call.out.shape, "b"))
+    if len(b.shape) > 1:
+        xs[-1] = Iterator("n", 0, b.shape[-1])
+    if len(a.shape) > 1:
+        xs[-1 if len(b.shape) == 1 else -2] = Iterator("m", 0, a.shape[-2])
+    at = indices(xs)
+    columns = at[-1:] if len(b.shape) > 1 else ()
+    rest = at[: len(at) - len(columns)]
+    rows = rest[-1:] if len(a.shape) > 1 else ()
+    batch = rest[: len(rest) - len(rows)]
+    left = _batched(a, batch, (*rows, Index(((k, 1),))))
+    right = _batched(b, batch, (Index(((k, 1),)), *columns))
+    yield call.equation(Scope(tuple(xs), (k,), mul(left, right)))
+
+
+def _batched(source: Tensor, batch: tuple[Index, ...], matrix: tuple[Index, ...]) -> Access:
+    """*source* at batch × matrix; only the batch is broadcast: m, n and k keep their iterators also at extent 1."""
+    own = len(source.shape) - len(matrix)
+    over = broadcast(Tensor(source.name, source.shape[:own]), batch)
+    return read(source, *over.index, *matrix)
+
+
+def _gemm(call: Call) -> Iterable[Equation]:
+    a, b = call.tensor(0), call.tensor(1)
+    m, n = Iterator("m", 0, call.out.shape[0]), Iterator("n", 0, call.out.shape[1])
+    k = Iterator("k", 0, a.shape[0 if call.get("transA", 0) else 1])
+    left = read(a, k, m) if call.get("transA", 0) else read(a, m, k)
+    right = read(b, n, k) if call.get("transB", 0) else read(b, k, n)
+    product = Scope((m, n), (k,), mul(left, right))
+    alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
+    if alpha == 1 and (not call.has(2) or beta == 0):
+        yield call.equation(product)
+        return
+    yield (first := call.equation(product, "product"))
+    body = mul(Const(alpha), read(first.tensor, m, n))
+    if call.has(2) and beta != 0:
+        body = add(body, mul(Const(beta), call.read(2, indices((m, n)))))
+    yield call.equation(Scope((m, n), (), body))
+
+
+def _einsum(call: Call) -> Iterable[Equation]:
+    formula = call.get("equation", "").replace(" ", "")
+    shapes = [call.shape(n) for n in range(len(call.node.inputs))]
+    terms, output, many = _terms(formula, tuple(map(len, shapes)))
+    sizes: dict[str, int] = {}
+    for term, shape in zip(terms, shapes, strict=True):
+        for letter, size in zip(term, shape, strict=True):
+            if sizes.setdefault(letter, size) == size or (letter in many and size == 1):
+                continue
+            if letter not in many or sizes[letter] != 1:
+                raise Unclear(f"equation {formula}: {letter} is {sizes[letter]} and {size}")
+            sizes[letter] = size
+    xs = {letter: Iterator(letter, 0, size) for letter, size in sizes.items()}
+    reads = []
+    for n, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
+        at = (xs[letter] if size == xs[letter].extent else 0 for letter, size in zip(term, shape, strict=True))
+        reads.append(read(call.tensor(n), *at))
+    summed = tuple(x for letter, x in xs.items() if letter not in output)
+    yield call.equation(Scope(tuple(xs[letter] for letter in output), summed, mul(*reads)))
+
+
+def _terms(formula: str, ranks: Shape) -> tuple[tuple[str, ...], str, str]:
+    """One letter for each dimension of the operands and of the result, and those that an ellipsis stands for.
+
+    These are broadcast; without an arrow they come first in the result.
+    """
+    inputs, arrow, output = formula.partition("->")
+    terms = inputs.split(",")
+    letters = formula.replace("->", "").replace("...", "").replace(",", "")
+    spans = {rank + 3 - len(term) for term, rank in zip(terms, ranks, strict=False) if "..." in term}
+    if not set(letters) <= set(string.ascii_letters) or len(terms) != len(ranks) or len(spans) > 1:
+        raise Unclear(f"equation {formula} is not one of letters")
+    wide = max(spans, default=0)
+    many = "".join(x for x in string.ascii_letters if x not in letters)[:wide]
+    if len(many) < wide or (arrow and wide and "..." not in output):
+        raise Unclear(f"equation {formula} has an ellipsis that its result has no place for")
+    if not arrow:
+        output = "..." + "".join(sorted(x for x in set(letters) if inputs.count(x) == 1))
+    return tuple(term.replace("...", many) for term in terms), output.replace("...", many), many
+
+
+SLIDING = "auto_pad kernel_shape strides dilations pads"
+"""The attributes of what slides a window; the kernel's shape is that of its weights, where it has any."""
+
+
+def windows(call: Call, kernel: Shape, spatial: Shape, out: Shape) -> tuple[Shape, Shape, Shape]:
+    """(strides, dilations, padding in front) of a node that slides a window of *kernel* over *spatial*."""
+    rank = len(kernel)
+    strides = call.get("strides", (1,) * rank)
+    dilations = call.get("dilations", (1,) * rank)
+    match call.get("auto_pad", "NOTSET"):
+        case "NOTSET":
+            begin = call.get("pads", (0,) * (2 * rank))[:rank]
+            _fitting(kernel, dilations, spatial, begin, call.get("pads", (0,) * (2 * rank))[rank:])
+        case "VALID":
+            begin = (0,) * rank
+            _fitting(kernel, dilations, spatial, begin, begin)
+        case side:
+            spans = ((n - 1) * s + (r - 1) * d + 1 for n, s, r, d in zip(out, strides, kernel, dilations, strict=True))
+            total = (max(0, span - size) for span, size in zip(spans, spatial, strict=True))
+            begin = tuple(t // 2 if side == "SAME_UPPER" else t - t // 2 for t in total)
+    return strides, dilations, begin
+
+
+def _fitting(kernel: Shape, dilations: Shape, spatial: Shape, begin: Shape, end: Shape) -> None:
+    """Refuse a window larger than its input: the size of the result is then rounded in more ways than one."""
+    for r, d, n, b, e in zip(kernel, dilations, spatial, begin, end, strict=True):
+        if (r - 1) * d + 1 > n + b + e:
+            raise Unclear(f"its window spans {(r - 1) * d + 1}, its input with padding {n + b + e}")
+
+
+_SPATIAL = {1: ("h", "r"), 2: ("hw", "rs"), 3: ("dhw", "qrs")}
+
+
+def _names(rank: int) -> tuple[str, str]:
+    if rank not in _SPATIAL:
+        raise Unclear(f"it has {rank} spatial dimensions, one to three are understood")
+    return _SPATIAL[rank]
+
+
+def _conv(call: Call) -> Iterable[Equation]:
+    x, k, out = call.tensor(0), call.tensor(1), call.out.shape
+    groups = call.get("group", 1)
+    kernel = k.shape[2:]
+    names = _names(len(kernel))
+    strides, dilations, begin = windows(call, kernel, x.shape[2:], out[2:])
+    n, c = Iterator("n", 0, out[0]), Iterator("c", 0, k.shape[1])
+    g, f = Iterator("g", 0, groups), Iterator("f", 0, out[1] // groups)
+    hs = tuple(Iterator(name, 0, size) for name, size in zip(names[0], out[2:], strict=True))
+    rs = tuple(Iterator(name, 0, size) for name, size in zip(names[1], kernel, strict=True))
+    at = tuple(h * s + r * d - p for h, r, s, d, p in zip(hs, rs, strides, dilations, begin, strict=True))
+    one = groups == 1
+    left = read(x, n, c if one else g * k.shape[1] + c, *at)
+    right = read(k, f if one else g * f.extent + f, c, *rs)
+    yield from _grouped(call, Scope((n, *(() if one else (g,)), f, *hs), (c, *rs), mul(left, right)))
+
+
+def _conv_transpose(call: Call) -> Iterable[Equation]:
+    x, k, out = call.tensor(0), call.tensor(1), call.out.shape
+    groups = call.get("group", 1)
+    kernel, spatial = k.shape[2:], x.shape[2:]
+    names = _names(len(kernel))
+    strides = call.get("strides", (1,) * len(kernel))
+    dilations = call.get("dilations", (1,) * len(kernel))
+    begin = _transposed_padding(call, strides, dilations)
+    n, c = Iterator("n", 0, out[0]), Iterator("c", 0, x.shape[1] // groups)
+    g, f = Iterator("g", 0, groups), Iterator("f", 0, k.shape[1])
+    hs = tuple(Iterator(name, 0, size) for name, size in zip(names[0], spatial, strict=True))
+    ys = tuple(Iterator(f"{name}o", 0, size) for name, size in zip(names[0], out[2:], strict=True))
+    shifted = tuple(y + p - h * s for y, h, s, p in zip(ys, hs, strides, begin, strict=True))
+    one = groups == 1
+    left = read(x, n, c if one else g * c.extent + c, *hs)
+    at = tuple(i // d for i, d in zip(shifted, dilations, strict=True))
+    right: Scalar = read(k, c if one else g * c.extent + c, f, *at)
+    for i, d in zip(shifted, dilations, strict=True):
+        if d > 1:  # between the taps of a dilated kernel there is nothing
+            right = Apply("where", (Compare("==", i % d, Index()), right, Const(0)))
+    yield from _grouped(call, Scope((n, *(() if one else (g,)), f, *ys), (c, *hs), mul(left, right)))
+
+
+def _transposed_padding(call: Call, strides: Shape, dilations: Shape) -> Shape:
+    """How much is cut off in front, per dimension."""
+    kernel, spatial, out = call.shape(1)[2:], call.shape(0)[2:], call.out.shape[2:]
+    extra = call.get("output_padding", (0,) * len(kernel))
+    mode = call.get("auto_pad", "NOTSET")
+    if mode == "VALID":
+        return (0,) * len(kernel)
+    if mode == "NOTSET" and not call.get("output_shape", ()):
+        begin: Shape = call.get("pads", (0,) * (2 * len(kernel)))[: len(kernel)]
+        return begin
+    if mode.startswith("SAME") and not call.get("output_shape", ()):
+        fixed = tuple(s * n for s, n in zip(strides, spatial, strict=True))
+        if out != fixed:  # ONNX's shape inference counts output_padding too, which its text and runtimes do not
+            raise Unclear(f"its result has the shape {out} by shape inference, {fixed} by {mode}")
+    total = (
+        max(0, s * (n - 1) + e + (r - 1) * d + 1 - m)
+        for n, s, e, r, d, m in zip(spatial, strides, extra, kernel, dilations, out, strict=True)
+    )
+    return tuple(t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in total)
+
+
+def _grouped(call: Call, scope: Scope) -> Iterable[Equation]:
+    """*scope* as the node's result: groups viewed as channels, bias added."""
+    grouped = len(scope.traversals) > len(call.out.shape)
+    if not grouped and not call.has(2):
+        yield call.equation(scope)
+        return
+    yield (summed := call.equation(scope, "product"))
+    names = [x for x in scope.traversals if not (grouped and x is scope.traversals[1])]
+    xs = tuple(replace(x, hi=size) for x, size in zip(names, call.out.shape, strict=True))
+    n, f, *rest = indices(xs)
+    per_group = scope.traversals[2].extent
+    at = (n, f // per_group, f % per_group, *rest) if grouped else (n, f, *rest)
+    body: Scalar = read(summed.tensor, *at)
+    if call.has(2):
+        if grouped:
+            yield (viewed := call.equation(Scope(xs, (), body), "view"))
+            body = read(viewed.tensor, *xs)
+        body = add(body, read(call.tensor(2), f))
+    yield call.equation(Scope(xs, (), body))
+
+
+CONTRACTIONS: tuple[OnnxOperator, ...] = (
+    OnnxOperator("MatMul", "contraction", _matmul),
+    OnnxOperator("Gemm", "contraction", _gemm, attributes="alpha beta transA transB"),
+    OnnxOperator("Einsum", "contraction", _einsum, attributes="equation"),
+    OnnxOperator("Conv", "contraction", _conv, attributes=f"{SLIDING} group"),
+    OnnxOperator(
+        "ConvTranspose", "contraction", _conv_transpose, attributes=f"{SLIDING} group output_padding output_shape"
+    ),
+)
+"""Their names in the paper: Matmul, Conv, and whatever a sum of products is."""

@@ -1,0 +1,259 @@
+r"""ONNX's elementwise operators: :math:`Y[\vec i] = f(A[\vec i], B[\vec i], \dots)` with NumPy's broadcasting.
+
+Source: the ONNX operator reference.  Piecewise functions are written with ``maximum`` and ``minimum``, so that they
+need no comparison of values, and so that no branch overflows.
+
+ONNX operators that choose by position: :math:`Y[\vec i] = c(\vec i) ? A[\vec i] : B[\vec i]`.
+
+A mask that is known before the model runs, and is a band of its last two dimensions, is a comparison of indices: causal
+masks, windows of attention, the padding at the end of a sequence.
+Source: the ONNX operator reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import reduce
+from math import inf, pi, sqrt
+
+import numpy as np
+
+from einnet_explore.ir import Apply, Compare, Const, Equation, Index, Scalar, Scope, add, mul
+from einnet_explore.onnx_import.model import Array
+from einnet_explore.onnx_import.node_call import Call, Express, OnnxOperator, Unclear, indices, iterators
+
+Function = Callable[[Call, Scalar], Scalar]
+
+
+def fn(op: str, *args: Scalar) -> Scalar:
+    """op(args)."""
+    return Apply(op, args)
+
+
+def _operands(call: Call, combine: Callable[[tuple[Scalar, ...]], Scalar]) -> Iterable[Equation]:
+    xs = iterators(call.out.shape)
+    at = indices(xs)
+    reals = [n for n in range(len(call.node.inputs)) if call.has(n)]
+    yield call.equation(Scope(xs, (), combine(tuple(call.read(n, at) for n in reals))))
+
+
+def _all(combine: Callable[[tuple[Scalar, ...]], Scalar]) -> Express:
+    return lambda call: _operands(call, combine)
+
+
+def _binary(op: str) -> Express:
+    return _all(lambda args: fn(op, args[0], args[1]))
+
+
+def unary(f: Function) -> Express:
+    """The expression of an operator that applies *f* to its only input."""
+
+    def express(call: Call) -> Iterable[Equation]:
+        call.only_output()
+        xs = iterators(call.out.shape)
+        yield call.equation(Scope(xs, (), f(call, call.read(0, indices(xs)))))
+
+    return express
+
+
+def _function(op: str) -> Express:
+    return unary(lambda _, x: fn(op, x))
+
+
+def positive(x: Scalar) -> Scalar:
+    """max(x, 0)."""
+    return fn("relu", x)
+
+
+def negative(x: Scalar) -> Scalar:
+    """min(x, 0)."""
+    return fn("minimum", x, Const(0))
+
+
+def between(x: Scalar, lo: float, hi: float) -> Scalar:
+    """min(max(x, lo), hi); an infinite limit is none."""
+    x = positive(x) if lo == 0 else fn("maximum", x, Const(lo)) if lo > -inf else x
+    return fn("minimum", x, Const(hi)) if hi < inf else x
+
+
+def _hard_sigmoid(call: Call, x: Scalar) -> Scalar:
+    alpha, beta = call.get("alpha", 0.2), call.get("beta", 0.5)
+    return between(add(mul(Const(alpha), x), Const(beta)), 0, 1)
+
+
+def _hard_swish(_: Call, x: Scalar) -> Scalar:
+    return mul(x, between(add(mul(Const(1 / 6), x), Const(0.5)), 0, 1))
+
+
+def _leaky(call: Call, x: Scalar) -> Scalar:
+    return add(positive(x), mul(Const(call.get("alpha", 0.01)), negative(x)))
+
+
+def _elu(call: Call, x: Scalar) -> Scalar:
+    return add(positive(x), mul(Const(call.get("alpha", 1.0)), fn("-", fn("exp", negative(x)), Const(1))))
+
+
+def _celu(call: Call, x: Scalar) -> Scalar:
+    alpha = call.get("alpha", 1.0)
+    power = fn("exp", mul(Const(1 / alpha), negative(x)))
+    return add(positive(x), mul(Const(alpha), fn("-", power, Const(1))))
+
+
+def _selu(call: Call, x: Scalar) -> Scalar:
+    alpha, gamma = call.get("alpha", 1.67326319217681884765625), call.get("gamma", 1.05070102214813232421875)
+    return mul(Const(gamma), add(positive(x), mul(Const(alpha), fn("-", fn("exp", negative(x)), Const(1)))))
+
+
+def _softplus(_: Call, x: Scalar) -> Scalar:
+    # log(1 + e^x) = max(x, 0) + log(1 + e^-|x|), which does not overflow.
+    return add(positive(x), fn("log", add(fn("exp", fn("neg", fn("abs", x))), Const(1))))
+
+
+def _gelu(call: Call, x: Scalar) -> Scalar:
+    match call.get("approximate", "none"):
+        case "none":
+            inner = fn("erf", mul(Const(1 / sqrt(2)), x))
+        case "tanh":
+            inner = fn("tanh", mul(Const(sqrt(2 / pi)), add(x, mul(Const(0.044715), x, x, x))))
+        case other:
+            raise Unclear(f"approximate is {other}, neither none nor tanh")
+    return mul(Const(0.5), x, add(inner, Const(1)))
+
+
+def _clip(call: Call) -> Iterable[Equation]:
+    """A limit that is left out is the least or the largest number, as ONNX says; an infinite one changes nothing."""
+    xs = iterators(call.out.shape)
+    at = indices(xs)
+    body = call.read(0, at)
+    least, most = float(call.numbers.min), float(call.numbers.max)
+    for n, attribute, default, op, none in ((1, "min", least, "maximum", -inf), (2, "max", most, "minimum", inf)):
+        limit = call.read(n, at) if call.has(n) else Const(call.get(attribute, default))
+        if limit == Const(none):
+            continue
+        body = positive(body) if op == "maximum" and limit == Const(0) else fn(op, body, limit)
+    yield call.equation(Scope(xs, (), body))
+
+
+def _prelu(call: Call) -> Iterable[Equation]:
+    yield from _operands(call, lambda args: add(positive(args[0]), mul(args[1], negative(args[0]))))
+
+
+def _mean(args: tuple[Scalar, ...]) -> Scalar:
+    return mul(Const(1 / len(args)), add(*args)) if len(args) > 1 else args[0]
+
+
+def _power(args: tuple[Scalar, ...]) -> Scalar:
+    base, exponent = args
+    match exponent:
+        case Const(1):
+            return base
+        case Const(2):
+            return mul(base, base)
+        case Const(value) if value == 1 / 2:
+            return fn("sqrt", base)
+    return fn("pow", base, exponent)
+
+
+def _dropout(call: Call) -> Iterable[Equation]:
+    if call.has(2) and bool(call.constant(2, "training_mode").any()):
+        raise Unclear("it is in training mode")
+    yield from unary(lambda _, x: x)(call)
+
+
+def _cast(call: Call) -> Iterable[Equation]:
+    found, wanted = (call.model.dtype(name) for name in (call.node.inputs[0], call.node.outputs[0]))
+    if found != wanted:
+        raise Unclear(f"it converts {found} to {wanted}")
+    yield from unary(lambda _, x: x)(call)
+
+
+ELEMENTWISE: tuple[OnnxOperator, ...] = (
+    OnnxOperator("Add", "elementwise", _all(lambda args: add(*args))),
+    OnnxOperator("Sub", "elementwise", _binary("-")),
+    OnnxOperator("Mul", "elementwise", _all(lambda args: mul(*args))),
+    OnnxOperator("Div", "elementwise", _binary("/")),
+    OnnxOperator("Sum", "elementwise", _all(lambda args: add(*args))),
+    OnnxOperator("Mean", "elementwise", _all(_mean)),
+    OnnxOperator("Neg", "elementwise", _function("neg")),
+    OnnxOperator("Reciprocal", "elementwise", unary(lambda _, x: fn("/", Const(1), x))),
+    OnnxOperator("Identity", "layout", unary(lambda _, x: x), integers=True),
+    OnnxOperator("Dropout", "layout", _dropout, attributes="ratio seed is_test"),
+    OnnxOperator("Cast", "layout", _cast, attributes="to saturate round_mode"),
+    OnnxOperator("Max", "activation", _all(lambda args: reduce(lambda a, b: fn("maximum", a, b), args))),
+    OnnxOperator("Min", "activation", _all(lambda args: reduce(lambda a, b: fn("minimum", a, b), args))),
+    OnnxOperator("Pow", "activation", _all(_power)),
+    OnnxOperator("Abs", "activation", _function("abs")),
+    OnnxOperator("Relu", "activation", _function("relu")),
+    OnnxOperator("Tanh", "activation", _function("tanh")),
+    OnnxOperator("Sigmoid", "activation", _function("sigmoid")),
+    OnnxOperator("Exp", "activation", _function("exp")),
+    OnnxOperator("Log", "activation", _function("log")),
+    OnnxOperator("Sqrt", "activation", _function("sqrt")),
+    OnnxOperator("Erf", "activation", _function("erf")),
+    OnnxOperator("Clip", "activation", _clip, attributes="min max"),
+    OnnxOperator("PRelu", "activation", _prelu),
+    OnnxOperator("LeakyRelu", "activation", unary(_leaky), attributes="alpha"),
+    OnnxOperator("Elu", "activation", unary(_elu), attributes="alpha"),
+    OnnxOperator("Celu", "activation", unary(_celu), attributes="alpha"),
+    OnnxOperator("Selu", "activation", unary(_selu), attributes="alpha gamma"),
+    OnnxOperator("Gelu", "activation", unary(_gelu), attributes="approximate"),
+    OnnxOperator("HardSigmoid", "activation", unary(_hard_sigmoid), attributes="alpha beta"),
+    OnnxOperator("HardSwish", "activation", unary(_hard_swish)),
+    OnnxOperator("Softplus", "activation", unary(_softplus)),
+    OnnxOperator("Softsign", "activation", unary(lambda _, x: fn("/", x, add(fn("abs", x), Const(1))))),
+    OnnxOperator("Mish", "activation", unary(lambda call, x: mul(x, fn("tanh", _softplus(call, x))))),
+    OnnxOperator(
+        "Swish",
+        "activation",
+        unary(lambda call, x: mul(x, fn("sigmoid", mul(Const(call.get("alpha", 1.0)), x)))),
+        attributes="alpha",
+    ),
+)
+"""PRelu's slope is an operand like any other; Max and Min are activations because they are not linear."""
+
+
+def _where(call: Call) -> Iterable[Equation]:
+    xs = iterators(call.out.shape)
+    at = indices(xs)
+    mask = call.constant(0, "condition")
+    one, other = call.read(1, at), call.read(2, at)
+    yield call.equation(Scope(xs, (), chosen(mask, at, one, other)))
+
+
+def _trilu(call: Call) -> Iterable[Equation]:
+    xs = iterators(call.out.shape)
+    at = indices(xs)
+    k = int(call.constant(1, "k").reshape(())) if call.has(1) else 0
+    test = Compare(">=" if call.get("upper", 1) else "<=", at[-1] - at[-2], Index((), k))
+    yield call.equation(Scope(xs, (), fn("where", test, call.read(0, at), Const(0))))
+
+
+def chosen(mask: Array, at: tuple[Index, ...], one: Scalar, other: Scalar) -> Scalar:
+    """*one* where *mask* holds at *at*, else *other*."""
+    if mask.all() or not mask.any():
+        return one if mask.all() else other
+    leading, (rows, columns) = mask.shape[:-2], (1, 1, *mask.shape)[-2:]
+    if any(size > 1 for size in leading):
+        raise Unclear(f"its condition of shape {mask.shape} differs along more than two dimensions")
+    table = mask.reshape(rows, columns)
+    places = np.arange(columns) - np.arange(rows)[:, None] if columns > 1 else np.arange(rows)[:, None]
+    place = at[-2] if columns == 1 else at[-1] - at[-2] if rows > 1 else at[-1]
+    for wanted, yes, no in ((table, one, other), (~table, other, one)):
+        first, last = int(places[wanted].min()), int(places[wanted].max())
+        if np.array_equal(wanted, (places >= first) & (places <= last)):
+            return _between(place, first, last, (int(places.min()), int(places.max())), yes, no)
+    raise Unclear("its condition is no band of its last two dimensions")
+
+
+def _between(place: Index, first: int, last: int, most: tuple[int, int], yes: Scalar, no: Scalar) -> Scalar:
+    """*yes* where first <= place <= last, else *no*; a limit that *most* keeps in any case is left out."""
+    if last < most[1]:
+        yes = fn("where", Compare("<=", place, Index((), last)), yes, no)
+    return yes if first <= most[0] else fn("where", Compare(">=", place, Index((), first)), yes, no)
+
+
+SELECTION: tuple[OnnxOperator, ...] = (
+    OnnxOperator("Where", "elementwise", _where, integers=True),
+    OnnxOperator("Trilu", "elementwise", _trilu, integers=True, attributes="upper"),
+)
+"""A condition that is computed when the model runs is no number, and subprograms compute numbers: it stays."""

@@ -1,0 +1,321 @@
+r"""ONNX operators that only move elements: :math:`Y[\vec i] = A[\tau(\vec i)]`.
+
+Reshaping goes through the row-major address: ``//`` and ``%`` find its digits in the other shape.
+Source: the ONNX operator reference.
+
+ONNX's Resize and Upsample by nearest neighbours: :math:`Y[\vec i] = X[\rho_1(i_1), \dots]` per dimension.
+
+The rounding formulas of the ONNX reference are evaluated over the whole extent; where the places that they give are an
+affine or a stepwise function of the position, that function is the index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+
+import numpy as np
+
+from einnet_explore.ir import Equation, Index, Scope, add, as_index
+from einnet_explore.onnx_import.model import Array, Shape
+from einnet_explore.onnx_import.node_call import (
+    Call,
+    Express,
+    OnnxOperator,
+    Unclear,
+    broadcast,
+    digits,
+    flat,
+    indices,
+    iterators,
+    progression,
+    read,
+)
+
+Moved = Callable[[Call, tuple[Index, ...]], Iterable[Index]]
+
+
+def _moving(index: Moved) -> Express:
+    """The expression of an operator whose element at i is its first input's at ``index(call, i)``."""
+
+    def express(call: Call) -> Iterable[Equation]:
+        xs = iterators(call.out.shape)
+        yield call.equation(Scope(xs, (), read(call.tensor(0), *index(call, indices(xs)))))
+
+    return express
+
+
+def _transpose(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
+    order = call.get("perm", tuple(reversed(range(len(at)))))
+    place = {axis: i for i, axis in zip(at, order, strict=True)}
+    return (place[axis] for axis in range(len(at)))
+
+
+def _reshape(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
+    """Runs of dimensions that hold the same elements on both sides are re-indexed separately."""
+    here, there = call.out.shape, call.shape(0)
+    out: list[Index] = []
+    for (i, j), (k, m) in pairwise([(0, 0), *_borders(here, there)]):
+        out += digits(flat(at[i:k], here[i:k]), there[j:m])
+    return out
+
+
+def _borders(here: Shape, there: Shape) -> Iterable[tuple[int, int]]:
+    """Where the leading extents of the two shapes have equal products, and the end."""
+    i = j = 0
+    left = right = 1
+    while i < len(here) and j < len(there):
+        if left == right:
+            left, right, i, j = left * here[i], right * there[j], i + 1, j + 1
+        elif left < right:
+            left, i = left * here[i], i + 1
+        else:
+            right, j = right * there[j], j + 1
+        if left == right and i < len(here) and j < len(there):
+            yield i, j
+    yield len(here), len(there)
+
+
+def _slice(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
+    shape = call.shape(0)
+    starts = call.integers(1, "starts") or ()
+    axes = call.integers(3, "axes") or tuple(range(len(starts)))
+    steps = call.integers(4, "steps") or (1,) * len(starts)
+    out = list(at)
+    for axis, start, step in zip(axes, starts, steps, strict=True):
+        d = call.axis(axis, len(shape))
+        size = shape[d]
+        first = start + size if start < 0 else start
+        first = min(max(first, 0), size) if step > 0 else min(max(first, 0), size - 1)
+        out[d] = at[d] * step + first
+    return out
+
+
+def _split(call: Call) -> Iterable[Equation]:
+    axis = call.axis(call.get("axis", 0), len(call.shape(0)))
+    start = 0
+    for n, name in enumerate(call.node.outputs):
+        if not name:
+            raise Unclear("an output is left out")
+        out = call.output(n)
+        xs = iterators(out.shape)
+        at = [as_index(x) + start if d == axis else as_index(x) for d, x in enumerate(xs)]
+        yield Equation(out.name, Scope(xs, (), read(call.tensor(0), *at)))
+        start += out.shape[axis]
+
+
+def _concat(call: Call) -> Iterable[Equation]:
+    """The sum of the operands, each moved to its place and read as 0 elsewhere: linear, as rules like it."""
+    axis = call.axis(call.get("axis", 0), len(call.out.shape))
+    xs = iterators(call.out.shape)
+    start, parts = 0, []
+    for n in range(len(call.node.inputs)):
+        source = call.tensor(n)
+        at = [as_index(x) - start if d == axis else as_index(x) for d, x in enumerate(xs)]
+        parts.append(read(source, *at))
+        start += source.shape[axis]
+    yield call.equation(Scope(xs, (), add(*parts)))
+
+
+def _pad(call: Call) -> Iterable[Equation]:
+    rank = len(call.out.shape)
+    mode = call.get("mode", "constant")
+    if mode != "constant":
+        raise Unclear(f"mode is {mode}, not constant")
+    pads = call.integers(1, "pads") or ()
+    axes = tuple(call.axis(int(a), rank) for a in call.constant(3, "axes").reshape(-1)) if call.has(3) else range(rank)
+    value = float(call.constant(2, "value").reshape(())) if call.has(2) else call.get("value", 0.0)
+    before = dict(zip(axes, pads[: len(axes)], strict=True))
+    xs = iterators(call.out.shape)
+    at = [as_index(x) - before.get(d, 0) for d, x in enumerate(xs)]
+    yield call.equation(Scope(xs, (), read(call.tensor(0), *at, value=value)))
+
+
+def _expand(call: Call) -> Iterable[Equation]:
+    xs = iterators(call.out.shape)
+    yield call.equation(Scope(xs, (), broadcast(call.tensor(0), indices(xs))))
+
+
+def _tile(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
+    return (i % size for i, size in zip(at, call.shape(0), strict=True))
+
+
+def _gather(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
+    shape = call.shape(0)
+    axis = call.axis(call.get("axis", 0), len(shape))
+    wanted = call.constant(1, "indices").astype(np.int64)
+    found = _affine(np.where(wanted < 0, wanted + shape[axis], wanted), at[axis : axis + wanted.ndim])
+    return (*at[:axis], found, *at[axis + wanted.ndim :])
+
+
+def _affine(table: Array, places: tuple[Index, ...]) -> Index:
+    """The affine index of *places* whose values *table* holds: a row, a stride, windows :math:`d\\,w + m`."""
+    if not table.size:
+        raise Unclear("it gathers nothing")
+    origin = (0,) * table.ndim
+    start = int(table[origin])
+    steps = [int(table[*origin[:d], 1, *origin[d + 1 :]]) - start if n > 1 else 0 for d, n in enumerate(table.shape)]
+    grid = sum(
+        (step * np.arange(n).reshape([-1 if e == d else 1 for e in range(table.ndim)])
+         for d, (n, step) in enumerate(zip(table.shape, steps, strict=True))),
+        np.int64(start),
+    )  # fmt: skip
+    if not np.array_equal(table, np.broadcast_to(grid, table.shape)):
+        raise Unclear("its indices are no arithmetic progression")
+    out = Index((), start)
+    for place, step in zip(places, steps, strict=True):
+        out = out + place * step
+    return out
+
+
+def _depth_to_space(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
+    b, depth = call.get("blocksize", 1), call.out.shape[1]
+    n, c, h, w = at
+    row, column = h % b, w % b
+    column_first = call.get("mode", "DCR") == "CRD"
+    channel = flat((c, row, column), (depth, b, b)) if column_first else flat((row, column, c), (b, b, depth))
+    return n, channel, h // b, w // b
+
+
+def _space_to_depth(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
+    b = call.get("blocksize", 1)
+    n, c, h, w = at
+    if call.get("mode", "DCR") == "CRD":
+        channel, row, column = digits(c, (call.shape(0)[1], b, b))
+    else:
+        row, column, channel = digits(c, (b, b, call.shape(0)[1]))
+    return n, channel, h * b + row, w * b + column
+
+
+LAYOUT: tuple[OnnxOperator, ...] = (
+    OnnxOperator("Transpose", "layout", _moving(_transpose), integers=True, attributes="perm"),
+    OnnxOperator("Reshape", "layout", _moving(_reshape), integers=True, attributes="shape allowzero"),
+    OnnxOperator("Flatten", "layout", _moving(_reshape), integers=True, attributes="axis"),
+    OnnxOperator("Squeeze", "layout", _moving(_reshape), integers=True, attributes="axes"),
+    OnnxOperator("Unsqueeze", "layout", _moving(_reshape), integers=True, attributes="axes"),
+    OnnxOperator("Slice", "layout", _moving(_slice), integers=True, attributes="starts ends axes steps"),
+    OnnxOperator("Split", "layout", _split, integers=True, attributes="axis split num_outputs"),
+    OnnxOperator("Concat", "layout", _concat, integers=True, attributes="axis"),
+    OnnxOperator("Pad", "layout", _pad, integers=True, attributes="mode pads value"),
+    OnnxOperator("Expand", "layout", _expand, integers=True),
+    OnnxOperator("Tile", "layout", _moving(_tile), integers=True),
+    OnnxOperator("Gather", "layout", _moving(_gather), integers=True, attributes="axis"),
+    OnnxOperator("DepthToSpace", "layout", _moving(_depth_to_space), integers=True, attributes="blocksize mode"),
+    OnnxOperator("SpaceToDepth", "layout", _moving(_space_to_depth), integers=True, attributes="blocksize mode"),
+)
+"""The shape that a reshaping node gives its result is the model's, so its other operand need not be looked at."""
+
+
+def _resize(call: Call) -> Iterable[Equation]:
+    if call.opset < 11:
+        yield from _upsample(call)
+        return
+    scales = call.constant(2, "scales") if call.has(2) else None
+    axes = call.get("axes", tuple(range(len(call.out.shape))))
+    yield from _nearest(
+        call,
+        scales,
+        tuple(call.axis(a, len(call.out.shape)) for a in axes),
+        call.get("coordinate_transformation_mode", "half_pixel"),
+        call.get("nearest_mode", "round_prefer_floor"),
+    )
+
+
+def _upsample(call: Call) -> Iterable[Equation]:
+    """What Resize was too, up to operator set 10: samples begin at the first element."""
+    scales = call.constant(1, "scales") if call.has(1) else np.asarray(call.get("scales", ()))
+    yield from _nearest(call, scales, tuple(range(len(call.out.shape))), "asymmetric", "simple")
+
+
+def _nearest(call: Call, scales: Array | None, axes: tuple[int, ...], place: str, rounding: str) -> Iterable[Equation]:
+    shape, out = call.shape(0), call.out.shape
+    if (mode := call.get("mode", "nearest")) != "nearest":
+        raise Unclear(f"mode is {mode}, not nearest")
+    given = (
+        dict(zip(axes, scales.reshape(-1).tolist(), strict=True))
+        if scales is not None and scales.size
+        else _ratios(call, axes)
+    )
+    xs = iterators(out)
+    at = []
+    for d, x in enumerate(xs):
+        scale = float(np.float32(given.get(d, 1)))
+        positions = _positions(np.arange(x.hi), shape[d], out[d], scale, place)
+        way = rounding if rounding != "simple" else "ceil" if scale < 1 else "floor"
+        index: Index | None = progression(_elements(positions, way, d, shape[d]), x)
+        if index is None:
+            raise Unclear(f"dimension {d}: {shape[d]} to {out[d]} is no whole factor")
+        at.append(index)
+    yield call.equation(Scope(xs, (), read(call.tensor(0), *at)))
+
+
+def _ratios(call: Call, axes: tuple[int, ...]) -> dict[int, float]:
+    shape = call.shape(0)
+    sizes = (call.integers(3, "sizes") or ()) if call.has(3) else ()
+    ratios = {d: float(np.float32(n) / np.float32(shape[d])) for d, n in zip(axes, sizes, strict=True)}
+    policy = call.get("keep_aspect_ratio_policy", "stretch")
+    if policy == "stretch":
+        return ratios
+    return dict.fromkeys(axes, (min if policy == "not_larger" else max)(ratios.values()))
+
+
+def _elements(positions: Array, way: str, d: int, size: int) -> Array:
+    """The elements at *positions*, where these do not hang on how a runtime rounds: a third is no float32."""
+    margin = _MARGIN * (1 + np.abs(positions))
+    before, at, after = (
+        np.clip(_rounded(p, way), 0, size - 1) for p in (positions - margin, positions, positions + margin)
+    )
+    if np.any((before != after) & (positions != positions.astype(np.float32))):
+        raise Unclear(f"dimension {d}: positions lie between two elements but for rounding")
+    return at
+
+
+_MARGIN = 1e-6
+"""More than the error of a position in float32, relative to the position."""
+
+
+def _positions(i: Array, size: int, out: int, scale: float, mode: str) -> Array:
+    """Where in the input each output position lies (ONNX: coordinate_transformation_mode)."""
+    match mode:
+        case "asymmetric":
+            return i / scale
+        case "half_pixel":
+            return (i + 0.5) / scale - 0.5
+        case "half_pixel_symmetric":
+            if size * scale != out:
+                raise Unclear(f"{size} times {scale:.6g} is not {out}: where its middle lies hangs on rounding")
+            return (i + 0.5) / scale - 0.5
+        case "pytorch_half_pixel":
+            return (i + 0.5) / scale - 0.5 if out > 1 else np.zeros_like(i, float)
+        case "align_corners":
+            return i * (size - 1) / (out - 1) if out > 1 else np.zeros_like(i, float)
+        case other:
+            raise Unclear(f"coordinate_transformation_mode is {other}")
+
+
+def _rounded(positions: Array, mode: str) -> Array:
+    match mode:
+        case "floor":
+            found = np.floor(positions)
+        case "ceil":
+            found = np.ceil(positions)
+        case "round_prefer_floor":
+            found = np.ceil(positions - 0.5)
+        case "round_prefer_ceil":
+            found = np.floor(positions + 0.5)
+        case other:
+            raise Unclear(f"nearest_mode is {other}")
+    return found.astype(int)
+
+
+RESIZE: tuple[OnnxOperator, ...] = (
+    OnnxOperator(
+        "Resize",
+        "layout",
+        _resize,
+        attributes="antialias axes coordinate_transformation_mode cubic_coeff_a exclude_outside extrapolation_value"
+        " keep_aspect_ratio_policy mode nearest_mode",
+    ),
+    OnnxOperator("Upsample", "layout", _upsample, attributes="mode scales"),
+)
+"""Other modes interpolate; they stay as they are."""

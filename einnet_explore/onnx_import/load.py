@@ -1,0 +1,324 @@
+"""ONNX in: a file becomes a checked ``Model`` with static shapes, or one line that says what is wrong with it.
+
+Functions that a model defines itself, put in the place of their calls; how much that makes is counted beforehand.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
+from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import external_data_helper, helper, inliner, numpy_helper, version_converter
+
+from einnet_explore.onnx_import.checks import (
+    check_header,
+    check_memory,
+    check_names,
+    check_sizes,
+    check_weights,
+    in_order,
+)
+from einnet_explore.onnx_import.model import Array, Model, ModelError, Shape, identifiers, nodes_of, opset
+from einnet_explore.onnx_import.shapes import fold, fold_constants, give_shapes, values_of
+
+Key: TypeAlias = "tuple[str, str, str]"
+
+MOST_NODES = 1_000_000
+"""Thirty functions of two calls each make a billion nodes of a file of a kilobyte."""
+
+
+def inlined(file: str, proto: onnx.ModelProto, most: int = MOST_NODES) -> onnx.ModelProto:
+    """*proto* without functions of its own.
+
+    Raises ModelError where functions call one another in a circle, or come to more than *most* nodes, and where a node
+    outside of functions refers to an attribute that only a function's call could give.
+    """
+    if proto.functions:
+        proto = _without(file, proto, most)
+    for node in _every(proto.graph.node):
+        for attribute in node.attribute:
+            if attribute.ref_attr_name:
+                raise ModelError(
+                    f"{file}: node {node.name} ({node.op_type}): found attribute {attribute.name} that refers to "
+                    f"{attribute.ref_attr_name}, expected a value: the node is in no function"
+                )
+    return proto
+
+
+def _without(file: str, proto: onnx.ModelProto, most: int) -> onnx.ModelProto:
+    calls = {(f.domain, f.name, f.overload): _calls(f.node) for f in proto.functions}
+    try:
+        order = tuple(
+            TopologicalSorter({key: called.keys() & calls.keys() for key, called in calls.items()}).static_order()
+        )
+    except CycleError as cycle:
+        told = " <- ".join(f"{domain}.{name}" for domain, name, _ in cycle.args[1])
+        raise ModelError(f"{file}: found functions that call one another in a circle, {told}, expected none") from None
+    size: dict[Key, int] = {}
+    for key in order:
+        size[key] = _size(calls[key], size)
+    if (found := _size(_calls(proto.graph.node), size)) > most:
+        raise ModelError(f"{file}: found functions that come to {found:.3g} nodes, expected at most {most}")
+    try:
+        return inliner.inline_local_functions(proto)
+    except (onnx.checker.ValidationError, RuntimeError) as error:
+        raise ModelError(f"{file}: found functions that fit no call: {str(error).splitlines()[0]}") from None
+
+
+def _size(calls: Counter[Key], known: dict[Key, int]) -> int:
+    return sum(count * known.get(key, 1) for key, count in calls.items())
+
+
+def _calls(nodes: Iterable[onnx.NodeProto]) -> Counter[Key]:
+    """How often each operator or function is called by *nodes*, and by the graphs in them."""
+    return Counter((node.domain, node.op_type, node.overload) for node in _every(nodes))
+
+
+def every_node(proto: onnx.ModelProto) -> Iterable[onnx.NodeProto]:
+    """The nodes of *proto*, of its functions, and of the graphs in all these."""
+    return _every([*proto.graph.node, *(node for function in proto.functions for node in function.node)])
+
+
+def _every(nodes: Iterable[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
+    """*nodes* and those of the graphs in them."""
+    waiting = list(nodes)
+    while waiting:
+        yield (node := waiting.pop())
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                waiting += graph.node
+
+
+OPSET = 21
+"""The opset that models are converted to where ONNX's converter can do it."""
+
+_NO_SHAPES: Mapping[str, Shape] = MappingProxyType({})
+
+
+def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Mapping[str, Shape] = _NO_SHAPES) -> Model:
+    """Read *model*, give its dynamic inputs *shapes*, check it and normalise it (see ``Model``).
+
+    Raises ModelError, one line: a file that is missing, truncated or not ONNX; an IR version or opset that is too new;
+    names that are given twice or never; a cycle; shapes left open, misnamed or contradictory; NaN weights; dimensions
+    of size 0; a value larger than this machine's memory; external data outside of the model's folder.
+    """
+    file, proto = _read(model)
+    check_header(file, proto)
+    proto = inlined(file, proto)
+    _sort(file, proto)
+    give_shapes(file, proto.graph, shapes)
+    _lift_constants(file, proto)
+    original = onnx.ModelProto()
+    original.CopyFrom(proto)
+    _valid(file, proto)
+    check_weights(file, nodes_of(proto.graph), _arrays(file, proto.graph))
+    proto.ir_version = max(proto.ir_version, _IR_OF_WEIGHTS)
+    proto, folded = fold_constants(file, _converted(file, fold(file, proto)))
+    return _model(file, proto, original, folded)
+
+
+def _model(file: str, proto: onnx.ModelProto, original: onnx.ModelProto, folded: tuple[onnx.NodeProto, ...]) -> Model:
+    _sort(file, proto)
+    graph = proto.graph
+    nodes, values = nodes_of(graph), values_of(graph)
+    weights = _arrays(file, graph)
+    inputs = tuple(values[v.name] for v in graph.input if v.name not in weights)
+    check_memory(file, values.values())
+    check_sizes(file, inputs, nodes, values)
+    return Model(
+        file,
+        proto,
+        original,
+        inputs,
+        tuple(values[v.name] for v in graph.output),
+        nodes,
+        MappingProxyType(weights),
+        MappingProxyType(values),
+        identifiers(values),
+        folded,
+    )
+
+
+def _arrays(file: str, graph: onnx.GraphProto) -> dict[str, Array]:
+    """The weights of *graph* by name."""
+    made = {}
+    for weight in graph.initializer:
+        try:
+            made[weight.name] = numpy_helper.to_array(weight)
+        except (KeyError, TypeError, ValueError) as error:
+            found = f"type {weight.data_type}" if isinstance(error, KeyError) else _line(error)
+            raise ModelError(
+                f"{file}: weight {weight.name}: found {found}, expected the elements of a tensor"
+            ) from None
+    return made
+
+
+def _read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[str, onnx.ModelProto]:
+    match model:
+        case onnx.ModelProto():
+            proto = onnx.ModelProto()
+            proto.CopyFrom(model)
+            return "<model>", _complete("<model>", proto)
+        case bytes():
+            return "<bytes>", _complete("<bytes>", _parsed("<bytes>", model))
+        case _:
+            path = Path(model)
+            try:
+                data = path.read_bytes()
+            except OSError as error:
+                raise ModelError(f"{path}: found {error.strerror}, expected a readable ONNX file") from None
+            proto = _parsed(str(path), data)
+            try:
+                onnx.load_external_data_for_model(proto, str(path.parent))
+            except (OSError, ValueError, onnx.checker.ValidationError) as error:
+                raise ModelError(f"{path}: external data: found {_line(error)}, expected the weights' file") from None
+            return str(path), proto
+
+
+def _complete(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
+    """*proto*, which lies in no folder: refused where it needs a file beside it, which readers would look for here."""
+    inside = (t for n in every_node(proto) for a in n.attribute for t in (a.t, *a.tensors))
+    for tensor in chain(proto.graph.initializer, inside):
+        if external_data_helper.uses_external_data(tensor):
+            raise ModelError(
+                f"{file}: external data: found tensor {tensor.name} in a file of its own, expected the "
+                "path of the model, or one with its weights in it"
+            )
+    return proto
+
+
+def _parsed(file: str, data: bytes) -> onnx.ModelProto:
+    if not data:
+        raise ModelError(f"{file}: found an empty file, expected an ONNX model")
+    try:
+        return onnx.load_model_from_string(data)
+    except DecodeError:
+        # An ONNX file starts with the tag of its IR version.
+        what = "a truncated or damaged ONNX file" if data[0] == 0x08 else "a file that is not ONNX"
+        raise ModelError(f"{file}: found {what}, expected an ONNX model") from None
+
+
+def _sort(file: str, proto: onnx.ModelProto) -> None:
+    """Check the names in the graph of *proto* and put its nodes in topological order, named uniquely."""
+    nodes = nodes_of(proto.graph)
+    check_names(file, proto.graph, nodes)
+    copies = []
+    for node in in_order(file, nodes):
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node.proto)
+        copy.name = node.name
+        copies.append(copy)
+    del proto.graph.node[:]
+    proto.graph.node.extend(copies)
+
+
+def _lift_constants(file: str, proto: onnx.ModelProto) -> None:
+    graph = proto.graph
+    kept = []
+    for node in nodes_of(graph):
+        attributes = node.attributes
+        if node.op != "Constant" or node.domain or not attributes.keys() <= _CONSTANTS.keys() or not attributes:
+            kept.append(node.proto)
+            continue
+        kind, value = next(iter(attributes.items()))
+        tensor = onnx.TensorProto()
+        if kind == "value":
+            tensor.CopyFrom(value)
+        else:
+            many = kind.endswith("s")
+            tensor.CopyFrom(
+                helper.make_tensor("", _CONSTANTS[kind], [len(value)] if many else [], value if many else [value])
+            )
+        tensor.name = node.outputs[0]
+        graph.initializer.append(tensor)
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
+_CONSTANTS = {
+    "value": onnx.TensorProto.UNDEFINED,
+    "value_float": onnx.TensorProto.FLOAT,
+    "value_floats": onnx.TensorProto.FLOAT,
+    "value_int": onnx.TensorProto.INT64,
+    "value_ints": onnx.TensorProto.INT64,
+}
+
+
+def _valid(file: str, proto: onnx.ModelProto) -> None:
+    """ONNX's own checks: attributes, types, operators that exist; and that inputs and outputs are tensors."""
+    given = (("input", v) for v in proto.graph.input), (("output", v) for v in proto.graph.output)
+    for what, value in chain(*given):
+        if (kind := value.type.WhichOneof("value")) not in (None, "tensor_type"):
+            found = str(kind).removesuffix("_type").replace("_", " ")
+            raise ModelError(f"{file}: {what} {value.name}: found a value of type {found}, expected a tensor")
+    if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
+        return
+    try:
+        _check(proto)
+    except onnx.checker.ValidationError as error:
+        message = str(error)
+        blamed = next(
+            (n for n in nodes_of(proto.graph) if f"name: {n.name} " in message or f"({n.name})" in message), None
+        )
+        where = f"{file}: {blamed}" if blamed else file
+        raise ModelError(f"{where}: found {_line(error)}, expected a valid ONNX model") from None
+
+
+def _check(proto: onnx.ModelProto) -> None:
+    shaped = onnx.ModelProto()
+    shaped.CopyFrom(proto)
+    for value in shaped.graph.output:
+        # The checker insists on outputs' shapes, runtimes do not; they are inferred anyway.
+        value.type.tensor_type.shape.SetInParent()
+    onnx.checker.check_model(shaped)
+
+
+def _converted(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
+    """*proto* (folded) at opset 21, if it is older and the converter can do it; otherwise as it is."""
+    if opset(proto) >= OPSET:
+        return proto
+    try:
+        converted = version_converter.convert_version(proto, OPSET)
+        _check(converted)
+    except (RuntimeError, onnx.checker.ValidationError, version_converter.ConvertError):
+        return proto
+    converted.ir_version = max(converted.ir_version, _IR_OF_OPSET)
+    _lift_constants(file, converted)
+    if opset(proto) < _PLACES_OF_RESIZE:
+        _say_places(file, converted)
+    return converted
+
+
+_PLACES_OF_RESIZE = 11
+"""The opset from which Resize says where its samples lie; before, they begin at the first element."""
+
+
+def _say_places(file: str, proto: onnx.ModelProto) -> None:
+    """Give every Resize of *proto* the places of samples of older opsets, which the converter forgets."""
+    weights = _arrays(file, proto.graph)
+    for node in every_node(proto):
+        if node.op_type != "Resize" or node.domain:
+            continue
+        scales = weights.get(node.input[2])
+        shrinks = scales is not None and scales.size > 0 and scales.max() <= 1
+        node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+        node.attribute.append(helper.make_attribute("nearest_mode", "ceil" if shrinks else "floor"))
+
+
+_IR_OF_OPSET = 10
+
+_IR_OF_WEIGHTS = 4
+"""The IR version from which a weight need not be a graph input too: before, inference does not see a folded one."""
+
+
+def _line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")

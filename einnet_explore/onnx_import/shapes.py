@@ -1,0 +1,394 @@
+"""Shapes: those that a user gives for dynamic inputs, and those that follow.
+
+Constant folding: nodes that depend on no input become weights, shape computations among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from types import MappingProxyType
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import helper, numpy_helper, shape_inference
+from onnx.reference import ReferenceEvaluator
+
+from einnet_explore.onnx_import.model import Array, Model, ModelError, Node, Shape, Value, nodes_of
+
+
+def give_shapes(file: str, graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> None:
+    """Write *shapes* into the inputs of *graph*; a named dimension that two inputs share is given once.
+
+    Raises ModelError on an unknown name, another rank, a static dimension that differs, a size below 1, and where a
+    dimension stays open.
+    """
+    weights = {w.name for w in graph.initializer}
+    inputs = {v.name: v for v in graph.input if v.name not in weights and v.type.HasField("tensor_type")}
+    symbols: dict[str, tuple[int, str]] = {}
+    for name, given in shapes.items():
+        if name not in inputs:
+            raise ModelError(f"{file}: --shape {name}: found no such input, expected one of {', '.join(inputs)}")
+        _give(file, inputs[name], tuple(given), symbols)
+    unknown = []
+    for name, value in inputs.items():
+        tensor = value.type.tensor_type
+        if not tensor.HasField("shape"):
+            unknown.append(f"all dimensions of {name} (--shape {name}=…)")
+            continue
+        for dim in tensor.shape.dim:
+            if dim.dim_param in symbols:
+                dim.dim_value = symbols[dim.dim_param][0]
+        if open_ := [n for n, d in enumerate(tensor.shape.dim) if _size(d) is None]:
+            names = ", ".join(f"{n} ({tensor.shape.dim[n].dim_param or 'unnamed'})" for n in open_)
+            asked = ",".join("?" if (size := _size(d)) is None else str(size) for d in tensor.shape.dim)
+            unknown.append(f"dimension {names} of {name} (--shape {name}={asked})")
+    if unknown:
+        raise ModelError(f"{file}: found dynamic shapes: {'; '.join(unknown)}; expected a number for each")
+
+
+def _give(file: str, value: onnx.ValueInfoProto, given: Shape, symbols: dict[str, tuple[int, str]]) -> None:
+    tensor = value.type.tensor_type
+    where = f"{file}: --shape {value.name}={','.join(map(str, given))}"
+    if tensor.HasField("shape") and len(tensor.shape.dim) != len(given):
+        raise ModelError(f"{where}: found {len(given)} dimensions, expected {len(tensor.shape.dim)}")
+    if any(size < 1 for size in given):
+        raise ModelError(f"{where}: found a dimension of size {min(given)}, expected at least 1")
+    if not tensor.HasField("shape"):
+        tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension() for _ in given)
+    for n, (dim, size) in enumerate(zip(tensor.shape.dim, given, strict=True)):
+        known = _size(dim)
+        if known is not None and known != size:
+            raise ModelError(f"{where}: found {size} for dimension {n}, expected {known}, which the model fixes")
+        symbol = dim.dim_param
+        if symbol.isidentifier() and symbols.setdefault(symbol, (size, value.name))[0] != size:
+            other, first = symbols[symbol]
+            raise ModelError(f"{where}: found {size} for dimension {n} ({symbol}), expected {other} as in {first}")
+        dim.dim_value = size
+
+
+def _size(dim: onnx.TensorShapeProto.Dimension) -> int | None:
+    """A dimension's size; exporters also write -1 for an open one."""
+    return dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
+
+
+_MISJUDGED = ("GroupNormalization", "MeanVarianceNormalization")
+"""Operators that ONNX's inference gives no shape, or refuses from operator set 13 on, as it reads their definitions by
+an older one; what they compute is shaped like their first input."""
+
+
+def stand_in(proto: onnx.ModelProto) -> None:
+    """Put an identity for each node of *proto* that ONNX's inference misjudges: a model for checking, not for use."""
+    for node in proto.graph.node:
+        if node.op_type in _MISJUDGED and node.domain in ("", "ai.onnx"):
+            node.op_type = "Identity"
+            del node.attribute[:], node.input[1:]
+
+
+def infer(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
+    """*proto* with every shape that follows from its inputs'; raises ModelError where shapes contradict one another."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(proto)
+    del bare.graph.value_info[:]
+    _open_outputs(bare.graph)
+    strict = all(node.domain in ("", "ai.onnx") for node in bare.graph.node)
+    stand_in(bare)
+    message = ""
+    # Propagating values is young: it refuses some shapes that are right, and writes down all numbers of a range.
+    ranges = any(node.op_type == "Range" for node in bare.graph.node)
+    for data_prop in (False,) if ranges else (True, False):
+        try:
+            shaped = shape_inference.infer_shapes(bare, check_type=strict, strict_mode=strict, data_prop=data_prop)
+            del shaped.graph.node[:]
+            shaped.graph.node.extend(proto.graph.node)
+            return shaped if strict else _by_runtime(shaped)
+        except (shape_inference.InferenceError, RuntimeError, ValueError) as error:
+            message = str(error)
+    raise ModelError(f"{file}: found shapes that do not fit: {_blamed(proto, message)}")
+
+
+def _by_runtime(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """*proto* with the shapes too that ONNX Runtime infers: it knows operators that are not ONNX's."""
+    values = values_of(proto.graph)
+    unknown = [name for node in proto.graph.node for name in node.output if name and values[name].shape is None]
+    if not unknown or proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
+        return proto
+    shown = onnx.ModelProto()
+    shown.CopyFrom(proto)
+    have = {v.name for v in proto.graph.output}
+    shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in unknown if name not in have)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(shown.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception:  # what it refuses is told where the model is to be run; it has a class for every kind of failure
+        return proto
+    for found in session.get_outputs():
+        # An unknown rank looks like a scalar's.
+        static = bool(found.shape) and all(isinstance(size, int) and size >= 0 for size in found.shape)
+        if found.name in unknown and static and found.type in _TENSORS:
+            info = helper.make_tensor_value_info(found.name, _TENSORS[found.type], found.shape)
+            _tell(proto.graph, info)
+    return proto
+
+
+def _tell(graph: onnx.GraphProto, info: onnx.ValueInfoProto) -> None:
+    """Let *graph* hold *info*, instead of what it knew of that value."""
+    known = next((v for v in (*graph.output, *graph.value_info) if v.name == info.name), None)
+    (known or graph.value_info.add()).CopyFrom(info)
+
+
+_TENSORS: Mapping[str, int] = MappingProxyType(
+    {
+        "tensor(float)": onnx.TensorProto.FLOAT,
+        "tensor(double)": onnx.TensorProto.DOUBLE,
+        "tensor(float16)": onnx.TensorProto.FLOAT16,
+        "tensor(int64)": onnx.TensorProto.INT64,
+        "tensor(int32)": onnx.TensorProto.INT32,
+        "tensor(bool)": onnx.TensorProto.BOOL,
+    }
+)
+"""ONNX Runtime's names of types; of the others only the shape would be known, and subprograms compute float32."""
+
+
+def _open_outputs(graph: onnx.GraphProto) -> None:
+    """Drop the shapes that outputs are declared with; an input or a weight that is an output too keeps its own.
+
+    ONNX's inference believes the output's declaration: what reads the input would not be inferred.
+    """
+    given = {v.name: v.type for v in graph.input}
+    for weight in graph.initializer:
+        given[weight.name] = helper.make_tensor_type_proto(weight.data_type, list(weight.dims))
+    for value in graph.output:
+        if value.name in given:
+            value.type.CopyFrom(given[value.name])
+        else:
+            value.type.tensor_type.ClearField("shape")
+
+
+def _blamed(proto: onnx.ModelProto, message: str) -> str:
+    # ONNX writes "(op_type:Conv, node name: c1): [ShapeInferenceError] …", one line a node.
+    line = next((line for line in message.splitlines() if "op_type:" in line or "Error]" in line), message)
+    said = line.rsplit("Error]", 1)[-1].strip(" :.") or line
+    for node in nodes_of(proto.graph):
+        if node.proto.name and f"node name: {node.proto.name})" in line:
+            return f"{node}: {said}"
+    return line.strip()
+
+
+def values_of(graph: onnx.GraphProto) -> dict[str, Value]:
+    """Every value of *graph* with its shape and dtype, as far as they are known."""
+    out = {name: Value(name, None, None) for node in graph.node for name in node.output if name}
+    for info in (*graph.value_info, *graph.output, *graph.input):
+        out[info.name] = _value(info)
+    for weight in graph.initializer:
+        out[weight.name] = Value(weight.name, tuple(weight.dims), _dtype(weight.data_type))
+    return out
+
+
+def _value(info: onnx.ValueInfoProto) -> Value:
+    if not info.type.HasField("tensor_type"):
+        return Value(info.name, None, None)
+    tensor = info.type.tensor_type
+    sizes = [_size(d) for d in tensor.shape.dim] if tensor.HasField("shape") else [None]
+    shape = tuple(s for s in sizes if s is not None)
+    return Value(info.name, shape if len(shape) == len(sizes) else None, _dtype(tensor.elem_type))
+
+
+def _dtype(code: int) -> np.dtype[Any] | None:
+    try:
+        return np.dtype(helper.tensor_dtype_to_np_dtype(code))
+    except KeyError:
+        return None
+
+
+_SMALL = 4096
+"""A shape computation handles lists of dimensions; whatever has more elements is data."""
+
+_COUNTED = 1 << 60
+"""NumPy has no array of more elements, not even of one that is repeated; such a value is refused as it is."""
+
+_FROM_SIZES = ("ConstantOfShape", "EyeLike", "OneHot", "Range")
+"""Operators that make real numbers too from sizes alone: states that begin at zero, positions."""
+
+
+MAX_FOLDED_BYTES = 1 << 30
+"""Bytes of a model's weights, folded ones included: a protocol buffer holds less than 2 GiB, inference copies it."""
+
+_NOT_FOLDED = ("Bernoulli", "DequantizeLinear", "Dropout", "Multinomial", "QuantizeLinear", "Random")
+"""Beginnings of operators that draw random numbers, and of those by which ONNX Runtime recognises integer kernels."""
+
+_P = TypeVar("_P", onnx.ModelProto, onnx.NodeProto, onnx.TensorProto)
+_Foldable: TypeAlias = "Callable[[Node, Sequence[Value]], bool]"
+
+
+def fold(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Infer shapes, and turn every small integer or boolean result that is known beforehand into a weight.
+
+    ``Shape → Gather → Concat → Reshape`` chains go this way.
+    """
+    return _folded(file, proto, _computes_shape)[0]
+
+
+def fold_constants(file: str, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[onnx.NodeProto, ...]]:
+    """Fold every node of *proto* that depends on weights only; return the model and the nodes that it no longer has.
+
+    A node stays where it draws random numbers, quantises, has a graph output or an infinite result, or where the
+    weights would take more than ``MAX_FOLDED_BYTES``.
+    """
+    free = MAX_FOLDED_BYTES - sum(_nbytes(w) for w in proto.graph.initializer)
+
+    def fits(node: Node, results: Sequence[Value]) -> bool:
+        nonlocal free
+        needed = sum(prod(v.shape or ()) * v.dtype.itemsize for v in results if v.dtype is not None)
+        if not 0 < needed <= free or any(v.dtype is None or v.dtype.kind not in "iubf" for v in results):
+            return _computes_shape(node, results)
+        free -= needed
+        return True
+
+    folded, gone = _folded(file, proto, fits)
+    read = {name for node in nodes_of(folded.graph) for name in node.reads}
+    made = {name for node in gone for name in node.output}
+    kept = [_copy(w) for w in folded.graph.initializer if w.name in read or w.name not in made]
+    del folded.graph.initializer[:]
+    folded.graph.initializer.extend(kept)
+    return folded, gone
+
+
+def unfolded(model: Model) -> onnx.ModelProto:
+    """A copy of the model's graph for a file: the nodes of a folded weight that is larger than what they read are back.
+
+    Nodes that no output needs any more are for the caller to drop.
+    """
+    out = _copy(model.proto)
+    graph = out.graph
+    maker = {name: n for n, node in enumerate(model.folded) for name in node.output if name}
+    sizes = {w.name: _nbytes(w) for w in graph.initializer}
+    restored: set[int] = set()
+    for name in [name for name in sizes if name in maker]:
+        nodes, sources, waiting = set[int](), set[str](), [name]
+        while waiting:
+            if (at := maker.get(source := waiting.pop())) is None:
+                sources.add(source)
+            elif at not in nodes:
+                nodes.add(at)
+                waiting += [i for i in model.folded[at].input if i]
+        if sources <= sizes.keys() and sum(sizes[source] for source in sources) < sizes[name]:
+            restored |= nodes
+    made = {name for n in restored for name in model.folded[n].output}
+    kept = [_copy(w) for w in graph.initializer if w.name not in made]
+    nodes_in_order = [*(model.folded[n] for n in sorted(restored)), *map(_copy, graph.node)]
+    del graph.initializer[:], graph.node[:]
+    graph.initializer.extend(kept)
+    graph.node.extend(nodes_in_order)
+    return out
+
+
+def _folded(
+    file: str, proto: onnx.ModelProto, foldable: _Foldable
+) -> tuple[onnx.ModelProto, tuple[onnx.NodeProto, ...]]:
+    proto = infer(file, proto)
+    gone: list[onnx.NodeProto] = []
+    while found := _fold_once(proto, foldable):
+        gone += found
+        proto = infer(file, proto)
+    return proto, tuple(gone)
+
+
+def _fold_once(proto: onnx.ModelProto, foldable: _Foldable) -> list[onnx.NodeProto]:
+    """Fold what can be folded now; return the nodes, which *proto* no longer has."""
+    graph = proto.graph
+    values = values_of(graph)
+    known = {w.name: w for w in graph.initializer}
+    outputs = {v.name for v in graph.output}
+    kept, gone = [], []
+    for node in nodes_of(graph):
+        results = None if outputs & {*node.results} else _results(node, values, known, proto, foldable)
+        if results is None:
+            kept.append(_copy(node.proto))
+            continue
+        gone.append(_copy(node.proto))
+        for name, array in zip(node.results, results, strict=True):
+            known[name] = numpy_helper.from_array(array, name)
+            graph.initializer.append(known[name])
+    if gone:
+        del graph.node[:]
+        graph.node.extend(kept)
+    return gone
+
+
+def _computes_shape(node: Node, results: Sequence[Value]) -> bool:
+    kinds = "iubf" if node.op in _FROM_SIZES else "iub"
+    return (
+        all(v.dtype is not None and v.dtype.kind in kinds for v in results)
+        and sum(prod(v.shape or ()) for v in results) <= _SMALL
+    )
+
+
+def _results(
+    node: Node,
+    values: Mapping[str, Value],
+    known: Mapping[str, onnx.TensorProto],
+    proto: onnx.ModelProto,
+    foldable: _Foldable,
+) -> list[Array] | None:
+    """The results of *node*; None where its inputs are not known, or it is to stay."""
+    made = [v for name in node.results if (v := values.get(name)) is not None and v.shape is not None]
+    if node.domain or node.captured or len(made) < len(node.results):
+        return None
+    if any(a.HasField("g") or a.graphs for a in node.proto.attribute):  # its small result may take any time and memory
+        return None
+    if node.op in ("Shape", "Size"):
+        source = values.get(node.inputs[0])
+        if source is None or source.shape is None or prod(source.shape) > _COUNTED:
+            return None
+        feed: dict[str, Array] = {node.inputs[0]: np.broadcast_to(np.float32(0), source.shape)}
+    elif node.reads and all(name in known for name in node.reads) and not node.op.startswith(_NOT_FOLDED):
+        feed = {}
+    else:
+        return None
+    if not foldable(node, made):
+        return None
+    feed = feed or {name: numpy_helper.to_array(known[name]) for name in node.reads}
+    types = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feed.items()
+    ]
+    wanted = [onnx.ValueInfoProto(name=name) for name in node.results]
+    graph = helper.make_graph([node.proto], "fold", types, wanted)
+    single = helper.make_model(graph, opset_imports=list(proto.opset_import), ir_version=proto.ir_version)
+    if _computes_shape(node, made):
+        return _by_reference(single, feed)
+    found = _values_by_runtime(single, feed)
+    return found if found is not None and all(np.isfinite(a).all() for a in found) else None
+
+
+def _by_reference(single: onnx.ModelProto, feed: Mapping[str, Array]) -> list[Array] | None:
+    try:
+        return [np.asarray(a) for a in ReferenceEvaluator(single).run(None, dict(feed))]
+    except Exception:  # whatever the evaluator cannot do stays a node
+        return None
+
+
+def _values_by_runtime(single: onnx.ModelProto, feed: Mapping[str, Array]) -> list[Array] | None:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(single.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return [np.asarray(a) for a in session.run(None, dict(feed))]
+    except Exception:  # it has a class for every kind of failure; such a node stays
+        return None
+
+
+def _nbytes(weight: onnx.TensorProto) -> int:
+    """The size in a file, as raw data."""
+    return int(prod(weight.dims) * helper.tensor_dtype_to_np_dtype(weight.data_type).itemsize)
+
+
+def _copy(message: _P) -> _P:
+    made = type(message)()
+    made.CopyFrom(message)
+    return made

@@ -1,0 +1,394 @@
+r"""Whether two scopes of polynomial sizes are one function for every value of the parameters.
+
+The terms are those of ``equivalence.term_relation``, over a space whose ranges are polynomials.  They are compared as integer
+sets of (sizes, output element, indices), or point by point where a parameter is multiplied by an iterator.
+
+Terms as points that correspond: every point of one side's terms is a point of the other's, the same element read.
+
+Where a parameter is multiplied by an iterator, sets of terms are no integer sets.  Then the correspondence itself is
+found: the equations :math:`\tau'(\vec x, \vec z) = \tau(\vec x, \vec y)` are solved for :math:`\vec z`, digit by digit,
+and that the solution satisfies every condition is asked of z3.  What the solving uses are consequences of the
+equations, so a term whose own points can be solved for stands for one point at each element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import combinations
+from math import isinf
+from typing import Any
+
+import islpy as isl
+
+from einnet_explore.equivalence.assumptions import PLAIN, Given
+from einnet_explore.equivalence.commutation import ordered
+from einnet_explore.equivalence.integer_sets import context
+from einnet_explore.equivalence.linear_space import Beyond, Form, key, kind
+from einnet_explore.equivalence.polynomial import cancelled
+from einnet_explore.equivalence.term_relation import Term, choices_at, terms_at
+from einnet_explore.interpreter.numbers import ENDLESS, Number
+from einnet_explore.ir import Box, Scope
+from einnet_explore.parametric.decision import (
+    assumptions,
+    conditions,
+    equal,
+    meaning,
+    multiplied,
+    size_names,
+    unsatisfiable,
+    used_in,
+)
+from einnet_explore.parametric.linear_forms import parts_of, plus, show
+from einnet_explore.parametric.parameters import Ground
+from einnet_explore.parametric.size_region import coordinates, dimension, linear, relaxed
+from einnet_explore.parametric.space import ParametricSpace
+
+
+def uncovered(space: ParametricSpace, left: list[Term], right: list[Term], counted: bool) -> str | None:
+    """None where both sides' terms (with the same factors) are the same; else a point of one that the other lacks."""
+    left, right = (_gathered(side) if counted else side for side in (left, right))
+    for side in (left, right) if counted else ():
+        for term in side:
+            if _solved(space, term, term) is None:
+                raise Beyond("one term stands for several summation points, whose number is not known")
+        for one, other in combinations(side, 2):
+            _apart(space, one, other)
+    for here, there in ((left, right), (right, left)):
+        for term in here:
+            ways = [
+                rows
+                for it in there
+                if (it.coefficient == term.coefficient or not counted)
+                and (rows := _solved(space, term, it)) is not None
+            ]
+            if (found := _outside(space, term, ways)) is not None:
+                return found
+    return None
+
+
+def _gathered(terms: list[Term]) -> list[Term]:
+    """*terms* with those that are the same but for their coefficients added up."""
+    total: dict[object, Term] = {}
+    for term in terms:
+        at = tuple((name, tuple(map(key, forms))) for name, forms in term.factors)
+        same = (at, term.summed, frozenset(map(key, term.where)))
+        old = total.get(same)
+        total[same] = replace(term, coefficient=old.coefficient + term.coefficient) if old else term
+    return [term for term in total.values() if term.coefficient]
+
+
+def _outside(space: ParametricSpace, term: Term, ways: list[list[Form]]) -> str | None:
+    """None where at every point of *term* all of one of *ways* holds; else a point.  What is plain is not asked."""
+    facts = _facts(space, term, ways)
+    known = set(map(key, facts))
+    open_ = [[row for row in rows if key(row) not in known and not _plain(space, row)] for rows in ways]
+    if any(not rows for rows in open_):
+        return None
+    space.asked.add("z3")
+    return unsatisfiable(facts, open_)
+
+
+def _plain(space: ParametricSpace, row: Form) -> bool:
+    """Whether *row* holds by the ranges of its integers alone."""
+    try:
+        return space.ground.surely(space.span(row)[0])
+    except Beyond:
+        return False
+
+
+def _apart(space: ParametricSpace, one: Term, other: Term) -> None:
+    """Raises Beyond unless two terms never stand for the same element and indices."""
+    rows = _solved(space, one, other)
+    space.asked.add("z3")
+    if rows is None or unsatisfiable([*_facts(space, one, [rows]), *rows]) is not None:
+        raise Beyond("two terms overlap where a parameter is multiplied")
+
+
+def _forms(term: Term) -> list[Form]:
+    return [form for _, at in term.factors for form in at]
+
+
+def _facts(space: ParametricSpace, term: Term, others: Iterable[Sequence[Form]]) -> list[Form]:
+    """What holds at a point of *term*, and what the quotients in *others* mean there."""
+    used = used_in(space, (*_forms(term), *term.where))
+    more = used_in(space, [row for rows in others for row in rows])
+    rows = [*assumptions(space), *conditions(space, (*used, *term.summed), term.where)]
+    return rows + [row for v in more if v not in used and v in space.divisions for row in meaning(space, v)]
+
+
+def _solved(space: ParametricSpace, known: Term, term: Term) -> list[Form] | None:
+    """What it means, at a point of *known*, that *term* has a point with the same indices; None if unsolved."""
+    values = _Values(space, term)
+    for form, target in zip(_forms(term), _forms(known), strict=True):
+        values.equation(form, target)
+    return values.rows(term) if values.solve() else None
+
+
+class _Values:
+    """The summed integers, quotients and aliases of a term, as far as they are known as forms of another point."""
+
+    def __init__(self, space: ParametricSpace, term: Term) -> None:
+        self.space = space
+        fixed = {*space.coordinates}
+        used = used_in(space, (*_forms(term), *term.where))
+        self.names = dict.fromkeys(v for v in (*term.summed, *used) if v not in fixed)
+        self.values: dict[str, Form] = {v: {v: 1, "": 0} for v in fixed}
+        self.equations: list[tuple[Form, Form]] = []
+        for t in self.names:
+            if t in space.aliases:
+                self.equations.append((plus(space.aliases[t], {t: 1, "": 0}, -1), {"": 0}))
+
+    def equation(self, form: Form, target: Form) -> None:
+        """Adds that *form* is *target*, which is known."""
+        self.equations.append((form, target))
+
+    def solve(self) -> bool:
+        """Whether everything became known."""
+        while any(v not in self.values for v in self.names):
+            if not (self._quotient() or any(self._digit(form, target) for form, target in self.equations)):
+                return False
+        return True
+
+    def rows(self, term: Term) -> list[Form]:
+        """The conditions of *term* and the equations, at the solution."""
+        out = [self.put(row) for row in conditions(self.space, self.names, term.where)]
+        for form, target in self.equations:
+            out += equal(self.put(form), target)
+        return [row for row in out if any(k for v, k in row.items() if v) or row[""] < 0]
+
+    def put(self, form: Form) -> Form:
+        """*form* with what is known put in."""
+        return substituted(self.space, form, self.values)
+
+    def _quotient(self) -> bool:
+        for q in self.names:
+            if q not in self.values and q in self.space.divisions:
+                e, d = self.space.divisions[q]
+                if parts_of(e) <= self.values.keys():
+                    self.values[q] = self.space.quotient(self.put(e), d)
+                    return True
+        return False
+
+    def _digit(self, form: Form, target: Form) -> bool:
+        """One unknown of an equation, where its coefficient exceeds what the other unknowns can add up to."""
+        open_: dict[str, Form] = {}
+        rest = target
+        for name, k in form.items():
+            parts = [part for part in name.split("*") if part]
+            unknown = [part for part in parts if part not in self.values]
+            if unknown:
+                coefficient = "*".join(p for p in parts if p != unknown[0])
+                open_.setdefault(unknown[0], {"": 0})[coefficient] = k
+            else:
+                rest = plus(rest, self.put({name: k, "": 0} if name else {"": k}), -1)
+        space = self.space
+        for v, by in open_.items():
+            if len(open_) == 1 and by in ({"": 1}, {"": -1}):
+                self.values[v] = plus({"": 0}, rest, by[""])
+                return True
+            low: Form = {"": 0}
+            for u, factor in open_.items():
+                if u != v:
+                    low = plus(low, space.times(factor, {u: 1, "": 0}))
+            if space.ground.surely(plus(by, {"": -1})) and space.digit(low, by):
+                self.values[v] = space.quotient(rest, by)
+                return True
+        return False
+
+
+def substituted(space: ParametricSpace, form: Form, values: Mapping[str, Form]) -> Form:
+    """*form* with *values* of its integers put in, also inside products; the others stay."""
+    out: Form = {"": 0}
+    for name, k in form.items():
+        made: Form = {"": k}
+        for part in name.split("*") if name else ():
+            made = space.times(made, values.get(part, {part: 1, "": 0}))
+        out = plus(out, made)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Differs:
+    """That a proof failed: where the terms differ, and the unknowns' values there if they are known."""
+
+    why: str
+    unknowns: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Prover:
+    """What is assumed, and which means were needed so far: ``isl``, ``z3``, or ``digits`` where none was asked."""
+
+    ground: Ground
+    means: set[str]
+
+    def difference(self, before: Scope, after: Scope, region: Box, given: Given = PLAIN) -> Differs | None:
+        """None where both scopes are equal functions on *region* at all sizes, else why that is not proved.
+
+        *given* says what may be infinite, and which axioms may be used.  Raises Beyond where the theory does not reach.
+        """
+        if before == after:
+            return None
+        inner = replace(given, exponential=False)
+        space = ParametricSpace(self.ground, region, lambda a, b: self.same(a, b, inner), given)
+        kinds = {k for k in (kind(before), kind(after)) if k}
+        if len(kinds) > 1:
+            raise Beyond(f"reductions {' and '.join(sorted(kinds))} have no common form")
+        reduce = min(kinds, default="sum")
+        if reduce == "sum":
+            sides = [terms_at(space, scope, space.point) for scope in (before, after)]
+            if given.exponential:
+                sides = [[replace(t, factors=cancelled(t.factors)) for t in side] for side in sides]
+        else:
+            sides = [choices_at(space, scope, space.point, reduce) for scope in (before, after)]
+        counts = reduce not in ("max", "min")
+        if counts and _cancelling([*sides[0], *sides[1]]):
+            raise Beyond("what may be infinite is taken from something")
+        left, right = ([counted(space, t) if counts else t for t in side] for side in sides)
+        one, other = by_signature(left), by_signature(right)
+        for names in dict.fromkeys((*one, *other)):
+            found = self._compare(space, one.get(names, []), other.get(names, []), counts)
+            if found is not None:
+                return Differs(
+                    f"{' · '.join(names) or 'the constant term'} is counted differently at {found.why}", found.unknowns
+                )
+        return None
+
+    def same(self, before: Scope, after: Scope, given: Given = PLAIN) -> bool:
+        """Whether two scopes are provably one function wherever they may be read, at all sizes."""
+        try:
+            return before == after or (
+                before.reach == after.reach and self.difference(before, after, before.reach, given) is None
+            )
+        except Beyond:
+            return False
+
+    def _compare(self, space: ParametricSpace, left: list[Term], right: list[Term], counts: bool) -> Differs | None:
+        rows = [*assumptions(space), *(row for term in (*left, *right) for row in rows_of(space, term))]
+        if multiplied(space, rows):
+            found = uncovered(space, left, right, counts)
+            self.means |= space.asked or {"digits"}
+            return None if found is None else Differs(found)
+        self.means.add("isl")
+        try:
+            tallies = _Tallies(space, size_names(space, rows), counts)
+            found_at = tallies.difference(left, right)
+            names = [n for term in (*left, *right)[:1] for n, _ in term.factors]
+            if found_at is not None and len(set(names)) < len(names):
+                found_at = tallies.difference(ordered(left), ordered(right))
+            return found_at
+        except isl.Error as error:
+            raise Beyond(f"integer sets: {error}") from None
+
+
+def _cancelling(terms: list[Term]) -> bool:
+    """Whether what may be infinite is added and subtracted: then it may be no number."""
+    signs: dict[tuple[str, ...], set[bool]] = {}
+    for term in terms:
+        if any(name.endswith(ENDLESS) for name, _ in term.factors):
+            names = tuple(sorted(name for name, _ in term.factors))
+            signs.setdefault(names, set()).add(term.coefficient > 0)
+    return any(len(found) > 1 for found in signs.values())
+
+
+def counted(space: ParametricSpace, term: Term) -> Term:
+    """*term* times the extents of summed integers that occur nowhere: a number, or a factor without indices."""
+    used = used_in(space, rows_of(space, term, bare=True))
+    coefficient, factors = term.coefficient, term.factors
+    if isinf(coefficient):
+        raise Beyond("an infinite constant is added")
+    for y in term.summed:
+        if y not in used:
+            lo, hi = space.limits[y]
+            extent = plus(plus(hi, lo, -1), {"": 1})
+            if not space.ground.surely(extent):
+                raise Beyond(f"whether the extent {show(extent)} is positive depends on the sizes")
+            if set(extent) == {""}:
+                coefficient = coefficient * extent[""]
+            else:
+                factors = (*factors, (f"|{show(dict(sorted(extent.items())))}|", ()))
+    return Term(coefficient, factors, tuple(y for y in term.summed if y in used), term.where)
+
+
+def by_signature(terms: Iterable[Term]) -> dict[tuple[str, ...], list[Term]]:
+    """*terms* by the names of their factors, which are put in order."""
+    out: dict[tuple[str, ...], list[Term]] = {}
+    for term in terms:
+        factors = tuple(sorted(term.factors, key=lambda f: f[0]))
+        out.setdefault(tuple(name for name, _ in factors), []).append(replace(term, factors=factors))
+    return out
+
+
+def rows_of(space: ParametricSpace, term: Term, bare: bool = False) -> list[Form]:
+    """The conditions and indices of *term*; not *bare*: with all that its integers are made of."""
+    forms = [*(form for _, at in term.factors for form in at), *term.where]
+    return forms if bare else [*forms, *conditions(space, (*used_in(space, forms), *term.summed), ())]
+
+
+class _Tallies:
+    """Terms as disjoint sets of (sizes, output element, indices), one a total coefficient."""
+
+    def __init__(self, space: ParametricSpace, sizes: tuple[str, ...], counts: bool) -> None:
+        self.space, self.sizes, self.counts, self.context = space, sizes, counts, context()
+        self.head = (*sizes, *(x for x in space.coordinates if x not in space.symbols))
+
+    def difference(self, left: list[Term], right: list[Term]) -> Differs | None:
+        one, other = self._total(left), self._total(right)
+        for k in dict.fromkeys((*one, *other)):
+            for a, b in ((one, other), (other, one)):
+                missing = a[k] - b[k] if k in a and k in b else a.get(k)
+                if missing is not None and not missing.is_empty():
+                    values = coordinates(missing)
+                    n = len(self.space.symbols)
+                    x = values[len(self.sizes) : len(self.head)]
+                    return Differs(f"element {x}, indices {values[len(self.head) :]}", tuple(values[:n]))
+        return None
+
+    def _total(self, terms: list[Term]) -> dict[Number, Any]:
+        total: dict[Number, Any] = {}
+        for term in terms:
+            k, piece = self.space.given.number(term.coefficient) if self.counts else Fraction(1), self._points(term)
+            if not k:
+                continue
+            found: dict[Number, Any] = {}
+
+            def put(c: Number, points: Any, found: dict[Number, Any] = found) -> None:
+                if c and not points.is_empty():
+                    found[c] = found[c] | points if c in found else points
+
+            for c, old in total.items():
+                put(c, old - piece)
+                put(self.space.given.number(c + k) if self.counts else c, old & piece)
+                piece = piece - old
+            put(k, piece)
+            total = found
+        return total
+
+    def _points(self, term: Term) -> Any:
+        """Where *term* occurs; raises Beyond where several summation points stand for one place."""
+        space = self.space
+        forms = [form for _, at in term.factors for form in at]
+        used = used_in(space, (*forms, *term.where))
+        rows = [*assumptions(space), *relaxed(space.ground.ranges, self.sizes)]
+        rows += conditions(space, (*used, *term.summed), term.where)
+        image = [f"i{n}" for n in range(len(forms))]
+        said = [
+            *(f"{linear(row)} >= 0" for row in rows),
+            *(f"{i} = {linear(f)}" for i, f in zip(image, forms, strict=True)),
+        ]
+        hidden = [v for v in dict.fromkeys((*used, *term.summed)) if v not in self.head]
+        place = ", ".join(map(dimension, (*self.head, *image)))
+        bare = {v for form in forms for v in form if v and len(form) == 2}
+        if self.counts and (summed := [y for y in term.summed if y not in bare]):
+            others = [v for v in hidden if v not in summed]
+            condition = f"{_exists(others)}{' and '.join(said)}"
+            points = isl.Map(f"{{ [{place}] -> [{', '.join(summed)}] : {condition} }}", self.context)
+            if not points.is_single_valued():
+                raise Beyond("one term stands for several summation points, whose number integer sets do not hold")
+        return isl.Set(f"{{ [{place}] : {_exists(hidden)}{' and '.join(said)} }}", self.context)
+
+
+def _exists(names: list[str]) -> str:
+    return f"exists {', '.join(names)} : " if names else ""

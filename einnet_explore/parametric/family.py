@@ -1,0 +1,273 @@
+r"""Families: one program for all sizes, derivations of it proved once, and instances with guards.
+
+.. math::  \forall\, H \ge 3,\ C \equiv 0\ (4):\qquad E_0(H, C) = E_1(H, C) = \dots = E_n(H, C)
+
+A derivation is found at one size and followed at others; polynomials through its integers are a conjecture.  Then each
+step is proved for all parameters at once, or it is said why not.
+
+Families from text: ``param`` lines, and a program whose sizes are polynomials of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from os import PathLike
+from typing import Any
+
+from einnet_explore.cost import program_seconds
+from einnet_explore.equivalence.certificate import Certificate, certify
+from einnet_explore.equivalence.linear_space import Beyond
+from einnet_explore.ir import Program
+from einnet_explore.operators.library import canonical_matches
+from einnet_explore.parametric import schema as display
+from einnet_explore.parametric.assumptions import ground_of
+from einnet_explore.parametric.conjecture import Conjecture, Original, conjecture, original, usual_sizes
+from einnet_explore.parametric.interpolation import told
+from einnet_explore.parametric.operator_calls import wrong_call
+from einnet_explore.parametric.parameters import Ground, OutsideError
+from einnet_explore.parametric.proof import Verdict, legal, prove
+from einnet_explore.parametric.schema import Schema, instantiated
+from einnet_explore.parametric.statement import statement
+from einnet_explore.parametric.verdicts import Proof, least, verdict
+from einnet_explore.rules import Derivation
+from einnet_explore.session.run import Run
+from einnet_explore.strategies.options import Options
+from einnet_explore.support.wording import counted
+from einnet_explore.syntax import TextError
+from einnet_explore.syntax.parametric_text import Template, parse_template
+from einnet_explore.syntax.parser import text_of
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A family's derivation at *sizes*: its first and last program, and why they are equal."""
+
+    sizes: tuple[tuple[str, int], ...]
+    start: Program
+    program: Program
+    certificate: Certificate
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A program whose sizes are polynomials of parameters, with what is assumed of these."""
+
+    template: Template
+    ground: Ground
+
+    @property
+    def guards(self) -> tuple[str, ...]:
+        """What is assumed."""
+        return self.ground.guards
+
+    def at(self, **sizes: int) -> Program:
+        """The ordinary program at *sizes*; raises OutsideError, or TextError where the text has no meaning there."""
+        self.ground.refuse(sizes)
+        return self.written(sizes)
+
+    def written(self, sizes: Mapping[str, int]) -> Program:
+        """What the text says at *sizes*, assumed or not."""
+        return self.template.at(self.ground.given(sizes))
+
+    @property
+    def schema(self) -> Schema:
+        """The program as it is written, with polynomials for its integers; raises Beyond."""
+        return statement(self.template, self.ground)
+
+    def derive(
+        self,
+        target: str | Iterable[str] = (),
+        limit: float | None = 60,
+        sizes: Mapping[str, int] | None = None,
+        **options: Any,
+    ) -> Derived:
+        """The best derivation of a search at *sizes* (by default primes), for all sizes.
+
+        *target*, *limit* and *options* are those of ``ee.search``; with a target the best that calls a library
+        operator is taken.  Raises OutsideError for sizes outside, ValueError where the search finds nothing,
+        NoFamily where what it finds does not carry over.
+        """
+        sizes = dict(sizes) if sizes is not None else usual_sizes(self.ground)
+        run = Run(self.at(**sizes), program_seconds, target=target, limit=limit, options=Options(**options))
+        for _ in run:
+            pass
+        # Without a library operator a candidate is not what a target was named for.
+        found = [c for c in run.candidates if c.operators or not run.target]
+        if not found:
+            wanted = f" with {' or '.join(run.target)}" if run.target else ""
+            raise ValueError(
+                f"the search at {told(sizes)} found no program{wanted}: more time, or other sizes, may help"
+            )
+        best = min(found, key=lambda c: (c.seconds, len(c.derivation.steps)))
+        return self.lift(best.derivation, sizes)
+
+    def lift(self, derivation: Derivation, sizes: Mapping[str, int]) -> Derived:
+        """*derivation*, found at *sizes* by a search or in a session, for all sizes.
+
+        What it needs of the sizes besides the assumptions is inferred: remainders from the sizes that it can be
+        followed to, least sizes from its proof.  Raises ValueError where it does not start here, NoFamily where it does
+        not carry over.
+        """
+        self.ground.refuse(sizes)
+        if derivation.start != self.written(sizes):
+            raise ValueError(f"the derivation starts at another program than the family at {dict(sizes)}")
+        steps, sizes = original(derivation), self.ground.full(sizes)
+        made = conjecture(self.ground, self.written, steps, sizes)
+        ground, proof = _proved(self.template, made, sizes, steps)
+        return Derived(self, ground, made.schemas, proof, steps)
+
+    def equals(self, other: Family) -> Verdict:
+        """Whether *other* computes the same at all sizes assumed here; raises ValueError for other parameters."""
+        if sorted(self.ground.names) != sorted(other.ground.names):
+            raise ValueError(
+                f"the parameters are {', '.join(other.ground.names)}, expected {', '.join(self.ground.names)}"
+            )
+        return verdict(self.ground, self.schema, statement(other.template, self.ground))
+
+    def text(self) -> str:
+        """The program in the text form; ``ee.family`` reads it."""
+        return display.text(self.ground, self.schema)
+
+    def latex(self) -> str:
+        """The program in LaTeX."""
+        return display.latex(self.schema)
+
+    def __repr__(self) -> str:
+        return f"<Family for {', '.join(self.guards)}>"
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return {"text/latex": f"$\\displaystyle {self.latex()}$", "text/plain": self.text()}
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """A derivation for all sizes: schemas from the first program to the last, and verdicts on the steps between."""
+
+    family: Family
+    ground: Ground
+    schemas: tuple[Schema, ...]
+    proof: Proof
+    steps: tuple[Original, ...]
+
+    @property
+    def guards(self) -> tuple[str, ...]:
+        """What is assumed, in the family or besides."""
+        return self.ground.guards
+
+    @property
+    def inferred(self) -> tuple[str, ...]:
+        """What the derivation needs besides the family's assumptions."""
+        return tuple(guard for guard in self.guards if guard not in self.family.guards)
+
+    def prove(self) -> Proof:
+        """The verdicts on all steps."""
+        return self.proof
+
+    def instantiate(self, **sizes: int) -> Instance:
+        """The ordinary programs at *sizes*, with their certificate.
+
+        Raises OutsideError, with the guard that fails and the numbers, at sizes that are not assumed; ValueError where
+        the last program is not what its operators compute.
+        """
+        self.ground.refuse(sizes)
+        start, end = (instantiated(self.schemas[n], self.ground.full(sizes)) for n in (0, -1))
+        written = self.family.written(sizes)
+        if written != start and not (same := certify(written, start)).ok:
+            raise ValueError(f"the text at {sizes} is another program: {same}")
+        for equation in end.equations:
+            if (wrong := canonical_matches(equation)) is not None:
+                raise ValueError(wrong)
+        if self.proof.kind == "proved":
+            detail = f"for all sizes with {', '.join(self.guards)}, by {' and '.join(self.proof.means) or 'identity'}"
+            certificate = Certificate("proved", "composition", detail=detail)
+        else:
+            certificate = certify(written, end)
+        return Instance(tuple(sizes.items()), written, end, certificate)
+
+    def text(self, n: int = -1) -> str:
+        """The *n*-th program (the last by default) in the text form."""
+        return display.text(self.ground, self.schemas[n])
+
+    def latex(self, n: int = -1) -> str:
+        """The *n*-th program (the last by default) in LaTeX."""
+        return display.latex(self.schemas[n])
+
+    def align(self) -> str:
+        """The derivation as an ``align*`` block."""
+        return display.align(self.schemas, [step.rule for step in self.steps])
+
+    def __repr__(self) -> str:
+        return f"<Derived in {counted(len(self.steps), 'step')}, {self.proof}>"
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return {"text/latex": f"$\\displaystyle {self.latex()}$", "text/plain": self.text()}
+
+
+def _proved(
+    template: Template, made: Conjecture, found: Mapping[str, int], steps: Sequence[Original]
+) -> tuple[Ground, Proof]:
+    """The parameters with the least sizes that the steps turn out to need, and the verdicts under them."""
+    ground, schemas = made.ground, made.schemas
+    enough = [found[p.name] for p in ground.parameters]
+    for before, after in pairwise(schemas):
+        if prove(ground, before, after)[0].kind != "proved":
+            ground = least(ground, enough, before, after) or ground
+    verdicts = [_start(template, ground, schemas[0])]
+    for before, after in pairwise(schemas):
+        said = verdict(ground, before, after)
+        if said.kind == "proved" and (wrong := wrong_call(ground, after)) is not None:
+            said = replace(said, kind="unproved", why=wrong)
+        verdicts.append(said)
+    return ground, Proof(ground, ("start", *(step.rule for step in steps)), tuple(verdicts))
+
+
+def _start(template: Template, ground: Ground, schema: Schema) -> Verdict:
+    """Whether *schema*, found at several sizes, is what the text says at all, and reads nothing beyond its reach."""
+    try:
+        written = statement(template, ground)
+    except Beyond as why:
+        return Verdict("unproved", why=str(why))
+    said = verdict(ground, written, schema)
+    if said.kind != "proved":
+        return said
+    reads = legal(ground, written)
+    return replace(reads, means=tuple(sorted({*said.means, *reads.means})))
+
+
+def family(text: str, source: str = "<text>", *, assume: Sequence[str] = ()) -> Family:
+    """The family that *text*, with its ``param`` lines, writes down; *assume*: what more is assumed, as in such a line.
+
+    Raises TextError, with line and column, on a text that is none, on assumptions that no sizes fulfil (it names the
+    one with which there are none left), on one of *assume* that is none or speaks of a parameter that *text* has not,
+    and where the program has no meaning at the least sizes that are assumed.
+    """
+    first = text.count("\n") + 2
+    lines = [text, *(f"param {' '.join(one.split())}" for one in assume)]
+    try:
+        known = parse_template(text, source).names
+        template = parse_template("\n".join(lines), source)
+        for a in template.assumptions:
+            if odd := [name for name in a.names if name not in known]:
+                raise template.refuse(a, f"found unknown parameter {odd[0]}, expected one of {', '.join(known)}")
+        made = Family(template, ground_of(template))
+    except TextError as error:
+        if error.line < first:
+            raise
+        shown = f"assumption {assume[error.line - first]!r}"
+        raise TextError(shown, 1, max(1, error.column - len("param ")), error.message) from None
+    ground = made.ground
+    for unknowns in filter(None, (ground.corner(), ground.corner(1))):
+        sizes = ground.sizes(unknowns)
+        try:
+            ground.refuse(ground.given(sizes))
+        except OutsideError:
+            continue
+        made.written(sizes)
+    return made
+
+
+def load_family(path: str | PathLike[str], *, assume: Sequence[str] = ()) -> Family:
+    """The family in the file at *path*; raises OSError, and TextError as ``family`` does."""
+    return family(text_of(path), str(path), assume=assume)

@@ -1,0 +1,115 @@
+"""Equations that say how they are run: whether the view or the operator computes them, at all sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from einnet_explore.equivalence.assumptions import of_tensors
+from einnet_explore.equivalence.linear_space import Beyond, Form
+from einnet_explore.ir import (
+    EOPERATOR,
+    REDUCTIONS,
+    VIEW,
+    Access,
+    Apply,
+    Const,
+    Equation,
+    Index,
+    Instance,
+    Iterator,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    accesses,
+)
+from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.parametric.comparison import Prover
+from einnet_explore.parametric.linear_forms import plus
+from einnet_explore.parametric.parameters import Ground, form_of
+from einnet_explore.parametric.schema import Schema
+from einnet_explore.parametric.space import ParametricSpace
+
+
+def wrong_call(ground: Ground, schema: Schema) -> str | None:
+    """Why it is not proved that every equation is what runs it, or None where it is."""
+    for equation in schema.equations:
+        via = equation.via
+        if via is None or via.operator == EOPERATOR:
+            continue
+        try:
+            why = _wrong_view(ground, equation.scope, via) if via.operator == VIEW else _other(ground, equation, via)
+        except (Beyond, ValueError) as reason:
+            why = str(reason)
+        if why is not None:
+            return f"{equation.name} via {via.operator}: {why}"
+    return None
+
+
+def _wrong_view(ground: Ground, scope: Scope, via: Instance) -> str | None:
+    """A view's address is its offset and a stride for each traversal."""
+    match scope:
+        case Scope(traversals=own, summations=(), domain=(), body=Access(Tensor(shape=shape), index)):
+            pass
+        case _:
+            return "a view reads one tensor, and nothing else"
+    space = ParametricSpace(ground, scope.box, lambda a, b: False)
+    # One element has no stride.
+    env = {x: form_of(x.lo) if x.extent == 1 else point for x, point in zip(own, space.point, strict=True)}
+    address: Form = {"": 0}
+    stride: Form = {"": 1}
+    for i, extent in zip(reversed(index), reversed(shape), strict=True):
+        address = plus(address, space.times(space.form(i, env), stride))
+        stride = space.times(stride, form_of(extent))
+    named = dict(via.attributes)
+    offset, strides = named.get("offset"), named.get("strides")
+    if isinstance(offset, str | tuple | None) or not isinstance(strides, tuple) or len(strides) != len(own):
+        return "a view has an offset and a stride for each traversal"
+    expected = form_of(offset)
+    for x, n in zip(own, strides, strict=True):
+        expected = plus(expected, space.times(form_of(n), plus(env[x], form_of(x.lo), -1)))
+    return None if address == expected else "the address is another one"
+
+
+def _other(ground: Ground, equation: Equation, via: Instance) -> str | None:
+    """A call means its operator's canonical expression with the attributes put in."""
+    operator = next((o for o in OPERATORS if via.operator in o.names), None)
+    if operator is None:
+        return "no operator of that name is known"
+    operands = [access.source for access in accesses(equation.scope.body)]
+    canonical = _canonical(operator, via, operands)
+    if isinstance(canonical, str):
+        return canonical
+    if canonical.box != equation.scope.box:
+        return "it has another shape"
+    given = of_tensors(equation.scope)
+    found = Prover(ground, set()).difference(canonical, equation.scope, equation.scope.box, given)
+    return None if found is None else found.why
+
+
+def _canonical(operator: Operator, via: Instance, operands: Sequence[Tensor | Table | Scope]) -> Scope | str:
+    """The operator's canonical scope over *operands*, as a schema; or what does not fit."""
+    pattern, attributes = operator.pattern, dict(via.attributes)
+    if len(operands) != len(pattern.operands):
+        return f"it takes {len(pattern.operands)} operands, the equation reads {len(operands)}"
+    numbers = {name: n for name, n in attributes.items() if not isinstance(n, str | tuple)}
+    numbers |= {f"|{x}|": numbers.get(x, 1) for x in pattern.iterators}
+    own = {x: Iterator(x, 0, numbers[f"|{x}|"]) for x in pattern.iterators if not operator.absent(x, attributes)}
+    reads: list[Scalar] = []
+    for p, source in enumerate(operands):
+        dimensions = operator.dimensions(p, attributes)
+        shape = tuple(d.extent.value(numbers) if d.extent else own[d.iterators[0]].extent for d in dimensions)
+        if source.shape != shape or any(lo for lo, _ in source.box):
+            return f"its operand {pattern.operands[p].name} has another shape"
+        if source.padding and source.value != REDUCTIONS[pattern.reduce]:
+            return f"its operand {pattern.operands[p].name} is {source.value:g} outside"
+        index = tuple(
+            Index(tuple((own[x], k.value(numbers)) for x, k in d.terms if k.value(numbers)), d.const.value(numbers))
+            for d in dimensions
+        )
+        reads.append(Access(source, index))
+    body = reads[0] if len(reads) == 1 else Apply(pattern.op, tuple(reads))
+    if (divisor := pattern.divisor.value(numbers)) != 1:
+        body = Apply("/", (body, Const(divisor)))
+    chosen = [tuple(own[x] for x in names if x in own) for names in (pattern.traversals, pattern.summations)]
+    return Scope(chosen[0], chosen[1], body, pattern.reduce)

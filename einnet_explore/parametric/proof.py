@@ -1,0 +1,194 @@
+"""Steps proved for all sizes: shapes, reads and values, of whole programs.
+
+As ``equivalence.certificate`` does it at one size: equations are aligned by name, one that only one program has is put into
+its readers, and what both have stays a tensor as long as that can be proved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from einnet_explore.equivalence.assumptions import Given, infinite_results
+from einnet_explore.equivalence.certificate import Certificate
+from einnet_explore.equivalence.linear_space import Beyond, complement, enter, point_of
+from einnet_explore.equivalence.program_diff import children, inlined
+from einnet_explore.equivalence.reads import guarded
+from einnet_explore.ir import Access, Box, Scope, Table, Tensor, scopes, tensors
+from einnet_explore.parametric.comparison import Differs, Prover
+from einnet_explore.parametric.decision import impossible
+from einnet_explore.parametric.parameters import Ground, form_of
+from einnet_explore.parametric.schema import Schema
+from einnet_explore.parametric.space import ParametricSpace
+
+Kind: TypeAlias = Literal["proved", "refuted", "unproved"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is known of a step at all sizes that are assumed.
+
+    ``proved``, by *means* (``isl``, ``z3``, ``digits``; none where nothing had to be asked); ``refuted``, with *sizes*
+    at which it is wrong and the *certificate* that says so there; or ``unproved``.  *why* it is not proved.
+    """
+
+    kind: Kind
+    means: tuple[str, ...] = ()
+    why: str = ""
+    sizes: tuple[tuple[str, int], ...] = ()
+    certificate: Certificate | None = None
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "proved":
+                return f"proved for all sizes ({', '.join(self.means) or 'at once'})" + (self.why and f", {self.why}")
+            case "refuted":
+                return f"refuted at {', '.join(f'{p} = {n}' for p, n in self.sizes)}: {self.certificate}"
+            case _:
+                return f"unproved: {self.why}"
+
+
+def prove(ground: Ground, before: Schema, after: Schema) -> tuple[Verdict, tuple[int, ...]]:
+    """The verdict on a step, ``proved`` or ``unproved``, and the unknowns at which terms differ, if some were found."""
+    prover = Prover(ground, set())
+    try:
+        if wrong := _shapes(ground, before, after) or _reads(ground, before, after, prover):
+            return Verdict("unproved", (), wrong), ()
+    except Beyond as why:
+        return Verdict("unproved", (), str(why)), ()
+    given = infinite_results((before.equations, after.equations))
+    found = _outputs(before, after, prover, given)
+    if found is None:
+        return Verdict("proved", tuple(sorted(prover.means))), ()
+    scopes_of = ([e.scope for e in p.equations] for p in (before, after))
+    for more in given.axioms(*scopes_of):
+        if _outputs(before, after, prover, more) is None:
+            return Verdict("proved", tuple(sorted(prover.means)), more.named), ()
+    return Verdict("unproved", tuple(sorted(prover.means)), found.why), found.unknowns
+
+
+def legal(ground: Ground, schema: Schema) -> Verdict:
+    """Whether *schema* has no empty range, no negative size, and reads nothing beyond its reach, at any size."""
+    prover = Prover(ground, set())
+    try:
+        wrong = _shapes(ground, schema, schema) or _reads(ground, replace(schema, equations=()), schema, prover)
+    except Beyond as why:
+        wrong = str(why)
+    if wrong:
+        return Verdict("unproved", (), wrong)
+    return Verdict("proved", tuple(sorted(prover.means)), "it reads nothing beyond its reach")
+
+
+def _shapes(ground: Ground, before: Schema, after: Schema) -> str | None:
+    """Why the programs do not fit together, have a range that may be empty, or an input that may not exist."""
+    if before.outputs != after.outputs:
+        return f"outputs are {', '.join(after.outputs)}, expected {', '.join(before.outputs)}"
+    if strange := [t.name for t in after.inputs if t not in before.inputs]:
+        return f"input {strange[0]} is another one"
+    for t in after.inputs:
+        for n in t.shape:
+            if not ground.surely(form_of(n - 1)):
+                return f"{t.name}: whether it has elements along a dimension of {n} depends on the sizes"
+        for n in (n for pair in t.padding for n in pair):
+            if not ground.surely(form_of(n)):
+                return f"{t.name}: whether the padding {n} is negative depends on the sizes"
+    held = {t.name: t for t in after.inputs}
+    for equation in after.equations:
+        for _, scope in scopes(equation.scope):
+            for x in (*scope.traversals, *scope.summations):
+                if not ground.surely(form_of(x.hi - x.lo - 1)):
+                    return (
+                        f"{equation.name}: whether the range [{x.lo}, {x.hi}) of {x.name} is empty depends on the sizes"
+                    )
+            for edge in (n for pair in scope.padding for n in pair):
+                if not ground.surely(form_of(edge)):
+                    return f"{equation.name}: whether the padding {edge} is negative depends on the sizes"
+        for t in tensors(equation.scope):
+            source = held.get(t.name)
+            if source is None:
+                return f"{equation.name} reads {t.name}, which is no input and no earlier equation"
+            if replace(source, weight=t.weight) != t:
+                return f"{equation.name} reads {t.name} with another shape or padding than it has"
+        if equation.name in held:
+            return f"{equation.name} is defined twice"
+        held[equation.name] = equation.tensor
+    boxes = {e.name: e.scope.box for e in before.equations}
+    for name in before.outputs:
+        if name in boxes and (name not in held or held[name].box != boxes[name]):
+            return f"output {name} has another box"
+    return None
+
+
+def _reads(ground: Ground, before: Schema, after: Schema, prover: Prover) -> str | None:
+    """What an equation of *after* that *before* has not reads beyond its reach, for some sizes."""
+    for equation in after.equations:
+        if equation not in before.equations:
+            for _, scope in scopes(equation.scope):
+                if (found := _leaving(ground, scope, prover)) is not None:
+                    return f"{equation.name}: {found}"
+    return None
+
+
+def _leaving(ground: Ground, scope: Scope, prover: Prover) -> str | None:
+    space = ParametricSpace(ground, scope.box, lambda a, b: False)
+    env, inside = enter(space, scope, space.point)
+    if inside is None:
+        return None
+    env, _ = point_of(space, scope, env)
+    for access, guards in guarded(space, scope.body, env, inside):
+        if len(access.index) != len(access.source.shape):
+            return f"{access!r} has {len(access.index)} indices, expected {len(access.source.shape)}"
+        at = tuple(space.form(i, env) for i in access.index)
+        for beyond in complement(space.within(at, access.source.reach)):
+            found = impossible(space, (*guards, *beyond))
+            prover.means |= space.asked
+            if found is not None:
+                return f"{_called(access)} may be read outside its reach, at {found}"
+    return None
+
+
+def _called(access: Access) -> str:
+    match access.source:
+        case Tensor(name):
+            return name
+        case Table():
+            return "a table"
+        case _:
+            return "a scope"
+
+
+def _outputs(before: Schema, after: Schema, prover: Prover, given: Given) -> Differs | None:
+    boxes = {e.name: e.scope.box for e in before.equations}
+    others = {e.name: e.scope.box for e in after.equations}
+    kept = {n for n, box in boxes.items() if box == others.get(n)}
+    if strange := [n for n in before.outputs if n in boxes and n not in kept]:
+        return Differs(f"output {strange[0]} has another box")
+    while True:
+        left, right = inlined(before, kept), inlined(after, kept)
+        for name in (n for n in boxes if n in kept):
+            try:
+                why = _difference(prover, left[name], right[name], left[name].box, given)
+            except Beyond as beyond:
+                why = Differs(str(beyond))
+            if why is not None:
+                break
+        else:
+            return None
+        one, other = ({t.name for t in tensors(side[name])} & kept for side in (left, right))
+        opened = (one ^ other) or (one | other if name in before.outputs else {name})
+        if not opened:
+            return replace(why, why=f"{name}: {why.why}")
+        kept -= opened
+
+
+def _difference(prover: Prover, before: Scope, after: Scope, region: Box, given: Given) -> Differs | None:
+    """None where two scopes are one function on *region*: the smallest that differ are looked at first."""
+    if before == after:
+        return None
+    if inner := children(before, after):
+        try:
+            if all(a.reach == b.reach and _difference(prover, a, b, a.reach, given) is None for _, a, b in inner):
+                return None
+        except Beyond:
+            pass
+    return prover.difference(before, after, region, given)

@@ -1,0 +1,160 @@
+r"""Integers that depend on the sizes: polynomials with integer coefficients of unknown natural numbers.
+
+A parameter :math:`C` with :math:`C \bmod m = r` is :math:`m u + r` of the unknown :math:`u`, so that
+:math:`C / m` is a polynomial as well and no quotient is ever needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from math import prod
+from typing import TypeAlias
+
+from einnet_explore.equivalence.linear_space import Beyond
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Unknown:
+    """The natural number *u* of a parameter: *parameter* = *modulus* · u + *residue*."""
+
+    parameter: str
+    modulus: int = 1
+    residue: int = 0
+    text: str = ""
+    """How it is written, where *parameter* is none that has been declared."""
+
+    @property
+    def symbol(self) -> str:
+        """Its name in linear forms, which no iterator has."""
+        return f"P{self.parameter}"
+
+    def of(self, value: int) -> int:
+        """The unknown where the parameter is *value*; raises ValueError where there is none."""
+        if value % self.modulus != self.residue:
+            raise ValueError(f"{self.parameter} = {value}: {value} % {self.modulus} is {value % self.modulus}")
+        return value // self.modulus
+
+
+Monomial: TypeAlias = "tuple[Unknown, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Poly:
+    """A polynomial that is no constant: monomials with their coefficients, in order.  Build it with ``whole``.
+
+    Polynomials are not ordered: whether one is larger may depend on the sizes, which ``Ground.surely`` decides.
+    """
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    def __add__(self, other: Whole) -> Whole:
+        return whole((*self.terms, *terms_of(other)))
+
+    def __mul__(self, other: Whole) -> Whole:
+        return whole(
+            (tuple(sorted((*a, *b))), j * k) for a, j in self.terms for b, k in terms_of(other)
+        )  # fmt: skip
+
+    def __neg__(self) -> Whole:
+        return self * -1
+
+    def __sub__(self, other: Whole) -> Whole:
+        return self + -other
+
+    def __rsub__(self, other: int) -> Whole:
+        return -self + other
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def _unordered(self, other: object) -> bool:
+        raise Beyond(f"whether {self} is below {other} depends on the sizes")
+
+    __lt__ = __le__ = __gt__ = __ge__ = _unordered
+
+    def __str__(self) -> str:
+        return shown(self)
+
+    __repr__ = __str__
+
+    def at(self, sizes: Mapping[str, int]) -> int:
+        """The value where the parameters have *sizes*."""
+        return sum(k * prod(u.of(sizes[u.parameter]) for u in monomial) for monomial, k in self.terms)
+
+
+Whole: TypeAlias = "int | Poly"
+
+
+def whole(terms: Iterable[tuple[Monomial, int]]) -> Whole:
+    """The sum of *terms*: a plain integer where it is constant."""
+    total: dict[Monomial, int] = {}
+    for monomial, k in terms:
+        total[monomial] = total.get(monomial, 0) + k
+    kept = {m: k for m, k in total.items() if k}
+    if not kept.keys() - {()}:
+        return kept.get((), 0)
+    return Poly(tuple(sorted(kept.items(), key=lambda t: (-len(t[0]), t[0]))))
+
+
+def terms_of(n: Whole) -> tuple[tuple[Monomial, int], ...]:
+    """The monomials of *n* with their coefficients."""
+    return n.terms if isinstance(n, Poly) else (((), n),)
+
+
+def value_at(n: Whole, sizes: Mapping[str, int]) -> int:
+    """*n* where the parameters have *sizes*."""
+    return n.at(sizes) if isinstance(n, Poly) else n
+
+
+def put(n: Whole, values: Mapping[str, Whole]) -> Whole:
+    """*n* with *values* in place of parameters; only unknowns that are parameters themselves may occur."""
+    total: Whole = 0
+    for monomial, k in terms_of(n):
+        made: Whole = k
+        for u in monomial:
+            made = made * values[u.parameter]
+        total = total + made
+    return total
+
+
+def named_in(n: Whole) -> set[str]:
+    """The parameters that *n* is made of."""
+    return {u.parameter for monomial, _ in terms_of(n) for u in monomial}
+
+
+def shown(n: Whole, times: str = "*", over: str = "//") -> str:
+    """*n* in the parameters: ``4*H*C``, ``C//4 + 1``."""
+    out = ""
+    for monomial, k in terms_of(n):
+        scale = Fraction(k)
+        atoms = []
+        for u in monomial:
+            if u.residue:
+                atoms.append(f"(({u.parameter}-{u.residue}){over}{u.modulus})")
+            else:
+                scale /= u.modulus
+                atoms.append(f"({u.text})" if u.text else u.parameter)
+        factor = abs(scale.numerator)
+        text = times.join([*([str(factor)] if factor != 1 or not atoms else []), *atoms])
+        text += f"{over}{scale.denominator}" if scale.denominator != 1 else ""
+        out += ("-" if scale < 0 else "+" if out else "") + text
+    return out
+
+
+def divided(a: Whole, d: Whole) -> Whole | None:
+    """a / d where *d* is one monomial that divides every one of *a*; None elsewhere."""
+    if len(terms_of(d)) != 1:
+        return None
+    ((below, k),) = terms_of(d)
+    out: list[tuple[Monomial, int]] = []
+    for monomial, c in terms_of(a):
+        rest = list(monomial)
+        for u in below:
+            if u not in rest:
+                return None
+            rest.remove(u)
+        if c % k:
+            return None
+        out.append((tuple(rest), c // k))
+    return whole(out)

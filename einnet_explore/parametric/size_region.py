@@ -1,0 +1,70 @@
+"""Which sizes are assumed, as an integer set over the parameters; a product of parameters is a number of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import islpy as isl
+
+from einnet_explore.equivalence.integer_sets import context
+from einnet_explore.equivalence.linear_space import Beyond, Form
+
+Ranges: TypeAlias = "Mapping[str, tuple[int, int | None]]"
+"""The least and the largest value, if there is one, of every symbol."""
+
+
+def linear(form: Form) -> str:
+    """*form* in isl's notation."""
+    return " + ".join(f"{k}{dimension(v)}" if v else str(k) for v, k in form.items() if k or not v)
+
+
+def dimension(name: str) -> str:
+    """*name* as isl can read it; a product is like no other name."""
+    return "M" + "".join(f"{len(part)}{part}" for part in name.split("*")) if "*" in name else name
+
+
+def bounds(ranges: Ranges) -> list[Form]:
+    """The ranges as forms that are ≥ 0."""
+    rows: list[Form] = []
+    for v, (first, last) in ranges.items():
+        rows.append({v: 1, "": -first})
+        rows += [{v: -1, "": last}] if last is not None else []
+    return rows
+
+
+def relaxed(ranges: Ranges, names: Iterable[str]) -> list[Form]:
+    """What is sure of products of two parameters as numbers: (a - a₀)(b - b₀) ≥ 0."""
+    rows: list[Form] = []
+    for name in names:
+        if name.count("*") == 1:
+            a, b = name.split("*")
+            row: Form = {name: 1, "": ranges[a][0] * ranges[b][0]}
+            for v, k in ((a, ranges[b][0]), (b, ranges[a][0])):
+                row[v] = row.get(v, 0) - k
+            rows.append(row)
+        elif "*" in name:
+            rows.append({name: 1, "": 0})
+    return rows
+
+
+def least(ranges: Ranges, rows: Iterable[Form]) -> tuple[int, ...] | None:
+    """The first values, in lexical order, with which all of *rows* are ≥ 0; None where there are none.
+
+    A product of symbols may be any number that its factors' ranges allow.  Raises Beyond.
+    """
+    held = [*bounds(ranges), *rows]
+    names = (*ranges, *sorted({v for row in held for v in row if "*" in v}))
+    held += relaxed(ranges, names)
+    said = " and ".join(f"{linear(row)} >= 0" for row in held) or "true"
+    try:
+        found = isl.Set(f"{{ [{', '.join(map(dimension, names))}] : {said} }}", context())
+        return None if found.is_empty() else tuple(coordinates(found)[: len(ranges)])
+    except isl.Error as error:
+        raise Beyond(f"integer sets: {error}") from None
+
+
+def coordinates(points: Any) -> list[int]:
+    """The first point of a set that is not empty."""
+    point = points.lexmin().sample_point()
+    return [point.get_coordinate_val(isl.dim_type.set, n).to_python() for n in range(points.dim(isl.dim_type.set))]

@@ -1,0 +1,216 @@
+r"""The space of a comparison for all sizes: linear forms whose names may be products with parameters.
+
+``{"PW*y3": 1, "x0": 1, "PW": -1}`` is :math:`W y_3 + x_0 - W`.  Forms stay linear with plain integers, so that all that
+builds terms from scopes is the algebra's own; only ranges, quotients and conditions are decided here, for all sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import gcd
+
+from einnet_explore.equivalence.assumptions import PLAIN, Given
+from einnet_explore.equivalence.linear_space import Beyond, Env, Form, Space, accumulate, key
+from einnet_explore.ir import Box, Index, Iterator, Quotient, Remainder, Scope
+from einnet_explore.parametric.linear_forms import divided, plus, remainder, show, tidy
+from einnet_explore.parametric.parameters import Ground, form_of
+
+
+class ParametricSpace(Space):
+    """Output coordinates, summed iterators and quotients, with ranges that depend on the parameters.
+
+    The first coordinates of an output element are the parameters themselves: sets of terms then speak of all sizes.
+    """
+
+    def __init__(self, ground: Ground, region: Box, same: Callable[[Scope, Scope], bool], given: Given = PLAIN) -> None:
+        super().__init__((), same, given)
+        self.ground = ground
+        self.symbols = tuple(p.unknown.symbol for p in ground.parameters)
+        self.limits: dict[str, tuple[Form, Form]] = {}
+        self.divisions: dict[str, tuple[Form, Form]] = {}
+        self.also: dict[str, list[tuple[Form, Form]]] = {}
+        """Other divisions that have the same quotient."""
+        self.multiplied: set[str] = set()
+        self.asked: set[str] = set()
+        """What was asked: ``isl``, ``z3``."""
+        self.point = tuple({self.fresh("x", lo, hi - 1): 1, "": 0} for lo, hi in region)
+        self.coordinates = (*self.symbols, *self.limits)
+
+    def fresh(self, stem: str, lo: int, hi: int) -> str:
+        """A new integer in the closed range [lo, hi], whose ends may be polynomials."""
+        return self._named(stem, form_of(lo), form_of(hi))
+
+    def _named(self, stem: str, lo: Form, hi: Form) -> str:
+        name = f"{stem}{len(self.limits)}"
+        self.limits[name] = (lo, hi)
+        return name
+
+    def means(self, v: str) -> bool:
+        """Whether something is a function of *v* that a form does not show as *v* itself."""
+        made = (e for pair in self.divisions.values() for e in pair)
+        return v in self.multiplied or any(v in e for e in made) or any(v in e for e in self.aliases.values())
+
+    def times(self, a: Form, b: Form) -> Form:
+        """The product; raises Beyond where two integers that are no parameters are multiplied."""
+        out: Form = {"": 0}
+        for one, j in a.items():
+            for other, k in b.items():
+                parts = sorted(part for part in (*one.split("*"), *other.split("*")) if part)
+                free = [part for part in parts if part not in self.symbols]
+                if len(free) > 1:
+                    raise Beyond(f"{' and '.join(free)} are multiplied")
+                if free and len(parts) > 1:
+                    self.multiplied.update(free)
+                out["*".join(parts)] = out.get("*".join(parts), 0) + j * k
+        return {v: k for v, k in out.items() if k or not v}
+
+    def form(self, index: Index, env: Env) -> Form:
+        """*index* as a form; a quotient or remainder by *d* brings in ``q`` with ``0 <= e - d·q < d``."""
+        out = form_of(index.const)
+        for atom, k in index.terms:
+            match atom:
+                case Iterator(name):
+                    if atom not in env:
+                        raise Beyond(f"{name} is no iterator of the scope that reads at {index}")
+                    made = env[atom]
+                case Quotient(numerator, d):
+                    made = self.quotient(self.form(numerator, env), form_of(d))
+                case Remainder(numerator, d):
+                    e, by = self.form(numerator, env), form_of(d)
+                    made = plus(e, self.times(by, self.quotient(e, by)), -1)
+            accumulate(out, self.times(form_of(k), made), 1)
+        return tidy(out)
+
+    def quotient(self, e: Form, d: Form) -> Form:
+        """⌊e / d⌋, with the digits that leave it by themselves taken out; *d* is at least 1.  Raises Beyond."""
+        if not self.ground.surely(plus(d, {"": -1})):
+            raise Beyond(f"whether the divisor {show(d)} is positive depends on the sizes")
+        if d == {"": 1}:
+            return e
+        for g in (d, *self._factors(e, d)):
+            rest = divided(d, g)
+            high, low = self._split(e, g)
+            if rest is not None and self.digit(low, g):
+                return high if rest == {"": 1} else self.quotient(high, rest)
+        high, low = self._split(e, d)
+        if any(high.values()):
+            return plus(high, self.quotient(low, d))
+        match [(v, k) for v, k in e.items() if v]:
+            case [(v, 1)] if v in self.divisions:  # (a / b + c) / d is (a + b·c) / (b·d)
+                a, b = self.divisions[v]
+                found = self.quotient(plus(a, self.times(b, {"": e[""]})), self.times(b, d))
+                for name in (name for name in found if name in self.divisions and found == {name: 1, "": 0}):
+                    self.also.setdefault(name, []).append((e, d))
+                return found
+        known = (key(e), key(d))
+        for name, (of, by) in self.divisions.items():
+            if (key(of), key(by)) == known:
+                return {name: 1, "": 0}
+        name = self._named("q", *self._ends(e, d))
+        self.divisions[name] = (e, d)
+        return {name: 1, "": 0}
+
+    def _ends(self, e: Form, d: Form) -> tuple[Form, Form]:
+        """A closed interval that holds ⌊e / d⌋.  Raises Beyond where signs depend on the sizes."""
+        surely, ends = self.ground.surely, list[Form]()
+        for end, sign in zip(self.span(e), (1, -1), strict=True):
+            high, low = self._split(end, d)
+            below = plus(high, {"": -1}), plus(low, d)
+            if found := next((h for h, rest in ((high, low), below) if self.digit(rest, d)), None):
+                ends.append(found)
+            elif surely(end):
+                ends.append({"": 0} if sign == 1 else end)  # 0 <= end / d <= end
+            elif surely(plus({"": -1}, end, -1)):
+                ends.append(end if sign == 1 else {"": -1})  # end <= end / d < 0
+            else:
+                raise Beyond(f"the sign of {show(end)} depends on the sizes")
+        return ends[0], ends[1]
+
+    def digit(self, low: Form, g: Form) -> bool:
+        """Whether 0 <= low < g for all sizes."""
+        least, most = self.span(low)
+        return self.ground.surely(least) and self.ground.surely(plus(plus(g, most, -1), {"": -1}))
+
+    def _split(self, e: Form, g: Form) -> tuple[Form, Form]:
+        """e as g·high + low, as much of it in *high* as divides; of the constant part what has g's leading monomial."""
+        high, low = Form({"": 0}), Form({"": 0})
+        for v, part in self._grouped(e).items():
+            whole = divided(part, g) if v else None
+            if v and whole is not None:
+                accumulate(high, self.times(whole, {v: 1}), 1)
+            elif v:
+                accumulate(low, self.times(part, {v: 1}), 1)
+            else:
+                times, rest = remainder(part, g)
+                accumulate(high, times, 1)
+                accumulate(low, rest, 1)
+        return tidy(high), tidy(low)
+
+    def _grouped(self, e: Form) -> dict[str, Form]:
+        """The coefficient of every integer that is no parameter, as a form over parameters; the rest at ``""``."""
+        out: dict[str, Form] = {"": {"": 0}}
+        for name, k in e.items():
+            parts = [part for part in name.split("*") if part]
+            free = "".join(part for part in parts if part not in self.symbols)
+            out.setdefault(free, {"": 0})["*".join(p for p in parts if p != free)] = k
+        return out
+
+    def _factors(self, e: Form, d: Form) -> Iterable[Form]:
+        """What may leave a quotient of *e* by *d* first: coefficients that divide *d*, common factors of numbers."""
+        for v, by in self._grouped(e).items():
+            part = {"": gcd(by[""], d[""])} if set(by) == set(d) == {""} else by
+            if v and part != {"": 1} and divided(d, part) is not None and self.ground.surely(plus(part, {"": -1})):
+                yield part
+
+    def enter(self, at: Iterable[Form], box: Box) -> tuple[Form, ...]:
+        """The coordinates *at* under names whose ranges are those of *box*, to be used only inside it."""
+        out = []
+        for form, (lo, hi) in zip(at, box, strict=True):
+            if self.within((form,), ((lo, hi),)) == ():
+                out.append(form)
+                continue
+            name = self.fresh("t", lo, hi - 1)
+            self.aliases[name] = form
+            out.append({name: 1, "": 0})
+        return tuple(out)
+
+    def span(self, form: Form) -> tuple[Form, Form]:
+        """A closed interval, over the parameters, that holds every value of *form*.  Parameters are not negative."""
+        lo, hi = Form({"": 0}), Form({"": 0})
+        grouped = self._grouped(form)
+        for v in (v for v in grouped if v in self.divisions):
+            for e, d in (self.divisions[v], *self.also.get(v, ())):
+                # What a division by d leaves, e - d·v, is in [0, d), though its parts are not.
+                times = divided(plus({"": 0}, grouped[v], -1), d)
+                if times is not None and self.ground.surely(times):
+                    others = plus(form, self.times(times, plus(e, self.times(d, {v: 1, "": 0}), -1)), -1)
+                    if len(self._grouped(others)) < len(grouped):
+                        least, most = self.span(others)
+                        return least, plus(most, self.times(times, plus(d, {"": -1})))
+        for v, part in grouped.items():
+            if not v:
+                ends = part, part
+            elif self.ground.surely(part):
+                ends = self.times(part, self.limits[v][0]), self.times(part, self.limits[v][1])
+            elif self.ground.surely(plus({"": 0}, part, -1)):
+                ends = self.times(part, self.limits[v][1]), self.times(part, self.limits[v][0])
+            else:
+                raise Beyond(f"the sign of {show(part)} depends on the sizes")
+            accumulate(lo, ends[0], 1)
+            accumulate(hi, ends[1], 1)
+        return tidy(lo), tidy(hi)
+
+    def within(self, forms: Iterable[Form], box: Iterable[tuple[int, int | None]]) -> tuple[Form, ...] | None:
+        """The conditions for *forms* to lie in the half-open *box* that may fail; None when they cannot all hold."""
+        surely = self.ground.surely
+        rows: list[Form] = []
+        for form, (lo, hi) in zip(forms, box, strict=True):
+            least, most = self.span(form)
+            first, end = form_of(lo), None if hi is None else form_of(hi)
+            if surely(plus(plus(first, most, -1), {"": -1})) or (end and surely(plus(least, end, -1))):
+                return None
+            if not surely(plus(least, first, -1)):
+                rows.append(plus(form, first, -1))
+            if end and not surely(plus(plus(end, most, -1), {"": -1})):
+                rows.append(plus(plus(end, form, -1), {"": -1}))
+        return tuple(rows)

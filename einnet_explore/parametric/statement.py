@@ -1,0 +1,205 @@
+"""The schema that a text with ``param`` lines writes down, literally: polynomials where they stand, nothing simplified.
+
+This is what is claimed something of.  The programs that the parser makes of the text at several sizes are simplified at
+each, so that what they have in common is compared with this schema, as every step is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from lark import Token, Tree
+
+from einnet_explore.equivalence.linear_space import Beyond
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Atom,
+    Bound,
+    Compare,
+    Const,
+    Equation,
+    Index,
+    Iterator,
+    Padding,
+    Program,
+    Quotient,
+    Remainder,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    add,
+    mul,
+)
+from einnet_explore.parametric.parameters import Ground
+from einnet_explore.parametric.schema import Schema
+from einnet_explore.parametric.size_polynomials import Poly, Unknown, Whole, divided, whole
+from einnet_explore.syntax.expressions import table_of
+from einnet_explore.syntax.literals import Node, children, integer, name_of, number_of
+from einnet_explore.syntax.parametric_text import Template
+from einnet_explore.syntax.parser import unread
+
+
+def statement(template: Template, ground: Ground) -> Schema:
+    """The schema of *template*, whose mistakes have been found already by reading it at some sizes.
+
+    Raises Beyond where it divides by what need not divide.
+    """
+    sizes = ground.values
+    inputs: dict[str, Tensor] = {}
+    equations: dict[str, Equation] = {}
+    outputs: list[str] = []
+    for node in children(template.tree):
+        held = {**inputs, **{name: e.tensor for name, e in equations.items()}}
+        match node:
+            case Tree(data="declaration", children=[name, Tree() as extents, *clauses]):
+                made = _tensor(name_of(name), extents, [c for c in clauses if isinstance(c, Tree)], sizes)
+                inputs[made.name] = made
+            case Tree(data="equation", children=[name, Tree() as head, body, Tree() as clauses, *_]):
+                scope = _Reading(sizes, held).scope(head, body, clauses)
+                equations[name_of(name)] = Equation(name_of(name), scope)
+            case Tree(data="output", children=names):
+                outputs += map(name_of, names)
+    every = tuple(equations.values())
+    return Program(tuple(inputs.values()), every, tuple(outputs) or unread(every))
+
+
+def polynomial(it: Node, names: Iterable[str]) -> Whole:
+    """What *it* says, as a polynomial of parameters by their names; raises Beyond where it is none."""
+    return _Reading({name: whole((((Unknown(name),), 1),)) for name in names}, {}).size(it)
+
+
+def _tensor(name: str, extents: Tree[Token], clauses: list[Tree[Token]], sizes: Mapping[str, Whole]) -> Tensor:
+    reading = _Reading(sizes, {})
+    padding, value = reading.clauses(clauses)
+    weight = any(c.data == "weight" for c in clauses)
+    return Tensor(name, tuple(map(reading.size, extents.children)), padding, value, weight)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What names mean: parameters and tensors."""
+
+    sizes: Mapping[str, Whole]
+    tensors: Mapping[str, Tensor]
+
+    def scope(self, head: Tree[Token], body: Node, clauses: Tree[Token]) -> Scope:
+        ranges, *bounds = children(head)
+        traversals = self.iterators(ranges)
+        reduce, summations = "sum", tuple[Iterator, ...]()
+        match body:
+            case Tree(data="reduction", children=[Token(value=reduce), Tree() as over, body]):
+                summations = self.iterators(over)
+        outer = {x.name: x for x in traversals}
+        own = outer | {x.name: x for x in summations}
+        domain = tuple(self.bound(b, outer) for b in children(bounds[0])) if bounds else ()
+        padding, value = self.clauses(children(clauses))
+        return Scope(traversals, summations, self.scalar(body, own), reduce, domain, padding, value)
+
+    def iterators(self, ranges: Tree[Token]) -> tuple[Iterator, ...]:
+        out = []
+        for node in children(ranges):
+            name, *ends = node.children
+            lo, hi = map(self.size, ends) if len(ends) == 2 else (0, self.size(ends[0]))
+            out.append(Iterator(str(name), lo, hi))
+        return tuple(out)
+
+    def bound(self, node: Tree[Token], own: Mapping[str, Iterator]) -> Bound:
+        lo, index, hi = node.children
+        return Bound(self.index(index, own), self.size(lo), self.size(hi))
+
+    def clauses(self, clauses: Iterable[Tree[Token]]) -> tuple[Padding, float]:
+        padding: Padding = ()
+        value: float = 0
+        for clause in clauses:
+            match clause:
+                case Tree(data="pad", children=edges):
+                    ends = [[self.size(n) for n in edge.children] for edge in edges if isinstance(edge, Tree)]
+                    padding = tuple((e[0], e[-1]) for e in ends)
+                case Tree(data="value", children=[*sign, Tree() as digits]):
+                    value = -number_of(digits) if sign else number_of(digits)
+        return (padding if any(map(any, padding)) else ()), value
+
+    def scalar(self, it: Node, own: Mapping[str, Iterator]) -> Scalar:
+        match it:
+            case Tree(data="number"):
+                return Const(number_of(it))
+            case Tree(data="plus" | "times" as op, children=[a, b]):
+                return (add if op == "plus" else mul)(self.scalar(a, own), self.scalar(b, own))
+            case Tree(data="minus" | "over" as op, children=[a, b]):
+                return Apply("-" if op == "minus" else "/", (self.scalar(a, own), self.scalar(b, own)))
+            case Tree(data="negative", children=[a]):
+                inner = self.scalar(a, own)
+                return Const(-inner.value) if isinstance(inner, Const) else Apply("neg", (inner,))
+            case Tree(data="access", children=[name, at]):
+                return self.read(self.tensors[name_of(name)], at, own)
+            case Tree(data="nested", children=[Tree(children=[Tree() as head, body, Tree() as clauses]), at]):
+                return self.read(self.scope(head, body, clauses), at, own)
+            case Tree(data="looked_up", children=[Tree() as table, at]):
+                return self.read(table_of(table), at, own)
+            case Tree(data="call", children=[Token() as function, *args]):
+                return Apply(str(function), tuple(self.scalar(a, own) for a in args))
+            case Tree(data="choice", children=[Tree(children=[left, Token() as op, right]), a, b]):
+                condition = Compare(str(op), self.index(left, own), self.index(right, own))
+                return Apply("where", (condition, self.scalar(a, own), self.scalar(b, own)))
+        raise AssertionError(f"{it} has been read before")
+
+    def read(self, source: Tensor | Table | Scope, at: Node, own: Mapping[str, Iterator]) -> Access:
+        assert isinstance(at, Tree)
+        return Access(source, tuple(self.index(i, own) for i in at.children))
+
+    def size(self, it: Node) -> int:
+        """A polynomial, which stands where the nodes have an integer."""
+        match it:
+            case Token():
+                return integer(it)
+            case Tree(data="signed", children=[inner]):
+                return self.size(inner)
+        found = self.index(it, {})
+        if found.terms:
+            raise Beyond("a size is divided by what need not divide it")
+        return found.const
+
+    def index(self, it: Node, own: Mapping[str, Iterator]) -> Index:
+        match it:
+            case Tree(data="integer", children=[digits]):
+                return Index((), integer(digits))
+            case Tree(data="iterator", children=[name]):
+                if str(name) in own:
+                    return Index(((own[str(name)], 1),))
+                return _constant(self.sizes[str(name)])
+            case Tree(data="index_plus" | "index_minus" as op, children=[a, b]):
+                return _plus(self.index(a, own), self.index(b, own), 1 if op == "index_plus" else -1)
+            case Tree(data="index_negative", children=[a]):
+                return _plus(Index(), self.index(a, own), -1)
+            case Tree(data="index_times", children=[a, b]):
+                left, right = self.index(a, own), self.index(b, own)
+                return _plus(Index(), right, left.const) if not left.terms else _plus(Index(), left, right.const)
+            case Tree(data="index_over" | "index_modulo" as op, children=[a, b]):
+                return _divided(self.index(a, own), self.index(b, own).const, op == "index_over")
+        raise AssertionError(f"{it} has been read before")
+
+
+def _constant(n: Whole) -> Index:
+    return Index((), n)  # type: ignore[arg-type]
+
+
+def _plus(a: Index, b: Index, k: int) -> Index:
+    """a + k·b, like terms collected and nothing else done."""
+    total: dict[Atom, int] = dict(a.terms)
+    for atom, c in b.terms:
+        total[atom] = total.get(atom, 0) + c * k
+    return Index(tuple((atom, c) for atom, c in total.items() if c), a.const + b.const * k)
+
+
+def _divided(a: Index, d: int, quotient: bool) -> Index:
+    if not a.terms:  # sizes alone: the quotient is meant to be whole
+        if quotient and (whole := divided(a.const, d)) is not None:
+            return _constant(whole)
+        if isinstance(a.const, int) and isinstance(d, int):
+            return Index((), a.const // d if quotient else a.const % d)
+    if not isinstance(d, Poly) and d == 1:
+        return a if quotient else Index()
+    return Index(((Quotient(a, d) if quotient else Remainder(a, d), 1),))

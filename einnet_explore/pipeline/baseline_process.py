@@ -1,0 +1,126 @@
+"""The original model in a process of its own, timed in turn with the plan.
+
+What a user has without this project is one engine in one process.  With several threads a process that measures many
+programs holds a pool of threads for each, and what they do to memory and cores differs from that: so this is what a
+plan is held against.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import onnx
+
+from einnet_explore.pipeline.plan import Plan
+from einnet_explore.pipeline.submodels import Array, start
+from einnet_explore.runtime.measurement import NOTHING, Enough, Sampler, Timing, never, pause, sample, sampled
+
+LONGEST = 120.0
+"""Seconds after which the other process counts as hanging."""
+
+
+class Gone(RuntimeError):
+    """The process of the original cannot be had, died or hangs."""
+
+
+class Alone:
+    """*model* in ONNX Runtime with *threads* threads, in another process; leaving the context ends it."""
+
+    def __init__(self, model: onnx.ModelProto, feeds: Mapping[str, Array], threads: int) -> None:
+        self._stack = ExitStack()
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        try:
+            file, arrays = folder / "model.onnx", folder / "feeds.npz"
+            onnx.save_model(model, file, save_as_external_data=model.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF)
+            np.savez(arrays, *feeds.values())
+            command = [sys.executable, "-m", __name__, str(file), str(arrays), str(threads), *feeds]
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+        except (OSError, ValueError) as error:
+            self._stack.close()
+            raise Gone(str(error)) from error
+
+    def sample(self, repeats: int) -> float:
+        """Seconds a run, over *repeats* in a row; raises Gone."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(f"{repeats}\n")
+            self._process.stdin.flush()
+            ready, _, _ = select.select([self._process.stdout], [], [], LONGEST)
+            return float(self._process.stdout.readline()) if ready else _gone()
+        except (OSError, ValueError) as error:
+            raise Gone(str(error)) from error
+
+    def __enter__(self) -> Alone:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                self._stack.callback(_closed, pipe)
+        self._stack.close()
+
+
+def _gone() -> float:
+    raise Gone(f"no answer after {LONGEST:.0f} seconds")
+
+
+def _closed(pipe: Any) -> None:
+    try:
+        pipe.close()
+    except OSError:
+        return
+
+
+def beside_alone(
+    model: onnx.ModelProto,
+    plan: Plan,
+    feeds: Mapping[str, Array],
+    rounds: int,
+    min_seconds: float = 1.0,
+    warm: Mapping[str, float] = NOTHING,
+    enough: Enough = never,
+) -> dict[str, Timing] | None:
+    """*plan* and *model* by itself, ``after`` and ``before``, in turns, until their samples are *enough*.
+
+    Where *plan* was run just now, *warm* says how long that took, as in ``compare``.  None where the other process
+    cannot be had.
+    """
+    try:
+        with Alone(model, feeds, plan.threads) as before:
+            samplers: dict[str, Sampler] = {
+                "before": before.sample,
+                "after": partial(sample, partial(plan.run, feeds)),
+            }
+            return sampled(samplers, rounds, min_seconds, pause(plan.threads), warm, enough)
+    except Gone:
+        return None
+
+
+def main(file: str, arrays: str, threads: str, *names: str) -> None:
+    """Time the model in *file* as often in a row as each line of the standard input says."""
+    with np.load(arrays) as held:
+        feeds = {name: held[f"arr_{n}"] for n, name in enumerate(names)}
+    session = start(file, int(threads))
+    for line in sys.stdin:
+        print(json.dumps(sample(lambda: session.run(None, feeds), int(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,59 @@
+"""The device that a search is for, as a cost model: this CPU, or one whose profile was recorded elsewhere."""
+
+from __future__ import annotations
+
+from einnet_explore.codegen.errors import BackendError
+from einnet_explore.cost import CostModel, Device, cpu_default
+from einnet_explore.ir import Program
+from einnet_explore.runtime.recorded_profile import PREFIX, RATES, Recorded, recorded
+from einnet_explore.strategies.options import Cost
+
+
+def cost_for(device: str, threads: int | None = None) -> Cost:
+    """What a search for *device* takes as its cost: seconds, and how they were found.
+
+    Raises ValueError for an unknown device and a profile that does not serve.
+    """
+    model = model_for(device, threads)
+
+    def seconds(program: Program) -> tuple[float, str]:
+        found = model.program_cost(program)
+        return found.seconds, found.how
+
+    return seconds
+
+
+def model_for(device: str, threads: int | None = None) -> CostModel:
+    """The cost model of *device*; raises as ``cost_for`` does."""
+    if not device.startswith(PREFIX):
+        if device != "cpu":
+            raise ValueError(f"device {device!r}: found no such cost, expected cpu or {PREFIX}FILE.sqlite")
+        return CostModel()
+    try:
+        held = recorded(device.removeprefix(PREFIX), threads)
+    except BackendError as error:
+        raise ValueError(str(error)) from None
+    return CostModel(_rates(held), held.lookup())
+
+
+def _rates(held: Recorded) -> Device:
+    """The roofline of a recording; one without rates is of a CPU, whose usual figures stand."""
+    usual = cpu_default(max(1, held.threads))
+    if not held.rates:
+        if held.device.startswith("CUDA"):
+            raise ValueError(f"profile {held.path}: no rates of {held.device}, expected {', '.join(RATES)}")
+        return usual
+    own = {
+        name: held.rates.get(name, getattr(usual, name))
+        for name in (
+            "peak_flops",
+            "memory_bandwidth",
+            "cache_bandwidth",
+            "call_seconds",
+            "library",
+            "tiled",
+            "generated",
+        )
+    }
+    whole = {name: int(held.rates.get(name, getattr(usual, name))) for name in ("cache_bytes", "lanes")}
+    return Device(name=held.device, threads=held.threads, **own, **whole)

@@ -1,0 +1,63 @@
+"""What contests and selections came to, kept beside the measured times: a second run searches and measures little.
+
+A winner is kept as its steps, which are applied and certified again.  The keys contain the processor, the versions of
+the libraries, and those that this package declares, so that results of another version are not used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+from einnet_explore.codegen.versions import all_versions
+from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.runtime.keys import device, libraries, package_version
+
+_TABLE = "CREATE TABLE IF NOT EXISTS remembered (what TEXT, key TEXT, found TEXT NOT NULL, PRIMARY KEY (what, key))"
+
+
+class Memory:
+    """JSON documents by kind and key, in the file of *store*.
+
+    Where that file cannot be used nothing is remembered beyond this object; the store says why.
+    """
+
+    def __init__(self, store: ProfileStore) -> None:
+        self.path = store.path
+        self._held: dict[tuple[str, str], str] = {}
+
+    def get(self, what: str, *parts: object) -> Any:
+        """The document kept for *parts*, or None."""
+        key = _key(parts)
+        if (what, key) in self._held:
+            return json.loads(self._held[what, key])
+        try:
+            with closing(sqlite3.connect(self.path, timeout=20)) as connection, connection:
+                connection.execute(_TABLE)
+                row = connection.execute(
+                    "SELECT found FROM remembered WHERE what = ? AND key = ?", (what, key)
+                ).fetchone()
+            return json.loads(row[0]) if row else None
+        except (sqlite3.Error, OSError, ValueError):
+            return None
+
+    def put(self, found: Any, what: str, *parts: object) -> None:
+        """Keep the document *found* for *parts*."""
+        key, text = _key(parts), json.dumps(found)
+        self._held[what, key] = text
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(self.path, timeout=20)) as connection, connection:
+                connection.execute(_TABLE)
+                connection.execute("INSERT OR REPLACE INTO remembered VALUES (?, ?, ?)", (what, key, text))
+        except (sqlite3.Error, OSError):
+            return
+
+
+def _key(parts: tuple[object, ...]) -> str:
+    versions = (package_version("einnet-explore"), all_versions())
+    text = "\n".join((*map(str, parts), device(), libraries(), *versions))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,247 @@
+"""What comes out of optimising a model: a callable program, its report, and the same program as ONNX."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from html import escape
+from math import inf
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from einnet_explore.ir import Program
+from einnet_explore.onnx_export.export import Replacement, rewrite_model
+from einnet_explore.onnx_import.model import Model
+from einnet_explore.onnx_import.shapes import unfolded
+from einnet_explore.pipeline.assembly import Assembled
+from einnet_explore.pipeline.backward_elimination import Attribution, Without
+from einnet_explore.pipeline.export_selection import UNMEASURED, Exported
+from einnet_explore.pipeline.numerics import LEVELS
+from einnet_explore.pipeline.outcome import Part
+from einnet_explore.pipeline.partition import Skipped
+from einnet_explore.pipeline.plan import Plan
+from einnet_explore.pipeline.submodels import random_inputs
+from einnet_explore.pipeline.whole_model import least_gain
+from einnet_explore.rules import Derivation
+from einnet_explore.runtime.measurement import Timing, compare
+from einnet_explore.support.storage import write_atomically
+from einnet_explore.support.wording import counted, printable
+
+Array = npt.NDArray[Any]
+
+LEFT = "style='text-align:left'"
+
+
+@dataclass(frozen=True)
+class Optimised:
+    """An optimised model: call it with inputs by name, ``report`` it, ``benchmark`` it, ``save`` it."""
+
+    model: Model
+    plan: Plan
+    original: Plan
+    parts: tuple[Part, ...]
+    replacements: tuple[Replacement, ...]
+    skipped: tuple[Skipped, ...]
+    timings: Mapping[str, Timing]
+    errors: tuple[float, float]
+    search_seconds: float
+    folded_weights: int
+    fused_eoperators: int
+    threads: int
+    interrupted: bool = False
+    form: str = "joined"
+    programs: tuple[Assembled, ...] = ()
+    exported: Exported = UNMEASURED
+    feeds: Mapping[str, Array] = field(default_factory=dict, repr=False)
+    without: Without | None = field(default=None, repr=False)
+
+    def __call__(self, **inputs: npt.ArrayLike) -> dict[str, Array]:
+        """The outputs by name; raises ValueError on a missing or misshapen input."""
+        expected = {v.name: v for v in self.model.inputs}
+        for name, value in expected.items():
+            if name not in inputs:
+                raise ValueError(f"input {name} is missing, expected {', '.join(expected)}")
+            if np.shape(inputs[name]) != value.shape:
+                raise ValueError(f"input {name} has shape {np.shape(inputs[name])}, expected {value.shape}")
+        return self.plan.run({n: np.asarray(inputs[n], dtype=v.dtype) for n, v in expected.items()})
+
+    def random_inputs(self, seed: int = 0) -> dict[str, Array]:
+        """Inputs of the right names, shapes and types."""
+        return random_inputs(self.model, seed)
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster the plan is than the original, measured in turns; exactly 1 where nothing was kept.
+
+        By the rounds and the lower quartiles, whichever says less: a median of all samples tells what else was running.
+        """
+        return least_gain(self.timings)
+
+    def report(self) -> dict[str, Any]:
+        """The JSON of ``optimize``."""
+        return {
+            "model": self.model.path,
+            "device": "cpu",
+            "threads": self.threads,
+            "seconds_before": self.timings["before"].median,
+            "seconds_after": self.timings["after"].median,
+            "iqr_before": self.timings["before"].iqr,
+            "iqr_after": self.timings["after"].iqr,
+            "speedup": self.speedup,
+            "max_abs_error": self.errors[0],
+            "max_rel_error": self.errors[1],
+            "search_seconds": self.search_seconds,
+            "subprograms": [part.to_json() for part in self.parts],
+            "folded_weights": self.folded_weights,
+            "fused_eoperators": self.fused_eoperators,
+            "skipped": [{"node": s.node, "why": s.why} for s in self.skipped],
+            "interrupted": self.interrupted,
+            "form": self.form,
+            "programs": [part.to_json() for part in self.programs],
+            "export": {
+                "speedup": self.exported.speedup,
+                "why": self.exported.why,
+                "nodes": [list(self.parts[n].nodes) for n in self.exported.parts],
+            },
+        }
+
+    def attribution(self) -> tuple[Attribution, ...]:
+        """The plan with each kept derivation switched off in turn (equal parts together), measured beside the plan.
+
+        What an earlier run measured of the same plan is not measured again.
+        """
+        return tuple(self.attributions())
+
+    def attributions(self, seconds: float = inf) -> Iterable[Attribution]:
+        """``attribution`` one by one, most gain first, without what no plan can do without.
+
+        What no run has measured of this plan yet is begun within *seconds*.
+        """
+        if self.without is None:
+            return
+        until = perf_counter() + seconds
+        for group in sorted(self.without.groups, key=lambda group: -sum(self.parts[n].gain for n in group)):
+            speedup = self.without.known(group)
+            if speedup is None:
+                if perf_counter() > until:
+                    continue
+                try:
+                    speedup = self.without.measured(group, self.plan, self.feeds, self.timings["after"].median)
+                except ValueError:
+                    continue
+            yield Attribution(tuple(self.parts[n].nodes for n in group), speedup)
+
+    def derivations(self) -> dict[str, Derivation]:
+        """Every kept subprogram's derivation, and what post-optimisation did to the joined ones, by name."""
+        found = {f"{n:03d}-{_word(p.nodes[0])}": p.derivation for n, p in enumerate(self.parts) if p.kept}
+        found |= {f"joined-{n:03d}": p.derivation for n, p in enumerate(self.programs) if p.derivation.steps}
+        return {name: derivation for name, derivation in found.items() if derivation is not None}
+
+    def benchmark(self, repeat: int = 30) -> dict[str, Timing]:
+        """Time the plan and the original again, in *repeat* interleaved rounds."""
+        feeds = self.random_inputs()
+        calls: dict[str, Callable[[], object]] = {
+            "before": lambda: self.original.run(feeds),
+            "after": lambda: self.plan.run(feeds),
+        }
+        return compare(calls, rounds=repeat)
+
+    def onnx(self) -> onnx.ModelProto:
+        """The optimised model in standard operators; eOperators are local functions made of them.
+
+        Only what pays in ONNX Runtime is in it, see ``exported``: where nothing does, it is the model as it is.
+        Raises ExportError.
+        """
+        made = unfolded(self.model)
+        return rewrite_model(made, self.replacements) if self.replacements else made
+
+    def save(self, path: str | Path) -> None:
+        """Write ``onnx()`` to *path*, whole or not at all."""
+        write_atomically(path, self.onnx().SerializeToString())
+
+    def rows(self) -> list[list[str]]:
+        """The before/after table: one row for every subprogram, slowest first."""
+        rows = [["nodes", "before", "after", "ratio", "now", "certificate", "numerics"]]
+        for part in sorted(self.parts, key=lambda p: -p.outcome.seconds_before):
+            before = part.outcome.seconds_before
+            after = part.outcome.seconds_after if part.kept else before
+            said = part.to_json()
+            rest = [counted(said["eoperators"], "eOperator")] if part.kept else []
+            now = " + ".join([*(o["name"] for o in said["operators"]), *rest])
+            names = ", ".join(map(_shown, part.nodes[:2])) + (f", … ({len(part.nodes)})" if len(part.nodes) > 2 else "")
+            cells = [names, f"{before * 1e6:.0f} µs", f"{after * 1e6:.0f} µs", f"{before / after:.2f}" if after else ""]
+            rows.append([*cells, now or f"original ({part.why})", part.certificate, str(part.numerics or "")])
+        return rows
+
+    def summary(self) -> str:
+        """One sentence: what was gained and how well it agrees."""
+        kept = sum(part.kept for part in self.parts)
+        return (
+            f"{kept} of {counted(len(self.parts), 'subprogram')} replaced; "
+            f"{self.timings['before'].median * 1e3:.3f} ms before, "
+            f"{self.timings['after'].median * 1e3:.3f} ms after ({self.speedup:.2f}x); "
+            f"largest error {self.errors[1]:.1e} of the largest output{self._rounding()}"
+        )
+
+    def untouched(self) -> list[str]:
+        """Why nodes are in no subprogram: a line an operator and reason, most nodes first, then what time left out."""
+        operators = {node.name: node.op for node in self.model.nodes}
+        counts = Counter((operators.get(s.node, s.node), s.why) for s in self.skipped)
+        told = [f"{n} {operator}: {why}" for (operator, why), n in counts.most_common()]
+        if late := self._late():
+            told.append(f"{late} more nodes: the time for searching was over before their turn")
+        return told
+
+    def _late(self) -> int:
+        seen = {s.node for s in self.skipped} | {name for part in self.parts for name in part.nodes}
+        return sum(node.name not in seen for node in self.model.nodes)
+
+    def _rounding(self) -> str:
+        """What the kept derivation that loses most does to the last digits; empty where nothing is kept."""
+        badges = [part.numerics for part in self.parts if part.numerics]
+        if not badges:
+            return ""
+        worst = max(badges, key=lambda b: (LEVELS.index(b.level), b.after.error if b.after else 0.0))
+        return f"; numerics: {worst}"
+
+    def graphs(self) -> list[tuple[str, Program, Program]]:
+        """For every kept subprogram: its first node's name, and its program before and after."""
+        return [
+            (part.nodes[0], part.derivation.start, part.derivation.end)
+            for part in self.parts
+            if part.kept and part.derivation
+        ]
+
+    def __repr__(self) -> str:
+        return f"<Optimised: {self.summary()}>"
+
+    def _repr_html_(self) -> str:
+        head, *rest = self.rows()
+        cells = "".join(f"<th {LEFT}>{escape(c)}</th>" for c in head)
+        body = "".join("<tr>" + "".join(_cell(n, c) for n, c in enumerate(row)) + "</tr>" for row in rest)
+        left = "".join(f"<li>{escape(line)}</li>" for line in self.untouched())
+        shown = " open" if self._late() else ""  # else "1 of 1 replaced" looks as if there were no more
+        stays = f"<details{shown}><summary>in no subprogram</summary><ul {LEFT}>{left}</ul></details>" if left else ""
+        return f"<p><b>{escape(self.summary())}</b></p><table><tr>{cells}</tr>{body}</table>{stays}"
+
+
+def _word(name: str) -> str:
+    """*name* as part of a file name, which has to end somewhere."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", name[:80]).strip("_") or "part"
+
+
+def _shown(name: str) -> str:
+    """*name* for a table: its beginning, on one line."""
+    return printable(name[:80]).replace("\n", " ") + ("…" if len(name) > 80 else "")
+
+
+def _cell(column: int, text: str) -> str:
+    kind = "class='number'" if 1 <= column <= 3 else LEFT
+    return f"<td {kind}>{escape(text)}</td>"

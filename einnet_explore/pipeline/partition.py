@@ -1,0 +1,280 @@
+"""Splitting a model into subprograms (EinNet §6.3, Algorithm 1).
+
+A subprogram begins with one contraction, so that non-linear activations always lie between two of them: an activation
+ends what derivation may look across.  Around its contraction it takes the cheap neighbours (bias, normalisation,
+residual addition, the activation itself and its gate), so that they can become one epilogue.  Runs of at least two
+cheap nodes that no contraction takes are subprograms of their own.  All else stays as it is.
+
+Contractions beside one another may become one (``graph/beside.py``), so their subprograms are joined: siblings, which
+read one value in a way that sibling merging accepts, and what follows them in parallel with equal sizes and without an
+activation in between.  A joined subprogram knows its parts.
+
+Every subprogram is convex, and all of them together are too: with each as one node, the graph is still acyclic.
+
+Contractions beside one another: groups are joined where these may become one (Fig. 3, Fig. 15).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import prod
+
+import numpy as np
+
+from einnet_explore.ir import Equation, Program, tensors
+from einnet_explore.onnx_import.assembly import assemble
+from einnet_explore.onnx_import.model import Model, Node
+from einnet_explore.onnx_import.operator_table import NotUnderstood, express
+from einnet_explore.pipeline.node_groups import Units, kind
+from einnet_explore.pipeline.row_subprograms import join_rows
+from einnet_explore.rules import SIBLING_MERGING
+from einnet_explore.rules.sibling_merging import Siblings
+
+
+def join_siblings(units: Units) -> None:
+    """Join the groups of contractions that read one value, where sibling merging accepts two of their expressions."""
+    readers: dict[str, dict[int, None]] = {}
+    for n in sorted(units.understood):
+        if units.contractions(group := units.of[n]):
+            for name in units.model.nodes[n].reads:
+                if name not in units.model.weights:
+                    readers.setdefault(name, {})[group] = None
+    for groups in readers.values():
+        for one, other in combinations(groups, 2):
+            a, b = units.of[one], units.of[other]
+            if a != b and mergeable(_equations(units, a), _equations(units, b)):
+                units.join_beside(a, b)
+
+
+def mergeable(one: tuple[Equation, ...], other: tuple[Equation, ...]) -> bool:
+    """Whether sibling merging accepts an equation of *one* with one of *other*, over what is no weight.
+
+    Where one reads a result of the other they are not beside one another.
+    """
+    if _reads(one, other) or _reads(other, one):
+        return False
+    program = assemble((*one, *other), tuple(e.name for e in (*one, *other)))
+    weights = {t.name for t in program.inputs if t.weight}
+    ours, theirs = ({e.name for e in equations} for equations in (one, other))
+    for n, equation in enumerate(program.equations):
+        for match in SIBLING_MERGING.matches(program, (n,)):
+            params: Siblings = match.params
+            together = {equation.name, *params.others}
+            if params.tensor not in weights and together & ours and together & theirs:
+                return True
+    return False
+
+
+def _reads(one: tuple[Equation, ...], other: tuple[Equation, ...]) -> bool:
+    """Whether *one* reads a result of *other*."""
+    made = {e.name for e in other}
+    return any(t.name in made for e in one for t in tensors(e.scope))
+
+
+def join_parallel(units: Units) -> None:
+    """Join with siblings what follows them in parallel: equal sizes, one beside the other, no activation in between."""
+    for group in [g for g in units.members if len(units.contractions(g)) > 1]:
+        after = [n for n in sorted(units.understood) if units.kind(n) == "contraction" and _follows(n, group, units)]
+        for one, other in combinations(after, 2):
+            apart = not units.before[one] & units.before[other] and not units.dependent(one, other)
+            if apart and _sizes(one, units) == _sizes(other, units):
+                # The sum of both may be with either: then that one has to come second.
+                for first, second in ((one, other), (other, one)):
+                    if units.join(group, first):
+                        units.join(group, second)
+                        break
+
+
+def _follows(n: int, group: int, units: Units) -> bool:
+    """Whether node *n*, outside, reads what a contraction of *group* computes, through no activation."""
+    inside = units.members[units.of[group]]
+    waiting, found = list(units.before[n] & inside) if n not in inside else [], False
+    while waiting:
+        match units.kind(m := waiting.pop()):
+            case "contraction":
+                found = True
+            case "activation":
+                return False
+            case _:
+                waiting.extend(units.before[m] & inside)
+    return found
+
+
+def _sizes(n: int, units: Units) -> tuple[list[int], ...]:
+    """How many elements node *n* reads and computes, whatever their layout."""
+    node = units.model.nodes[n]
+    return tuple(sorted(prod(units.model.shape(name)) for name in names) for names in (node.reads, node.results))
+
+
+def _equations(units: Units, group: int) -> tuple[Equation, ...]:
+    return tuple(e for n in sorted(units.members[group]) for e in units.understood.get(n, ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Subprogram:
+    """Nodes that other code may replace as one.
+
+    *inputs* and *outputs* are value names of the model, in the order of ``program.inputs`` (weights among them,
+    flagged) and ``program.outputs``; the program calls them by the model's identifiers.  *parts* are the subprograms
+    that were joined into it, in an order in which they can run; none where it is one from the start.
+    """
+
+    nodes: tuple[str, ...]
+    program: Program
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    parts: tuple[Subprogram, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A node that no subprogram holds, and why."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A model as subprograms, in an order in which they can run, and the nodes that stay as they are."""
+
+    subprograms: tuple[Subprogram, ...]
+    skipped: tuple[Skipped, ...]
+
+
+def split(model: Model) -> tuple[Subprogram, ...]:
+    """The subprograms of *model*."""
+    return partition(model).subprograms
+
+
+def partition(model: Model, beside: bool = True) -> Split:
+    """The subprograms of *model* and, for every other node, why it is in none.
+
+    *beside*: subprograms whose contractions may become one are joined.
+    """
+    understood: dict[int, tuple[Equation, ...]] = {}
+    skipped: dict[int, str] = {}
+    used = _used(model)
+    for n, node in enumerate(model.nodes):
+        if n not in used:
+            skipped[n] = "no output depends on it"
+            continue
+        match _eligible(node, model):
+            case NotUnderstood(reason):
+                skipped[n] = reason
+            case equations:
+                understood[n] = equations
+    units = Units(model, understood)
+    join_rows(units)
+    _around_contractions(units)
+    single = tuple(units.groups())
+    if beside:
+        join_siblings(units)
+        join_parallel(units)
+    _chains(units)
+    readers: dict[str, set[int]] = {}
+    for n, node in enumerate(model.nodes):
+        for name in node.reads:
+            readers.setdefault(name, set()).add(n)
+    groups = [group for group in units.groups() if _worth(group, model, understood)]
+    inside = {n for group in groups for n in group}
+    for n in understood:
+        if n not in inside:
+            skipped[n] = f"{model.nodes[n].op} alone is no subprogram"
+    return Split(
+        tuple(replace(_subprogram(g, units, readers), parts=_parts(g, single, units, readers)) for g in groups),
+        tuple(Skipped(model.nodes[n].name, why) for n, why in sorted(skipped.items())),
+    )
+
+
+def _used(model: Model) -> set[int]:
+    """The nodes that outputs depend on; the others are left to ONNX Runtime, which drops them."""
+    needed = {value.name for value in model.outputs}
+    found: set[int] = set()
+    for n in reversed(range(len(model.nodes))):
+        if not needed.isdisjoint(model.nodes[n].results):
+            found.add(n)
+            needed.update(model.nodes[n].reads)
+    return found
+
+
+def _eligible(node: Node, model: Model) -> tuple[Equation, ...] | NotUnderstood:
+    """The equations of a node whose tensors are all float32, as subprograms compute."""
+    found = express(node, model)
+    if isinstance(found, NotUnderstood):
+        return found
+    for name in node.results:
+        if model.dtype(name) != np.float32:
+            return NotUnderstood(f"elements are {model.dtype(name)}, subprograms compute float32")
+    return found
+
+
+def _around_contractions(units: Units) -> None:
+    """Each contraction takes the cheap nodes that read what it has so far, and the re-indexing in front of it.
+
+    A node with a larger result is left out: a small product that scales a large tensor has no part in its cost.
+    """
+    for n in units.understood:
+        if units.kind(n) != "contraction":
+            continue
+        for source in units.before[n]:
+            if units.kind(source) == "layout" and units.free(source) and units.after[source] == {n}:
+                units.join(source, n)
+        frontier = sorted(units.after[n])
+        while frontier:
+            m = frontier.pop(0)
+            fits = units.free(m) and units.size(m) <= units.size(n) and _closes(m, n, units)
+            if fits and units.join(n, m):
+                frontier = sorted({*frontier, *units.after[m]})
+
+
+def _closes(m: int, n: int, units: Units) -> bool:
+    """Whether what node *m* reads of the group of *n* is read by that group alone once cheap readers have joined it.
+
+    Otherwise the value is written in any case.  A gate (``x·sigmoid(x)``) reads a value and what became of it.
+    """
+    group = units.members[units.of[n]] | {m}
+    open_ = units.before[m] & group
+    return all(reader in group or units.free(reader) for source in open_ for reader in units.after[source])
+
+
+def _chains(units: Units) -> None:
+    """Cheap nodes and reductions left over join those that they read, where no others do."""
+    left = [n for n in units.understood if units.free(n) or units.kind(n) == "reduction"]
+    rest = set(left)
+    for n in left:
+        for source in sorted(units.before[n] & rest):
+            if units.after[source] <= rest:
+                units.join(source, n)
+
+
+def _worth(group: tuple[int, ...], model: Model, understood: Mapping[int, tuple[Equation, ...]]) -> bool:
+    if not all(n in understood for n in group):
+        return False
+    # A normalisation is several equations by itself.
+    several = kind(model.nodes[group[0]]) == "reduction" and len(understood[group[0]]) > 1
+    return len(group) > 1 or several or kind(model.nodes[group[0]]) == "contraction"
+
+
+def _parts(
+    group: tuple[int, ...], single: tuple[tuple[int, ...], ...], units: Units, readers: Mapping[str, set[int]]
+) -> tuple[Subprogram, ...]:
+    """What the contractions in *group* had around them before they were joined."""
+    inside = set(group)
+    held = [part for part in single if set(part) <= inside and any(units.kind(n) == "contraction" for n in part)]
+    return tuple(_subprogram(part, units, readers) for part in held) if len(held) > 1 else ()
+
+
+def _subprogram(group: tuple[int, ...], units: Units, readers: Mapping[str, set[int]]) -> Subprogram:
+    model, inside = units.model, set(group)
+    seen = {value.name for value in model.outputs}
+    nodes = [model.nodes[n] for n in group]
+    made = (name for node in nodes for name in node.results)
+    outputs = tuple(name for name in made if name in seen or not readers.get(name, inside) <= inside)
+    equations = tuple(equation for n in group for equation in units.understood[n])
+    program = assemble(equations, tuple(model.identifiers[name] for name in outputs))
+    called = {model.identifiers[name]: name for node in nodes for name in node.reads}
+    inputs = tuple(called[t.name] for t in program.inputs)
+    return Subprogram(tuple(node.name for node in nodes), program, inputs, outputs)

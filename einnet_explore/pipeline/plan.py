@@ -1,0 +1,396 @@
+r"""Mixed execution: ONNX Runtime where a model stays as it is, compiled programs where it was replaced.
+
+The nodes that stay run in as few sessions as the replaced groups allow: with
+
+.. math::  s(n) = \max_{p \to n} \begin{cases} s(p) & p \text{ stays} \\ s(p) + 1 & p \text{ is replaced} \end{cases}
+
+(groups take the largest *s* before them, -1 where nothing stays before them), all nodes of one *s* run in one session.
+The longest alternation along a path forces that many, so fewer are impossible.
+
+Where every group is a compiled program that a session can run (``runtime.onnx_fragment``), there is one session for all: what
+stays and what replaces is written into one graph, in which ONNX Runtime lays out memory and shares its threads.
+
+Which nodes run together: the groups that are replaced, and what stays in as few sets between them as can be.
+
+A compiled program in the place of some of a model's nodes: called with the model's values, or written among them.
+
+Plans that run: ONNX Runtime where a model stays as it is, compiled programs where it was replaced.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+from onnx import helper, numpy_helper
+
+from einnet_explore.onnx_import.model import Model, Node
+from einnet_explore.pipeline.submodels import (
+    Array,
+    PlanError,
+    Regions,
+    answers,
+    random_inputs,
+    start,
+    subgraph_session,
+    told,
+)
+from einnet_explore.runtime.onnx_fragment import DOMAIN, Writer, imports, lend, resident, tensor_of
+from einnet_explore.runtime.program import CompiledProgram
+
+
+def check_disjoint(groups: Iterable[Collection[Node]]) -> None:
+    """Raise PlanError where a group is empty or shares a node with another."""
+    seen: set[str] = set()
+    for nodes in groups:
+        if not nodes:
+            raise PlanError("a group holds no node, expected at least one")
+        if twice := seen & {node.name for node in nodes}:
+            raise PlanError(f"node {', '.join(sorted(twice))}: found in two groups, expected one")
+        seen |= {node.name for node in nodes}
+
+
+def parts(regions: Regions, groups: Sequence[Collection[Node]]) -> list[tuple[int | None, tuple[Node, ...]]]:
+    """The groups (by number) and, between them, the nodes that stay (None), fewest sets first to last.
+
+    Raises PlanError where a group is not convex.
+    """
+    member = {node.name: n for n, nodes in enumerate(groups) for node in nodes}
+    maker = {name: node.name for node in regions.nodes for name in node.results}
+    unit: dict[str, int | str] = {node.name: member.get(node.name, node.name) for node in regions.nodes}
+    before: dict[int | str, set[int | str]] = {u: set() for u in unit.values()}
+    for node in regions.nodes:
+        found = {unit[maker[name]] for name in node.reads if name in maker}
+        before[unit[node.name]] |= found - {unit[node.name]}
+    try:
+        order = tuple(TopologicalSorter(before).static_order())
+    except CycleError as error:
+        cycle = " <- ".join(_unit(u, groups) for u in error.args[1])
+        raise PlanError(f"found a cycle {cycle}, expected convex groups") from None
+    rank: dict[int | str, int] = {}
+    for u in order:
+        stays = [rank[p] for p in before[u] if isinstance(p, str)]
+        replaced = [rank[p] for p in before[u] if isinstance(p, int)]
+        rank[u] = (
+            max((*stays, *replaced), default=-1) if isinstance(u, int) else max((0, *stays, *(r + 1 for r in replaced)))
+        )
+    live = _live(regions)
+    out: list[tuple[int | None, tuple[Node, ...]]] = []
+    place = {node.name: n for n, node in enumerate(regions.nodes)}
+    for s in range(-1, max(rank.values(), default=-1) + 1):
+        # Where nothing stays before a group, it must not wait for a session.
+        staying = [u for u in order if isinstance(u, str) and rank[u] == s and u in live]
+        nodes = sorted(staying, key=place.__getitem__)
+        if nodes:
+            out.append((None, regions.named(nodes)))
+        out.extend((u, tuple(groups[u])) for u in order if isinstance(u, int) and rank[u] == s)
+    return out
+
+
+def _live(regions: Regions) -> set[str]:
+    """The nodes that some output needs."""
+    needed = set(regions.outputs)
+    live = set()
+    for node in reversed(regions.nodes):
+        if not needed.isdisjoint(node.results):
+            live.add(node.name)
+            needed.update(node.reads)
+    return live
+
+
+def _unit(unit: int | str, groups: Sequence[Collection[Node]]) -> str:
+    return unit if isinstance(unit, str) else "{" + ", ".join(node.name for node in groups[unit]) + "}"
+
+
+@dataclass(frozen=True, eq=False)
+class ByValue:
+    """*program* as a plan calls it; *names* gives the model's value for each of its inputs and outputs."""
+
+    program: CompiledProgram
+    names: Mapping[str, str]
+
+    def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """The values that leave the group from those that enter it; raises PlanError where an engine fails."""
+        given = {name: arrays[self.names[name]] for name in self.program.contexts.inputs}
+        try:
+            made = self.program.run(given)
+        except Exception as error:  # every engine has classes of its own for its failures
+            makes = ", ".join(self.names[name] for name in self.program.program.outputs)
+            raise PlanError(f"the program of {makes}: {type(error).__name__}: {error}") from error
+        return {self.names[name]: array for name, array in made.items()}
+
+    def write(self, model: Model, nodes: Sequence[Node], outputs: Sequence[str], prefix: str) -> Writer | None:
+        """The program as nodes that read and make the model's values; None where it has to be called.
+
+        It has to be where a session cannot run one of its kernels, a value is not of single precision (programs are),
+        or the group, which makes *outputs* for others, is not given all of them.
+        """
+        program = self.program.program
+        values = [self.names[name] for name in (*self.program.contexts.inputs, *program.outputs)]
+        known = [model.values[value].dtype if value in model.values else None for value in values]
+        if any(dtype != np.float32 for dtype in known) or not set(outputs) <= set(values):
+            return None
+        return self.program.write(self.names, prefix)
+
+
+def spliced(
+    regions: Regions, parts: Sequence[tuple[Sequence[Node], Writer | None]], opset: Sequence[onnx.OperatorSetIdProto]
+) -> onnx.ModelProto:
+    """The model of *regions* made of *parts*, first to last: its own nodes, and what was written in place of others."""
+    graph = regions.proto.graph
+    protos: list[onnx.NodeProto] = []
+    weights: dict[str, onnx.TensorProto] = {}
+    for nodes, written in parts:
+        protos += [node.proto for node in nodes] if written is None else written.nodes
+        weights |= {name: tensor_of(name, array) for name, array in written.weights.items()} if written else {}
+    reads = {name for nodes, written in parts if written is None for node in nodes for name in node.reads}
+    reads |= set(regions.outputs)
+    made = {name for node in protos for name in node.output}
+    joined = helper.make_graph(
+        protos,
+        graph.name or "plan",
+        [regions.infos[name] for name in regions.inputs],
+        [regions.infos[name] for name in regions.outputs],
+        initializer=[*(w for name, w in regions.weights.items() if name in reads), *weights.values()],
+        sparse_initializer=[w for name, w in regions.sparse.items() if name in reads],
+        value_info=[v for v in graph.value_info if v.name in made and v.name not in regions.outputs],
+    )
+    return helper.make_model(
+        joined,
+        functions=list(regions.proto.functions),
+        opset_imports=[*opset, *imports(protos)],
+        ir_version=regions.proto.ir_version,
+    )
+
+
+Run: TypeAlias = "Callable[[Mapping[str, Array]], Mapping[str, Array]]"
+"""What computes a group: the values that leave it from those that enter it, by value name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One step: the *nodes* it stands for, how it is *run*, what it reads and writes, and what nobody needs then."""
+
+    nodes: tuple[str, ...]
+    replaced: bool
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    run: Callable[[dict[str, Array]], Sequence[Array]] = field(repr=False)
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model as segments in order.  ``run`` may be called from several threads at once."""
+
+    segments: tuple[Segment, ...]
+    inputs: Mapping[str, np.dtype[Any] | None]
+    outputs: tuple[str, ...]
+    constants: Mapping[str, Array] = field(repr=False)
+    threads: int = 1
+    rest: Callable[[], None] = field(default=lambda: None, repr=False)
+    """Gives back the memory that runs have taken, where it can be had again: ONNX Runtime keeps the most of any run."""
+
+    @property
+    def sessions(self) -> int:
+        """How many ONNX Runtime sessions there are."""
+        return sum(not segment.replaced for segment in self.segments)
+
+    def run(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
+        """The outputs of the model, by name; raises ValueError where an input is missing.
+
+        An input of another type is converted; an array is let go as soon as no later segment reads it.
+        """
+        held: dict[str, Array] = dict(self.constants)
+        for name, dtype in self.inputs.items():
+            if name not in inputs:
+                raise ValueError(f"input {name} is missing, given {', '.join(inputs) or 'none'}")
+            held[name] = np.asarray(inputs[name], dtype)
+        for segment in self.segments:
+            held.update(zip(segment.outputs, segment.run(held), strict=True))
+            for name in segment.dropped:
+                del held[name]
+        return {name: held[name] for name in self.outputs}
+
+
+def build_plan(model: Model, replacements: Mapping[tuple[str, ...], Run] | None = None, threads: int = 1) -> Plan:
+    """The plan of *model* in which each group of nodes (by name) is run by its callable, the others by ONNX Runtime.
+
+    A callable gets the values that cross the group's border and gives those that cross it outwards, by value name;
+    weights it holds itself.  Only ``ByValue`` is called by two threads at once.  Without replacements the plan is one
+    session on the model as it was read.  Raises PlanError, naming nodes, where a group is unknown, shares a node with
+    another or is not convex, and where ONNX Runtime refuses a region; running raises it where a group's result lacks.
+    """
+    given = {v.name: v.dtype for v in model.inputs}
+    names = tuple(v.name for v in model.outputs)
+    if not replacements:
+        session = Resting(lambda: _original(model, threads))
+        return Plan((_whole(model, session, names),), given, names, {}, threads, session.rest)
+    regions = Regions(model.proto)
+    groups = tuple((regions.named(group), run) for group, run in replacements.items())
+    check_disjoint(nodes for nodes, _ in groups)
+    found = parts(regions, [nodes for nodes, _ in groups])
+    runs = dict(enumerate(run for _, run in groups))
+    if (joined := _joined(model, regions, found, runs, threads)) is not None:
+        return Plan((joined,), given, names, {}, threads)
+    segments = []
+    for group, nodes in found:
+        if group is None:
+            segments.append(_session(regions, nodes, threads))
+        else:
+            segments.append(_group(model, regions, nodes, runs[group]))
+    constants = {name: _array(regions, name) for name in names if regions.constant(name)}
+    return Plan(_freed(segments, names), given, names, constants, threads)
+
+
+def _joined(
+    model: Model,
+    regions: Regions,
+    found: Sequence[tuple[int | None, tuple[Node, ...]]],
+    runs: Mapping[int, Run],
+    threads: int,
+) -> Segment | None:
+    """All parts *found* in one session; None where some group is no program that a session can run.
+
+    Programs are written in ONNX's latest operators, which the model's own operator set may not have.
+    """
+    written: list[tuple[tuple[Node, ...], Writer | None]] = []
+    free = _free_prefix(regions)
+    for group, nodes in found:
+        match runs.get(group) if group is not None else None:
+            case None:
+                written.append((nodes, None))
+            case ByValue() as run:
+                made = run.write(model, nodes, regions.border(nodes)[1], f"{free}{group}/")
+                if made is None:
+                    return None
+                written.append((nodes, made))
+            case _:
+                return None
+    proto = spliced(regions, written, regions.proto.opset_import)
+    if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
+        return None
+    kernels = {name for node in proto.graph.node if node.domain == DOMAIN for name in node.input}
+    weights = {k: v for _, made in written if made is not None for k, v in made.weights.items() if k in kernels}
+    held: list[Any] = [*runs.values()]  # while this plan is there the next one need not compile them again
+    try:
+        session = start(proto, threads, adjust=lambda options: held.extend(lend(options, resident(weights))))
+    except PlanError:
+        return None
+    feeds, outputs = tuple(v.name for v in session.get_inputs()), regions.outputs
+
+    def run_all(values: dict[str, Array], _: list[Any] = held) -> Sequence[Array]:
+        return answers(session, outputs, {name: values[name] for name in feeds})
+
+    return Segment(tuple(node.name for nodes, _ in written for node in nodes), False, feeds, outputs, run_all)
+
+
+def _free_prefix(regions: Regions) -> str:
+    """The beginning of names that no value of the model has."""
+    names = {name for node in regions.nodes for name in (*node.reads, *node.results)}
+    prefix = "/"
+    while any(name.startswith(prefix) for name in names):
+        prefix += "/"
+    return prefix
+
+
+class Resting:
+    """A session that is open while it is run: after ``rest`` it is opened again by the next run."""
+
+    def __init__(self, opened: Callable[[], onnxruntime.InferenceSession]) -> None:
+        self._open = opened
+        self._held: onnxruntime.InferenceSession | None = opened()
+
+    @property
+    def session(self) -> onnxruntime.InferenceSession:
+        """The session, open."""
+        held = self._held
+        if held is None:
+            self._held = held = self._open()
+        return held
+
+    def rest(self) -> None:
+        """Let the session go; who runs it now still has it."""
+        self._held = None
+
+
+def _original(model: Model, threads: int) -> onnxruntime.InferenceSession:
+    proto = model.original
+    return start(model.path if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF else proto, threads, whole=model.path)
+
+
+def _whole(model: Model, held: Resting, outputs: tuple[str, ...]) -> Segment:
+    feeds = tuple(v.name for v in held.session.get_inputs())
+
+    def run(values: dict[str, Array]) -> Sequence[Array]:
+        return held.session.run(outputs, {name: values[name] for name in feeds})  # type: ignore[no-any-return]
+
+    return Segment(tuple(node.name for node in model.nodes), False, feeds, outputs, run)
+
+
+def _session(regions: Regions, nodes: tuple[Node, ...], threads: int) -> Segment:
+    part = regions.extract(nodes)
+    session = start(part, threads, spinning=False, nodes=nodes)
+    feeds = tuple(v.name for v in part.graph.input)
+    outputs = tuple(v.name for v in part.graph.output)
+
+    def run(held: dict[str, Array]) -> Sequence[Array]:
+        return answers(session, outputs, {name: held[name] for name in feeds})
+
+    return Segment(tuple(node.name for node in nodes), False, feeds, outputs, run)
+
+
+def _group(model: Model, regions: Regions, nodes: tuple[Node, ...], call: Run) -> Segment:
+    inputs, outputs = regions.border(nodes)
+    types = tuple(model.values[name].dtype if name in model.values else None for name in outputs)
+    # Compiled programs have a context for each thread; other callables may compute in arrays of their own.
+    match call:
+        case ByValue():
+            alone: AbstractContextManager[object] = nullcontext()
+        case _:
+            alone = threading.Lock()
+
+    def run(held: dict[str, Array]) -> Sequence[Array]:
+        with alone:
+            made = call({name: held[name] for name in inputs})
+        if lacking := [name for name in outputs if name not in made]:
+            raise PlanError(f"{told(nodes)}: found no result for {', '.join(lacking)}, which others read, expected one")
+        return [np.asarray(made[name], dtype) for name, dtype in zip(outputs, types, strict=True)]
+
+    return Segment(tuple(node.name for node in nodes), True, inputs, outputs, run)
+
+
+def _array(regions: Regions, name: str) -> Array:
+    if name in regions.sparse:
+        raise PlanError(f"graph output {name}: found a sparse weight, expected a node's result")
+    return numpy_helper.to_array(regions.weights[name])
+
+
+def _freed(segments: Sequence[Segment], outputs: Collection[str]) -> tuple[Segment, ...]:
+    """*segments* with what is dropped after each: values that it is the last to read or that nobody reads."""
+    needed = set(outputs)
+    out: list[Segment] = []
+    for s in reversed(segments):
+        gone = tuple(n for n in dict.fromkeys((*s.inputs, *s.outputs)) if n not in needed)
+        needed |= set(s.inputs)
+        out.insert(0, Segment(s.nodes, s.replaced, s.inputs, s.outputs, s.run, gone))
+    return tuple(out)
+
+
+__all__ = [
+    "Plan",
+    "PlanError",
+    "Run",
+    "Segment",
+    "build_plan",
+    "random_inputs",
+    "subgraph_session",
+]

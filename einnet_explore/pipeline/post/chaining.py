@@ -1,0 +1,131 @@
+r"""Chains across contractions: transform, product, transform as one kernel that goes through them block by block.
+
+Fusion stops where an element would be computed twice, hence at every contraction.  What shares a traversal with the
+result need not be written for all that:
+
+1. what only counts elements otherwise (a reshape) is merged into what reads it;
+2. weights of products are stored in panels, so that vectors run along the product's last traversal;
+3. every equation that only one other reads, down to the result, is substituted into it;
+4. the whole is generated in blocks (``rules/blocked_generation.py``).
+
+Every step is a rule like any other; which of the two forms is run is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from math import gcd, prod
+
+from einnet_explore.analysis.equations import constants
+from einnet_explore.analysis.flattening import row_major, view_strides
+from einnet_explore.analysis.fused_chain import Stage
+from einnet_explore.codegen.blocked_chains.block_sizes import blocked
+from einnet_explore.codegen.machine import this_machine
+from einnet_explore.ir import Access, Index, Iterator, Program, Scope, Tensor, accesses, as_index, tensors
+from einnet_explore.pipeline.post.steps import as_eoperator, equation, merged, readers, then
+from einnet_explore.rules import BLOCKED_GENERATION, EXPRESSION_FUSION, STORAGE_LAYOUT, Derivation
+from einnet_explore.rules.base import Place
+from einnet_explore.rules.expression_fusion import Intermediate
+from einnet_explore.rules.storage_layout import Stored
+
+PANEL = 64
+"""Columns of a product that lie side by side, for every step of its sum."""
+
+
+def chained(derivation: Derivation) -> Derivation | None:
+    """*derivation* with what leads to each output as one blocked kernel; None where that cannot be for any of them."""
+    done = derivation
+    for name in derivation.end.outputs:
+        longer = _chained(done, name)
+        done = done if longer is None else longer
+    return None if done is derivation else done
+
+
+def _chained(derivation: Derivation, name: str) -> Derivation | None:
+    if name not in {e.name for e in derivation.end.equations}:
+        return None
+    fused = _panelled(_reshapes_merged(derivation, name))
+    while (source := next(iter(_alone(fused.end, name)), None)) is not None:
+        longer = then(fused, EXPRESSION_FUSION, name, Intermediate(source))
+        if isinstance(longer, str):
+            return None
+        fused = longer
+    if not runs_in_blocks(equation(fused.end, name).scope):
+        return None
+    longer = then(fused, BLOCKED_GENERATION, name, Place())
+    return None if isinstance(longer, str) else longer
+
+
+def runs_in_blocks(scope: Scope) -> bool:
+    """Whether there is a kernel that is worth it: products in vectors."""
+    return blocked(scope, this_machine()) is not None
+
+
+def _reshapes_merged(derivation: Derivation, name: str) -> Derivation:
+    """*derivation* with every reshape on the way to the equation called *name* merged into its only reader."""
+    while (pair := next(_reshapes(derivation.end, name), None)) is not None:
+        source, reader = pair
+        longer = then(derivation, EXPRESSION_FUSION, reader, Intermediate(source))
+        assert not isinstance(longer, str), longer
+        derivation = merged(longer, reader)
+    return derivation
+
+
+def _reshapes(program: Program, name: str) -> Generator[tuple[str, str]]:
+    found, known = readers(program), constants(program)
+    for e in program.equations:
+        if e.name not in known and e.name not in program.outputs and _reshape(e.scope):
+            (reader, *others) = found[e.name]
+            if not others:
+                yield e.name, reader
+
+
+def _reshape(scope: Scope) -> bool:
+    if scope.padding or view_strides(scope) != (0, row_major(scope.shape)):
+        return False
+    (read,) = accesses(scope.body)
+    return prod(read.source.shape) == prod(scope.shape)
+
+
+def _alone(program: Program, name: str) -> Iterable[str]:
+    """The equations that the one called *name* reads, nobody else does, and that are not known at compile time."""
+    found, known = readers(program), constants(program)
+    made = {e.name for e in program.equations} - known - set(program.outputs)
+    for tensor in tensors(equation(program, name).scope):
+        if tensor.name in made and found[tensor.name] == (name,):
+            yield tensor.name
+
+
+def _panelled(derivation: Derivation) -> Derivation:
+    """*derivation* with the weights of products stored in panels, where they are equations of their own."""
+    known = constants(derivation.end)
+    made = {e.name for e in derivation.end.equations} & known
+    for e in derivation.end.equations:
+        if e.name in known or not Stage(e.name, e.scope).product:
+            continue
+        for access in accesses(e.scope.body):
+            match access.source:
+                case Tensor(weight) if weight in made and readers(derivation.end)[weight] == (e.name,):
+                    phi = _panels(equation(derivation.end, weight).scope.traversals, access, e.scope.traversals[-1])
+                    longer = then(derivation, STORAGE_LAYOUT, weight, Stored(phi)) if phi else ""
+                    if not isinstance(longer, str):
+                        again = as_eoperator(longer, weight)
+                        derivation = longer if isinstance(again, str) else again
+    return derivation
+
+
+def _panels(own: tuple[Iterator, ...], access: Access, last: Iterator) -> tuple[tuple[str, Index], ...]:
+    """Φ that puts panels of *last* innermost; empty where *last* is no dimension, or is innermost already."""
+    at = [d for d, i in enumerate(access.index) if i.single == last]
+    if len(at) != 1 or (at[0] == len(own) - 1 and last.extent <= PANEL):
+        return ()
+    k = own[at[0]]
+    sums = own[-1] if own[-1] != k else own[-2]
+    width = gcd(k.extent, PANEL)
+    width = width if width >= PANEL // 4 else k.extent
+    others = tuple((x.name, as_index(x)) for x in own if x not in (k, sums))
+    names = {x.name for x in own}
+    outer, inner = (next(n for n in (f"{k.name}{c}", f"{k.name}{c}{c}") if n not in names) for c in "oi")
+    whole = ((inner, as_index(k)),) if width == k.extent else ((inner, k % width),)
+    panel = () if width == k.extent else ((outer, k // width),)
+    return (*others, *panel, (sums.name, as_index(sums)), *whole)

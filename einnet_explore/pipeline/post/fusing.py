@@ -1,0 +1,178 @@
+"""Vertical fusion of eOperators, to the end (EinNet §6.3, Fig. 11; inverse layout transforms: Fig. 14).
+
+A chain of memory-bound equations reads and writes memory once for every link.  Two things make one kernel of two:
+
+* an intermediate that *computes* something is substituted into its reader, if no element is computed twice: one
+  equation reads it, each of its points another element (in a diamond the branches are fused first, and all reads are
+  of the same element);
+* an intermediate that only *moves* elements is read through by each of its readers.  A transform and its inverse then
+  leave nothing but a copy, and a copy is its source.  What a sum reads several times, along another dimension than
+  memory, is moved once instead: the sum's vectors would be gathered every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from einnet_explore.analysis.bijection import bijection
+from einnet_explore.analysis.counts import reads_once, turned_for
+from einnet_explore.analysis.equations import weight_only
+from einnet_explore.ir import EOPERATOR, VIEW, Access, Equation, Program, Scope, Tensor, accesses, scopes
+from einnet_explore.pipeline.post.steps import as_eoperator, equation, generated, merged, readers, then
+from einnet_explore.rules import (
+    COMMON_SUBEXPRESSION,
+    DEAD_EQUATION,
+    EXPRESSION_FUSION,
+    EXPRESSION_INLINING,
+    Derivation,
+    Rule,
+)
+from einnet_explore.rules.blocked_generation import BLOCKED
+from einnet_explore.rules.expression_fusion import Intermediate
+from einnet_explore.rules.expression_inlining import Inlined
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A derivation that has been fused to the end, and why each pair that is left was not: by (source, reader)."""
+
+    derivation: Derivation
+    refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+
+def fuse(derivation: Derivation) -> Derivation:
+    """*derivation* continued until no eOperator can be fused into another, and nothing is computed twice or in vain."""
+    return fused(derivation).derivation
+
+
+def fused(derivation: Derivation) -> Fused:
+    """As ``fuse``, with what was refused."""
+    while True:
+        derivation = shared(derivation)
+        refused: dict[tuple[str, str], str] = {}
+        longer = _one_pair(derivation, refused)
+        if longer is None:
+            return Fused(derivation, refused)
+        derivation = longer
+
+
+def shared(derivation: Derivation) -> Derivation:
+    """*derivation* with what is computed twice computed once, copies read at their source, and dead equations gone."""
+    while True:
+        before = derivation
+        for n in range(len(before.end.equations)):
+            derivation = _step(derivation, COMMON_SUBEXPRESSION, n)
+        for n in reversed(range(len(derivation.end.equations))):  # what only the dead read is dead too
+            derivation = _step(derivation, DEAD_EQUATION, n)
+        if derivation is before:
+            return derivation
+
+
+def _step(derivation: Derivation, rule: Rule[Any], n: int) -> Derivation:
+    """The first step of *rule* at equation *n*, if there is one."""
+    if n < len(derivation.end.equations):
+        for match in rule.matches(derivation.end, (n,)):
+            return derivation.then(match)
+    return derivation
+
+
+def _one_pair(derivation: Derivation, refused: dict[tuple[str, str], str]) -> Derivation | None:
+    """One pair made one, or None with the reasons in *refused*."""
+    program = derivation.end
+    made = {e.name: e for e in program.equations}
+    known = weight_only(program)
+    for name, found in readers(program).items():
+        if name in made and generated(made[name]):
+            for reader in found:
+                if name in known and in_blocks(made[reader]):
+                    refused[name, reader] = f"{name} is made beforehand, stored as the products of {reader} read it"
+                elif generated(made[reader]):
+                    longer = _pair(derivation, made[name], made[reader])
+                    if not isinstance(longer, str):
+                        return longer
+                    refused[name, reader] = longer
+    return None
+
+
+def _pair(derivation: Derivation, source: Equation, reader: Equation) -> Derivation | str:
+    if moves(source):
+        if turned_for(source, reader):
+            return f"{reader.name} sums elements of {source.name} several times, which are turned for it once"
+        return _read_through(derivation, source, reader)
+    if reader.via is None or reader.via.operator != EOPERATOR:
+        return f"{reader.name} is a view, it computes nothing"
+    if (why := computed_again(source, reader)) is not None:
+        return why
+    longer = then(derivation, EXPRESSION_FUSION, reader.name, Intermediate(source.name))
+    return longer if isinstance(longer, str) else as_eoperator(merged(longer, reader.name), reader.name)
+
+
+def in_blocks(e: Equation) -> bool:
+    """Whether *e* is a chain that is run block by block."""
+    return e.via == BLOCKED
+
+
+def moves(e: Equation) -> bool:
+    """Whether *e* only re-indexes one tensor."""
+    return not e.scope.summations and isinstance(e.scope.body, Access) and not isinstance(e.scope.body.source, Scope)
+
+
+def computed_again(source: Equation, reader: Equation) -> str | None:
+    """Why *reader* would compute elements of *source* more than once, in words; None if it would not."""
+    reads = {a for _, scope in scopes(reader.scope) for a in accesses(scope.body) if _reads(a, source)}
+    if len(reads) > 1:
+        return f"{reader.name} reads {source.name} at {len(reads)} places: {', '.join(sorted(map(repr, reads)))}"
+    read = next(iter(reads))
+    if read not in set(accesses(reader.scope.body)):
+        return f"a scope inside {reader.name} reads {source.name}"
+    if not once(reader.scope, read):
+        return f"{reader.name} reads elements of {source.name} again at {read!r}"
+    return None
+
+
+def _reads(access: Access, source: Equation) -> bool:
+    return isinstance(access.source, Tensor) and access.source.name == source.name
+
+
+def once(reader: Scope, access: Access) -> bool:
+    """Whether *reader* reads every element at most once through *access*: its index is injective in its iterators."""
+    if reads_once(reader, access):
+        return True
+    own = tuple(x for x in (*reader.traversals, *reader.summations) if x.extent > 1)
+    moving = tuple(i for i in access.index if i.iterators)
+    if {x for i in moving for x in i.iterators if x.extent > 1} != set(own):
+        return False
+    plain = tuple(i.substitute(lambda x: x if x.extent > 1 else x.lo) for i in moving)
+    try:
+        bijection(own, tuple(f"z{n}" for n in range(len(plain))), plain)
+    except ValueError:
+        return False
+    return True
+
+
+def _read_through(derivation: Derivation, source: Equation, reader: Equation) -> Derivation | str:
+    """*reader* reading what *source* only moves; a view does so only where it stays one, or is the only reader."""
+    alone = readers(derivation.end)[source.name] == (reader.name,) and source.name not in derivation.end.outputs
+    longer = (
+        then(derivation, EXPRESSION_FUSION, reader.name, Intermediate(source.name))
+        if alone
+        else then(derivation, EXPRESSION_INLINING, reader.name, Inlined(source.name))
+    )
+    if isinstance(longer, str):
+        return longer
+    longer = as_eoperator(merged(longer, reader.name), reader.name)
+    if isinstance(longer, str):
+        return longer
+    became = equation(longer.end, reader.name)
+    was_view = reader.via is not None and reader.via.operator == VIEW
+    is_view = became.via is not None and became.via.operator == VIEW
+    if was_view and not is_view and not alone:
+        return f"{reader.name} would no longer be a view, and others read {source.name}"
+    return longer
+
+
+def tidied(program: Program) -> Derivation:
+    """The derivation that fuses *program*, which is instantiated, to the end."""
+    return fuse(Derivation(program))

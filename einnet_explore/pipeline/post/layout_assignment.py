@@ -1,0 +1,254 @@
+r"""Layouts for all tensors at once: a small assignment problem, solved exactly (SciPy's ``milp``, which is HiGHS).
+
+Every operator runs in one of its modes; a mode reads and makes its tensors in certain layouts at a cost.  A tensor that
+is made in layout *a* and read in layout *b* is transformed once, however many read it there:
+
+.. math::
+   \min \sum_{o,m} c_{om} z_{om} + \sum_{T,a,b} t_{Tab} w_{Tab},\quad
+   \sum_m z_{om} = 1,\quad w_{Tab} \ge p_{Ta} + \sum_{m \text{ reads } T \text{ in } b} z_{om} - 1
+
+Layouts worth trying for an intermediate: those in which its sources are stored or its readers walk.
+
+.. math::  T[\vec x] = f(S[\tau(\vec x)]) \Rightarrow \Phi = \tau, \qquad
+           g(\vec y) = h(T[\pi(\vec y)]) \Rightarrow \Phi = \pi^{-1}
+
+Where these are no bijections (windows, sums) the order alone is taken.  Blocked layouts come from readers that divide.
+
+What an equation costs in a given layout: measured on this device, or estimated by how it walks through memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from einnet_explore.analysis.bijection import bijection
+from einnet_explore.analysis.substitution import fresh
+from einnet_explore.codegen.errors import BackendError
+from einnet_explore.codegen.preparation import step
+from einnet_explore.cost import CostModel
+from einnet_explore.ir import Access, Equation, Index, Iterator, Program, Scope, Tensor, accesses, as_index, scopes
+from einnet_explore.runtime.implementation_choice import ProfileStore
+
+Transform: TypeAlias = "tuple[str, int, int]"
+"""A tensor, the layout that it is made in, and one that it is read in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One way to run an operator: its *seconds*, and the layouts that tensors are read and made in, by name."""
+
+    seconds: float
+    reads: Mapping[str, int] = field(default_factory=dict)
+    makes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The number of each operator's mode, the transforms that are left, and the seconds of all together."""
+
+    modes: tuple[int, ...]
+    transforms: frozenset[Transform]
+    seconds: float
+
+
+def transforms(modes: Iterable[Mode]) -> frozenset[Transform]:
+    """The transforms that operators in *modes* need; what none of them makes comes in layout 0."""
+    held = tuple(modes)
+    made = {name: layout for mode in held for name, layout in mode.makes.items()}
+    return frozenset(
+        (name, made.get(name, 0), layout)
+        for mode in held
+        for name, layout in mode.reads.items()
+        if made.get(name, 0) != layout
+    )
+
+
+def total(modes: Iterable[Mode], seconds: Callable[[Transform], float]) -> float:
+    """The seconds of operators in *modes*, with the transforms between them."""
+    held = tuple(modes)
+    return sum(mode.seconds for mode in held) + sum(map(seconds, transforms(held)))
+
+
+def assign(operators: Sequence[Sequence[Mode]], seconds: Callable[[Transform], float]) -> Assigned:
+    """The cheapest mode for every operator; *seconds* is the cost of a transform.
+
+    Raises ValueError for an operator without modes, and where the solver finds nothing.
+    """
+    if empty := [n for n, modes in enumerate(operators) if not modes]:
+        raise ValueError(f"operator {empty[0]} has no mode, expected at least one")
+    if not operators:
+        return Assigned((), frozenset(), 0.0)
+    places = [(o, m) for o, modes in enumerate(operators) for m in range(len(modes))]
+    column = {place: n for n, place in enumerate(places)}
+    possible = sorted(_possible(operators))
+    width = len(places) + len(possible)
+    rows: list[np.ndarray] = []
+    least: list[float] = []
+    most: list[float] = []
+
+    def row(entries: Iterable[tuple[int, float]], lo: float, hi: float) -> None:
+        made = np.zeros(width)
+        for n, factor in entries:
+            made[n] += factor
+        rows.append(made)
+        least.append(lo)
+        most.append(hi)
+
+    for o, modes in enumerate(operators):
+        row(((column[o, m], 1) for m in range(len(modes))), 1, 1)
+    for n, (name, made_in, read_in) in enumerate(possible, len(places)):
+        makers = [column[o, m] for o, m in places if operators[o][m].makes.get(name) == made_in]
+        fixed = not any(name in operators[o][m].makes for o, m in places)
+        for o, modes in enumerate(operators):
+            reading = [column[o, m] for m, mode in enumerate(modes) if mode.reads.get(name) == read_in]
+            if reading:
+                entries = [(n, 1.0), *((c, -1.0) for c in makers), *((c, -1.0) for c in reading)]
+                row(entries, (1 if fixed else 0) - 1, np.inf)
+    costs = [operators[o][m].seconds for o, m in places] + [seconds(t) for t in possible]
+    scale = max(*map(abs, costs), 1e-30)  # microseconds are below the solver's tolerances
+    solved = milp(
+        np.asarray(costs) / scale,
+        constraints=LinearConstraint(np.array(rows), np.array(least), np.array(most)),
+        integrality=np.array([1] * len(places) + [0] * len(possible)),
+        bounds=Bounds(0, 1),
+    )
+    if solved.x is None:
+        raise ValueError(f"no assignment of {len(places)} modes was found: {solved.message}")
+    chosen = tuple(
+        max(range(len(modes)), key=lambda m, o=o: solved.x[column[o, m]])  # type: ignore[misc]
+        for o, modes in enumerate(operators)
+    )
+    taken = [operators[o][m] for o, m in enumerate(chosen)]
+    return Assigned(chosen, transforms(taken), total(taken, seconds))
+
+
+def _possible(operators: Sequence[Sequence[Mode]]) -> set[Transform]:
+    made: dict[str, set[int]] = {}
+    read: dict[str, set[int]] = {}
+    for modes in operators:
+        for mode in modes:
+            for held, layouts in ((made, mode.makes), (read, mode.reads)):
+                for name, layout in layouts.items():
+                    held.setdefault(name, set()).add(layout)
+    return {(name, a, b) for name, layouts in read.items() for a in made.get(name, {0}) for b in layouts if a != b}
+
+
+Phi: TypeAlias = "tuple[tuple[str, Index], ...]"
+"""New traversals in order: a name, and an index in the old ones."""
+
+MOST = 4
+"""Layouts of one tensor that are tried, the one that it has among them."""
+
+
+def layouts(program: Program, equation: Equation) -> tuple[Phi, ...]:
+    """The layouts of the result of *equation*, the one that it has first; only that one for an output."""
+    xs = equation.scope.traversals
+    found = {tuple(map(as_index, xs)): _phi(xs, tuple(map(as_index, xs)))}
+    if equation.name not in program.outputs:
+        for forward in (*_as_sources(equation.scope), *_as_readers(program, equation)):
+            whole = (*forward, *(as_index(x) for x in xs if not any(x in i.iterators for i in forward)))
+            if whole not in found and _box(xs, whole):
+                found[whole] = _phi(xs, whole)
+    return tuple(found.values())[:MOST]
+
+
+def _as_sources(scope: Scope) -> Iterable[tuple[Index, ...]]:
+    for access in accesses(scope.body):
+        if isinstance(access.source, Tensor):
+            mine = [i for i in access.index if any(x in scope.traversals for x in i.iterators)]
+            if not any(x in scope.summations for i in mine for x in i.iterators):
+                yield tuple(i - i.const for i in mine)
+            yield _order(scope.traversals, mine)
+
+
+def _as_readers(program: Program, equation: Equation) -> Iterable[tuple[Index, ...]]:
+    xs = equation.scope.traversals
+    for reader in program.equations:
+        for _, scope in scopes(reader.scope):
+            for access in accesses(scope.body):
+                if isinstance(access.source, Tensor) and access.source.name == equation.name:
+                    walked = (*scope.traversals, *scope.summations)
+                    if (inverse := _inverse(xs, walked, access)) is not None:
+                        yield inverse
+                    yield _walk(xs, walked, access)
+
+
+def _inverse(xs: tuple[Iterator, ...], walked: tuple[Iterator, ...], access: Access) -> tuple[Index, ...] | None:
+    """The reader's iterators, in its order, by the tensor's dimensions; None unless each is read once."""
+    moving = [(x, i) for x, i in zip(xs, access.index, strict=True) if i.iterators]
+    own = tuple(y for y in walked if any(y in i.iterators for _, i in moving))
+    if not own:
+        return None
+    try:
+        phi = bijection(own, tuple(x.name for x, _ in moving), tuple(i for _, i in moving))
+    except ValueError:
+        return None
+    if phi.image or any((z.lo, z.hi) != (x.lo, x.hi) for z, (x, _) in zip(phi.target, moving, strict=True)):
+        return None
+    return phi.backward
+
+
+def _walk(xs: tuple[Iterator, ...], walked: tuple[Iterator, ...], access: Access) -> tuple[Index, ...]:
+    """The dimensions in the order in which the reader's iterators first move them."""
+    place = {y: n for n, y in enumerate(walked)}
+    first = [min((place[y] for y in i.iterators), default=len(place)) for i in access.index]
+    return tuple(as_index(xs[d]) for d in sorted(range(len(xs)), key=first.__getitem__))
+
+
+def _order(xs: tuple[Iterator, ...], indices: Iterable[Index]) -> tuple[Index, ...]:
+    """The traversals in the order in which *indices* name them."""
+    return tuple(as_index(x) for x in dict.fromkeys(x for i in indices for x in i.iterators) if x in xs)
+
+
+def _box(xs: tuple[Iterator, ...], forward: tuple[Index, ...]) -> bool:
+    try:
+        phi = bijection(xs, tuple(f"z{n}" for n in range(len(forward))), forward)
+    except ValueError:
+        return False
+    return not phi.image
+
+
+def _phi(xs: tuple[Iterator, ...], forward: tuple[Index, ...]) -> Phi:
+    names: list[str] = []
+    for index in forward:
+        single = index.single
+        used = (*names, *(x.name for x in xs))
+        names.append(single.name if single is not None and single.name not in names else fresh("z", used))
+    return tuple(zip(names, forward, strict=True))
+
+
+STRIDED = 2.0
+"""How many times as long bytes take that do not lie one after the other, where nothing was measured."""
+
+DIVIDED = 1.1
+"""The same for an index with a quotient or a remainder."""
+
+
+def estimated(equation: Equation, model: CostModel | None = None) -> float:
+    """Seconds by roofline, more for reads that jump from one element to the next."""
+    return (model or CostModel()).estimate(equation).seconds * max(
+        (_slower(scope, a) for _, scope in scopes(equation.scope) for a in accesses(scope.body)), default=1.0
+    )
+
+
+def _slower(scope: Scope, access: Access) -> float:
+    moving = [x for x in scope.traversals if x.extent > 1]
+    jumps = moving and abs(step(access, moving[-1])) > 1
+    return (STRIDED if jumps else 1.0) * (1.0 if all(i.affine for i in access.index) else DIVIDED)
+
+
+def measured(store: ProfileStore, threads: int, otherwise: Callable[[Equation], float]) -> Callable[[Equation], float]:
+    """Seconds as stored, else measured now; *otherwise* where an equation cannot be compiled."""
+
+    def price(equation: Equation) -> float:
+        try:
+            return store.measured(equation, threads).seconds
+        except BackendError:
+            return otherwise(equation)
+
+    return price

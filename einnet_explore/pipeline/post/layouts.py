@@ -1,0 +1,199 @@
+"""Layouts of a program's intermediates chosen together, so that transforms are paid once (beyond EinNet §6.3).
+
+An eOperator reads and writes any layout, at a cost that depends on it; a library operator those in which it still
+matches without an equation beside it (a matrix product its transposes).  Inputs and outputs are the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+
+from einnet_explore.analysis.bijection import Bijection, bijection
+from einnet_explore.analysis.equations import map_reads, weight_only
+from einnet_explore.ir import VIEW, Access, Equation, Program, Scope, Tensor, tensors
+from einnet_explore.pipeline.post.layout_assignment import Mode, Phi, Transform, assign, layouts, total
+from einnet_explore.pipeline.post.steps import as_eoperator, as_library, equation, generated, merged, then
+from einnet_explore.rules import STORAGE_LAYOUT, Derivation, Refused
+from einnet_explore.rules.storage_layout import Stored, moved, stored
+
+Price = Callable[[Equation], float]
+"""The seconds of one run of an equation, as its ``via`` says."""
+
+WORTH = 0.98
+"""Layouts are changed where all operators together then take less than this part of their time, as measured."""
+
+NOTICEABLE = 0.999
+"""The same where their time is estimated, which has no noise."""
+
+MEASURED = 48
+"""Modes of one program that are measured: with more, layouts are chosen by the estimate."""
+
+MEASURING = 20.0
+"""Seconds that measuring them may take by the estimate; where it would be more, too, the estimate chooses."""
+
+RUNS = 50
+"""How often about a mode is run to measure it, by all engines together."""
+
+MODES = 12
+"""Modes of one equation that are priced; with more, only those that change one tensor."""
+
+
+def laid_out(derivation: Derivation, rough: Price, exact: Price | None = None) -> Derivation:
+    """*derivation* with the cheapest layouts; as it is where that gains nothing worth mentioning.
+
+    The price is *exact* where there are at most ``MEASURED`` modes to choose among and they are short, else *rough*.
+    """
+    problem = Problem(derivation.end, rough)
+    if not any(len(found) > 1 for found in problem.layouts.values()):
+        return derivation
+    operators, worth = [problem.modes(e) for e in derivation.end.equations], NOTICEABLE
+    free = [mode.seconds for modes in operators if len(modes) > 1 for mode in modes]
+    if exact is not None and len(free) <= MEASURED and RUNS * sum(free) <= MEASURING:
+        problem, worth = Problem(derivation.end, exact), WORTH
+        operators = [problem.modes(e) for e in derivation.end.equations]
+    chosen = assign(operators, problem.transform)
+    taken = [modes[m] for modes, m in zip(operators, chosen.modes, strict=True)]
+    changed = {name: layout for mode in taken for name, layout in mode.makes.items() if layout}
+    if chosen.seconds > worth * total((modes[0] for modes in operators), problem.transform):
+        return derivation
+    return problem.applied(derivation, changed, chosen.transforms, taken) or derivation
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The modes of *program*'s equations and what transforms cost, by *price*."""
+
+    program: Program
+    price: Price
+    turned: dict[Transform, float] = field(default_factory=dict)
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """The equations of weights only."""
+        return weight_only(self.program)
+
+    @cached_property
+    def layouts(self) -> Mapping[str, tuple[Phi, ...]]:
+        """The layouts that each intermediate may have, by name; weights' are made beforehand, views cost nothing."""
+        known = self.known
+        return {
+            e.name: layouts(self.program, e)
+            for e in self.program.equations
+            if e.name not in known and not _view(e) and e.via is not None
+        }
+
+    def modes(self, e: Equation) -> list[Mode]:
+        """The modes of *e* that can be run, the one that it has first."""
+        own = [e.name] if e.name in self.layouts else []
+        read = [t.name for t in tensors(e.scope) if t.name in self.layouts]
+        free = [*own, *dict.fromkeys(read)]
+        choices = list(product(*(range(len(self.layouts[name])) for name in free)))
+        if len(choices) > MODES:
+            choices = [c for c in choices if sum(map(bool, c)) <= 1]
+        found = []
+        for choice in choices:
+            at = dict(zip(free, choice, strict=True))
+            if (made := self.relaid(e, at)) is not None:
+                seconds = self._seconds(made) if len(choices) > 1 else 0.0  # what has no choice plays no part
+                makes = {name: at[name] for name in own}
+                found.append(Mode(seconds, {name: at[name] for name in read}, makes))
+        return found
+
+    def _seconds(self, made: Equation) -> float:
+        known = all(t.weight or t.name in self.known for t in tensors(made.scope))
+        return 0.0 if known or _view(made) else self.price(made)
+
+    def relaid(self, e: Equation, at: Mapping[str, int]) -> Equation | None:
+        """*e* with its tensors in the layouts *at*, given means again; None where it cannot be run so alone."""
+        if not any(at.values()):
+            return e
+        scope = e.scope
+        for name, layout in at.items():
+            if layout:
+                phi = self.phi(name, layout)
+                try:
+                    made = Equation(name, stored(equation(self.program, name).scope, phi)).tensor
+                except Refused:
+                    return None
+                if name == e.name:
+                    scope = stored(scope, phi)
+                else:
+                    scope = map_reads(scope, name, lambda a, t=made, f=phi: Access(t, moved(f, a.index)))  # type: ignore[misc]
+        return _alone(replace(e, scope=scope, via=None), e)
+
+    def phi(self, name: str, layout: int) -> Bijection:
+        """The bijection from the tensor's layout to another one."""
+        found = self.layouts[name][layout]
+        xs = equation(self.program, name).scope.traversals
+        return bijection(xs, tuple(n for n, _ in found), tuple(i for _, i in found))
+
+    def transform(self, what: Transform) -> float:
+        """The seconds of a transform."""
+        if what not in self.turned:
+            self.turned[what] = self._turn(*what)
+        return self.turned[what]
+
+    def _turn(self, name: str, before: int, after: int) -> float:
+        source = self._tensor(name, before)
+        back = self.phi(name, after)
+        xs = equation(self.program, name).scope.traversals
+        old = tuple(back.to_target[x] for x in xs)
+        index = moved(self.phi(name, before), old) if before else old
+        copy = Equation(f"{name}__copy", Scope(back.target, (), Access(source, index)))
+        made = as_eoperator(Derivation(_program(copy)), copy.name)
+        return 0.0 if isinstance(made, str) else self._seconds(made.end.equations[0])
+
+    def _tensor(self, name: str, layout: int) -> Tensor:
+        e = equation(self.program, name)
+        return Equation(name, stored(e.scope, self.phi(name, layout))).tensor if layout else e.tensor
+
+    def applied(
+        self, derivation: Derivation, changed: Mapping[str, int], copies: Iterable[Transform], taken: list[Mode]
+    ) -> Derivation | None:
+        """*derivation* with the tensors *changed* to other layouts and *copies* in others; None where a step fails."""
+        reads = {e.name: mode.reads for e, mode in zip(self.program.equations, taken, strict=True)}
+        longer: Derivation | str = derivation
+        for name, _, after in sorted(copies):
+            # Copies are made from the old layout: what changes that one changes their reads of it too.
+            wanting = tuple(reader for reader, found in reads.items() if found.get(name) == after)
+            if after and not isinstance(longer, str):
+                longer = then(longer, STORAGE_LAYOUT, name, Stored(self.layouts[name][after], wanting))
+        for name, layout in changed.items():
+            if not isinstance(longer, str):
+                longer = then(longer, STORAGE_LAYOUT, name, Stored(self.layouts[name][layout]))
+        if isinstance(longer, str) or any(after == 0 for _, _, after in copies):
+            return None
+        old = {e.name: e for e in self.program.equations}
+        for e in longer.end.equations:
+            if e.via is None:
+                again = _again(longer, e.name, old.get(e.name))
+                if again is None:
+                    return None
+                longer = again
+        return longer
+
+
+def _again(derivation: Derivation, name: str, old: Equation | None) -> Derivation | None:
+    """Means for the equation called *name*, as *old* had."""
+    if old is not None and old.via is not None and not generated(old):
+        return as_library(derivation, name, old.via.operator)
+    made = as_eoperator(merged(derivation, name), name)
+    return None if isinstance(made, str) else made
+
+
+def _alone(e: Equation, old: Equation) -> Equation | None:
+    found = _again(Derivation(_program(e)), e.name, old)
+    if found is None or len(found.end.equations) != 1:
+        return None
+    return found.end.equations[0]
+
+
+def _program(e: Equation) -> Program:
+    return Program(tuple({t.name: t for t in tensors(e.scope)}.values()), (e,), (e.name,))
+
+
+def _view(e: Equation) -> bool:
+    return e.via is not None and e.via.operator == VIEW

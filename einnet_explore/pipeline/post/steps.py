@@ -1,0 +1,105 @@
+"""What all passes do: one more step, equations by name, and means of running anew after a rewrite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from einnet_explore.analysis.equations import read_by
+from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, Scope, accesses
+from einnet_explore.operators import OPERATORS
+from einnet_explore.rules import (
+    BLOCKED_GENERATION,
+    EOPERATOR_GENERATION,
+    TRAVERSAL_MERGING,
+    Derivation,
+    Match,
+    Refused,
+    Rule,
+)
+from einnet_explore.rules.base import places
+from einnet_explore.strategies.instantiation import matching_rule
+
+GENERATED = (EOPERATOR, VIEW)
+"""What is run by a kernel of ours or by no kernel at all."""
+
+
+def number(program: Program, name: str) -> int:
+    """The number of the equation called *name*."""
+    return next(n for n, e in enumerate(program.equations) if e.name == name)
+
+
+def equation(program: Program, name: str) -> Equation:
+    """The equation called *name*."""
+    return program.equations[number(program, name)]
+
+
+def then(derivation: Derivation, rule: Rule[Any], name: str, params: Any) -> Derivation | str:
+    """*derivation* and one more step at the equation called *name*, or why the rule refuses it."""
+    try:
+        return derivation.then(Match(rule, (number(derivation.end, name),), params))
+    except Refused as why:
+        return str(why)
+
+
+def readers(program: Program) -> Mapping[str, tuple[str, ...]]:
+    """The equations that read each tensor, by name."""
+    found: dict[str, tuple[str, ...]] = {}
+    for e in program.equations:
+        for name in read_by(e.scope):
+            found[name] = (*found.get(name, ()), e.name)
+    return found
+
+
+def generated(e: Equation) -> bool:
+    """Whether *e* is run by a kernel of ours or is a view."""
+    return e.via is not None and e.via.operator in GENERATED
+
+
+def merged(derivation: Derivation, name: str) -> Derivation:
+    """Every nested scope without a summation, in the equation called *name*, merged into what reads it."""
+    while (match := next(iter(_mergeable(derivation.end, name)), None)) is not None:
+        derivation = derivation.then(match)
+    return derivation
+
+
+def _mergeable(program: Program, name: str) -> Iterable[Match[Any]]:
+    n = number(program, name)
+    for at, scope in places(program):
+        if at[0] == n:
+            inner = list(accesses(scope.body))
+            for match in TRAVERSAL_MERGING.matches(program, at):
+                source = inner[TRAVERSAL_MERGING.encode(match.params)["access"]].source
+                if isinstance(source, Scope) and not source.summations:
+                    yield match
+
+
+def as_eoperator(derivation: Derivation, name: str) -> Derivation | str:
+    """The equation called *name* generated as an eOperator or view, block by block where it is a chain, or why not."""
+    at = (number(derivation.end, name),)
+    try:
+        return derivation.then(EOPERATOR_GENERATION.match(derivation.end, at))
+    except Refused as why:
+        try:
+            return derivation.then(BLOCKED_GENERATION.match(derivation.end, at))
+        except Refused:
+            return str(why)
+
+
+def as_library(derivation: Derivation, name: str, operator: str) -> Derivation | None:
+    """The equation called *name* run by *operator* again, with nothing computed beside it; None where that fails."""
+    program = derivation.end
+    at = (number(program, name),)
+    for match in matching_rule(OPERATORS).matches(program, at):
+        if named(match.params.operator, operator):
+            longer = derivation.then(match)
+            new = [e for e in longer.end.equations if e.name not in program.names() or e.name == name]
+            calls = [e for e in new if not generated(e)]
+            if len(calls) == 1 and all(e.via and e.via.operator == VIEW for e in new if e is not calls[0]):
+                return longer
+    return None
+
+
+def named(pattern: str, operator: str) -> bool:
+    """Whether *operator* is one of the names of the operator called *pattern*."""
+    return any(pattern in o.names and operator in o.names for o in OPERATORS)

@@ -1,0 +1,81 @@
+"""What a user asks for, as the values that optimising takes: a model, a device, threads, a budget, a runtime."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+
+from einnet_explore.codegen.errors import BackendError
+from einnet_explore.ir import Program
+from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.model import Model
+from einnet_explore.pipeline.exported import forms, program_model
+from einnet_explore.pipeline.numerics import checked
+from einnet_explore.pipeline.tuning_task import Settings
+from einnet_explore.runtime.cuda import execution
+from einnet_explore.runtime.recorded_profile import PREFIX
+
+NOTHING: Mapping[str, tuple[int, ...]] = {}
+
+RUNTIMES = ("plan", "onnxruntime")
+"""What the optimised model may be run by: our plan, or ONNX Runtime alone on the exported file."""
+
+
+def read(model: str | Path | Model | Program, shapes: Mapping[str, tuple[int, ...]] = NOTHING) -> Model:
+    """*model* itself, or read from a file; a program is written as ONNX first, with library operators where it can."""
+    match model:
+        case Model():
+            return model
+        case Program():
+            return load(program_model(list(islice(forms(model), 2))[-1], {}), shapes)
+        case _:
+            return load(model, shapes)
+
+
+def settings(
+    device: str, threads: int | None, max_depth: int, runtime: str = "plan", numerics: str = "approximate"
+) -> Settings:
+    """The settings of a search; raises ValueError on a device, a runtime or numerics that are not there."""
+    check_device(device)
+    if runtime not in RUNTIMES:
+        raise ValueError(f"target runtime {runtime!r}: expected one of {', '.join(RUNTIMES)}")
+    return Settings(threads or len(os.sched_getaffinity(0)), max_depth, runtime=runtime, numerics=checked(numerics))
+
+
+def check_device(device: str) -> None:
+    """Raise ValueError, with what is missing, unless *device* can be used."""
+    if device == "cuda":
+        try:
+            execution.check()
+        except BackendError as error:
+            raise ValueError(
+                f"device 'cuda': {error}; plans of whole models run on CPUs, expected cpu (for a GPU see "
+                "python -m benchmarks.gpu bundle)"
+            ) from None
+        raise ValueError(
+            "device 'cuda': found a GPU, but plans of whole models run on CPUs; expected cpu (python -m benchmarks.gpu "
+            "bundle OUT.zip --model FILE.onnx searches, and run in it measures and chooses on the GPU)"
+        )
+    if device.startswith(PREFIX):
+        raise ValueError(
+            f"device {device!r}: whole models are measured where they run; a profile orders the candidates of derive, "
+            f"and of python -m benchmarks.gpu bundle OUT.zip --model FILE.onnx --device {device}, which the device "
+            "then measures; expected cpu"
+        )
+    if device != "cpu":
+        raise ValueError(f"device {device!r}: found no such device, expected cpu")
+
+
+def seconds_of(budget: float | str | None) -> float | None:
+    """``60``, ``60.0`` and ``"60s"`` are sixty seconds; raises ValueError on what is no positive number."""
+    if budget is None:
+        return None
+    try:
+        value = float(str(budget).removesuffix("s"))
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise ValueError(f"budget {budget!r}: expected a positive number of seconds, such as 60 or '60s'")
+    return value

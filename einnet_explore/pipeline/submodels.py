@@ -1,0 +1,190 @@
+"""Parts of a model as models of their own: any set of its nodes, with the values that cross its border."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import helper
+
+from einnet_explore.onnx_import.model import Model, Node, nodes_of
+from einnet_explore.runtime.onnx_fragment import imports, session_options
+
+Array = NDArray[Any]
+
+
+class PlanError(ValueError):
+    """A part of a model that cannot be run by itself; the message names its nodes."""
+
+
+def told(nodes: Collection[Node]) -> str:
+    """*nodes* for a message."""
+    return ("node " if len(nodes) == 1 else "nodes ") + ", ".join(f"{node.name} ({node.op})" for node in nodes)
+
+
+class Regions:
+    """The model that parts are taken from, indexed once."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.proto = proto
+        graph = proto.graph
+        self.nodes = nodes_of(graph)
+        self.weights = {w.name: w for w in graph.initializer}
+        self.sparse = {w.values.name: w for w in graph.sparse_initializer}
+        self.inputs = tuple(v.name for v in graph.input if v.name not in self.weights)
+        self.outputs = tuple(v.name for v in graph.output)
+        self.infos = {v.name: v for v in (*graph.value_info, *graph.output, *graph.input)}
+
+    def constant(self, name: str) -> bool:
+        """Whether *name* is a weight."""
+        return name in self.weights or name in self.sparse
+
+    def named(self, names: Iterable[str]) -> tuple[Node, ...]:
+        """The nodes called *names*, in the order of the model; raises PlanError for one that it does not have."""
+        wanted = set(names)
+        if unknown := wanted - {node.name for node in self.nodes}:
+            raise PlanError(f"node {', '.join(sorted(unknown))}: found no such node, expected one of the model's")
+        return tuple(node for node in self.nodes if node.name in wanted)
+
+    def border(self, nodes: Collection[Node]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What *nodes* read from elsewhere (weights aside), and what of theirs is read elsewhere or is an output."""
+        made = {name for node in nodes for name in node.results}
+        own = {node.name for node in nodes}
+        reads = dict.fromkeys(name for node in nodes for name in node.reads)
+        needed = {name for node in self.nodes if node.name not in own for name in node.reads} | set(self.outputs)
+        inputs = tuple(name for name in reads if name not in made and not self.constant(name))
+        return inputs, tuple(name for node in nodes for name in node.results if name in needed)
+
+    def extract(self, nodes: Collection[Node]) -> onnx.ModelProto:
+        """*nodes*, which stand in the order of the model, as a model from border to border."""
+        inputs, outputs = self.border(nodes)
+        if not outputs:
+            raise PlanError(f"{told(nodes)}: found no value that is used elsewhere, expected one")
+        reads = {name for node in nodes for name in node.reads} | set(outputs)
+        if untyped := [name for name in inputs if name not in self.infos]:
+            raise PlanError(f"{told(nodes)}: found no type for {', '.join(untyped)}, expected one from shape inference")
+        graph = helper.make_graph(
+            [node.proto for node in nodes],
+            self.proto.graph.name or "region",
+            [self.infos[name] for name in inputs],
+            [self.infos.get(name) or onnx.ValueInfoProto(name=name) for name in outputs],
+            initializer=[w for name, w in self.weights.items() if name in reads],
+            sparse_initializer=[w for name, w in self.sparse.items() if name in reads],
+            value_info=[v for v in self.proto.graph.value_info if v.name in reads and v.name not in outputs],
+        )
+        return helper.make_model(
+            graph,
+            functions=list(self.proto.functions),
+            opset_imports=list(self.proto.opset_import),
+            ir_version=self.proto.ir_version,
+        )
+
+
+def start(
+    model: onnx.ModelProto | bytes | str,
+    threads: int,
+    spinning: bool = True,
+    nodes: Collection[Node] = (),
+    adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None,
+    whole: str = "the model",
+) -> onnxruntime.InferenceSession:
+    """*model* (or its path) in ONNX Runtime with all its graph optimisations; raises PlanError where it refuses.
+
+    *adjust* may change the options; *whole* is what to call a model that is no part of another.
+    """
+    kernels = isinstance(model, onnx.ModelProto) and bool(imports(model.graph.node))
+    options = session_options(threads, spinning, kernels)
+    adjust(options)
+    try:
+        held = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
+        return onnxruntime.InferenceSession(held, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime has a class of its own for every kind of failure
+        where = told(nodes) if nodes else whole
+        raise PlanError(f"{where}: ONNX Runtime refuses: {str(error).strip()}") from error
+
+
+def answers(
+    session: onnxruntime.InferenceSession, outputs: Collection[str], feeds: Mapping[str, Array]
+) -> Sequence[Array]:
+    """The *outputs* that *session* gives for *feeds*; raises PlanError where it fails."""
+    try:
+        return session.run(outputs, feeds)  # type: ignore[no-any-return]
+    except Exception as error:  # ONNX Runtime has a class of its own for every kind of failure
+        raise PlanError(f"ONNX Runtime fails: {str(error).strip()}") from error
+
+
+def subgraph_session(
+    model: Model | onnx.ModelProto, node_names: Iterable[str], threads: int = 1, spinning: bool = True
+) -> onnxruntime.InferenceSession:
+    """The nodes called *node_names* as they are, in a session of their own: the original of a subprogram.
+
+    Its inputs and outputs are the values that cross the group's border; weights are held.  Raises PlanError, with the
+    nodes, where one is unknown, a border value has no known type, or ONNX Runtime refuses.
+    """
+    regions = Regions(_proto(model))
+    nodes = regions.named(node_names)
+    return start(regions.extract(nodes), threads, spinning, nodes)
+
+
+def random_inputs(of: Model | onnx.ModelProto | onnxruntime.InferenceSession, seed: int = 0) -> dict[str, Array]:
+    """Arrays for every input, the same for the same *seed*: reals from N(0, 1), integers 0 and 1, truth values.
+
+    Raises PlanError for an input without static shape, or one that is no tensor of numbers.
+    """
+    rng = np.random.default_rng(seed)
+    return {name: _random(name, dtype, shape, rng) for name, dtype, shape in _signature(of)}
+
+
+def _random(name: str, dtype: np.dtype[Any] | None, shape: tuple[object, ...], rng: np.random.Generator) -> Array:
+    sizes = [n for n in shape if isinstance(n, int)]
+    if len(sizes) < len(shape):
+        raise PlanError(f"input {name}: found shape {list(shape)}, expected static dimensions")
+    match dtype.kind if dtype is not None else "":
+        case "f":
+            return np.asarray(rng.standard_normal(sizes), dtype)  # of rank 0 it is an array too
+        case "i" | "u":
+            return np.asarray(rng.integers(0, 2, sizes), dtype)
+        case "b":
+            return np.asarray(rng.integers(0, 2, sizes), np.bool_)
+    raise PlanError(f"input {name}: found type {dtype or 'unknown'}, expected a tensor of numbers")
+
+
+_ORT_TYPES: Mapping[str, str] = {"float": "float32", "double": "float64"}
+
+
+def _signature(
+    of: Model | onnx.ModelProto | onnxruntime.InferenceSession,
+) -> Iterable[tuple[str, np.dtype[Any] | None, tuple[object, ...]]]:
+    match of:
+        case Model(inputs=inputs):
+            for value in inputs:
+                yield value.name, value.dtype, ("?",) if value.shape is None else value.shape
+        case onnx.ModelProto():
+            regions = Regions(of)
+            for name in regions.inputs:
+                tensor = regions.infos[name].type.tensor_type
+                dims = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in tensor.shape.dim)
+                yield name, _numpy(tensor.elem_type), dims
+        case _:
+            for entry in of.get_inputs():
+                kind = entry.type.removeprefix("tensor(").removesuffix(")")
+                try:
+                    dtype = np.dtype(_ORT_TYPES.get(kind, kind))
+                except TypeError:
+                    dtype = None
+                yield entry.name, dtype, tuple(entry.shape)
+
+
+def _numpy(code: int) -> np.dtype[Any] | None:
+    try:
+        return np.dtype(helper.tensor_dtype_to_np_dtype(code))
+    except KeyError:
+        return None
+
+
+def _proto(model: Model | onnx.ModelProto) -> onnx.ModelProto:
+    return model.proto if isinstance(model, Model) else model

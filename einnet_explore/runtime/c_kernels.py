@@ -1,0 +1,150 @@
+"""Kernels of ``codegen.language`` in C, compiled by the machine's ``cc`` and kept in the cache directory.
+
+What every way to run a kernel of ``codegen.language`` checks of its arguments.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from einnet_explore.codegen.errors import BackendError
+from einnet_explore.codegen.language import Array, Kernel, Literal, Type, Var, emit, entry
+from einnet_explore.runtime import compiled
+
+Grid = tuple[int, int, int]
+
+_MOST_BLOCKS = (1 << 31) - 1
+_MOST_BLOCKS_ACROSS = (1 << 16) - 1
+
+
+def checked(kernel: Kernel, given: Sequence[Any], grid: Grid | None) -> tuple[list[Any], Grid]:
+    """*given* as arrays and typed scalars in the order of the kernel's parameters, and the grid.
+
+    Raises BackendError, with what was found and what is expected, for a wrong number of arguments, an array of another
+    dtype, not contiguous, too small or read-only, a scalar beyond its type, and an impossible grid.
+    """
+    if len(given) != len(kernel.params):
+        raise _refused(kernel, f"{len(given)} arguments, expected {len(kernel.params)}")
+    blocks = kernel.grid if grid is None else grid
+    most = (_MOST_BLOCKS, _MOST_BLOCKS_ACROSS, _MOST_BLOCKS_ACROSS)
+    if len(blocks) != 3 or not all(1 <= n <= m for n, m in zip(blocks, most, strict=True)):
+        raise _refused(kernel, f"a grid of {blocks}, expected three numbers from 1, at most {most}")
+    pairs = zip(kernel.params, given, strict=True)
+    return [_array(kernel, p, g) if isinstance(p, Array) else _scalar_argument(kernel, p, g) for p, g in pairs], blocks
+
+
+def _array(kernel: Kernel, p: Array, given: Any) -> npt.NDArray[Any]:
+    if not isinstance(given, np.ndarray):
+        raise _refused(kernel, f"{p.name} is a {type(given).__name__}, expected an array of {p.kind!r}")
+    if given.dtype != p.kind.dtype:
+        raise _refused(kernel, f"{p.name} holds {given.dtype}, expected {p.kind!r}")
+    if not given.flags.c_contiguous:
+        raise _refused(kernel, f"{p.name} has strides {given.strides}, expected a contiguous array")
+    if given.size < p.size:
+        raise _refused(kernel, f"{p.name} has {given.size} elements, expected {p.size}")
+    if not p.const and not given.flags.writeable:
+        raise _refused(kernel, f"{p.name} is written to, and the array is read-only")
+    return given
+
+
+def _scalar_argument(kernel: Kernel, p: Var, given: Any) -> Any:
+    try:
+        value = given.item() if isinstance(given, np.generic) else given
+        return p.kind.dtype.type(Literal(value, p.kind).value)
+    except (TypeError, ValueError, OverflowError):
+        raise _refused(kernel, f"{p.name} is {given!r}, expected a number of type {p.kind!r}") from None
+
+
+def _refused(kernel: Kernel, what: str) -> BackendError:
+    return BackendError(f"kernel {kernel.name}: {what}")
+
+
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
+
+VECTORS = """\
+#include <math.h>
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#if __GLIBC__ > 2 || __GLIBC_MINOR__ >= 35
+__attribute__((simd("notinbranch"))) extern float expf(float), logf(float), tanhf(float), erff(float);
+__attribute__((simd("notinbranch"))) extern double exp(double), log(double), tanh(double), erf(double);
+#endif
+#endif
+"""
+"""glibc has these for whole vectors (libmvec); the compiler has to be told."""
+
+
+@dataclass(frozen=True)
+class CKernel:
+    """A compiled kernel; a call runs its blocks one after the other, or shared among *threads*."""
+
+    kernel: Kernel
+    text: str
+    compiled: Any
+    library: Any
+
+    def __call__(self, *given: Any, grid: Grid | None = None, threads: int = 1) -> None:
+        """Run on *given*, in the order of the kernel's parameters: arrays, which are written in place, and numbers.
+
+        Raises BackendError for arguments that do not fit, see ``launch.checked``.
+        """
+        arguments, blocks = checked(self.kernel, given, grid)
+        passed = [
+            a.ctypes.data if isinstance(p, Array) else a.item()
+            for p, a in zip(self.kernel.params, arguments, strict=True)
+        ]
+        self.compiled(*passed, *blocks, threads)
+
+    def bind(self, *given: Any, grid: Grid | None = None, threads: int = 1) -> Any:
+        """A function without arguments that runs on *given*, checked once; it keeps the arrays alive."""
+        arguments, blocks = checked(self.kernel, given, grid)
+        passed = tuple(
+            ctypes.c_void_p(a.ctypes.data) if isinstance(p, Array) else _scalar(p.type)(a.item())
+            for p, a in zip(self.kernel.params, arguments, strict=True)
+        )
+        everything = (*passed, *map(ctypes.c_int, (*blocks, threads)))
+        run, kept = self.compiled, arguments
+
+        def bound() -> None:
+            run(*everything)
+
+        bound.arrays = kept  # type: ignore[attr-defined]
+        return bound
+
+
+def load(kernel: Kernel, flags: tuple[str, ...] = FLAGS) -> CKernel:
+    """*kernel* compiled for this machine; the same kernel is compiled once, and kept across processes.
+
+    Raises BackendError where there is no C compiler, or where it does not compile the text, with its words.
+    """
+    return _loaded(kernel, flags)
+
+
+@lru_cache(maxsize=512)
+def _loaded(kernel: Kernel, flags: tuple[str, ...]) -> CKernel:
+    text = VECTORS + emit(kernel, "c")
+    # A compiler without OpenMP makes a kernel that runs on one thread.
+    alone = tuple(f for f in flags if f != "-fopenmp")
+    file = compiled.c_library(text, *flags) or compiled.c_library(text, *alone)
+    if file is None:
+        said = compiled.c_complaint(text, *alone) or "it needs cc, gcc or clang, and a cache directory to write to"
+        raise BackendError(f"kernel {kernel.name} is not compiled: {said}")
+    library = ctypes.CDLL(str(file))
+    function = library[entry(kernel)]
+    function.restype = None
+    function.argtypes = [
+        *(ctypes.c_void_p if isinstance(p, Array) else _scalar(p.type) for p in kernel.params),
+        *(ctypes.c_int,) * 4,
+    ]
+    return CKernel(kernel, text, function, library)
+
+
+def _scalar(kind: Type) -> Any:
+    named = {"bool": "uint8", "float32": "float", "float64": "double"}.get(repr(kind), repr(kind))
+    return getattr(ctypes, f"c_{named}")

@@ -1,0 +1,365 @@
+"""Compiled functions: TVM modules built for this processor and kept in the cache directory.
+
+A new kernel's first run is in another process: one that crashes, hangs or writes beyond its arrays costs nothing.
+
+What fails is remembered by its content and never run again, unless it may have been for want of memory, or somebody
+ended the process.  The process lives as long as this one and is renewed when a kernel takes it down.  Where it cannot
+be had, kernels are taken as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import select
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from einnet_explore.codegen.errors import BackendError
+from einnet_explore.codegen.machine import cpu_flags
+from einnet_explore.support.storage import cache_directory, write_aside
+
+LONGEST = 60.0
+"""Seconds after which a kernel's first run counts as hanging."""
+
+STARTING = 120.0
+"""Seconds that the process may take to start."""
+
+ENDED = frozenset(-s for s in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT))
+"""How a process ends that somebody ends, the system for want of memory or the user: no fault of a kernel."""
+
+_lock = threading.Lock()
+_children: dict[int, subprocess.Popen[str]] = {}
+"""By the process that they belong to: a fork has none of its parent's."""
+_gone: set[int] = set()
+
+
+def run(file: Path, arrays: Sequence[tuple[tuple[int, ...], str]]) -> None:
+    """Let the kernel in *file* run once on arrays of these shapes and dtypes.
+
+    Raises BackendError where it crashes, hangs or writes beyond them, now or when it was tried before.
+    """
+    note = cache_directory() / "kernels" / f"refused-{hashlib.sha256(file.read_bytes()).hexdigest()[:40]}.txt"
+    if note.exists():
+        raise BackendError(f"the kernel is not run: {note.read_text().strip()}")
+    with _lock:
+        wrong, lasting = _asked({"file": str(file), "arrays": [list(each) for each in arrays]})
+    if wrong and lasting:
+        write_aside(note, lambda new: _write(new, wrong))
+    if wrong:
+        raise BackendError(f"the kernel is not run: {wrong}")
+
+
+def _write(path: Path, wrong: str) -> None:
+    path.write_text(f"{wrong}\n")
+
+
+def _asked(question: dict[str, object]) -> tuple[str, bool]:
+    """(what is wrong with the kernel, or nothing; whether it will be wrong the next time, too)."""
+    child = _started()
+    if child is None or child.stdin is None:
+        return "", False
+    try:
+        child.stdin.write(json.dumps(question) + "\n")
+        child.stdin.flush()
+    except OSError:
+        _end(child)
+        return "", False  # it was gone before: nothing is known of this kernel
+    answer = _answer(child, LONGEST)
+    if answer is not None:
+        return answer
+    code = child.poll()
+    _end(child)
+    if code is None:
+        return f"its first run, in a process of its own, had not ended after {LONGEST:.0f} seconds", True
+    return f"its first run ended its process with {code}", code not in ENDED
+
+
+def _answer(child: subprocess.Popen[str], seconds: float) -> tuple[str, bool] | None:
+    """What the process says is wrong, and whether that lasts; None where it says nothing."""
+    assert child.stdout is not None
+    try:
+        ready, _, _ = select.select([child.stdout], [], [], seconds)
+        line = child.stdout.readline() if ready else ""
+        if ready and not line:
+            child.wait()
+    except BaseException:
+        _end(child)  # an answer that nobody has waited for would be taken for the next kernel's
+        raise
+    if not line:
+        return None
+    said = json.loads(line)
+    return str(said["wrong"]), bool(said["lasting"])
+
+
+def _started() -> subprocess.Popen[str] | None:
+    here = os.getpid()
+    if here in _children or here in _gone:
+        return _children.get(here)
+    command = [sys.executable, str(Path(__file__).with_name("trial_child.py")), str(_runtime())]
+    try:
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+    except OSError:
+        _gone.add(here)
+        return None
+    _children[here] = child
+    if _answer(child, STARTING) is None:
+        _end(child)
+        _gone.add(here)
+        return None
+    return child
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    child.kill()
+    child.wait()
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except OSError:
+                continue
+    _children.pop(os.getpid(), None)
+
+
+def _runtime() -> Path:
+    return Path(tvm.__file__).parent / "lib" / "libtvm_runtime.so"
+
+
+def _renew() -> None:
+    """In a fork, which has one thread of its parent's: another may have held the lock."""
+    global _lock  # noqa: PLW0603 - it is the process's
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
+VECTORS = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "abm", "popcnt", "movbe", "gfni", "xop", "amx", "sve")
+"""How flags of a processor begin that compilers choose instructions by."""
+
+# Else a pool of one thread ties the whole process to the first core, and all such processes of a machine to the same.
+os.environ.setdefault("TVM_BIND_THREADS", "0")
+
+
+def stored(key: str) -> Any:
+    """The function kept under *key*; None where there is none, or a damaged one."""
+    return _read(_path(key))
+
+
+def build(function: Any, key: str, threads: int) -> Any:
+    """Compile a PrimFunc, keep it under *key* where the disk allows it, and give the callable function.
+
+    It has run once in another process when it is kept; raises BackendError where it crashed or hung there.
+    """
+    module = tvm.compile(tvm.IRModule({"main": function}), target=_target(threads)).mod
+    path = _path(key)
+    arrays = [(tuple(map(int, buffer.shape)), str(buffer.dtype)) for buffer in function.params]
+    if write_aside(path, lambda new: _tried(module, new, arrays)) and (kept := _read(path)) is not None:
+        return kept
+    return module["main"]
+
+
+def build_c(source: str, key: str, arrays: Sequence[tuple[tuple[int, ...], str]], flags: Sequence[str]) -> Any:
+    """Compile *source*, in C with TVM's entry point, for *arrays* (shapes and dtypes); keep it under *key*.
+
+    It has run once in another process when it is kept.  Raises BackendError where it crashed or hung there, where no C
+    compiler or no place to keep it is there, and, with the compiler's words, where *source* is refused.
+    """
+    if _linker() is None:
+        raise BackendError("no C compiler was found: it needs cc, gcc or clang")
+    path, wrong = _path(key), ""
+
+    def make(new: Path) -> None:
+        nonlocal wrong
+        try:
+            _compile(source, new, *flags)
+        except OSError as error:
+            wrong = str(error).strip()
+            raise
+        run(new, arrays)
+
+    if not write_aside(path, make):
+        raise BackendError(f"no kernel is kept as {path}: {wrong or 'it cannot be written'}")
+    if (kept := _read(path)) is None:
+        raise BackendError(f"the kernel kept as {path} cannot be loaded, or others may write there")
+    return kept
+
+
+def _path(key: str) -> Path:
+    return cache_directory() / "kernels" / f"{key}{'.so' if _linker() else '.ll'}"
+
+
+@cache
+def _target(threads: int) -> Any:
+    # A virtual machine may hide some of what a CPU of that name can do.
+    flags = cpu_flags()
+    lacks = [f"-{name}" for name in ("avx512f", "avx2", "fma") if flags and name not in flags]
+    wanted = {"kind": "llvm", "num-cores": threads, "mcpu": cpu_name()}
+    return tvm.target.Target({**wanted, "mattr": lacks} if lacks else wanted)
+
+
+@cache
+def platform() -> tuple[str, str, str]:
+    """(TVM's version, the host's CPU as LLVM calls it, the vector instructions that it has): what code is made for."""
+    has = sorted(flag for flag in cpu_flags() if flag.startswith(VECTORS))
+    return tvm.__version__, str(tvm.target.codegen.llvm_get_system_cpu()), " ".join(has)
+
+
+def c_compiler() -> str:
+    """The C compiler's name and version as it says them; empty where there is none."""
+    linker = _linker()
+    return _first_line(linker) if linker else ""
+
+
+@cache
+def _first_line(command: str) -> str:
+    said = subprocess.run([command, "--version"], capture_output=True, text=True, check=False).stdout
+    return said.partition("\n")[0]
+
+
+def kernel_file(key: str) -> Path | None:
+    """The shared library of the function kept under *key*; None where there is none."""
+    path = _path(key)
+    return path if path.suffix == ".so" and path.exists() and _own(path) else None
+
+
+def c_library(source: str, *flags: str) -> Path | None:
+    """*source*, in C, as a shared library in the cache directory; None where nothing here compiles it.
+
+    *flags* go to the compiler; a library made with some is kept for this processor only.
+    """
+    if _linker() is None:
+        return None
+    own = "\0".join((source, *flags, *platform()[1:])) if flags else source
+    path = cache_directory() / "kernels" / f"c-{hashlib.sha256(own.encode()).hexdigest()[:40]}.so"
+    if _whole(path):
+        return path
+    return path if write_aside(path, lambda new: _compile(source, new, *flags)) and _whole(path) else None
+
+
+def c_complaint(source: str, *flags: str) -> str:
+    """What the C compiler says of *source*: empty where it compiles it, or where there is no compiler."""
+    if _linker() is None:
+        return ""
+    try:
+        with tempfile.TemporaryDirectory(prefix="einnet-explore-") as folder:
+            _compile(source, Path(folder) / "kernel.so", *flags)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def cpu_name() -> str:
+    """The host's CPU as LLVM calls it."""
+    return platform()[1]
+
+
+@cache
+def _linker() -> str | None:
+    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
+_pool = 1
+
+
+def use_threads(threads: int) -> None:
+    """TVM's pool grows to the largest number of threads that a kernel asks for."""
+    global _pool  # noqa: PLW0603 - the pool is the process's
+    if threads > _pool:  # one thread needs no pool: made for one, it could be too small for ever
+        # Without the variable TVM takes half of the cores; it reads it once, when the pool is made.
+        os.environ.setdefault("TVM_NUM_THREADS", str(max(threads, os.cpu_count() or 1)))
+        tvm.get_global_func("runtime.config_threadpool")(1, threads)
+        _pool = threads
+
+
+def _tried(module: Any, path: Path, arrays: Sequence[tuple[tuple[int, ...], str]]) -> None:
+    _save(module, path)
+    if path.suffix == ".so":
+        run(path, arrays)
+
+
+ROOM = 4 << 20
+"""Bytes that must be free for a kernel: where the disk is full LLVM ends the process instead of saying so."""
+
+
+def _save(module: Any, path: Path) -> None:
+    reserve = path.with_suffix(".room")
+    with reserve.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, ROOM)
+    reserve.unlink()
+    if path.suffix == ".ll":
+        module.write_to_file(str(path), "ll")
+    else:
+        compiled = path.with_suffix(".o")
+        module.write_to_file(str(compiled), "o")
+        _link(str(compiled), "-o", str(path))
+    _close(path)
+
+
+def _compile(source: str, path: Path, *flags: str) -> None:
+    text = path.with_suffix(".c")
+    text.write_text(source)
+    _link("-O2", "-fPIC", *flags, str(text), "-o", str(path), *(("-lm",) if flags else ()))
+    _close(path)
+
+
+def _link(*arguments: str) -> None:
+    done = subprocess.run([str(_linker()), "-shared", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(done.stderr)
+
+
+def _close(path: Path) -> None:
+    # A comment to LLVM, and beyond the end to the loader: half a library must not be loaded, it would crash.
+    path.write_bytes((content := path.read_bytes()) + _seal(content))
+    path.chmod(path.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))
+
+
+def _seal(content: bytes) -> bytes:
+    return b"\n; sha256 " + hashlib.sha256(content).hexdigest().encode()
+
+
+def _whole(path: Path) -> bool:
+    """Whether *path* is there and as it was written, where nobody else can have written it: it is going to be run."""
+    try:
+        if not _own(path):
+            return False
+        content = path.read_bytes()
+    except OSError:
+        return False
+    length = len(_seal(b""))
+    return content[-length:] == _seal(content[:-length])
+
+
+def _own(path: Path) -> bool:
+    """Whether *path* and its folder belong to this user, or to root, and nobody else may write there."""
+    for held in (path.stat(), path.parent.stat()):
+        ours = held.st_gid == os.getegid() or not held.st_mode & stat.S_IWGRP
+        if held.st_uid not in (os.geteuid(), 0) or not ours or held.st_mode & stat.S_IWOTH:
+            return False
+    return True
+
+
+def _read(path: Path) -> Any:
+    """The function in *path*; None where there is none, or a damaged one."""
+    if not _whole(path):
+        return None
+    try:
+        return tvm.runtime.load_module(str(path))["main"]
+    except Exception:
+        return None

@@ -1,0 +1,230 @@
+"""Convolutions and their transposes on a GPU: cuDNN by its own frontend, else by torch, which shares the memory.
+
+By the frontend the workspace is ours and the result is written where it belongs, so that a CUDA graph of a whole plan
+can hold them.  Torch's memory stays torch's: a plan with convolutions by torch is captured by torch (``cuda_graphs``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+
+from einnet_explore.codegen.errors import BackendError
+from einnet_explore.runtime.cuda.device import DeviceMissing, frontend, missing_for_convolutions, package
+from einnet_explore.runtime.cuda.steps import Convolution, Shape, View
+
+Call = Callable[[], object]
+
+ALIGNED = 16
+"""Bytes that cuDNN expects tensors to begin at a multiple of."""
+
+WORKSPACE = 256 << 20
+"""Bytes of workspace, at most."""
+
+MOST_PLANS = 12
+"""cuDNN's own ranking is by heuristics: so many of its first plans are timed."""
+
+X, W, Y = 1, 2, 3
+"""The frontend's numbers of data, weights and result."""
+
+
+def flat(step: Convolution) -> Convolution:
+    """*step* in at least two spatial dimensions, as cuDNN takes it: a line is an image of one row."""
+    half = len(step.strides)
+    if half != 1:
+        return step
+    before, after = step.pads[:half], step.pads[half:]
+    return Convolution(
+        step.kind,
+        _row(step.out),
+        _row(step.data),
+        _row(step.weights),
+        (1, *step.strides),
+        (1, *step.dilations),
+        (0, *before, 0, *after),
+        (0, *step.output_padding),
+        step.group,
+    )
+
+
+def _row(view: View) -> View:
+    n, c, length = view.shape
+    a, b, d = view.strides
+    return replace(view, shape=(n, c, 1, length), strides=(a, b, d * length, d))
+
+
+def graph(library: Any, step: Convolution, handle: object = None) -> Any:
+    """The frontend's graph of *step*, not yet built: tensors ``X``, ``W`` and ``Y``, strides as they lie in memory.
+
+    A transposed convolution is the gradient of a convolution by its data; groups follow from the channels.
+    """
+    step = flat(step)
+    half = len(step.strides)
+    single = library.data_type.FLOAT
+    made = library.pygraph(
+        handle=handle, io_data_type=single, intermediate_data_type=single, compute_data_type=single, name=step.kind
+    )
+    x, w = (
+        made.tensor(dim=list(v.shape), stride=list(v.strides), data_type=single, name=name, uid=uid)
+        for name, uid, v in (("data", X, step.data), ("weights", W, step.weights))
+    )
+    how = {
+        "pre_padding": list(step.pads[:half]),
+        "post_padding": list(step.pads[half:]),
+        "stride": list(step.strides),
+        "dilation": list(step.dilations),
+    }
+    y = made.conv_fprop(image=x, weight=w, **how) if step.kind == "Conv" else made.conv_dgrad(loss=x, filter=w, **how)
+    y.set_output(True).set_uid(Y).set_data_type(single)
+    y.set_dim(list(step.out.shape)).set_stride(list(step.out.strides))
+    return made
+
+
+def barred(library: Any, precision: str) -> list[Any]:
+    """The numerical notes of plans that may not be used: float32 means that nothing is rounded before it is multiplied.
+
+    cuDNN has TF32 on tensor cores for float32; half precisions for tensors of those types only, so they are TF32 here.
+    """
+    notes = library.numerical_note
+    return [notes.DOWN_CONVERT_INPUTS, *([notes.TENSOR_CORE] if precision == "float32" else [])]
+
+
+@dataclass(frozen=True)
+class Built:
+    """A graph, one of its plans by number, and the workspace that it needs, which is ours."""
+
+    graph: Any
+    index: int
+    workspace: Any
+    handle: Any
+
+    def call(self, pointers: Mapping[int, int]) -> None:
+        """Run on device addresses by number, in the stream that is current in CuPy."""
+        library = frontend()
+        assert library is not None
+        library.set_stream(self.handle, package().cuda.get_current_stream().ptr)
+        self.graph.execute_plan_at_index(dict(pointers), int(self.workspace.data.ptr), self.index, handle=self.handle)
+
+
+@cache
+def _handle() -> Any:
+    library = frontend()
+    assert library is not None
+    return library.create_handle()
+
+
+_BUILT: dict[tuple[object, ...], Built] = {}
+
+
+def build(step: Convolution, precision: str, buffers: Mapping[str, Any], timer: Callable[[Call], float]) -> Built:
+    """cuDNN's fastest plan for *step* by *timer*, which gives seconds of a call; raises BackendError where it has none.
+
+    What is timed writes the result, from whatever lies in memory.  Equal convolutions share a plan and its workspace,
+    so they may not run in two streams at once.
+    """
+    places = [(v.shape, v.strides) for v in (step.out, step.data, step.weights)]
+    key = (step.kind, *places, step.strides, step.dilations, step.pads, step.output_padding, step.group, precision)
+    if key not in _BUILT:
+        _BUILT[key] = _fastest(step, precision, buffers, timer)
+    return _BUILT[key]
+
+
+def _fastest(step: Convolution, precision: str, buffers: Mapping[str, Any], timer: Callable[[Call], float]) -> Built:
+    library, cp, handle = frontend(), package(), _handle()
+    assert library is not None
+    made = graph(library, step, handle)
+    try:
+        made.validate()
+        made.build_operation_graph()
+        made.create_execution_plans([library.heur_mode.A, library.heur_mode.FALLBACK])
+        made.deselect_workspace_greater_than(WORKSPACE)
+        made.deselect_numeric_notes(barred(library, precision))
+        made.check_support()
+    except Exception as error:  # the frontend has several kinds, by version
+        raise BackendError(f"cuDNN has no plan for {step.kind}: {' '.join(str(error).split())[:300]}") from None
+    best: tuple[float, Built] | None = None
+    count, built, places = made.get_execution_plan_count(), 0, pointers(step, buffers)
+    for index in range(count):
+        if built == MOST_PLANS:
+            break
+        with suppress(Exception):  # one that is barred, or is not supported after all, says so here
+            made.build_plan_at_index(index)
+            space = cp.empty(max(1, made.get_workspace_size_plan_at_index(index)), cp.uint8)
+            one = Built(made, index, space, handle)
+            seconds = timer(partial(one.call, places))
+            built += 1
+            if best is None or seconds < best[0]:
+                best = seconds, one
+    if best is None:
+        raise BackendError(f"cuDNN runs none of its {count} plans for {step.kind} in {precision}")
+    return best[1]
+
+
+def pointers(step: Convolution, buffers: Mapping[str, Any]) -> dict[int, int]:
+    """Device addresses by the frontend's numbers."""
+    places = {X: step.data, W: step.weights, Y: step.out}
+    return {n: int(buffers[v.name].data.ptr) + v.offset * buffers[v.name].itemsize for n, v in places.items()}
+
+
+def direct(step: Convolution, buffers: Mapping[str, Any]) -> bool:
+    """Whether the frontend is there and takes *step*: every tensor begins where cuDNN expects."""
+    return frontend() is not None and all(p % ALIGNED == 0 for p in pointers(step, buffers).values())
+
+
+def by_torch(step: Convolution, buffers: Mapping[str, Any], precision: str, shown: Callable[[View], Any]) -> Call:
+    """A call of cuDNN through torch on the same memory, in the stream that is current in CuPy.
+
+    Raises DeviceMissing without a torch that sees the device.
+    """
+    if lacking := missing_for_convolutions():
+        raise DeviceMissing(f"no library for convolutions: missing {', and '.join(lacking)}")
+    torch: Any = import_module("torch")
+    step = flat(step)
+    x, w, y = (torch.from_dlpack(shown(v)) for v in (step.data, step.weights, step.out))
+    half = len(step.strides)
+    before, after = step.pads[:half], step.pads[half:]
+    where = {"stride": list(step.strides), "dilation": list(step.dilations), "groups": step.group}
+    how: dict[str, Any] = {"benchmark": True, "deterministic": False, "allow_tf32": precision != "float32"}
+    aten = torch.ops.aten
+    if step.kind != "Conv":
+        extra = {"padding": list(before), "output_padding": list(beyond(step))}
+        call: Call = lambda: y.copy_(aten.cudnn_convolution_transpose(x, w, **extra, **where, **how))  # noqa: E731
+    elif before == after:
+        call = lambda: aten.cudnn_convolution.out(x, w, padding=list(before), **where, **how, out=y)  # noqa: E731
+    else:
+        wider = _wider(before, after)
+        pad, none = torch.nn.functional.pad, [0] * half
+        call = lambda: aten.cudnn_convolution.out(pad(x, wider), w, padding=none, **where, **how, out=y)  # noqa: E731
+    return lambda: on_stream(torch, call)
+
+
+def beyond(step: Convolution) -> Shape:
+    """What torch calls the output padding of a transposed convolution: less padding after than before is more output.
+
+    Raises BackendError where it is negative, or as large as both stride and dilation: torch takes neither.
+    """
+    half = len(step.strides)
+    before, after = step.pads[:half], step.pads[half:]
+    found = tuple(o + b - a for o, b, a in zip(step.output_padding, before, after, strict=True))
+    most = [max(s, d) for s, d in zip(step.strides, step.dilations, strict=True)]
+    if any(not 0 <= n < m for n, m in zip(found, most, strict=True)):
+        raise BackendError(f"a transposed convolution with paddings {before} and {after}: torch takes no {found}")
+    return found
+
+
+def _wider(before: Shape, after: Shape) -> list[int]:
+    """Paddings as torch lists them: the last dimension first."""
+    return [n for pair in reversed(list(zip(before, after, strict=True))) for n in pair]
+
+
+def on_stream(torch: Any, call: Call) -> object:
+    """*call* in CuPy's current stream: torch has one of its own."""
+    stream = package().cuda.get_current_stream()
+    if stream.ptr in (0, 1, 2) or stream.ptr == torch.cuda.current_stream().cuda_stream:
+        return call()
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
+        return call()

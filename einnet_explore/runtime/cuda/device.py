@@ -1,0 +1,273 @@
+"""The NVIDIA device that CuPy sees: what it is called, or all that is missing.  Nothing is imported before it is asked.
+
+The device's settings are never touched.
+
+Times of device work by events, over copies in rotation, in interleaved rounds.
+
+Calls as one CUDA graph, so that no time passes between kernels.
+
+What is allocated while a graph is captured is the graph's as long as it lives: CuPy's in a pool of its own, torch's in
+torch's private pool, which torch's own capture makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import cycle
+from statistics import median
+from types import ModuleType
+from typing import Any
+
+from einnet_explore.codegen.errors import BackendError
+
+
+class DeviceMissing(BackendError):
+    """There is no GPU to run on; the message names what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cuda:
+    """The device in use: what figures from it are kept with."""
+
+    name: str
+    capability: str
+    multiprocessors: int
+    l2_bytes: int
+    memory_bytes: int
+    driver: str
+    runtime: str
+    libraries: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """(device, libraries) as profiles are kept by."""
+        return f"CUDA {self.name}", f"driver {self.driver} runtime {self.runtime} {self.libraries}"
+
+
+def missing() -> tuple[str, ...]:
+    """What is missing of CuPy, an NVIDIA driver and a device, each with how to get it; nothing where all is there."""
+    if find_spec("cupy") is None:
+        # The driver can be looked for without CuPy, so that one message says all.
+        return "CuPy (pip install cupy-cuda13x, or cupy-cuda12x)", *_no_driver()
+    try:
+        import cupy
+    except Exception as error:  # a CuPy without its libraries fails in many ways
+        said = " ".join(str(error).split())[:200]
+        return f"a CuPy that can be imported ({type(error).__name__}: {said})", *_no_driver()
+    if no_driver := _no_driver():
+        return no_driver
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return (f"an NVIDIA driver that CuPy {cupy.__version__} can use ({error})",)
+    return () if count else ("a GPU that is visible to this process",)
+
+
+def _no_driver() -> tuple[str, ...]:
+    import ctypes
+
+    for name in ("libcuda.so.1", "nvcuda.dll"):
+        with suppress(OSError):
+            ctypes.CDLL(name)
+            return ()
+    return ("an NVIDIA driver (libcuda)",)
+
+
+def missing_for_products() -> tuple[str, ...]:
+    """What is missing of cuBLAS, which CuPy 14 finds when it is first used."""
+    try:
+        cublas()
+    except ImportError as error:
+        return (f"cuBLAS (pip install nvidia-cublas; {str(error).splitlines()[0][:120]})",)
+    return ()
+
+
+def cublas() -> Any:
+    """CuPy's thin layer over cuBLAS; raises ImportError where there is none."""
+    # As an attribute, not as a module of that name: the package loads the library from its wheel first.
+    return import_module("cupy_backends.cuda.libs").cublas
+
+
+def missing_for_convolutions() -> tuple[str, ...]:
+    """What is missing of a library for convolutions: the cuDNN frontend with cuDNN, or a torch that sees the device."""
+    if frontend() is not None:
+        return ()
+    if find_spec("torch") is None:
+        return ("the cuDNN frontend (pip install nvidia-cudnn-frontend nvidia-cudnn-cu13), or torch with CUDA",)
+    torch = import_module("torch")
+    return () if torch.cuda.is_available() else ("a torch with CUDA (this one is for CPUs)",)
+
+
+@cache
+def frontend() -> Any | None:
+    """The cuDNN frontend, where it is installed and finds cuDNN; else None."""
+    if find_spec("cudnn") is None:
+        return None
+    try:
+        found = import_module("cudnn")
+        found.backend_version()
+    except Exception:  # it loads cuDNN when it is first asked, and says in many ways that there is none
+        return None
+    return found
+
+
+def check() -> None:
+    """Raise DeviceMissing, which says in one line what is missing, unless kernels can be run."""
+    if lacking := missing():
+        raise DeviceMissing(f"no CUDA backend can run here: missing {', and '.join(lacking)}")
+
+
+@cache
+def package() -> ModuleType:
+    """CuPy, checked; raises DeviceMissing."""
+    check()
+    import cupy
+
+    return cupy  # type: ignore[no-any-return]
+
+
+@cache
+def device() -> Cuda:
+    """The current device; raises DeviceMissing."""
+    cp = package()
+    runtime = cp.cuda.runtime
+    held = runtime.getDeviceProperties(runtime.getDevice())
+    name = held["name"].decode() if isinstance(held["name"], bytes) else str(held["name"])
+    versions = [f"cupy {cp.__version__}", f"cublas {_cublas_version(cp)}", f"cudnn {_cudnn_version()}"]
+    return Cuda(
+        name,
+        f"{held['major']}{held['minor']}",
+        int(held["multiProcessorCount"]),
+        int(held["l2CacheSize"]),
+        int(held["totalGlobalMem"]),
+        str(runtime.driverGetVersion()),
+        str(runtime.runtimeGetVersion()),
+        " ".join(versions),
+    )
+
+
+def _cublas_version(cp: ModuleType) -> str:
+    with suppress(Exception):  # a version that is not told must not stop a measurement
+        return str(cublas().getVersion(cp.cuda.device.get_cublas_handle()))
+    return "unknown"
+
+
+def _cudnn_version() -> str:
+    with suppress(Exception):
+        if (found := frontend()) is not None:
+            return f"{found.backend_version()} frontend {found.__version__}"
+        if find_spec("torch") is not None:
+            return f"{import_module('torch').backends.cudnn.version()} by torch"
+    return "none"
+
+
+PAST_L2 = 4
+"""So many times the L2's size is what inputs in rotation take together."""
+
+Call = Callable[[], object]
+
+
+def seconds(calls: Sequence[Call], samples: int = 15, least: float = 1e-3) -> list[float]:
+    """Seconds a call by events, one for each of *samples*; *calls* do the same on different memory, in rotation.
+
+    A sample repeats them for at least *least* seconds, so that what events cost does not count.
+    """
+    cp = package()
+    start, end = cp.cuda.Event(), cp.cuda.Event()
+    turn = cycle(calls)
+
+    def sample(repeats: int) -> float:
+        start.record()
+        for _ in range(repeats):
+            next(turn)()
+        end.record()
+        end.synchronize()
+        return float(cp.cuda.get_elapsed_time(start, end)) * 1e-3 / repeats
+
+    for call in calls:
+        call()
+    once = max(sample(len(calls)), 1e-7)
+    repeats = max(1, min(1000, int(least / once) + 1))
+    sample(repeats)
+    return [sample(repeats) for _ in range(samples)]
+
+
+def quick(call: Call) -> float:
+    """Seconds of a call, roughly: what is enough to choose among algorithms of a library."""
+    return median(seconds([call], samples=3, least=2e-4))
+
+
+def rotations(nbytes: int, memory: float = 0.25) -> int:
+    """How many copies of *nbytes* together are past the L2; at most the part *memory* of the device's."""
+    held = device()
+    wanted = -(-PAST_L2 * held.l2_bytes // max(1, nbytes))
+    return max(1, min(wanted, 64, int(memory * held.memory_bytes / max(1, nbytes))))
+
+
+def timed(calls: Mapping[str, Sequence[Call]], rounds: int = 5) -> dict[str, list[float]]:
+    """Seconds of each, in interleaved rounds: a clock that changes meets all of them."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, turn in calls.items():
+            found[name].append(median(seconds(turn, samples=3)))
+    return found
+
+
+def captured(call: Call) -> Call:
+    """*call*, which does not call torch, as one CUDA graph that is launched in CuPy's current stream."""
+    cp = package()
+    pool = cp.cuda.MemoryPool()
+    stream = cp.cuda.Stream(non_blocking=True)
+    cp.cuda.get_current_stream().synchronize()
+    with stream, cp.cuda.using_allocator(pool.malloc):
+        call()  # handles and workspaces are made, and the pool filled
+        stream.synchronize()
+        stream.begin_capture()
+        call()
+        graph = stream.end_capture()
+
+    def launch(_held: object = (pool, stream)) -> None:
+        graph.launch(cp.cuda.get_current_stream())
+
+    return launch
+
+
+def captured_by_torch(call: Callable[[], Any]) -> Call:
+    """*call*, which may call torch and CuPy, as one graph; what it returns is kept alive with it.
+
+    Torch captures, so that torch's memory is the graph's; CuPy works in the stream that torch captures.
+    """
+    cp = package()
+    torch: Any = import_module("torch")
+    pool = cp.cuda.MemoryPool()
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side), cp.cuda.ExternalStream(side.cuda_stream), cp.cuda.using_allocator(pool.malloc):
+        for _ in range(2):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # Relaxed: CuPy may ask the driver for memory, which in the strictest mode ends the capture.
+    with (
+        torch.cuda.graph(graph, stream=side, capture_error_mode="relaxed"),
+        cp.cuda.ExternalStream(side.cuda_stream),
+        cp.cuda.using_allocator(pool.malloc),
+    ):
+        held = call()
+    torch.cuda.synchronize()
+
+    def replay(_held: object = (held, pool, side)) -> None:
+        # Torch replays in its current stream: CuPy's, if it has one of its own now.
+        stream = cp.cuda.get_current_stream()
+        if stream.ptr in (0, 1, 2):
+            graph.replay()
+            return
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
+            graph.replay()
+
+    return replay

@@ -1,0 +1,335 @@
+"""NVIDIA GPUs through CuPy: a plan's kernels, products and convolutions, on device arrays, as calls and as one graph.
+
+Nothing is imported before it is asked for.  Without CuPy, a driver or a device every function here raises
+``DeviceMissing``, which names all that is missing.  The device's settings are never touched.
+
+Strided matrix products as cuBLAS takes them: which matrix is transposed, leading dimensions, steps of a batch.
+
+cuBLAS counts columns first, so a row-major :math:`Y = A B` is its :math:`Y^T = B^T A^T` without moving anything: the
+right factor goes first.  Nothing here asks a device; ``cuda_calls`` makes the calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from einnet_explore.codegen.errors import BackendError
+from einnet_explore.runtime.cuda import convolutions
+from einnet_explore.runtime.cuda.device import (
+    Cuda,
+    DeviceMissing,
+    captured,
+    captured_by_torch,
+    check,
+    cublas,
+    device,
+    frontend,
+    missing,
+    missing_for_convolutions,
+    missing_for_products,
+    package,
+    quick,
+    rotations,
+    seconds,
+    timed,
+)
+from einnet_explore.runtime.cuda.steps import Convolution, CudaPlan, Launch, Product, Shape, Step, View
+
+MOST_CALLS = 64
+"""Batches that are no equal steps apart take a call each, at most so many."""
+
+_LARGEST = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A factor or the result: rows *leading* elements apart (columns where *transposed*), batches *step* apart."""
+
+    name: str
+    offset: int
+    transposed: bool
+    leading: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """*batch* products of *rows*x*depth* by *depth*x*columns*, one call of ``gemmStridedBatchedEx``."""
+
+    out: Matrix
+    left: Matrix
+    right: Matrix
+    rows: int
+    columns: int
+    depth: int
+    batch: int
+
+
+def gemms(step: Product) -> tuple[Gemm, ...] | None:
+    """The calls that *step* is; None where a factor is not packed along either side, or too many would be needed.
+
+    Windows that overlap are such: cuBLAS wants rows no shorter than their distance, so they have to be copied.
+    """
+    *outer, rows, columns = step.out.shape
+    depth = step.left.shape[-1]
+    views = (step.out, step.left, step.right)
+    found = [_matrix(v) for v in views]
+    if any(m is None for m in found) or found[0] is None or found[0][0]:
+        return None  # the result cannot be transposed: the planner swaps the factors instead
+    groups = _merged(outer, [v.strides[:-2] for v in views])
+    if not groups:
+        groups = [(1, (0, 0, 0))]
+    inner = max(range(len(groups)), key=lambda n: groups[n][0])
+    extent, steps = groups.pop(inner)
+    if prod(n for n, _ in groups) > MOST_CALLS or max(rows, columns, depth, extent) > _LARGEST:
+        return None
+    calls = []
+    for place in product(*(range(n) for n, _ in groups)):
+        at = [sum(p * s[k] for p, (_, s) in zip(place, groups, strict=True)) for k in range(3)]
+        out, left, right = (
+            Matrix(v.name, v.offset + a, m[0], m[1], s)
+            for v, m, a, s in zip(views, found, at, steps, strict=True)
+            if m is not None
+        )
+        calls.append(Gemm(out, left, right, rows, columns, depth, extent))
+    return tuple(calls)
+
+
+def _matrix(view: View) -> tuple[bool, int] | None:
+    """(transposed, leading dimension) of the last two dimensions of *view*; one of them has to be packed."""
+    (rows, columns), (down, across) = view.shape[-2:], view.strides[-2:]
+    if (across == 1 or columns == 1) and (rows == 1 or down >= columns):
+        return False, columns if rows == 1 else down
+    if (down == 1 or rows == 1) and (columns == 1 or across >= rows):
+        return True, rows if columns == 1 else across
+    return None
+
+
+def _merged(shape: Sequence[int], strides: Iterable[Shape]) -> list[tuple[int, tuple[int, ...]]]:
+    """(extent, step of each) of the batch's dimensions, neighbours that are one walk in all of them as one."""
+    out: list[tuple[int, tuple[int, ...]]] = []
+    for extent, steps in zip(shape, zip(*strides, strict=True), strict=True):
+        if extent == 1:
+            continue
+        if out and all(before == extent * here for before, here in zip(out[-1][1], steps, strict=True)):
+            out[-1] = out[-1][0] * extent, steps
+        else:
+            out.append((extent, steps))
+    return out
+
+
+OPTIONS = ("--std=c++17",)
+
+COMPUTE = {
+    "float32": "CUBLAS_COMPUTE_32F",
+    "tf32": "CUBLAS_COMPUTE_32F_FAST_TF32",
+    "float16": "CUBLAS_COMPUTE_32F_FAST_16F",
+    "bfloat16": "CUBLAS_COMPUTE_32F_FAST_16BF",
+}
+"""cuBLAS's name of every precision of a plan."""
+
+Call = Callable[[], object]
+
+
+def load(step: Launch, cubin: str | None = None) -> Any:
+    """The kernel of *step*, from the file *cubin* where that loads here, else compiled from its text.
+
+    Raises DeviceMissing, and BackendError, with the compiler's words, where the text does not compile.
+    """
+    return _loaded(step.entry, step.text, cubin)
+
+
+@cache
+def _loaded(name: str, text: str, cubin: str | None) -> Any:
+    cp = package()
+    if cubin is not None:
+        with suppress(cp.cuda.driver.CUDADriverError):  # made for another device or a newer driver
+            return cp.RawModule(path=cubin).get_function(name)
+    try:
+        return cp.RawModule(code=text, options=OPTIONS, backend="nvrtc").get_function(name)
+    except (cp.cuda.compiler.CompileException, cp.cuda.driver.CUDADriverError) as error:
+        raise BackendError(f"kernel {name} is not compiled: {' '.join(str(error).split())[:600]}") from None
+
+
+def bind(
+    step: Step,
+    buffers: Mapping[str, Any],
+    cubin: Callable[[Launch], str | None] = lambda _: None,
+    precision: str = "float32",
+) -> Call:
+    """A call that does *step* on device arrays *buffers* in the current stream; raises as ``load`` does.
+
+    Libraries multiply in *precision*.  Raises DeviceMissing where there is no library, BackendError where cuDNN has no
+    way.
+    """
+    cp = package()
+    match step:
+        case Launch(grid=grid, block=block, arguments=given):
+            kernel = load(step, cubin(step))
+            typed = tuple(buffers[a] if isinstance(a, str) else cp.dtype(a[1]).type(a[0]) for a in given)
+            return lambda: kernel(grid, block, typed)
+        case Product():
+            if lacking := missing_for_products():
+                raise DeviceMissing(f"no library for matrix products: missing {', and '.join(lacking)}")
+            return _product(step, buffers, precision)
+        case Convolution():
+            return _convolution(step, buffers, precision)
+
+
+def shown(buffers: Mapping[str, Any], view: View) -> Any:
+    """The device array that *view* means."""
+    flat = buffers[view.name].reshape(-1)[view.offset :]
+    strides = tuple(s * flat.itemsize for s in view.strides)
+    return package().lib.stride_tricks.as_strided(flat, view.shape, strides)
+
+
+def _product(step: Product, buffers: Mapping[str, Any], precision: str) -> Call:
+    """By cuBLAS where the matrices lie as it takes them, else by CuPy, which copies first."""
+    cp, library = package(), cublas()
+    calls = gemms(step)
+    if calls is None:
+        y, a, b = (shown(buffers, v) for v in (step.out, step.left, step.right))
+        packed = Product(_packed(step.out, "y"), _packed(step.left, "a"), _packed(step.right, "b"))
+        own = {"y": cp.empty(y.shape, y.dtype), "a": cp.empty(a.shape, a.dtype), "b": cp.empty(b.shape, b.dtype)}
+        inner = _product(packed, own, precision)
+
+        def copied() -> None:
+            cp.copyto(own["a"], a)
+            cp.copyto(own["b"], b)
+            inner()
+            cp.copyto(y, own["y"])
+
+        return copied
+    handle = cp.cuda.device.get_cublas_handle()
+    one, zero = np.ones((), np.float32), np.zeros((), np.float32)
+    single, way = cp.cuda.runtime.CUDA_R_32F, getattr(library, COMPUTE[precision])
+    algorithm = library.CUBLAS_GEMM_DEFAULT
+    prepared = [_arguments(g, buffers) for g in calls]
+
+    def call() -> None:
+        for transposed, sizes, right, left, out, batch in prepared:
+            library.gemmStridedBatchedEx(
+                handle, *transposed, *sizes, one.ctypes.data, right[0], single, *right[1:], left[0], single, *left[1:],
+                zero.ctypes.data, out[0], single, *out[1:], batch, way, algorithm,
+            )  # fmt: skip
+
+    return call
+
+
+def _packed(view: View, name: str) -> View:
+    """*view* as an array of its own called *name*."""
+    strides = tuple(int(np.prod(view.shape[d + 1 :])) for d in range(len(view.shape)))
+    return View(name, 0, view.shape, strides)
+
+
+def _arguments(g: Gemm, buffers: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What cuBLAS is given, which counts columns first: the right factor goes before the left one."""
+
+    def at(matrix: Any) -> tuple[int, int, int]:
+        held = buffers[matrix.name]
+        return int(held.data.ptr) + matrix.offset * held.itemsize, matrix.leading, matrix.step
+
+    transposed = int(g.right.transposed), int(g.left.transposed)
+    return transposed, (g.columns, g.rows, g.depth), at(g.right), at(g.left), at(g.out), g.batch
+
+
+def _convolution(step: Convolution, buffers: Mapping[str, Any], precision: str) -> Call:
+    if convolutions.direct(step, buffers):
+        built = convolutions.build(step, precision, buffers, quick)
+        places = convolutions.pointers(step, buffers)
+        return lambda: built.call(places)
+    return convolutions.by_torch(step, buffers, precision, lambda view: shown(buffers, view))
+
+
+@dataclass(frozen=True, eq=False)
+class CudaProgram:
+    """A plan made ready on the device: ``inputs`` are read and ``outputs`` written by every ``execute``.
+
+    ``capture`` makes one CUDA graph of it, so that no time passes between kernels.
+    """
+
+    plan: CudaPlan
+    buffers: Mapping[str, Any] = field(repr=False)
+    calls: Sequence[Call] = field(repr=False)
+    with_torch: bool = False
+
+    def execute(self) -> None:
+        """Put everything into the current stream; returns before it is done."""
+        for call in self.calls:
+            call()
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs for host arrays *inputs*, as host arrays; raises BackendError for a missing or unfit one."""
+        cp = package()
+        for name in self.plan.inputs:
+            shape = self.plan.buffers[name]
+            if name not in inputs or tuple(inputs[name].shape) != shape:
+                found = list(inputs[name].shape) if name in inputs else "missing"
+                raise BackendError(f"input {name} is {found}, expected {list(shape)}")
+            self.buffers[name][...] = cp.asarray(inputs[name], dtype=self.buffers[name].dtype)
+        self.execute()
+        return {name: cp.asnumpy(self.buffers[name]) for name in self.plan.outputs}
+
+    def capture(self) -> Call:
+        """A call that launches the whole program as one CUDA graph, in the current stream.
+
+        Convolutions by torch are captured by torch: their memory is the graph's then.
+        """
+        return captured_by_torch(self.execute) if self.with_torch else captured(self.execute)
+
+
+def compile_plan(
+    plan: CudaPlan, weights: Mapping[str, Any] | None = None, cubin: Callable[[Launch], str | None] = lambda _: None
+) -> CudaProgram:
+    """*plan* on the device: buffers allocated, *weights* (host arrays) copied, what depends on them alone computed.
+
+    *cubin* gives a file with a kernel's machine code, or None.  Raises DeviceMissing; BackendError for a weight that is
+    missing and for kernels that do not compile.
+    """
+    cp = package()
+    buffers = {n: cp.empty(shape, plan.dtypes.get(n, plan.dtype)) for n, shape in plan.buffers.items()}
+    held = [s for s in plan.steps if isinstance(s, Convolution)]
+    for step in held:
+        # Algorithms are timed on numbers, not on whatever lay in memory: zeros and NaNs have a speed of their own.
+        buffers[step.data.name][...] = cp.random.standard_normal(buffers[step.data.name].shape, dtype=cp.float32)
+        buffers[step.weights.name][...] = cp.random.standard_normal(buffers[step.weights.name].shape, dtype=cp.float32)
+    for name in plan.weights:
+        if name not in (weights or {}):
+            raise BackendError(f"weight {name} is missing, expected {list(plan.buffers[name])}")
+        buffers[name][...] = cp.asarray((weights or {})[name], dtype=buffers[name].dtype)
+    calls = [bind(s, buffers, cubin, plan.precision) for s in plan.steps]
+    for call in calls[: plan.once]:
+        call()
+    by_torch = any(not convolutions.direct(s, buffers) for s in plan.steps[plan.once :] if isinstance(s, Convolution))
+    return CudaProgram(plan, buffers, tuple(calls[plan.once :]), by_torch)
+
+
+__all__ = [
+    "Cuda",
+    "CudaProgram",
+    "DeviceMissing",
+    "bind",
+    "captured",
+    "captured_by_torch",
+    "check",
+    "compile_plan",
+    "device",
+    "frontend",
+    "load",
+    "missing",
+    "missing_for_convolutions",
+    "missing_for_products",
+    "package",
+    "rotations",
+    "seconds",
+    "shown",
+    "timed",
+]

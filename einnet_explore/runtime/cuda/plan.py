@@ -1,0 +1,245 @@
+"""A program as steps for a GPU, decided without one: cuBLAS for matrix products, cuDNN for convolutions, our kernels.
+
+Views cost nothing: what reads them reads what they show.  Everything that is no library call is one kernel an equation:
+element-wise by packs, moved along its result or through tiles, a contraction in tiles, else as a fused reduction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from einnet_explore.analysis.equations import weight_only
+from einnet_explore.analysis.flattening import row_major, view_strides
+from einnet_explore.codegen import elementwise
+from einnet_explore.codegen.errors import BackendError
+from einnet_explore.codegen.fusion import FusionError, fuse
+from einnet_explore.codegen.fusion.memory_layout import slot_name, slot_sizes
+from einnet_explore.codegen.gpu_copies import moving
+from einnet_explore.codegen.language import Array, Expr, Kernel, KernelError, Literal, Var, emit, entry, type_of
+from einnet_explore.codegen.language.statements import MOST_THREADS
+from einnet_explore.codegen.language.traversal import change_expressions
+from einnet_explore.codegen.tiling import Hardware, tiled
+from einnet_explore.ir import VIEW, Equation, Program, Scope, Tensor, accesses, map_tensors, tensors
+from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.runtime.cuda.steps import Convolution, CudaPlan, Launch, Product, Shape, Step, View
+from einnet_explore.runtime.emulated_blocks import gpu_launch
+from einnet_explore.runtime.matrix_products import contraction, matrices
+
+DTYPE = "float32"
+
+GPU = Hardware(memory=22 << 10, registers=32 << 10, groups=132, square=True, stages=2)
+"""What tiles are chosen for: four blocks of 256 threads and 32 sums each on every multiprocessor; 48 KiB are what a
+block has without asking for more, for two tiles of every input."""
+
+FEW, MUCH = 1024, 4096
+"""Blocks that 256 threads each do not fill a GPU with, and elements a block that more threads are worth."""
+
+CONVOLUTIONS = ("Conv", "ConvTranspose")
+
+
+def cuda_plan(program: Program, operators: Sequence[Operator] = OPERATORS) -> CudaPlan:
+    """The steps of *program* in float32; text only, no device is asked.
+
+    Raises BackendError, which names the equation, where no kernel can be made of it.
+    """
+    maker = _Maker(operators, {t.name: t.shape for t in program.inputs})
+    once = weight_only(program)
+    early, late = list[Step](), list[Step]()
+    for equation in program.equations:
+        steps = maker.steps(equation, equation.name in program.outputs)
+        (early if equation.name in once else late).extend(steps)
+    return CudaPlan(
+        maker.buffers,
+        tuple(t.name for t in program.inputs if not t.weight),
+        tuple(t.name for t in program.inputs if t.weight),
+        program.outputs,
+        (*early, *late),
+        len(early),
+    )
+
+
+class _Maker:
+    """Steps, equation by equation; ``views`` are those that are no buffers."""
+
+    def __init__(self, operators: Sequence[Operator], inputs: Mapping[str, Shape]) -> None:
+        self.operators = operators
+        self.buffers: dict[str, Shape] = dict(inputs)
+        self.views: dict[str, Scope] = {}
+        self.places: dict[str, View] = {name: _whole(name, shape) for name, shape in inputs.items()}
+
+    def steps(self, equation: Equation, kept: bool) -> tuple[Step, ...]:
+        scope = equation.scope
+        is_view = equation.via is not None and equation.via.operator == VIEW
+        if is_view and not kept and (seen := view_strides(scope)) is not None:
+            (source,) = tensors(scope)
+            place = self.places[source.name]
+            if place == _whole(source.name, source.shape):
+                offset, strides = seen
+                self.places[equation.name] = View(place.name, offset, scope.shape, strides)
+                self.views[equation.name] = scope
+                return ()
+        self.buffers[equation.name] = scope.shape
+        self.places[equation.name] = _whole(equation.name, scope.shape)
+        if not prod(scope.shape):
+            return ()
+        step = self._convolution(equation) or self._product(equation)
+        return (step,) if step else self._kernel(equation)
+
+    def _product(self, equation: Equation) -> Product | None:
+        found = contraction(equation.scope)
+        if found is None:
+            return None
+        held = [self.places[a.source.name] for a in (found.left, found.right) if isinstance(a.source, Tensor)]
+        out = self.places[equation.name]
+        left, right, result = (np.empty(prod(self.buffers[p.name]), np.uint8) for p in (*held, out))
+        shown = [_shown(a, p) for a, p in zip((left, right, result), (*held, out), strict=True)]
+        made = matrices(found, *shown)
+        if made is None:
+            return None
+        # The product may come transposed: then left and right have changed places.
+        first, second, product = (_place(v, ((left, held[0]), (right, held[1]), (result, out))) for v in made)
+        return Product(product, first, second)
+
+    def _convolution(self, equation: Equation) -> Convolution | None:
+        via = equation.via
+        operator = next((o for o in self.operators if via is not None and via.operator in o.names), None)
+        if via is None or operator is None or operator.onnx is None:
+            return None
+        node = operator.onnx({**dict.fromkeys(operator.pattern.optional, 1), **dict(via.attributes)})
+        reads = [a.source.name for a in accesses(equation.scope.body) if isinstance(a.source, Tensor)]
+        if node is None or node.op_type not in CONVOLUTIONS or any(node.permutations) or len(reads) != 2:
+            return None
+        places = [self.places[name] for name in reads]
+        if any(p.strides != row_major(p.shape) for p in places):
+            return None
+        data, weights = (
+            View(p.name, p.offset, shape, row_major(shape)) for p, shape in zip(places, node.shapes, strict=True)
+        )
+        spatial = len(node.output) - 2
+        given = dict(node.attributes)
+
+        def of(name: str, usual: int, length: int) -> Shape:
+            held = given.get(name, (usual,) * length)
+            assert isinstance(held, tuple)
+            return held
+
+        pads = of("pads", 0, 2 * spatial)
+        group = given.get("group", 1)
+        if not isinstance(group, int):
+            return None
+        out = View(equation.name, 0, node.output, row_major(node.output))
+        return Convolution(
+            node.op_type, out, data, weights, of("strides", 1, spatial), of("dilations", 1, spatial), pads,
+            of("output_padding", 0, spatial), group,
+        )  # fmt: skip
+
+    def _kernel(self, equation: Equation) -> tuple[Step, ...]:
+        seen = map_tensors(equation.scope, lambda tensor: self.views.get(tensor.name, tensor))
+        whys: list[str] = []
+        try:
+            functor = elementwise.functor(seen, equation.name, type_of(DTYPE))
+            launch = elementwise.plan(prod(seen.shape), functor.kinds, [0] * len(functor.kinds))
+            made = elementwise.kernel(functor, launch)
+            names = (equation.name, *(n for n, _ in (*functor.operands, *functor.scalars)))
+            numbers = {"packs": launch.packs, "tail": launch.tail}
+            return (kernel_launch(made, [*names, *numbers.values()], (launch.blocks, 1, 1)),)
+        except KernelError as error:
+            whys.append(str(error))
+        try:
+            moved = moving(seen, equation.name, type_of(DTYPE))
+            return (kernel_launch(moved.kernel, [*moved.inputs, equation.name], moved.kernel.grid),)
+        except KernelError as error:
+            whys.append(str(error))
+        if seen.summations:
+            try:
+                tiles = tiled(seen, GPU, name=equation.name)
+                return (
+                    kernel_launch(tiles.kernel, [*(t.name for t in tiles.inputs), equation.name], tiles.kernel.grid),
+                )
+            except ValueError as error:
+                whys.append(str(error))
+        try:
+            return (self._fused(equation, seen),)
+        except (FusionError, KernelError) as error:
+            raise BackendError(f"equation {equation.name}: {'; '.join((*whys, str(error)))}") from None
+
+    def _fused(self, equation: Equation, seen: Scope) -> Launch:
+        inputs = tuple(dict.fromkeys(tensors(seen)))
+        return fused_launch(Program(inputs, (Equation(equation.name, seen),), (equation.name,)), self.buffers)
+
+
+def fused_launch(program: Program, buffers: dict[str, Shape]) -> Launch:
+    """All of *program* as one kernel; its temporaries are added to *buffers*.  Raises FusionError, KernelError.
+
+    Where blocks are few and each has much to do, a block has as many threads as there can be.
+    """
+    whole, shapes = fuse(program), {t.name: t.shape for t in program.inputs}
+    flat, kernel = gpu_launch(whole, shapes, DTYPE)
+    each = max((prod(shape) for shape in shapes.values()), default=0) // max(1, flat.points)
+    if flat.lanes is None and flat.points < FEW and each >= MUCH:
+        flat, kernel = gpu_launch(whole, shapes, DTYPE, MOST_THREADS)
+    kernel = specialised(kernel, {p.name: int(flat.numbers[p.name]) for p in kernel.params if _counts(p)})
+    label = program.outputs[0]
+    slots = {slot_name(n): size * max(1, flat.points) for n, size in enumerate(slot_sizes(flat))}
+    given: list[str | float] = []
+    for p in kernel.params:
+        match p:
+            case Array(name) if name in slots:
+                buffers[f"{label}: {name}"] = (slots[name],)
+                given.append(f"{label}: {name}")
+            case Array(name):
+                given.append(name)
+            case Var(name):
+                given.append(float(flat.numbers[name]) if not p.kind.integer else int(flat.numbers[name]))
+    return kernel_launch(kernel, given, kernel.grid)
+
+
+def _counts(parameter: Array | Var) -> bool:
+    return isinstance(parameter, Var) and parameter.kind.integer
+
+
+def specialised(kernel: Kernel, known: Mapping[str, int]) -> Kernel:
+    """*kernel* with the numbers in *known* written into it: dividing by a size that is known costs next to nothing."""
+
+    def to(e: Expr) -> Expr | None:
+        return Literal(known[e.name], e.kind) if isinstance(e, Var) and e.name in known else None
+
+    params = tuple(p for p in kernel.params if p.name not in known)
+    return replace(kernel, params=params, body=tuple(change_expressions(s, to) for s in kernel.body))
+
+
+def kernel_launch(kernel: Kernel, given: Sequence[str | float], grid: tuple[int, int, int]) -> Launch:
+    """*kernel* called with *given* (buffers by name, numbers) in order; raises BackendError for one that is unfit."""
+    typed: list[str | tuple[float, str]] = []
+    for p, g in zip(kernel.params, given, strict=True):
+        match p, g:
+            case Array(), str():
+                typed.append(g)
+            case Var(_, kind), int() | float():
+                typed.append((g, kind.dtype.name))
+            case _:
+                raise BackendError(f"kernel {kernel.name}: {p!r} is given {g!r}")
+    return Launch(entry(kernel), emit(kernel, "cuda"), grid, kernel.block, tuple(typed))
+
+
+def _whole(name: str, shape: Shape) -> View:
+    return View(name, 0, shape, row_major(shape))
+
+
+def _shown(flat: np.ndarray, place: View) -> np.ndarray:
+    return as_strided(flat[place.offset :], place.shape, place.strides)
+
+
+def _place(view: np.ndarray, among: Sequence[tuple[np.ndarray, View]]) -> View:
+    """Where *view* lies in the buffer that it is part of; elements are bytes here."""
+    at = view.ctypes.data
+    for base, place in among:
+        start = base.ctypes.data
+        if start <= at < start + base.size:
+            return View(place.name, at - start, view.shape, view.strides)
+    raise AssertionError("a view of no buffer")

@@ -1,0 +1,78 @@
+"""Fused kernels for GPUs, run here: their blocks, barriers and shared memory by OpenCL, or as loops in C."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from einnet_explore.codegen.errors import BackendError
+from einnet_explore.codegen.fusion import served
+from einnet_explore.codegen.fusion.gpu import THREADS, gpu_blocks, gpu_kernel
+from einnet_explore.codegen.fusion.memory_layout import Flat, flatten, slot_name, slot_sizes
+from einnet_explore.codegen.fusion.plan import Fused
+from einnet_explore.codegen.language import Array as KernelArray
+from einnet_explore.codegen.language import Kernel, Var, type_of
+from einnet_explore.runtime import c_kernels, opencl
+
+Array = npt.NDArray[Any]
+
+ENGINES = ("opencl", "c blocks")
+
+
+def gpu_launch(
+    fused: Fused, shapes: Mapping[str, tuple[int, ...]], dtype: npt.DTypeLike = "float32", threads: int = THREADS
+) -> tuple[Flat, Kernel]:
+    """*fused* for contiguous arrays of *shapes*, and its kernel; raises FusionError where it does not serve them."""
+    served(fused, shapes)
+    plain = flatten(fused, shapes, {}, squash=False)
+    whole = {t.name: tuple(shapes[t.name]) for t in fused.inputs} | {
+        o.name: tuple(plain.sizes[x] for x in o.scope.traversals) for o in fused.operations if o.output
+    }
+    strides = {name: tuple(prod(shape[d + 1 :]) for d in range(len(shape))) for name, shape in whole.items()}
+    flat = flatten(fused, shapes, strides)
+    return flat, gpu_kernel(flat, type_of(dtype), threads)
+
+
+def run_blocks(
+    fused: Fused,
+    arrays: Mapping[str, Array],
+    engine: str = "opencl",
+    threads: int = THREADS,
+) -> dict[str, Array]:
+    """The outputs of *fused* for contiguous *arrays* of one dtype, by its kernel for GPUs, in blocks of *threads*.
+
+    Raises BackendError for an unknown engine, and what compiling and running raise.
+    """
+    if engine not in ENGINES:
+        raise BackendError(f"engine {engine!r}: expected one of {', '.join(ENGINES)}")
+    dtype = np.result_type(*(arrays[t.name] for t in fused.inputs)) if fused.inputs else np.dtype("float32")
+    flat, kernel = gpu_launch(fused, {n: a.shape for n, a in arrays.items()}, dtype, threads)
+    known = fused.known
+    outs = {n: np.empty(tuple(flat.sizes[x] for x in known[n].scope.traversals), dtype) for n in fused.program.outputs}
+    blocks = gpu_blocks(flat, threads)
+    if blocks:
+        loaded = opencl.load(kernel) if engine == "opencl" else c_kernels.load(kernel)
+        loaded(*arguments(flat, kernel, arrays, outs, dtype), grid=(blocks, 1, 1))
+    return outs
+
+
+def arguments(
+    flat: Flat, kernel: Kernel, arrays: Mapping[str, Array], outs: Mapping[str, Array], dtype: np.dtype[Any]
+) -> list[Any]:
+    """What *kernel* is called with, in order; temporaries are allocated."""
+    slots = {slot_name(n): size * max(1, flat.points) for n, size in enumerate(slot_sizes(flat))}
+    made: list[Any] = []
+    for p in kernel.params:
+        match p:
+            case KernelArray(name) if name in slots:
+                made.append(np.empty(slots[name], dtype))
+            case KernelArray(name):
+                made.append(arrays[name] if name in arrays else outs[name])
+            case Var(name, kind):
+                number = flat.numbers[name]
+                made.append(int(number) if kind.integer else number)
+    return made

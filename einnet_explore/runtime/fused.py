@@ -1,0 +1,263 @@
+"""Programs as one fused kernel each, run on this CPU.
+
+A call with other shapes or strides looks up what it looked up before; sizes that meet the recorded equalities use the
+kernel that is there, all others are analysed anew.
+
+One fused kernel on this CPU: compiled C, kept in memory and in the cache directory, and calls of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from einnet_explore.codegen.errors import BackendError
+from einnet_explore.codegen.fusion import FusionError, fuse, served
+from einnet_explore.codegen.fusion.cpu import LANES, blocks, cpu_kernel
+from einnet_explore.codegen.fusion.memory_layout import Flat, flatten, slot_name, slot_sizes
+from einnet_explore.codegen.fusion.plan import Fused
+from einnet_explore.codegen.language import I64, Kernel, Var, emit, entry, type_of
+from einnet_explore.codegen.language import Array as KernelArray
+from einnet_explore.codegen.memory_access import FIRST
+from einnet_explore.ir import Program
+from einnet_explore.runtime.c_kernels import VECTORS
+from einnet_explore.runtime.compiled import c_complaint, c_library
+
+Array = npt.NDArray[Any]
+
+FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
+
+MOST_BLOCKS = 1 << 31
+"""Blocks are counted in 32 bits."""
+
+Code = tuple[Kernel, str, Any]
+"""A kernel, its text, and the compiled function."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel for one signature of arguments: ``bind`` makes calls of it."""
+
+    flat: Flat
+    kernel: Kernel
+    text: str
+    function: Any
+    dtype: np.dtype[Any]
+
+    def bind(self, arrays: Mapping[str, Array], outs: Mapping[str, Array], threads: int = 1) -> Callable[[], None]:
+        """A call that reads *arrays* where they are now and writes *outs*.
+
+        All must have the strides that this was made for; temporaries are allocated here, once for each thread.
+        """
+        total = blocks(self.flat)
+        if total == 0:
+            return lambda: None
+        shares = max(1, min(threads, total))
+        if total // shares >= MOST_BLOCKS:
+            raise BackendError(f"{total} blocks for {shares} threads, expected less than {MOST_BLOCKS} for each")
+        calls = []
+        kept: list[object] = [arrays, outs]
+        for n in range(shares):
+            first, stop = total * n // shares, total * (n + 1) // shares
+            slots = [np.empty(size, self.dtype) for size in self._slots()]
+            kept.append(slots)
+            arguments = self._arguments(arrays, outs, slots, first, stop - first)
+            calls.append(_call(self.function, arguments, kept))
+        return calls[0] if shares == 1 else _together(tuple(calls))
+
+    def _slots(self) -> list[int]:
+        """Elements of each slot, for all points that go side by side."""
+        return [n * (LANES if self.flat.lanes is not None else 1) for n in slot_sizes(self.flat)]
+
+    def _arguments(
+        self, arrays: Mapping[str, Array], outs: Mapping[str, Array], slots: list[Array], first: int, number: int
+    ) -> list[Any]:
+        real = ctypes.c_float if self.dtype == np.float32 else ctypes.c_double
+        held = {**arrays, **outs, **{slot_name(n): slot for n, slot in enumerate(slots)}}
+        made: list[Any] = []
+        for p in self.kernel.params:
+            match p:
+                case KernelArray(name):
+                    made.append(ctypes.c_void_p(held[name].ctypes.data))
+                case Var(name) if name == FIRST:
+                    made.append(ctypes.c_longlong(first))
+                case Var(name, kind):
+                    value = self.flat.numbers[name]
+                    made.append(ctypes.c_longlong(int(value)) if kind == I64 else real(value))
+        return [*made, *(ctypes.c_int(n) for n in (number, 1, 1, 1))]
+
+
+def _call(function: Any, arguments: list[Any], kept: list[object]) -> Callable[[], None]:
+    def call(_held: object = kept) -> None:  # arrays live as long as the call
+        function(*arguments)
+
+    return call
+
+
+def _together(calls: tuple[Callable[[], None], ...]) -> Callable[[], None]:
+    def call() -> None:
+        others = [_pool(len(calls) - 1).submit(c) for c in calls[1:]]
+        calls[0]()
+        wait(others)
+
+    return call
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads)
+
+
+def code(flat: Flat, dtype: npt.DTypeLike) -> Code:
+    """The kernel of *flat* for this CPU, its text, and the compiled function."""
+    kernel = cpu_kernel(flat, type_of(dtype))
+    text = emit(kernel, "c")
+    return kernel, text, _function(text, entry(kernel))
+
+
+@lru_cache(256)
+def _function(text: str, name: str) -> Any:
+    """The compiled function of *text*, from memory, from the cache directory, or new."""
+    source = VECTORS + text
+    path = c_library(source, *FLAGS)
+    if path is None:
+        said = (c_complaint(source, *FLAGS).strip().splitlines() or ["there is no C compiler"])[0]
+        raise BackendError(f"the fused kernel was not compiled: {said}")
+    found = getattr(ctypes.CDLL(str(path)), name)
+    found.restype = None
+    return found
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class FusedProgram:
+    """A program as one kernel on this CPU, for arrays of any shape that meets what was recorded.
+
+    *program* is a program, or a function that makes one from the inputs' shapes by name (where numbers in it follow the
+    sizes).  A program serves other shapes too, where no recorded equality is broken: FusionError says which one is.
+    *dtype* is float32 or float64.  *analyses* and *kernels* count what was not known before.
+    """
+
+    def __init__(
+        self,
+        program: Program | Callable[[Shapes], Program],
+        dtype: npt.DTypeLike = "float32",
+        threads: int = 1,
+    ) -> None:
+        self.dtype = np.dtype(dtype)
+        if self.dtype not in (np.float32, np.float64):
+            raise BackendError(f"dtype {self.dtype}: a fused kernel computes in float32 or float64")
+        self.threads = threads
+        self.analyses = 0
+        self._make = program if callable(program) else None
+        self._fused: list[Fused] = []
+        self._known: dict[object, tuple[Launch, tuple[str, ...]]] = {}
+        self._programs: dict[object, Fused] = {}
+        self._code: dict[object, Code] = {}
+        if isinstance(program, Program):
+            self._analysed(program)
+
+    @property
+    def kernels(self) -> int:
+        """How many different texts were compiled or found."""
+        return len({known.text for known, _ in self._known.values()})
+
+    def _analysed(self, program: Program) -> Fused:
+        self.analyses += 1
+        self._fused.append(fuse(program))
+        return self._fused[-1]
+
+    def fused(self, shapes: Shapes) -> Fused:
+        """The analysis that serves inputs of *shapes*; raises FusionError where none does."""
+        if self._make is None:
+            served(self._fused[0], shapes)
+            return self._fused[0]
+        key = tuple(sorted((k, tuple(v)) for k, v in shapes.items()))
+        if key not in self._programs:
+            self._programs[key] = self._analysed(self._make(shapes))
+        found = self._programs[key]
+        if wrong := [t for t in found.program.inputs if tuple(shapes.get(t.name, ())) != t.shape]:
+            raise FusionError(f"{wrong[0].name} has shape {list(wrong[0].shape)}, given {shapes.get(wrong[0].name)}")
+        return found
+
+    def launch(self, arrays: Mapping[str, Array], outs: Mapping[str, Array] | None = None) -> Launch:
+        """The kernel for arrays like these; *outs* as `bind`'s, contiguous ones if not given."""
+        return self._launch(arrays, outs)[0]
+
+    def bind(self, arrays: Mapping[str, Array], outs: Mapping[str, Array]) -> Callable[[], None]:
+        """A call that reads *arrays* (by input) where they are now and writes *outs* (by output), without checks.
+
+        Raises BackendError for a missing array, another dtype, an array between elements, and for outputs that overlap
+        one another or an input; FusionError for shapes that do not belong together.
+        """
+        _apart(arrays, outs)
+        return self._launch(arrays, outs)[0].bind(arrays, outs, self.threads)
+
+    def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs by name, in new arrays; raises as ``bind`` does."""
+        found, names = self._launch(arrays, None)
+        shapes = _outputs(found.flat)
+        outs = {name: np.empty(shapes[name], self.dtype) for name in names}
+        found.bind(arrays, outs, self.threads)()
+        return outs
+
+    def _launch(self, arrays: Mapping[str, Array], outs: Mapping[str, Array] | None) -> tuple[Launch, tuple[str, ...]]:
+        given = (*arrays.items(), *(outs.items() if outs is not None else ()))
+        key = tuple((name, a.shape, a.strides, a.dtype) for name, a in given)
+        if key not in self._known:
+            self._known[key] = self._found(arrays, outs)
+        return self._known[key]
+
+    def _found(self, arrays: Mapping[str, Array], outs: Mapping[str, Array] | None) -> tuple[Launch, tuple[str, ...]]:
+        fused = self.fused({name: a.shape for name, a in arrays.items()})
+        shapes = {t.name: arrays[t.name].shape for t in fused.program.inputs}
+        wanted = _outputs(flatten(fused, shapes, {}, squash=False))
+        strides = {t.name: _steps(t.name, arrays[t.name], self.dtype) for t in fused.inputs}
+        for name, shape in wanted.items():
+            if outs is None:
+                strides[name] = tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
+            elif name not in outs or outs[name].shape != shape:
+                found = list(outs[name].shape) if name in outs else "none"
+                raise BackendError(f"output {name} has shape {list(shape)}, given is {found}")
+            else:
+                strides[name] = _steps(name, outs[name], self.dtype)
+        flat = flatten(fused, shapes, strides)
+        # An analysis is used again as long as it serves, and so is its text for calls that need no other.
+        key = (id(fused), flat.signature)
+        if key not in self._code:
+            self._code[key] = code(flat, self.dtype)
+        return Launch(flat, *self._code[key], self.dtype), tuple(wanted)
+
+
+def _outputs(flat: Flat) -> dict[str, tuple[int, ...]]:
+    """The shape of every output, in the program's order."""
+    known = flat.fused.known
+    extents = flat.sizes
+    return {n: tuple(extents[x] for x in known[n].scope.traversals) for n in flat.fused.program.outputs}
+
+
+def _steps(name: str, array: Array, dtype: np.dtype[Any]) -> tuple[int, ...]:
+    """The strides of *array* in elements."""
+    if array.dtype != dtype:
+        raise BackendError(f"{name} is {array.dtype}, expected {dtype}")
+    if not array.flags.aligned or any(s % dtype.itemsize for s in array.strides):
+        raise BackendError(f"{name} lies between elements: strides of {array.strides} bytes at {array.ctypes.data:#x}")
+    return tuple(s // dtype.itemsize for s in array.strides)
+
+
+def _apart(arrays: Mapping[str, Array], outs: Mapping[str, Array]) -> None:
+    for n, (name, out) in enumerate(outs.items()):
+        for other, array in (*arrays.items(), *list(outs.items())[:n]):
+            if np.may_share_memory(out, array):
+                raise BackendError(f"output {name} overlaps {other}")
+        if not out.flags.writeable:
+            raise BackendError(f"output {name} cannot be written")

@@ -1,0 +1,194 @@
+"""Contractions by generated kernels: any sum of products of two tensors, with its epilogue, as one call.
+
+Which tile a contraction is cut up by, kept in the cache directory: a search of 2 to 40 ms, once a machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import astuple, dataclass, fields
+from functools import cached_property, lru_cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tvm_ffi
+
+from einnet_explore.codegen import versions
+from einnet_explore.codegen.errors import BackendError
+from einnet_explore.codegen.identity import identity
+from einnet_explore.codegen.machine import Machine, this_machine
+from einnet_explore.codegen.packing import gather
+from einnet_explore.codegen.register_tiles import Cut, Tile, best_tile, tiles
+from einnet_explore.codegen.sum_of_products import Form, form
+from einnet_explore.codegen.tvm import contraction as tiled
+from einnet_explore.ir import Scope, tensors
+from einnet_explore.runtime import compiled
+from einnet_explore.runtime.arrays import ALIGNMENT, aligned_empty
+from einnet_explore.support.storage import cache_directory, write_aside
+
+
+def chosen_tile(scope: Scope, form: Form, machine: Machine) -> Tile | None:
+    """``best_tile`` of *form*, which *scope* is, by what is kept for that expression, *machine* and version.
+
+    What cannot be read, or is no tile of this form, is chosen anew; a disk that cannot be written costs the search.
+    """
+    key = "\n".join((identity(scope), repr(astuple(machine)), str(versions.TILE_CHOICE_VERSION)))
+    path = cache_directory() / "tiles" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
+    kept = _read(path)
+    if kept is not None and (tile := next(iter(tiles(form, machine, kept)), None)) is not None:
+        return tile
+    tile = best_tile(form, machine)
+    if tile is not None:
+        _keep(path, json.dumps(astuple(tile.cut)))
+    return tile
+
+
+def _keep(path: Path, text: str) -> None:
+    def write(new: Path) -> None:
+        new.write_text(text)
+
+    write_aside(path, write)
+
+
+def _read(path: Path) -> Cut | None:
+    try:
+        numbers = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    whole = isinstance(numbers, list) and len(numbers) == len(fields(Cut)) and all(isinstance(n, int) for n in numbers)
+    return Cut(*numbers) if whole else None
+
+
+Array = npt.NDArray[Any]
+
+LARGEST = 1 << 28
+"""Elements of an array: positions are 32-bit numbers, in a padded copy and while they are computed too."""
+
+WORTHWHILE = 12
+"""Operations a cycle (of up to 64) from which on a contraction is bound by arithmetic rather than by memory."""
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A contraction that a tiled kernel can run: its *scope* and how it is cut up."""
+
+    scope: Scope
+    plan: tiled.Plan
+
+    @property
+    def cycles(self) -> float:
+        """The estimate that chose the tile."""
+        return self.plan.tile.cycles
+
+    @property
+    def worthwhile(self) -> bool:
+        """Whether it is expected to be bound by arithmetic: other kernels are not a match for it then."""
+        return self.plan.form.flops >= WORTHWHILE * self.cycles
+
+    @property
+    def text(self) -> str:
+        """TVMScript."""
+        return str(tiled.function(self.plan).script())
+
+    @cached_property
+    def key(self) -> str:
+        """What a compiled kernel is remembered by."""
+        packed = self.plan.other is None
+        tile = self.plan.tile
+        cut = (tile.vector, tile.layout.copied, tile.lanes, tile.vectors, tile.rows, tile.slots, tile.slots_outside)
+        code = (len(tile.groups), len(tile.unrolled), packed, self.plan.threads, versions.TILED_KERNEL_VERSION)
+        parts = (identity(self.scope), *cut, *code, *compiled.platform())
+        return "c" + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:39]
+
+    @cached_property
+    def function(self) -> Any:
+        """The compiled function, from the cache directory where it is there; raises BackendError where TVM refuses."""
+        compiled.use_threads(self.plan.threads)
+        known = compiled.stored(self.key)
+        if known is not None:
+            return known
+        try:
+            return compiled.build(tiled.function(self.plan), self.key, self.plan.threads)
+        except Exception as error:
+            last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            raise BackendError(f"TVM refuses the tiled kernel of {self.scope!r}: {last}") from error
+
+    @property
+    def threads(self) -> int:
+        """For how many threads."""
+        return self.plan.threads
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """The tensors that the function takes, in order; the second one packed if it is constant."""
+        plan = self.plan
+        vector, other = (plan.form.operands[n] for n in (plan.tile.vector, 1 - plan.tile.vector))
+        return (vector.name, other.name, *(t.name for t in plan.sides))
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the arguments as the function sees them."""
+        plan = self.plan
+        vector, other = (plan.form.operands[n].shape for n in (plan.tile.vector, 1 - plan.tile.vector))
+        second = (plan.packed,) if plan.other is None else (prod(other),)
+        return ((prod(vector),), second, *((prod(t.shape),) for t in plan.sides), (prod(self.scope.shape),))
+
+    def packed(self, array: Array) -> Array:
+        """The second operand as the function takes it."""
+        if self.plan.other is not None:
+            return array
+        at = gather(self.plan.form, self.plan.tile, self.plan.steps, self.plan.regions)
+        found = aligned_empty((self.plan.packed,))
+        found[: at.size], found[at.size :] = np.append(array.reshape(-1), np.float32(0))[at], 0
+        return found
+
+    def bind(self, arrays: Mapping[str, Array], out: Array, packed: Array | None = None) -> Callable[[], object]:
+        """A call that reads *arrays* (by tensor name) where they are now and writes *out*.
+
+        A constant operand is packed here, unless *packed* is given.  Raises BackendError where an array has another
+        shape or dtype, or is not contiguous and aligned.
+        """
+        shapes = {t.name: t.shape for t in tensors(self.scope)}
+        for name, array in (*((n, arrays[n]) for n in self.reads), ("the result", out)):
+            shape = shapes.get(name, self.scope.shape)
+            if array.dtype != np.float32 or array.shape != shape:
+                raise BackendError(f"{name} is {array.dtype}{list(array.shape)}, expected float32{list(shape)}")
+            if not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
+                raise BackendError(f"{name} is not contiguous and aligned to {ALIGNMENT} bytes: use aligned_empty")
+        if out.size == 0:
+            return lambda: None
+        first, second, *rest = (arrays[name] for name in self.reads)
+        second = self.packed(second) if packed is None else packed
+        held = tuple(tvm_ffi.from_dlpack(a.reshape(-1)) for a in (first, second, *rest, out))
+        function = self.function
+        return lambda: function(*held)
+
+
+def contraction(scope: Scope, constant: Collection[str] = (), threads: int = 1) -> Contraction | None:
+    """*scope* as a tiled kernel over float32; None where it is no contraction or no tile fits.
+
+    Tensors named in *constant* never change.
+    """
+    chosen = _chosen(scope, this_machine())
+    if chosen is None:
+        return None
+    found, tile = chosen
+    made = tiled.plan(found, tile, found.operands[1 - tile.vector].name in constant, threads)
+    return None if made is None else Contraction(scope, made)
+
+
+@lru_cache(1 << 12)  # every candidate and every plan asks again, and a choice takes up to 40 ms
+def _chosen(scope: Scope, machine: Machine) -> tuple[Form, Tile] | None:
+    """*scope* as a contraction, and its tile."""
+    found = form(scope)
+    if found is None or any(x.extent == 0 for x in (*found.traversals, *found.summations)):
+        return None
+    if max(map(prod, (scope.shape, *(t.shape for t in tensors(scope))))) > LARGEST:
+        return None
+    tile = chosen_tile(scope, found, machine)
+    return None if tile is None else (found, tile)

@@ -1,0 +1,268 @@
+"""The ways to run an equation: a library operator, a matrix product, a generated kernel, or nothing at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
+
+from einnet_explore.analysis.flattening import row_major, view_strides
+from einnet_explore.ir import Scope, Tensor, accesses, tensors
+from einnet_explore.runtime import generated, matrix_products, onnx_fragment, tvm_cpu
+from einnet_explore.runtime.arrays import bound
+from einnet_explore.runtime.keys import ALONE
+from einnet_explore.runtime.native import ENGINE, NativeSource
+from einnet_explore.runtime.onnx_fragment import Writer, session
+
+Array = npt.NDArray[Any]
+Call = Callable[[], object]
+W = TypeVar("W", bound="Way")
+
+
+class Way(Protocol):
+    """A way to run an equation, made ready once: sessions, kernels and packed weights belong to it."""
+
+    @property
+    def engine(self) -> str:
+        """What runs it: ``onnxruntime``, ``matmul``, ``tiled``, ``tvm``, ``c`` or ``view``; or one by one thread."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The tensors that it reads."""
+
+    def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
+        """A call that reads *arrays*, where they are now, and writes *out*; it may be bound as often as wanted."""
+
+    def write(self, writer: Writer, makes: str) -> bool:
+        """Add it to a session's graph; False where no session runs it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Alone:
+    """*way*, whose kernel one thread runs though there are several: waking them costs more than they save."""
+
+    way: Way
+
+    @property
+    def engine(self) -> str:
+        return self.way.engine + ALONE
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return self.way.reads
+
+    def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
+        return self.way.bind(arrays, out)
+
+    def write(self, writer: Writer, makes: str) -> bool:
+        return self.way.write(writer, makes)
+
+
+@dataclass(frozen=True, eq=False)
+class KernelCall:
+    """A generated kernel of *scope*; it is compiled, or loaded, when it is first bound."""
+
+    scope: Scope
+    threads: int = 1
+    tune: bool = False
+    engine = "tvm"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(t.name for t in tensors(self.scope)))
+
+    @cached_property
+    def kernel(self) -> tvm_cpu.Kernel:
+        """The compiled kernel; raises BackendError where TVM refuses."""
+        return tvm_cpu.compile_scope(self.scope, "float32", self.threads, self.tune)
+
+    def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
+        return self.kernel.bind([arrays[name] for name in self.reads], out)
+
+    def write(self, writer: Writer, makes: str) -> bool:
+        source = self.kernel.source
+        values = [writer.value(name) for name in self.reads]
+        node = onnx_fragment.node(
+            source.key, source.shapes, source.scope.shape, source.threads, values, writer.made(makes)
+        )
+        return writer.put(node)
+
+
+@dataclass(frozen=True, eq=False)
+class NativeCall:
+    """A fused kernel of our own, in C; it is compiled, or loaded, when it is first bound."""
+
+    source: NativeSource
+    engine = ENGINE
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return self.source.inputs
+
+    def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
+        return bound(self.source, self.source.function, [arrays[name] for name in self.reads], out)
+
+    def write(self, writer: Writer, makes: str) -> bool:
+        source = self.source
+        assert source.function is not None
+        values = [writer.value(name) for name in self.reads]
+        node = onnx_fragment.node(
+            source.key, source.shapes, source.scope.shape, source.threads, values, writer.made(makes)
+        )
+        return writer.put(node)
+
+
+@dataclass(frozen=True, eq=False)
+class TiledCall:
+    """A contraction by a kernel made for it; an operand in *constants* is packed once."""
+
+    made: generated.Contraction
+    constants: Mapping[str, Array] = field(repr=False)
+    engine = "tiled"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return self.made.reads
+
+    def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
+        return self.made.bind(arrays, out)
+
+    def write(self, writer: Writer, makes: str) -> bool:
+        made = self.made
+        assert made.function is not None  # it is compiled, or loaded, when it is asked for
+        values = [writer.value(name) for name in self.reads if name != self._packed]
+        if self._packed is not None:
+            values.insert(1, writer.weight(self._packed, made.packed(self.constants[self._packed])))
+        node = onnx_fragment.node(
+            made.key, made.shapes, made.scope.shape, made.plan.threads, values, writer.made(makes)
+        )
+        return writer.put(node)
+
+    @property
+    def _packed(self) -> str | None:
+        return self.reads[1] if self.made.plan.other is None else None
+
+
+@dataclass(frozen=True, eq=False)
+class ProductCall:
+    """A matrix product by NumPy's BLAS, on strided views."""
+
+    product: matrix_products.Contraction
+    engine = "matmul"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        sides = (self.product.left.source, self.product.right.source)
+        return tuple(side.name for side in sides if isinstance(side, Tensor))
+
+    def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
+        left, right = (arrays[name] for name in self.reads)
+        call = matrix_products.bind(self.product, left, right, out)
+        assert call is not None, "bound to arrays with other strides than it was chosen for"
+        return call
+
+    def write(self, writer: Writer, makes: str) -> bool:
+        return False
+
+
+@dataclass(frozen=True, eq=False)
+class ViewCall:
+    """A tensor's elements seen otherwise: nothing is done, or they are moved by a kernel where a session needs them."""
+
+    scope: Scope
+    inlined: Scope
+    threads: int
+    engine = "view"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(a.source.name for a in accesses(self.scope.body) if isinstance(a.source, Tensor))
+
+    def view(self, arrays: Mapping[str, Array]) -> Array | None:
+        """The array itself; None where its source's elements do not lie one after the other."""
+        found = view_strides(self.scope)
+        source = arrays[self.reads[0]]
+        if found is None or not source.flags.c_contiguous:
+            return None
+        offset, strides = found
+        flat = source.reshape(-1)[offset:]
+        return as_strided(flat, self.scope.shape, tuple(s * flat.itemsize for s in strides))
+
+    def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
+        return self._moved.bind(arrays, out)
+
+    def write(self, writer: Writer, makes: str) -> bool:
+        source, shape = self.reads[0], self.scope.shape
+        found = view_strides(self.scope)
+        if found == (0, row_major(shape)) and prod(writer.shapes[source]) == prod(shape):
+            writer.reshape(writer.value(source), shape, makes)
+            return True
+        return self._moved.write(writer, makes)
+
+    @cached_property
+    def _moved(self) -> KernelCall:
+        return KernelCall(self.inlined, self.threads)
+
+
+def load(way: W) -> W:
+    """*way*, whose kernel is compiled, or loaded, now; raises BackendError where its engine refuses."""
+    match way:
+        case KernelCall():
+            _ = way.kernel
+        case TiledCall(made):
+            _ = made.function
+        case NativeCall(source):
+            _ = source.function
+        case Alone(inner):
+            load(inner)
+    return way
+
+
+def by_one_thread(way: Way) -> Alone | None:
+    """*way* with a kernel for one thread; None where its kernel is one, or is no kernel of ours.
+
+    Raises BackendError where the kernel of *way* cannot be compiled.
+    """
+    match way:
+        case KernelCall(scope) if way.kernel.source.shared:
+            return Alone(KernelCall(scope))
+        case TiledCall(made, constants) if made.plan.shared:
+            return Alone(TiledCall(replace(made, plan=replace(made.plan, threads=1)), constants))
+        case NativeCall(source) if source.shared:
+            return Alone(NativeCall(replace(source, threads=1)))
+    return None
+
+
+def in_session(
+    way: Way, arrays: Mapping[str, Array], out: Array, constants: Collection[str], threads: int
+) -> Call | None:
+    """A call that runs *way* as a session of its own, with the session's threads, as a plan would run it.
+
+    It reads *arrays* where they are now, those named in *constants* once, and writes *out*; None where no session runs
+    it, or an array is not packed.
+    """
+    fed = tuple(name for name in dict.fromkeys(way.reads) if name not in constants)
+    held = {name: arrays[name] for name in way.reads}
+    if not all(array.flags.c_contiguous for array in held.values()):
+        return None
+    shapes = {**{name: array.shape for name, array in held.items()}, "": out.shape}
+    fixed = {name: array for name, array in held.items() if name in constants}
+    writer = Writer({name: f"in {name}" for name in fed} | {"": "out"}, shapes, fixed)
+    if not way.write(writer, ""):
+        return None
+    made = session(writer.model(fed, [""]), threads)
+    binding = made.io_binding()
+    for name in fed:
+        binding.bind_input(f"in {name}", "cpu", 0, np.float32, list(shapes[name]), held[name].ctypes.data)
+    binding.bind_output("out", "cpu", 0, np.float32, list(out.shape), out.ctypes.data)
+
+    def call(held: object = (held, out)) -> None:  # the binding knows addresses only
+        made.run_with_iobinding(binding)
+
+    return call

@@ -1,0 +1,240 @@
+"""eOperators on the CPU through C: our own fused kernels, in the calling convention of TVM's compiled functions.
+
+What is compiled is the text that ``codegen.fusion`` writes, with sizes and strides as numbers, and a function around it
+that takes tensors as TVM's do.  So such a kernel is kept, tried in a process of its own, called, and put into a session
+like any other, and it asks the same pool, or the session, for threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from einnet_explore.analysis.substitution import fresh, substitute
+from einnet_explore.codegen import versions
+from einnet_explore.codegen.body_structure import moved
+from einnet_explore.codegen.errors import BackendError, NoKernel
+from einnet_explore.codegen.fusion import FusionError, fuse
+from einnet_explore.codegen.fusion.cpu import LANES, blocks, cpu_kernel
+from einnet_explore.codegen.fusion.memory_layout import flatten, slot_name, slot_sizes
+from einnet_explore.codegen.identity import identity
+from einnet_explore.codegen.language import F32, I64, Declare, Kernel, KernelError, Literal, Type, Var, emit, entry
+from einnet_explore.codegen.language import Array as KernelArray
+from einnet_explore.codegen.machine import this_machine
+from einnet_explore.codegen.memory_access import FIRST
+from einnet_explore.codegen.phase_regions import regions_kernel
+from einnet_explore.codegen.preparation import prepare, squash
+from einnet_explore.codegen.transposed_writes import turned_kernel
+from einnet_explore.codegen.tvm.schedule import PARALLEL_ELEMENTS
+from einnet_explore.ir import Equation, Program, Scope, as_index, scopes, tensors
+from einnet_explore.runtime import compiled
+from einnet_explore.runtime.c_kernels import VECTORS
+
+FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden")
+
+ENGINE = "c"
+"""What these kernels are called among the engines."""
+
+MOST_BLOCKS = 1 << 31
+"""Blocks are counted in 32 bits."""
+
+
+@dataclass(frozen=True)
+class NativeSource:
+    """The eOperator *scope* in float32 as C for *threads* threads; nothing is compiled before ``function``."""
+
+    scope: Scope
+    threads: int = 1
+    dtype = "float32"
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """The tensors that the function takes, in order."""
+        return tuple(dict.fromkeys(t.name for t in tensors(self.scope)))
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of inputs and result as the function sees them."""
+        shapes = {t.name: t.shape for t in tensors(self.scope)}
+        return (*((prod(shapes[name]),) for name in self.inputs), (prod(self.scope.shape),))
+
+    @cached_property
+    def text(self) -> str:
+        """The C that is compiled; raises NoKernel where the scope is no kernel of ours."""
+        try:
+            made = _turned(self.scope) or _regions(self.scope) or _fused(self.scope)
+            name = entry(made.kernel)
+            # A copy of the function, inlined or for its arguments, loses what GCC knows of its vectors.
+            text = emit(made.kernel, "c").replace(f"void {name}(", f"APART void {name}(", 1)
+            at = {**{name: n for n, name in enumerate(self.inputs)}, made.result: len(self.inputs)}
+            return "\n".join((VECTORS, _APART, text, *_around(made, at, self.threads)))
+        except (FusionError, KernelError) as error:
+            raise NoKernel(f"no kernel in C: {error}") from error
+
+    @property
+    def shared(self) -> bool:
+        """Whether several threads run the kernel; raises NoKernel as ``text`` does."""
+        return self.threads > 1 and _LAUNCH in self.text
+
+    @cached_property
+    def key(self) -> str:
+        """The key of the compiled kernel; without the text, which takes 10 ms and more to emit."""
+        own = (self.threads, PARALLEL_ELEMENTS, versions.C_KERNEL_VERSION, this_machine(), *FLAGS)
+        parts = (identity(self.scope), *own, *compiled.platform(), compiled.c_compiler())
+        return "n" + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:39]
+
+    @cached_property
+    def function(self) -> Any:
+        """The compiled function, from the cache directory where it is there.
+
+        Raises BackendError where there is no C compiler, or it refuses the text, and where the first run fails.
+        """
+        compiled.use_threads(self.threads)
+        known = compiled.stored(self.key)
+        if known is not None:
+            return known
+        return compiled.build_c(self.text, self.key, [(shape, self.dtype) for shape in self.shapes], FLAGS)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A *kernel* of so many *blocks* that writes *result*; *slots* are elements of temporaries, *moved* of all."""
+
+    kernel: Kernel
+    result: str
+    blocks: int
+    slots: tuple[int, ...]
+    moved: int
+
+
+def _turned(scope: Scope) -> _Made | None:
+    """The kernel of transposed tiles, where *scope* is written along another dimension than it reads."""
+    ready = _simple(scope)
+    result = fresh("Y", {t.name for t in tensors(ready)})
+    try:
+        kernel, number = turned_kernel(ready, result, this_machine())
+    except KernelError:
+        return None
+    return _Made(kernel, result, number, (), moved(ready))
+
+
+def _regions(scope: Scope) -> _Made | None:
+    """The kernel without conditions, where *scope* only gathers and there are any."""
+    ready = _simple(scope)
+    result = fresh("Y", {t.name for t in tensors(ready)})
+    try:
+        kernel, number = regions_kernel(ready, result)
+    except KernelError:
+        return None
+    return _Made(kernel, result, number, (), moved(ready))
+
+
+def _simple(scope: Scope) -> Scope:
+    """*scope* in as few traversals as there can be: rows are along one that has several values."""
+    ready = squash(prepare(scope))
+    ones = {x: as_index(x.lo) for x in ready.traversals if x.extent == 1}
+    kept = tuple(x for x in ready.traversals if x not in ones)
+    return replace(ready, traversals=kept, body=substitute(ready.body, ones), padding=()) if ones else ready
+
+
+def _fused(scope: Scope) -> _Made:
+    """The fused kernel of *scope* over contiguous arrays, with sizes, strides and constants as numbers in its text."""
+    # Beside a reduction, values that are read at several places are kept or computed again as fusion sees fit.
+    ready = scope if any(inner.summations for path, inner in scopes(scope) if path) else prepare(scope)
+    reads = {t.name: t for t in tensors(ready)}
+    result = fresh("Y", set(reads))
+    fused = fuse(Program(tuple(reads.values()), (Equation(result, ready),), (result,)))
+    shapes = {t.name: t.shape for t in fused.program.inputs}
+    held = {**{t.name: t.shape for t in fused.inputs}, result: ready.shape}
+    strides = {n: tuple(prod(s[d + 1 :]) for d in range(len(s))) for n, s in held.items()}
+    flat = flatten(fused, shapes, strides)
+    kernel = cpu_kernel(flat, F32)
+    numbers = tuple(p for p in kernel.params if isinstance(p, Var) and p.name != FIRST)
+    known = tuple(Declare(p, Literal(_number(flat.numbers[p.name], p.kind), p.kind)) for p in numbers)
+    params = tuple(p for p in kernel.params if p not in numbers)
+    slots = tuple(n * (LANES if flat.lanes is not None else 1) for n in slot_sizes(flat))
+    return _Made(
+        replace(kernel, params=params, body=(*known, *kernel.body)),
+        result,
+        blocks(flat),
+        slots,
+        sum(moved(o.scope) for o in fused.operations),
+    )
+
+
+def _number(value: float, kind: Type) -> float | int:
+    return int(value) if kind == I64 else value
+
+
+_APART = """\
+#ifdef __clang__
+#define APART __attribute__((noinline))
+#else
+#define APART __attribute__((noinline, noclone))
+#endif
+"""
+
+_INTERFACE = """
+#include <stdint.h>
+/* What is used of DLTensor, TVMFFIAny and TVMParallelGroupEnv; a tensor that is an object stands behind its header. */
+enum { PLAIN = 7, HEADER = 24, CPU = 1, FLOAT = 2, BITS = 32 };
+typedef struct { void *data; } Tensor;
+typedef struct { int32_t type; uint32_t zero; union { int64_t number; char *pointer; } value; } Any;
+typedef struct { void *sync; int32_t tasks; } Group;
+#define VISIBLE __attribute__((visibility("default")))
+"""
+
+_LAUNCH = "VISIBLE int (*__TVMBackendParallelLaunch)(int (*)(int, Group *, void *), void *, int);"
+_SPACE = """\
+VISIBLE void *(*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int);
+VISIBLE int (*__TVMBackendFreeWorkspace)(int, int, void *);"""
+
+
+def _around(made: _Made, at: dict[str, int], threads: int) -> Iterable[str]:
+    """The function that TVM, or a session, calls; it shares the blocks among *threads* where that is worth it."""
+    total = made.blocks
+    shares = max(1, min(threads if made.moved >= PARALLEL_ELEMENTS else 1, total))
+    if total // shares >= MOST_BLOCKS:
+        raise BackendError(f"{total} blocks for {shares} threads, expected less than {MOST_BLOCKS} for each")
+    sizes = [-(-n // 16) * 16 for n in made.slots]
+    starts = {slot_name(n): sum(sizes[:n]) for n in range(len(sizes))}
+    given = []
+    for p in made.kernel.params:
+        match p:
+            case KernelArray(name):
+                given.append(f"space + {starts[name]}" if name in starts else f"(float *)at[{at[name]}]")
+            case Var():
+                given.append("first")
+    yield _INTERFACE
+    if shares > 1:
+        yield _LAUNCH
+    if sizes:
+        yield _SPACE
+    yield "static int some(void **at, long long first, int number)\n{"
+    if sizes:
+        yield f"    float *space = __TVMBackendAllocWorkspace(CPU, 0, {4 * sum(sizes)}, FLOAT, BITS);"
+        yield "    if (!space) return -1;"
+    yield f"    {entry(made.kernel)}({', '.join(given)}, number, 1, 1, 1);"
+    yield "    return __TVMBackendFreeWorkspace(CPU, 0, space);\n}" if sizes else "    return 0;\n}"
+    if shares > 1:
+        yield "static int task(int n, Group *group, void *at)\n{"
+        yield f"    const long long first = {total}LL * n / group->tasks, stop = {total}LL * (n + 1) / group->tasks;"
+        yield "    return some(at, first, (int)(stop - first));\n}"
+    arguments = len(at)
+    yield "VISIBLE int __tvm_ffi_main(void *self, const Any *given, int32_t count, Any *result)\n{"
+    yield f"    void *at[{arguments}];\n    (void)self, (void)result;"
+    yield f"    if (count != {arguments}) return -1;"
+    yield f"    for (int n = 0; n < {arguments}; n++) {{"
+    yield "        const int ahead = given[n].type == PLAIN ? 0 : HEADER;"
+    yield "        at[n] = ((Tensor *)(given[n].value.pointer + ahead))->data;\n    }"
+    if total == 0:
+        yield "    return 0;\n}"
+    elif shares > 1:
+        # Not so many tasks: a pool that is smaller would refuse them; it shares the blocks among the threads it has.
+        yield "    return __TVMBackendParallelLaunch(task, at, 0);\n}"
+    else:
+        yield f"    return some(at, 0, {total});\n}}"

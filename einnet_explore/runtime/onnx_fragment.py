@@ -1,0 +1,262 @@
+"""Programs as pieces of ONNX graphs in which kernels are nodes too (``hosted``): what one session runs.
+
+Compiled kernels as nodes of an ONNX graph: a whole program in one ONNX Runtime session.
+
+A custom operator (``hosted.c``) calls the kernel by its address and hands it the session's threads.  Between a library
+call and a kernel nothing happens then: no Python, no copy, no second pool of threads that takes the first one's cores.
+
+Weights of kernels in one piece of memory with large pages, which sessions read where it is.
+
+A kernel that reads megabytes of weights once visits each page of 4 KiB once: what translates addresses has forgotten it
+since the last run, and the processor's prefetching ends with the page.  Sessions put weights where they like.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+from einnet_explore.runtime import compiled
+from einnet_explore.runtime.measurement import SPIN
+
+DOMAIN = "einnet"
+"""The custom operator's; models with it are never written to a file, since they hold addresses."""
+
+_LAUNCH, _SPACE = "__TVMBackendParallelLaunch", "__TVMBackendAllocWorkspace"
+"""Where a compiled kernel keeps the runtime's functions that it calls; TVM fills them in when it loads the kernel."""
+
+
+def available() -> bool:
+    """Whether sessions can run kernels here: a C compiler built the operator, and this ONNX Runtime takes it."""
+    return _operator() is not None
+
+
+def register(options: onnxruntime.SessionOptions) -> None:
+    """Let sessions made with *options* run kernels."""
+    options.register_custom_ops_library(str(_operator()))
+
+
+def node(
+    key: str, shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...], threads: int, reads: Sequence[str], makes: str
+) -> onnx.NodeProto | None:
+    """The function kept under *key* on the values *reads*, giving *makes* in *shape*; None where no session can run it.
+
+    *shapes* are those of its arguments, the result last, as the function sees them.  It was loaded before.  The node
+    holds an address; the library that it points into is never unloaded.
+    """
+    file = compiled.kernel_file(key)
+    if file is None or not available():
+        return None
+    library = ctypes.CDLL(str(file))
+    if not all(slot.value for name in (_LAUNCH, _SPACE) if (slot := _slot(library, name)) is not None):
+        return None  # loaded a second time, from a file that was replaced: nobody filled these in
+    _take_over(library)
+    entry = ctypes.cast(library["__tvm_ffi_main"], ctypes.c_void_p).value
+    numbers = [len(shapes), *map(len, shapes), *(n for seen in shapes for n in seen), *shape]
+    return helper.make_node("Kernel", list(reads), [makes], domain=DOMAIN, entry=entry, threads=threads, shapes=numbers)
+
+
+def _take_over(library: ctypes.CDLL) -> None:
+    """Let the kernel in *library* ask ours for threads, which asks the session, or TVM's pool outside of one."""
+    path = _operator()
+    assert path is not None
+    ours = ctypes.CDLL(str(path))
+    launch = ctypes.cast(ours["einnet_launch"], ctypes.c_void_p).value
+    slot = _slot(library, _LAUNCH)
+    if slot is not None and slot.value != launch:
+        ours["einnet_pool"](ctypes.c_void_p(slot.value))
+        slot.value = launch
+
+
+def _slot(library: ctypes.CDLL, name: str) -> ctypes.c_void_p | None:
+    try:
+        return ctypes.c_void_p.in_dll(library, name)
+    except ValueError:
+        return None
+
+
+@cache
+def _operator() -> Path | None:
+    source = resources.files(__package__).joinpath("hosted.c").read_text()
+    path = compiled.c_library(source)
+    if path is None:
+        return None
+    try:
+        onnxruntime.SessionOptions().register_custom_ops_library(str(path))
+    except Exception:  # ONNX Runtime has a class of its own for every kind of failure
+        return None
+    return path
+
+
+Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+
+OPSET, IR_VERSION = 21, 10
+
+
+@dataclass
+class Writer:
+    """What has been written: *nodes* in order and the *weights* that they read, by value name.
+
+    *names* gives the values of tensors that others know; all other values begin with *prefix*.  Tensors in *constants*
+    become weights where they are read.
+    """
+
+    names: Mapping[str, str]
+    shapes: Mapping[str, Shape]
+    constants: Mapping[str, Array]
+    prefix: str = ""
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    weights: dict[str, Array] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._new = count()
+
+    def value(self, tensor: str) -> str:
+        """The value of *tensor* in its own shape."""
+        return self.shaped(tensor, self.shapes[tensor])
+
+    def shaped(self, tensor: str, shape: Shape) -> str:
+        """The value of *tensor* seen in *shape*, which has as many elements."""
+        name = self.names.get(tensor, f"{self.prefix}{tensor}")
+        if tensor in self.constants:
+            seen = f"{self.prefix}{tensor} {'x'.join(map(str, shape))}"
+            self.weights[seen] = np.ascontiguousarray(self.constants[tensor]).reshape(shape)
+            return seen
+        return name if shape == self.shapes[tensor] else self.reshape(name, shape)
+
+    def add(self, op: str, values: Sequence[str], makes: str | None = None, **attributes: Any) -> str:
+        """A node of *op* on *values*; it makes the tensor *makes*, or a value of its own whose name is returned."""
+        target = self.made(makes)
+        self.nodes.append(helper.make_node(op, list(values), [target], **attributes))
+        return target
+
+    def put(self, node: onnx.NodeProto | None) -> bool:
+        """Add *node*; False where there is none."""
+        if node is not None:
+            self.nodes.append(node)
+        return node is not None
+
+    def weight(self, tensor: str, array: Array) -> str:
+        """The value of *array*, which is made of *tensor*."""
+        seen = f"{self.prefix}{tensor} {'x'.join(map(str, array.shape))} {next(self._new)}"
+        self.weights[seen] = array
+        return seen
+
+    def reshape(self, value: str, shape: Shape, makes: str | None = None) -> str:
+        """*value* in *shape*: free in ONNX Runtime."""
+        sizes = f"{self.prefix}shape {'x'.join(map(str, shape))}"
+        self.weights[sizes] = np.array(shape, np.int64)
+        # Else 0 means the size that is there; operator sets before 14 do not have the attribute.
+        zero = {"allowzero": 1} if 0 in shape else {}
+        return self.add("Reshape", [value, sizes], makes, **zero)
+
+    def made(self, tensor: str | None) -> str:
+        """The value that a node makes for *tensor*: a new one for None."""
+        if tensor is None:
+            return f"{self.prefix}{next(self._new)}"
+        return self.names.get(tensor, f"{self.prefix}{tensor}")
+
+    def model(self, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto:
+        """What has been written as a model that reads and gives these tensors."""
+
+        def infos(tensors: Sequence[str]) -> list[onnx.ValueInfoProto]:
+            return [
+                helper.make_tensor_value_info(self.made(t), TensorProto.FLOAT, list(self.shapes[t])) for t in tensors
+            ]
+
+        graph = helper.make_graph(
+            self.nodes, "program", infos(inputs), infos(outputs), [tensor_of(n, a) for n, a in self.weights.items()]
+        )
+        return helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", OPSET), *imports(self.nodes)], ir_version=IR_VERSION
+        )
+
+
+def tensor_of(name: str, array: Array) -> onnx.TensorProto:
+    """*array* as a weight."""
+    return numpy_helper.from_array(array, name)
+
+
+def imports(nodes: Iterable[onnx.NodeProto]) -> list[onnx.OperatorSetIdProto]:
+    """What a model of *nodes* has to import besides ONNX's operators."""
+    return [helper.make_opsetid(DOMAIN, 1)] if any(node.domain == DOMAIN for node in nodes) else []
+
+
+def session_options(threads: int, spinning: bool, kernels: bool) -> onnxruntime.SessionOptions:
+    """The options of a session with *threads* threads, which wait in loops if *spinning*, and *kernels* in its graph.
+
+    Threads that wait in a loop take the cores from whatever else runs on the machine between two calls, by default for
+    32 ms: here for ``measure.SPIN``, which is longer than what lies between two nodes that use them.
+    """
+    made = onnxruntime.SessionOptions()
+    made.intra_op_num_threads = threads
+    made.inter_op_num_threads = 1
+    made.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    made.log_severity_level = 4  # what fails raises with the same words
+    if not spinning:
+        made.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    made.add_session_config_entry("session.intra_op.spin_duration_us", str(int(SPIN * 1e6)))
+    if kernels:
+        register(made)
+    return made
+
+
+def session(model: onnx.ModelProto, threads: int, spinning: bool = True) -> onnxruntime.InferenceSession:
+    """*model*, which may hold kernels, in ONNX Runtime."""
+    options = session_options(threads, spinning, bool(imports(model.graph.node)))
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+LINE = 64
+"""Bytes to which every array is aligned."""
+
+PAGE = 2 << 20
+"""Bytes of a large page; fewer weights are left where a session puts them."""
+
+
+def resident(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Copies of *arrays*, one after the other in memory of large pages where the system has them.
+
+    Nothing where they would not fill one.
+    """
+    sizes = {name: -(-array.nbytes // LINE) * LINE for name, array in arrays.items() if array.nbytes}
+    if sum(sizes.values()) < PAGE:
+        return {}
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return {}
+    memory = mmap.mmap(-1, sum(sizes.values()) + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared has none
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    room = np.frombuffer(memory, np.uint8)
+    start = -room.ctypes.data % PAGE
+    out: dict[str, Array] = {}
+    for name, size in sizes.items():
+        array = arrays[name]
+        out[name] = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        out[name][...] = array
+        start += size
+    return out
+
+
+def lend(options: onnxruntime.SessionOptions, arrays: Mapping[str, Array]) -> list[Any]:
+    """Let a session with *options* read *arrays*, its initializers of these names, where they are.
+
+    What is given back has to live as long as the session.
+    """
+    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
+    for name, value in values.items():
+        options.add_initializer(name, value)
+    return [*values.values()]

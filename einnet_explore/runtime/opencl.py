@@ -1,0 +1,205 @@
+"""OpenCL kernels through pyopencl, on any device it finds; pocl makes one of the CPU.
+
+pocl 3.0, the one that pyopencl brings, on processors newer than its LLVM 14.
+
+That LLVM calls a processor it does not know ``generic``, which is a name its own compiler does not accept: every build
+fails (pocl/pocl#1049).  There is no option for it, so the name is put right in the
+device's record, where it follows the target's triple.  Only on Linux, and only where exactly that is found.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import pairwise
+from pathlib import Path
+from threading import Lock
+from types import ModuleType
+from typing import Any
+
+from einnet_explore.codegen.errors import BackendError
+from einnet_explore.codegen.language import Array, Kernel, emit, entry
+from einnet_explore.runtime.c_kernels import Grid, checked
+from einnet_explore.support.storage import cache_directory
+
+_UNKNOWN = b"generic"
+_RECORD = range(0, 1024, 8)
+"""Where in the record names are looked for; it is larger."""
+
+_NAMES = (
+    ({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}, b"skylake-avx512"),
+    ({"avx2", "fma"}, b"haswell"),
+)
+"""Names that LLVM 14 knows, of processors whose instructions this one has too."""
+
+
+def name_processor(device: Any) -> bool:
+    """Give the pyopencl *device* a processor's name if it is pocl's and has none; whether it was given one."""
+    if sys.platform != "linux" or not str(device.version).endswith(f"-{_UNKNOWN.decode()}"):
+        return False
+    if not str(device.platform.name).startswith("Portable Computing Language"):
+        return False
+    readable = _readable()
+    words = [w for w in _RECORD if _inside(device.int_ptr + w, 8, readable)]
+    for before, here in pairwise(words):
+        if _string(device.int_ptr + before, readable).startswith(b"x86_64-") and (
+            _string(device.int_ptr + here, readable) == _UNKNOWN
+        ):
+            flags = _flags()
+            name = next((n for needed, n in _NAMES if needed <= flags), b"x86-64")
+            # A copy that lives as long as the process: the record keeps its address.
+            copy = ctypes.CDLL(None).strdup
+            copy.restype = ctypes.c_void_p
+            ctypes.c_void_p.from_address(device.int_ptr + here).value = copy(name)
+            return True
+    return False
+
+
+def _readable() -> list[tuple[int, int]]:
+    found = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        area, rights = line.split()[:2]
+        if rights.startswith("r"):
+            lo, hi = area.split("-")
+            found.append((int(lo, 16), int(hi, 16)))
+    return found
+
+
+def _inside(address: int, size: int, areas: list[tuple[int, int]]) -> bool:
+    return any(lo <= address and address + size <= hi for lo, hi in areas)
+
+
+def _string(address: int, areas: list[tuple[int, int]]) -> bytes:
+    """The first characters of the string that the word at *address* points to; empty where it points nowhere."""
+    to = ctypes.c_void_p.from_address(address).value
+    return ctypes.string_at(to, 16).split(b"\0")[0] if to and _inside(to, 16, areas) else b""
+
+
+def _flags() -> frozenset[str]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return frozenset(next((line.split(":")[1] for line in lines if line.startswith("flags")), "").split())
+
+
+_one_at_a_time = Lock()
+
+
+@dataclass(frozen=True)
+class OpenCLKernel:
+    """A compiled kernel; a call runs it on arrays of this process and waits for the end."""
+
+    kernel: Kernel
+    text: str
+    compiled: Any
+
+    def __call__(self, *given: Any, grid: Grid | None = None) -> None:
+        """Run on *given*, in the order of the kernel's parameters: arrays, which are written in place, and numbers.
+
+        Raises BackendError for arguments that do not fit, see ``launch.checked``, and where the device fails.
+        """
+        cl = _package()
+        arguments, blocks = checked(self.kernel, given, grid)
+        try:
+            # A compiled kernel holds its arguments from when they are set until it is enqueued.
+            with _one_at_a_time:
+                self._run(_device(), arguments, blocks)
+        except cl.Error as error:
+            raise BackendError(f"kernel {self.kernel.name}: OpenCL says {error}") from None
+
+    def _run(self, device: Any, arguments: list[Any], blocks: Grid) -> None:
+        cl = _package()
+        places: list[tuple[Any, Any, bool]] = []
+        for n, (p, argument) in enumerate(zip(self.kernel.params, arguments, strict=True)):
+            if not isinstance(p, Array) or argument.size == 0:
+                self.compiled.set_arg(n, None if isinstance(p, Array) else argument)
+                continue
+            # The device reads and writes where the array lies: on a CPU nothing is copied, and what is not aligned
+            # stays so.
+            access = cl.mem_flags.READ_ONLY if p.const else cl.mem_flags.READ_WRITE
+            place = cl.Buffer(device.context, access | cl.mem_flags.USE_HOST_PTR, hostbuf=argument)
+            self.compiled.set_arg(n, place)
+            places.append((place, argument, p.const))
+        size = tuple(b * g for b, g in zip(self.kernel.block, blocks, strict=True))
+        cl.enqueue_nd_range_kernel(device, self.compiled, size, self.kernel.block)
+        for place, argument, const in places:
+            if not const:
+                mapped, _ = cl.enqueue_map_buffer(device, place, cl.map_flags.READ, 0, argument.shape, argument.dtype)
+                mapped.base.release(device)
+        device.finish()
+
+
+def load(kernel: Kernel) -> OpenCLKernel:
+    """*kernel* compiled for the device; the same kernel is compiled once, and kept across processes.
+
+    Raises BackendError where pyopencl or a device is missing, where the device cannot hold the kernel's shared memory
+    or lacks double precision, and where the text does not compile, with the compiler's words.
+    """
+    return _loaded(kernel)
+
+
+@lru_cache(maxsize=512)
+def _loaded(kernel: Kernel) -> OpenCLKernel:
+    text = emit(kernel, "opencl")
+    found = _device().device
+    if kernel.threads > found.max_work_group_size:
+        raise BackendError(
+            f"kernel {kernel.name}: blocks of {kernel.threads} threads, {found.name} has {found.max_work_group_size}"
+        )
+    if kernel.shared_bytes > found.local_mem_size:
+        raise BackendError(
+            f"kernel {kernel.name}: {kernel.shared_bytes} bytes of shared memory, {found.name} has "
+            f"{found.local_mem_size}"
+        )
+    if "cl_khr_fp64" in text and "cl_khr_fp64" not in found.extensions:
+        raise BackendError(f"kernel {kernel.name}: double precision, which {found.name} lacks")
+    return OpenCLKernel(kernel, text, _compiled(text, entry(kernel), kernel.name))
+
+
+@lru_cache(maxsize=512)
+def _compiled(text: str, name: str, said: str) -> Any:
+    cl, device = _package(), _device()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # compilers remark on what they found to be slow
+            program = cl.Program(device.context, text).build(
+                options=["-w"], cache_dir=str(cache_directory() / "opencl")
+            )
+        return cl.Kernel(program, name)
+    except cl.Error as error:
+        raise BackendError(f"kernel {said}: OpenCL does not compile it: {error}") from None
+
+
+def available() -> str | None:
+    """The device's name; None where there is none."""
+    try:
+        return str(_device().device.name)
+    except BackendError:
+        return None
+
+
+@cache
+def _package() -> ModuleType:
+    os.environ.setdefault("POCL_CACHE_DIR", str(cache_directory() / "pocl"))
+    try:
+        import pyopencl
+    except ImportError as error:
+        raise BackendError(f"OpenCL kernels need pyopencl: pip install 'pyopencl[pocl]' ({error})") from None
+    return pyopencl
+
+
+@cache
+def _device() -> Any:
+    """A queue of the first device: a GPU where there is one."""
+    cl = _package()
+    try:
+        devices = [d for p in cl.get_platforms() for d in p.get_devices()]
+    except cl.Error as error:
+        raise BackendError(f"OpenCL finds no platform: pip install 'pyopencl[pocl]' ({error})") from None
+    if not devices:
+        raise BackendError("OpenCL finds no device: pip install 'pyopencl[pocl]' makes one of the CPU")
+    chosen = min(devices, key=lambda d: not d.type & cl.device_type.GPU)
+    name_processor(chosen)
+    return cl.CommandQueue(cl.Context([chosen]))

@@ -1,0 +1,169 @@
+"""Measured times, kept in one SQLite file that several processes may use at once."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from dataclasses import astuple, dataclass, fields, replace
+from math import inf
+from pathlib import Path
+from typing import TypeVar
+
+from einnet_explore.codegen import versions
+from einnet_explore.ir import EOPERATOR, Equation
+from einnet_explore.runtime.keys import ALONE, APART, Key, device, key_of, libraries
+from einnet_explore.runtime.native import ENGINE
+from einnet_explore.support.storage import cache_directory
+
+T = TypeVar("T")
+
+_BY = ", kernels "
+"""Between how a time was taken and the versions of what writes kernels that it holds for."""
+
+_TABLE = """CREATE TABLE IF NOT EXISTS engine_profile (
+    operator TEXT, attributes TEXT, shapes TEXT, dtype TEXT, threads INTEGER, device TEXT, library TEXT,
+    engine TEXT,
+    seconds REAL NOT NULL, how TEXT NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (operator, attributes, shapes, dtype, threads, device, library, engine))"""
+_WHERE = " AND ".join(
+    f"{name} = ?" for name in ("operator", "attributes", "shapes", "dtype", "threads", "device", "library", "engine")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A measured time in seconds, and how it was taken."""
+
+    seconds: float
+    how: str
+
+
+class Store:
+    """Times by key, in *path* (default: ``profiles.sqlite`` in the cache directory).
+
+    Every put is one transaction, so a killed process leaves the file whole.  A file that is damaged or cannot be
+    written is replaced by a store in memory, with a warning; it holds what can be read of the file.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or cache_directory() / "profiles.sqlite"
+        self._memory: dict[Key, Profile] | None = None
+
+    def get(self, key: Key) -> Profile | None:
+        """The time stored for *key*; None where there is none, or one of kernels that are written otherwise now."""
+        if self._memory is not None:
+            return self._memory.get(key)
+
+        def read(connection: sqlite3.Connection) -> Profile | None:
+            row = connection.execute(f"SELECT seconds, how FROM engine_profile WHERE {_WHERE}", astuple(key)).fetchone()
+            how = _how(key, str(row[1])) if row else None
+            return None if how is None or not 0 < float(row[0]) < inf else Profile(float(row[0]), how)
+
+        return self._do(read, lambda memory: memory.get(key))
+
+    def put(self, key: Key, seconds: float, how: str) -> None:
+        """Store a time; it replaces the one that was there.  Raises ValueError for a time that is not positive."""
+        if not seconds > 0:
+            raise ValueError(f"a time of {seconds} seconds cannot be stored: expected a positive number")
+        profile = Profile(seconds, how)
+        if self._memory is not None:
+            self._memory[key] = profile
+            return
+        row = (*astuple(key), seconds, how + _by(key), time.time())
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute(f"INSERT OR REPLACE INTO engine_profile VALUES ({', '.join('?' * len(row))})", row)
+
+        self._do(write, lambda memory: memory.__setitem__(key, profile))
+
+    def lookup(self, threads: int = 1) -> Callable[[Equation], float | None]:
+        """A function for cost models: the stored seconds of an equation by its best engine, or None.
+
+        It measures nothing, and knows what is stored when it is first asked: a search asks it many thousand times.
+        """
+        known: dict[Key, float] | None = None
+
+        def find(equation: Equation) -> float | None:
+            nonlocal known
+            if known is None:
+                known = self.known(threads)
+            return known.get(key_of(equation, threads))
+
+        return find
+
+    def known(self, threads: int = 1) -> dict[Key, float]:
+        """What is stored now: each key's least seconds by any engine; a time of the one that was chosen goes first."""
+
+        def least(found: Mapping[Key, Profile]) -> dict[Key, float]:
+            return _least((key, profile.seconds) for key, profile in found.items() if key.threads == threads)
+
+        return least(self._memory) if self._memory is not None else self._do(lambda file: least(_times(file)), least)
+
+    def _do(self, act: Callable[[sqlite3.Connection], T], instead: Callable[[dict[Key, Profile]], T]) -> T:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # A connection of its own for every act: forks and threads share none.
+            with closing(sqlite3.connect(self.path, timeout=20)) as connection, connection:
+                connection.execute(_TABLE)
+                return act(connection)
+        except (sqlite3.Error, OSError, ValueError, TypeError) as error:  # the last two: what is no time, or no text
+            warnings.warn(f"profiles are kept in memory only: {self.path}: {error}", RuntimeWarning, stacklevel=3)
+            self._memory = self._left()
+            return instead(self._memory)
+
+    def _left(self) -> dict[Key, Profile]:
+        """What can be read where nothing can be written: a cache may have been made by others."""
+        try:
+            with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)) as file:
+                return _times(file)
+        except (sqlite3.Error, OSError, ValueError, TypeError):
+            return {}
+
+
+def _times(file: sqlite3.Connection) -> dict[Key, Profile]:
+    """The times of this device and these libraries, without those of kernels that are written otherwise now."""
+    names = ", ".join(f.name for f in fields(Key))
+    rows = file.execute(
+        f"SELECT {names}, seconds, how FROM engine_profile WHERE device = ? AND library = ?", (device(), libraries())
+    )
+    found: dict[Key, Profile] = {}
+    for *key, seconds, said in rows:
+        how = _how(own := Key(*key), str(said))
+        if how is not None and 0 < float(seconds) < inf:
+            found[own] = Profile(float(seconds), how)
+    return found
+
+
+def _by(key: Key) -> str:
+    """What a time says of the kernels that may be in it: one by itself, a chosen one, or those of a program."""
+    if key.device != device():
+        return ""
+    engine, chosen = key.engine.removesuffix(ALONE), key.engine in ("", APART)
+    generates = EOPERATOR in f"{key.operator} {key.attributes}"
+    by = []
+    if engine == "tiled" or chosen:
+        by.append(f"in tiles by {versions.TILED_KERNEL_VERSION}")
+    if (engine == "tvm" or chosen) and not generates:  # an eOperator's key itself says by what
+        by.append(f"in TVM by {versions.SCHEDULE_VERSION}")
+    if engine == ENGINE or (chosen and generates):
+        by.append(f"in C by {versions.C_KERNEL_VERSION}")
+    return _BY + ", ".join(by) if by else ""
+
+
+def _how(key: Key, said: str) -> str | None:
+    """How the time of *key* was taken, by what its row *said*; None where its kernels were written otherwise."""
+    how, *_ = said.partition(_BY)
+    return how if said == how + _by(key) else None
+
+
+def _least(times: Iterable[tuple[Key, float]]) -> dict[Key, float]:
+    found: dict[Key, float] = {}
+    chosen: dict[Key, float] = {}
+    for key, seconds in times:
+        target = found if key.engine else chosen
+        own = replace(key, engine="")
+        target[own] = min(seconds, target.get(own, seconds))
+    return found | chosen

@@ -1,0 +1,141 @@
+"""Profiles of another machine: times that a store there holds, and its device's rates, in one SQLite file."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import time
+
+from einnet_explore.codegen.errors import BackendError
+from einnet_explore.ir import Equation
+from einnet_explore.runtime.keys import Key, key_of
+from einnet_explore.support.wording import counted
+
+PREFIX = "profile:"
+"""What a device's name begins with that is a file: ``profile:h100.sqlite``, or ``profile:all.sqlite#H100``."""
+
+RATES = ("peak_flops", "memory_bandwidth", "cache_bandwidth", "cache_bytes", "call_seconds")
+"""What a roofline needs to know of a device; a recording that has other numbers too keeps them."""
+
+_TABLE = """CREATE TABLE IF NOT EXISTS device_rates (
+    device TEXT, library TEXT, threads INTEGER, rates TEXT NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (device, library, threads))"""
+_COLUMNS = ("operator", "attributes", "shapes", "dtype", "threads", "device", "library", "engine", "seconds")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What was measured on one *device* with one set of libraries; *rates* is empty where only times were kept."""
+
+    path: Path
+    device: str
+    library: str
+    threads: int
+    rates: Mapping[str, float]
+    times: Mapping[tuple[str, str, str, str], float] = field(repr=False)
+
+    def lookup(self) -> Callable[[Equation], float | None]:
+        """For cost models: the recorded seconds of an equation there, or None."""
+        return lambda equation: self.times.get(_place(key_of(equation, self.threads)))
+
+
+def recorded_key(equation: Equation, device: str, library: str, threads: int = 1, engine: str = "") -> Key:
+    """The key under which *equation*'s time on another *device* is stored."""
+    return replace(key_of(equation, threads), device=device, library=library, engine=engine)
+
+
+def record_rates(path: Path, device: str, library: str, rates: Mapping[str, float], threads: int = 1) -> None:
+    """Put a device's rates beside its times in *path*; they replace those that were there.
+
+    Raises ValueError where one of ``RATES`` is missing or is no positive number.
+    """
+    _checked(str(path), rates)
+    with closing(sqlite3.connect(path, timeout=20)) as connection, connection:
+        connection.execute(_TABLE)
+        row = (device, library, threads, json.dumps(dict(rates)), time())
+        connection.execute("INSERT OR REPLACE INTO device_rates VALUES (?, ?, ?, ?, ?)", row)
+
+
+def recorded(name: str, threads: int | None = None) -> Recorded:
+    """The recording that *name* (``FILE.sqlite`` or ``FILE.sqlite#DEVICE``) means; the file is only read.
+
+    *DEVICE* is a part of the device's or the libraries' names.  Raises BackendError, with what was found, for a file
+    that is missing, no SQLite file, no profile store or empty; where several recordings fit or none does; and for rates
+    that are not numbers.
+    """
+    text, _, wanted = name.partition("#")
+    path = Path(text)
+    if not path.is_file():
+        raise BackendError(f"profile {text or '(no name)'}: found no such file, expected {PREFIX}FILE.sqlite")
+    try:
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, timeout=20)) as connection:
+            tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            if "engine_profile" not in tables:
+                held = ", ".join(sorted(tables)) or "none"
+                raise BackendError(f"profile {path}: no profile store: its tables are {held}, expected engine_profile")
+            rows = connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM engine_profile").fetchall()
+            rates = _rates(path, connection) if "device_rates" in tables else {}
+    except sqlite3.Error as error:
+        raise BackendError(f"profile {path}: it cannot be read as a profile store: {error}") from None
+    there = sorted({(str(r[5]), str(r[6]), int(r[4])) for r in rows} | set(rates))
+    chosen = _one(path, there, wanted, threads)
+    mine = [r for r in rows if (r[5], r[6], r[4]) == chosen]
+    return Recorded(path, *chosen, rates.get(chosen, {}), _least(path, mine))
+
+
+def _one(path: Path, there: list[tuple[str, str, int]], wanted: str, threads: int | None) -> tuple[str, str, int]:
+    """The recording among *there* that is meant."""
+    listed = "; ".join(f"{d} ({lib}, {counted(n, 'thread')})" for d, lib, n in there[:6]) or "nothing"
+    fit = [r for r in there if wanted.lower() in f"{r[0]} {r[1]}".lower()]
+    if len(fit) > 1 and threads is not None:
+        fit = [r for r in fit if r[2] == threads]
+    if len(fit) == 1:
+        return fit[0]
+    asked = f" for {wanted!r}" if wanted else ""
+    how = f"name one: {PREFIX}{path.name}#DEVICE, or --threads" if len(there) > 1 else "expected one"
+    raise BackendError(f"profile {path}: {len(fit)} recordings{asked} ({how}); it holds {listed}")
+
+
+def _rates(path: Path, connection: sqlite3.Connection) -> dict[tuple[str, str, int], dict[str, float]]:
+    found = {}
+    for device, library, threads, told in connection.execute(
+        "SELECT device, library, threads, rates FROM device_rates"
+    ):
+        try:
+            rates = json.loads(told)
+            _checked(str(path), rates)
+        except ValueError as error:
+            raise BackendError(f"profile {path}: the rates of {device}: {error}") from None
+        found[str(device), str(library), int(threads)] = {k: float(v) for k, v in rates.items()}
+    return found
+
+
+def _checked(where: str, rates: object) -> None:
+    held = rates if isinstance(rates, Mapping) else {}
+    numbers = {k: v for k, v in held.items() if isinstance(v, int | float) and 0 < v < float("inf")}
+    if wrong := [k for k in (*RATES, *held) if k not in numbers]:
+        shown = ", ".join(f"{k} = {held.get(k, 'missing')}" for k in dict.fromkeys(wrong))
+        raise ValueError(f"{where}: {shown}: expected positive numbers")
+
+
+def _least(path: Path, rows: list[tuple[str, ...]]) -> dict[tuple[str, str, str, str], float]:
+    """The least time of each key, whatever the engine; a time of the one that was chosen there goes first."""
+    any_engine: dict[tuple[str, str, str, str], float] = {}
+    chosen: dict[tuple[str, str, str, str], float] = {}
+    for row in rows:
+        target, place, seconds = chosen if not row[7] else any_engine, row[:4], row[8]
+        if not isinstance(seconds, float) or not seconds > 0:
+            raise BackendError(
+                f"profile {path}: {row[0]} {row[2]} takes {seconds!r} seconds, expected a positive number"
+            )
+        target[place] = min(seconds, target.get(place, seconds))
+    return any_engine | chosen
+
+
+def _place(key: Key) -> tuple[str, str, str, str]:
+    return key.operator, key.attributes, key.shapes, key.dtype

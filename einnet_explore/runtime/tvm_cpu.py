@@ -1,0 +1,244 @@
+"""eOperators on the CPU through TVM and LLVM: scope → Source → Kernel."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+from tvm import te
+from tvm.s_tir import Schedule, ScheduleError
+
+from einnet_explore.analysis.fused_chain import Chain
+from einnet_explore.analysis.online_softmax import Online, online
+from einnet_explore.analysis.row_nest import Nest, nest
+from einnet_explore.codegen import body_structure, versions
+from einnet_explore.codegen.blocked_chains import kernel as blocks
+from einnet_explore.codegen.blocked_chains.block_sizes import blocked, parts_of
+from einnet_explore.codegen.errors import BackendError
+from einnet_explore.codegen.identity import identity
+from einnet_explore.codegen.machine import this_machine
+from einnet_explore.codegen.preparation import prepare, squash
+from einnet_explore.codegen.rows import kernel as rows
+from einnet_explore.codegen.rows import online as one_pass
+from einnet_explore.codegen.tvm import schedule
+from einnet_explore.codegen.tvm.emission import lower
+from einnet_explore.ir import Scope, tensors
+from einnet_explore.runtime import compiled, measurement
+from einnet_explore.runtime.arrays import Array, aligned, aligned_empty, bound
+
+DTYPES = ("float32", "int64")
+
+LAST_RANK = 3
+"""Of this rank every stage is as written: no structure has more templates before ``plain``."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """An eOperator ready to compile: *scope* over *dtype* elements, one template a stage from *rank* downwards.
+
+    ``rank`` 0 is the schedule expected to be fastest; the last one leaves the stages as written.
+    """
+
+    scope: Scope
+    dtype: str = "float32"
+    threads: int = 1
+    rank: int = 0
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """The tensors that the kernel takes, in order."""
+        return tuple(dict.fromkeys(t.name for t in tensors(self.scope)))
+
+    @cached_property
+    def prepared(self) -> Scope:
+        """What the kernel computes: equal to *scope*, with dimensions merged where nothing looks between them."""
+        return prepare(self.scope) if self.nest or self.online else squash(prepare(self.scope))
+
+    @cached_property
+    def nest(self) -> Nest | None:
+        """The scope as work on rows, where it is that: how the kernel of rank 0 does it."""
+        return nest(self.scope) if self.dtype == "float32" else None
+
+    @cached_property
+    def online(self) -> Online | None:
+        """The scope as a softmax-weighted sum in one pass, where it is that: how the kernel of rank 0 does it."""
+        found = online(self.scope) if self.dtype == "float32" else None
+        return found if isinstance(found, Online) and one_pass.worthwhile(found, this_machine()) else None
+
+    @cached_property
+    def chain(self) -> Chain | None:
+        """The scope as a chain to be gone through block by block, where it is that."""
+        own = self.dtype == "float32" and self.nest is None and self.online is None
+        return blocked(self.scope, this_machine()) if own else None
+
+    @property
+    def shared(self) -> bool:
+        """Whether several threads run the kernel."""
+        if self.threads == 1:
+            return False
+        if self.chain is not None:
+            return any(part.blocks > 1 for part in parts_of(self.chain, self.threads, this_machine()))
+        rows = self.rank == 0 and (self.online is not None or self.nest is not None)
+        return rows or body_structure.moved(self.prepared) >= schedule.PARALLEL_ELEMENTS
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of inputs and result as the kernel sees them: the same elements in the same order."""
+        if self.chain is not None:
+            sizes = {t.name: (prod(t.shape),) for t in tensors(self.scope)}
+            return (*(sizes[name] for name in self.inputs), (prod(self.scope.shape),))
+        shapes = {t.name: t.shape for t in (*tensors(self.scope), *tensors(self.prepared))}
+        return (*(shapes[name] for name in self.inputs), self.prepared.shape)
+
+    @cached_property
+    def template(self) -> str:
+        """The schedule template of the last stage; ``nest`` where the whole is written as work on rows, ``online``
+        where that is one pass over the columns, ``blocked`` where it is a chain."""
+        if self.chain is not None:
+            return "blocked"
+        if self.online is not None and self.rank == 0:
+            return "online"
+        if self.nest is not None and self.rank == 0:
+            return "nest"
+        names = body_structure.templates(self.prepared)
+        names = tuple(n for n in names if n != "turn") if self.dtype != "float32" else names
+        return names[min(self.rank, len(names) - 1)]
+
+    @cached_property
+    def function(self) -> Any:
+        """The scheduled PrimFunc."""
+        if self.chain is not None:
+            flat = {name: size for name, (size,) in zip(self.inputs, self.shapes, strict=False)}
+            parts = parts_of(self.chain, self.threads, this_machine())
+            return blocks.function(parts, flat, self.threads, this_machine())
+        if self.online is not None and self.rank == 0:
+            inputs = dict(zip(self.inputs, self.shapes, strict=False))
+            return one_pass.function(self.online, inputs, self.threads, this_machine())
+        if self.nest is not None and self.rank == 0:
+            inputs = dict(zip(self.inputs, self.shapes, strict=False))
+            return rows.function(self.nest, inputs, self.threads, this_machine())
+        if self.template == "turn" and (view := body_structure.turned(self.prepared)) is not None:
+            function, _ = self._lowered(view)
+            trial = Schedule(function)
+            schedule.apply("turn", trial, "Y", view, self.threads)
+            return trial.mod["main"]
+        function, stages = self._lowered(self.prepared)
+        return _scheduled(function, stages, self.rank, self.template, self.threads)
+
+    def _lowered(self, prepared: Scope) -> tuple[Any, Mapping[str, Scope]]:
+        lowered = lower(prepared, self.dtype)
+        # ``prepare`` may drop a tensor that is multiplied away or only read outside its box: it stays a parameter.
+        known = dict(zip(lowered.inputs, lowered.placeholders, strict=True))
+        parameters = [
+            known[name] if name in known else te.placeholder(shape, self.dtype, name=f"unused_{n}")
+            for n, (name, shape) in enumerate(zip(self.inputs, self.shapes, strict=False))
+        ]
+        return te.create_prim_func([*parameters, lowered.output]), lowered.stages
+
+    @property
+    def text(self) -> str:
+        """TVMScript."""
+        return str(self.function.script())
+
+    @cached_property
+    def key(self) -> str:
+        """What a compiled kernel is remembered by."""
+        own = (self.dtype, self.threads, self.rank, versions.SCHEDULE_VERSION, this_machine())
+        parts = (identity(self.scope), *own, *compiled.platform())
+        return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:40]
+
+
+def emit(scope: Scope, dtype: str = "float32", threads: int = 1, rank: int = 0) -> Source:
+    """The source of the kernel ``Y[x…] = scope``; raises BackendError for a dtype that kernels do not have."""
+    if dtype not in DTYPES:
+        raise BackendError(f"dtype {dtype}: expected one of {', '.join(DTYPES)}")
+    if threads < 1:
+        raise BackendError(f"threads {threads}: expected at least 1")
+    return Source(scope, dtype, threads, rank)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled eOperator."""
+
+    source: Source
+    function: Any = field(repr=False)
+
+    def __call__(self, *arrays: Array, out: Array | None = None) -> Array:
+        """The result for *arrays*, in the order of ``source.inputs``; arrays that are not aligned are copied."""
+        result = aligned_empty(self.source.scope.shape, self.source.dtype)
+        self.bind(tuple(aligned(a, self.source.dtype) for a in arrays), result)()
+        if out is None:
+            return result
+        out[...] = result
+        return out
+
+    def bind(self, inputs: Sequence[Array], out: Array) -> Callable[[], None]:
+        """A call without arguments that reads *inputs* and writes *out*, where they are now.
+
+        Raises BackendError where an array has the wrong shape or dtype, or is not contiguous and aligned.
+        """
+        return bound(self.source, self.function, inputs, out)
+
+
+def load(source: Source) -> Kernel:
+    """Compile *source*, or take it from the cache directory; raises BackendError where TVM refuses."""
+    compiled.use_threads(source.threads)
+    known = compiled.stored(source.key)
+    if known is not None:
+        return Kernel(source, known)
+    # What TVM's own checks reject after scheduling (or in compiling) is tried with simpler schedules.
+    for rank in range(source.rank, LAST_RANK + 1):
+        try:
+            function = replace(source, rank=rank).function
+            return Kernel(source, compiled.build(function, source.key, source.threads))
+        except Exception as error:
+            if rank == LAST_RANK:
+                raise BackendError(f"TVM refuses {source.scope!r}: {_last_line(error)}") from error
+    raise BackendError(f"rank {source.rank}: expected at most {LAST_RANK}")
+
+
+def compile_scope(scope: Scope, dtype: str = "float32", threads: int = 1, tune: bool = False) -> Kernel:
+    """``load(emit(scope))``; with *tune* the best of the applicable schedules by measurement."""
+    first = load(emit(scope, dtype, threads))
+    if not tune:
+        return first
+    seen = {first.source.text: first}
+    for rank in range(1, 3):
+        source = emit(scope, dtype, threads, rank)
+        if source.text not in seen:
+            seen[source.text] = load(source)
+    if len(seen) == 1:
+        return first
+    arrays = [aligned(np.ones(t.shape), dtype) for t in {t.name: t for t in tensors(scope)}.values()]
+    result = aligned_empty(scope.shape, dtype)
+    calls = {str(k.source.rank): k.bind(arrays, result) for k in seen.values()}
+    times = measurement.compare(calls, rounds=5, min_seconds=0.02)
+    return min(seen.values(), key=lambda k: times[str(k.source.rank)].median)
+
+
+def _scheduled(function: Any, stages: Mapping[str, Scope], rank: int, template: str, threads: int) -> Any:
+    """Every stage by its template; a template that TVM refuses for a stage gives way to the next one."""
+    current = Schedule(function)
+    for name, scope in stages.items():
+        names = tuple(n for n in body_structure.templates(scope) if n != "turn")
+        first = names.index(template) if name == "Y" and template in names else min(rank, len(names) - 1)
+        for trial_name in names[first:]:
+            # A copy: partitioned loops define a variable in every part, which a new schedule would not take.
+            trial = current.copy()
+            try:
+                schedule.apply(trial_name, trial, name, scope, threads)
+            except (ScheduleError, RuntimeError, ValueError):
+                continue
+            current = trial
+            break
+    return current.mod["main"]
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

@@ -1,0 +1,1 @@
+"""einnet_explore.session."""

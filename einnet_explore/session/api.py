@@ -1,0 +1,129 @@
+"""What ``import einnet_explore as ee`` offers besides values: the verbs of the notebook."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from einnet_explore.checker.record import FORMAT, load_json
+from einnet_explore.cost import program_seconds
+from einnet_explore.equivalence.certificate import Certificate, certify
+from einnet_explore.ir import Program
+from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.rules import INTER_RULES, RULES, Derivation, Rule
+from einnet_explore.session import records, saved_search, scripts
+from einnet_explore.session.faces import load_faces
+from einnet_explore.session.run import Run
+from einnet_explore.session.session import Session
+from einnet_explore.strategies.options import Cost, Options
+from einnet_explore.syntax import parse
+from einnet_explore.syntax.parser import text_of
+from einnet_explore.viz.graph_figures import Figure, graph_figure
+
+if TYPE_CHECKING:
+    from einnet_explore.pipeline.optimised import Optimised
+
+KINDS = {".json": FORMAT, saved_search.SUFFIX: saved_search.FORMAT, scripts.SUFFIX: scripts.FORMAT}
+"""What files of JSON are by their names, where they do not say so themselves."""
+
+
+def explore(
+    program: Program,
+    rules: tuple[Rule[Any], ...] = (*RULES, *INTER_RULES),
+    operators: tuple[Operator, ...] = OPERATORS,
+) -> Session:
+    """A session on *program*: rules by hand, undo, branches, certificates.
+
+    *rules* and *operators* are those that it knows; your own are values among them.  In a notebook it shows itself as
+    an explorer, where ``einnet_widgets`` is installed.
+    """
+    if "ipykernel" in sys.modules:
+        load_faces()
+    return Session(program, rules, operators)
+
+
+def load(path: str | Path) -> Program | Derivation | Run | Session:
+    """A program (``.ein``), a derivation (a record's ``.json``), a search (``.einx``) or a session (``.eins``).
+
+    What the last three are, they say themselves: they may have other names.
+    """
+    kind = KINDS.get(Path(path).suffix)
+    if kind is None and not (said := text_of(path)).lstrip().startswith("{"):
+        return parse(said, str(path))
+    data = load_json(path)
+    match data:
+        case {"format": str(found)} if found in KINDS.values():
+            kind = found
+    if kind == scripts.FORMAT:
+        return Session.load(path)
+    if kind == saved_search.FORMAT:
+        return saved_search.from_json(Run, data, program_seconds, str(path))
+    return records.from_record(data, source=str(path))
+
+
+def search(
+    program: Program,
+    target: str | Iterable[str] = (),
+    limit: float | None = 60,
+    operators: tuple[Operator, ...] = OPERATORS,
+    device: str = "cpu",
+    **options: Any,
+) -> Run:
+    """A search of *program* towards those of *operators* named by *target* (all when empty), at most *limit* seconds.
+
+    The *device* ``profile:FILE.sqlite`` orders candidates by times and rates that were recorded elsewhere; raises
+    ValueError where that file does not serve.  Iterate the search for its events, or ``start`` it in a thread.
+    *options* are those of ``strategies.options.Options``: *rules* among them, where your own may stand beside the
+    library's.
+    """
+    cost: Cost = program_seconds
+    if device != "cpu":
+        from einnet_explore.pipeline.devices import cost_for
+
+        cost = cost_for(device)
+    return Run(program, cost, target=target, limit=limit, operators=operators, options=Options(**options))
+
+
+def search_all(programs: Iterable[Program] | Mapping[str, Program], *args: Any, **options: Any) -> list[dict[str, Any]]:
+    """Search *programs* over any executor; see ``session.many_searches.search_all`` for the options."""
+    from einnet_explore.session.many_searches import search_all as run
+
+    return run(programs, *args, **options)
+
+
+def check(derivation: Derivation) -> tuple[Certificate, ...]:
+    """A certificate for every step of *derivation*."""
+    return tuple(certify(step.before, step.after) for step in derivation.steps)
+
+
+def graph(program: Program, title: str = "") -> Figure:
+    """The computation graph of *program* as a figure."""
+    return graph_figure(program, title)
+
+
+# The three below import the compilers and ONNX Runtime when they are called: ``import einnet_explore`` stays quick.
+
+
+def optimize(model: str | Path | Program, **options: Any) -> Optimised:
+    """Optimise an ONNX model or a program; see ``pipeline.optimiser.optimize`` for the options."""
+    from einnet_explore.pipeline.optimiser import optimize as run
+
+    return run(model, **options)
+
+
+def benchmark(model: str | Path, **options: Any) -> Mapping[str, Any]:
+    """Measure a model or case against other engines, interleaved; see ``einnet_evaluation.bench.benchmark``."""
+    from einnet_evaluation.bench import benchmark as run
+
+    return run(model, **options)
+
+
+def write_model(name: str, path: str | Path, batch: int = 1, size: int | None = None) -> Path:
+    """Write one of the evaluation models as ONNX."""
+    from einnet_evaluation.models import write
+    from einnet_explore.support.storage import write_atomically
+
+    write_atomically(path, write(name, batch, size).SerializeToString())
+    return Path(path)

@@ -1,0 +1,179 @@
+"""Two programs side by side: whether they are one, how far each is from an operator, what each costs.
+
+The iterator mapping table of a scope against an operator (EinNet Table 2, §6.1), mismatches marked.
+
+What a step changed: the smallest scopes of a program that another one does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from einnet_explore.analysis.canonical_keys import program_key
+from einnet_explore.cost import program_seconds
+from einnet_explore.equivalence.certificate import Certificate, certify
+from einnet_explore.ir import Access, Path, Program, Scope, Tensor, accesses, map_accesses, show_path
+from einnet_explore.operators import OPERATORS, Operator, Unmatched, distance, match
+from einnet_explore.operators.form import Distance
+from einnet_explore.strategies.instantiation import nearest
+from einnet_explore.syntax import text
+from einnet_explore.viz.tables import Table, seconds
+
+
+@dataclass(frozen=True, slots=True)
+class MappingTable:
+    """How the scope at *at* stands to *operator*.
+
+    *distance* is None where they cannot be compared; *iterators* is the first match's map, where there is one; *why*
+    says what is in the way of a match.
+    """
+
+    at: Path
+    operator: Operator
+    distance: Distance | None
+    iterators: tuple[tuple[str, tuple[str, ...]], ...]
+    why: str
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The columns of a group's letters: the operator's operands, then its result."""
+        pattern = self.operator.pattern
+        return (*(operand.name for operand in pattern.operands), pattern.output)
+
+    def table(self) -> Table:
+        """One row a group of the table."""
+        rows = tuple(
+            (
+                g.group,
+                ", ".join(g.expected) or "–",
+                ", ".join(f"{x.name}:{x.extent}" for x in g.found) or "–",
+                f"✗ {g.mismatch}" if g.mismatch else "✓",
+            )
+            for g in (self.distance.groups if self.distance else ())
+        )
+        far = "cannot be compared" if self.distance is None else f"distance {self.distance.total}"
+        says = f"scope {show_path(self.at)} against {self.operator.name}: {far}"
+        head = (f"in {', '.join(self.tensors)}", f"{self.operator.name} has", "the scope has", "mismatch")
+        return Table(head, rows, f"{says}; {self.why}" if self.why else says)
+
+    def __repr__(self) -> str:
+        return repr(self.table())
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return self.table()._repr_mimebundle_()
+
+
+def mapping_table(program: Program, at: Path, operator: Operator) -> MappingTable:
+    """The table of the scope at *at* of *program* against *operator*; raises LookupError where there is none."""
+    scope = program.scope_at(at)
+    try:
+        far = distance(scope, operator)
+    except Unmatched as reason:
+        return MappingTable(at, operator, None, (), str(reason))
+    try:
+        way = match(scope, operator)[0]
+    except Unmatched as reason:
+        return MappingTable(at, operator, far, (), str(reason))
+    return MappingTable(at, operator, far, tuple((name, tuple(x.name for x in xs)) for name, xs in way.iterators), "")
+
+
+def nearest_operator(program: Program, at: Path, operators: tuple[Operator, ...]) -> Operator:
+    """The operator of *operators* that the scope at *at* is nearest to; the first one where none is comparable."""
+    scope = program.scope_at(at)
+
+    def far(n: int) -> tuple[float, int]:
+        try:
+            return distance(scope, operators[n]).total, n
+        except Unmatched:
+            return float("inf"), n
+
+    return operators[min(range(len(operators)), key=far)]
+
+
+_BLANK = Tensor("", ())
+
+
+def changed(before: Program, after: Program) -> tuple[Path, ...]:
+    """The paths in *after* of the smallest scopes that *before* does not have in the same place."""
+    known = {e.name: e for e in before.equations}
+    paths: list[Path] = []
+    for n, equation in enumerate(after.equations):
+        old = known.get(equation.name)
+        if old is None or old.via != equation.via:
+            paths.append((n,))
+        elif old.scope != equation.scope:
+            paths += [(n, *path) for path in _differing(old.scope, equation.scope)]
+    return tuple(paths)
+
+
+def _differing(old: Scope, new: Scope) -> Iterable[Path]:
+    if _outline(old) != _outline(new):
+        yield ()
+        return
+    for n, (a, b) in enumerate(zip(accesses(old.body), accesses(new.body), strict=True)):
+        match a.source, b.source:
+            case Scope() as one, Scope() as other if one != other:
+                for path in _differing(one, other):
+                    yield (n, *path)
+            case one, other if one != other:
+                yield ()
+                return
+
+
+def _outline(scope: Scope) -> Scope:
+    """*scope* without what it reads."""
+    return replace(scope, body=map_accesses(scope.body, lambda a: Access(_BLANK, a.index)))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Programs *before* and *after*, which may come from different branches; *names* say which they are."""
+
+    before: Program
+    after: Program
+    names: tuple[str, str] = ("before", "after")
+    operators: tuple[Operator, ...] = OPERATORS
+
+    @cached_property
+    def same(self) -> bool:
+        """Whether their canonical keys are equal: the same program but for names and order."""
+        return program_key(self.before) == program_key(self.after)
+
+    @cached_property
+    def certificate(self) -> Certificate:
+        """Whether they mean the same."""
+        return certify(self.before, self.after)
+
+    @property
+    def distances(self) -> tuple[int | None, int | None]:
+        """The expression distance of each to the nearest operator."""
+        return nearest(self.before, self.operators), nearest(self.after, self.operators)
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """What each is estimated to take."""
+        return program_seconds(self.before)[0], program_seconds(self.after)[0]
+
+    @property
+    def changed(self) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+        """The paths in each of the smallest scopes that the other does not have in the same place."""
+        return changed(self.after, self.before), changed(self.before, self.after)
+
+    def table(self) -> Table:
+        """One row a program."""
+        programs = (self.before, self.after)
+        rows = tuple(
+            (name, "?" if d is None else str(d), seconds(s), str(len(p.equations)), text(p).rstrip("\n"))
+            for name, d, s, p in zip(self.names, self.distances, self.seconds, programs, strict=True)
+        )
+        verdict = "the same program" if self.same else "different programs"
+        caption = f"{verdict}; {self.certificate.kind}"
+        return Table(("", "distance", "estimated", "equations", "program"), rows, caption)
+
+    def __repr__(self) -> str:
+        return repr(self.table())
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return self.table()._repr_mimebundle_()

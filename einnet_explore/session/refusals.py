@@ -1,0 +1,55 @@
+"""Why rules do not apply: their own words, as values that a notebook shows as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from einnet_explore.ir import Path, Program, show_path
+from einnet_explore.rules import Refused, Rule
+from einnet_explore.viz.tables import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a rule does not apply at a place, in the rule's own words."""
+
+    rule: str
+    at: Path
+    why: str
+
+
+class Refusals(tuple[Refusal, ...]):
+    """Refusals that a notebook shows as a table."""
+
+    __slots__ = ()
+
+    def table(self) -> Table:
+        """One row a rule."""
+        rows = tuple((r.rule, show_path(r.at), r.why) for r in self)
+        return Table(("rule", "at", "refused because"), rows, "" if self else "every rule has a legal match")
+
+    def __repr__(self) -> str:
+        return repr(self.table())
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return self.table()._repr_mimebundle_()
+
+
+def why_refused(rule: Rule[Any], program: Program, at: Path) -> str:
+    """Why *rule* proposes nothing; where it explains nothing, what it says when it is asked for without parameters."""
+    if rule.explain is not None:
+        return rule.explain(program, at)
+    try:
+        rule.rewrite(program, at, rule.decode(program, at, {}))
+    except Refused as refusal:
+        if not incomplete(refusal):
+            return str(refusal)
+    except (KeyError, TypeError, ValueError):
+        pass
+    return "nothing to propose from this scope's extents and coefficients"
+
+
+def incomplete(error: Exception) -> bool:
+    """Whether *error* is about a parameter that is missing."""
+    return any(isinstance(each, KeyError) for each in (error, error.__cause__, error.__context__))

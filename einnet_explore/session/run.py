@@ -1,0 +1,161 @@
+"""A run of a search, shown: what it found as tables, figures, records and files, and why it went no other way."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path as FilePath
+from typing import Any, Self
+
+from einnet_explore.equivalence.certificate import Certificate, certify
+from einnet_explore.ir import Program
+from einnet_explore.rules import FEWER_PRODUCTS, Derivation
+from einnet_explore.session import records, saved_search, search_explanations
+from einnet_explore.session.running_search import Running
+from einnet_explore.strategies.candidate import Candidate, verdict
+from einnet_explore.strategies.options import Cost
+from einnet_explore.support.wording import counted
+from einnet_explore.viz import tables
+from einnet_explore.viz.graph_figures import Figure, search_graph, tree_figure
+from einnet_explore.viz.tables import Table
+from einnet_explore.viz.views import Steps
+
+
+class Run(Running):
+    """A search that runs (see ``Running``), with proofs and pictures of what it found."""
+
+    @cached_property
+    def _proofs(self) -> dict[tuple[Program, Program], Certificate]:
+        """What was proved so far."""
+        return {}
+
+    def certificates(self, derivation: Derivation) -> tuple[Certificate, ...]:
+        """A certificate for every step; steps that candidates share are proved once."""
+        return tuple(self._proof(step.before, step.after) for step in derivation.steps)
+
+    def _proof(self, before: Program, after: Program) -> Certificate:
+        pair = (before, after)
+        if pair not in self._proofs:
+            self._proofs[pair] = certify(before, after)
+        return self._proofs[pair]
+
+    def verdict(self, candidate: Candidate) -> str:
+        """The weakest certificate between the states that lead to *candidate*: a choice and its clean-ups are one.
+
+        Where one of these is not proved, or other products are made step by step, every step decides.
+        """
+        if any(step.match.rule in FEWER_PRODUCTS for step in candidate.derivation.steps):
+            return verdict(self.certificates(candidate.derivation))
+        programs = [state.program for state in self.search.above(candidate.state)]
+        kinds = verdict(tuple(self._proof(a, b) for a, b in pairwise(programs)))
+        return kinds if kinds == "proved" else verdict(self.certificates(candidate.derivation))
+
+    def derivation(self, to: Candidate | int | None = None) -> Steps:
+        """The steps *to* a candidate or the state of that number (the best candidate if None), as a paper shows them.
+
+        Raises LookupError where there is no such state, and where nothing was found yet.
+        """
+        match self.best if to is None else to:
+            case None:
+                raise LookupError("the search found no candidate")
+            case int() as number:
+                return Steps(self.search.derivation(self._known(number)))
+            case candidate:
+                return Steps(candidate.derivation)
+
+    def _known(self, state: int) -> int:
+        if not 0 <= state < len(self.search.states):
+            raise LookupError(f"state {state}: the search has states 0 to {len(self.search.states) - 1}")
+        return state
+
+    def why_pruned(self, state: int) -> tuple[str, ...]:
+        """Why moves out of *state* were not followed: the twin and how it was reached, a refusal, or the run's end.
+
+        Raises LookupError where there is no such state.
+        """
+        return search_explanations.why_pruned(self.search, self.pruned, self.refused, self._known(state))
+
+    def report(self, case: str = "") -> dict[str, Any]:
+        """The JSON of ``derive``: of the moment at which it is asked for, where the search still runs."""
+        with self.paused():
+            found, best = tuple(self.candidates), self.best
+            said = {
+                "case": case,
+                "target": list(self.target),
+                "strategy": self.search.options.strategy,
+                "max_depth": self.search.options.max_depth,
+                "seconds": round(self.seconds, 4),
+                "states": len(self.search.states) + self.search.pruned,
+                "unique": len(self.search.states),
+                "pruned": self.search.pruned,
+                "complete": self.search.complete,
+            }
+            first = self.first_found
+        return {
+            **said,
+            "candidates": [c.to_json(self.verdict(c)) for c in found],
+            "best": None if best is None else found.index(best),
+            "first_found": None if first is None else {"seconds": round(first[0], 4), "states": first[1]},
+        }
+
+    def save(self, path: str | FilePath, case: str = "") -> None:
+        """Write the best derivation with its certificates as a record, or the whole run where *path* ends in ``.einx``.
+
+        Raises OSError, and ValueError when nothing was found that a record could hold.
+        """
+        if str(path).endswith(saved_search.SUFFIX):
+            saved_search.save(self, path)
+            return
+        best = self.best
+        if best is None:
+            raise ValueError("the search found no candidate, so there is nothing to save")
+        records.save(path, self.record(best, case))
+
+    @classmethod
+    def load(cls, path: str | FilePath, cost: Cost) -> Self:
+        """The run saved at *path*; raises RecordError or OSError.  Iterating it goes on where it was."""
+        return saved_search.load(cls, path, cost)
+
+    def graph(self) -> Any:
+        """The search as a graph with merges, in plain JSON (``viz.graph_figures.search_graph``)."""
+        return search_graph(self.search.states, self.pruned, {c.state: c.seconds for c in self.candidates})
+
+    def why_not(self, derivation: Derivation) -> str:
+        """How far the search went along *derivation*, and why it did not go on; raises ValueError from elsewhere."""
+        return search_explanations.why_not(self.search, derivation)
+
+    def why_refused(self, name: str, state: int = 0, at: str = "0") -> str:
+        """Why the rule or library operator *name* does not apply at the scope *at* of *state*; raises LookupError."""
+        return search_explanations.why_refused_at(self.search, name, self._known(state), at)
+
+    def record(self, candidate: Candidate, case: str = "") -> dict[str, Any]:
+        """The record of one candidate: start, steps, certificates."""
+        return records.to_record(
+            candidate.derivation,
+            self.certificates(candidate.derivation),
+            case=case,
+            target=list(self.target),
+            strategy=self.search.options.strategy,
+        )
+
+    def tree(self, to: Candidate | None = None, limit: int = 240) -> Figure:
+        """The search tree; about *limit* states are drawn, and the way *to* a candidate (the best one if None)."""
+        shown = to or self.best
+        return tree_figure(self.search.states, shown.state if shown else None, limit)
+
+    def table(self, limit: int = 8) -> Table:
+        """The *limit* cheapest candidates by estimate, each with its certificate."""
+        ordered = sorted(self.candidates, key=lambda c: c.rank)
+        states = self.search.states
+        caption = (
+            f"{min(limit, len(ordered))} of {counted(len(ordered), 'candidate')}; {counted(len(states), 'state')}, "
+            f"{self.search.pruned} pruned, {search_explanations.how_ended(self.search)}, {self.seconds:.2f} s"
+        )
+        return tables.candidates(((c, verdict(self.certificates(c.derivation))) for c in ordered[:limit]), caption)
+
+    def __repr__(self) -> str:
+        candidates, states = counted(len(self.candidates), "candidate"), counted(len(self.search.states), "state")
+        return f"<Run: {candidates}, {states}, {self.seconds:.2f} s>"
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return self.table()._repr_mimebundle_()

@@ -1,0 +1,239 @@
+"""A search and what it has found so far: in the foreground (``for event in it``) or in a thread (``start``)."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from typing import Any, Self, TypeAlias
+
+from einnet_explore.ir import Program
+from einnet_explore.operators import OPERATORS, Operator, find_operators
+from einnet_explore.strategies.candidate import Candidate
+from einnet_explore.strategies.engine import Search
+from einnet_explore.strategies.events import Found, Pruned, Refused, SearchEvent
+from einnet_explore.strategies.options import Cost, Options
+from einnet_explore.support.limits import ROOM
+
+SETTLED = 2_000
+"""After so many events, the garbage collector is spared what there is: a search keeps its states, which hold no cycles,
+and to walk over 20,000 of them takes seconds, in which no event comes and nothing can be stopped."""
+
+Observer: TypeAlias = Callable[[SearchEvent], None]
+
+
+class Running:
+    """One search and what it has found so far.
+
+    *limit* is in seconds, *states* the most states that it makes: unlike seconds, these are the same whenever it runs.
+    *target* names operators (all when empty).  It also ends where the memory is ``full`` (``room``), with what it has.
+    Iterating runs it; ``start`` runs it in a thread and returns at once.
+    """
+
+    def __init__(
+        self,
+        start: Program,
+        cost: Cost,
+        *,
+        target: str | Iterable[str] = (),
+        limit: float | None = None,
+        operators: tuple[Operator, ...] = OPERATORS,
+        options: Options | None = None,
+        states: int | None = None,
+    ) -> None:
+        names = [target] if isinstance(target, str) else list(target)
+        targets = find_operators(names, operators)
+        self.target = tuple(o.name for o in targets) if names else ()
+        # Negated, as a limit that is no number is neither more nor less than 0, and would never be reached.
+        if limit is not None and not limit >= 0:
+            raise ValueError(f"limit {limit}: expected 0 or more seconds, or None for no limit")
+        if states is not None and states < 1:
+            raise ValueError(f"states {states}: expected 1 or more, or None for no limit")
+        self.search = Search(start, cost, replace(options or Options(), targets=targets))
+        self.limit = limit
+        self.most = states
+        self.full = False
+        self.candidates: list[Candidate] = []
+        self.pruned: list[Pruned] = []
+        self.refused: list[Refused] = []
+        self.first_found: tuple[float, int] | None = None
+        self.seconds = 0.0
+        self.events = 0
+        self._door, self._event = threading.RLock(), threading.RLock()
+        self._behind: int | None = None
+        self._going: Any = None
+        self.error: BaseException | None = None
+        self._observers: list[Observer] = []
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __iter__(self) -> Generator[SearchEvent]:
+        if self.running:
+            raise ValueError("the search runs in a thread: expected that it is stopped and waited for before it is run")
+        self._stopped = threading.Event()
+        return self._go(self._stopped)
+
+    def _go(self, stopped: threading.Event) -> Generator[SearchEvent]:
+        """Events until the end, a limit, or *stopped*, which is of this go alone."""
+        if self._behind is not None and not self._catch_up(self._behind, stopped):
+            return
+        before, began = self.seconds, time.perf_counter()
+        try:
+            while (event := self._next(began - before)) is not None:
+                if self.events % SETTLED == 0:
+                    gc.freeze()
+                for observer in tuple(self._observers):
+                    observer(event)
+                yield event
+                if stopped.is_set() or (self.limit is not None and self.seconds - before > self.limit):
+                    return
+                if self.most is not None and len(self.search.states) >= self.most:
+                    return
+                if ROOM.full():
+                    self.full = True
+                    return
+        finally:
+            gc.unfreeze()
+
+    def _next(self, since: float) -> SearchEvent | None:
+        """The next event, which is recorded, or None where there is none; *since* is when the clock was at 0.
+
+        What breaks the search off, such as an interrupt, loses nothing: the next go makes it anew up to where it was.
+        """
+        with self._door:  # whoever waits for a pause stands in it, and comes first
+            pass
+        with self._event:
+            if self._going is None:
+                self._going = iter(self.search.run())
+            events, first = self.events, self.first_found
+            held = [(kept, len(kept)) for kept in (self.search.states, self.candidates, self.pruned, self.refused)]
+            try:
+                event: SearchEvent | None = next(self._going, None)
+                if event is not None:
+                    self.seconds = time.perf_counter() - since
+                    self._record(event)
+                return event
+            except BaseException:
+                if self.events == events:  # otherwise the event was recorded
+                    for kept, count in held:
+                        del kept[count:]
+                    self.first_found = first
+                    self.behind(events)
+                raise
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Hold the search between two events, also one that runs in a thread: what it has found is of one moment."""
+        with self._door, self._event:
+            yield
+
+    def behind(self, events: int) -> None:
+        """Say that what this run holds is what its search says in its first *events* events, and that it has to be run.
+
+        So it is where the run was loaded, or broken off.
+        """
+        self._going, self.events, self._behind = None, events, events
+
+    def _catch_up(self, events: int, stopped: threading.Event) -> bool:
+        """Run the search again up to where it was, unless *stopped*; raises ValueError where it takes another way now.
+
+        Whether it was caught up with.
+        """
+        held = self.search
+        again = Search(held.start, held.cost, held.options)
+        going = iter(again.run())
+        said = 0
+        for _ in islice(going, events):
+            said += 1
+            if stopped.is_set():
+                return False
+        if said < events or again.states != held.states:
+            parts = zip(again.states, held.states, strict=False)
+            n = next((n for n, (a, b) in enumerate(parts) if a != b), min(len(again.states), len(held.states)))
+            raise ValueError(
+                f"the search takes another way than when it was saved, from state {n} of {len(held.states)} on: "
+                "another version, or another cost; it can be shown, but not gone on with"
+            )
+        with self._event:
+            self.search, self._going, self._behind = again, going, None
+        return True
+
+    def _record(self, event: SearchEvent) -> None:
+        match event:
+            case Found(state, seconds, how):
+                derivation = self.search.derivation(state.id)
+                self.candidates.append(Candidate(state.id, derivation, seconds, how))
+                if self.first_found is None and self.candidates[-1].operators:
+                    self.first_found = (self.seconds, len(self.search.states))
+            case Pruned():
+                self.pruned.append(event)
+            case Refused():
+                self.refused.append(event)
+            case _:
+                pass
+        self.events += 1
+
+    def start(self) -> Self:
+        """Run in a thread of its own; returns at once.  One that runs is left alone, one that still stops goes on."""
+        before = self._thread if self.running else None
+        if before is not None and not self.stopping:
+            return self
+        self._stopped, self.error = (stopped := threading.Event()), None
+
+        def work() -> None:
+            if before is not None:
+                before.join()
+            try:
+                for _ in self._go(stopped):
+                    pass
+            except BaseException as error:  # kept for the reader: a thread has nobody to raise to
+                self.error = error
+
+        self._thread = threading.Thread(target=work, name="einnet-search", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ask the search to end after its current event; what it found is kept."""
+        self._stopped.set()
+
+    @property
+    def running(self) -> bool:
+        """Whether a started run still goes on in its thread."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was asked to stop, and is still at the event that it was at."""
+        return self.running and self._stopped.is_set()
+
+    def wait(self, timeout: float | None = None) -> Self:
+        """Wait until a started run ends; raises what stopped it, TimeoutError after *timeout* seconds.
+
+        An interrupt stops the run, too: what it found is kept.
+        """
+        if self._thread is not None:
+            try:
+                self._thread.join(timeout)
+            except KeyboardInterrupt:
+                self.stop()
+                raise
+            if self._thread.is_alive():
+                raise TimeoutError(f"the search still runs after {timeout} s")
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def subscribe(self, observer: Observer) -> Callable[[], None]:
+        """Call *observer* with every event (on the searching thread); returns the function that unsubscribes."""
+        self._observers.append(observer)
+        return lambda: self._observers.remove(observer)
+
+    @property
+    def best(self) -> Candidate | None:
+        """The candidate with the lowest estimated cost; the one with fewer steps among equals."""
+        return min(self.candidates, key=lambda c: c.rank, default=None)

@@ -1,0 +1,94 @@
+"""Why a search did not go some way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from einnet_explore.analysis.canonical_keys import program_key
+from einnet_explore.ir import read_path, show_path
+from einnet_explore.operators import OPERATORS
+from einnet_explore.rules import Derivation
+from einnet_explore.session.refusals import why_refused
+from einnet_explore.strategies.engine import WORTH, Search
+from einnet_explore.strategies.events import Pruned, Refused
+from einnet_explore.strategies.instantiation import matching_rule
+from einnet_explore.support.wording import counted
+
+
+def why_not(search: Search, derivation: Derivation) -> str:
+    """How far *search* went along *derivation*, and why it did not go on.
+
+    Programs are compared by their canonical keys.  Raises ValueError where *derivation* starts from a program that is
+    no state of *search*.
+    """
+    options = search.options
+    known = {program_key(s.program): s for s in reversed(search.states)}
+    programs = [derivation.start, *(step.after for step in derivation.steps)]
+    reached = [known.get(program_key(program)) for program in programs]
+    if reached[0] is None:
+        raise ValueError("the derivation starts from a program that is no state of this search")
+    if (end := reached[-1]) is not None:
+        return f"it was followed: its end is state {end.id}"
+    n, state = next((n, s) for n, s in reversed(list(enumerate(reached))) if s is not None)
+    match = derivation.steps[n].match
+    here = f"after {n} of {counted(len(derivation.steps), 'step')} it is state {state.id}"
+    move = f"{match.rule.name} at {show_path(match.at)}"
+    if match.rule.name not in {r.name for r in (*options.rules, matching_rule(options.targets))}:
+        return f"{here}; the search does not use {match.rule.name}"
+    if state.phase == "converging":
+        return f"{here}, which is finished: nothing follows {move}"
+    if state.depth >= options.max_depth:
+        far = counted(state.depth, "choice")
+        return f"{here}, {far} from the start, so {move} goes beyond depth {options.max_depth}"
+    if not search.complete:
+        return f"{here}; the search ended before {move} was followed to its end"
+    return f"{here}; {options.strategy} leaves out what follows {move} (docs/decisions/0004)"
+
+
+def why_refused_at(search: Search, name: str, state: int, at: str) -> str:
+    """Why the rule or library operator *name* does not apply at the scope *at* of *state*; says so where it does.
+
+    Raises LookupError for a name, state or scope that is not there.
+    """
+    program, path, options = search.states[state].program, read_path(at), search.options
+    program.scope_at(path)
+    known = {rule.name: rule for rule in (*options.rules, matching_rule(options.targets))}
+    known |= {o.name: matching_rule((o,)) for o in (*OPERATORS, *options.targets)}
+    if name not in known:
+        raise LookupError(f"no rule or operator is called {name!r}: there are {', '.join(known)}")
+    ways = sum(1 for _ in known[name].matches(program, path))
+    return f"{name} applies, in {counted(ways, 'way')}" if ways else why_refused(known[name], program, path)
+
+
+def how_ended(search: Search) -> str:
+    """How *search* ended, in a few words: nothing is left, nothing got cheaper, or it has not come to its end."""
+    if search.complete:
+        return "complete"
+    if search.ended:
+        return f"ended: nothing cheaper in {counted(search.options.patience, 'level')}"
+    return "not exhausted"
+
+
+def why_unexpanded(search: Search, state: int) -> str | None:
+    """Why no moves were made from *state* (yet): the depth, or the end of the run; None if they were."""
+    at, options = search.states[state], search.options
+    if state in search.expanded or at.phase == "converging":
+        return None
+    far = "" if at.distance is None else f", {counted(at.distance, 'iterator')} from the nearest target"
+    here = f"it is {counted(at.depth, 'choice')} from the start{far}"
+    if at.depth >= options.max_depth:
+        return f"{here}: the search goes to depth {options.max_depth}"
+    if not search.ended:
+        return f"{here}: the search has not come to it"
+    return (
+        f"{here}: the search ended before, since in {counted(options.patience, 'level')} "
+        f"nothing got cheaper than {search.cheapest(at.depth):.3g} s by {WORTH:.0%}"
+    )
+
+
+def why_pruned(search: Search, pruned: Iterable[Pruned], refused: Iterable[Refused], state: int) -> tuple[str, ...]:
+    """Why moves out of *state* were not followed: the twin and how it was reached, a refusal, or the run's end."""
+    twins = (f"{p.why}, reached by {search.path(p.twin)}" if p.twin else p.why for p in pruned if p.parent == state)
+    refusals = (f"{r.target}: {r.why}" for r in refused if r.state == state)
+    left = why_unexpanded(search, state)
+    return (*twins, *refusals, *(() if left is None else (left,)))

@@ -1,0 +1,300 @@
+"""Algorithm 1 (EinNet §6.3): the closure of a program under inter-expression rules, each member searched.
+
+.. code-block:: text
+
+    Q = {E0};  for E in Q:  Q += r(E) for every rule r between expressions;  Q += search(E)
+
+Rules between expressions also meet what the search makes: Fig. 3 and Fig. 15 merge matrix products that convolutions
+became.
+
+Expressions of a program searched each alone, and programs put together from what was found.
+
+The expressions of a program do not depend on one another's derivations, and the cost of a program is the sum of its
+parts', so equal expressions are searched once and choices for all of them are only added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations, islice, product
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from einnet_explore.analysis.canonical_keys import program_key
+from einnet_explore.analysis.counts import intensity
+from einnet_explore.analysis.equations import constants
+from einnet_explore.ir import EOPERATOR, VIEW, Equation, Instance, Program, map_tensors, tensors
+from einnet_explore.rules import BATCH_MERGING, EXPRESSION_SPLITTING, RULES, SIBLING_MERGING, Derivation, Match, Rule
+from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
+from einnet_explore.strategies.candidate import Candidate
+from einnet_explore.strategies.engine import Search
+from einnet_explore.strategies.events import Found
+from einnet_explore.strategies.options import Cost, Options
+from einnet_explore.support.limits import ROOM, Watch
+
+Calls: TypeAlias = "tuple[Instance, ...]"
+
+CHOICES = 20_000
+"""Up to so many choices of ways for the expressions of a program are looked at, however many expressions there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far Algorithm 1 goes.
+
+    *members*: of a closure; *seconds*: for all searches of expressions, and again for merging what they make; *kinds*:
+    how many ways to run an expression by the same operators are held; *together*: how many choices of these are tried;
+    *rules*: what the expressions are searched by; *states*: of the search of each expression, None for any number.
+    """
+
+    members: int = 12
+    seconds: float = 4.0
+    kinds: int = 6
+    together: int = 24
+    max_depth: int = 7
+    rules: tuple[Rule[Any], ...] = RULES
+    states: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to run an expression: its cost, the library operators that it calls, its derivation."""
+
+    seconds: float
+    calls: Calls
+    derivation: Derivation
+
+
+def compute_bound(program: Program) -> tuple[int, ...]:
+    """The numbers of the equations that are worth a search: compute-bound, and run by nothing yet."""
+    return tuple(n for n, e in enumerate(program.equations) if e.via is None and intensity(e.scope) >= COMPUTE_BOUND)
+
+
+@dataclass(slots=True)
+class Pieces:
+    """Searches of single expressions, each done once, and programs put together from what they found."""
+
+    cost: Cost
+    limits: Limits
+    until: float = 0.0
+    seconds: float = 0.0
+    known: dict[Program, tuple[Way, ...]] = field(default_factory=dict)
+    watch: Watch = field(default_factory=Watch)
+
+    def __post_init__(self) -> None:
+        self.until = self.watch.seconds + self.limits.seconds
+
+    def share(self, expressions: tuple[int, ...], last: bool = False) -> None:
+        """Give *expressions* half of the time that is left, all of it to the *last*: first members are the best."""
+        left = max(0.0, self.until - self.watch.seconds) / (1 if last else 2)
+        self.seconds = left / max(1, len(expressions))
+
+    @property
+    def late(self) -> bool:
+        """Whether the time for searches and that for merging what they make are both over."""
+        return self.watch.seconds > self.until + self.limits.seconds
+
+    def combined(self, start: Derivation) -> Iterable[Derivation]:
+        """*start* with its compute-bound expressions run, the rest generated; the cheapest choice first.
+
+        Then come the choices whose calls may merge: the more of them the sooner.
+        """
+        program = start.end
+        numbers = compute_bound(program)
+        for choice in _ranked([self.ways(program, n) for n in numbers], self.limits.together):
+            derivation = start
+            # From the last on: what an expression becomes stands where it stood.
+            for n, way in sorted(zip(numbers, choice, strict=True), key=lambda pair: -pair[0]):
+                for step in way.derivation.steps:
+                    at = (step.match.at[0] + n, *step.match.at[1:])
+                    derivation = derivation.then(replace(step.match, at=at))
+            if (done := self.finished(derivation)) is not None:
+                yield done
+
+    def finished(self, derivation: Derivation) -> Derivation | None:
+        """*derivation* with all that is left made eOperators and views; None where that is refused."""
+        search = Search(derivation.end, self.cost, Options(max_depth=0, ahead=0))
+        for event in search.run():
+            if isinstance(event, Found):
+                return Derivation(derivation.start, (*derivation.steps, *search.derivation(event.state.id).steps))
+        return None
+
+    def ways(self, program: Program, n: int) -> tuple[Way, ...]:
+        """The cheapest ways to run equation *n*: the best by each choice of operators first, then others of these."""
+        alone = standalone(program, n)
+        if alone not in self.known:
+            search = Search(alone, self.cost, Options(max_depth=self.limits.max_depth, rules=self.limits.rules))
+            until, states = self.watch.seconds + self.seconds, self.limits.states
+            found: dict[Calls, tuple[float, int]] = {}
+            for event in search.run():
+                if isinstance(event, Found):
+                    calls = _calls(event.state.program)
+                    found[calls] = min(found.get(calls, (float("inf"), 0)), (event.seconds, event.state.id))
+                if ROOM.full() or (states is not None and len(search.states) >= states):
+                    break
+                if found and self.watch.seconds > until:
+                    break
+            ranked: list[tuple[int, Way]] = []
+            count: dict[tuple[str, ...], int] = {}
+            for calls, (seconds, state) in sorted(found.items(), key=lambda item: item[1]):
+                names = tuple(call.operator for call in calls)
+                count[names] = count.get(names, 0) + 1
+                if count[names] <= self.limits.kinds:
+                    ranked.append((count[names], Way(seconds, calls, search.derivation(state))))
+            self.known[alone] = tuple(way for _, way in sorted(ranked, key=lambda pair: pair[0]))
+        return self.known[alone]
+
+
+def _ranked(ways: Sequence[tuple[Way, ...]], together: int) -> Iterable[tuple[Way, ...]]:
+    """The cheapest choice of one of *ways* for each expression, then the *together* whose calls may merge most."""
+    some = _few(ways)
+    choices = np.array(list(product(*(range(len(each)) for each in some))), dtype=np.intp)
+    if not len(choices):
+        return
+    seconds, merging = np.zeros(len(choices)), np.zeros(len(choices), dtype=np.int64)
+    for n, each in enumerate(some):
+        seconds += np.array([way.seconds for way in each])[choices[:, n]]
+    for a, b in combinations(range(len(some)), 2):
+        akin = np.array([[_akin(one.calls, other.calls) for other in some[b]] for one in some[a]])
+        merging += akin[choices[:, a], choices[:, b]]
+    most = [k for k in np.lexsort((seconds, -merging)) if merging[k]][:together]
+    for k in dict.fromkeys((int(np.argmin(seconds)), *map(int, most))):
+        yield tuple(each[w] for each, w in zip(some, choices[k], strict=True))
+
+
+def _few(ways: Sequence[tuple[Way, ...]]) -> list[tuple[Way, ...]]:
+    """As many of the cheapest *ways* for each expression as make ``CHOICES`` choices at most.
+
+    Two for each would be too many where there are many expressions: then only the first of them have two.
+    """
+    few, left = max(2, int(CHOICES ** (1 / max(1, len(ways))))), CHOICES
+    some = list[tuple[Way, ...]]()
+    for each in ways:
+        some.append(each[: max(1, min(few, left))])
+        left //= max(1, len(some[-1]))
+    return some
+
+
+def _calls(program: Program) -> Calls:
+    """The library operators that run *program*, with their attributes."""
+    return tuple(e.via for e in program.equations if e.via and e.via.operator not in (EOPERATOR, VIEW))
+
+
+def _akin(one: Calls, other: Calls) -> int:
+    """How many pairs of calls of two expressions are one operator with at most one attribute that differs."""
+    return sum(a.operator == b.operator and _differing(a, b) <= 1 for a, b in product(one, other))
+
+
+def _differing(a: Instance, b: Instance) -> int:
+    return len({name for name, _ in {*a.attributes} ^ {*b.attributes}})
+
+
+def standalone(program: Program, n: int) -> Program:
+    """Equation *n* as a program of its own, whose tensors are called by their positions.
+
+    What is known at compile time counts as a weight.
+    """
+    constant = constants(program)
+    scope = program.equations[n].scope
+    to = {
+        t.name: replace(t, name=f"{'w' if t.name in constant else 'x'}{k}", weight=t.name in constant)
+        for k, t in enumerate(dict.fromkeys(tensors(scope)), 1)
+    }
+    return Program(tuple(to.values()), (Equation("y", map_tensors(scope, lambda t: to[t.name])),), ("y",))
+
+
+MERGES: tuple[Rule[Any], ...] = (SIBLING_MERGING, BATCH_MERGING)
+
+
+def closed(start: Derivation, rules: tuple[Rule[Any], ...] = MERGES, most: int = 12) -> Iterable[Derivation]:
+    """*start* and, breadth first, at most *most* programs in all that *rules* make of it; none twice."""
+    seen: set[Hashable] = {program_key(start.end)}
+    queue = [start]
+    for member in queue:
+        yield member
+        if len(queue) >= most:
+            continue
+        for match in between(member.end, rules):
+            if len(queue) >= most:
+                break
+            longer = member.then(match)
+            key = program_key(longer.end)
+            if key not in seen:
+                seen.add(key)
+                queue.append(longer)
+
+
+def between(program: Program, rules: Iterable[Rule[Any]]) -> Iterable[Match[Any]]:
+    """The legal matches of *rules* at whole equations, those of library operators among them."""
+    for rule in rules:
+        for n in range(len(program.equations)):
+            yield from rule.matches(program, (n,))
+
+
+def variants(program: Program, cost: Cost, limits: Limits | None = None) -> Iterable[Derivation]:
+    """The members of Q, lazily: *program* itself, its closure, then what searching and merging on makes of these.
+
+    The closure's members may still be searched; those of the searches are instantiated throughout.
+    """
+    yield from _members(program, Pieces(cost, limits or Limits()))
+
+
+def candidates(program: Program, cost: Cost, limits: Limits | None = None) -> Iterable[Candidate]:
+    """Algorithm 1 whole: executable programs, each with its derivation from *program* and its cost."""
+    pieces = Pieces(cost, limits or Limits())
+    for member in _members(program, pieces):
+        pieces.share(compute_bound(member.end))
+        for derivation in pieces.combined(member):
+            seconds, how = cost(derivation.end)
+            yield Candidate(0, derivation, seconds, how)
+
+
+def _members(program: Program, pieces: Pieces) -> Iterable[Derivation]:
+    seen: set[Hashable] = set()
+    members: list[Derivation] = []
+    for member in _expressions(program, pieces.limits):
+        if (key := program_key(member.end)) not in seen:
+            seen.add(key)
+            members.append(member)
+            yield member
+    several = [member for member in members if len(compute_bound(member.end)) > 1]
+    for n, member in enumerate(several):
+        pieces.share(compute_bound(member.end), last=n == len(several) - 1)
+        for done in _merged_on(member, pieces):
+            if pieces.late:
+                return
+            if (key := program_key(done.end)) not in seen:
+                seen.add(key)
+                yield done
+
+
+def _merged_on(member: Derivation, pieces: Pieces) -> Iterable[Derivation]:
+    """*member* as it is run best, and what merging makes of the library calls that its expressions become."""
+    for n, whole in enumerate(pieces.combined(member)):
+        if not n:
+            yield whole
+        elif pieces.late:  # looking for what merges takes its time, too, where there are many expressions
+            return
+        for merged in islice(closed(whole, most=pieces.limits.members), 1, None):
+            yield from islice(pieces.combined(merged), 1)
+
+
+def _expressions(program: Program, limits: Limits) -> Iterable[Derivation]:
+    """The closure under merging, and then that of every way to split one of the program's expressions."""
+    start = Derivation(program)
+    yield from closed(start, most=limits.members)
+    for match in islice(between(program, (EXPRESSION_SPLITTING,)), limits.members):
+        yield start.then(match)
+
+
+__all__ = [
+    "MERGES",
+    "Limits",
+    "between",
+    "candidates",
+    "closed",
+    "compute_bound",
+    "variants",
+]

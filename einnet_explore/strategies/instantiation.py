@@ -1,0 +1,246 @@
+r"""Operator matching as a rule (Table 1, §5.1, §6.1): a scope becomes a library call between layout eOperators.
+
+.. math::  L_{\vec x} \sum_{\vec y} A[\tau_A]\,B[\tau_B] \;\mapsto\; A' = A[\Phi_A^{-1}],\; B' = B[\Phi_B^{-1}],\;
+           T = op(A', B'),\; L_{\vec x} T[\Phi(\vec x)]
+
+Operands whose layout strides express are views, or the source itself; the others are gathered by eOperators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from einnet_explore.analysis.flattening import view_strides
+from einnet_explore.analysis.substitution import fresh
+from einnet_explore.analysis.tables import copied
+from einnet_explore.ir import (
+    EOPERATOR,
+    VIEW,
+    Access,
+    Attribute,
+    Const,
+    Equation,
+    Instance,
+    Iterator,
+    Path,
+    Program,
+    Scope,
+    Table,
+    Tensor,
+    mul,
+)
+from einnet_explore.operators import Layout, Operator, OperatorMatch, Unmatched, distance, fit, match, own_iterators
+from einnet_explore.rules.base import Refused, Rule, places
+from einnet_explore.support.wording import counted
+
+LAW = r"L_{\vec x} \textstyle\sum_{\vec y} f(T[\tau(\vec x, \vec y)]) \mapsto \{L_{\vec x}\, op(T')[\Phi(\vec x)]\}"
+
+REMEMBERED = 1 << 13
+LAYOUT = Instance(EOPERATOR, (("kind", "layout"),))
+
+
+@dataclass(frozen=True, slots=True)
+class MatchParams:
+    """The operator, the access that each operand is, the iterators that each of its own is, the solved attributes."""
+
+    operator: str
+    operands: tuple[int, ...]
+    iterators: tuple[tuple[str, tuple[str, ...]], ...]
+    attributes: tuple[tuple[str, Attribute], ...]
+
+
+@lru_cache(maxsize=64)
+def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[MatchParams]:
+    """The rule that matches a scope with one of *operators*; it proposes at most *limit* ways for each."""
+    named = {name: operator for operator in operators for name in operator.names}
+    matched: dict[tuple[Scope, MatchParams], OperatorMatch] = {}
+
+    @lru_cache(REMEMBERED)
+    def ways(scope: Scope) -> tuple[MatchParams, ...]:
+        found = dict[MatchParams, OperatorMatch]()
+        for operator in operators:
+            try:
+                found |= {_params(way): way for way in match(scope, operator, limit)}
+            except Unmatched:
+                continue
+        if len(matched) > REMEMBERED:
+            matched.clear()
+        matched.update(((scope, params), way) for params, way in found.items())
+        return tuple(found)
+
+    def propose(program: Program, at: Path) -> Iterable[MatchParams]:
+        if program.equations[at[0]].via is None:
+            yield from ways(program.scope_at(at))
+
+    def rewrite(program: Program, at: Path, params: MatchParams) -> Program:
+        if (via := program.equations[at[0]].via) is not None:
+            raise Refused(f"equation {program.equations[at[0]].name} is run by {via!r} already")
+        if params.operator not in named:
+            raise Refused(f"unknown operator {params.operator!r}, expected one of {', '.join(named)}")
+        scope = program.scope_at(at)
+        if (known := matched.get((scope, params))) is not None:
+            return instantiated(program, at, known)
+        try:
+            way = fit(
+                scope, named[params.operator], params.operands, _assignment(scope, params), dict(params.attributes)
+            )
+        except Unmatched as reason:
+            raise Refused(str(reason)) from None
+        wrong = {k: v for k, v in params.attributes if dict(way.attributes).get(k, v) != v}
+        if wrong:
+            raise Refused(f"{params.operator} is given {wrong}, the scope has {dict(way.attributes)}")
+        return instantiated(program, at, way)
+
+    def decode(_: Program, __: Path, params: Mapping[str, Any]) -> MatchParams:
+        try:
+            return MatchParams(
+                str(params["operator"]),
+                tuple(int(a) for a in params["operands"]),
+                tuple((str(k), tuple(map(str, v))) for k, v in params["iterators"].items()),
+                tuple(
+                    (str(k), tuple(v) if isinstance(v, list) else v) for k, v in params.get("attributes", {}).items()
+                ),
+            )
+        except KeyError as missing:
+            raise ValueError(f"operator_matching needs {missing}: operator, operands, iterators, attributes") from None
+
+    def explain(program: Program, at: Path) -> str:
+        if (via := program.equations[at[0]].via) is not None:
+            return f"equation {program.equations[at[0]].name} is run by {via!r} already"
+        return _why_unmatched(program.scope_at(at), operators)
+
+    return Rule("operator_matching", LAW, propose, rewrite, _encode, decode, explain=explain)
+
+
+def nearest(program: Program, operators: tuple[Operator, ...]) -> int | None:
+    """The smallest expression distance from a scope of *program* to an operator; None if none is comparable."""
+    found = [
+        d for _, scope in places(program) for operator in operators if (d := _distance(scope, operator)) is not None
+    ]
+    return min(found, default=None)
+
+
+def _why_unmatched(scope: Scope, operators: tuple[Operator, ...]) -> str:
+    """What the nearest operator says against *scope*; where none is comparable, what the first one says."""
+    far = [(d, n) for n, operator in enumerate(operators) if (d := _distance(scope, operator)) is not None]
+    nearest_one = operators[min(far)[1] if far else 0]
+    try:
+        match(scope, nearest_one)
+    except Unmatched as reason:
+        away = f"the nearest is {nearest_one.name}, {counted(min(far)[0], 'iterator')} away: " if far else ""
+        return f"{away}{reason}"
+    return f"{nearest_one.name} matches"
+
+
+def instantiated(program: Program, at: Path, way: OperatorMatch) -> Program:
+    """*program* with the scope at *at* run by *way*: equations for operands, the call, and a read of its result."""
+    used = set(program.names())
+    before = list[Equation]()
+    operands = [_operand(layout, before, used) for layout in way.layouts]
+    attributes = dict(way.attributes)
+    call = way.operator.instantiate(attributes, operands)
+    via = way.operator.instance(attributes)
+    old = program.equations[at[0]]
+    scope = program.scope_at(at)
+    if len(at) == 1 and _is_result(scope, call, way):
+        return _with(program, at[0], (*before, Equation(old.name, call, via)))
+    result = Equation(_fresh("T", used), call, via)
+    before.append(result)
+    reader = Scope(
+        scope.traversals,
+        (),
+        mul(Const(way.scale), Access(result.tensor, way.index)),
+        padding=scope.padding,
+        value=scope.value,
+    )
+    if len(at) == 1 and way.output_free and way.scale == 1:
+        return _with(program, at[0], (*before, Equation(old.name, reader, _view(reader))))
+    return program.replace_at(at, reader, tuple(before))
+
+
+def _operand(layout: Layout, before: list[Equation], used: set[str]) -> Tensor:
+    """The tensor that the call reads; what has to be computed for it goes to *before*."""
+    access = layout.scope.body
+    assert isinstance(access, Access)
+    source = access.source
+    if isinstance(source, Tensor) and layout.same:
+        return source
+    scope = layout.scope
+    if isinstance(source, Table):
+        source = copied(source)
+    if isinstance(source, Scope):
+        inner = Equation(_fresh("E", used), source)
+        before.append(inner)
+        source = inner.tensor
+        scope = replace(scope, body=Access(source, access.index))
+        if not source.origin and layout.scope.shape == source.shape and _straight(scope):
+            return source
+    made = Equation(_fresh(source.name, used), scope, _view(scope) if layout.free else LAYOUT)
+    before.append(made)
+    return made.tensor
+
+
+def _view(scope: Scope) -> Instance:
+    found = view_strides(scope)
+    if found is None:
+        raise Refused(f"{scope!r} is no view")
+    offset, strides = found
+    return Instance(VIEW, (("offset", offset), ("strides", strides)))
+
+
+def _straight(scope: Scope) -> bool:
+    access = scope.body
+    return isinstance(access, Access) and tuple(i.single for i in access.index) == scope.traversals
+
+
+def _is_result(scope: Scope, call: Scope, way: OperatorMatch) -> bool:
+    """Whether the call's result is the scope's, element by element at the same index."""
+    reads = tuple(i.single for i in way.index)
+    return way.scale == 1 and reads == scope.traversals and scope.box == call.box and not scope.padding
+
+
+def _with(program: Program, n: int, equations: tuple[Equation, ...]) -> Program:
+    return replace(program, equations=(*program.equations[:n], *equations, *program.equations[n + 1 :]))
+
+
+def _fresh(stem: str, used: set[str]) -> str:
+    name = fresh(stem, used)
+    used.add(name)
+    return name
+
+
+@lru_cache(maxsize=65_536)
+def _distance(scope: Scope, operator: Operator) -> int | None:
+    try:
+        return distance(scope, operator).total
+    except Unmatched:
+        return None
+
+
+def _params(way: OperatorMatch) -> MatchParams:
+    return MatchParams(
+        way.operator.name,
+        way.operands,
+        tuple((name, tuple(x.name for x in xs)) for name, xs in way.iterators),
+        way.attributes,
+    )
+
+
+def _assignment(scope: Scope, params: MatchParams) -> dict[str, tuple[Iterator, ...]]:
+    own = {x.name: x for x in own_iterators(scope)}
+    unknown = [x for _, xs in params.iterators for x in xs if x not in own]
+    if unknown:
+        raise Refused(f"the scope has no iterator {', '.join(unknown)}, only {', '.join(own)}")
+    return {name: tuple(own[x] for x in xs) for name, xs in params.iterators}
+
+
+def _encode(params: MatchParams) -> dict[str, Any]:
+    return {
+        "operator": params.operator,
+        "operands": list(params.operands),
+        "iterators": {name: list(xs) for name, xs in params.iterators},
+        "attributes": {k: list(v) if isinstance(v, tuple) else v for k, v in params.attributes},
+    }

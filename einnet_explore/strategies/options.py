@@ -1,0 +1,54 @@
+"""What a search may do, and what a candidate costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import index
+from typing import Any, SupportsIndex, TypeAlias
+
+from einnet_explore.ir import Program
+from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.rules import RULES, Rule
+from einnet_explore.strategies.strategy import STRATEGIES
+
+Cost: TypeAlias = "Callable[[Program], tuple[float, str]]"
+"""Seconds that an executable program takes, and how that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a search may do.  *fingerprint* and *converging* are switched off for the paper's ablations only."""
+
+    strategy: str = "best_first"
+    max_depth: int = 7
+    fingerprint: bool = True
+    converging: bool = True
+    patience: int = 2
+    ahead: int = 3
+    """How many choices deep ``best_first`` looks ahead before the first level; 0: not at all."""
+    bound: bool = False
+    """Leave out what costs more already than a candidate that is known, and match the cheapest first.
+
+    Good for who only wants the best candidate: the others are then not all found.  The best one is.
+    """
+    rules: tuple[Rule[Any], ...] = RULES
+    targets: tuple[Operator, ...] = OPERATORS
+    fixed: frozenset[str] = frozenset()
+    """Equations that are left as they are until eOperators are generated: no rule and no operator is tried on them."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", tuple(self.rules))
+        if strange := [rule for rule in self.rules if not isinstance(rule, Rule)]:
+            raise ValueError(f"rules: found {strange[0]!r}, expected rules themselves, such as those of ee.RULES")
+        if self.strategy not in STRATEGIES:
+            raise ValueError(f"strategy {self.strategy!r}: expected one of {', '.join(STRATEGIES)}")
+        for name in ("max_depth", "patience", "ahead"):
+            object.__setattr__(self, name, _whole(name.replace("_", " "), getattr(self, name)))
+
+
+def _whole(name: str, value: object) -> int:
+    """*value* as a whole number from 0 (also one of NumPy's); raises ValueError for anything else."""
+    if not isinstance(value, SupportsIndex) or index(value) < 0:
+        raise ValueError(f"{name} {value}: expected 0 or more, a whole number")
+    return index(value)

@@ -1,0 +1,129 @@
+"""How much memory this process may take: a limit that searches stop at and that measurement stays below.
+
+How long a search has taken: by the processor's time, so that a busy machine does not make it find less.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter, thread_time
+
+SEARCH = 0.75
+"""The part of the limit at which searches stop: what they found is still to be proved, measured and written."""
+
+EACH = 16
+"""Steps of a search between two looks at the memory: to look takes as long as a short step."""
+
+_STATM = Path("/proc/self/statm")
+
+
+@dataclass(slots=True)
+class Room:
+    """The *limit* in bytes (None: none), and whether it was *reached*: a search had to stop.
+
+    *wanting* counts how often memory was wanting, for a search or a measurement: what comes of that holds for this
+    limit only.
+    """
+
+    limit: int | None = None
+    looks: int = 0
+    reached: bool = False
+    wanting: int = 0
+
+    def full(self) -> bool:
+        """Whether a search has to stop here; looks at the memory each ``EACH``-th time."""
+        if self.limit is None:
+            return False
+        self.looks += 1
+        if self.looks % EACH or used() <= SEARCH * self.limit:
+            return False
+        self.stopped()
+        return True
+
+    def stopped(self) -> None:
+        """A search had to stop: here, or elsewhere with this limit."""
+        self.reached = True
+        self.wanting += 1
+
+    def lacks(self, nbytes: int, what: str) -> str | None:
+        """Why *nbytes* more are too many, in words; None where they fit."""
+        if self.limit is None or (now := used()) + nbytes <= self.limit:
+            return None
+        self.wanting += 1
+        return f"{what} needs {shown(nbytes)}, {shown(now)} of {shown(self.limit)} of memory are taken"
+
+
+ROOM = Room()
+"""This process's: memory is one thing, whoever takes it."""
+
+
+@contextmanager
+def limited(nbytes: int | None) -> Generator[Room, None, None]:
+    """Within it this process may take *nbytes* (None: as much as there is).
+
+    Raises ValueError where so much is taken already that no search could begin: the libraries need it.
+    """
+    if nbytes is not None and (now := used()) > SEARCH * nbytes:
+        least = f"expected over {shown(now / SEARCH)}"
+        raise ValueError(f"memory {shown(nbytes)}: {shown(now)} are taken before a search begins, {least}")
+    before, ROOM.limit, ROOM.reached = ROOM.limit, nbytes, False
+    try:
+        yield ROOM
+    finally:
+        ROOM.limit = before
+
+
+def used() -> int:
+    """The bytes of memory that this process takes now; where that is not told, the most that it ever took."""
+    try:
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024
+
+
+def size(text: str) -> int:
+    """``512M``, ``2G``, ``1500000000``: bytes; raises ValueError on what is no size of at least 1 MiB."""
+    units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    bare = text.strip().upper().removesuffix("B").removesuffix("I")
+    number, unit = (bare[:-1], bare[-1]) if bare[-1:] in units and bare[-1:] else (bare, "")
+    try:
+        found = int(float(number) * units[unit])
+    except (ValueError, OverflowError):
+        found = 0
+    if found < units["M"]:
+        raise ValueError(f"memory {text!r}: expected a size of at least 1M, such as 512M or 2G")
+    return found
+
+
+def shown(nbytes: float) -> str:
+    """Bytes in words: ``512 MiB``."""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.3g} {unit}" if nbytes < 100 else f"{nbytes:.0f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.3g} GiB"
+
+
+STARVED = 3.0
+"""How many times as long as it works a search may take by the clock: past that the clock counts."""
+
+
+class Watch:
+    """The seconds that this thread has worked since it was made, or a third of those that passed, if that is more."""
+
+    __slots__ = ("_clock", "_worked")
+
+    def __init__(self) -> None:
+        self._clock, self._worked = perf_counter(), thread_time()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since then."""
+        return max(thread_time() - self._worked, (perf_counter() - self._clock) / STARVED)

@@ -1,0 +1,23 @@
+"""The text form of programs (`.ein`): a grammar and a parser that refuses what has no meaning.
+
+Printers: the text form and LaTeX.  The names ``text`` and ``latex`` are the functions, not their modules.
+"""
+
+from einnet_explore.syntax.errors import TextError
+from einnet_explore.syntax.latex_printer import align, latex
+from einnet_explore.syntax.literals import RESERVED, is_word
+from einnet_explore.syntax.parser import load_text, parse, parse_index, parse_scope
+from einnet_explore.syntax.printer import text
+
+__all__ = [
+    "RESERVED",
+    "TextError",
+    "align",
+    "is_word",
+    "latex",
+    "load_text",
+    "parse",
+    "parse_index",
+    "parse_scope",
+    "text",
+]

@@ -1,0 +1,319 @@
+r"""From syntax trees to scalars and scopes: one ``match`` each, one case a production.
+
+From syntax trees to iterators, indices and bounds.
+
+Whether an index can leave what it reads: :math:`\exists x \in D:\ \tau(x) \notin [lo, hi)`.
+
+Intervals answer for affine indices without a domain.  Otherwise the box of iterators is halved until intervals
+decide, so the answer is exact unless that takes more than ``BUDGET`` halvings; then the read counts as leaving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import chain, product
+from math import prod
+
+from lark import Token, Tree
+
+from einnet_explore.ir import (
+    FUNCTIONS,
+    Access,
+    Apply,
+    Bound,
+    Compare,
+    Const,
+    Index,
+    Iterator,
+    Padding,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    add,
+    as_index,
+    mul,
+)
+from einnet_explore.syntax.errors import Fault
+from einnet_explore.syntax.literals import Node, children, integer, name_of, number_of, representable, signed
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What names mean at a place: tensors, the scope's own iterators, and those of outer scopes (for the error)."""
+
+    tensors: Mapping[str, Tensor]
+    iterators: Mapping[str, Iterator] = field(default_factory=dict)
+    outer: frozenset[str] = frozenset()
+    domain: tuple[Bound, ...] = ()
+    checked: bool = True
+    """Whether reads are checked: a branch of ``where`` may guard against illegal ones in ways not decided here."""
+
+
+def index_of(tree: Node, names: Names) -> Index:
+    """An index in normal form; products and divisors must be integers once both sides are known."""
+    match tree:
+        case Tree(data="integer", children=[digits]):
+            return as_index(integer(digits))
+        case Tree(data="iterator", children=[Token() as name]):
+            return as_index(_iterator(name, names))
+        case Tree(data="index_plus", children=[a, b]):
+            return index_of(a, names) + index_of(b, names)
+        case Tree(data="index_minus", children=[a, b]):
+            return index_of(a, names) - index_of(b, names)
+        case Tree(data="index_negative", children=[a]):
+            return -index_of(a, names)
+        case Tree(data="index_times", children=[a, b]):
+            left, right = index_of(a, names), index_of(b, names)
+            if left.terms and right.terms:
+                raise Fault(tree, f"found the product of {left!r} and {right!r}, expected an integer factor")
+            return left * right.const if not right.terms else right * left.const
+        case Tree(data="index_over", children=[a, b]):
+            return index_of(a, names) // _divisor(b, names)
+        case Tree(data="index_modulo", children=[a, b]):
+            return index_of(a, names) % _divisor(b, names)
+    raise Fault(tree, f"found {tree}, expected an index")
+
+
+def ranges_of(ranges: Tree[Token], taken: tuple[Iterator, ...]) -> tuple[Iterator, ...]:
+    """Iterators with their ranges; their names differ from one another and from those *taken*."""
+    made = list(taken)
+    for node in children(ranges):
+        name, *ends = node.children
+        lo, hi = map(signed, ends) if len(ends) == 2 else (0, signed(ends[0]))
+        x = Iterator(str(name), lo, hi)
+        if hi <= lo:
+            raise Fault(node, f"found the empty range [{lo}, {hi}) of {x.name}, expected at least one value")
+        if any(x.name == y.name for y in made):
+            raise Fault(node, f"found iterator {x.name} twice, expected another name")
+        made.append(x)
+    return tuple(made[len(taken) :])
+
+
+def bound_of(tree: Tree[Token], names: Names) -> Bound:
+    """``lo <= index < hi``"""
+    lo, index, hi = tree.children
+    return Bound(index_of(index, names), signed(lo), signed(hi))
+
+
+def _iterator(node: Token, names: Names) -> Iterator:
+    name = str(node)
+    if name in names.iterators:
+        return names.iterators[name]
+    own = ", ".join(names.iterators) or "no iterator, for there are none"
+    if name in names.outer:
+        raise Fault(node, f"found {name}, an iterator of an outer scope, expected the scope's own: {own}")
+    raise Fault(node, f"found unknown iterator {name}, expected {own}")
+
+
+def _divisor(tree: Node, names: Names) -> int:
+    index = index_of(tree, names)
+    if index.terms:
+        raise Fault(tree, f"found divisor {index!r}, expected an integer")
+    if index.const <= 0:
+        raise Fault(tree, f"found divisor {index.const}, expected a positive integer")
+    return index.const
+
+
+BUDGET = 20_000
+
+
+def leaving(index: Index, lo: int, hi: int, domain: Sequence[Bound]) -> tuple[int, int] | None:
+    """The closed interval that *index* reaches if it leaves ``[lo, hi)`` somewhere in *domain*, else None."""
+    if lo <= index.bounds[0] and index.bounds[1] < hi:
+        return None
+    if index.affine and not domain:
+        return index.bounds
+    reach = _clipped(index, domain)
+    boxes = [(index, tuple(domain))]
+    for _ in range(BUDGET):
+        if not boxes:
+            return None
+        here, bounds = boxes.pop()
+        first, last = _clipped(here, bounds)
+        if last < first or (lo <= first and last < hi):
+            continue
+        if any(b.index.bounds[1] < b.lo or b.hi <= b.index.bounds[0] for b in bounds):
+            continue
+        wide = {x for x in chain(here.iterators, *(b.index.iterators for b in bounds)) if x.extent > 1}
+        if not wide:
+            return reach
+        x = max(wide, key=lambda x: (x.extent, x.name))
+        middle = x.lo + x.extent // 2
+        for half in (Iterator(x.name, x.lo, middle), Iterator(x.name, middle, x.hi)):
+            boxes.append(_narrowed(here, bounds, x, half))
+    return reach
+
+
+def _clipped(index: Index, domain: Sequence[Bound]) -> tuple[int, int]:
+    """The interval of *index*, cut by the bounds that speak of it up to sign and an offset."""
+    lo, hi = index.bounds
+    for b, sign in product(domain, (1, -1)):
+        offset = index - b.index * sign
+        if not offset.terms:
+            ends = offset.const + b.lo * sign, offset.const + (b.hi - 1) * sign
+            lo, hi = max(lo, min(ends)), min(hi, max(ends))
+    return lo, hi
+
+
+def _narrowed(index: Index, bounds: tuple[Bound, ...], x: Iterator, half: Iterator) -> tuple[Index, tuple[Bound, ...]]:
+    def to(y: Iterator) -> Iterator:
+        return half if y == x else y
+
+    return index.substitute(to), tuple(Bound(b.index.substitute(to), b.lo, b.hi) for b in bounds)
+
+
+def scope_of(tree: Tree[Token], names: Names) -> Scope:
+    """``{[traversals | domain] reduction body} pad [...]``; scopes are closed, so *names*' iterators become outer."""
+    traversals, body, clauses = children(tree)
+    return closed(traversals, body, clauses, names)
+
+
+def closed(head: Tree[Token], body: Node, clauses: Tree[Token], names: Names) -> Scope:
+    """The scope of traversals *head*, right side *body* and the clauses *clauses*."""
+    ranges, *bounds = children(head)
+    traversals = ranges_of(ranges, ())
+    outer = names.outer | names.iterators.keys()
+    inside = Names(names.tensors, {x.name: x for x in traversals}, outer)
+    domain = tuple(bound_of(b, inside) for b in children(bounds[0])) if bounds else ()
+    reduce = "sum"
+    summations: tuple[Iterator, ...] = ()
+    match body:
+        case Tree(data="reduction", children=[Token(value=reduce), Tree() as ranges, body]):
+            summations = ranges_of(ranges, traversals)
+    own = {x.name: x for x in (*traversals, *summations)}
+    scalar = scalar_of(body, replace(inside, iterators=own, domain=domain))
+    padding, value, _ = clauses_of(children(clauses), len(traversals), "the scope")
+    return Scope(traversals, summations, scalar, reduce, domain, padding, value)
+
+
+def scalar_of(tree: Node, names: Names) -> Scalar:
+    """A body: products and sums are flattened, constants collected, as ``ir.mul`` and ``ir.add`` do."""
+    match tree:
+        case Tree(data="number"):
+            return Const(number_of(tree))
+        case Tree(data="plus", children=[a, b]):
+            return _joined(tree, add(scalar_of(a, names), scalar_of(b, names)))
+        case Tree(data="times", children=[a, b]):
+            return _joined(tree, mul(scalar_of(a, names), scalar_of(b, names)))
+        case Tree(data="minus", children=[a, b]):
+            return Apply("-", (scalar_of(a, names), scalar_of(b, names)))
+        case Tree(data="over", children=[a, b]):
+            return Apply("/", (scalar_of(a, names), scalar_of(b, names)))
+        case Tree(data="negative", children=[a]):
+            inner = scalar_of(a, names)
+            return Const(-inner.value) if isinstance(inner, Const) else Apply("neg", (inner,))
+        case Tree(data="access", children=[name, _]):
+            return _read(_tensor(name, names), tree, names)
+        case Tree(data="nested", children=[Tree() as scope, _]):
+            return _read(scope_of(scope, names), tree, names)
+        case Tree(data="looked_up", children=[Tree() as table, _]):
+            return _read(table_of(table), tree, names)
+        case Tree(data="call", children=[Token() as function, *args]):
+            _call(function, args)
+            return Apply(str(function), tuple(scalar_of(a, names) for a in args))
+        case Tree(data="choice", children=[Tree(children=[left, Token() as op, right]), a, b]):
+            condition = Compare(str(op), index_of(left, names), index_of(right, names))
+            free = replace(names, checked=False)
+            return Apply("where", (condition, scalar_of(a, free), scalar_of(b, free)))
+        case Tree(data="reduction", children=[Token() as name, *_]):
+            raise Fault(
+                name, f"found {name} inside an expression, expected it in a scope of its own: {{[...] {name}[...] ...}}"
+            )
+    raise Fault(tree, f"found {tree}, expected an expression")
+
+
+def _joined(tree: Node, made: Scalar) -> Scalar:
+    """*made*, whose constants were put together in front, as long as they are a number still."""
+    match made:
+        case Const(value) | Apply("+" | "*", (Const(value), *_)) if not representable(value):
+            raise Fault(tree, "found constants that make no number, expected one that floating point can hold")
+    return made
+
+
+def table_of(tree: Tree[Token]) -> Table:
+    """``table[2, 2](1, 0, -1/2, 1)``."""
+    sizes, *entries = children(tree)
+    shape = tuple(integer(size) for size in sizes.children)
+    if 0 in shape:
+        raise Fault(sizes, f"found shape {list(shape)} of a table, expected sizes of at least 1")
+    if len(entries) != prod(shape):
+        raise Fault(tree, f"found {len(entries)} entries, expected {prod(shape)} for shape {list(shape)}")
+    return Table(shape, tuple(map(_rational, entries)))
+
+
+def _rational(tree: Tree[Token]) -> Fraction:
+    numerator, *denominator = tree.children
+    below = integer(denominator[0]) if denominator else 1
+    if not below:
+        raise Fault(tree, "found the denominator 0, expected a number")
+    return Fraction(signed(numerator), below)
+
+
+def clauses_of(clauses: Iterable[Tree[Token]], rank: int, of: str) -> tuple[Padding, float, bool]:
+    """Padding, the value read there, and whether ``weight`` stands there; each is given at most once."""
+    given: dict[str, Tree[Token]] = {}
+    padding: Padding = ()
+    value: float = 0
+    for clause in clauses:
+        if clause.data in given:
+            raise Fault(clause, f"found {clause.data} twice, expected it once")
+        given[clause.data] = clause
+        match clause:
+            case Tree(data="pad", children=edges):
+                padding = tuple(_edge(e) for e in edges)
+                if len(padding) != rank:
+                    raise Fault(
+                        clause, f"found padding for {len(padding)} dimensions, expected {rank}: the rank of {of}"
+                    )
+            case Tree(data="value", children=[*sign, Tree() as digits]):
+                value = -number_of(digits) if sign else number_of(digits)
+    return (padding if any(map(any, padding)) else ()), value, "weight" in given
+
+
+def _read(source: Tensor | Table | Scope, tree: Tree[Token], names: Names) -> Access:
+    given = [(node, index_of(node, names)) for node in children(tree)[-1].children]
+    what = _called(source)
+    if len(given) != len(source.box):
+        raise Fault(tree, f"found {len(given)} indices of {what}, expected {len(source.box)}")
+    for (node, index), (lo, hi) in zip(given, source.reach, strict=True):
+        if names.checked and (found := leaving(index, lo, hi, names.domain)) is not None:
+            raise Fault(node, f"index {index!r} of {what} reaches {list(found)}, expected within [{lo}, {hi})")
+    return Access(source, tuple(index for _, index in given))
+
+
+def _called(source: Tensor | Table | Scope) -> str:
+    match source:
+        case Tensor(name):
+            return name
+        case Table():
+            return "the table"
+        case Scope():
+            return "the scope"
+
+
+def _call(function: Token, args: list[Node]) -> None:
+    arity = FUNCTIONS.get(str(function))
+    if arity is None:
+        raise Fault(function, f"found function {function}, expected one of {', '.join(FUNCTIONS)}")
+    if len(args) != arity:
+        raise Fault(function, f"found {len(args)} arguments of {function}, expected {arity}")
+
+
+def _tensor(node: Node, names: Names) -> Tensor:
+    name = name_of(node)
+    if name not in names.tensors:
+        known = ", ".join(names.tensors) or "a tensor declared before"
+        raise Fault(node, f"found unknown tensor {name}, expected {known}")
+    return names.tensors[name]
+
+
+def _edge(tree: Node) -> tuple[int, int]:
+    match tree:
+        case Tree(children=[both]):
+            return integer(both), integer(both)
+        case Tree(children=[before, after]):
+            return integer(before), integer(after)
+    raise Fault(tree, f"found {tree}, expected padding")

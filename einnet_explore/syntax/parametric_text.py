@@ -1,0 +1,193 @@
+"""Programs of all sizes: texts with ``param`` lines, read at the sizes that one asks for.
+
+The syntax tree holds polynomials where sizes stand; ``Template.at`` puts numbers in their place and hands the tree to
+the builder of ordinary programs, so that both forms mean the same and errors keep their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lark import Token, Tree
+
+from einnet_explore.ir import Program
+from einnet_explore.syntax.errors import Fault, TextError, located
+from einnet_explore.syntax.literals import Node, children, integer
+from einnet_explore.syntax.parser import grammar, program_of
+
+_SIZED = ("sizes", "edge", "signed")
+_ARITHMETIC = ("index_plus", "index_minus", "index_times", "index_over", "index_modulo", "index_negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """One condition: *name* is at least or at most *number*, or that modulo *modulus*; none where *op* is empty.
+
+    With no *name* it is one of several parameters: *left* *op* *right*, or that *left* is a multiple of *right*
+    (``%``).  *text* is how it is written, *names* are the parameters in it.
+    """
+
+    name: str
+    op: str
+    number: int
+    modulus: int
+    line: int
+    column: int
+    text: str
+    names: tuple[str, ...]
+    left: Node | None = None
+    right: Node | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A text with ``param`` lines."""
+
+    text: str
+    source: str
+    tree: Tree[Token]
+    assumptions: tuple[Assumption, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters in order."""
+        return tuple(dict.fromkeys(name for a in self.assumptions for name in a.names))
+
+    def at(self, sizes: Mapping[str, int]) -> Program:
+        """The program where the parameters have *sizes*; raises TextError, which names them, where there is none."""
+        try:
+            with located(self.source, self.text):
+                return program_of(_put(self.tree, sizes))
+        except TextError as error:
+            at = ", ".join(f"{name} = {n}" for name, n in sizes.items())
+            raise TextError(error.source, error.line, error.column, f"{error.message} (at {at})") from None
+
+    def refuse(self, assumption: Assumption, message: str) -> TextError:
+        """The error at the place of *assumption*."""
+        return TextError(self.source, assumption.line, assumption.column, message)
+
+
+def parse_template(text: str, source: str = "<text>") -> Template:
+    """The template that *text* writes down; raises TextError, with line and column, on what is no text of that form."""
+    with located(source, text):
+        tree = grammar("parametric").parse(text, start="program")
+        lines = [child for child in tree.children if isinstance(child, Tree) and child.data == "parameter"]
+        found = tuple(_assumption(node, text) for line in lines for node in children(line))
+        if not found:
+            raise Fault(tree, "found no parameter, expected a line such as: param H >= 3")
+        statements = [child for child in tree.children if child not in lines]
+        return Template(text, source, Tree("program", list(statements), tree.meta), found)
+
+
+def _assumption(node: Tree[Token], text: str) -> Assumption:
+    named = [name for it in node.find_data("iterator") for name in it.children if isinstance(name, Token)]
+    for name in named:
+        if not str(name).isascii():
+            raise Fault(name, f"found the parameter {name}, expected letters from a to z, digits and underscores")
+    if not named:
+        raise Fault(node, "found an assumption without a parameter, expected one such as H >= 3")
+    names = tuple(sorted(set(map(str, named)), key=lambda n: min(t.start_pos or 0 for t in named if t == n)))
+    meta = node.meta
+    written = " ".join(text[meta.start_pos : meta.end_pos].split())
+
+    def made(name: str, op: str, number: int = 1, modulus: int = 1, *sides: Node) -> Assumption:
+        return Assumption(name, op, number, modulus, meta.line, meta.column, written, names, *sides)
+
+    match node.children:
+        case [Tree(data="iterator", children=[Token() as name])]:
+            return made(str(name), "")
+        case [
+            Tree(data="iterator", children=[Token() as name]),
+            Token(value=">=" | "<=" as op),
+            Tree(data="integer", children=[Token() as n]),
+        ]:
+            return made(str(name), op, integer(n))
+        case [
+            Tree(data="index_modulo", children=[left, right]),
+            Token(value="=="),
+            Tree(data="integer", children=[Token() as n]),
+        ]:
+            number = integer(n)
+            match left, right:
+                case Tree(data="iterator", children=[Token() as name]), Tree(
+                    data="integer", children=[Token() as digits]
+                ):
+                    modulus = integer(digits)
+                    if not modulus:
+                        raise Fault(digits, "found the modulus 0, expected a positive integer")
+                    if number >= modulus:
+                        raise Fault(n, f"found the remainder {number} modulo {modulus}, expected one below {modulus}")
+                    return made(str(name), "%", number, modulus)
+            if number:
+                raise Fault(n, f"found the remainder {number} by several parameters, expected 0")
+            return made("", "%", 0, 1, left, right)
+        case [Tree() as left, Token(value=op), Tree() as right]:
+            return made("", str(op), 0, 1, left, right)
+    raise Fault(node, f"found {written}, expected an assumption such as H >= 3, C % 4 == 0 or W >= K")
+
+
+def _put(tree: Tree[Token], sizes: Mapping[str, int]) -> Tree[Token]:
+    """*tree* with numbers in place of polynomials."""
+    match tree:
+        case Tree(data=data, children=children) if data in _SIZED:
+            return Tree(data, [t for child in children for t in _number(child, sizes, data == "signed")], tree.meta)
+        case Tree(data="range", children=[Token() as name, *_]) if str(name) in sizes:
+            raise Fault(name, f"found the iterator {name}, which is a parameter, expected another name")
+        case Tree(data="iterator" | "integer" as kind) if kind == "integer" or str(tree.children[0]) in sizes:
+            return _integer(tree, _value(tree, sizes))
+        case Tree(data=data) if data in _ARITHMETIC and not _iterators(tree, sizes):
+            return _integer(tree, _value(tree, sizes))
+    children = [_put(child, sizes) if isinstance(child, Tree) else child for child in tree.children]
+    return Tree(tree.data, list(children), tree.meta)
+
+
+def _iterators(tree: Tree[Token], sizes: Mapping[str, int]) -> bool:
+    return any(str(node.children[0]) not in sizes for node in tree.find_data("iterator"))
+
+
+def _integer(tree: Tree[Token], value: int) -> Tree[Token]:
+    """*value* as an index where *tree* stood."""
+    digits = Tree[Token]("integer", [_token("INT", abs(value), tree)], tree.meta)
+    return digits if value >= 0 else Tree("index_negative", [digits], tree.meta)
+
+
+def _number(node: Node, sizes: Mapping[str, int], signed: bool) -> list[Token]:
+    """The value of *node* as the tokens of a number; without a sign only where it is not negative."""
+    value = _value(node, sizes)
+    if value < 0 and not signed:
+        raise Fault(node, f"found {value}, expected a number that is not negative")
+    digits = _token("INT", abs(value), node)
+    return [digits] if value >= 0 else [_token("MINUS", "-", node), digits]
+
+
+def _token(kind: str, value: object, at: Node) -> Token:
+    line, column = (at.line, at.column) if isinstance(at, Token) else (at.meta.line, at.meta.column)
+    return Token(kind, str(value), line=line, column=column)
+
+
+def _value(node: Node, sizes: Mapping[str, int]) -> int:
+    """A polynomial of parameters at *sizes*; a quotient must be whole."""
+    match node:
+        case Tree(data="integer", children=[digits]):
+            return integer(digits)
+        case Tree(data="iterator", children=[Token() as name]):
+            if str(name) not in sizes:
+                raise Fault(name, f"found unknown parameter {name}, expected one of {', '.join(sizes)}")
+            return sizes[str(name)]
+        case Tree(data="index_plus", children=[a, b]):
+            return _value(a, sizes) + _value(b, sizes)
+        case Tree(data="index_minus", children=[a, b]):
+            return _value(a, sizes) - _value(b, sizes)
+        case Tree(data="index_times", children=[a, b]):
+            return _value(a, sizes) * _value(b, sizes)
+        case Tree(data="index_negative", children=[a]):
+            return -_value(a, sizes)
+        case Tree(data="index_over", children=[a, b]):
+            above, below = _value(a, sizes), _value(b, sizes)
+            if below <= 0 or above % below:
+                raise Fault(node, f"found {above} / {below}, expected a whole number: assume a remainder with param")
+            return above // below
+        case Tree(data="index_modulo"):
+            raise Fault(node, "found a remainder of parameters, expected a polynomial of them")
+    raise Fault(node, f"found {node}, expected a number or a polynomial of parameters")

@@ -1,0 +1,176 @@
+"""From text to IR: ``parse`` for programs, ``parse_scope`` and ``parse_index`` for parts of one.
+
+From syntax trees to programs: declarations, equations and outputs, in order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from os import PathLike
+from pathlib import Path
+
+from lark import Lark, Token, Tree
+from lark.exceptions import UnexpectedInput
+
+from einnet_explore.ir import Attribute, Equation, Index, Instance, Iterator, Program, Scope, Tensor, tensors
+from einnet_explore.syntax.errors import Fault, TextError, located
+from einnet_explore.syntax.expressions import Names, clauses_of, closed, index_of, scope_of
+from einnet_explore.syntax.literals import integer, name_of, signed, string
+
+
+@dataclass(slots=True)
+class _Sofar:
+    """What the statements read so far have defined."""
+
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    equations: dict[str, Equation] = field(default_factory=dict)
+    outputs: dict[str, Tree[Token] | Token] = field(default_factory=dict)
+    readable: dict[str, Tensor] = field(default_factory=dict)
+    """What an equation may read: inputs, and the results of those before it."""
+
+
+def program_of(tree: Tree[Token]) -> Program:
+    """The program of a list of statements; outputs are, unless named, the results that nothing reads."""
+    sofar = _Sofar()
+    for statement in tree.children:
+        match statement:
+            case Tree(data="declaration"):
+                tensor = _declared(statement)
+                _unused(statement, tensor.name, sofar)
+                sofar.inputs[tensor.name] = sofar.readable[tensor.name] = tensor
+            case Tree(data="equation"):
+                equation = _equation(statement, sofar)
+                _unused(statement, equation.name, sofar)
+                sofar.equations[equation.name], sofar.readable[equation.name] = equation, equation.tensor
+            case Tree(data="output", children=names):
+                for node in names:
+                    if (name := name_of(node)) in sofar.outputs:
+                        raise Fault(node, f"found output {name} twice, expected it once")
+                    sofar.outputs[name] = node
+    if not sofar.equations:
+        raise Fault(tree, "found no equation, expected at least one")
+    for name, node in sofar.outputs.items():
+        if name not in sofar.equations and name not in sofar.inputs:
+            raise Fault(node, f"found unknown output {name}, expected one of {', '.join(sofar.readable)}")
+    equations = tuple(sofar.equations.values())
+    return Program(tuple(sofar.inputs.values()), equations, tuple(sofar.outputs) or unread(equations))
+
+
+def unread(equations: tuple[Equation, ...]) -> tuple[str, ...]:
+    """The results that no equation reads: the outputs of a program that names none."""
+    read = {tensor.name for e in equations for tensor in tensors(e.scope)}
+    return tuple(e.name for e in equations if e.name not in read)
+
+
+def _declared(tree: Tree[Token]) -> Tensor:
+    name, sizes, *clauses = (child for child in tree.children if isinstance(child, Tree))
+    shape = tuple(integer(size) for size in sizes.children)
+    if 0 in shape:
+        raise Fault(sizes, f"found shape {list(shape)} of {name_of(name)}, expected sizes of at least 1")
+    padding, value, weight = clauses_of(clauses, len(shape), name_of(name))
+    return Tensor(name_of(name), shape, padding, value, weight)
+
+
+def _equation(tree: Tree[Token], sofar: _Sofar) -> Equation:
+    name, head, body, clauses, *via = tree.children
+    assert isinstance(head, Tree) and isinstance(clauses, Tree)
+    scope = closed(head, body, clauses, Names(sofar.readable))
+    return Equation(name_of(name), scope, _instance(via[0]) if via else None)
+
+
+def _unused(tree: Tree[Token], name: str, sofar: _Sofar) -> None:
+    if name in sofar.inputs or name in sofar.equations:
+        raise Fault(tree.children[0], f"found a second definition of {name}, expected another name")
+
+
+def _instance(tree: Tree[Token] | Token) -> Instance:
+    match tree:
+        case Tree(children=[name, *attributes]):
+            made = tuple(_attribute(a) for a in attributes)
+            if twice := [a for n, a in enumerate(attributes) if made[n][0] in dict(made[:n])]:
+                raise Fault(twice[0], f"found {_attribute(twice[0])[0]} twice, expected it once")
+            return Instance(name_of(name), made)
+    raise Fault(tree, f"found {tree}, expected an operator")
+
+
+def _attribute(tree: Tree[Token] | Token) -> tuple[str, Attribute]:
+    match tree:
+        case Tree(children=[name, Tree(data="signed") as value]):
+            return name_of(name), signed(value)
+        case Tree(children=[name, Tree(data="string", children=[text])]):
+            return name_of(name), string(text)
+        case Tree(children=[name, Tree(data="tuple", children=values)]):
+            return name_of(name), tuple(signed(v) for v in values)
+    raise Fault(tree, f"found {tree}, expected an attribute")
+
+
+_PARAMETERS = re.compile(r"^[ \t]*(param)(?=\s+[^\W\d])", re.MULTILINE)
+
+
+def parse(text: str, source: str = "<text>") -> Program:
+    """The program that *text* writes down; *source* is its name in errors.
+
+    ``parse(render.text(p)) == p`` for every program *p* in normal form.  Raises TextError, with line and column, on
+    syntax errors, on names that are unknown or defined twice, on ranges and shapes without elements, and on indices
+    that leave what they read.
+    """
+    with located(source, text):
+        try:
+            return program_of(grammar().parse(text, start="program"))
+        except UnexpectedInput:
+            if (line := _PARAMETERS.search(text)) is not None:
+                at = Token("NAME", "param", line=text.count("\n", 0, line.start(1)) + 1, column=len(line[0]) - 4)
+                raise Fault(at, "found param, expected sizes that are numbers: this is a family of programs") from None
+            raise
+
+
+def load_text(path: str | PathLike[str]) -> Program:
+    """The program in the file at *path*; raises OSError where it cannot be read, TextError where it is wrong."""
+    return parse(text_of(path), str(path))
+
+
+def text_of(path: str | PathLike[str]) -> str:
+    """The text in the file at *path*; raises OSError where it cannot be read, TextError where it is no UTF-8."""
+    if Path(path).suffix == ".onnx" and Path(path).is_file():
+        # Its first strange byte would say nothing of where it does belong.
+        raise ValueError(f"{path}: found an ONNX model, expected text; optimize and bench take models")
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        column = error.start - error.object.rfind(b"\n", 0, error.start)
+        raise TextError(
+            str(path), line, column, f"found byte {error.object[error.start]:#04x}, expected UTF-8"
+        ) from None
+
+
+def parse_scope(text: str, tensors: Mapping[str, Tensor]) -> Scope:
+    """The scope ``{[h:7] sum[c:3] A[h, c]}``, with an optional ``pad [...]`` after it; it reads *tensors*.
+
+    Raises TextError as ``parse`` does.
+    """
+    with located("<text>", text):
+        return scope_of(grammar().parse(text, start="scope"), Names(dict(tensors)))
+
+
+def parse_index(text: str, iterators: Mapping[str, Iterator]) -> Index:
+    """The index that *text* writes down over *iterators*, in normal form.  Raises TextError as ``parse`` does."""
+    with located("<text>", text):
+        return index_of(grammar().parse(text, start="index"), Names({}, dict(iterators)))
+
+
+@cache
+def grammar(sizes: str = "fixed") -> Lark:
+    """The parser of programs whose sizes are ``fixed`` or ``parametric``."""
+    folder = files("einnet_explore.syntax")
+    return Lark(
+        "".join(folder.joinpath(f"{part}.lark").read_text(encoding="utf-8") for part in ("grammar", sizes)),
+        parser="lalr",
+        start=["program", "scope", "index"],
+        propagate_positions=True,
+        maybe_placeholders=False,
+    )

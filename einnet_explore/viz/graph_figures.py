@@ -1,0 +1,362 @@
+"""Figures as SVG: computation graphs and trees.
+
+Graphs are laid out by Graphviz where its ``dot`` is installed, and by a small layered layout of our own elsewhere and
+where they are large.
+
+A layered layout of our own, for machines without Graphviz (Sugiyama, Tagawa and Toda 1981, in its simplest form).
+
+Layers by longest path; edges over several layers get a bend in each; a layer is ordered by the mean place of its
+neighbours; places are pulled towards neighbours as far as the order allows.
+
+A search as a directed graph in plain JSON: what the tree view draws, and what any other tool may read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import Any
+
+import graphviz
+
+from einnet_explore.ir import Program, show_path
+from einnet_explore.rules import Match
+from einnet_explore.strategies.events import Pruned, State
+from einnet_explore.support.wording import counted
+from einnet_explore.syntax.computation_graph import COLOURS, Graph, GraphNode, dot_of, graph
+from einnet_explore.viz.figure import Figure, of_picture
+from einnet_explore.viz.pictures import (
+    Box,
+    Group,
+    Look,
+    Outline,
+    Oval,
+    Picture,
+    Point,
+    Shape,
+    Way,
+    Words,
+    legal,
+    width_of,
+)
+
+GAP, STEP, LINE = 28.0, 46.0, 14.0
+SWEEPS = 8
+
+
+@dataclass
+class _Layout:
+    """Cells of layers (nodes, and bends of long edges) with their widths, heights and places."""
+
+    layers: list[list[str]]
+    wide: dict[str, float]
+    high: dict[str, float]
+    above: dict[str, list[str]]
+    below: dict[str, list[str]]
+    x: dict[str, float] = field(default_factory=dict)
+    y: dict[str, float] = field(default_factory=dict)
+
+
+def layered(drawn: Graph, title: str = "") -> Picture:
+    """*drawn* from top to bottom."""
+    nodes = {node.name: node for node in drawn.nodes}
+    layout, bends = _layers(nodes, drawn.edges)
+    _order(layout)
+    _place(layout)
+    left = min((layout.x[c] - layout.wide[c] / 2 for c in layout.x), default=0) - GAP
+    right = max((layout.x[c] + layout.wide[c] / 2 for c in layout.x), default=0) + GAP
+    right = max(right, left + width_of(title, 14) + 2 * GAP)
+    for cell in layout.x:
+        layout.x[cell] -= left
+    width = right - left
+    height = max((layout.y[c] + layout.high[c] for c in layout.y), default=30.0) + GAP / 2
+    heading = Words(width / 2, 20, title, 14, "middle")
+    edges = (shape for n, edge in enumerate(drawn.edges) for shape in _edge(layout, edge, bends[n]))
+    return Picture(width, height, (heading, *edges, *(_node(layout, node) for node in drawn.nodes)))
+
+
+def _layers(nodes: Mapping[str, GraphNode], edges: Sequence[tuple[str, str, str]]) -> tuple[_Layout, list[list[str]]]:
+    """Cells by layers, and for every edge the bends that it goes through."""
+    rank = dict.fromkeys(nodes, 0)
+    for _ in nodes:  # longest paths: graphs of programs have no cycles, so this settles
+        for a, b, _label in edges:
+            rank[b] = max(rank[b], rank[a] + 1)
+    for name, node in nodes.items():  # what is only read stands just above its first reader
+        readers = [rank[b] for a, b, _label in edges if a == name]
+        if node.kind in ("input", "weight") and readers:
+            rank[name] = min(readers) - 1
+    lines = {name: node.label.split("\n") for name, node in nodes.items()}
+    wide = {name: max(70.0, max(width_of(line, 11) for line in lines[name]) + 24) for name in nodes}
+    high = {name: LINE * len(lines[name]) + 14 for name in nodes}
+    layout = _Layout([[] for _ in range(max(rank.values(), default=0) + 1)], wide, high, {}, {})
+    for name in nodes:
+        layout.layers[rank[name]].append(name)
+    bends: list[list[str]] = []
+    for n, (a, b, _label) in enumerate(edges):
+        way = [f"\0{n}.{layer}" for layer in range(rank[a] + 1, rank[b])]
+        for layer, bend in enumerate(way, rank[a] + 1):
+            layout.layers[layer].append(bend)
+            wide[bend], high[bend] = 8.0, 0.0
+        for upper, lower in zip([a, *way], [*way, b], strict=True):
+            layout.below.setdefault(upper, []).append(lower)
+            layout.above.setdefault(lower, []).append(upper)
+        bends.append(way)
+    return layout, bends
+
+
+def _order(layout: _Layout) -> None:
+    for sweep in range(SWEEPS):
+        down = sweep % 2 == 0
+        neighbours = layout.above if down else layout.below
+        for layer in layout.layers if down else reversed(layout.layers):
+            spot = {cell: n for row in layout.layers for n, cell in enumerate(row)}
+            old = dict(spot)
+            layer.sort(key=lambda c: mean([spot[m] for m in neighbours[c]]) if c in neighbours else old[c])
+
+
+def _place(layout: _Layout) -> None:
+    top = 32.0
+    for layer in layout.layers:
+        tall = max((layout.high[c] for c in layer), default=0.0)
+        at = 0.0
+        for cell in layer:
+            layout.x[cell] = at + layout.wide[cell] / 2
+            layout.y[cell] = top + (tall - layout.high[cell]) / 2
+            at += layout.wide[cell] + GAP
+        top += tall + STEP
+    for sweep in range(SWEEPS):
+        down = sweep % 2 == 0
+        neighbours = layout.above if down else layout.below
+        for layer in layout.layers if down else reversed(layout.layers):
+            wanted = [mean([layout.x[m] for m in neighbours.get(c, [c])]) for c in layer]
+            for cell, x in zip(layer, _apart(wanted, [layout.wide[c] for c in layer]), strict=True):
+                layout.x[cell] = x
+
+
+def _apart(wanted: Sequence[float], wide: Sequence[float]) -> Iterable[float]:
+    """Places in this order that do not overlap, near *wanted*: between those pushed right and those pushed left."""
+    from_left, from_right = list(wanted), list(wanted)
+    for n in range(1, len(wanted)):
+        room = (wide[n - 1] + wide[n]) / 2 + GAP
+        from_left[n] = max(wanted[n], from_left[n - 1] + room)
+    for n in range(len(wanted) - 2, -1, -1):
+        room = (wide[n] + wide[n + 1]) / 2 + GAP
+        from_right[n] = min(wanted[n], from_right[n + 1] - room)
+    return [(a + b) / 2 for a, b in zip(from_left, from_right, strict=True)]
+
+
+def _edge(layout: _Layout, edge: tuple[str, str, str], way: Sequence[str]) -> tuple[Shape, Shape]:
+    a, b, label = edge
+    points = [(layout.x[a], layout.y[a] + layout.high[a])]
+    points += [(layout.x[bend], layout.y[bend]) for bend in way]
+    points.append((layout.x[b], layout.y[b] - 1))
+    (px, py), (x, y) = points[0], points[1]
+    shape = Words(0.7 * px + 0.3 * x + 5, 0.6 * py + 0.4 * y + 3, label, 10, halo=3)
+    return Way(tuple(points), Look(stroke="#666666"), arrow=True), shape
+
+
+def _node(layout: _Layout, node: GraphNode) -> Group:
+    wide, high = layout.wide[node.name], layout.high[node.name]
+    x, y = layout.x[node.name] - wide / 2, layout.y[node.name]
+    look = Look(COLOURS[node.kind], "black", 2 if node.kind == "eOperator" else 1)
+    shapes: tuple[Shape, ...]
+    match node.kind:
+        case "input" | "weight":
+            shapes = (Oval(x + wide / 2, y + high / 2, wide / 2, high / 2, look),)
+        case "view":
+            right, ear = x + wide, 9.0
+            corners = ((x, y), (right - ear, y), (right, y + ear), (right, y + high), (x, y + high))
+            fold = ((right - ear, y), (right - ear, y + ear), (right, y + ear))
+            shapes = (Outline(corners, look), Outline(fold, Look(stroke="black")))
+        case _:
+            shapes = (Box(x, y, wide, high, look),)
+    lines = (
+        Words(x + wide / 2, y + 18 + LINE * n, line, 11, "middle") for n, line in enumerate(node.label.split("\n"))
+    )
+    return Group(f"node {node.kind}", node.name, (*shapes, *lines))
+
+
+LARGEST = 60
+"""Nodes up to which Graphviz is asked: beyond, with tensors that many nodes read, it may take minutes."""
+
+ON, OFF, FOUND = "#c0392b", "#2e6da4", "#e0a526"
+WIDTH, ROW = 840.0, 60.0
+"""Of a tree: JupyterLab shows pictures as they are, and beside its files a page of 1280 pixels has 860 for them."""
+
+
+def graph_figure(program: Program, title: str = "") -> Figure:
+    """The computation graph of *program*."""
+    return drawn_figure(graph(program), title)
+
+
+def drawn_figure(drawn: Graph, title: str = "") -> Figure:
+    """A graph of nodes and edges."""
+    own = layered(drawn, title)
+    if len(drawn.nodes) > LARGEST:
+        return of_picture(own, _says(drawn, title))
+    try:
+        return Figure(_graphviz(dot_of(drawn, title)), _says(drawn, title), own)
+    except (graphviz.ExecutableNotFound, graphviz.CalledProcessError):
+        return of_picture(own, _says(drawn, title))
+
+
+def _graphviz(source: str) -> str:
+    drawn = legal(graphviz.Source(source).pipe(format="svg", encoding="utf-8"))
+    return drawn[drawn.index("<svg") :].replace("<svg ", "<svg style='max-width:100%;height:auto' ", 1)
+
+
+def _says(drawn: Graph, title: str) -> str:
+    """The graph in words, for those who do not see the picture."""
+    lines = [title or "computation graph"]
+    for node in drawn.nodes:
+        reads = ", ".join(f"{a} {label}" for a, b, label in drawn.edges if b == node.name)
+        kind = " ".join(node.label.split("\n")[1:]) or node.kind
+        lines.append(f"  {node.name}: {kind}" + (f", reads {reads}" if reads else ""))
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """A node of a tree: *parent* is -1 at the root; *label* is drawn on the way to the chosen node, *tip* pops up."""
+
+    id: int
+    parent: int
+    label: str
+    tip: str
+    candidate: bool = False
+
+
+def tree_figure(states: Sequence[State], to: int | None = None, limit: int = 240) -> Figure:
+    """The search tree: a row a depth, the way *to* a state drawn thick; squares are candidates.
+
+    About *limit* states are drawn, the first ones and those on the way; the caption says how many there are.
+    """
+    path: set[int] = set()
+    here = to or 0
+    while here:
+        path.add(here)
+        here = states[here].parent
+    shown = [s for s in states if s.id < limit or s.id in path]
+    nodes = [
+        TreeNode(
+            s.id,
+            s.parent if s.id else -1,
+            s.matches[0].rule.name if s.matches else "start",
+            f"state {s.id}, depth {s.depth}"
+            + ("" if s.distance is None else f", distance {s.distance}")
+            + "".join(f"\n{m.rule.name} at {'.'.join(map(str, m.at))}" for m in s.matches),
+            s.phase == "converging",
+        )
+        for s in shown
+    ]
+    some = f"{len(shown)} of " if len(shown) < len(states) else ""
+    way = "" if to is None else f"; the way to state {to} is thick"
+    return draw_tree(nodes, to, f"{some}{counted(len(states), 'state')}; squares are candidates{way}")
+
+
+def draw_tree(nodes: Sequence[TreeNode], chosen: int | None, caption: str) -> Figure:
+    """*nodes* (parents before children) from top to bottom; the way to *chosen* is thick, red and labelled."""
+    below: dict[int, list[TreeNode]] = {}
+    known = {node.id: node for node in nodes}
+    depth: dict[int, int] = {}
+    for node in nodes:
+        below.setdefault(node.parent, []).append(node)
+        depth[node.id] = depth.get(node.parent, -1) + 1
+    path: set[int] = set()
+    here = -1 if chosen is None else chosen
+    while here >= 0:
+        path.add(here)
+        here = known[here].parent
+    x = _spread(nodes, below)
+    leaves = max(1, sum(node.id not in below for node in nodes))
+    radius = min(6.0, max(1.6, (WIDTH - 60) / leaves / 2.4))
+    height = 56 + ROW * max(depth.values(), default=0)
+    at = {node.id: (x[node.id], 22 + ROW * depth[node.id]) for node in nodes}
+    shapes: list[Shape] = []
+    for on in (False, True):  # the chosen way lies above the rest
+        look = Look(stroke=ON, thick=2.5) if on else Look(stroke="#bbbbbb", thick=0.8)
+        for node in nodes:
+            if node.parent >= 0 and (node.id in path) == on:
+                shapes.append(Way((at[node.parent], at[node.id]), look))
+        shapes += [_dot(at[node.id], node, radius + on, on) for node in nodes if (node.id in path) == on]
+    rows: dict[float, list[float]] = {}
+    for across, down in at.values():
+        rows.setdefault(down, []).append(across)
+    shapes += [_label(at[n.id], n.label, radius, rows[at[n.id][1]]) for n in nodes if n.id in path]
+    shapes.append(Words(8, height - 8, caption, 12))
+    return of_picture(Picture(WIDTH, height, tuple(shapes)), f"tree: {caption}")
+
+
+def _spread(nodes: Sequence[TreeNode], below: dict[int, list[TreeNode]]) -> dict[int, float]:
+    """Leaves side by side in the order of a walk, parents above the middle of their children."""
+    slot: dict[int, float] = {}
+    stack = [(node, False) for node in reversed(below.get(-1, []))]
+    free = 0
+    while stack:
+        node, done = stack.pop()
+        children = below.get(node.id, [])
+        if not children:
+            slot[node.id] = free + 0.5
+            free += 1
+        elif done:
+            slot[node.id] = (slot[children[0].id] + slot[children[-1].id]) / 2
+        else:
+            stack.append((node, True))
+            stack += [(child, False) for child in reversed(children)]
+    return {node.id: 30 + (WIDTH - 60) * slot[node.id] / max(1, free) for node in nodes}
+
+
+def _dot(at: Point, node: TreeNode, radius: float, on: bool) -> Shape:
+    x, y = at
+    look = Look(ON if on else FOUND if node.candidate else OFF)
+    if node.candidate:
+        return Box(x - radius, y - radius, 2 * radius, 2 * radius, look, node.tip)
+    return Oval(x, y, radius, radius, look, node.tip)
+
+
+def _label(at: Point, label: str, radius: float, row: Sequence[float]) -> Shape:
+    """Beside its node, or above its *row* where it would hide another node of that."""
+    wide = radius + 6 + width_of(label, 12)
+    right = at[0] + wide < WIDTH
+    x, anchor = (at[0] + radius + 6, "start") if right else (at[0] - radius - 6, "end")
+    low, high = (at[0], at[0] + wide + radius) if right else (at[0] - wide - radius, at[0])
+    hides = any(low < other < high for other in row)
+    return Words(x, at[1] - radius - 6 if hides else at[1] + 4, label, 12, anchor, halo=4)
+
+
+def search_graph(states: Sequence[State], pruned: Iterable[Pruned] = (), costs: dict[int, float] | None = None) -> Any:
+    """``{"nodes": […], "edges": […]}``: states, the moves between them, and merges.
+
+    A node has ``id``, ``depth``, ``phase`` (``start``, ``explorative``, ``converging``), ``distance`` and ``seconds``
+    (estimated, of candidates); an edge ``from``, ``to``, ``kind`` and its ``steps`` (rule and place).  An edge of kind
+    ``move`` leads to a state's first discovery, so these alone are a tree; one of kind ``merge`` leads to the state
+    that a pruned move would have reached again.  Equal merges are one edge with ``times``.
+    """
+    known = costs or {}
+    nodes = [
+        {"id": s.id, "depth": s.depth, "phase": s.phase, "distance": s.distance, "seconds": known.get(s.id)}
+        for s in states
+    ]
+    edges = [_edge_json(s.parent, s.id, "move", s.matches) for s in states if s.id]
+    merges: dict[object, dict[str, Any]] = {}
+    for p in pruned:
+        if p.twin is not None:
+            edge = _edge_json(p.parent, p.twin, "merge", p.matches)
+            same = merges.setdefault((p.parent, p.twin, tuple(map(tuple, edge["steps"]))), edge | {"times": 0})
+            same["times"] += 1
+    return {"nodes": nodes, "edges": [*edges, *merges.values()]}
+
+
+def _edge_json(start: int, end: int, kind: str, matches: Iterable[Match[Any]]) -> dict[str, Any]:
+    return {"from": start, "to": end, "kind": kind, "steps": [[m.rule.name, show_path(m.at)] for m in matches]}
+
+
+__all__ = [
+    "Figure",
+    "TreeNode",
+    "draw_tree",
+    "drawn_figure",
+    "graph_figure",
+    "tree_figure",
+]

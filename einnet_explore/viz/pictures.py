@@ -1,0 +1,226 @@
+"""Pictures as values: a few kinds of shapes, printed as SVG or as TikZ.
+
+Lengths are SVG's pixels, y grows downwards; in TikZ a pixel is 0.75 bp, as CSS has it, so both have one size.
+
+The few things that all our SVG pictures share.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from typing import TypeAlias
+
+from einnet_explore.syntax.notation import words
+
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+FONT = "font-family='Helvetica, Arial, sans-serif'"
+
+
+def legal(text: str) -> str:
+    """*text* without what XML has no way to write: names in files may have any control character."""
+    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def escaped(text: str) -> str:
+    """*text* as XML holds it."""
+    return escape(legal(text))
+
+
+def width_of(text: str, size: float) -> float:
+    """About how wide *text* is in a sans-serif font of *size* pixels."""
+    return 0.58 * size * len(text)
+
+
+def opened(width: float, height: float) -> str:
+    """The beginning of a picture on white, with an arrow head to use; it shrinks where it is shown narrower."""
+    return (
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{width:.0f}' height='{height:.0f}' "
+        f"viewBox='0 0 {width:.0f} {height:.0f}' style='max-width:100%;height:auto'>"
+        "<defs><marker id='arrow' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='8' markerHeight='8' orient='auto'>"
+        "<path d='M0,0 L8,4 L0,8 z' fill='#666666'/></marker></defs>"
+        f"<rect width='{width:.0f}' height='{height:.0f}' fill='white'/>"
+    )
+
+
+Point: TypeAlias = "tuple[float, float]"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Fill (none: only the outline), outline and its thickness."""
+
+    fill: str = "none"
+    stroke: str = "none"
+    thick: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle by its upper left corner."""
+
+    x: float
+    y: float
+    wide: float
+    high: float
+    look: Look
+    tip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Oval:
+    """An ellipse by its centre."""
+
+    x: float
+    y: float
+    rx: float
+    ry: float
+    look: Look
+    tip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """Straight lines from point to point, closed if they have a fill."""
+
+    points: tuple[Point, ...]
+    look: Look
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A smooth line from point to point that leaves and arrives vertically."""
+
+    points: tuple[Point, ...]
+    look: Look
+    arrow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A line of text at its base line; *anchor*: start, middle or end; *halo*: as thick as it is, in white."""
+
+    x: float
+    y: float
+    text: str
+    size: float
+    anchor: str = "start"
+    halo: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What belongs together, with a name that pops up."""
+
+    kind: str
+    title: str
+    shapes: tuple[Shape, ...]
+
+
+Shape: TypeAlias = "Box | Oval | Outline | Way | Words | Group"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Shapes in the order in which they are drawn."""
+
+    wide: float
+    high: float
+    shapes: tuple[Shape, ...]
+
+    def svg(self) -> str:
+        """The picture as an SVG document."""
+        return "".join([opened(self.wide, self.high), *map(_svg, self.shapes), "</svg>"])
+
+    def tikz(self) -> str:
+        """The picture as a ``tikzpicture``; it needs the package ``tikz`` alone."""
+        lines = (line for shape in self.shapes for line in _tikz(shape))
+        head = r"\begin{tikzpicture}[x=0.75bp, y=-0.75bp, every node/.style={inner sep=0pt, font=\sffamily}]"
+        return "\n".join([head, *(f"  {line}" for line in lines), r"\end{tikzpicture}"]) + "\n"
+
+
+def _svg(shape: Shape) -> str:
+    match shape:
+        case Box(x, y, wide, high, look, tip):
+            return _closed(f"rect x='{x:.1f}' y='{y:.1f}' width='{wide:.1f}' height='{high:.1f}'", "rect", look, tip)
+        case Oval(x, y, rx, ry, look, tip) if rx == ry:
+            return _closed(f"circle cx='{x:.1f}' cy='{y:.1f}' r='{rx:.1f}'", "circle", look, tip)
+        case Oval(x, y, rx, ry, look, tip):
+            return _closed(f"ellipse cx='{x:.1f}' cy='{y:.1f}' rx='{rx:.1f}' ry='{ry:.1f}'", "ellipse", look, tip)
+        case Outline(points, look):
+            way = " L".join(f"{x:.1f},{y:.1f}" for x, y in points)
+            return _closed(f"path d='M{way}{'' if look.fill == 'none' else ' z'}'", "path", look, "")
+        case Way(points, look, arrow):
+            way = "".join(f" C{' '.join(f'{x:.1f},{y:.1f}' for x, y in bend)}" for bend in _bends(points))
+            head = " marker-end='url(#arrow)'" if arrow else ""
+            return f"<path d='M{points[0][0]:.1f},{points[0][1]:.1f}{way}' {_looks(look)}{head}/>"
+        case Words(x, y, text, size, anchor, halo):
+            white = f" stroke='white' stroke-width='{halo:g}' paint-order='stroke'" if halo else ""
+            at = f"x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}' font-size='{size:g}'"
+            return f"<text {at} {FONT}{white}>{escaped(text)}</text>"
+        case Group(kind, title, shapes):
+            inside = "".join(map(_svg, shapes))
+            return f"<g class='{escaped(kind)}'><title>{escaped(title)}</title>{inside}</g>"
+
+
+def _closed(inside: str, tag: str, look: Look, tip: str) -> str:
+    end = f"><title>{escaped(tip)}</title></{tag}>" if tip else "/>"
+    return f"<{inside} {_looks(look)}{end}"
+
+
+def _looks(look: Look) -> str:
+    line = "" if look.stroke == "none" else f" stroke='{look.stroke}' stroke-width='{look.thick:g}'"
+    return f"fill='{look.fill}'{line}"
+
+
+def _bends(points: tuple[Point, ...]) -> Iterable[tuple[Point, Point, Point]]:
+    """Cubic curves: two control points half way, and the end, for every two points."""
+    for (ax, ay), (bx, by) in pairwise(points):
+        middle = (ay + by) / 2
+        yield (ax, middle), (bx, middle), (bx, by)
+
+
+def _tikz(shape: Shape) -> Iterable[str]:
+    match shape:
+        case Box(x, y, wide, high, look, _):
+            yield rf"\path{_style(look)} ({x:.1f},{y:.1f}) rectangle ({x + wide:.1f},{y + high:.1f});"
+        case Oval(x, y, rx, ry, look, _):
+            yield rf"\path{_style(look)} ({x:.1f},{y:.1f}) ellipse [x radius={rx:.1f}, y radius={ry:.1f}];"
+        case Outline(points, look):
+            way = " -- ".join(f"({x:.1f},{y:.1f})" for x, y in points)
+            yield rf"\path{_style(look)} {way}{'' if look.fill == 'none' else ' -- cycle'};"
+        case Way(points, look, arrow):
+            start = f"({points[0][0]:.1f},{points[0][1]:.1f})"
+            bends = (
+                f" .. controls ({a[0]:.1f},{a[1]:.1f}) and ({b[0]:.1f},{b[1]:.1f}) .. ({c[0]:.1f},{c[1]:.1f})"
+                for a, b, c in _bends(points)
+            )
+            yield rf"\path{_style(look, '->, ' if arrow else '')} {start}{''.join(bends)};"
+        case Words(x, y, text, size, anchor, halo):
+            where = {"start": "base west", "middle": "base", "end": "base east"}[anchor]
+            white = ", fill=white" if halo else ""
+            font = rf"font=\sffamily\fontsize{{{0.75 * size:g}}}{{{0.9 * size:g}}}\selectfont"
+            if text:
+                yield rf"\node[anchor={where}, {font}{white}] at ({x:.1f},{y:.1f}) {{{words(text)}}};"
+        case Group(_, _, shapes):
+            for inside in shapes:
+                yield from _tikz(inside)
+
+
+def _style(look: Look, more: str = "") -> str:
+    parts = [] if look.fill == "none" else [f"fill={_colour(look.fill)}"]
+    if look.stroke != "none":
+        parts += [f"draw={_colour(look.stroke)}", f"line width={0.75 * look.thick:g}bp"]
+    return f"[{more}{', '.join(parts)}]"
+
+
+def _colour(name: str) -> str:
+    """A named colour, or ``#rrggbb`` by its numbers."""
+    if not name.startswith("#"):
+        return name
+    red, green, blue = (int(name[n : n + 2], 16) for n in (1, 3, 5))
+    return f"{{rgb,255:red,{red};green,{green};blue,{blue}}}"

@@ -1,0 +1,203 @@
+"""Tables as a notebook shows them: of matches, of the steps of a derivation, of candidates; and their cells.
+
+A table of results: as CSV with seven significant digits, as Markdown with those that a reader wants.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, TypeAlias
+
+from einnet_explore.ir import EOPERATOR, VIEW, show_path
+from einnet_explore.rules import Derivation, Match
+from einnet_explore.strategies.candidate import Candidate
+from einnet_explore.syntax.notation import words
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of text under a head, and a line below them."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str = ""
+
+    def __repr__(self) -> str:
+        widths = [max(map(len, column)) for column in zip(self.head, *self.rows, strict=True)]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in (self.head, *self.rows)]
+        return "\n".join(line.rstrip() for line in [*lines, *([self.caption] if self.caption else [])])
+
+    def _repr_html_(self) -> str:
+        left = "style='text-align:left;vertical-align:top;padding:.3em .7em;line-height:1.3;white-space:pre-line'"
+        head = "".join(f"<th {left} scope='col'>{escape(cell)}</th>" for cell in self.head)
+        body = "".join(
+            "<tr>" + "".join(f"<td {left}>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows
+        )
+        below = f"<div>{escape(self.caption)}</div>" if self.caption else ""
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
+
+    def to_latex(self) -> str:
+        """A ``tabular`` with the rules of the package ``booktabs``."""
+        lines = (" & ".join(map(words, row)) + r" \\" for row in (self.head, *self.rows))
+        head, *rows = lines
+        return "\n".join(
+            [rf"\begin{{tabular}}{{{'l' * len(self.head)}}}", r"\toprule", head, r"\midrule", *rows, r"\bottomrule",
+             r"\end{tabular}"]
+        )  # fmt: skip
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return {"text/html": self._repr_html_(), "text/plain": repr(self)}
+
+
+class Matches(tuple[Match[Any], ...]):
+    """Matches that a notebook shows as a table."""
+
+    __slots__ = ()
+
+    def table(self) -> Table:
+        """One row a match: its number here, the rule, the place, the parameters."""
+        return Table(
+            ("", "rule", "at", "parameters"),
+            tuple((str(n), m.rule.name, show_path(m.at), said(m)) for n, m in enumerate(self)),
+            "" if self else "no legal match",
+        )
+
+    def __repr__(self) -> str:
+        return repr(self.table())
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return self.table()._repr_mimebundle_()
+
+
+def said(match: Match[Any]) -> str:
+    """A match's parameters on one line."""
+    params = match.to_json()["params"]
+    match params:
+        case {"operator": str(operator), "attributes": dict(attributes)}:
+            return f"{operator} " + " ".join(f"{k}={v}" for k, v in attributes.items())
+        case {"phi": dict(phi)}:
+            new = [f"{name} = {index}" for name, index in phi.items() if name != index]
+            return ", ".join(new) or "order " + ", ".join(phi)
+    # Not the comma that stands between what one parameter holds: ``iterator = h; cuts = 2, 4``.
+    return "; ".join(f"{k} = {_value(v)}" for k, v in params.items())
+
+
+def _value(value: object) -> str:
+    match value:
+        case dict():
+            return ", ".join(
+                f"{k} in [{v[0]}, {v[1]})" if isinstance(v, list) else f"{k}: {v}" for k, v in value.items()
+            )
+        case list():
+            return ", ".join(map(str, value))
+        case _:
+            return str(value)
+
+
+def history(derivation: Derivation, certificates: Sequence[str] = ()) -> Table:
+    """One row a step: what was done where, and its *certificates* where they are given."""
+    rows = [("0", "start", "", "")] + [
+        (str(n), step.match.rule.name, show_path(step.match.at), said(step.match))
+        for n, step in enumerate(derivation.steps, 1)
+    ]
+    if not certificates:
+        return Table(("E", "rule", "at", "parameters"), tuple(rows))
+    proofs = ("", *certificates)
+    return Table(
+        ("E", "rule", "at", "parameters", "certificate"), tuple((*r, p) for r, p in zip(rows, proofs, strict=True))
+    )
+
+
+def candidates(found: Iterable[tuple[Candidate, str]], caption: str) -> Table:
+    """One row a candidate, with its certificate beside it."""
+    rows = tuple(
+        (
+            str(c.state),
+            " + ".join(operator(e.via.operator, dict(e.via.attributes)) for e in c.operators if e.via) or "none",
+            str(c.eoperators),
+            str(len(c.derivation.steps)),
+            seconds(c.seconds),
+            certificate,
+        )
+        for c, certificate in found
+    )
+    return Table(("state", "library operators", "eOperators", "steps", "estimated", "certificate"), rows, caption)
+
+
+def operator(name: str, attributes: dict[str, Any]) -> str:
+    """``Matmul(m=49, n=4608, k=512)``: attributes that are 0 or 1 are left out, as most of them say nothing."""
+    sizes = ", ".join(f"{k}={v}" for k, v in attributes.items() if v not in (0, 1))
+    return f"{name}({sizes})" if name not in (EOPERATOR, VIEW) else name
+
+
+def seconds(value: float) -> str:
+    """A duration in the unit that leaves one to three digits before the point."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value * 1e9:.3g} ns"
+
+
+Cell: TypeAlias = "str | bool | int | float | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """Rows of values under a head; *name* is the file's, *note* says how to read them."""
+
+    name: str
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+
+    def column(self, name: str) -> tuple[Cell, ...]:
+        """The values of one column."""
+        n = self.head.index(name)
+        return tuple(row[n] for row in self.rows)
+
+    def csv(self) -> str:
+        """RFC 4180, with a line feed at the ends of lines; what there is no value for is empty."""
+        written = io.StringIO()
+        table = csv.writer(written, lineterminator="\n")
+        table.writerow(self.head)
+        table.writerows([["" if c is None else _plain(c) for c in row] for row in self.rows])
+        return written.getvalue()
+
+    def markdown(self) -> str:
+        """A heading, the table and the note."""
+        heads = [name.replace("_", " ") for name in self.head]
+        left = [any(isinstance(c, str) for c in column) for column in zip(*self.rows, strict=True)] or [True] * len(
+            heads
+        )
+        rows = [heads, [":--" if text else "--:" for text in left], *([_shown(c) for c in row] for row in self.rows)]
+        body = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        return f"## {self.title}\n\n{body}\n" + (f"\n{self.note}\n" if self.note else "")
+
+
+def _plain(cell: Cell) -> str:
+    match cell:
+        case bool():
+            return str(cell).lower()
+        case float():
+            return repr(float(f"{cell:.7g}"))
+        case _:
+            return str(cell)
+
+
+def _shown(cell: Cell) -> str:
+    match cell:
+        case None:
+            return ""
+        case bool():
+            return "yes" if cell else "no"
+        case int():
+            return f"{cell:,}"
+        case float():
+            return f"{cell:.3g}" if abs(cell) < 1000 else f"{cell:,.0f}"
+        case str():
+            return cell.replace("|", "\\|")
