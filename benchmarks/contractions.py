@@ -16,7 +16,9 @@ import numpy as np
 from einnet_explore.cost import work
 from einnet_explore.ir import Equation, Tensor, tensors
 from einnet_explore.operators import OPERATORS, Operator
-from einnet_explore.runtime import aligned_empty, compare, library_calls
+from einnet_explore.runtime import library_calls
+from einnet_explore.runtime.arrays import aligned_empty
+from einnet_explore.runtime.measurement import compare
 
 
 def conv(c: int, f: int, size: int, window: tuple[int, int], stride: int = 1, groups: int = 1) -> Equation:

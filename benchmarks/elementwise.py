@@ -15,8 +15,10 @@ import numpy as np
 from einnet_explore.codegen.elementwise import Functor, functor, host_kernel, operand
 from einnet_explore.codegen.language import F16, F32
 from einnet_explore.ir import Const, Iterator, Scope, Tensor, add, mul, tensors
-from einnet_explore.runtime import aligned, aligned_empty, c_kernels, compare, compile_scope
-from einnet_explore.runtime.measurement import pause, times_faster
+from einnet_explore.runtime import c_kernels
+from einnet_explore.runtime.arrays import aligned, aligned_empty
+from einnet_explore.runtime.measurement import compare, pause, times_faster
+from einnet_explore.runtime.tvm_cpu import compile_scope
 from einnet_explore.syntax import parse
 
 LENGTHS = (1 << 12, 1 << 16, 1 << 20, 1 << 23)

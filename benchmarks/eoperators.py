@@ -18,14 +18,17 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from einnet_explore.analysis.row_nest import nest
+from einnet_explore.codegen.errors import BackendError
 from einnet_explore.ir import Const, Iterator, Program, Scope, Tensor, accesses, add, mul, tensors
 from einnet_explore.operators import expressions as ops
 from einnet_explore.rules import ROW_GENERATION, VARIABLE_SUBSTITUTION, Derivation
-from einnet_explore.runtime import BackendError, aligned, aligned_empty, compare, compile_program, compile_scope
+from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.execution import set_threads
 from einnet_explore.runtime.implementations import NativeCall
-from einnet_explore.runtime.measurement import times_faster
+from einnet_explore.runtime.measurement import compare, times_faster
 from einnet_explore.runtime.native import NativeSource
+from einnet_explore.runtime.program import compile_program
+from einnet_explore.runtime.tvm_cpu import compile_scope
 from einnet_explore.syntax import parse
 
 CASES = {

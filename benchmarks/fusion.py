@@ -24,12 +24,14 @@ import numpy as np
 from einnet_evaluation import fused_programs
 from einnet_explore.ir import Program
 from einnet_explore.pipeline.row_subprograms import in_one
-from einnet_explore.runtime import aligned, aligned_empty, compare, compile_scope, fused
+from einnet_explore.runtime import fused
+from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.execution import set_threads
 from einnet_explore.runtime.fused import FusedProgram
 from einnet_explore.runtime.implementations import NativeCall
-from einnet_explore.runtime.measurement import Timing, times_faster
+from einnet_explore.runtime.measurement import Timing, compare, times_faster
 from einnet_explore.runtime.native import NativeSource
+from einnet_explore.runtime.tvm_cpu import compile_scope
 from einnet_explore.runtime.unfused import bind_apart
 
 Arrays = Mapping[str, Any]

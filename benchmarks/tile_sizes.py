@@ -14,8 +14,9 @@ import numpy as np
 
 from einnet_explore.codegen.machine import this_machine
 from einnet_explore.codegen.tiling import Hardware, best_first, contraction, exhaustive, processor, tiled
-from einnet_explore.runtime import aligned, aligned_empty, c_kernels, compare
-from einnet_explore.runtime.measurement import times_faster
+from einnet_explore.runtime import c_kernels
+from einnet_explore.runtime.arrays import aligned, aligned_empty
+from einnet_explore.runtime.measurement import compare, times_faster
 from einnet_explore.syntax import parse
 
 CASES = {

@@ -10,12 +10,11 @@ A name is imported when it is first used, so that commands which need no compile
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from einnet_evaluation import benchmark, write_model
     from einnet_explore.analysis.canonical_keys import program_key
     from einnet_explore.autodiff import cse
     from einnet_explore.autodiff.gradients import grad
@@ -26,17 +25,7 @@ if TYPE_CHECKING:
     from einnet_explore.operators import expressions as ops
     from einnet_explore.parametric.family import family, load_family
     from einnet_explore.rules import RULES, Refused, Rule, scope_rule
-    from einnet_explore.session.api import (
-        benchmark,
-        check,
-        explore,
-        graph,
-        load,
-        optimize,
-        search,
-        search_all,
-        write_model,
-    )
+    from einnet_explore.session.api import check, explore, graph, load, optimize, search, search_all
     from einnet_explore.session.quiz import Quiz
     from einnet_explore.session.session import Session
     from einnet_explore.strategies.moves import clean
@@ -80,33 +69,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "algebra.certificate": ("Certificate", "certify"),
-    "algebra.evaluate": ("evaluate",),
-    "algebra.keys": ("program_key",),
-    "cost": ("program_seconds",),
-    "explore.api": (
-        "benchmark",
-        "check",
-        "explore",
-        "graph",
-        "load",
-        "optimize",
-        "search",
-        "search_all",
-        "write_model",
-    ),
-    "explore.gradients": ("grad",),
-    "explore.quiz": ("Quiz",),
-    "explore.rule_pages": ("rule_page",),
-    "explore.session": ("Session",),
-    "explore.views": ("show",),
-    "family.reading": ("family", "load_family"),
-    "operators": ("OPERATORS", "Operator"),
-    "render": ("latex", "text"),
-    "rules": ("RULES", "Refused", "Rule", "scope_rule"),
-    "search.cleanup": ("clean",),
-    "stash": ("cse",),
-    "text": ("parse",),
+    "einnet_evaluation": ("benchmark", "write_model"),
+    "einnet_explore.autodiff": ("cse",),
+    "einnet_explore.autodiff.gradients": ("grad",),
+    "einnet_explore.cost": ("program_seconds",),
+    "einnet_explore.equivalence.certificate": ("Certificate", "certify"),
+    "einnet_explore.interpreter.evaluation": ("evaluate",),
+    "einnet_explore.analysis.canonical_keys": ("program_key",),
+    "einnet_explore.operators": ("OPERATORS", "Operator"),
+    "einnet_explore.parametric.family": ("family", "load_family"),
+    "einnet_explore.rules": ("RULES", "Refused", "Rule", "scope_rule"),
+    "einnet_explore.session.api": ("check", "explore", "graph", "load", "optimize", "search", "search_all"),
+    "einnet_explore.session.quiz": ("Quiz",),
+    "einnet_explore.session.session": ("Session",),
+    "einnet_explore.strategies.moves": ("clean",),
+    "einnet_explore.syntax": ("latex", "parse", "text"),
+    "einnet_explore.viz.views": ("rule_page", "show"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -115,7 +93,7 @@ def __getattr__(name: str) -> object:
     if name == "ops":
         value: object = import_module(f"{__name__}.operators.expressions")
     elif name in _HOME:
-        value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        value = getattr(import_module(_HOME[name]), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
@@ -124,14 +102,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """This package.  Five verbs are called like packages of their floor: importing one must not hide the verb."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOME and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -26,7 +26,8 @@ import numpy as np
 from IPython.display import HTML
 
 import einnet_explore as ee
-from einnet_explore.runtime import compare, compile_program
+from einnet_explore.runtime.measurement import compare
+from einnet_explore.runtime.program import compile_program
 
 # %% [markdown]
 # ## tanh

@@ -1,4 +1,4 @@
-"""Kernels and compiled programs: equal in value to ``interpreter.evaluation`` on random legal programs and on real shapes."""
+"""Kernels and compiled programs: equal in value to the interpreter on random legal programs and on real shapes."""
 
 import os
 import subprocess
@@ -10,10 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.preparation import prepare
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program, Scope, program, tensors
-from einnet_explore.runtime import BackendError, aligned_empty, compile_program, compile_scope, compiled, emit, load
+from einnet_explore.runtime import compiled
+from einnet_explore.runtime.arrays import aligned_empty
+from einnet_explore.runtime.program import compile_program
+from einnet_explore.runtime.tvm_cpu import compile_scope, emit, load
 from einnet_explore.syntax import parse
 from tests.strategies import inputs_for, programs, scopes_
 
@@ -209,7 +213,7 @@ def test_a_kernel_does_not_tie_its_process_to_a_core() -> None:
     """Two searches on one machine would share a core; in a process of its own, as a pool is made once."""
     code = (
         "import os, numpy as np\n"
-        "from einnet_explore.runtime import compile_program\n"
+        "from einnet_explore.runtime.program import compile_program\n"
         "from einnet_explore.syntax import parse\n"
         "before = os.sched_getaffinity(0)\n"
         "compile_program(parse('tensor A[4]\\nY[i:4] = relu(A[i])'), threads=1).run({'A': np.ones(4, np.float32)})\n"

@@ -8,10 +8,11 @@ import pytest
 
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Tensor
 from einnet_explore.operators import OPERATORS
-from einnet_explore.runtime import compile_program, implementation_choice
+from einnet_explore.runtime import implementation_choice
 from einnet_explore.runtime.epilogues import APART, compile_measured, fused, pairs
 from einnet_explore.runtime.keys import key_of
 from einnet_explore.runtime.profile_store import Store
+from einnet_explore.runtime.program import compile_program
 from einnet_explore.syntax import parse
 
 REST = {

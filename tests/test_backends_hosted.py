@@ -9,8 +9,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from einnet_explore.ir import Scope, tensors
-from einnet_explore.runtime import compile_scope, compiled, onnx_fragment
+from einnet_explore.runtime import compiled, onnx_fragment
 from einnet_explore.runtime.onnx_fragment import session
+from einnet_explore.runtime.tvm_cpu import compile_scope
 from einnet_explore.syntax import parse
 
 pytestmark = pytest.mark.skipif(not onnx_fragment.available(), reason="no C compiler")

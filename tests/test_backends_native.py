@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from einnet_evaluation import fused_programs as known
 from einnet_explore.codegen.elementwise import functor
+from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.language import KernelError, emit
 from einnet_explore.codegen.phase_regions import regions_kernel
 from einnet_explore.equivalence.certificate import certify
@@ -29,21 +30,14 @@ from einnet_explore.pipeline.finalists import entries
 from einnet_explore.pipeline.partition import split
 from einnet_explore.pipeline.row_subprograms import in_one
 from einnet_explore.rules import REDUCTION_GENERATION, Refused
-from einnet_explore.runtime import (
-    BackendError,
-    aligned,
-    aligned_empty,
-    compile_program,
-    compiled,
-    implementation_choice,
-    native,
-    onnx_fragment,
-)
+from einnet_explore.runtime import compiled, implementation_choice, native, onnx_fragment
+from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.elementwise import Elementwise
 from einnet_explore.runtime.implementations import NativeCall
 from einnet_explore.runtime.keys import key_of
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.profile_store import Store
+from einnet_explore.runtime.program import compile_program
 from einnet_explore.syntax import parse
 from tests import kernel_machine
 from tests.strategies import inputs_for, scopes_

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.language import F32, F64, Array, Id, Kernel, Local, Store, Var, cast, counted, literal
-from einnet_explore.runtime import BackendError, c_kernels, compiled, opencl
+from einnet_explore.runtime import c_kernels, compiled, opencl
 from einnet_explore.runtime import opencl as pocl
 from einnet_explore.runtime.cuda import nvrtc
 from tests import kernel_machine

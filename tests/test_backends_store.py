@@ -15,10 +15,11 @@ import pytest
 from einnet_explore.codegen import versions
 from einnet_explore.codegen.identity import identity
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
-from einnet_explore.runtime import compare, emit, load, stream_bandwidth
+from einnet_explore.runtime.device_rates import stream_bandwidth
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.keys import Key, device, key_of, libraries
-from einnet_explore.runtime.measurement import ratios
+from einnet_explore.runtime.measurement import compare, ratios
+from einnet_explore.runtime.tvm_cpu import emit, load
 from einnet_explore.support.storage import FORGOTTEN, write_aside
 from einnet_explore.syntax import parse
 

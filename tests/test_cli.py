@@ -111,7 +111,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 
 def test_verbs_are_not_hidden_by_packages_of_their_name() -> None:
     code = (
-        "import einnet_explore as ee; from einnet_explore.pipeline import optimise; import einnet_explore.strategies.engine\n"
+        "import einnet_explore as ee; import einnet_explore.pipeline.optimiser, einnet_explore.strategies.engine\n"
         "import einnet_explore.syntax.parser, einnet_explore.session.api\n"
         "print(*(callable(getattr(ee, name)) for name in ('graph', 'search', 'explore', 'text')))"
     )

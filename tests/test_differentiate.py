@@ -24,7 +24,8 @@ from einnet_explore.cli import main
 from einnet_explore.equivalence.reads import illegal_read
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Apply, Equation, Index, Instance, Iterator, Program, Scope, Tensor, accesses
-from einnet_explore.runtime import compile_program, emit, load
+from einnet_explore.runtime.program import compile_program
+from einnet_explore.runtime.tvm_cpu import emit, load
 from tests.rules_kit import assert_equal, contractions
 from tests.strategies import indices, inputs_for, programs
 

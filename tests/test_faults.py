@@ -20,12 +20,14 @@ import einnet_explore
 from benchmarks.soak import kills
 from einnet_explore.cli import main
 from einnet_explore.cli.errors import one_line
+from einnet_explore.codegen.errors import BackendError
 from einnet_explore.onnx_import.checks import check_memory
 from einnet_explore.onnx_import.load import load
 from einnet_explore.onnx_import.model import ModelError, Value
 from einnet_explore.pipeline.optimiser import optimize
-from einnet_explore.runtime import BackendError, compile_scope, compiled
+from einnet_explore.runtime import compiled
 from einnet_explore.runtime import compiled as trial
+from einnet_explore.runtime.tvm_cpu import compile_scope
 from einnet_explore.syntax import parse
 
 pytestmark = pytest.mark.timeout(300)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.machine import Machine, this_machine
 from einnet_explore.codegen.packing import gather
 from einnet_explore.codegen.register_tiles import UNROLLED, best_tile, tiles
@@ -15,7 +16,7 @@ from einnet_explore.codegen.sum_of_products import Form, form
 from einnet_explore.codegen.tvm.contraction import plan
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Index, Iterator, Scope, tensors
-from einnet_explore.runtime import BackendError, aligned_empty
+from einnet_explore.runtime.arrays import aligned_empty
 from einnet_explore.runtime.generated import contraction
 from einnet_explore.syntax import parse
 

@@ -36,6 +36,7 @@ from einnet_explore.codegen.elementwise import (
     plan,
     planned,
 )
+from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.language import (
     BOOL,
     F16,
@@ -55,7 +56,6 @@ from einnet_explore.codegen.language import (
 )
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Apply, Compare, Const, Iterator, Scalar, Scope, Table, Tensor, as_index
-from einnet_explore.runtime import BackendError
 from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.runtime.elementwise import Elementwise
 from tests import kernel_machine

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from einnet_explore.codegen import transposed_writes
+from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.language import (
     F16,
     F32,
@@ -42,10 +43,12 @@ from einnet_explore.codegen.phase_regions import regions_kernel
 from einnet_explore.codegen.transposed_writes import turned_kernel
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Equation, Program, Scope, tensors
-from einnet_explore.runtime import BackendError, aligned, aligned_empty, compile_program, compiled, native
+from einnet_explore.runtime import compiled, native
+from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.c_kernels import load
 from einnet_explore.runtime.implementations import NativeCall
 from einnet_explore.runtime.native import NativeSource
+from einnet_explore.runtime.program import compile_program
 from einnet_explore.syntax import parse
 from tests import kernel_machine
 from tests.strategies import inputs_for

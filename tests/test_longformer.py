@@ -24,7 +24,8 @@ from einnet_explore.onnx_import.load import load as load_model
 from einnet_explore.pipeline.partition import Subprogram, split
 from einnet_explore.pipeline.row_subprograms import by_rows
 from einnet_explore.rules import ROW_GENERATION, Refused
-from einnet_explore.runtime import compile_program, emit, load
+from einnet_explore.runtime.program import compile_program
+from einnet_explore.runtime.tvm_cpu import emit, load
 from einnet_explore.syntax import parse
 
 ATTENTION = """

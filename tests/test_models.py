@@ -11,13 +11,13 @@ import onnx
 import pytest
 from onnx_building import run
 
+from einnet_evaluation import write_model
 from einnet_evaluation.models import MODELS, PARTS, write
 from einnet_evaluation.models.builder import Builder
 from einnet_evaluation.models.longformer import OUTSIDE
 from einnet_explore.cli import main
 from einnet_explore.onnx_import.load import load
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.session.api import write_model
 
 SMALL = {"longformer": 400}
 """Sizes of models that are too large to keep every value of."""

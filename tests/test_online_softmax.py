@@ -20,8 +20,9 @@ from einnet_explore.onnx_import.load import load as load_model
 from einnet_explore.pipeline.partition import split
 from einnet_explore.pipeline.row_subprograms import by_rows
 from einnet_explore.rules import ONE_PASS_GENERATION
-from einnet_explore.runtime import compile_program, compiled, emit
-from einnet_explore.runtime.tvm_cpu import Kernel
+from einnet_explore.runtime import compiled
+from einnet_explore.runtime.program import compile_program
+from einnet_explore.runtime.tvm_cpu import Kernel, emit
 from einnet_explore.syntax import parse
 from tests.rules_kit import refuses
 from tests.test_longformer import attention as banded

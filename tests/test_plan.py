@@ -15,8 +15,9 @@ from einnet_explore.onnx_import.load import load
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import ByValue, PlanError, Run, build_plan, random_inputs, subgraph_session
-from einnet_explore.runtime import compile_program, measurement, onnx_fragment
+from einnet_explore.runtime import measurement, onnx_fragment
 from einnet_explore.runtime.onnx_fragment import session_options
+from einnet_explore.runtime.program import compile_program
 from einnet_explore.syntax import parse
 
 Arrays = Mapping[str, Any]

@@ -16,6 +16,7 @@ from onnx_building import build, node
 
 from einnet_explore.cli import main
 from einnet_explore.cli import optimize as command
+from einnet_explore.codegen.errors import BackendError
 from einnet_explore.onnx_export.export import ExportError, rewrite_model
 from einnet_explore.pipeline import assembly as assembling_module
 from einnet_explore.pipeline import backward_elimination as attribution_module
@@ -31,7 +32,6 @@ from einnet_explore.pipeline.plan import Plan, PlanError, build_plan
 from einnet_explore.pipeline.selection import LEAST, Result, selecting
 from einnet_explore.pipeline.submodels import answers, random_inputs, start
 from einnet_explore.pipeline.whole_model import TRYING, UNTRIED, Chosen, select
-from einnet_explore.runtime import BackendError
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.onnx_fragment import Writer
 from tests.optimising_kit import SHORT, agree, everything, model, nothing_remembered, runs, searched, transposed

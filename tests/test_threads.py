@@ -10,7 +10,8 @@ import pytest
 from einnet_explore.codegen import versions
 from einnet_explore.codegen.errors import NoKernel
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Scope, tensors
-from einnet_explore.runtime import aligned_empty, generated, implementation_choice, library_calls
+from einnet_explore.runtime import generated, implementation_choice, library_calls
+from einnet_explore.runtime.arrays import aligned_empty
 from einnet_explore.runtime.implementations import Alone, NativeCall, TiledCall, Way, by_one_thread
 from einnet_explore.runtime.keys import ALONE, key_of
 from einnet_explore.runtime.native import ENGINE, NativeSource

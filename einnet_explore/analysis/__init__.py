@@ -1,4 +1,1 @@
-"""What can be known about an expression without changing its meaning: values, keys, supports, proofs.
-
-The parts of reverse-mode differentiation: scalars, pre-images, adjoints, linearity.
-"""
+"""Analyses of expressions: substitution, regions, legality, access structure, canonical keys, sibling alignment."""

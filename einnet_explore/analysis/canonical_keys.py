@@ -1,6 +1,7 @@
 """Canonical keys: two scopes, or two programs, have equal keys exactly if they are alpha-equal.
 
-Scopes are keyed in ``analysis.canonical_keys``.  Programs are alpha-equal if they are so up to the names and the order of
+Scopes are keyed in ``analysis.canonical_keys``.  Programs are alpha-equal if they are so up to the names and the
+order of
 their equations; tensors made by equations count by what they are.
 
 Equations are put in a canonical topological order: of those whose reads are all placed, the one with the smallest code

@@ -1,4 +1,4 @@
-"""Common subexpressions of a forward and a backward pass, and what the one should stash for the other."""
+"""Reverse-mode differentiation, and common subexpressions of both passes with a stash between them."""
 
 from einnet_explore.autodiff.stash import Analysis, Common, Passes, Stash, analyse, cse, front, optimize, split
 from einnet_explore.autodiff.stash_plan import Chosen, Node, Problem

@@ -402,9 +402,9 @@ def _guarded(pulled: _Pulled) -> Contribution | None:
             body = _where(Compare("<", b.index, as_index(b.hi)), body)
         if lo < b.lo:
             body = _where(Compare(">=", b.index, as_index(b.lo)), body)
-    for condition, holds in pulled.conditions:
+    for condition, true in pulled.conditions:
         zero = Const(0)
-        body = Apply("where", (condition, body, zero) if holds else (condition, zero, body))
+        body = Apply("where", (condition, body, zero) if true else (condition, zero, body))
     return Contribution(pulled.scope.summations, body)
 
 

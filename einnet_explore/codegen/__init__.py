@@ -1,1 +1,1 @@
-"""Kernels decided: what a contraction is made of, where its operands lie, and how it is cut into register tiles."""
+"""Generated kernels as values and text: loop structure, tiles, layouts, printers. Nothing is compiled or run here."""

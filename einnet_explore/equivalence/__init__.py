@@ -1,0 +1,1 @@
+"""Proofs that two programs are equal: term relations, term multisets, sampling, certificates."""

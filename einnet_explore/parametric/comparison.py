@@ -1,6 +1,7 @@
 r"""Whether two scopes of polynomial sizes are one function for every value of the parameters.
 
-The terms are those of ``equivalence.term_relation``, over a space whose ranges are polynomials.  They are compared as integer
+The terms are those of ``equivalence.term_relation``, over a space whose ranges are polynomials.  They are compared
+as integer
 sets of (sizes, output element, indices), or point by point where a parameter is multiplied by an iterator.
 
 Terms as points that correspond: every point of one side's terms is a point of the other's, the same element read.

@@ -1,6 +1,7 @@
 """Steps proved for all sizes: shapes, reads and values, of whole programs.
 
-As ``equivalence.certificate`` does it at one size: equations are aligned by name, one that only one program has is put into
+As ``equivalence.certificate`` does it at one size: equations are aligned by name, one that only one program has is
+put into
 its readers, and what both have stays a tensor as long as that can be proved.
 """
 

@@ -1,1 +1,1 @@
-"""einnet_explore.pipeline."""
+"""From an ONNX model to an optimised plan: partition, tune, select, post-optimise, assemble (EinNet §6.3)."""

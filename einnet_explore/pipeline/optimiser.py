@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from einnet_explore.cost import CostModel
 from einnet_explore.ir import Program
+from einnet_explore.onnx_import.load import load
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.assembly import Assembler
 from einnet_explore.pipeline.error_report import Badge, badge
@@ -26,7 +27,7 @@ from einnet_explore.pipeline.implementations import Means
 from einnet_explore.pipeline.joining import Piece
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.originals import Anonymous, anonymous, contents, original, values
-from einnet_explore.pipeline.outcome import Part, among, judged
+from einnet_explore.pipeline.outcome import Part, among, judged, to_json
 from einnet_explore.pipeline.partition import Split, Subprogram, partition
 from einnet_explore.pipeline.plan import Plan, build_plan, random_inputs
 from einnet_explore.pipeline.post.layout_assignment import estimated, measured
@@ -102,7 +103,7 @@ class Optimiser:
         self.contests.begin()
         if self.executor is not None:
             try:
-                self.contests.ahead(self.executor, self.anonymous())
+                self.contests.ahead(self.executor, self.anonymous(), contested)
             except KeyboardInterrupt:
                 self.interrupted = self.contests.closed = True
         for n, (subprogram, anon) in enumerate(self.anonymous(), 1):
@@ -224,3 +225,15 @@ def optimize(
     except KeyboardInterrupt:
         work.interrupted = True
     return work.result()
+
+
+def contested(model: bytes, settings: Settings, budget: float | None, name: str) -> dict[str, Any]:
+    """The outcome (``outcome.to_json``) of the contest of *model* that has this *name*, held where this runs."""
+    work = _work(model, settings, budget)
+    subprogram, anon = next((s, a) for s, a in work.anonymous() if work.contests.name(s, a) == name)
+    return to_json(work.contests.outcome(subprogram, anon))
+
+
+@lru_cache(maxsize=2)
+def _work(model: bytes, settings: Settings, budget: float | None) -> Optimiser:
+    return Optimiser(load(model), settings, budget)

@@ -7,7 +7,8 @@ The nodes that stay run in as few sessions as the replaced groups allow: with
 (groups take the largest *s* before them, -1 where nothing stays before them), all nodes of one *s* run in one session.
 The longest alternation along a path forces that many, so fewer are impossible.
 
-Where every group is a compiled program that a session can run (``runtime.onnx_fragment``), there is one session for all: what
+Where every group is a compiled program that a session can run (``runtime.onnx_fragment``), there is one session for
+all: what
 stays and what replaces is written into one graph, in which ONNX Runtime lays out memory and shares its threads.
 
 Which nodes run together: the groups that are replaced, and what stays in as few sets between them as can be.

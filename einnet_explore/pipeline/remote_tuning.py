@@ -7,19 +7,18 @@ who asked, so nothing has to be believed.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeAlias
 
 from einnet_explore.cost import CostModel
 from einnet_explore.cost.model import Device
 from einnet_explore.ir import Equation, Program, Table
-from einnet_explore.onnx_import.load import load
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.finalists import Entry, entries
 from einnet_explore.pipeline.implementations import Means
-from einnet_explore.pipeline.outcome import from_json, to_json
+from einnet_explore.pipeline.outcome import from_json
 from einnet_explore.pipeline.tuning_task import Outcome, Settings, asked_for
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
@@ -29,6 +28,9 @@ from einnet_explore.support.executors import clustered, has_device, settled, sub
 from einnet_explore.support.limits import ROOM, limited
 
 Steps: TypeAlias = "list[dict[str, Any]]"
+
+Contested: TypeAlias = "Callable[[bytes, Settings, float | None, str], dict[str, Any]]"
+"""Holds one contest of a serialized model on a device, by name: ``optimiser.contested``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +78,20 @@ class Asked:
 
 
 def ahead(
-    executor: Any, asked: Mapping[str, Asked], model: Model, means: Means, budget: float | None, seconds: float
+    executor: Any,
+    asked: Mapping[str, Asked],
+    model: Model,
+    means: Means,
+    budget: float | None,
+    seconds: float,
+    contested: Contested,
 ) -> Iterable[tuple[str, Outcome | Told]]:
-    """What *executor* makes of the programs that are *asked* for: contests where it has devices, else searches.
+    """What *executor* makes of the programs that are *asked* for: *contested* where it has devices, else searches.
 
     They are told as they come; after *seconds* the others are cancelled.
     """
     if has_device(executor):
-        return contests(executor, asked, model, means.settings, budget, seconds)
+        return contests(executor, asked, model, means.settings, budget, seconds, contested)
     cost = Rates.of(means.model.device, means.store, means.settings.threads)
     return searches(executor, asked, cost, means.settings, seconds)
 
@@ -110,6 +118,7 @@ def contests(
     settings: Settings,
     budget: float | None,
     seconds: float,
+    contested: Contested,
 ) -> Iterable[tuple[str, Outcome]]:
     """The outcomes of the contests of *model* that *executor*'s devices hold; without those that fail there."""
     sent = model.original.SerializeToString()
@@ -147,17 +156,3 @@ def _applied(program: Program, steps: Steps | None) -> Derivation:
     if steps is None:
         raise LookupError("a candidate that no contest asks for was left where it was found")
     return replay(program, steps)
-
-
-def contested(model: bytes, settings: Settings, budget: float | None, name: str) -> dict[str, Any]:
-    """The outcome (``judging.to_json``) of the contest of *model* that has this *name*, held where this runs."""
-    work = _work(model, settings, budget)
-    subprogram, anon = next((s, a) for s, a in work.anonymous() if work.contests.name(s, a) == name)
-    return to_json(work.contests.outcome(subprogram, anon))
-
-
-@lru_cache(maxsize=2)
-def _work(model: bytes, settings: Settings, budget: float | None) -> Any:
-    from einnet_explore.pipeline.optimiser import Optimiser  # which knows this module
-
-    return Optimiser(load(model), settings, budget)

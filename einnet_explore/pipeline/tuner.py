@@ -16,7 +16,7 @@ from einnet_explore.pipeline.implementations import Means
 from einnet_explore.pipeline.originals import Anonymous, original, written
 from einnet_explore.pipeline.outcome import from_json, to_json
 from einnet_explore.pipeline.partition import Subprogram
-from einnet_explore.pipeline.remote_tuning import Asked, Told, ahead, held
+from einnet_explore.pipeline.remote_tuning import Asked, Contested, Told, ahead, held
 from einnet_explore.pipeline.tuning_task import WANT_OF_MEMORY, Contest, Outcome, Settings
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.support.limits import ROOM, STARVED
@@ -80,8 +80,8 @@ class Contests:
         """By what a contest of such a subprogram is remembered."""
         return self.name(subprogram, anon), replace(self.settings, seconds=0.0)
 
-    def ahead(self, executor: Any, subprograms: Iterable[tuple[Subprogram, Anonymous]]) -> None:
-        """Search each of *subprograms* once on *executor*; where that has devices, hold the contests there as well.
+    def ahead(self, executor: Any, subprograms: Iterable[tuple[Subprogram, Anonymous]], contested: Contested) -> None:
+        """Search each of *subprograms* once on *executor*; where that has devices, contests are *contested* there.
 
         All of it is done before any candidate is measured here.  What fails there, or is not done in its part of the
         time, is done here again.
@@ -103,7 +103,7 @@ class Contests:
             elif effort is not None:
                 asked[name] = Asked(anon.program, effort, SLACK * contest.alone)
         left = max(0.0, until - perf_counter())
-        for name, answer in ahead(executor, asked, self.model, self.means, self.budget, left):
+        for name, answer in ahead(executor, asked, self.model, self.means, self.budget, left, contested):
             match answer:
                 case Outcome():
                     self.known[name] = answer

@@ -1,1 +1,1 @@
-"""einnet_explore.session."""
+"""The interactive session: the derivation tree, records, scripts, saved searches, runs."""

@@ -103,7 +103,7 @@ def graph(program: Program, title: str = "") -> Figure:
     return graph_figure(program, title)
 
 
-# The three below import the compilers and ONNX Runtime when they are called: ``import einnet_explore`` stays quick.
+# Imports the compilers and ONNX Runtime when it is called: ``import einnet_explore`` stays quick.
 
 
 def optimize(model: str | Path | Program, **options: Any) -> Optimised:
@@ -111,19 +111,3 @@ def optimize(model: str | Path | Program, **options: Any) -> Optimised:
     from einnet_explore.pipeline.optimiser import optimize as run
 
     return run(model, **options)
-
-
-def benchmark(model: str | Path, **options: Any) -> Mapping[str, Any]:
-    """Measure a model or case against other engines, interleaved; see ``einnet_evaluation.bench.benchmark``."""
-    from einnet_evaluation.bench import benchmark as run
-
-    return run(model, **options)
-
-
-def write_model(name: str, path: str | Path, batch: int = 1, size: int | None = None) -> Path:
-    """Write one of the evaluation models as ONNX."""
-    from einnet_evaluation.models import write
-    from einnet_explore.support.storage import write_atomically
-
-    write_atomically(path, write(name, batch, size).SerializeToString())
-    return Path(path)

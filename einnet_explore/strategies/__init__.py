@@ -1,1 +1,1 @@
-"""einnet_explore.strategies."""
+"""Search strategies over derivation rules: explorative and converging derivation, closure, moves (EinNet §6)."""

@@ -1,0 +1,1 @@
+"""Files, memory and time limits, executors, wording of messages. Imports nothing of the project."""

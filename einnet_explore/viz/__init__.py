@@ -1,0 +1,1 @@
+"""Figures, tables and pages of programs, derivations and searches."""

@@ -106,8 +106,9 @@ def _text(equation: Equation, kind: Type, dialect: str, makers: tuple[Maker, ...
 def diagram(fused: Fused) -> Graph:
     """The graph of *fused*: memory, per stage its heads and nests, and an edge for everything that is read.
 
-    Kinds are those of ``syntax.computation_graph``: inputs and outputs in memory, a nest that reduces as a library operator, one
-    that does not as an eOperator, values of a whole point of the grid as an expression; temporaries are views.
+    Kinds are those of ``syntax.computation_graph``: inputs and outputs in memory, a nest that reduces as a library
+    operator, one that does not as an eOperator, values of a whole point of the grid as an expression; temporaries are
+    views.
     """
     nodes = [GraphNode(t.name, "input", f"{t.name}\n{'×'.join(map(str, t.shape))}") for t in fused.inputs]
     edges: dict[tuple[str, str, str], None] = {}

@@ -1,0 +1,1 @@
+"""Generated kernels written as TVM statements."""

@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: run-time compilation, plans of steps, execution through CuPy."""
