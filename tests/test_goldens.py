@@ -13,18 +13,27 @@ import functools
 import hashlib
 import inspect
 import json
+import os
 import re
-from collections.abc import Callable, Iterable
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+from onnx_building import build, node
 
 import einnet_explore as ee
 from einnet_explore.cli import main
 
 # Internal names, here only.
 from einnet_explore.rules import FEWER_PRODUCTS, IDENTITIES, INTER_RULES, POST_RULES
+from einnet_explore.runtime import measurement
+from einnet_explore.runtime.profile_store import Profile, Store
 
 GOLDENS = Path(__file__).with_name("goldens")
 PROSE = frozenset(("why", "says", "detail", "law"))
@@ -320,12 +329,12 @@ def test_documents_stay(name: str, argv: str, cases: Path, pinned: Pinned, capsy
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("conv3x3", "conv3x3.ein --target Matmul --max-depth 3 --limit-states 600"),
-        ("conv_transpose", "conv_transpose.ein --target Matmul --max-depth 3 --limit-states 250"),
+        ("conv3x3", "conv3x3.ein --target Matmul --max-depth 3 --limit-states 300"),
+        ("conv_transpose", "conv_transpose.ein --target Matmul --max-depth 3 --limit-states 120"),
         ("g2bmm", "g2bmm.ein --target G2BMM --max-depth 3 --limit-states 400"),
-        ("depthwise", "depthwise.ein --max-depth 2 --limit-states 250"),
-        ("no_fingerprint", "conv3x3.ein --target Matmul --max-depth 2 --limit-states 400 --no-fingerprint"),
-        ("no_converging", "conv3x3.ein --target Matmul --max-depth 2 --limit-states 400 --no-converging"),
+        ("depthwise", "depthwise.ein --max-depth 2 --limit-states 120"),
+        ("no_fingerprint", "conv3x3.ein --target Matmul --max-depth 2 --limit-states 150 --no-fingerprint"),
+        ("no_converging", "conv3x3.ein --target Matmul --max-depth 2 --limit-states 150 --no-converging"),
     ],
 )
 def test_searches_take_the_same_way(
@@ -352,3 +361,158 @@ def test_text_and_latex_stay(pinned: Pinned) -> None:
         key = hashlib.sha256(repr(ee.program_key(program)).encode()).hexdigest()
         forms[name] = {"text": text, "latex": ee.latex(program), "seconds": ee.program_seconds(program), "key": key}
     pinned("forms", forms)
+
+
+# -------------------------------------------------------------------------------------------------------------- records
+
+
+@pytest.fixture
+def saved(request: pytest.FixtureRequest, cases: Path) -> Path:
+    """The folder of the saved files, made anew where the goldens are."""
+    folder = GOLDENS / "saved"
+    if request.config.getoption("update_snapshots"):
+        folder.mkdir(exist_ok=True)
+        options = ["--target", "ConvTranspose2d", "--max-depth", "1", "--limit-states", "12"]
+        for name in ("record.json", "search.einx"):
+            assert main(["derive", "conv_transpose.ein", *options, "--save", name]) == 0
+            (folder / name).write_text(timeless(Path(name)))
+        session = ee.explore(ee.parse(TEXTS["two_layers"]))
+        session.apply("expression_fusion", at="1", tensor="T")
+        session.goto(0)
+        session.apply(next(m for m in session.rules(at="0") if m.rule.name == "operator_matching"))
+        session.save(folder / "session.eins")
+    return folder
+
+
+def timeless(path: Path) -> str:
+    """A saved file with the seconds that it took as 0, and a search without its limit of states."""
+    data = json.loads(path.read_text())
+    if path.suffix == ".einx":
+        data |= {"seconds": 0.0, "most": None, "first_found": [0.0, data["first_found"][1]]}
+    return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+
+
+def resaved(path: Path, to: Path) -> Any:
+    """What *path* holds after it was loaded and saved again."""
+    loaded = ee.load(path)
+    assert not isinstance(loaded, type(ee.ops.matmul(1, 1, 1)))
+    loaded.save(to)
+    return json.loads(to.read_text())
+
+
+def test_a_record_is_replayed_and_checked(saved: Path, cases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved / "record.json"
+    derivation = ee.load(path)
+    assert [c.kind for c in ee.check(derivation)] == ["proved"] * len(derivation.steps)
+    command = [sys.executable, "-m", "einnet_check", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert document(f"check {path}", capsys)["json"]["kind"] == "proved"
+    session = ee.Session.load(path)
+    held = json.loads(path.read_text())
+    again = session.record(held["case"])
+    assert without(PROSE, again) == without(PROSE, {k: v for k, v in held.items() if k not in ("target", "strategy")})
+
+
+@pytest.mark.parametrize("name", ["search.einx", "session.eins"])
+def test_a_saved_search_or_session_is_loaded_and_saved_again(name: str, saved: Path, cases: Path) -> None:
+    assert without({"why"}, resaved(saved / name, cases / name)) == without(
+        {"why"}, json.loads((saved / name).read_text())
+    )
+
+
+def test_a_saved_search_goes_on_as_a_new_one_goes(saved: Path) -> None:
+    old = ee.load(saved / "search.einx")
+    new = ee.search(PROGRAMS["conv_transpose"](), target="ConvTranspose2d", max_depth=1)
+    before = old.report()["states"]
+    for run in (old, new):
+        for _ in run:
+            pass
+    assert before < old.report()["states"]
+    assert without({"seconds"}, old.report()) == without({"seconds"}, new.report())
+
+
+# ---------------------------------------------------------------------------------------------------------- selections
+
+
+def models() -> dict[str, onnx.ModelProto]:
+    rng = np.random.default_rng(0)
+
+    def weight(*shape: int) -> Any:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    doubled = {"strides": [2, 2], "pads": [1, 1, 1, 1]}
+    single = [node("ConvTranspose", ["x", "k0"], ["a"], **doubled), node("Relu", ["a"], ["y"])]
+    two = [
+        node("ConvTranspose", ["x", "k0"], ["a"], **doubled),
+        node("Flatten", ["a"], ["b"]),
+        node("MatMul", ["b", "m"], ["y"]),
+    ]
+    return {
+        "single": build(single, {"x": [1, 12, 3, 5]}, ["y"], {"k0": weight(12, 3, 4, 4)}),
+        "two": build(two, {"x": [1, 6, 6, 5]}, ["y"], {"k0": weight(6, 3, 4, 4), "m": weight(360, 7)}),
+    }
+
+
+LOT = 1
+"""Another number, other draws: this one keeps some parts and gives others back."""
+
+
+def by_lot(folder: str, commands: Mapping[str, str]) -> None:
+    """Run *commands* in this process, every time drawn by lot: the same on every machine.  NAME.json is the document.
+
+    Each measurement is a draw by its number among those of the same calls; library calls are always the fastest engine.
+    """
+    drawn = Counter[str]()
+
+    def seconds(*of: object) -> float:
+        digest = hashlib.sha256(" ".join(map(str, of)).encode()).digest()
+        return 1e-4 * (0.5 + 0.6 * int.from_bytes(digest[:2], "big") / 65536)
+
+    def sampled(samplers: Mapping[str, Callable[[int], float]], rounds: int = 15, *_: Any, **__: Any) -> Any:
+        kind = "/".join(n for n in samplers if not n.isdigit())
+        drawn[kind] += 1
+        for sample in samplers.values():
+            sample(1)
+        first = next(iter(samplers))
+        times = {name: 1e-4 if name == first else seconds(LOT, kind, drawn[kind], name) for name in samplers}
+        return {name: measurement.Timing(t, 0.0, rounds, (t,) * rounds) for name, t in times.items()}
+
+    known = Store.get
+
+    def get(self: Store, key: Any) -> Any:
+        if not key.engine or key.operator.startswith(("program", "onnxruntime")):
+            return known(self, key)
+        return Profile(1e-6 if key.engine == "onnxruntime" else 2e-6, "by lot")
+
+    measurement.sampled, Store.get = sampled, get  # type: ignore[method-assign]
+    os.chdir(folder)
+    for name, proto in models().items():
+        onnx.save(proto, f"{name}.onnx")
+    for name, line in commands.items():
+        drawn.clear()
+        assert main([*line.split(), "--json", f"{name}.json"]) == 0, line
+
+
+def test_selections_by_times_drawn_by_lot_stay(cases: Path, pinned: Pinned) -> None:
+    searched = "--threads 1 --max-depth 3 --limit-states 40"
+    commands = {
+        "plan": f"optimize single.onnx {searched} -o fast.onnx --certificates records",
+        "onnxruntime": f"optimize two.onnx {searched} --target-runtime onnxruntime",
+        "bench": "bench matmul.ein --threads 1 --rounds 1 --budget 0.1 --against numpy",
+    }
+    run = f"import test_goldens; test_goldens.by_lot({str(cases)!r}, {commands!r})"
+    root = Path(__file__).parents[1]
+    paths = [str(Path(__file__).parent), str(root), str(root / "widgets")]
+    environment = os.environ | {"EINNET_EXPLORE_CACHE": str(cases / "cache"), "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        [sys.executable, "-c", run], capture_output=True, text=True, check=False, timeout=300, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    found = {name: json.loads(Path(f"{name}.json").read_text()) for name in commands}
+    machine = {"search_seconds", "max_abs_error", "max_rel_error", "numerics", *PROSE}
+    pinned("selections", {name: without(machine, found[name]) for name in commands if name != "bench"})
+    pinned("schemas", {name: schema(document) for name, document in found.items()})
+    for record in sorted(Path("records").iterdir()):
+        command = [sys.executable, "-m", "einnet_check", str(record)]
+        assert subprocess.run(command, capture_output=True, check=False, env=environment).returncode == 0
