@@ -16,7 +16,7 @@ PYTEST = $(PY) -m pytest -n 2 --timeout 300 $(PYTEST_ARGS)
 help:
 	@echo 'make lab       open the tour in JupyterLab (LAB_ARGS=... are passed on)'
 	@echo 'make test      linters, types, floors and the tests (PYTEST_ARGS=... are passed on)'
-	@echo 'make test-all  the same with the slow tests'
+	@echo 'make test-all  the same with the slow tests and those against torch, which it installs'
 	@echo 'make check     linters, types and floors only'
 	@echo 'make bench     counts and timings of the engine'
 	@echo 'make pictures  draw the pictures of the documentation anew (needs Chromium and Graphviz)'
@@ -52,7 +52,9 @@ lab: $(STAMP) $(TOUR).ipynb
 test: check
 	$(PYTEST) -m 'not slow'
 
+# Also installs torch (the extra `torch`, not locked), so that the tests that compare with it run.
 test-all: check
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[torch]'
 	$(PYTEST)
 
 check: $(STAMP)
