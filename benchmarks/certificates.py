@@ -23,7 +23,7 @@ from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence import term_multiset
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Program
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.finalists import Entry, algorithms, entries
 from einnet_explore.pipeline.joining import joined
@@ -89,7 +89,7 @@ def main(names: Sequence[str] = (), states: int = STATES) -> None:
     print("model        steps  proved  median ms  worst ms  the slowest")
     every = []
     for name in names or tuple(model.name for model in MODELS):
-        found = timed(step for d in derivations(load(write(name, 1), {}), states) for step in d.steps)
+        found = timed(step for d in derivations(load_model(write(name, 1), {}), states) for step in d.steps)
         every += found
         row(name, found)
     row("all", every)

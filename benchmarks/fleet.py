@@ -63,7 +63,7 @@ def main(argv: Sequence[str] = ()) -> None:
 def measure(models: Sequence[str], each: int, out: Path) -> None:
     """Write a CSV of (what, of what, value)."""
     from einnet_evaluation.models import write
-    from einnet_explore.onnx_import.load import load
+    from einnet_explore.onnx_import.load import load_model
     from einnet_explore.pipeline.finalists import entries
     from einnet_explore.pipeline.optimiser import Optimiser
     from einnet_explore.pipeline.originals import anonymous
@@ -86,7 +86,7 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
         store = ProfileStore(Path(scratch) / "p.sqlite")
         for name in models:
             began_model = time.perf_counter()
-            work = Optimiser(load(write(name)), settings("cpu", 1, 7), store=store)
+            work = Optimiser(load_model(write(name)), settings("cpu", 1, 7), store=store)
             keep("opening seconds", name, time.perf_counter() - began_model)
             distinct = {anonymous(s.program).signature: (s, anonymous(s.program)) for s in work.subprograms}
             keep("subprograms", name, len(work.subprograms))

@@ -17,7 +17,7 @@ from typing import Any
 import einnet_explore as ee
 from einnet_evaluation.models import write
 from einnet_explore.cli.output import table
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.partition import Subprogram, partition
 from einnet_explore.pipeline.plan import ByValue, Run, build_plan
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=10)
     chosen = parser.parse_args()
-    model = load(write(chosen.model))
+    model = load_model(write(chosen.model))
     runs: dict[tuple[str, ...], Run] = {}
     for part in partition(model).subprograms:
         if len(runs) < chosen.replaced and (run := replaced(model, part, chosen.threads)) is not None:

@@ -17,7 +17,7 @@ from einnet_evaluation.models import MODELS, write
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import VIEW, Program
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.finalists import Entry, entries
 from einnet_explore.pipeline.joining import Piece, joined
@@ -66,7 +66,7 @@ def main(names: Sequence[str] = (), batch: int = 1) -> None:
     """Print the table."""
     print("model        parts programs  run before  after  steps  relaid  proved  seconds")
     for name in names or tuple(model.name for model in MODELS):
-        model = load(write(name, batch), {})
+        model = load_model(write(name, batch), {})
         found = list(pieces(model))
         began = process_time()
         whole = joined(model, found)

@@ -18,7 +18,7 @@ from einnet_explore.analysis.equations import weight_only
 from einnet_explore.cost import work
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.exported import forms, program_model
 from einnet_explore.pipeline.finalists import SLACK
@@ -91,7 +91,7 @@ def ways(program: Program, constants: Arrays, threads: int) -> Sequence[tuple[Pr
     refusal = "no way to write it"
     for written in forms(program):
         try:
-            model = load(program_model(written, constants))
+            model = load_model(program_model(written, constants))
         except Exception as error:  # every part of ONNX has classes of its own, for want of memory too
             refusal = str(error) or type(error).__name__
             continue

@@ -12,7 +12,7 @@ from typing import Any
 from einnet_evaluation.bench_cases import called, evaluated, generated, kept, random_inputs_of, split_inputs, ways
 from einnet_explore.codegen.versions import all_versions
 from einnet_explore.ir import Program
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.finalists import SLACK
 from einnet_explore.pipeline.optimiser import optimize
@@ -109,7 +109,7 @@ def prepare(task: Task, feeds: Arrays | None = None) -> Engine:
 def _of_model(task: Task, feeds: Arrays | None) -> Engine:
     match task.engine:
         case "einnet_explore":
-            model = load(task.path, task.shapes)
+            model = load_model(task.path, task.shapes)
             fast = optimize(model, threads=task.threads, max_depth=task.max_depth, budget=task.budget)
             given = feeds or dict(fast.feeds)
             if task.export:
@@ -118,12 +118,12 @@ def _of_model(task: Task, feeds: Arrays | None) -> Engine:
             details = {"attribution": [a.to_json() for a in brought]} if task.attribute else {}
             return Engine(lambda: fast.plan.run(given), given, fast.plan.run(given), fast.summary(), details)
         case "onnxruntime on OUT.onnx":
-            return _session(load(task.export), feeds, task.threads, "what was found, in standard operators")
+            return _session(load_model(task.export), feeds, task.threads, "what was found, in standard operators")
         case "torch" | "torch.compile":
-            model = load(task.path, task.shapes)
+            model = load_model(task.path, task.shapes)
             return _torch(model, feeds or random_inputs(model), task)
         case _:
-            return _session(load(task.path, task.shapes), feeds, task.threads, "all graph optimisations")
+            return _session(load_model(task.path, task.shapes), feeds, task.threads, "all graph optimisations")
 
 
 def _session(model: Model, feeds: Arrays | None, threads: int, said: str) -> Engine:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from einnet_explore.onnx_import.model import Model, Node
+from einnet_explore.onnx_import.model import Model, ModelNode
 
 Step: TypeAlias = "Callable[..., Any]"
 """The node's result, or a tuple of them, from its operands; one that is left out is None."""
@@ -22,7 +22,7 @@ Step: TypeAlias = "Callable[..., Any]"
 Made: TypeAlias = "Step | None"
 
 
-def spatial_step(torch: Any, model: Model, node: Node, spatial: int) -> Made:
+def spatial_step(torch: Any, model: Model, node: ModelNode, spatial: int) -> Made:
     """What *node*, on so many *spatial* dimensions, is in PyTorch; None where it is not known here."""
     at = node.attributes
     f = torch.nn.functional
@@ -63,7 +63,7 @@ def spatial_step(torch: Any, model: Model, node: Node, spatial: int) -> Made:
     return None
 
 
-def _resize(torch: Any, model: Model, node: Node, spatial: int) -> Made:
+def _resize(torch: Any, model: Model, node: ModelNode, spatial: int) -> Made:
     at = node.attributes
     shape, out = model.shape(node.inputs[0]), model.shape(node.outputs[0])
     grows = all(o % i == 0 for i, o in zip(shape[2:], out[2:], strict=True))
@@ -85,7 +85,7 @@ def _resize(torch: Any, model: Model, node: Node, spatial: int) -> Made:
     return None
 
 
-def step(torch: Any, model: Model, node: Node) -> Step:
+def step(torch: Any, model: Model, node: ModelNode) -> Step:
     """What *node* is in PyTorch; raises ValueError, with the node, where it is not known here."""
     spatial = len(model.shape(node.inputs[0])) - 2 if node.inputs and model.known(node.inputs[0]) else 0
     made: Made = None
@@ -102,7 +102,7 @@ def step(torch: Any, model: Model, node: Node) -> Step:
     return made
 
 
-def _pointwise(torch: Any, node: Node) -> Made:
+def _pointwise(torch: Any, node: ModelNode) -> Made:
     at = node.attributes
     f = torch.nn.functional
     if node.op == "Clip" and len(node.inputs) > 1:
@@ -170,7 +170,7 @@ def _prelu(torch: Any, x: Any, slope: Any) -> Any:
     return torch.where(x > 0, x, slope * x)
 
 
-def _shaping(torch: Any, model: Model, node: Node) -> Made:
+def _shaping(torch: Any, model: Model, node: ModelNode) -> Made:
     at = node.attributes
     fixed = _constants(model, node)
     match node.op:
@@ -208,11 +208,11 @@ def _shaping(torch: Any, model: Model, node: Node) -> Made:
     return None
 
 
-def _constants(model: Model, node: Node) -> list[np.ndarray[Any, Any] | None]:
+def _constants(model: Model, node: ModelNode) -> list[np.ndarray[Any, Any] | None]:
     return [model.weights.get(name) for name in node.inputs]
 
 
-def _slice(model: Model, node: Node, given: Sequence[np.ndarray[Any, Any]]) -> Made:
+def _slice(model: Model, node: ModelNode, given: Sequence[np.ndarray[Any, Any]]) -> Made:
     shape = model.shape(node.inputs[0])
     starts, ends = given[0].tolist(), given[1].tolist()
     axes = given[2].tolist() if len(given) > 2 else range(len(starts))
@@ -243,7 +243,7 @@ def _gather(torch: Any, along: int, places: np.ndarray[Any, Any] | None) -> Made
     return gather
 
 
-def _pad(torch: Any, model: Model, node: Node, fixed: Sequence[np.ndarray[Any, Any] | None]) -> Made:
+def _pad(torch: Any, model: Model, node: ModelNode, fixed: Sequence[np.ndarray[Any, Any] | None]) -> Made:
     assert fixed[1] is not None
     rank, amounts = len(model.shape(node.inputs[0])), fixed[1].tolist()
     value = (
@@ -255,7 +255,7 @@ def _pad(torch: Any, model: Model, node: Node, fixed: Sequence[np.ndarray[Any, A
     return lambda x, *_: torch.nn.functional.pad(x, pads, value=value)
 
 
-def _products(torch: Any, model: Model, node: Node) -> Made:
+def _products(torch: Any, model: Model, node: ModelNode) -> Made:
     at = node.attributes
     match node.op:
         case "MatMul":
@@ -278,7 +278,7 @@ def _products(torch: Any, model: Model, node: Node) -> Made:
     return None
 
 
-def _reducing(torch: Any, model: Model, node: Node) -> Made:
+def _reducing(torch: Any, model: Model, node: ModelNode) -> Made:
     at = node.attributes
     f = torch.nn.functional
     fixed = _constants(model, node)

@@ -12,7 +12,7 @@ import pytest
 from onnx_building import build, node
 
 from einnet_explore.codegen import versions
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline import backward_elimination as sparing_module
 from einnet_explore.pipeline import export_selection as filed_module
@@ -64,7 +64,7 @@ def searched(of: Model, chosen: Settings = SHORT) -> Optimised:
 
 
 def model(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Model:
-    return load(proto, shapes or {})
+    return load_model(proto, shapes or {})
 
 
 def sound(fast: Optimised, tmp_path: Path) -> dict[str, Any]:

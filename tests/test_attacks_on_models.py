@@ -11,7 +11,7 @@ from onnx_building import build, node
 
 from einnet_explore.cli import main
 from einnet_explore.cli.errors import one_line
-from einnet_explore.onnx_import.load import inlined, load
+from einnet_explore.onnx_import.load import inline_functions, load_model
 from einnet_explore.onnx_import.model import ModelError
 from einnet_explore.onnx_import.operator_table import NotUnderstood, express
 from einnet_explore.pipeline.optimised import _shown as in_table
@@ -40,17 +40,17 @@ def test_functions_that_grow_are_counted_before_they_are_put_in() -> None:
     levels = 40
     doubling = {f"f{n}": [f"f{n + 1}"] * 2 for n in range(levels)} | {f"f{levels}": ["Relu"]}
     with pytest.raises(ModelError, match=r"found functions that come to 1.1e\+12 nodes, expected at most 1000000"):
-        load(functions(doubling))
+        load_model(functions(doubling))
     few = functions({"f0": ["f1", "f1", "Relu"], "f1": ["Relu", "Neg"]})
-    assert [n.op for n in load(few).nodes] == ["Relu", "Neg", "Relu", "Neg", "Relu"]
-    assert len(inlined("m", few, 5).graph.node) == 5
+    assert [n.op for n in load_model(few).nodes] == ["Relu", "Neg", "Relu", "Neg", "Relu"]
+    assert len(inline_functions("m", few, 5).graph.node) == 5
     with pytest.raises(ModelError, match="m: found functions that come to 5 nodes, expected at most 4"):
-        inlined("m", few, 4)
+        inline_functions("m", few, 4)
 
 
 def test_functions_that_call_themselves() -> None:
     with pytest.raises(ModelError, match=r"call one another in a circle, d\.f0 <- d\.f1 <- d\.f0"):
-        load(functions({"f0": ["f1"], "f1": ["f0"]}))
+        load_model(functions({"f0": ["f1"], "f1": ["f0"]}))
 
 
 def test_a_function_that_fits_no_call() -> None:
@@ -59,7 +59,7 @@ def test_a_function_that_fits_no_call() -> None:
     proto.graph.node[0].output.append("z")
     proto.graph.node[0].input.append("x")
     with pytest.raises(ModelError, match="functions"):
-        load(proto)
+        load_model(proto)
 
 
 def with_attribute(op: str, attribute: onnx.AttributeProto, **more: Any) -> onnx.ModelProto:
@@ -85,7 +85,7 @@ NO_TEXT = b"\xff\xfe"
 )
 def test_attributes_that_make_no_expression(proto: onnx.ModelProto) -> None:
     """ONNX's checker lets them pass: the node stays as it is, and whoever runs it says what is wrong."""
-    model = load(proto)
+    model = load_model(proto)
     (found,) = (express(item, model) for item in model.nodes)
     assert isinstance(found, NotUnderstood)
     assert found.reason.startswith("its attributes make no expression: ") and "\n" not in found.reason
@@ -95,18 +95,18 @@ def test_an_attribute_that_refers_to_a_function_outside_of_one() -> None:
     kind = onnx.AttributeProto.FLOAT
     proto = with_attribute("LeakyRelu", onnx.AttributeProto(name="alpha", ref_attr_name="beta", type=kind))
     with pytest.raises(ModelError, match="found attribute alpha that refers to beta, expected a value"):
-        load(proto)
+        load_model(proto)
 
 
 def test_types_that_there_are_none_of() -> None:
     proto = build([node("Add", ["x", "w"], ["y"])], {"x": X}, ["y"], {"w": np.ones(1, np.float32)})
     proto.graph.initializer[0].data_type = 99
     with pytest.raises(ModelError, match="weight w: found type 99, expected the elements of a tensor"):
-        load(proto)
+        load_model(proto)
     proto = build([node("Relu", ["x"], ["y"])], {"x": X}, ["y"])
     proto.graph.input[0].type.tensor_type.elem_type = 99
     with pytest.raises(ModelError, match="Invalid tensor data type 99"):
-        load(proto)
+        load_model(proto)
 
 
 def test_more_elements_than_can_be_counted() -> None:
@@ -116,7 +116,7 @@ def test_more_elements_than_can_be_counted() -> None:
     for size in (1 << 32, 1 << 16):  # the product is 0 in 64 bits, or 2^64
         sizes = np.array([size] * (2 if size > 1 << 20 else 4))
         with pytest.raises(ModelError, match=r"value c: found shape .* GiB, expected at most"):
-            load(build(nodes, {"x": [len(sizes)]}, ["y"], {"s": sizes}))
+            load_model(build(nodes, {"x": [len(sizes)]}, ["y"], {"s": sizes}))
 
 
 def test_branches_are_not_run_while_a_model_is_read() -> None:
@@ -129,7 +129,7 @@ def test_branches_are_not_run_while_a_model_is_read() -> None:
 
     choice = node("If", ["c"], ["i"], then_branch=branch("t", 1), else_branch=branch("e", 0))
     nodes = [choice, node("Cast", ["i"], ["f"], to=1), node("Add", ["x", "f"], ["y"])]
-    model = load(build(nodes, {"x": [1]}, ["y"], {"c": np.array(True)}))
+    model = load_model(build(nodes, {"x": [1]}, ["y"], {"c": np.array(True)}))
     assert [n.op for n in model.nodes] == ["If", "Cast", "Add"]
 
 
@@ -145,7 +145,7 @@ def test_external_data_of_a_model_without_a_folder(tmp_path: Path, monkeypatch: 
         tensor.external_data.add(key="location", value=location)
         for given in (proto, proto.SerializeToString()):
             with pytest.raises(ModelError, match="external"):
-                load(given)
+                load_model(given)
 
 
 def test_names_that_are_as_long_as_they_may_be(tmp_path: Path) -> None:

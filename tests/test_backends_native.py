@@ -25,7 +25,7 @@ from einnet_explore.codegen.phase_regions import regions_kernel
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Scope, tensors
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.finalists import entries
 from einnet_explore.pipeline.partition import split
 from einnet_explore.pipeline.row_subprograms import in_one
@@ -369,5 +369,5 @@ def test_a_normalisation_alone_is_a_subprogram() -> None:
         out = [helper.make_tensor_value_info("z", TensorProto.FLOAT, [4, 9])]
         graph = helper.make_graph([*given_nodes, last], "norm", info[:1], out, [scale])
         model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-        (found,) = split(load(model))
+        (found,) = split(load_model(model))
         assert in_one(found.program) is not None

@@ -11,7 +11,7 @@ from einnet_evaluation import bench_cases
 from einnet_evaluation.bench_cases import called, moved, random_inputs_of, split_inputs, ways
 from einnet_evaluation.engines import DIRECT, ORT, OURS, Engine, Task, prepare
 from einnet_explore.ir import Program
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.operators import expressions as ops
 from einnet_explore.pipeline import tuning_task
 from einnet_explore.pipeline.exported import program_model
@@ -31,11 +31,11 @@ def arrays(program: Program) -> tuple[Arrays, Arrays]:
 def test_what_is_moved_is_read_and_written() -> None:
     weight = np.ones((4, 5), np.float32)
     nodes = [node("MatMul", ["x", "w"], ["m"]), node("Relu", ["m"], ["y"])]
-    model = load(build(nodes, {"x": [6, 4]}, ["y"], {"w": weight}))
+    model = load_model(build(nodes, {"x": [6, 4]}, ["y"], {"w": weight}))
     assert moved(model) == 4 * (6 * 4 + 4 * 5 + 2 * 6 * 5 + 2 * 6 * 5)
     # What is made of weights alone is there before the first run.
     folded = [node("Relu", ["w"], ["v"]), node("Relu", ["v"], ["u"]), node("MatMul", ["x", "u"], ["y"])]
-    assert moved(load(build(folded, {"x": [6, 4]}, ["y"], {"w": weight}))) == 4 * (6 * 4 + 4 * 5 + 2 * 6 * 5)
+    assert moved(load_model(build(folded, {"x": [6, 4]}, ["y"], {"w": weight}))) == 4 * (6 * 4 + 4 * 5 + 2 * 6 * 5)
 
 
 def test_ways_that_write_every_window_are_out() -> None:
@@ -43,7 +43,7 @@ def test_ways_that_write_every_window_are_out() -> None:
     assert called(found[0][0]).startswith("Conv2d(") and len(found) < len(list(bench_cases.forms(FEW)))
     windows = 4 * 40 * 40 * 16 * 25
     assert all(moved(model) < 2 * windows for _, model in found)
-    assert moved(load(program_model(FEW, arrays(FEW)[1]))) > 2 * windows  # as it is written
+    assert moved(load_model(program_model(FEW, arrays(FEW)[1]))) > 2 * windows  # as it is written
 
 
 def test_ways_that_are_as_good_stay() -> None:

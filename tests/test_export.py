@@ -33,16 +33,15 @@ from einnet_explore.ir import (
     program,
     tensors,
 )
-from einnet_explore.onnx_export.export import (
-    DOMAIN,
+from einnet_explore.onnx_export.export import Replacement, rewrite_model
+from einnet_explore.onnx_export.nodes import (
+    EXPORT_OPSET,
+    FUNCTION_DOMAIN,
     IR_VERSION,
-    LEAST_OPSET,
-    OPSET,
-    Exported,
+    MIN_OPSET,
+    ExportedNodes,
     ExportError,
-    Replacement,
     function_of,
-    rewrite_model,
     to_onnx,
 )
 from einnet_explore.operators import OPERATORS
@@ -51,7 +50,9 @@ LARGEST_EXACT = 1 << 24
 """Integers beyond this are not exact in single precision."""
 
 
-def model(of: Program, made: Exported, opset: int = OPSET, known: Mapping[str, Any] = {}) -> onnx.ModelProto:
+def model(
+    of: Program, made: ExportedNodes, opset: int = EXPORT_OPSET, known: Mapping[str, Any] = {}
+) -> onnx.ModelProto:
     shapes = {t.name: t.shape for t in of.inputs} | {e.name: e.scope.shape for e in of.equations}
     graph = helper.make_graph(
         list(made.nodes),
@@ -63,14 +64,14 @@ def model(of: Program, made: Exported, opset: int = OPSET, known: Mapping[str, A
     out = helper.make_model(
         graph,
         functions=list(made.functions),
-        opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, 1)],
+        opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid(FUNCTION_DOMAIN, 1)],
         ir_version=IR_VERSION,
     )
     onnx.checker.check_model(out, full_check=True)
     return out
 
 
-def exported(of: Program, constants: Mapping[str, Any] | None = None, opset: int = OPSET) -> onnx.ModelProto:
+def exported(of: Program, constants: Mapping[str, Any] | None = None, opset: int = EXPORT_OPSET) -> onnx.ModelProto:
     known = constants or {}
     names = {name: name for name in of.names() if name not in known}
     return model(of, to_onnx(of, names, known, "_", opset=opset), opset, known)
@@ -124,7 +125,7 @@ def test_known_weights_are_evaluated_beforehand(of: Program, other: Program) -> 
 @given(scopes_())
 def test_the_oldest_operator_set_will_do(scope: Scope) -> None:
     of = program(scope)
-    agree(of, exported(of, opset=LEAST_OPSET), inputs_for(of))
+    agree(of, exported(of, opset=MIN_OPSET), inputs_for(of))
 
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "where"])
@@ -229,7 +230,7 @@ def test_equal_functions_are_written_once_and_others_are_not() -> None:
         ("Y", "Z", "W"),
     )
     made = to_onnx(of, {name: name for name in of.names()})
-    assert len(made.functions) == 2 and [n.domain for n in made.nodes] == [DOMAIN] * 3
+    assert len(made.functions) == 2 and [n.domain for n in made.nodes] == [FUNCTION_DOMAIN] * 3
     assert all(f.name.startswith(EOPERATOR) for f in made.functions)
     agree(of, model(of, made), inputs_for(of))
 
@@ -297,7 +298,7 @@ def test_what_cannot_be_written_is_said() -> None:
         to_onnx(odd, {"Y": "Y", "K": "K"})
 
 
-def two_layers(opset: int = OPSET, ir: int = IR_VERSION) -> onnx.ModelProto:
+def two_layers(opset: int = EXPORT_OPSET, ir: int = IR_VERSION) -> onnx.ModelProto:
     """relu(x·A + b)·A, and the sum of it and x; the weight A is shared."""
     rng = np.random.default_rng(0)
     weights = [("A", rng.integers(-2, 3, (4, 4))), ("b", rng.integers(-2, 3, (4,)))]
@@ -328,13 +329,13 @@ def biased_relu() -> Program:
 NAMES = {"m": "m", "b": "b", "r": "r"}
 
 
-@pytest.mark.parametrize("opset", [LEAST_OPSET, OPSET, OPSET + 1])
+@pytest.mark.parametrize("opset", [MIN_OPSET, EXPORT_OPSET, EXPORT_OPSET + 1])
 def test_a_model_is_rewritten(opset: int) -> None:
     before = two_layers(opset)
     after = rewrite_model(before, [Replacement(("bias", "relu"), biased_relu(), NAMES)])
     assert after.graph.node[0].name == "first" and "relu" not in {n.name for n in after.graph.node}
     assert {w.name for w in after.graph.initializer} == {"A", "b"}
-    assert next(o.version for o in after.opset_import if not o.domain) == max(opset, OPSET)
+    assert next(o.version for o in after.opset_import if not o.domain) == max(opset, EXPORT_OPSET)
     assert after.ir_version == IR_VERSION
     feeds = {"x": np.arange(12).reshape(3, 4) - 5}
     for got, want in zip(run(after, feeds), run(before, feeds), strict=True):
@@ -381,10 +382,10 @@ def test_an_old_model_without_converter_is_refused(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("onnx.version_converter.convert_version", refuse)
     replacement = Replacement(("bias", "relu"), biased_relu(), NAMES)
-    with pytest.raises(ExportError, match=f"operator set 11: .* expected {LEAST_OPSET} or later"):
+    with pytest.raises(ExportError, match=f"operator set 11: .* expected {MIN_OPSET} or later"):
         rewrite_model(two_layers(11, 6), [replacement])
-    kept = rewrite_model(two_layers(LEAST_OPSET), [replacement])
-    assert next(o.version for o in kept.opset_import if not o.domain) == LEAST_OPSET
+    kept = rewrite_model(two_layers(MIN_OPSET), [replacement])
+    assert next(o.version for o in kept.opset_import if not o.domain) == MIN_OPSET
 
 
 def test_groups_that_do_not_fit_are_refused() -> None:

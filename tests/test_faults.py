@@ -22,8 +22,8 @@ from einnet_explore.cli import main
 from einnet_explore.cli.errors import one_line
 from einnet_explore.codegen.errors import BackendError
 from einnet_explore.onnx_import.checks import check_memory
-from einnet_explore.onnx_import.load import load
-from einnet_explore.onnx_import.model import ModelError, Value
+from einnet_explore.onnx_import.load import load_model
+from einnet_explore.onnx_import.model import ModelError, ModelValue
 from einnet_explore.pipeline.optimiser import optimize
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime import compiled as trial
@@ -121,7 +121,7 @@ CONTRACTION = build(
 
 def test_where_every_kernel_crashes_the_original_stays(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_save", linked("*(volatile int *)0 = 1;"))
-    fast = optimize(load(CONTRACTION), threads=1, max_depth=2, budget=1)
+    fast = optimize(load_model(CONTRACTION), threads=1, max_depth=2, budget=1)
     feeds = fast.random_inputs()
     np.testing.assert_allclose(fast(**feeds)["y"], fast.original.run(feeds)["y"], rtol=1e-4)
 
@@ -197,12 +197,12 @@ SIZES = {
 def test_gigantic_shapes_are_refused_before_anything_is_allocated(what: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ModelError, match=r"GiB, expected at most the [\d.]+ GiB of memory here"):
-        load(SIZES[what])
+        load_model(SIZES[what])
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
 
 def test_sizes_are_held_against_a_limit() -> None:
-    values = [Value("a", (4, 4), np.dtype(np.float32)), Value("b", None, None)]
+    values = [ModelValue("a", (4, 4), np.dtype(np.float32)), ModelValue("b", None, None)]
     check_memory("m", values, 64)
     with pytest.raises(ModelError, match="m: value a: found shape 4x4"):
         check_memory("m", values, 63)
@@ -227,7 +227,7 @@ def bomb(**fields: object) -> onnx.ModelProto:
 )
 def test_weights_that_claim_more_than_they_hold(dims: list[int], said: str) -> None:
     with pytest.raises(ModelError, match=said):
-        load(bomb(dims=dims))
+        load_model(bomb(dims=dims))
 
 
 @pytest.mark.parametrize(
@@ -256,9 +256,9 @@ def test_external_data_stays_in_the_models_folder(data: dict[str, str], tmp_path
     os.mkfifo(folder / "fifo")
     (folder / "m.onnx").write_bytes(bomb(data=data).SerializeToString())
     with pytest.raises(ModelError, match=r"m\.onnx: external data: found .*expected the weights' file"):
-        load(folder / "m.onnx")
+        load_model(folder / "m.onnx")
     (folder / "m.onnx").write_bytes(bomb(data={"location": "own.bin"}).SerializeToString())
-    assert load(folder / "m.onnx").weights["w"].sum() == 12
+    assert load_model(folder / "m.onnx").weights["w"].sum() == 12
 
 
 HARMFUL = 'x"; import os\n#', "</script><script>alert(1)</script>", "$(touch /tmp/no)", "'; DROP TABLE remembered; --"
@@ -279,7 +279,7 @@ def test_names_stay_names(tmp_path: Path, cache: Path, capsys: pytest.CaptureFix
     assert "<script>alert" not in page.read_text()
     assert set(json.loads(report.read_text())) >= {"subprograms", "speedup"}
     assert [v.name for v in onnx.load(out).graph.input] == [a] and [v.name for v in onnx.load(out).graph.output] == [d]
-    model = load(file)
+    model = load_model(file)
     assert all(name.replace("_", "").isalnum() and name.isascii() for name in model.identifiers.values())
     capsys.readouterr()
 

@@ -18,7 +18,7 @@ from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Apply, Program
 from einnet_explore.onnx_export.export import rewrite_model
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.operators import OPERATORS
 from einnet_explore.pipeline.assembly import Folder
 from einnet_explore.pipeline.optimiser import Optimiser
@@ -206,7 +206,7 @@ def test_a_weight_of_rank_zero_stays_one() -> None:
 
 def test_nodes_that_no_output_needs_are_left_alone() -> None:
     # They were a subprogram without outputs, whose search failed.
-    model = load(
+    model = load_model(
         build(
             [node("Relu", ["x"], ["y"]), node("Sqrt", ["x"], ["a"], "dead"), node("Neg", ["a"], ["b"], "dead too")],
             {"x": [4]},
@@ -221,7 +221,7 @@ def test_nodes_that_no_output_needs_are_left_alone() -> None:
 @pytest.mark.parametrize("opset", [11, 12, 13, 18])
 def test_an_operator_that_onnx_misjudges_is_read_and_written(opset: int) -> None:
     # ONNX's shape inference reads the definition of this one by an older operator set, and refuses it.
-    model = load(
+    model = load_model(
         build(
             [node("MeanVarianceNormalization", ["x"], ["a"]), node("Relu", ["a"], ["y"])],
             {"x": [1, 2, 3, 4]},
@@ -246,7 +246,7 @@ def test_a_model_that_random_inputs_break_is_refused_in_one_line() -> None:
         ],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, "h", "w", 2])],
     )
-    model = load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    model = load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
     with pytest.raises(PlanError, match="fails on random inputs") as told_:
         telling_inputs(model, build_plan(model, {}, 1))
     assert "\n" not in str(told_.value)
@@ -255,6 +255,6 @@ def test_a_model_that_random_inputs_break_is_refused_in_one_line() -> None:
 
 
 def test_inputs_of_rank_zero_are_arrays() -> None:
-    model = load(build([node("Relu", ["x"], ["y"])], {"x": []}, ["y"]))
+    model = load_model(build([node("Relu", ["x"], ["y"])], {"x": []}, ["y"]))
     assert all(isinstance(a, np.ndarray) and a.shape == () for a in random_inputs(model).values())
     assert all(isinstance(a, np.ndarray) for a in telling_inputs(model, build_plan(model, {}, 1)).values())

@@ -23,7 +23,7 @@ from benchmarks.gpu.budget import Budget, TimeOver
 from einnet_evaluation.models import write
 from einnet_explore.cli import main
 from einnet_explore.codegen import language
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.runtime import c_kernels
 from einnet_explore.runtime.cuda import plan as cuda_plan
 from einnet_explore.runtime.cuda.convolutions import beyond, flat
@@ -96,7 +96,7 @@ def test_a_model_in_parts_is_the_model(held: models.Collected, kernels: Any) -> 
     (told,) = held.models
     assert not held.left_out
     proto = write("fsrcnn", 1, 8)
-    model = load(proto, {})
+    model = load_model(proto, {})
     weights, feeds = dict(model.weights), whole.inputs_of(told, 3)
     assert set(told["weights"]) <= set(weights)
     (want,) = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"]).run(
@@ -117,7 +117,7 @@ def test_a_model_in_parts_is_the_model(held: models.Collected, kernels: Any) -> 
 def test_torch_runs_the_same_model_from_text(held: models.Collected) -> None:
     torch = pytest.importorskip("torch")
     (told,) = held.models
-    model = load(write("fsrcnn", 1, 8), {})
+    model = load_model(write("fsrcnn", 1, 8), {})
     feeds = whole.inputs_of(told, 5)
     built = torch_side.module(torch, told["torch"], dict(model.weights), "cpu")
     (want,) = ReferenceEvaluator(model.proto).run(None, feeds)
@@ -129,7 +129,7 @@ def test_torch_runs_the_same_model_from_text(held: models.Collected) -> None:
 
 def test_weights_are_like_the_models_and_the_same_every_time(held: models.Collected) -> None:
     (told,) = held.models
-    model = load(write("fsrcnn", 1, 8), {})
+    model = load_model(write("fsrcnn", 1, 8), {})
     made, again = (whole.weights_of(told, held.arrays) for _ in range(2))
     drawn = 0
     for name, array in made.items():
@@ -162,7 +162,7 @@ def test_what_is_not_understood_is_named() -> None:
         [helper.make_tensor_value_info("Y", 1, [1, 1, 8, 8])],
         [helper.make_tensor("s", 1, [4], [1.0, 1, 2, 2])],
     )
-    model = load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), {})
+    model = load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), {})
     found = models.Collected(models.by_sheet(), 0.1)
     found.add("cubic", model)
     assert not found.models and "mode is cubic" in found.left_out["cubic"]

@@ -14,8 +14,9 @@ import einnet_explore as ee
 from einnet_explore.analysis.equations import map_reads, read_instead
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Access, Program, tensors
-from einnet_explore.onnx_export.export import ExportError, Replacement
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_export.export import Replacement
+from einnet_explore.onnx_export.nodes import ExportError
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.operators import OPERATORS
 from einnet_explore.pipeline import assembly
@@ -47,7 +48,7 @@ def two_products(between: str = "Relu") -> Model:
         node("MatMul", ["b", "v"], ["c"]),
         node("Relu", ["c"], ["y"]),
     ]
-    return load(build(nodes, {"x": [4, 6]}, ["y"], weights(w=(6, 5), v=(5, 7))), {})
+    return load_model(build(nodes, {"x": [4, 6]}, ["y"], weights(w=(6, 5), v=(5, 7))), {})
 
 
 def piece(s: Subprogram) -> Piece:
@@ -131,7 +132,7 @@ def test_siblings_are_joined_and_what_others_read_stays_an_output() -> None:
         node("Softmax", ["b"], ["y"]),
         node("Softmax", ["d"], ["z"]),
     ]
-    model = load(build(nodes, {"x": [4, 6]}, ["y", "z"], weights(w=(6, 5), v=(6, 5))), {})
+    model = load_model(build(nodes, {"x": [4, 6]}, ["y", "z"], weights(w=(6, 5), v=(6, 5))), {})
     apart = [p for p in pieces(model) if len(p.nodes) == 2]
     (whole,) = joined(model, apart)
     assert set(whole.program.outputs) == {"b", "d"}
@@ -146,7 +147,7 @@ def test_a_path_outside_keeps_programs_apart() -> None:
         node("Add", ["c", "s"], ["y"]),
     ]
     held = {**weights(w=(6, 5), v=(5, 5)), "axis": np.array(0)}
-    model = load(build(nodes, {"x": [4, 6]}, ["y"], held), {})
+    model = load_model(build(nodes, {"x": [4, 6]}, ["y"], held), {})
     apart = pieces(model)
     assert len(apart) == 2 and joined(model, apart) == tuple(apart)
 
@@ -159,7 +160,7 @@ def test_readers_that_expect_different_values_outside_are_not_joined() -> None:
         node("Relu", ["c"], ["d"]),
         node("Add", ["b", "d"], ["y"]),
     ]
-    model = load(build(nodes, {"x": [1, 2, 5, 5]}, ["y"], weights(w=(3, 2, 3, 3), v=(3, 2, 3, 3))), {})
+    model = load_model(build(nodes, {"x": [1, 2, 5, 5]}, ["y"], weights(w=(3, 2, 3, 3), v=(3, 2, 3, 3))), {})
     one, other, *_ = pieces(model)
     assert join(model, [one, other]) is not None
     x = next(t for t in other.program.inputs if t.name == "x")
@@ -177,7 +178,7 @@ def test_wider_padding_serves_all_readers() -> None:
         node("Conv", ["b", "v"], ["c"], pads=[2, 2, 2, 2]),
         node("Relu", ["c"], ["y"]),
     ]
-    model = load(build(nodes, {"x": [1, 2, 5, 5]}, ["y"], weights(w=(3, 2, 3, 3), v=(2, 3, 5, 5))), {})
+    model = load_model(build(nodes, {"x": [1, 2, 5, 5]}, ["y"], weights(w=(3, 2, 3, 3), v=(2, 3, 5, 5))), {})
     (whole,) = joined(model, pieces(model))
     made = next(e for e in whole.program.equations if e.name == "b")
     assert made.scope.padding[2:] == ((2, 2), (2, 2))

@@ -20,7 +20,7 @@ from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Scope, program, tensors
 from einnet_explore.onnx_export.nodes import to_onnx
-from einnet_explore.onnx_import.load import load as load_model
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.partition import Subprogram, split
 from einnet_explore.pipeline.row_subprograms import by_rows
 from einnet_explore.rules import ROW_GENERATION, Refused

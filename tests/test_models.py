@@ -16,7 +16,7 @@ from einnet_evaluation.models import MODELS, PARTS, write
 from einnet_evaluation.models.builder import Builder
 from einnet_evaluation.models.longformer import OUTSIDE
 from einnet_explore.cli import main
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 
 SMALL = {"longformer": 400}
@@ -61,7 +61,7 @@ def test_activations_and_outputs_stay_in_range(name: str) -> None:
     assert (proto.ir_version, proto.opset_import[0].version) == (10, 21)
     rng = np.random.default_rng(0)
     feeds: dict[str, Any] = {}
-    for value in load(proto).inputs:
+    for value in load_model(proto).inputs:
         assert value.shape is not None
         feeds[value.name] = rng.standard_normal(value.shape).astype(np.float32)
     masks = computed_from_weights(proto)
@@ -79,7 +79,7 @@ def test_activations_and_outputs_stay_in_range(name: str) -> None:
 
 
 def test_resnet18_is_resnet18() -> None:
-    model = load(write("resnet18"))
+    model = load_model(write("resnet18"))
     assert Counter(n.op for n in model.nodes) == {
         "Conv": 20, "BatchNormalization": 20, "Relu": 17, "Add": 8, "MaxPool": 1,
         "GlobalAveragePool": 1, "Flatten": 1, "Gemm": 1,
@@ -91,7 +91,7 @@ def test_resnet18_is_resnet18() -> None:
 
 
 def test_infogan_is_the_chain_of_the_paper() -> None:
-    model = load(write("infogan", 16))
+    model = load_model(write("infogan", 16))
     shapes = [model.shape(n.outputs[0])[1:] for n in model.nodes if n.op == "ConvTranspose"]
     assert shapes == [(448, 2, 2), (256, 4, 4), (128, 8, 8), (64, 16, 16), (3, 32, 32)]
     assert [n.op for n in model.nodes if n.op != "ConvTranspose"] == ["Relu"] * 4 + ["Tanh"]
@@ -99,7 +99,7 @@ def test_infogan_is_the_chain_of_the_paper() -> None:
 
 
 def test_batch_changes_shapes_and_nothing_else() -> None:
-    one, many = load(write("infogan", 1)), load(write("infogan", 3))
+    one, many = load_model(write("infogan", 1)), load_model(write("infogan", 3))
     assert many.outputs[0].shape == (3, 3, 32, 32)
     assert all(np.array_equal(one.weights[n], many.weights[n]) for n in one.weights)
 
@@ -109,29 +109,29 @@ def shapes_of(model: Model, op: str) -> list[tuple[int, ...]]:
 
 
 def test_dcgan_is_a_chain_of_transposed_convolutions() -> None:
-    model = load(write("dcgan", 2))
+    model = load_model(write("dcgan", 2))
     assert shapes_of(model, "ConvTranspose") == [(512, 4, 4), (256, 8, 8), (128, 16, 16), (64, 32, 32), (3, 64, 64)]
     assert [n.op for n in model.nodes if n.op != "ConvTranspose"] == ["Relu"] * 4 + ["Tanh"]
     assert model.inputs[0].shape == (2, 100, 1, 1)
 
 
 def test_fsrcnn_enlarges_four_times() -> None:
-    model = load(write("fsrcnn"))
+    model = load_model(write("fsrcnn"))
     assert [s[0] for s in shapes_of(model, "Conv")] == [56, 12, 12, 12, 12, 12, 56]
     assert Counter(n.op for n in model.nodes) == {"Conv": 7, "PRelu": 7, "ConvTranspose": 1}
     assert model.outputs[0].shape == (1, 1, 128, 128)
-    assert load(write("fsrcnn", size=9)).outputs[0].shape == (1, 1, 36, 36)
+    assert load_model(write("fsrcnn", size=9)).outputs[0].shape == (1, 1, 36, 36)
 
 
 def test_csrnet_keeps_the_resolution() -> None:
-    model = load(write("csrnet"))
+    model = load_model(write("csrnet"))
     assert shapes_of(model, "Conv") == [(f, 14, 14) for f in (512, 512, 512, 256, 128, 64)]
     assert all(n.attributes["dilations"] == [2, 2] for n in model.nodes if n.op == "Conv")
     assert [n.op for n in model.nodes] == ["Conv", "Relu"] * 6
 
 
 def test_gcn_has_separable_pairs_and_refinements() -> None:
-    model = load(write("gcn", size=64))
+    model = load_model(write("gcn", size=64))
     kernels = Counter(tuple(n.attributes["kernel_shape"]) for n in model.nodes if n.op == "Conv")
     # Two ways of two in six bottlenecks a stage and in four heads; refinements of two in each head and decoder step.
     assert {k: kernels[k] for k in ((5, 1), (1, 5), (7, 1), (1, 7), (11, 1), (1, 11))} == {
@@ -144,14 +144,14 @@ def test_gcn_has_separable_pairs_and_refinements() -> None:
 
 
 def test_gcn_heads_are_those_of_gcn() -> None:
-    heads = load(write("gcn-heads", 2))
+    heads = load_model(write("gcn-heads", 2))
     assert [v.shape for v in heads.inputs] == [(2, c, s, s) for c, s in ((256, 56), (512, 28), (1024, 14), (2048, 7))]
     assert [v.shape for v in heads.outputs] == [(2, 21, s, s) for s in (56, 28, 14, 7)]
     assert [n.op for n in heads.nodes] == (["Conv"] * 4 + ["Add"]) * 4
 
 
 def test_size_changes_shapes_and_no_weight() -> None:
-    one, large = load(write("csrnet")), load(write("csrnet", size=20))
+    one, large = load_model(write("csrnet")), load_model(write("csrnet", size=20))
     assert large.outputs[0].shape == (1, 64, 20, 20)
     assert all(np.array_equal(one.weights[n], large.weights[n]) for n in one.weights)
 
@@ -181,7 +181,7 @@ def test_the_command_lists_sizes_and_writes_one(tmp_path: Path, capsys: pytest.C
     assert all(name in said for name in NAMES) and "14 pixels a side" in said
     path = tmp_path / "m.onnx"
     assert main(["models", "write", "csrnet", "--batch", "2", "--size", "6", "-o", str(path)]) == 0
-    assert load(path).outputs[0].shape == (2, 64, 6, 6)
+    assert load_model(path).outputs[0].shape == (2, 64, 6, 6)
     assert main(["models", "write", "dcgan", "--size", "6", "-o", str(path)]) == 2
     assert "size 6: the model dcgan has only one, expected none" in capsys.readouterr().err
-    assert load(write_model("fsrcnn", path, size=4)).outputs[0].shape == (1, 1, 16, 16)
+    assert load_model(write_model("fsrcnn", path, size=4)).outputs[0].shape == (1, 1, 16, 16)

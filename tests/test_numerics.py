@@ -40,7 +40,7 @@ from einnet_explore.ir import (
     accesses,
     as_index,
 )
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline import error_report as badge_module
 from einnet_explore.pipeline import optimiser as optimise_module
 from einnet_explore.pipeline import selection as result_module
@@ -348,7 +348,7 @@ def test_the_report_of_a_kept_convolution(monkeypatch: pytest.MonkeyPatch) -> No
     rng = np.random.default_rng(0)
     weights = {"w": rng.standard_normal((16, 16, 3, 3)).astype(np.float32)}
     proto = build([node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])], {"x": [1, 16, 12, 12]}, ["y"], weights)
-    work = Optimiser(load(proto, {}), Settings(1, 3, 0.5, 2, runtime="onnxruntime"))
+    work = Optimiser(load_model(proto, {}), Settings(1, 3, 0.5, 2, runtime="onnxruntime"))
     before = [step.part.numerics for step in work.run()]
     fast = work.result()
     (part,) = fast.report()["subprograms"]
@@ -380,7 +380,7 @@ def test_equal_layers_have_figures_of_their_own(monkeypatch: pytest.MonkeyPatch,
     def badges(seed: int) -> list[Badge | None]:
         rng = np.random.default_rng(seed)
         weights = {name: rng.standard_normal((8, 8, 3, 3)).astype(np.float32) for name in ("w", "v")}
-        held = load(build(nodes, {"x": [1, 8, 6, 6]}, ["y"], weights), {})
+        held = load_model(build(nodes, {"x": [1, 8, 6, 6]}, ["y"], weights), {})
         work = Optimiser(held, Settings(1, 3, 0.5, 2), store=ProfileStore(tmp_path / "p.sqlite"))
         work.done = list(work.anonymous())
         assert len({anon.signature for _, anon in work.done}) == 1

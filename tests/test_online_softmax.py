@@ -16,7 +16,7 @@ from einnet_explore.codegen.rows.online import block_of, function
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Instance, Program, Scope, tensors
-from einnet_explore.onnx_import.load import load as load_model
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.partition import split
 from einnet_explore.pipeline.row_subprograms import by_rows
 from einnet_explore.rules import ONE_PASS_GENERATION

@@ -8,16 +8,22 @@ import pytest
 from onnx import helper
 from onnx_building import build, node
 
-from einnet_explore.onnx_import.load import load
-from einnet_explore.onnx_import.node_call import Call
-from einnet_explore.onnx_import.operator_table import HINTS, OPERATORS_ONNX, NotUnderstood, beyond, express
+from einnet_explore.onnx_import.load import load_model
+from einnet_explore.onnx_import.node_call import NodeCall
+from einnet_explore.onnx_import.operator_table import (
+    _EXECUTION_HINTS,
+    OPERATORS_ONNX,
+    NotUnderstood,
+    express,
+    unsupported_attributes,
+)
 
 X = (1, 2, 4, 6)
 
 
 def found(item: onnx.NodeProto, opset: int, inputs: tuple[str, ...] = ("x",)) -> Any:
     """What *item* is read as in a model of operator set *opset*, whose converter is not asked."""
-    model = load(
+    model = load_model(
         build([node("Relu", [name], [f"r{name}"]) for name in dict.fromkeys(inputs)], dict.fromkeys(inputs, X), ["rx"])
     )
     proto = onnx.ModelProto()
@@ -53,26 +59,26 @@ def test_an_attribute_that_is_not_known(
 def test_a_model_with_such_a_node_is_read_and_the_node_stays() -> None:
     shapes = dict.fromkeys("qkv", (1, 2, 4, 8))
     windowed = node("Attention", [*"qkv"], ["a"], left_window_size=1)
-    model = load(build([windowed, node("Relu", ["a"], ["y"])], shapes, ["y"], opset=25, ir=11))
+    model = load_model(build([windowed, node("Relu", ["a"], ["y"])], shapes, ["y"], opset=25, ir=11))
     stays, relu = (express(item, model) for item in model.nodes)
     assert stays == NotUnderstood("attribute left_window_size is none that is understood here")
     assert not isinstance(relu, NotUnderstood)
 
 
 def test_defaults_are_those_of_the_models_operator_set() -> None:
-    model = load(build([node("Relu", ["x"], ["y"])], {"x": X}, ["y"]))
+    model = load_model(build([node("Relu", ["x"], ["y"])], {"x": X}, ["y"]))
     item = replace(
         model.nodes[0], op="Resize", proto=helper.make_node("Resize", ["x"], ["y"], antialias=0, mode="cubic")
     )
-    assert beyond(item, 18, frozenset()) == ("mode",)
-    assert beyond(item, 10, frozenset()) == ("antialias", "mode")  # antialias came with 18
-    assert beyond(item, 18, frozenset(("mode",))) == ()
+    assert unsupported_attributes(item, 18, frozenset()) == ("mode",)
+    assert unsupported_attributes(item, 10, frozenset()) == ("antialias", "mode")  # antialias came with 18
+    assert unsupported_attributes(item, 18, frozenset(("mode",))) == ()
 
 
 def test_a_definition_asks_for_nothing_that_it_does_not_name() -> None:
-    model = load(build([node("LeakyRelu", ["x"], ["y"])], {"x": X}, ["y"]))
+    model = load_model(build([node("LeakyRelu", ["x"], ["y"])], {"x": X}, ["y"]))
     with pytest.raises(LookupError, match="the definition of LeakyRelu asks for alpha, which it does not say it knows"):
-        Call(model.nodes[0], model).get("alpha", 0.01)
+        NodeCall(model.nodes[0], model).get("alpha", 0.01)
 
 
 def test_what_definitions_know_are_attributes_of_the_operator() -> None:
@@ -82,11 +88,11 @@ def test_what_definitions_know_are_attributes_of_the_operator() -> None:
         if schema.domain == "":
             declared.setdefault(schema.name, set()).update(schema.attributes)
     for name, operator in OPERATORS_ONNX.items():
-        assert set(operator.attributes.split()) <= declared[name] | {"steps"} - HINTS, name
+        assert set(operator.attributes.split()) <= declared[name] | {"steps"} - _EXECUTION_HINTS, name
 
 
 def test_the_checker_refuses_an_attribute_of_another_type() -> None:
     made = node("LeakyRelu", ["x"], ["y"])
     made.attribute.append(onnx.AttributeProto(name="alpha", type=onnx.AttributeProto.STRING, s=b"0.5"))
     with pytest.raises(ValueError, match="alpha"):
-        load(build([made], {"x": X}, ["y"]))
+        load_model(build([made], {"x": X}, ["y"]))

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Equation, Program
 from einnet_explore.onnx_import.assembly import assemble
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, ModelError
 from einnet_explore.onnx_import.operator_table import NotUnderstood, express
 
@@ -71,7 +71,7 @@ def verdict(case: Any) -> tuple[str, str]:
     arrays, expected = case.data_sets[0]
     proto, feed = with_parameters_known(case.model, arrays)
     try:
-        model = load(proto)
+        model = load_model(proto)
     except ModelError as error:
         return "refused", str(error)
     if not model.nodes:

@@ -11,9 +11,9 @@ from onnx_building import build, node, run
 
 from einnet_explore.onnx_export.export import Replacement
 from einnet_explore.onnx_import import shapes as computed
-from einnet_explore.onnx_import.load import load
-from einnet_explore.onnx_import.model import ModelError, identifiers
-from einnet_explore.onnx_import.shapes import unfolded
+from einnet_explore.onnx_import.load import load_model
+from einnet_explore.onnx_import.model import ModelError, make_identifiers
+from einnet_explore.onnx_import.shapes import restore_folded_nodes
 from einnet_explore.pipeline.exported import exported
 from einnet_explore.pipeline.partition import split
 
@@ -24,7 +24,7 @@ IMAGE = {"x": (1, 3, 8, 8)}
 
 def refused(model: Any, shapes: dict[str, tuple[int, ...]] | None = None) -> str:
     with pytest.raises(ModelError) as error:
-        load(model, shapes or {})
+        load_model(model, shapes or {})
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -33,7 +33,7 @@ def test_shapes_weights_and_order(tmp_path: Path) -> None:
     nodes = [node("Relu", ["c"], ["y"]), node("Conv", ["x", "w"], ["c"], "conv1")]
     path = tmp_path / "unordered.onnx"
     onnx.save(build(nodes, IMAGE, ["y"], {"w": W}), path)
-    model = load(path)
+    model = load_model(path)
     assert [n.op for n in model.nodes] == ["Conv", "Relu"]
     assert model.shape("c") == (1, 4, 6, 6)
     assert model.dtype("c") == np.float32
@@ -44,12 +44,12 @@ def test_shapes_weights_and_order(tmp_path: Path) -> None:
 
 def test_dynamic_dimensions_take_the_given_shape() -> None:
     proto = build(CONV, {"x": ("N", 3, None, None)}, ["y"], {"w": W})
-    assert load(proto, {"x": (2, 3, 5, 9)}).shape("y") == (2, 4, 5, 9)
+    assert load_model(proto, {"x": (2, 3, 5, 9)}).shape("y") == (2, 4, 5, 9)
 
 
 def test_a_named_dimension_is_given_once() -> None:
     proto = build([node("Add", ["a", "b"], ["y"])], {"a": ("N", 3), "b": ("N", 1)}, ["y"])
-    model = load(proto, {"a": (5, 3)})
+    model = load_model(proto, {"a": (5, 3)})
     assert model.shape("b") == (5, 1)
     assert refused(proto, {"a": (5, 3), "b": (1, 1)}) == (
         "<model>: --shape b=1,1: found 1 for dimension 0 (N), expected 5 as in a"
@@ -67,7 +67,7 @@ def test_shape_computations_are_folded_and_results_agree() -> None:
         node("Reshape", ["x", "to"], ["y"]),
     ]
     proto = build(nodes, {"x": ("N", 3, 4)}, ["y"])
-    model = load(proto, {"x": (2, 3, 4)})
+    model = load_model(proto, {"x": (2, 3, 4)})
     assert [n.op for n in model.nodes] == ["Reshape"]
     assert model.shape("y") == (2, 12)
     x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
@@ -92,20 +92,20 @@ def made_weight(side: int = 31) -> onnx.ModelProto:
 
 def test_a_weight_that_depends_on_no_input_is_folded_before_the_split() -> None:
     proto = made_weight()
-    model = load(proto)
+    model = load_model(proto)
     assert [n.op for n in model.nodes] == ["Conv"] and not {"ones", "real", "scaled"} & model.weights.keys()
     (part,) = split(model)
     assert [t.name for t in part.program.inputs if t.weight] == ["w"]
     x = np.random.default_rng(0).standard_normal((1, 3, 8, 8)).astype(np.float32)
     want = run(proto, {"x": x})["y"]
     assert np.array_equal(run(model.proto, {"x": x})["y"], want)
-    file = unfolded(model)
+    file = restore_folded_nodes(model)
     assert file.ByteSize() < 2000 and {w.name for w in file.graph.initializer} == {"s", "factor", "to"}
     assert np.array_equal(run(file, {"x": x})["y"], want)
 
 
 def test_a_file_holds_a_folded_weight_only_where_it_is_replaced() -> None:
-    model = load(made_weight())
+    model = load_model(made_weight())
     (part,) = split(model)
     names = {model.identifiers[name]: name for name in (*part.inputs, *part.outputs) if name not in model.weights}
     made = exported(model, [Replacement(part.nodes, part.program, names, {"w": model.weights["w"]})])
@@ -119,26 +119,26 @@ def test_random_infinite_and_quantised_weights_are_not_folded(op: str) -> None:
     weights = {"zero": np.zeros((4, 4), np.float32), "q": np.ones((4, 4), np.int8), "scale": np.float32(0.5)}
     nodes = [node(op, inputs, ["w"], **more), node("Add", ["x", "w"], ["y"])]
     used = {name: array for name, array in weights.items() if name in inputs}
-    assert [n.op for n in load(build(nodes, {"x": (4, 4)}, ["y"], used)).nodes] == [op, "Add"]
+    assert [n.op for n in load_model(build(nodes, {"x": (4, 4)}, ["y"], used)).nodes] == [op, "Add"]
 
 
 def test_weights_over_the_limit_are_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(computed, "MAX_FOLDED_BYTES", 60_000)
-    assert [n.op for n in load(made_weight()).nodes] == ["ConstantOfShape", "Cast", "Mul", "Reshape", "Conv"]
+    assert [n.op for n in load_model(made_weight()).nodes] == ["ConstantOfShape", "Cast", "Mul", "Reshape", "Conv"]
 
 
 def test_a_model_whose_weights_come_from_constant_of_shape_is_split() -> None:
     folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
-    model = load(folder / "light_squeezenet.onnx")
+    model = load_model(folder / "light_squeezenet.onnx")
     assert "ConstantOfShape" not in {n.op for n in model.nodes}
     assert sum(len(part.parts) or 1 for part in split(model)) >= 26
-    assert unfolded(model).ByteSize() < 200_000 < sum(w.nbytes for w in model.weights.values())
+    assert restore_folded_nodes(model).ByteSize() < 200_000 < sum(w.nbytes for w in model.weights.values())
 
 
 def test_an_older_opset_is_converted() -> None:
     nodes = [node("Squeeze", ["x"], ["s"], axes=[0]), node("Clip", ["s"], ["y"], min=0.0, max=6.0)]
     proto = build(nodes, {"x": (1, 4)}, ["y"], opset=10, ir=5)
-    model = load(proto)
+    model = load_model(proto)
     assert model.opset == 21
     x = np.array([[-1, 2, 7, 3]], np.float32)
     assert np.array_equal(run(model.proto, {"x": x})["y"], run(proto, {"x": x})["y"])
@@ -150,13 +150,13 @@ def test_local_functions_are_inlined() -> None:
     proto = build([helper.make_node("Square", ["x"], ["y"], domain="mine")], {"x": (3,)}, ["y"])
     proto.functions.append(function)
     proto.opset_import.append(helper.make_opsetid("mine", 1))
-    assert [n.op for n in load(proto).nodes] == ["Mul"]
+    assert [n.op for n in load_model(proto).nodes] == ["Mul"]
 
 
 def test_a_foreign_operator_is_no_error() -> None:
     proto = build([helper.make_node("Magic", ["x"], ["y"], "m", domain="elsewhere")], {"x": (3,)}, ["y"])
     proto.opset_import.append(helper.make_opsetid("elsewhere", 1))
-    model = load(proto)
+    model = load_model(proto)
     assert not model.known("y")
     with pytest.raises(ModelError, match="value y: found no static shape"):
         model.shape("y")
@@ -167,7 +167,7 @@ def test_a_value_that_is_no_tensor_has_no_element_type() -> None:
         node("SequenceConstruct", ["x", "x"], ["s"]),
         node("ConcatFromSequence", ["s"], ["y"], axis=0),
     ]
-    model = load(build(nodes, {"x": (3,)}, ["y"]))
+    model = load_model(build(nodes, {"x": (3,)}, ["y"]))
     assert not model.known("s")
     with pytest.raises(ModelError, match="value s: found no element type, expected a tensor"):
         model.dtype("s")
@@ -177,7 +177,7 @@ def test_values_that_subgraphs_read_are_reads() -> None:
     value = helper.make_tensor_value_info("t", TensorProto.FLOAT, (3,))
     branch = helper.make_graph([helper.make_node("Neg", ["x"], ["t"])], "branch", [], [value])
     nodes = [node("If", ["flag"], ["y"], then_branch=branch, else_branch=branch)]
-    model = load(build(nodes, {"x": (3,)}, ["y"], {"flag": np.array(True)}))
+    model = load_model(build(nodes, {"x": (3,)}, ["y"], {"flag": np.array(True)}))
     assert model.nodes[0].reads == ("flag", "x")
 
 
@@ -185,7 +185,7 @@ def test_external_data_is_read_and_its_absence_said(tmp_path: Path) -> None:
     path = tmp_path / "big.onnx"
     proto = build(CONV, IMAGE, ["y"], {"w": W})
     onnx.save(proto, path, save_as_external_data=True, location="big.data", size_threshold=0)
-    assert np.array_equal(load(path).weights["w"], W)
+    assert np.array_equal(load_model(path).weights["w"], W)
     (tmp_path / "big.data").unlink()
     assert refused(path).startswith(f"{path}: external data: found ")
 
@@ -241,7 +241,7 @@ def test_an_unranked_input_is_open_until_given() -> None:
     proto = build([node("Relu", ["x"], ["y"])], {"x": ()}, ["y"])
     proto.graph.input[0].type.tensor_type.ClearField("shape")
     assert "all dimensions of x (--shape x=…)" in refused(proto)
-    assert load(proto, {"x": (2, 3)}).shape("y") == (2, 3)
+    assert load_model(proto, {"x": (2, 3)}).shape("y") == (2, 3)
 
 
 def test_shapes_that_cannot_be() -> None:
@@ -287,7 +287,7 @@ def test_weights_that_are_no_numbers(bad: float, told: str) -> None:
 
 def test_a_mask_may_be_infinite_but_not_nan() -> None:
     added = [node("Add", ["x", "m"], ["y"], "mask")]
-    assert load(build(added, {"x": (2,)}, ["y"], {"m": np.array([0, -np.inf], np.float32)})).shape("y") == (2,)
+    assert load_model(build(added, {"x": (2,)}, ["y"], {"m": np.array([0, -np.inf], np.float32)})).shape("y") == (2,)
     assert "node mask (Add): weight m: found NaN in 1 of 2" in refused(
         build(added, {"x": (2,)}, ["y"], {"m": np.array([0, np.nan], np.float32)})
     )
@@ -327,7 +327,7 @@ def test_names_given_twice() -> None:
 
 def test_nodes_of_one_name_are_told_apart() -> None:
     nodes = [node("Relu", ["x"], ["a"], "n"), node("Neg", ["a"], ["y"], "n"), helper.make_node("Abs", ["y"], ["z"])]
-    names = [n.name for n in load(build(nodes, {"x": (3,)}, ["z"])).nodes]
+    names = [n.name for n in load_model(build(nodes, {"x": (3,)}, ["z"])).nodes]
     assert len(set(names)) == 3 and all(names) and names[0] == "n"
 
 
@@ -350,7 +350,7 @@ def test_values_that_are_no_tensors_are_refused_as_what_they_are(what: str) -> N
 
 def test_identifiers_are_distinct_and_free_of_reserved_words() -> None:
     names = ["x.1", "x/1", "x_1", "1", "sum", "where", "日本", "", "a__b_", "tensor"]
-    found = identifiers(names)
+    found = make_identifiers(names)
     assert len(set(found.values())) == len(names)
     assert all(i.isidentifier() and i.isascii() and "__" not in i and not i.endswith("_") for i in found.values())
     assert not {"sum", "where", "tensor"} & set(found.values())
@@ -359,14 +359,14 @@ def test_identifiers_are_distinct_and_free_of_reserved_words() -> None:
 def test_the_pretrained_detector() -> None:
     package = pytest.importorskip("rapidocr_onnxruntime")
     path = next((Path(package.__file__).parent / "models").glob("*det*.onnx"))
-    model = load(path, {"x": (1, 3, 320, 320)})
+    model = load_model(path, {"x": (1, 3, 320, 320)})
     assert (model.opset, len(model.nodes)) == (21, 330)
     assert [v.shape for v in model.outputs] == [(1, 1, 320, 320)]
     assert all(model.known(name) for n in model.nodes for name in n.results)
     message = refused(path)
     assert message.startswith(f"{path}: found dynamic shapes: ") and "--shape x=?,3,?,?" in message
     x = np.random.default_rng(0).standard_normal((1, 3, 64, 64)).astype(np.float32)
-    small = load(path, {"x": x.shape})
+    small = load_model(path, {"x": x.shape})
     (name,) = (v.name for v in small.outputs)
     before, after = run(onnx.load(path), {"x": x})[name], run(small.proto, {"x": x})[name]
     assert np.allclose(before, after, 1e-5, 1e-6)

@@ -11,7 +11,7 @@ from onnx_building import build, integers, node, run, whole
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Scope, accesses
 from einnet_explore.onnx_import.assembly import assemble
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import ModelError
 from einnet_explore.onnx_import.operator_table import NotUnderstood, express
 
@@ -20,7 +20,7 @@ small = st.integers(1, 3)
 
 def agree(proto: Any, feed: dict[str, Any], exact: bool = True) -> None:
     """The model's expressions give what ONNX Runtime computes."""
-    model = load(proto)
+    model = load_model(proto)
     program = whole(model)
     given_ = {model.identifiers[name]: a for name, a in {**feed, **model.weights}.items()}
     found = evaluate(program, {t.name: given_[t.name] for t in program.inputs}, "exact" if exact else np.float64)
@@ -100,7 +100,7 @@ def test_pooling(data: Any, count_pads: int, ceil: int, op: str) -> None:
         attributes["count_include_pad"] = count_pads
     proto = build([node(op, ["x"], ["y"], **attributes)], {"x": x.shape}, ["y"])
     # A window that ceil_mode would start beyond the input is dropped by some versions and kept by others.
-    assume(load(proto).shape("y") == run(proto, {"x": x})["y"].shape)
+    assume(load_model(proto).shape("y") == run(proto, {"x": x})["y"].shape)
     agree(proto, {"x": x}, exact=op == "MaxPool")
 
 
@@ -142,7 +142,7 @@ def test_layout_chains(order: list[int], shape: list[int]) -> None:
 
 def test_a_reshape_and_its_inverse_meet_in_one_index() -> None:
     nodes = [node("Reshape", ["x", "to"], ["r"]), node("Reshape", ["r", "back"], ["y"])]
-    model = load(build(nodes, {"x": (6, 5)}, ["y"], {"to": [2, 3, 5], "back": [6, 5]}))
+    model = load_model(build(nodes, {"x": (6, 5)}, ["y"], {"to": [2, 3, 5], "back": [6, 5]}))
     split = whole(model).equations[0].scope
     (there,) = accesses(split.body)
     i0, i1, i2 = split.traversals
@@ -178,7 +178,7 @@ def test_nearest_resize(place: str, rounding: str, up: int, right: int) -> None:
     attributes = {"mode": "nearest", "coordinate_transformation_mode": place, "nearest_mode": rounding}
     resize = node("Resize", ["x", "", "scales"], ["y"], **attributes)
     proto = build([resize], {"x": x.shape}, ["y"], {"scales": np.array([1, 1, up, right], np.float32)})
-    model = load(proto)
+    model = load_model(proto)
     assume(not isinstance(express(model.nodes[0], model), NotUnderstood))
     agree(proto, {"x": x})
 
@@ -189,7 +189,7 @@ def test_common_nearest_resizing_is_understood_at_any_factor() -> None:
             attributes = {"mode": "nearest", "coordinate_transformation_mode": place, "nearest_mode": rounding}
             resize = node("Resize", ["x", "", "scales"], ["y"], **attributes)
             scales = np.array([1, 1, factor, 1], np.float32)
-            model = load(build([resize], {"x": (1, 1, 4, 4)}, ["y"], {"scales": scales}))
+            model = load_model(build([resize], {"x": (1, 1, 4, 4)}, ["y"], {"scales": scales}))
             assert not isinstance(express(model.nodes[0], model), NotUnderstood), (place, factor)
 
 
@@ -207,7 +207,7 @@ def test_elementwise_operators_broadcast_and_inline_single_numbers() -> None:
     weights["slope"] = np.array([[0.5], [0.25], [2]], np.float32)
     proto = build(nodes, {"x": x.shape}, ["y"], weights)
     agree(proto, {"x": x}, exact=False)
-    model = load(proto)
+    model = load_model(proto)
     assert [t.name for t in whole(model).inputs] == ["x", "slope"]
 
 
@@ -216,7 +216,7 @@ def test_batch_normalisation_computes_its_coefficients_from_weights_alone() -> N
     weights = {n: rng.uniform(0.5, 2, 4).astype(np.float32) for n in "sbmv"}
     proto = build([node("BatchNormalization", ["x", *"sbmv"], ["y"])], {"x": (2, 4, 3)}, ["y"], weights)
     agree(proto, {"x": rng.standard_normal((2, 4, 3)).astype(np.float32)}, exact=False)
-    program = whole(load(proto))
+    program = whole(load_model(proto))
     assert [e.scope.shape for e in program.equations] == [(4,), (4,), (2, 4, 3)]
     assert [t.name for t in program.inputs if t.weight] == ["s", "v", "b", "m"]
 
@@ -234,7 +234,7 @@ def test_a_tensor_is_read_with_one_padding_in_a_program() -> None:
     weights = {"k": integers(rng, 2, 2, 3, 3), "wide": integers(rng, 2, 2, 5, 5)}
     proto = build(nodes, {"x": x.shape}, ["c", "d", "p"], weights)
     agree(proto, {"x": x})
-    relu, *_, pool = whole(load(proto)).equations
+    relu, *_, pool = whole(load_model(proto)).equations
     assert (relu.scope.padding, relu.scope.value) == (((0, 0), (0, 0), (2, 2), (2, 2)), 0)
     (copied,) = accesses(pool.scope.body)
     assert isinstance(copied.source, Scope)
@@ -244,7 +244,7 @@ def test_a_tensor_is_read_with_one_padding_in_a_program() -> None:
 def test_every_equation_reads_what_its_program_holds() -> None:
     """One name is one tensor, whichever equation reads it."""
     nodes = [node("Conv", ["x", "k"], ["c"], pads=[1, 0, 0, 1]), node("Add", ["x", "c"], ["y"])]
-    model = load(build(nodes, {"x": (1, 2, 4, 4)}, ["y"], {"k": np.ones((2, 2, 2, 2), np.float32)}))
+    model = load_model(build(nodes, {"x": (1, 2, 4, 4)}, ["y"], {"k": np.ones((2, 2, 2, 2), np.float32)}))
     program = whole(model)
     held = {t.name: t for t in (*program.inputs, *(e.tensor for e in program.equations))}
     assert all(a.source == held[a.source.name] for e in program.equations for a in accesses(e.scope.body))  # type: ignore[union-attr]
@@ -298,13 +298,13 @@ def test_what_is_not_understood_says_why(item: Any, why: str) -> None:
         proto.graph.input[1].type.tensor_type.elem_type = 7
         del proto.graph.input[1].type.tensor_type.shape.dim[1:]
         proto.graph.input[1].type.tensor_type.shape.dim[0].dim_value = 4
-    model = load(proto)
+    model = load_model(proto)
     assert express(model.nodes[0], model) == NotUnderstood(why)
 
 
 def test_a_convolution_of_four_dimensions_stays() -> None:
     conv = node("Conv", ["x", "k"], ["y"])
-    model = load(build([conv], {"x": (1, 1, 2, 2, 2, 2)}, ["y"], {"k": np.ones((1, 1, 1, 1, 1, 1), np.float32)}))
+    model = load_model(build([conv], {"x": (1, 1, 2, 2, 2, 2)}, ["y"], {"k": np.ones((1, 1, 1, 1, 1, 1), np.float32)}))
     found = express(model.nodes[0], model)
     assert found == NotUnderstood("it has 4 spatial dimensions, one to three are understood")
 
@@ -312,13 +312,13 @@ def test_a_convolution_of_four_dimensions_stays() -> None:
 @pytest.mark.parametrize("op", ["AveragePool", "MaxPool"])
 def test_a_window_larger_than_its_input_stays(op: str) -> None:
     pool = node(op, ["x"], ["y"], kernel_shape=[5, 2], strides=[2, 1], pads=[1, 0, 0, 0])
-    model = load(build([pool], {"x": (1, 1, 3, 2)}, ["y"]))
+    model = load_model(build([pool], {"x": (1, 1, 3, 2)}, ["y"]))
     found = express(model.nodes[0], model)
     assert found == NotUnderstood("its window spans 5, its input with padding 4")
 
 
 def test_a_shape_known_only_at_run_time_is_said() -> None:
-    model = load(build([node("NonZero", ["x"], ["n"]), node("Cast", ["n"], ["y"], to=1)], {"x": (3,)}, ["y"]))
+    model = load_model(build([node("NonZero", ["x"], ["n"]), node("Cast", ["n"], ["y"], to=1)], {"x": (3,)}, ["y"]))
     assert not model.known("n")
     with pytest.raises(ModelError, match="value n: found no static shape"):
         model.shape("n")

@@ -13,7 +13,7 @@ from onnx_building import build, integers, node, run
 
 from einnet_evaluation.models import write
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.onnx_import.operator_table import OPERATORS_ONNX
 from einnet_explore.pipeline.partition import Split, partition
@@ -69,7 +69,7 @@ def computes_what_the_model_does(model: Model, feed: dict[str, Any]) -> None:
 
 
 def test_resnet18() -> None:
-    model = load(write("resnet18"))
+    model = load_model(write("resnet18"))
     found = operators(model, beside=False)
     assert sorted(map(tuple, found)) == sorted(
         [("Conv", "BatchNormalization", "Relu")] * 9
@@ -87,7 +87,7 @@ def test_resnet18() -> None:
 
 
 def test_infogan() -> None:
-    model = load(write("infogan"))
+    model = load_model(write("infogan"))
     assert operators(model) == [["ConvTranspose", "Relu"]] * 4 + [["ConvTranspose", "Tanh"]]
     computes_what_the_model_does(model, {"input": np.random.default_rng(1).standard_normal((1, 228, 1, 1), np.float32)})
 
@@ -95,7 +95,7 @@ def test_infogan() -> None:
 def test_the_pretrained_detector() -> None:
     package = pytest.importorskip("rapidocr_onnxruntime")
     path = next((Path(package.__file__).parent / "models").glob("*det*.onnx"))
-    model = load(path, {"x": (1, 3, 64, 64)})
+    model = load_model(path, {"x": (1, 3, 64, 64)})
     found = check(model)
     assert Counter(s.why for s in found.skipped) == {
         "GlobalAveragePool alone is no subprogram": 10,
@@ -110,9 +110,9 @@ def test_a_gate_joins_and_a_second_reader_ends() -> None:
     weights = {"k": np.ones((2, 2, 1, 1), np.float32)}
     gate = [node("Conv", ["x", "k"], ["c"]), node("Sigmoid", ["c"], ["s"]), node("Mul", ["c", "s"], ["y"])]
     image = {"x": (1, 2, 3, 3)}
-    assert operators(load(build(gate, image, ["y"], weights))) == [["Conv", "Sigmoid", "Mul"]]
+    assert operators(load_model(build(gate, image, ["y"], weights))) == [["Conv", "Sigmoid", "Mul"]]
     two = [*gate[:2], node("Conv", ["s", "k"], ["d"]), node("Conv", ["c", "k"], ["y"])]
-    assert sorted(operators(load(build(two, image, ["d", "y"], weights)))) == [["Conv"], ["Conv"], ["Conv"]]
+    assert sorted(operators(load_model(build(two, image, ["d", "y"], weights)))) == [["Conv"], ["Conv"], ["Conv"]]
 
 
 def separable(between: str = "") -> onnx.ModelProto:
@@ -130,10 +130,14 @@ def separable(between: str = "") -> onnx.ModelProto:
 
 def test_separable_pairs_are_one_subprogram() -> None:
     """The first two read one image; the last two follow them in parallel, and nothing but sums lies between."""
-    model = load(separable())
+    model = load_model(separable())
     (whole,) = check(model).subprograms
     assert len(whole.nodes) == 5 and len(whole.parts) == 4
-    assert sorted(map(tuple, operators(load(separable("Relu"))))) == [("Conv",), ("Conv", "Add"), ("Conv", "Relu") * 2]
+    assert sorted(map(tuple, operators(load_model(separable("Relu"))))) == [
+        ("Conv",),
+        ("Conv", "Add"),
+        ("Conv", "Relu") * 2,
+    ]
     assert sorted(map(tuple, operators(model, beside=False))) == [("Conv",)] * 3 + [("Conv", "Add")]
     computes_what_the_model_does(model, {"x": np.random.default_rng(3).standard_normal((1, 2, 6, 5), np.float32)})
 
@@ -156,13 +160,13 @@ def attention(reads: tuple[str, ...] = ("x", "x", "x")) -> onnx.ModelProto:
 
 
 def test_queries_keys_and_values_are_one_subprogram() -> None:
-    model = load(attention())
+    model = load_model(attention())
     found = check(model).subprograms
     assert sorted(len(sub.parts) for sub in found) == [0, 0, 3]
     whole = next(sub for sub in found if sub.parts)
     assert [n.split("_")[0] for n in whole.nodes].count("matmul") == 3
     assert whole.inputs[0] == "x" and len(whole.outputs) == 3
-    apart = operators(load(attention(("x", "z", "w"))))
+    apart = operators(load_model(attention(("x", "z", "w"))))
     assert [ops.count("MatMul") for ops in apart] == [1] * 5  # inputs of their own: nothing to share
 
 
@@ -175,7 +179,7 @@ def test_inception_siblings() -> None:
         node("Relu", ["b"], ["d"]),
         node("Concat", ["a", "d", "c"], ["y"], axis=1),
     ]
-    model = load(build(nodes, {"x": (1, 3, 6, 6)}, ["y"], weights))
+    model = load_model(build(nodes, {"x": (1, 3, 6, 6)}, ["y"], weights))
     (whole,) = [sub for sub in check(model).subprograms if sub.parts]
     assert len(whole.parts) == 3
     computes_what_the_model_does(model, {"x": np.random.default_rng(4).standard_normal((1, 3, 6, 6), np.float32)})
@@ -190,14 +194,14 @@ def test_siblings_with_a_path_between_them_stay_apart() -> None:
         node("Conv", ["x", "k"], ["b"]),
         node("Add", ["b", "t"], ["y"]),
     ]
-    model = load(build(nodes, {"x": (1, 2, 3, 3)}, ["y"], weights))
+    model = load_model(build(nodes, {"x": (1, 2, 3, 3)}, ["y"], weights))
     assert sorted(len(sub.nodes) for sub in check(model).subprograms) == [1, 2]
 
 
 def test_strides_that_differ_are_no_siblings() -> None:
     weights = {"k": np.ones((2, 2, 1, 1), np.float32)}
     nodes = [node("Conv", ["x", "k"], ["a"]), node("Conv", ["x", "k"], ["b"], strides=[2, 2])]
-    assert operators(load(build(nodes, {"x": (1, 2, 4, 4)}, ["a", "b"], weights))) == [["Conv"], ["Conv"]]
+    assert operators(load_model(build(nodes, {"x": (1, 2, 4, 4)}, ["a", "b"], weights))) == [["Conv"], ["Conv"]]
 
 
 def test_a_path_through_another_subprogram_keeps_nodes_apart() -> None:
@@ -209,7 +213,7 @@ def test_a_path_through_another_subprogram_keeps_nodes_apart() -> None:
         node("Conv", ["r", "k"], ["b"]),
         node("Add", ["a", "b"], ["y"]),
     ]
-    model = load(build(nodes, {"x": (1, 2, 3, 3)}, ["y"], weights))
+    model = load_model(build(nodes, {"x": (1, 2, 3, 3)}, ["y"], weights))
     assert operators(model) == [["Conv", "Relu"], ["Conv", "Add"]]
     check(model)
 
@@ -223,7 +227,7 @@ def test_a_small_product_does_not_take_a_large_tensor() -> None:
         node("Mul", ["x", "s"], ["m"]),
         node("Add", ["m", "x"], ["y"]),
     ]
-    model = load(build(nodes, {"x": (1, 2, 8, 8)}, ["y"], weights))
+    model = load_model(build(nodes, {"x": (1, 2, 8, 8)}, ["y"], weights))
     assert operators(model) == [["Conv", "Sigmoid"], ["Mul", "Add"]]
 
 
@@ -239,7 +243,7 @@ def test_what_is_not_understood_stays() -> None:
     proto = build(nodes, {"x": (1, 2, 3, 3)}, ["r", "i", "z"], weights)
     for value, kind in zip(proto.graph.output, (1, 7, 10), strict=True):
         value.type.tensor_type.elem_type = kind
-    found = check(load(proto))
+    found = check(load_model(proto))
     assert {s.node: s.why for s in found.skipped} == {
         "top": "operator TopK has no canonical expression",
         "relu_r": "Relu alone is no subprogram",
@@ -280,7 +284,7 @@ def graphs(draw: Any) -> onnx.ModelProto:
 
 @given(graphs(), st.integers(0, 2**32))
 def test_any_graph_splits_into_units_that_run_and_agree(proto: onnx.ModelProto, seed: int) -> None:
-    model = load(proto)
+    model = load_model(proto)
     x = np.random.default_rng(seed).standard_normal((1, 2, 3, 3), np.float32)
     computes_what_the_model_does(model, {"x": x})
 
@@ -295,5 +299,5 @@ def test_what_reads_the_other_is_not_beside_it() -> None:
         node("Add", ["c", "x"], ["d"]),
         node("Conv", ["d", "k"], ["e"], pads=[1, 1, 1, 1]),
     ]
-    model = load(build(nodes, {"x": (1, 2, 3, 3)}, ["e"], {"k": integers(rng, 2, 2, 3, 3) / 8}))
+    model = load_model(build(nodes, {"x": (1, 2, 3, 3)}, ["e"], {"k": integers(rng, 2, 2, 3, 3) / 8}))
     computes_what_the_model_does(model, {"x": rng.standard_normal((1, 2, 3, 3), np.float32)})

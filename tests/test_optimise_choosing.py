@@ -12,8 +12,8 @@ import pytest
 import einnet_explore as ee
 from einnet_evaluation.models import write
 from einnet_explore.codegen import versions
-from einnet_explore.onnx_export.export import ExportError
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_export.nodes import ExportError
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline import baseline as against_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuning_task as contest_module
@@ -81,7 +81,7 @@ def test_a_plan_is_held_against_the_original_in_a_process_of_its_own(monkeypatch
 
 
 def test_the_original_is_timed_in_a_process_of_its_own() -> None:
-    model = load(write("infogan"))
+    model = load_model(write("infogan"))
     plan, feeds = build_plan(model, {}, 2), random_inputs(model, 0)
     timings = beside_alone(model.original, plan, feeds, 3, 0.01)
     assert timings is not None and all(t.n >= 3 and t.median > 0 for t in timings.values())

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import ByValue, PlanError, Run, build_plan, random_inputs, subgraph_session
@@ -32,7 +32,7 @@ def model(
 
     stored = [numpy_helper.from_array(np.asarray(a), name) for name, a in weights.items()]
     graph = helper.make_graph(list(nodes), "model", infos(inputs), infos(outputs), initializer=stored)
-    return load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    return load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
 
 
 def node(op: str, name: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
@@ -331,7 +331,7 @@ def test_a_region_that_does_not_load_names_its_nodes() -> None:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])],
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("elsewhere", 1)]
-    of = load(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+    of = load_model(helper.make_model(graph, opset_imports=opsets, ir_version=10))
     with pytest.raises(PlanError, match=r"nodes? .*odd \(Unknown\).*ONNX Runtime refuses"):
         build_plan(of, {("a",): refusing})
     with pytest.raises(PlanError, match=r"node b \(Neg\): found no type for q"):

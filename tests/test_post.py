@@ -15,7 +15,7 @@ from einnet_explore.analysis.counts import intensity
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, accesses
 from einnet_explore.onnx_import.assembly import assemble
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.operator_table import NotUnderstood, express
 from einnet_explore.pipeline.post.fusing import fuse, fused
 from einnet_explore.pipeline.post.layout_assignment import (
@@ -55,7 +55,7 @@ def sound(derivation: Derivation) -> Derivation:
 
 def of_nodes(nodes: Sequence[object], shape: list[int], weights: dict[str, np.ndarray] | None = None) -> Program:
     """The program of ONNX nodes that make y from x."""
-    model = load(build(list(nodes), {"x": shape}, ["y"], weights or {}), {})  # type: ignore[arg-type]
+    model = load_model(build(list(nodes), {"x": shape}, ["y"], weights or {}), {})  # type: ignore[arg-type]
     equations: list[Equation] = []
     for each in model.nodes:
         found = express(each, model)

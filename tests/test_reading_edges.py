@@ -9,7 +9,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx_building import build, node, run, whole
 
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import ModelError
 from einnet_explore.onnx_import.operator_table import NotUnderstood, express
 
@@ -44,7 +44,7 @@ FINITE = ROWS[:8]
 
 def ours(proto: onnx.ModelProto, feed: dict[str, Any]) -> dict[str, Any]:
     """The outputs of the expressions of *proto*, in float32."""
-    model = load(proto)
+    model = load_model(proto)
     held = {model.identifiers[name]: a for name, a in {**feed, **model.weights}.items()}
     program = whole(model)
     found = evaluate(program, {t.name: held[t.name] for t in program.inputs}, np.float32)
@@ -111,7 +111,7 @@ def test_clips(lo: float | None, hi: float | None) -> None:
 
 def test_an_infinite_slope_is_refused() -> None:
     with pytest.raises(ModelError, match=r"\(PRelu\): weight s: found an infinity in 1 of 1 elements"):
-        load(build([node("PRelu", ["x", "s"], ["y"])], {"x": (3,)}, ["y"], {"s": np.array([INF], np.float32)}))
+        load_model(build([node("PRelu", ["x", "s"], ["y"])], {"x": (3,)}, ["y"], {"s": np.array([INF], np.float32)}))
     of("PRelu", NUMBERS, {"s": np.array([-0.5], np.float32)})
 
 
@@ -219,7 +219,7 @@ def test_nearest_elements(place: str, rounding: str) -> None:
             for reads, given in ((["s"], np.array([1, scale], np.float32)), (["", "s"], np.array([1, out]))):
                 item = node("Resize", ["x", "", *reads], ["y"], **attributes)
                 proto = build([item], {"x": x.shape}, ["y"], {"s": given})
-                if out and not isinstance(express((model := load(proto)).nodes[0], model), NotUnderstood):
+                if out and not isinstance(express((model := load_model(proto)).nodes[0], model), NotUnderstood):
                     agree(proto, {"x": x})
                     understood += 1
     assert understood > 24
@@ -240,7 +240,7 @@ def test_resizing_of_older_operator_sets(op: str, opset: int, mode: str) -> None
         )
         weights = {"s": np.array(scales, np.float32)} if opset > 7 else {}
         proto = build([item], {"x": x.shape}, ["y"], weights, opset=opset, ir=5)
-        model = load(proto)
+        model = load_model(proto)
         assert model.opset == 21
         np.testing.assert_allclose(run(model.proto, {"x": x})["y"], run(proto, {"x": x})["y"], 1e-5)
         if not isinstance(express(model.nodes[0], model), NotUnderstood):
@@ -256,7 +256,7 @@ def test_resizing_that_is_not_converted(op: str, opset: int, monkeypatch: pytest
     x = np.arange(48, dtype=np.float32).reshape(1, 1, 4, 12)
     for scales in ([1, 1, 2, 3], *(([1, 1, 0.5, 0.25],) if op == "Resize" else ())):
         proto = build([node(op, ["x", "s"], ["y"])], {"x": x.shape}, ["y"], {"s": np.float32(scales)}, opset, 5)
-        assert load(proto).opset == opset
+        assert load_model(proto).opset == opset
         agree(proto, {"x": x})
 
 
@@ -264,7 +264,7 @@ def test_a_transposed_convolution_of_two_shapes_stays() -> None:
     """What ONNX's shape inference says is not what the operator computes."""
     item = node("ConvTranspose", ["x", "k"], ["y"], auto_pad="SAME_UPPER", output_padding=[1], strides=[2])
     proto = build([item], {"x": (1, 1, 3)}, ["y"], {"k": np.ones((1, 1, 3), np.float32)})
-    model = load(proto)
+    model = load_model(proto)
     assert run(proto, {"x": np.ones((1, 1, 3), np.float32)})["y"].shape == (1, 1, 6)
     found = express(model.nodes[0], model)
     assert found == NotUnderstood("its result has the shape (7,) by shape inference, (6,) by SAME_UPPER")

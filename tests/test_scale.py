@@ -25,7 +25,7 @@ from onnx_building import build, node
 import einnet_explore as ee
 from einnet_explore.cli import main
 from einnet_explore.cost import CPU_DEFAULT, CostModel, program_seconds
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.finalists import entries
 from einnet_explore.pipeline.history import Memory
 from einnet_explore.pipeline.optimiser import optimize
@@ -350,7 +350,7 @@ def test_a_model_is_optimised_with_searches_and_contests_elsewhere(monkeypatch: 
     weights = {name: np.full((8, 8, 3, 3), 0.01, np.float32) for name in ("v", "w")}
     nodes = [node("Conv", ["x", "v"], ["a"], pads=[1] * 4), node("Relu", ["a"], ["b"])]
     proto = build([*nodes, node("Conv", ["b", "w"], ["y"], pads=[1] * 4)], {"x": (1, 8, 9, 9)}, ["y"], weights)
-    model = load(proto.SerializeToString())
+    model = load_model(proto.SerializeToString())
     here = optimize(model, threads=1, states=30)
     assert any(part.outcome.states == 30 for part in here.parts)
     for resources, name in (({}, "found"), ({"device": 1.0}, "contested")):

@@ -17,7 +17,8 @@ from onnx_building import build, node
 from einnet_explore.cli import main
 from einnet_explore.cli import optimize as command
 from einnet_explore.codegen.errors import BackendError
-from einnet_explore.onnx_export.export import ExportError, rewrite_model
+from einnet_explore.onnx_export.export import rewrite_model
+from einnet_explore.onnx_export.nodes import ExportError
 from einnet_explore.pipeline import assembly as assembling_module
 from einnet_explore.pipeline import backward_elimination as attribution_module
 from einnet_explore.pipeline import plan as plan_module

@@ -18,7 +18,7 @@ from benchmarks.zoo.__main__ import understood
 from benchmarks.zoo.parts import Kind
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.onnx_export.export import rewrite_model
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.operator_table import NotUnderstood, express
 from einnet_explore.pipeline.optimiser import optimize
 from einnet_explore.pipeline.partition import partition
@@ -33,7 +33,7 @@ seeds = st.integers(0, 2**32)
 
 def agree(proto: onnx.ModelProto, feed: dict[str, Any], exact: bool = True) -> None:
     """The model's expressions give what ONNX Runtime computes of *proto* as it is."""
-    model = load(proto)
+    model = load_model(proto)
     program = whole(model)
     held = {model.identifiers[name]: a for name, a in {**feed, **model.weights}.items()}
     found = evaluate(program, {t.name: held[t.name] for t in program.inputs}, "exact" if exact else np.float64)
@@ -45,7 +45,7 @@ def agree(proto: onnx.ModelProto, feed: dict[str, Any], exact: bool = True) -> N
 
 def refusal(proto: onnx.ModelProto) -> str:
     """Why the first node of *proto* has no canonical expression."""
-    model = load(proto)
+    model = load_model(proto)
     found = express(model.nodes[0], model)
     assert isinstance(found, NotUnderstood)
     return found.reason
@@ -156,7 +156,7 @@ def test_attention_that_gives_more_or_is_newer_stays() -> None:
     cached = node("Attention", ["q", "k", "v", "", "p", "p"], ["y", "a", "b"])
     proto = build([cached], dict.fromkeys("qkvp", shape), ["y", "a", "b"], opset=23, ir=11)
     assert refusal(proto) == "further outputs (a, b) are used"
-    model = load(attending(shape, shape))
+    model = load_model(attending(shape, shape))
     proto_node = helper.make_node("Attention", ["q", "k", "v"], ["y"], window_size=3)
     found = express(replace(model.nodes[0], proto=proto_node), model)
     assert found == NotUnderstood("attribute window_size is none that is understood here")
@@ -176,7 +176,7 @@ def test_a_group_normalisation() -> None:
 @pytest.mark.parametrize("output", ["x", "w"])
 def test_an_input_or_a_weight_may_be_an_output(output: str) -> None:
     proto = build([node("MatMul", ["x", "w"], ["y"])], {"x": (3, 4)}, ["y", output], {"w": np.eye(4, dtype="f4")})
-    model = load(proto)
+    model = load_model(proto)
     assert (model.shape("y"), model.shape(output)) == ((3, 4), (3, 4) if output == "x" else (4, 4))
     assert len(partition(model).subprograms) == 1
     feed = {"x": np.arange(12, dtype=np.float32).reshape(3, 4)}
@@ -186,7 +186,7 @@ def test_an_input_or_a_weight_may_be_an_output(output: str) -> None:
 
 def test_weights_that_nothing_reads_may_hold_anything() -> None:
     weights = {"w": np.eye(4, dtype="f4"), "left": np.full(3, np.nan, np.float32), "none": np.zeros((0, 3), "f4")}
-    assert load(build([node("MatMul", ["x", "w"], ["y"])], {"x": (3, 4)}, ["y"], weights)).shape("y") == (3, 4)
+    assert load_model(build([node("MatMul", ["x", "w"], ["y"])], {"x": (3, 4)}, ["y"], weights)).shape("y") == (3, 4)
 
 
 def contributed(nodes: Sequence[onnx.NodeProto], domain: str) -> onnx.ModelProto:
@@ -199,7 +199,7 @@ def test_shapes_behind_operators_that_only_onnx_runtime_knows() -> None:
     """A model that ONNX Runtime optimised and saved has such operators."""
     first = node("FusedMatMul", ["x", "w"], ["a"], domain="com.microsoft", alpha=2.0)
     proto = contributed([first, node("Exp", ["a"], ["b"]), node("Neg", ["b"], ["y"])], "com.microsoft")
-    model = load(proto)
+    model = load_model(proto)
     assert model.shape("y") == (3, 5)
     assert [s.nodes for s in partition(model).subprograms] == [("exp_b", "neg_y")]
     rewrite_model(model.proto, ())
@@ -208,7 +208,7 @@ def test_shapes_behind_operators_that_only_onnx_runtime_knows() -> None:
 def test_shapes_behind_operators_that_nobody_knows() -> None:
     """Such a model cannot be run here, but it is read and written."""
     proto = contributed([node("MatMul", ["x", "w"], ["a"]), node("Mystery", ["a"], ["y"], domain="acme")], "acme")
-    model = load(proto)
+    model = load_model(proto)
     assert not model.known("y")
     assert rewrite_model(model.proto, ()).graph.node[-1].op_type == "Mystery"
     with pytest.raises(PlanError, match=r"^<model>: ONNX Runtime refuses: .*Mystery"):
@@ -218,7 +218,7 @@ def test_shapes_behind_operators_that_nobody_knows() -> None:
 def test_a_state_that_begins_at_zero_is_a_weight() -> None:
     value = helper.make_tensor("", TensorProto.FLOAT, [1], [0.5])
     nodes = [node("ConstantOfShape", ["s"], ["h"], value=value), node("MatMul", ["x", "h"], ["y"])]
-    model = load(build(nodes, {"x": (2, 3)}, ["y"], {"s": np.array([3, 4])}))
+    model = load_model(build(nodes, {"x": (2, 3)}, ["y"], {"s": np.array([3, 4])}))
     assert [n.op for n in model.nodes] == ["MatMul"]
     assert np.array_equal(model.weights["h"], np.full((3, 4), 0.5, np.float32))
 
@@ -276,6 +276,6 @@ def test_errors_of_outputs_that_differ() -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
 def test_the_page_says_what_is_understood_of_each_kind_of_model(kind: Kind) -> None:
-    model = load(kind.write())
+    model = load_model(kind.write())
     found = understood(model, partition(model))
     assert f"| {kind.name} | {kind.title} | {' | '.join(found)} |" in PAGE.read_text(encoding="utf-8")

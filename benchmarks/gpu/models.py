@@ -24,8 +24,8 @@ from einnet_explore.cost import CostModel, Device
 from einnet_explore.cost.counted_work import work
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program
 from einnet_explore.onnx_import.assembly import assemble
-from einnet_explore.onnx_import.load import load
-from einnet_explore.onnx_import.model import Model, Node
+from einnet_explore.onnx_import.load import load_model
+from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.operator_table import NotUnderstood, express
 from einnet_explore.pipeline.finalists import entries, finalists, search
 from einnet_explore.pipeline.originals import anonymous
@@ -193,7 +193,7 @@ def _ordered(model: Model, found: list[Any]) -> list[Any]:
     return out
 
 
-def resized(model: Model, node: Node) -> tuple[Program, dict[str, str], dict[str, np.ndarray]]:
+def resized(model: Model, node: ModelNode) -> tuple[Program, dict[str, str], dict[str, np.ndarray]]:
     r"""Linear interpolation as products with constant matrices: :math:`Y = H X V^T` along the last two dimensions.
 
     Raises ValueError for other dimensions and for coordinates that are not ``half_pixel``.
@@ -294,11 +294,11 @@ def collected(
     found = Collected(cost, seconds, note)
     paths = tuple(files)
     for path in paths:
-        found.add(path.stem, load(path, {}))
+        found.add(path.stem, load_model(path, {}))
     if paths:
         return found
     wanted = [("fsrcnn", 1, 8)] if quick else [(m.name, batch, None) for batch in (1, 16) for m in MODELS]
     for name, batch, size in wanted:
         smaller = SMALLER.get((name, batch), size)
-        found.add(f"{name}, batch {batch}", load(write(name, batch, smaller), {}))
+        found.add(f"{name}, batch {batch}", load_model(write(name, batch, smaller), {}))
     return found

@@ -20,7 +20,7 @@ from onnx import numpy_helper
 
 from benchmarks.soak.graphs import QUICK, Lots, _session, where
 from benchmarks.soak.outcome import Outcome
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import ModelError
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.submodels import PlanError
@@ -121,7 +121,7 @@ def _examined(
         return
     try:
         shapes = {k: np.shape(v) for k, v in feeds.items() if isinstance(v, np.ndarray)}
-        model = load(proto, {k: s for k, s in shapes.items() if _open(proto, k)})
+        model = load_model(proto, {k: s for k, s in shapes.items() if _open(proto, k)})
         work = Optimiser(model, QUICK, store=Lots(folder / "none" / "profiles", number))
     except (ModelError, PlanError) as error:
         why = str(error).partition(": ")[2]

@@ -31,9 +31,9 @@ from onnx.reference import ReferenceEvaluator
 from benchmarks.soak.grammar import Drawn, graph
 from benchmarks.soak.outcome import Outcome
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, ModelError
-from einnet_explore.onnx_import.shapes import stand_in
+from einnet_explore.onnx_import.shapes import replace_misjudged_nodes
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.submodels import random_inputs
@@ -101,7 +101,7 @@ def where(error: BaseException) -> str:
 def examine(drawn: Drawn, seed: int, n: int, folder: Path, outcome: Outcome, shown: str) -> None:
     """All that is said of one graph."""
     try:
-        model = load(drawn.model, drawn.shapes)
+        model = load_model(drawn.model, drawn.shapes)
     except ModelError as error:
         outcome.counts["refused"] += 1
         return outcome.found("refused", error, shown)
@@ -207,7 +207,7 @@ def exported(work: Optimiser, assembled: Any, truth: Truth, n: int, outcome: Out
 
     proto = onnx.load_from_string(written(work.model, work.assembler.replacements(assembled)).SerializeToString())
     judged = onnx.load_from_string(proto.SerializeToString())
-    stand_in(judged)
+    replace_misjudged_nodes(judged)
     onnx.checker.check_model(judged, full_check=True)
     try:
         found = ReferenceEvaluator(proto).run(truth.outputs, dict(truth.feeds))

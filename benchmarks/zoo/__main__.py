@@ -20,7 +20,7 @@ import onnx
 from benchmarks.zoo import KINDS
 from benchmarks.zoo.measured import Effort, Lab
 from einnet_explore.cli.output import table
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimiser import optimize
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             onnx.save(proto, asked.write / f"{name}.onnx")
             continue
         began = perf_counter()
-        model = load(proto)
+        model = load_model(proto)
         split = partition(model)
         row = [name, title, *understood(model, split)]
         if not asked.read:

@@ -23,18 +23,18 @@ from einnet_explore.analysis.online_softmax import Online
 from einnet_explore.analysis.row_nest import Band, Column, Nest, Product, Reduced, Row, name
 from einnet_explore.analysis.substitution import substitute
 from einnet_explore.ir import Access, Apply, Const, Iterator, Scalar, Scope, Tensor, factors, map_accesses, mul
-from einnet_explore.onnx_export.node_builder import Body
+from einnet_explore.onnx_export.node_builder import NodeBuilder
 
 Lower = Callable[[Scope, Mapping[str, str]], str]
 """Writes a scope without bands, given the values of its tensors; the result has the scope's shape."""
 
 
-def write(nest: Nest, places: Mapping[str, str], body: Body, lower: Lower) -> str:
+def write_row_nest(nest: Nest, places: Mapping[str, str], body: NodeBuilder, lower: Lower) -> str:
     """Write *nest* into *body*; the value has the shape of its scope."""
     return _Banded(nest, dict(places), body, lower).write()
 
 
-def write_online(online: Online, places: Mapping[str, str], body: Body, lower: Lower) -> str:
+def write_online_softmax(online: Online, places: Mapping[str, str], body: NodeBuilder, lower: Lower) -> str:
     """Write a softmax-weighted sum into *body*; the value has the shape of its scope."""
     return _Banded(online.nest, dict(places), body, lower, online if online.total is not None else None).write()
 
@@ -43,7 +43,7 @@ def write_online(online: Online, places: Mapping[str, str], body: Body, lower: L
 class _Banded:
     nest: Nest
     places: dict[str, str]
-    body: Body
+    body: NodeBuilder
     lower: Lower
     weights: Online | None = None
     """What is summed is weighted by a softmax of this."""

@@ -18,32 +18,18 @@ from onnx import helper, version_converter
 from einnet_explore.ir import Program
 from einnet_explore.onnx_export.node_builder import Array
 from einnet_explore.onnx_export.nodes import (
-    DOMAIN,
+    EXPORT_OPSET,
+    FUNCTION_DOMAIN,
     IR_VERSION,
-    LEAST_OPSET,
-    OPSET,
-    Exported,
+    MIN_OPSET,
+    ExportedNodes,
     ExportError,
-    function_of,
     to_onnx,
 )
-from einnet_explore.onnx_import.checks import check_names, in_order
-from einnet_explore.onnx_import.model import ModelError, Node, nodes_of, opset
-from einnet_explore.onnx_import.shapes import stand_in
+from einnet_explore.onnx_import.checks import check_names, topological_order
+from einnet_explore.onnx_import.model import ModelError, ModelNode, list_nodes, opset
+from einnet_explore.onnx_import.shapes import replace_misjudged_nodes
 from einnet_explore.operators import OPERATORS, Operator
-
-__all__ = [
-    "DOMAIN",
-    "IR_VERSION",
-    "LEAST_OPSET",
-    "OPSET",
-    "ExportError",
-    "Exported",
-    "Replacement",
-    "function_of",
-    "rewrite_model",
-    "to_onnx",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +57,11 @@ def rewrite_model(
     """
     groups = tuple(replacements)
     out = _current(model)
-    taken = _taken(nodes_of(out.graph), groups)
+    taken = _taken(list_nodes(out.graph), groups)
     prefix = _free_prefix(out)
     version = opset(out)
-    place = {node.name: n for n, node in enumerate(nodes_of(out.graph))}
-    pieces = [(place[node.name], node.proto) for node in nodes_of(out.graph) if node.name not in taken]
+    place = {node.name: n for n, node in enumerate(list_nodes(out.graph))}
+    pieces = [(place[node.name], node.proto) for node in list_nodes(out.graph) if node.name not in taken]
     functions = {(f.domain, f.name): f for f in out.functions}
     weights = list(out.graph.initializer)
     held: dict[bytes, str] = {}
@@ -99,7 +85,7 @@ def rewrite_model(
     return out
 
 
-def _shared(made: Exported, held: dict[bytes, str], weights: list[onnx.TensorProto]) -> Sequence[onnx.NodeProto]:
+def _shared(made: ExportedNodes, held: dict[bytes, str], weights: list[onnx.TensorProto]) -> Sequence[onnx.NodeProto]:
     """The nodes of *made*, which read equal arrays under one name; those not *held* yet are added to *weights*."""
     called: dict[str, str] = {}
     for tensor in made.initialisers:
@@ -118,30 +104,30 @@ def _shared(made: Exported, held: dict[bytes, str], weights: list[onnx.TensorPro
 def _current(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of *model* in operator set 21 where that can be had."""
     version = opset(model)
-    if version < OPSET:
+    if version < EXPORT_OPSET:
         named = onnx.ModelProto()
         named.CopyFrom(model)
-        for node, proto in zip(nodes_of(named.graph), named.graph.node, strict=True):
+        for node, proto in zip(list_nodes(named.graph), named.graph.node, strict=True):
             proto.name = node.name
         try:
-            converted = version_converter.convert_version(named, OPSET)
+            converted = version_converter.convert_version(named, EXPORT_OPSET)
             onnx.checker.check_model(converted)
         except (RuntimeError, ValueError, onnx.checker.ValidationError, version_converter.ConvertError):
             converted = named
         if {n.name for n in named.graph.node} <= {n.name for n in converted.graph.node}:
             named = converted
-        if opset(named) < LEAST_OPSET:
+        if opset(named) < MIN_OPSET:
             raise ExportError(
-                f"operator set {version}: found one that ONNX cannot convert, expected {LEAST_OPSET} or later"
+                f"operator set {version}: found one that ONNX cannot convert, expected {MIN_OPSET} or later"
             )
         model = named
     out = onnx.ModelProto()
     out.CopyFrom(model)
-    out.ir_version = IR_VERSION if opset(out) <= OPSET else max(out.ir_version, IR_VERSION)
+    out.ir_version = IR_VERSION if opset(out) <= EXPORT_OPSET else max(out.ir_version, IR_VERSION)
     return out
 
 
-def _taken(nodes: Sequence[Node], groups: Sequence[Replacement]) -> set[str]:
+def _taken(nodes: Sequence[ModelNode], groups: Sequence[Replacement]) -> set[str]:
     known = {node.name for node in nodes}
     taken: set[str] = set()
     for group in groups:
@@ -199,12 +185,12 @@ def _fill(
     del graph.initializer[:]
     graph.initializer.extend(stored)
     try:
-        check_names("model", graph, nodes_of(graph))
-        ordered = in_order("model", nodes_of(graph))
+        check_names("model", graph, list_nodes(graph))
+        ordered = topological_order("model", list_nodes(graph))
     except ModelError as error:
         raise ExportError(str(error)) from None
     needed = {v.name for v in graph.output}
-    alive: list[Node] = []
+    alive: list[ModelNode] = []
     for node in reversed(ordered):
         if not needed.isdisjoint(node.results):
             alive.append(node)
@@ -218,8 +204,8 @@ def _fill(
     _keep(graph.value_info, [v for v in graph.value_info if v.name in made])
     held = tuple(functions)
     _keep(model.functions, held)
-    if any(f.domain == DOMAIN for f in held) and DOMAIN not in {o.domain for o in model.opset_import}:
-        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    if any(f.domain == FUNCTION_DOMAIN for f in held) and FUNCTION_DOMAIN not in {o.domain for o in model.opset_import}:
+        model.opset_import.append(helper.make_opsetid(FUNCTION_DOMAIN, 1))
 
 
 def _keep(field: Any, kept: Iterable[Any]) -> None:
@@ -239,7 +225,7 @@ def _check(model: onnx.ModelProto) -> None:
     if model.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
         return
     checked = _copy(model)
-    stand_in(checked)
+    replace_misjudged_nodes(checked)
     try:
         onnx.shape_inference.infer_shapes(checked, check_type=True, strict_mode=True)
         for value in checked.graph.output:

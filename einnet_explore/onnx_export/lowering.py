@@ -42,11 +42,11 @@ from einnet_explore.ir import (
     as_index,
 )
 from einnet_explore.onnx_export import banded
-from einnet_explore.onnx_export.node_builder import Body
-from einnet_explore.onnx_export.value_grid import Grid, Held, mask, pads_needed, read
+from einnet_explore.onnx_export.node_builder import NodeBuilder
+from einnet_explore.onnx_export.value_grid import GridValue, ValueGrid, emit_access, emit_comparison, required_padding
 
 
-def in_digits(scope: Scope) -> Scope:
+def split_divided_iterators(scope: Scope) -> Scope:
     """*scope* without iterators of one value, and with iterators that are divided written in digits: x = d·a + b.
 
     The elements keep their order; the box is another one.  Afterwards indices are affine where they can be.
@@ -79,19 +79,19 @@ def _exchanged(scope: Scope, to: Mapping[Iterator, Index], by: Mapping[Iterator,
 
 def _divisors(scope: Scope, x: Iterator) -> list[int]:
     """The divisors of the extent of *x* by which an index that it occurs in is divided, largest first."""
-    own = [*indices(scope.body), *(b.index for b in scope.domain)]
+    own = [*scalar_indices(scope.body), *(b.index for b in scope.domain)]
     found = {a.divisor for index in own for a in index.divisions if x in a.numerator.iterators}
     return sorted((d for d in found if d < x.extent and x.extent % d == 0), reverse=True)
 
 
-def indices(scalar: Scalar) -> Iterable[Index]:
+def scalar_indices(scalar: Scalar) -> Iterable[Index]:
     """Every index of *scalar*, those of comparisons too, not those inside scopes that it reads."""
     match scalar:
         case Access(_, index):
             yield from index
         case Apply(_, args):
             for arg in args:
-                yield from indices(arg)
+                yield from scalar_indices(arg)
         case Compare(_, left, right):
             yield left
             yield right
@@ -99,33 +99,35 @@ def indices(scalar: Scalar) -> Iterable[Index]:
             pass
 
 
-SIMPLE = {
+_ONNX_FUNCTIONS = {
     "relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "abs": "Abs",
     "erf": "Erf", "neg": "Neg", "pow": "Pow", "maximum": "Max", "minimum": "Min", "/": "Div", "-": "Sub",
     "+": "Add", "*": "Mul",
 }  # fmt: skip
 
 
-def lower(scope: Scope, places: Mapping[str, str], body: Body) -> str:
+def lower_scope(scope: Scope, places: Mapping[str, str], body: NodeBuilder) -> str:
     """Write *scope* into *body*; *places* names the value of every tensor.  Returns the value of shape ``scope.shape``.
 
     Raises ValueError for a function that is none of ``FUNCTIONS`` and for a tensor without a place.
     """
     weighted = online(scope)
     if isinstance(weighted, Online):
-        return banded.write_online(
+        return banded.write_online_softmax(
             weighted, places, body, lambda s, held: _Scopes(held, body, {}).instantiate(prepare(s))
         )
     found = nest(scope)
     if found is not None and found.banded:
-        return banded.write(found, places, body, lambda s, held: _Scopes(held, body, {}).instantiate(prepare(s)))
+        return banded.write_row_nest(
+            found, places, body, lambda s, held: _Scopes(held, body, {}).instantiate(prepare(s))
+        )
     return _Scopes(places, body, {}).instantiate(prepare(scope))
 
 
 @dataclass(frozen=True)
 class _Scopes:
     places: Mapping[str, str]
-    body: Body
+    body: NodeBuilder
     done: dict[Scope, str]
 
     def instantiate(self, scope: Scope) -> str:
@@ -140,9 +142,12 @@ class _Scopes:
         body, shape = self.body, scope.shape
         if 0 in shape:
             return body.constant(np.zeros(shape), body.dtype)
-        plain = in_digits(scope)
+        plain = split_divided_iterators(scope)
         values = _Values(
-            self, Grid(body, (*plain.traversals, *plain.summations)), plain.summations, pads_needed([plain.body])
+            self,
+            ValueGrid(body, (*plain.traversals, *plain.summations)),
+            plain.summations,
+            required_padding([plain.body]),
         )
         if any(x.extent == 0 for x in plain.summations):
             held = values.grid.constant(REDUCTIONS[plain.reduce])
@@ -172,42 +177,42 @@ class _Values:
     """Values over *grid*: all iterators of one scope, the *summations* last."""
 
     scopes: _Scopes
-    grid: Grid
+    grid: ValueGrid
     summations: tuple[Iterator, ...]
     pads: Mapping[Tensor | Table | Scope, Padding]
-    done: dict[Scalar, Held] = field(default_factory=dict)
+    done: dict[Scalar, GridValue] = field(default_factory=dict)
 
     @property
-    def body(self) -> Body:
+    def body(self) -> NodeBuilder:
         return self.scopes.body
 
-    def value(self, scalar: Scalar) -> Held:
+    def value(self, scalar: Scalar) -> GridValue:
         """*scalar* over its own iterators."""
         if scalar not in self.done:
             self.done[scalar] = self._value(scalar)
         return self.done[scalar]
 
-    def _value(self, scalar: Scalar) -> Held:
+    def _value(self, scalar: Scalar) -> GridValue:
         match scalar:
             case Const(value):
                 return self.grid.constant(value)
             case Access(source) if 0 in source.shape:
                 return self.grid.constant(source.value)
             case Access(source):
-                return read(self.body, scalar, self.scopes.source(source), self.pads[source])
+                return emit_access(self.body, scalar, self.scopes.source(source), self.pads[source])
             case Compare():
-                return mask(self.body, scalar)
+                return emit_comparison(self.body, scalar)
             case Apply("rsqrt", (a,)):
                 return self.grid.apply("Reciprocal", self.grid.apply("Sqrt", self.value(a)))
             case Apply("where", args):
                 return self.grid.apply("Where", *map(self.value, args))
             case Apply("+" | "*" as op, args):
-                return reduce(lambda a, b: self.grid.apply(SIMPLE[op], a, b), map(self.value, args))
-            case Apply(op, args) if op in SIMPLE:
-                return self.grid.apply(SIMPLE[op], *map(self.value, args))
+                return reduce(lambda a, b: self.grid.apply(_ONNX_FUNCTIONS[op], a, b), map(self.value, args))
+            case Apply(op, args) if op in _ONNX_FUNCTIONS:
+                return self.grid.apply(_ONNX_FUNCTIONS[op], *map(self.value, args))
         raise ValueError(f"{scalar!r} is no scalar function that ONNX has")
 
-    def summed(self, scalar: Scalar) -> Held:
+    def summed(self, scalar: Scalar) -> GridValue:
         """Σ over the summations: distributed over sums, contracted pairwise over products."""
         match scalar:
             case Apply("+", args):
@@ -256,7 +261,7 @@ class _Values:
                 found.append(Apply("where", (test, Const(1), Const(0))))
         return found
 
-    def _product(self, args: Sequence[Scalar]) -> Held:
+    def _product(self, args: Sequence[Scalar]) -> GridValue:
         factors = [self.value(a) for a in args]
         missing = prod(x.extent for x in self.summations if not any(x in f.over for f in factors))
         out = factors[0]
@@ -267,23 +272,23 @@ class _Values:
         out = self.grid.total("sum", out, self.summations)
         return out if missing == 1 else self.grid.apply("Mul", out, self.grid.constant(missing))
 
-    def reduced(self, monoid: str, scalar: Scalar) -> Held:
+    def reduced(self, monoid: str, scalar: Scalar) -> GridValue:
         """The reduction over the summations by any monoid."""
         held = self.value(scalar)
         missing = prod(x.extent for x in self.summations if x not in held.over)
         held = self.grid.total(monoid, held, self.summations)
         return self.grid.apply("Pow", held, self.grid.constant(missing)) if monoid == "prod" and missing != 1 else held
 
-    def bounded(self, bound: Bound, held: Held, value: float) -> Held:
+    def bounded(self, bound: Bound, held: GridValue, value: float) -> GridValue:
         """*held* where *bound* holds, *value* elsewhere."""
         lo, hi = bound.index.bounds
         for op, edge, needed in ((">=", bound.lo, lo < bound.lo), ("<", bound.hi, hi >= bound.hi)):
             if needed:
-                test = mask(self.body, Compare(op, bound.index, as_index(edge)))
+                test = emit_comparison(self.body, Compare(op, bound.index, as_index(edge)))
                 held = self.grid.apply("Where", test, held, self.grid.constant(value))
         return held
 
-    def result(self, held: Held, traversals: tuple[Iterator, ...], shape: tuple[int, ...]) -> str:
+    def result(self, held: GridValue, traversals: tuple[Iterator, ...], shape: tuple[int, ...]) -> str:
         """*held* in full, in the shape of the scope."""
         own = [x.extent for x in traversals if x in held.over]
         full = [x.extent for x in traversals]
@@ -299,4 +304,4 @@ def _finite(scalar: Scalar) -> bool:
 
 
 def _iterators(scalar: Scalar) -> tuple[Iterator, ...]:
-    return tuple(x for index in indices(scalar) for x in index.iterators)
+    return tuple(x for index in scalar_indices(scalar) for x in index.iterators)

@@ -13,14 +13,14 @@ from onnx import helper, numpy_helper
 
 Array = npt.NDArray[Any]
 
-REDUCED = {"sum": "ReduceSum", "prod": "ReduceProd", "max": "ReduceMax", "min": "ReduceMin"}
+REDUCTION_OPERATORS = {"sum": "ReduceSum", "prod": "ReduceProd", "max": "ReduceMax", "min": "ReduceMin"}
 
-AXES_ARE_INPUTS = {"ReduceSum": 13, "ReduceProd": 18, "ReduceMax": 18, "ReduceMin": 18}
+AXES_INPUT_SINCE_OPSET = {"ReduceSum": 13, "ReduceProd": 18, "ReduceMax": 18, "ReduceMin": 18}
 """Since which operator set the axes of a reduction are an input; before, they are an attribute."""
 
 
 @dataclass
-class Body:
+class NodeBuilder:
     """Nodes of a local function or of a stretch of a graph, for elements of *dtype* in operator set *opset*.
 
     Every value that is made is called *prefix* and a number.
@@ -84,10 +84,10 @@ class Body:
 
     def reduce(self, monoid: str, name: str, axes: Iterable[int]) -> str:
         """The reduction over *axes*, which go."""
-        kept, op = list(axes), REDUCED[monoid]
+        kept, op = list(axes), REDUCTION_OPERATORS[monoid]
         if not kept:
             return name
-        if self.opset >= AXES_ARE_INPUTS[op]:
+        if self.opset >= AXES_INPUT_SINCE_OPSET[op]:
             return self.emit(op, name, self.constant(kept), keepdims=0)
         return self.emit(op, name, axes=tuple(kept), keepdims=0)
 

@@ -17,14 +17,14 @@ from onnx import helper, numpy_helper
 
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, Scope, Table, Tensor, accesses, tensors
-from einnet_explore.onnx_export.lowering import lower
-from einnet_explore.onnx_export.node_builder import Array, Body
+from einnet_explore.onnx_export.lowering import lower_scope
+from einnet_explore.onnx_export.node_builder import Array, NodeBuilder
 from einnet_explore.operators import OPERATORS, OnnxNode, Operator
 
-DOMAIN = "einnet_explore"
-OPSET = 21
+FUNCTION_DOMAIN = "einnet_explore"
+EXPORT_OPSET = 21
 IR_VERSION = 10
-LEAST_OPSET = 13
+MIN_OPSET = 13
 """The first operator set in which everything that is written here is legal (axes of ``ReduceSum`` as an input)."""
 
 
@@ -33,7 +33,7 @@ class ExportError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedNodes:
     """Nodes in order, the initialisers that they read, and the local functions that they call."""
 
     nodes: tuple[onnx.NodeProto, ...]
@@ -42,17 +42,17 @@ class Exported:
 
 
 def function_of(
-    scope: Scope, name: str = "", *, opset: int = OPSET, dtype: np.typing.DTypeLike = np.float32
+    scope: Scope, name: str = "", *, opset: int = EXPORT_OPSET, dtype: np.typing.DTypeLike = np.float32
 ) -> onnx.FunctionProto:
     """*scope* as a local function of the tensors that it reads: ``tensors(scope)`` by name, each once, in that order.
 
     The name ends in a digest of the body: equal functions have equal names, others do not.
     """
     inputs = {tensor: f"X{n}" for n, tensor in enumerate(_read_by(scope))}
-    body = Body("v", np.dtype(dtype), opset)
-    body.finish(lower(scope, inputs, body), "Y", inputs.values())
+    body = NodeBuilder("v", np.dtype(dtype), opset)
+    body.finish(lower_scope(scope, inputs, body), "Y", inputs.values())
     made = helper.make_function(
-        DOMAIN, "", list(inputs.values()), ["Y"], body.nodes, opset_imports=[helper.make_opsetid("", opset)]
+        FUNCTION_DOMAIN, "", list(inputs.values()), ["Y"], body.nodes, opset_imports=[helper.make_opsetid("", opset)]
     )
     digest = hashlib.sha256(made.SerializeToString(deterministic=True)).hexdigest()[:16]
     made.name = f"{name or EOPERATOR}_{digest}"
@@ -65,10 +65,10 @@ def to_onnx(
     constants: Mapping[str, Array] | None = None,
     prefix: str = "",
     *,
-    opset: int = OPSET,
+    opset: int = EXPORT_OPSET,
     dtype: np.typing.DTypeLike = np.float32,
     operators: Sequence[Operator] = OPERATORS,
-) -> Exported:
+) -> ExportedNodes:
     """*program* as nodes between the ONNX values that *names* gives for inputs and outputs, by tensor name.
 
     A weight that *names* leaves out becomes an initialiser, if anything still reads it; *constants* are the arrays of
@@ -88,7 +88,7 @@ class _Export:
     dtype: np.dtype[Any]
     operators: Sequence[Operator]
 
-    def run(self) -> Exported:
+    def run(self) -> ExportedNodes:
         program = self.program
         if missing := [o for o in program.outputs if o not in program.names()]:
             raise ExportError(f"output {', '.join(missing)}: no equation and no input has this name")
@@ -114,7 +114,7 @@ class _Export:
             for name, value in stored.items()
             if value in read
         ]
-        return Exported(tuple(nodes), tuple(weights), tuple(functions.values()))
+        return ExportedNodes(tuple(nodes), tuple(weights), tuple(functions.values()))
 
     def place(self, name: str) -> str:
         return self.names.get(name, self.prefix + name)
@@ -144,8 +144,8 @@ class _Export:
             if (call := self._call(equation)) is not None:
                 return self._node(equation, call, places, target)
             if equation.via is not None and equation.via.operator == VIEW:
-                body = Body(f"{self.prefix}{equation.name}__", self.dtype, self.opset)
-                body.finish(lower(equation.scope, places, body), target, places.values())
+                body = NodeBuilder(f"{self.prefix}{equation.name}__", self.dtype, self.opset)
+                body.finish(lower_scope(equation.scope, places, body), target, places.values())
                 return body.nodes
             stem = equation.via.operator if equation.via else EOPERATOR
             made = function_of(equation.scope, stem, opset=self.opset, dtype=self.dtype)
@@ -153,7 +153,9 @@ class _Export:
             raise ExportError(f"equation {equation.name}: {error}") from error
         functions.setdefault(made.name, made)
         inputs = [places[name] for name in _read_by(equation.scope)]
-        return [helper.make_node(made.name, inputs, [target], name=f"{self.prefix}{equation.name}", domain=DOMAIN)]
+        return [
+            helper.make_node(made.name, inputs, [target], name=f"{self.prefix}{equation.name}", domain=FUNCTION_DOMAIN)
+        ]
 
     def _call(self, equation: Equation) -> OnnxNode | None:
         """How ONNX calls the library operator of *equation*; None where its canonical scope has to be written out."""
@@ -169,7 +171,7 @@ class _Export:
     def _node(
         self, equation: Equation, call: OnnxNode, places: Mapping[str, str], target: str
     ) -> Sequence[onnx.NodeProto]:
-        body = Body(f"{self.prefix}{equation.name}__", self.dtype, self.opset)
+        body = NodeBuilder(f"{self.prefix}{equation.name}__", self.dtype, self.opset)
         operands = []
         reads = tuple(accesses(equation.scope.body))
         for access, shape, order in zip(reads, call.shapes, call.permutations, strict=True):

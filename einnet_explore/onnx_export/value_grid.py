@@ -36,18 +36,18 @@ from einnet_explore.ir import (
     Tensor,
     accesses,
 )
-from einnet_explore.onnx_export.node_builder import Body
+from einnet_explore.onnx_export.node_builder import NodeBuilder
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class GridValue:
     """A value with one dimension for each iterator of *over*, in this order."""
 
     name: str
     over: tuple[Iterator, ...]
 
 
-def values(index: Index, over: Sequence[Iterator]) -> np.typing.NDArray[np.int64]:
+def tabulate_index(index: Index, over: Sequence[Iterator]) -> np.typing.NDArray[np.int64]:
     """The values of *index* over a grid with an axis for each of *over*."""
 
     def at(x: Iterator) -> int:
@@ -57,16 +57,16 @@ def values(index: Index, over: Sequence[Iterator]) -> np.typing.NDArray[np.int64
     return found if found.ndim else found.reshape((1,) * len(over))
 
 
-def terms(body: Body, index: Index, over: tuple[Iterator, ...]) -> str:
+def emit_index(body: NodeBuilder, index: Index, over: tuple[Iterator, ...]) -> str:
     """An index of several iterators: tables of its atoms, added up where the model runs."""
     parts = [Index(((atom, k),)) for atom, k in index.terms]
     parts[0] = parts[0] + index.const
-    return added(body, [_atom(body, part, over) for part in parts])
+    return emit_sum(body, [_atom(body, part, over) for part in parts])
 
 
-def _atom(body: Body, part: Index, over: tuple[Iterator, ...]) -> str:
+def _atom(body: NodeBuilder, part: Index, over: tuple[Iterator, ...]) -> str:
     if len(part.iterators) <= 1:
-        return body.constant(values(part, over))
+        return body.constant(tabulate_index(part, over))
     (atom, k), const = part.terms[0], part.const
     match atom:
         case Quotient(numerator, d):
@@ -77,13 +77,13 @@ def _atom(body: Body, part: Index, over: tuple[Iterator, ...]) -> str:
             raise AssertionError(f"{part!r} names one iterator only")
     # ONNX divides towards zero: the numerator is lifted above it by a multiple of the divisor.
     lift = numerator.lift(d)
-    name = body.emit(op, terms(body, numerator + lift * d, over), body.constant(d))
+    name = body.emit(op, emit_index(body, numerator + lift * d, over), body.constant(d))
     name = body.emit("Mul", name, body.constant(k)) if k != 1 else name
     rest = const - (k * lift if op == "Div" else 0)
     return body.emit("Add", name, body.constant(rest)) if rest else name
 
 
-def added(body: Body, names: list[str]) -> str:
+def emit_sum(body: NodeBuilder, names: list[str]) -> str:
     """The sum of the values *names*."""
     total = names[0]
     for name in names[1:]:
@@ -94,50 +94,50 @@ def added(body: Body, names: list[str]) -> str:
 _ONNX = {"<": "Less", "<=": "LessOrEqual", ">": "Greater", ">=": "GreaterOrEqual", "==": "Equal", "!=": "Equal"}
 
 
-def mask(body: Body, condition: Compare) -> Held:
+def emit_comparison(body: NodeBuilder, condition: Compare) -> GridValue:
     """The truth of *condition* over its iterators."""
     index = condition.left - condition.right
     over = index.iterators
     if len(over) <= 1:
-        return Held(body.constant(COMPARISONS[condition.op](values(index, over), 0), np.bool_), over)
-    name = body.emit(_ONNX[condition.op], terms(body, index, over), body.constant(0))
-    return Held(body.emit("Not", name) if condition.op == "!=" else name, over)
+        return GridValue(body.constant(COMPARISONS[condition.op](tabulate_index(index, over), 0), np.bool_), over)
+    name = body.emit(_ONNX[condition.op], emit_index(body, index, over), body.constant(0))
+    return GridValue(body.emit("Not", name) if condition.op == "!=" else name, over)
 
 
 @dataclass(frozen=True)
-class Grid:
+class ValueGrid:
     """Values over some of *iterators*, written into *body*."""
 
-    body: Body
+    body: NodeBuilder
     iterators: tuple[Iterator, ...]
 
-    def constant(self, value: float) -> Held:
+    def constant(self, value: float) -> GridValue:
         """A number."""
-        return Held(self.body.number(value), ())
+        return GridValue(self.body.number(value), ())
 
-    def apply(self, op: str, *args: Held) -> Held:
+    def apply(self, op: str, *args: GridValue) -> GridValue:
         """The elementwise operator *op*, broadcast; in the order of the largest argument, if that has all iterators."""
         union = {x for a in args for x in a.over}
         widest = max(args, key=lambda a: prod(x.extent for x in a.over)).over
         over = widest if union <= set(widest) else tuple(x for x in self.iterators if x in union)
-        return Held(self.body.emit(op, *(self.aligned(a, over) for a in args)), over)
+        return GridValue(self.body.emit(op, *(self.aligned(a, over) for a in args)), over)
 
-    def aligned(self, held: Held, over: Sequence[Iterator]) -> str:
+    def aligned(self, held: GridValue, over: Sequence[Iterator]) -> str:
         """*held* with its dimensions where those of *over* are, counted from the last."""
         name = self._turned(held, [x for x in over if x in held.over])
         first = next((n for n, x in enumerate(over) if x in held.over), len(over))
         shape = [x.extent if x in held.over else 1 for x in over[first:]]
         return self.body.reshape(name, [x.extent for x in over if x in held.over], shape)
 
-    def _turned(self, held: Held, over: Sequence[Iterator]) -> str:
+    def _turned(self, held: GridValue, over: Sequence[Iterator]) -> str:
         return self.body.transpose(held.name, [held.over.index(x) for x in over])
 
-    def total(self, monoid: str, held: Held, gone: Sequence[Iterator]) -> Held:
+    def total(self, monoid: str, held: GridValue, gone: Sequence[Iterator]) -> GridValue:
         """*held* reduced over those of *gone* that it has."""
         axes = [n for n, x in enumerate(held.over) if x in gone]
-        return Held(self.body.reduce(monoid, held.name, axes), tuple(x for x in held.over if x not in gone))
+        return GridValue(self.body.reduce(monoid, held.name, axes), tuple(x for x in held.over if x not in gone))
 
-    def contract(self, a: Held, b: Held, done: Sequence[Iterator]) -> Held:
+    def contract(self, a: GridValue, b: GridValue, done: Sequence[Iterator]) -> GridValue:
         """Σ over *done* of a·b: a batched matrix product where one has iterators of its own, else a product."""
         a = self.total("sum", a, [x for x in done if x not in b.over])
         b = self.total("sum", b, [x for x in done if x not in a.over])
@@ -150,9 +150,9 @@ class Grid:
         name = self.body.emit("MatMul", self._matrix(a, batch, left, inner), self._matrix(b, batch, inner, right))
         over = (*batch, *left, *right)
         shape = _sizes(*([batch] if batch else []), left, right)
-        return Held(self.body.reshape(name, shape, [x.extent for x in over]), over)
+        return GridValue(self.body.reshape(name, shape, [x.extent for x in over]), over)
 
-    def _matrix(self, held: Held, batch: list[Iterator], rows: list[Iterator], columns: list[Iterator]) -> str:
+    def _matrix(self, held: GridValue, batch: list[Iterator], rows: list[Iterator], columns: list[Iterator]) -> str:
         order = [*batch, *rows, *columns]
         name = self._turned(held, order)
         return self.body.reshape(name, [x.extent for x in order], _sizes(*([batch] if batch else []), rows, columns))
@@ -188,7 +188,7 @@ class _Dim:
         return None
 
 
-def pads_needed(bodies: Iterable[Scalar]) -> dict[Tensor | Table | Scope, Padding]:
+def required_padding(bodies: Iterable[Scalar]) -> dict[Tensor | Table | Scope, Padding]:
     """How far every source has to be padded so that all reads find what they need: one ``Pad`` serves them all."""
     needed: dict[Tensor | Table | Scope, Padding] = {}
     for body in bodies:
@@ -213,7 +213,7 @@ def _need(index: Index, box: tuple[int, int]) -> tuple[int, int]:
     return before, after
 
 
-def read(body: Body, access: Access, source: str, pads: Padding) -> Held:
+def emit_access(body: NodeBuilder, access: Access, source: str, pads: Padding) -> GridValue:
     """*access* from the value *source* of shape ``access.source.shape``, padded by *pads* beforehand."""
     box, shape = access.source.box, access.source.shape
     name = body.pad(source, pads, access.source.value)
@@ -228,7 +228,7 @@ def read(body: Body, access: Access, source: str, pads: Padding) -> Held:
     return _gathered(body, name, shape, dims)
 
 
-def _independent(body: Body, name: str, dims: list[_Dim]) -> tuple[str, list[_Dim]]:
+def _independent(body: NodeBuilder, name: str, dims: list[_Dim]) -> tuple[str, list[_Dim]]:
     """Split and merge dimensions until no iterator occurs in two of them."""
     shape = tuple(d.extent for d in dims)
     groups: list[list[int]] = []
@@ -244,7 +244,7 @@ def _independent(body: Body, name: str, dims: list[_Dim]) -> tuple[str, list[_Di
     return body.reshape(name, [shape[d] for g in groups for d in g], [d.extent for d in out]), out
 
 
-def _merged(body: Body, dims: list[_Dim]) -> _Dim:
+def _merged(body: NodeBuilder, dims: list[_Dim]) -> _Dim:
     """One dimension in place of *dims*, which lie one after another."""
     if len(dims) == 1:
         return dims[0]
@@ -260,7 +260,7 @@ def _merged(body: Body, dims: list[_Dim]) -> _Dim:
     for d in dims:
         stride //= d.extent
         parts.append((_table(body, d, over, stride), over))
-    return _Dim(extent, Index(), table=(added(body, [name for name, _ in parts]), over))
+    return _Dim(extent, Index(), table=(emit_sum(body, [name for name, _ in parts]), over))
 
 
 def _split(dim: _Dim) -> list[_Dim]:
@@ -275,7 +275,7 @@ def _split(dim: _Dim) -> list[_Dim]:
 
 
 def _sliced(
-    body: Body, name: str, shape: tuple[int, ...], dims: list[_Dim], value: float
+    body: NodeBuilder, name: str, shape: tuple[int, ...], dims: list[_Dim], value: float
 ) -> tuple[str, tuple[int, ...]]:
     """All dimensions read at k·x + c cut to what is read; what a guarded read finds beyond the edge is *value*."""
     runs: list[tuple[int, int, int]] = []
@@ -299,7 +299,7 @@ def _sliced(
     )
 
 
-def _gathered(body: Body, name: str, shape: tuple[int, ...], dims: list[_Dim]) -> Held:
+def _gathered(body: NodeBuilder, name: str, shape: tuple[int, ...], dims: list[_Dim]) -> GridValue:
     """The other dimensions gathered through their tables; those without an iterator, of one element, go."""
     order: list[Iterator | None] = []
     extents: list[int] = []
@@ -314,15 +314,15 @@ def _gathered(body: Body, name: str, shape: tuple[int, ...], dims: list[_Dim]) -
         order[:0] = over
         extents[:0] = [x.extent for x in over]
     own = tuple(x for x in order if x is not None)
-    return Held(body.reshape(name, extents, [x.extent for x in own]), own)
+    return GridValue(body.reshape(name, extents, [x.extent for x in own]), own)
 
 
-def _table(body: Body, dim: _Dim, over: tuple[Iterator, ...], stride: int) -> str:
+def _table(body: NodeBuilder, dim: _Dim, over: tuple[Iterator, ...], stride: int) -> str:
     """The addresses of *dim* over the iterators *over*, times *stride*, clamped to the dimension."""
     if len(dim.index.iterators) <= 1:
-        found = values(dim.index, over)
+        found = tabulate_index(dim.index, over)
         return body.constant((np.clip(found, 0, dim.extent - 1) if dim.clamped else found) * stride)
-    name = terms(body, dim.index, over)
+    name = emit_index(body, dim.index, over)
     if dim.clamped:
         name = body.emit("Max", body.emit("Min", name, body.constant(dim.extent - 1)), body.constant(0))
     return name if stride == 1 else body.emit("Mul", name, body.constant(stride))

@@ -15,14 +15,14 @@ from math import inf, sqrt
 import numpy as np
 
 from einnet_explore.ir import Access, Compare, Const, Equation, IndexLike, Iterator, Scalar, Scope, add, mul
-from einnet_explore.onnx_import.elementwise import chosen, fn
-from einnet_explore.onnx_import.node_call import Call, OnnxOperator, Unclear, broadcast, indices, read
-from einnet_explore.onnx_import.reduction import reduced
+from einnet_explore.onnx_import.elementwise import fn, select_by_mask
+from einnet_explore.onnx_import.node_call import NodeCall, OnnxOperator, Unclear, access, as_indices, broadcast
+from einnet_explore.onnx_import.reduction import reduction_scope
 
 _QUERY, _KEY, _VALUE, _MASK = range(4)
 
 
-def _attention(call: Call) -> Iterable[Equation]:
+def _attention(call: NodeCall) -> Iterable[Equation]:
     _plain(call)
     heads, of = _heads(call, _QUERY), _heads(call, _KEY)
     rows, columns = (call.shape(n)[-2] for n in (_QUERY, _KEY))
@@ -33,27 +33,27 @@ def _attention(call: Call) -> Iterable[Equation]:
     own = h if of == heads else h * of // heads
     factors = _element(call, _QUERY, b, h, i, d), _element(call, _KEY, b, own, j, d)
     yield (product := call.equation(Scope((b, h, i, j), (d,), mul(*factors)), "product"))
-    at = indices((b, h, i, j))
-    score = mul(Const(call.get("scale", 1 / sqrt(depth))), read(product.tensor, *at))
+    at = as_indices((b, h, i, j))
+    score = mul(Const(call.get("scale", 1 / sqrt(depth))), access(product.tensor, *at))
     if cap := call.get("softcap", 0.0):
         score = mul(Const(cap), fn("tanh", mul(Const(1 / cap), score)))
     yield (scores := call.equation(Scope((b, h, i, j), (), _masked(call, score, (b, h, i, j))), "scores"))
-    yield (largest := call.equation(reduced(scores.tensor, (3,), "max"), "max"))
-    power = fn("exp", fn("-", read(scores.tensor, *at), broadcast(largest.tensor, at)))
+    yield (largest := call.equation(reduction_scope(scores.tensor, (3,), "max"), "max"))
+    power = fn("exp", fn("-", access(scores.tensor, *at), broadcast(largest.tensor, at)))
     yield (powers := call.equation(Scope((b, h, i, j), (), power), "exp"))
-    yield (total := call.equation(reduced(powers.tensor, (3,)), "total"))
+    yield (total := call.equation(reduction_scope(powers.tensor, (3,)), "total"))
     share = fn("/", broadcast(powers.tensor, at), broadcast(total.tensor, at))
     yield (shares := call.equation(Scope((b, h, i, j), (), share), "shares"))
-    mixed = Scope((b, h, i, v), (j,), mul(read(shares.tensor, *at), _element(call, _VALUE, b, own, j, v)))
+    mixed = Scope((b, h, i, v), (j,), mul(access(shares.tensor, *at), _element(call, _VALUE, b, own, j, v)))
     if len(call.out.shape) == 4:
         yield call.equation(mixed)
         return
     yield (apart := call.equation(mixed, "heads"))
     x = Iterator("x", 0, heads * width)
-    yield call.equation(Scope((b, i, x), (), read(apart.tensor, b, x // width, i, x % width)))
+    yield call.equation(Scope((b, i, x), (), access(apart.tensor, b, x // width, i, x % width)))
 
 
-def _plain(call: Call) -> None:
+def _plain(call: NodeCall) -> None:
     """Refuse what is more than attention: caches, further outputs, windows, halves inside."""
     call.only_output()
     if any(call.has(n) for n in range(_MASK + 1, len(call.node.inputs))):
@@ -62,35 +62,35 @@ def _plain(call: Call) -> None:
         raise Unclear("its softmax is in another precision")
 
 
-def _heads(call: Call, n: int) -> int:
+def _heads(call: NodeCall, n: int) -> int:
     """How many heads input *n* has: a dimension, or an attribute where they lie side by side in the last one."""
     shape = call.shape(n)
     heads = call.get("q_num_heads" if n == _QUERY else "kv_num_heads", 0)
     return shape[1] if len(shape) == 4 else int(heads)
 
 
-def _depth(call: Call, n: int) -> int:
+def _depth(call: NodeCall, n: int) -> int:
     shape = call.shape(n)
     return shape[3] if len(shape) == 4 else shape[2] // _heads(call, n)
 
 
-def _element(call: Call, n: int, b: IndexLike, h: IndexLike, place: Iterator, d: Iterator) -> Access:
+def _element(call: NodeCall, n: int, b: IndexLike, h: IndexLike, place: Iterator, d: Iterator) -> Access:
     if len(call.shape(n)) == 4:
-        return read(call.tensor(n), b, h, place, d)
-    (start,) = indices((h,))
-    return read(call.tensor(n), b, place, start * d.extent + d)
+        return access(call.tensor(n), b, h, place, d)
+    (start,) = as_indices((h,))
+    return access(call.tensor(n), b, place, start * d.extent + d)
 
 
-def _masked(call: Call, score: Scalar, xs: tuple[Iterator, ...]) -> Scalar:
+def _masked(call: NodeCall, score: Scalar, xs: tuple[Iterator, ...]) -> Scalar:
     """*score*, and -∞ where the mask, which leaves something in every row, lets nothing through."""
-    at = indices(xs)
+    at = as_indices(xs)
     if call.has(_MASK):
         mask = call.constant(_MASK, "attn_mask")
         causal = np.tri(xs[2].extent, xs[3].extent, dtype=bool) if call.get("is_causal", 0) else True
         open_ = (mask if mask.dtype == bool else mask > -inf) & causal
         if mask.shape[-1] != xs[3].extent or not open_.any(axis=-1).all():
             raise Unclear(f"its mask of shape {mask.shape} does not leave every row some of {xs[3].extent} keys")
-        score = chosen(mask, at, score, Const(-inf)) if mask.dtype == bool else add(score, call.read(_MASK, at))
+        score = select_by_mask(mask, at, score, Const(-inf)) if mask.dtype == bool else add(score, call.read(_MASK, at))
     if call.get("is_causal", 0):
         score = fn("where", Compare("<=", at[3], at[2]), score, Const(-inf))
     return score

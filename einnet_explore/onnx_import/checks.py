@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 import onnx
 
-from einnet_explore.onnx_import.model import Array, ModelError, Node, Value, opset
+from einnet_explore.onnx_import.model import Array, ModelError, ModelNode, ModelValue, opset
 
 
 def check_header(file: str, proto: onnx.ModelProto) -> None:
@@ -29,7 +29,7 @@ def check_header(file: str, proto: onnx.ModelProto) -> None:
         raise ModelError(f"{file}: found a graph without outputs, expected at least one")
 
 
-def check_names(file: str, graph: onnx.GraphProto, nodes: Iterable[Node]) -> None:
+def check_names(file: str, graph: onnx.GraphProto, nodes: Iterable[ModelNode]) -> None:
     """Raise ModelError where a name is given twice, or read and never given."""
     nodes = tuple(nodes)
     inputs = [v.name for v in graph.input]
@@ -57,7 +57,7 @@ def check_names(file: str, graph: onnx.GraphProto, nodes: Iterable[Node]) -> Non
             raise ModelError(f"{file}: graph output {value.name}: found no node that computes it, expected one")
 
 
-def in_order(file: str, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+def topological_order(file: str, nodes: tuple[ModelNode, ...]) -> tuple[ModelNode, ...]:
     """*nodes* in topological order, as near to the given order as possible; raises ModelError on a cycle."""
     maker = {name: n for n, node in enumerate(nodes) for name in node.results}
     before = [sorted({maker[name] for name in node.reads if name in maker}) for node in nodes]
@@ -85,13 +85,13 @@ _MULTIPLY = frozenset((*_PRODUCTS, "BatchNormalization", "InstanceNormalization"
 _MAY_BE_EMPTY = frozenset(("Resize", "Upsample"))
 
 
-def check_weights(file: str, nodes: Iterable[Node], weights: Mapping[str, Array]) -> None:
+def check_weights(file: str, nodes: Iterable[ModelNode], weights: Mapping[str, Array]) -> None:
     """Raise ModelError on a NaN, on an infinity that something multiplies, and on an empty weight, where it is used.
 
     Masks and limits may be infinite: what adds, selects or compares can bear that.  A weight that nothing reads is
     no part of what the model computes.
     """
-    readers: dict[str, list[Node]] = {}
+    readers: dict[str, list[ModelNode]] = {}
     for node in nodes:
         for name in node.reads:
             readers.setdefault(name, []).append(node)
@@ -113,17 +113,17 @@ def check_weights(file: str, nodes: Iterable[Node], weights: Mapping[str, Array]
                 )
 
 
-def memory() -> int:
+def machine_memory() -> int:
     """Bytes of memory that this machine has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def check_memory(file: str, values: Iterable[Value], most: int | None = None) -> None:
+def check_memory(file: str, values: Iterable[ModelValue], most: int | None = None) -> None:
     """Raise ModelError, before anything is allocated, where one value alone takes more than *most* bytes.
 
     None: what this machine has.
     """
-    limit = memory() if most is None else most
+    limit = machine_memory() if most is None else most
     for value in values:
         if value.shape is None or value.dtype is None:
             continue
@@ -135,7 +135,9 @@ def check_memory(file: str, values: Iterable[Value], most: int | None = None) ->
             )
 
 
-def check_sizes(file: str, inputs: Iterable[Value], nodes: Iterable[Node], values: Mapping[str, Value]) -> None:
+def check_sizes(
+    file: str, inputs: Iterable[ModelValue], nodes: Iterable[ModelNode], values: Mapping[str, ModelValue]
+) -> None:
     """Raise ModelError where an input or a computed tensor of real numbers has no elements."""
     for value in inputs:
         if value.shape is not None and 0 in value.shape:
@@ -149,5 +151,5 @@ def check_sizes(file: str, inputs: Iterable[Value], nodes: Iterable[Node], value
                 )
 
 
-def _dims(value: Value) -> str:
+def _dims(value: ModelValue) -> str:
     return "x".join(map(str, value.shape or ()))

@@ -16,18 +16,26 @@ from dataclasses import replace
 
 from einnet_explore.ir import Access, Apply, Compare, Const, Equation, Index, Iterator, Scalar, Scope, Tensor, add, mul
 from einnet_explore.onnx_import.model import Shape
-from einnet_explore.onnx_import.node_call import Call, OnnxOperator, Unclear, broadcast, indices, iterators, read
+from einnet_explore.onnx_import.node_call import (
+    NodeCall,
+    OnnxOperator,
+    Unclear,
+    access,
+    as_indices,
+    broadcast,
+    extent_iterators,
+)
 
 
-def _matmul(call: Call) -> Iterable[Equation]:
+def _matmul(call: NodeCall) -> Iterable[Equation]:
     a, b = call.tensor(0), call.tensor(1)
     k = Iterator("k", 0, a.shape[-1])
-    xs = list(iterators(call.out.shape, "b"))
+    xs = list(extent_iterators(call.out.shape, "b"))
     if len(b.shape) > 1:
         xs[-1] = Iterator("n", 0, b.shape[-1])
     if len(a.shape) > 1:
         xs[-1 if len(b.shape) == 1 else -2] = Iterator("m", 0, a.shape[-2])
-    at = indices(xs)
+    at = as_indices(xs)
     columns = at[-1:] if len(b.shape) > 1 else ()
     rest = at[: len(at) - len(columns)]
     rows = rest[-1:] if len(a.shape) > 1 else ()
@@ -41,28 +49,28 @@ def _batched(source: Tensor, batch: tuple[Index, ...], matrix: tuple[Index, ...]
     """*source* at batch × matrix; only the batch is broadcast: m, n and k keep their iterators also at extent 1."""
     own = len(source.shape) - len(matrix)
     over = broadcast(Tensor(source.name, source.shape[:own]), batch)
-    return read(source, *over.index, *matrix)
+    return access(source, *over.index, *matrix)
 
 
-def _gemm(call: Call) -> Iterable[Equation]:
+def _gemm(call: NodeCall) -> Iterable[Equation]:
     a, b = call.tensor(0), call.tensor(1)
     m, n = Iterator("m", 0, call.out.shape[0]), Iterator("n", 0, call.out.shape[1])
     k = Iterator("k", 0, a.shape[0 if call.get("transA", 0) else 1])
-    left = read(a, k, m) if call.get("transA", 0) else read(a, m, k)
-    right = read(b, n, k) if call.get("transB", 0) else read(b, k, n)
+    left = access(a, k, m) if call.get("transA", 0) else access(a, m, k)
+    right = access(b, n, k) if call.get("transB", 0) else access(b, k, n)
     product = Scope((m, n), (k,), mul(left, right))
     alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
     if alpha == 1 and (not call.has(2) or beta == 0):
         yield call.equation(product)
         return
     yield (first := call.equation(product, "product"))
-    body = mul(Const(alpha), read(first.tensor, m, n))
+    body = mul(Const(alpha), access(first.tensor, m, n))
     if call.has(2) and beta != 0:
-        body = add(body, mul(Const(beta), call.read(2, indices((m, n)))))
+        body = add(body, mul(Const(beta), call.read(2, as_indices((m, n)))))
     yield call.equation(Scope((m, n), (), body))
 
 
-def _einsum(call: Call) -> Iterable[Equation]:
+def _einsum(call: NodeCall) -> Iterable[Equation]:
     formula = call.get("equation", "").replace(" ", "")
     shapes = [call.shape(n) for n in range(len(call.node.inputs))]
     terms, output, many = _terms(formula, tuple(map(len, shapes)))
@@ -78,7 +86,7 @@ def _einsum(call: Call) -> Iterable[Equation]:
     reads = []
     for n, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
         at = (xs[letter] if size == xs[letter].extent else 0 for letter, size in zip(term, shape, strict=True))
-        reads.append(read(call.tensor(n), *at))
+        reads.append(access(call.tensor(n), *at))
     summed = tuple(x for letter, x in xs.items() if letter not in output)
     yield call.equation(Scope(tuple(xs[letter] for letter in output), summed, mul(*reads)))
 
@@ -103,11 +111,11 @@ def _terms(formula: str, ranks: Shape) -> tuple[tuple[str, ...], str, str]:
     return tuple(term.replace("...", many) for term in terms), output.replace("...", many), many
 
 
-SLIDING = "auto_pad kernel_shape strides dilations pads"
+WINDOW_ATTRIBUTES = "auto_pad kernel_shape strides dilations pads"
 """The attributes of what slides a window; the kernel's shape is that of its weights, where it has any."""
 
 
-def windows(call: Call, kernel: Shape, spatial: Shape, out: Shape) -> tuple[Shape, Shape, Shape]:
+def sliding_window(call: NodeCall, kernel: Shape, spatial: Shape, out: Shape) -> tuple[Shape, Shape, Shape]:
     """(strides, dilations, padding in front) of a node that slides a window of *kernel* over *spatial*."""
     rank = len(kernel)
     strides = call.get("strides", (1,) * rank)
@@ -142,24 +150,24 @@ def _names(rank: int) -> tuple[str, str]:
     return _SPATIAL[rank]
 
 
-def _conv(call: Call) -> Iterable[Equation]:
+def _conv(call: NodeCall) -> Iterable[Equation]:
     x, k, out = call.tensor(0), call.tensor(1), call.out.shape
     groups = call.get("group", 1)
     kernel = k.shape[2:]
     names = _names(len(kernel))
-    strides, dilations, begin = windows(call, kernel, x.shape[2:], out[2:])
+    strides, dilations, begin = sliding_window(call, kernel, x.shape[2:], out[2:])
     n, c = Iterator("n", 0, out[0]), Iterator("c", 0, k.shape[1])
     g, f = Iterator("g", 0, groups), Iterator("f", 0, out[1] // groups)
     hs = tuple(Iterator(name, 0, size) for name, size in zip(names[0], out[2:], strict=True))
     rs = tuple(Iterator(name, 0, size) for name, size in zip(names[1], kernel, strict=True))
     at = tuple(h * s + r * d - p for h, r, s, d, p in zip(hs, rs, strides, dilations, begin, strict=True))
     one = groups == 1
-    left = read(x, n, c if one else g * k.shape[1] + c, *at)
-    right = read(k, f if one else g * f.extent + f, c, *rs)
+    left = access(x, n, c if one else g * k.shape[1] + c, *at)
+    right = access(k, f if one else g * f.extent + f, c, *rs)
     yield from _grouped(call, Scope((n, *(() if one else (g,)), f, *hs), (c, *rs), mul(left, right)))
 
 
-def _conv_transpose(call: Call) -> Iterable[Equation]:
+def _conv_transpose(call: NodeCall) -> Iterable[Equation]:
     x, k, out = call.tensor(0), call.tensor(1), call.out.shape
     groups = call.get("group", 1)
     kernel, spatial = k.shape[2:], x.shape[2:]
@@ -173,16 +181,16 @@ def _conv_transpose(call: Call) -> Iterable[Equation]:
     ys = tuple(Iterator(f"{name}o", 0, size) for name, size in zip(names[0], out[2:], strict=True))
     shifted = tuple(y + p - h * s for y, h, s, p in zip(ys, hs, strides, begin, strict=True))
     one = groups == 1
-    left = read(x, n, c if one else g * c.extent + c, *hs)
+    left = access(x, n, c if one else g * c.extent + c, *hs)
     at = tuple(i // d for i, d in zip(shifted, dilations, strict=True))
-    right: Scalar = read(k, c if one else g * c.extent + c, f, *at)
+    right: Scalar = access(k, c if one else g * c.extent + c, f, *at)
     for i, d in zip(shifted, dilations, strict=True):
         if d > 1:  # between the taps of a dilated kernel there is nothing
             right = Apply("where", (Compare("==", i % d, Index()), right, Const(0)))
     yield from _grouped(call, Scope((n, *(() if one else (g,)), f, *ys), (c, *hs), mul(left, right)))
 
 
-def _transposed_padding(call: Call, strides: Shape, dilations: Shape) -> Shape:
+def _transposed_padding(call: NodeCall, strides: Shape, dilations: Shape) -> Shape:
     """How much is cut off in front, per dimension."""
     kernel, spatial, out = call.shape(1)[2:], call.shape(0)[2:], call.out.shape[2:]
     extra = call.get("output_padding", (0,) * len(kernel))
@@ -203,7 +211,7 @@ def _transposed_padding(call: Call, strides: Shape, dilations: Shape) -> Shape:
     return tuple(t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in total)
 
 
-def _grouped(call: Call, scope: Scope) -> Iterable[Equation]:
+def _grouped(call: NodeCall, scope: Scope) -> Iterable[Equation]:
     """*scope* as the node's result: groups viewed as channels, bias added."""
     grouped = len(scope.traversals) > len(call.out.shape)
     if not grouped and not call.has(2):
@@ -212,15 +220,15 @@ def _grouped(call: Call, scope: Scope) -> Iterable[Equation]:
     yield (summed := call.equation(scope, "product"))
     names = [x for x in scope.traversals if not (grouped and x is scope.traversals[1])]
     xs = tuple(replace(x, hi=size) for x, size in zip(names, call.out.shape, strict=True))
-    n, f, *rest = indices(xs)
+    n, f, *rest = as_indices(xs)
     per_group = scope.traversals[2].extent
     at = (n, f // per_group, f % per_group, *rest) if grouped else (n, f, *rest)
-    body: Scalar = read(summed.tensor, *at)
+    body: Scalar = access(summed.tensor, *at)
     if call.has(2):
         if grouped:
             yield (viewed := call.equation(Scope(xs, (), body), "view"))
-            body = read(viewed.tensor, *xs)
-        body = add(body, read(call.tensor(2), f))
+            body = access(viewed.tensor, *xs)
+        body = add(body, access(call.tensor(2), f))
     yield call.equation(Scope(xs, (), body))
 
 
@@ -228,9 +236,12 @@ CONTRACTIONS: tuple[OnnxOperator, ...] = (
     OnnxOperator("MatMul", "contraction", _matmul),
     OnnxOperator("Gemm", "contraction", _gemm, attributes="alpha beta transA transB"),
     OnnxOperator("Einsum", "contraction", _einsum, attributes="equation"),
-    OnnxOperator("Conv", "contraction", _conv, attributes=f"{SLIDING} group"),
+    OnnxOperator("Conv", "contraction", _conv, attributes=f"{WINDOW_ATTRIBUTES} group"),
     OnnxOperator(
-        "ConvTranspose", "contraction", _conv_transpose, attributes=f"{SLIDING} group output_padding output_shape"
+        "ConvTranspose",
+        "contraction",
+        _conv_transpose,
+        attributes=f"{WINDOW_ATTRIBUTES} group output_padding output_shape",
     ),
 )
 """Their names in the paper: Matmul, Conv, and whatever a sum of products is."""

@@ -20,9 +20,9 @@ import numpy as np
 
 from einnet_explore.ir import Apply, Compare, Const, Equation, Index, Scalar, Scope, add, mul
 from einnet_explore.onnx_import.model import Array
-from einnet_explore.onnx_import.node_call import Call, Express, OnnxOperator, Unclear, indices, iterators
+from einnet_explore.onnx_import.node_call import Express, NodeCall, OnnxOperator, Unclear, as_indices, extent_iterators
 
-Function = Callable[[Call, Scalar], Scalar]
+Function = Callable[[NodeCall, Scalar], Scalar]
 
 
 def fn(op: str, *args: Scalar) -> Scalar:
@@ -30,9 +30,9 @@ def fn(op: str, *args: Scalar) -> Scalar:
     return Apply(op, args)
 
 
-def _operands(call: Call, combine: Callable[[tuple[Scalar, ...]], Scalar]) -> Iterable[Equation]:
-    xs = iterators(call.out.shape)
-    at = indices(xs)
+def _operands(call: NodeCall, combine: Callable[[tuple[Scalar, ...]], Scalar]) -> Iterable[Equation]:
+    xs = extent_iterators(call.out.shape)
+    at = as_indices(xs)
     reals = [n for n in range(len(call.node.inputs)) if call.has(n)]
     yield call.equation(Scope(xs, (), combine(tuple(call.read(n, at) for n in reals))))
 
@@ -45,71 +45,71 @@ def _binary(op: str) -> Express:
     return _all(lambda args: fn(op, args[0], args[1]))
 
 
-def unary(f: Function) -> Express:
+def _unary(f: Function) -> Express:
     """The expression of an operator that applies *f* to its only input."""
 
-    def express(call: Call) -> Iterable[Equation]:
+    def express(call: NodeCall) -> Iterable[Equation]:
         call.only_output()
-        xs = iterators(call.out.shape)
-        yield call.equation(Scope(xs, (), f(call, call.read(0, indices(xs)))))
+        xs = extent_iterators(call.out.shape)
+        yield call.equation(Scope(xs, (), f(call, call.read(0, as_indices(xs)))))
 
     return express
 
 
 def _function(op: str) -> Express:
-    return unary(lambda _, x: fn(op, x))
+    return _unary(lambda _, x: fn(op, x))
 
 
-def positive(x: Scalar) -> Scalar:
+def _positive_part(x: Scalar) -> Scalar:
     """max(x, 0)."""
     return fn("relu", x)
 
 
-def negative(x: Scalar) -> Scalar:
+def _negative_part(x: Scalar) -> Scalar:
     """min(x, 0)."""
     return fn("minimum", x, Const(0))
 
 
-def between(x: Scalar, lo: float, hi: float) -> Scalar:
+def clamp_scalar(x: Scalar, lo: float, hi: float) -> Scalar:
     """min(max(x, lo), hi); an infinite limit is none."""
-    x = positive(x) if lo == 0 else fn("maximum", x, Const(lo)) if lo > -inf else x
+    x = _positive_part(x) if lo == 0 else fn("maximum", x, Const(lo)) if lo > -inf else x
     return fn("minimum", x, Const(hi)) if hi < inf else x
 
 
-def _hard_sigmoid(call: Call, x: Scalar) -> Scalar:
+def _hard_sigmoid(call: NodeCall, x: Scalar) -> Scalar:
     alpha, beta = call.get("alpha", 0.2), call.get("beta", 0.5)
-    return between(add(mul(Const(alpha), x), Const(beta)), 0, 1)
+    return clamp_scalar(add(mul(Const(alpha), x), Const(beta)), 0, 1)
 
 
-def _hard_swish(_: Call, x: Scalar) -> Scalar:
-    return mul(x, between(add(mul(Const(1 / 6), x), Const(0.5)), 0, 1))
+def _hard_swish(_: NodeCall, x: Scalar) -> Scalar:
+    return mul(x, clamp_scalar(add(mul(Const(1 / 6), x), Const(0.5)), 0, 1))
 
 
-def _leaky(call: Call, x: Scalar) -> Scalar:
-    return add(positive(x), mul(Const(call.get("alpha", 0.01)), negative(x)))
+def _leaky(call: NodeCall, x: Scalar) -> Scalar:
+    return add(_positive_part(x), mul(Const(call.get("alpha", 0.01)), _negative_part(x)))
 
 
-def _elu(call: Call, x: Scalar) -> Scalar:
-    return add(positive(x), mul(Const(call.get("alpha", 1.0)), fn("-", fn("exp", negative(x)), Const(1))))
+def _elu(call: NodeCall, x: Scalar) -> Scalar:
+    return add(_positive_part(x), mul(Const(call.get("alpha", 1.0)), fn("-", fn("exp", _negative_part(x)), Const(1))))
 
 
-def _celu(call: Call, x: Scalar) -> Scalar:
+def _celu(call: NodeCall, x: Scalar) -> Scalar:
     alpha = call.get("alpha", 1.0)
-    power = fn("exp", mul(Const(1 / alpha), negative(x)))
-    return add(positive(x), mul(Const(alpha), fn("-", power, Const(1))))
+    power = fn("exp", mul(Const(1 / alpha), _negative_part(x)))
+    return add(_positive_part(x), mul(Const(alpha), fn("-", power, Const(1))))
 
 
-def _selu(call: Call, x: Scalar) -> Scalar:
+def _selu(call: NodeCall, x: Scalar) -> Scalar:
     alpha, gamma = call.get("alpha", 1.67326319217681884765625), call.get("gamma", 1.05070102214813232421875)
-    return mul(Const(gamma), add(positive(x), mul(Const(alpha), fn("-", fn("exp", negative(x)), Const(1)))))
+    return mul(Const(gamma), add(_positive_part(x), mul(Const(alpha), fn("-", fn("exp", _negative_part(x)), Const(1)))))
 
 
-def _softplus(_: Call, x: Scalar) -> Scalar:
+def _softplus(_: NodeCall, x: Scalar) -> Scalar:
     # log(1 + e^x) = max(x, 0) + log(1 + e^-|x|), which does not overflow.
-    return add(positive(x), fn("log", add(fn("exp", fn("neg", fn("abs", x))), Const(1))))
+    return add(_positive_part(x), fn("log", add(fn("exp", fn("neg", fn("abs", x))), Const(1))))
 
 
-def _gelu(call: Call, x: Scalar) -> Scalar:
+def _gelu(call: NodeCall, x: Scalar) -> Scalar:
     match call.get("approximate", "none"):
         case "none":
             inner = fn("erf", mul(Const(1 / sqrt(2)), x))
@@ -120,22 +120,22 @@ def _gelu(call: Call, x: Scalar) -> Scalar:
     return mul(Const(0.5), x, add(inner, Const(1)))
 
 
-def _clip(call: Call) -> Iterable[Equation]:
+def _clip(call: NodeCall) -> Iterable[Equation]:
     """A limit that is left out is the least or the largest number, as ONNX says; an infinite one changes nothing."""
-    xs = iterators(call.out.shape)
-    at = indices(xs)
+    xs = extent_iterators(call.out.shape)
+    at = as_indices(xs)
     body = call.read(0, at)
     least, most = float(call.numbers.min), float(call.numbers.max)
     for n, attribute, default, op, none in ((1, "min", least, "maximum", -inf), (2, "max", most, "minimum", inf)):
         limit = call.read(n, at) if call.has(n) else Const(call.get(attribute, default))
         if limit == Const(none):
             continue
-        body = positive(body) if op == "maximum" and limit == Const(0) else fn(op, body, limit)
+        body = _positive_part(body) if op == "maximum" and limit == Const(0) else fn(op, body, limit)
     yield call.equation(Scope(xs, (), body))
 
 
-def _prelu(call: Call) -> Iterable[Equation]:
-    yield from _operands(call, lambda args: add(positive(args[0]), mul(args[1], negative(args[0]))))
+def _prelu(call: NodeCall) -> Iterable[Equation]:
+    yield from _operands(call, lambda args: add(_positive_part(args[0]), mul(args[1], _negative_part(args[0]))))
 
 
 def _mean(args: tuple[Scalar, ...]) -> Scalar:
@@ -154,17 +154,17 @@ def _power(args: tuple[Scalar, ...]) -> Scalar:
     return fn("pow", base, exponent)
 
 
-def _dropout(call: Call) -> Iterable[Equation]:
+def _dropout(call: NodeCall) -> Iterable[Equation]:
     if call.has(2) and bool(call.constant(2, "training_mode").any()):
         raise Unclear("it is in training mode")
-    yield from unary(lambda _, x: x)(call)
+    yield from _unary(lambda _, x: x)(call)
 
 
-def _cast(call: Call) -> Iterable[Equation]:
+def _cast(call: NodeCall) -> Iterable[Equation]:
     found, wanted = (call.model.dtype(name) for name in (call.node.inputs[0], call.node.outputs[0]))
     if found != wanted:
         raise Unclear(f"it converts {found} to {wanted}")
-    yield from unary(lambda _, x: x)(call)
+    yield from _unary(lambda _, x: x)(call)
 
 
 ELEMENTWISE: tuple[OnnxOperator, ...] = (
@@ -175,8 +175,8 @@ ELEMENTWISE: tuple[OnnxOperator, ...] = (
     OnnxOperator("Sum", "elementwise", _all(lambda args: add(*args))),
     OnnxOperator("Mean", "elementwise", _all(_mean)),
     OnnxOperator("Neg", "elementwise", _function("neg")),
-    OnnxOperator("Reciprocal", "elementwise", unary(lambda _, x: fn("/", Const(1), x))),
-    OnnxOperator("Identity", "layout", unary(lambda _, x: x), integers=True),
+    OnnxOperator("Reciprocal", "elementwise", _unary(lambda _, x: fn("/", Const(1), x))),
+    OnnxOperator("Identity", "layout", _unary(lambda _, x: x), integers=True),
     OnnxOperator("Dropout", "layout", _dropout, attributes="ratio seed is_test"),
     OnnxOperator("Cast", "layout", _cast, attributes="to saturate round_mode"),
     OnnxOperator("Max", "activation", _all(lambda args: reduce(lambda a, b: fn("maximum", a, b), args))),
@@ -192,43 +192,43 @@ ELEMENTWISE: tuple[OnnxOperator, ...] = (
     OnnxOperator("Erf", "activation", _function("erf")),
     OnnxOperator("Clip", "activation", _clip, attributes="min max"),
     OnnxOperator("PRelu", "activation", _prelu),
-    OnnxOperator("LeakyRelu", "activation", unary(_leaky), attributes="alpha"),
-    OnnxOperator("Elu", "activation", unary(_elu), attributes="alpha"),
-    OnnxOperator("Celu", "activation", unary(_celu), attributes="alpha"),
-    OnnxOperator("Selu", "activation", unary(_selu), attributes="alpha gamma"),
-    OnnxOperator("Gelu", "activation", unary(_gelu), attributes="approximate"),
-    OnnxOperator("HardSigmoid", "activation", unary(_hard_sigmoid), attributes="alpha beta"),
-    OnnxOperator("HardSwish", "activation", unary(_hard_swish)),
-    OnnxOperator("Softplus", "activation", unary(_softplus)),
-    OnnxOperator("Softsign", "activation", unary(lambda _, x: fn("/", x, add(fn("abs", x), Const(1))))),
-    OnnxOperator("Mish", "activation", unary(lambda call, x: mul(x, fn("tanh", _softplus(call, x))))),
+    OnnxOperator("LeakyRelu", "activation", _unary(_leaky), attributes="alpha"),
+    OnnxOperator("Elu", "activation", _unary(_elu), attributes="alpha"),
+    OnnxOperator("Celu", "activation", _unary(_celu), attributes="alpha"),
+    OnnxOperator("Selu", "activation", _unary(_selu), attributes="alpha gamma"),
+    OnnxOperator("Gelu", "activation", _unary(_gelu), attributes="approximate"),
+    OnnxOperator("HardSigmoid", "activation", _unary(_hard_sigmoid), attributes="alpha beta"),
+    OnnxOperator("HardSwish", "activation", _unary(_hard_swish)),
+    OnnxOperator("Softplus", "activation", _unary(_softplus)),
+    OnnxOperator("Softsign", "activation", _unary(lambda _, x: fn("/", x, add(fn("abs", x), Const(1))))),
+    OnnxOperator("Mish", "activation", _unary(lambda call, x: mul(x, fn("tanh", _softplus(call, x))))),
     OnnxOperator(
         "Swish",
         "activation",
-        unary(lambda call, x: mul(x, fn("sigmoid", mul(Const(call.get("alpha", 1.0)), x)))),
+        _unary(lambda call, x: mul(x, fn("sigmoid", mul(Const(call.get("alpha", 1.0)), x)))),
         attributes="alpha",
     ),
 )
 """PRelu's slope is an operand like any other; Max and Min are activations because they are not linear."""
 
 
-def _where(call: Call) -> Iterable[Equation]:
-    xs = iterators(call.out.shape)
-    at = indices(xs)
+def _where(call: NodeCall) -> Iterable[Equation]:
+    xs = extent_iterators(call.out.shape)
+    at = as_indices(xs)
     mask = call.constant(0, "condition")
     one, other = call.read(1, at), call.read(2, at)
-    yield call.equation(Scope(xs, (), chosen(mask, at, one, other)))
+    yield call.equation(Scope(xs, (), select_by_mask(mask, at, one, other)))
 
 
-def _trilu(call: Call) -> Iterable[Equation]:
-    xs = iterators(call.out.shape)
-    at = indices(xs)
+def _trilu(call: NodeCall) -> Iterable[Equation]:
+    xs = extent_iterators(call.out.shape)
+    at = as_indices(xs)
     k = int(call.constant(1, "k").reshape(())) if call.has(1) else 0
     test = Compare(">=" if call.get("upper", 1) else "<=", at[-1] - at[-2], Index((), k))
     yield call.equation(Scope(xs, (), fn("where", test, call.read(0, at), Const(0))))
 
 
-def chosen(mask: Array, at: tuple[Index, ...], one: Scalar, other: Scalar) -> Scalar:
+def select_by_mask(mask: Array, at: tuple[Index, ...], one: Scalar, other: Scalar) -> Scalar:
     """*one* where *mask* holds at *at*, else *other*."""
     if mask.all() or not mask.any():
         return one if mask.all() else other

@@ -19,44 +19,44 @@ import numpy as np
 from einnet_explore.ir import Equation, Index, Scope, add, as_index
 from einnet_explore.onnx_import.model import Array, Shape
 from einnet_explore.onnx_import.node_call import (
-    Call,
     Express,
+    NodeCall,
     OnnxOperator,
     Unclear,
+    access,
+    as_indices,
     broadcast,
-    digits,
-    flat,
-    indices,
-    iterators,
+    extent_iterators,
     progression,
-    read,
+    row_major,
+    row_major_digits,
 )
 
-Moved = Callable[[Call, tuple[Index, ...]], Iterable[Index]]
+Moved = Callable[[NodeCall, tuple[Index, ...]], Iterable[Index]]
 
 
 def _moving(index: Moved) -> Express:
     """The expression of an operator whose element at i is its first input's at ``index(call, i)``."""
 
-    def express(call: Call) -> Iterable[Equation]:
-        xs = iterators(call.out.shape)
-        yield call.equation(Scope(xs, (), read(call.tensor(0), *index(call, indices(xs)))))
+    def express(call: NodeCall) -> Iterable[Equation]:
+        xs = extent_iterators(call.out.shape)
+        yield call.equation(Scope(xs, (), access(call.tensor(0), *index(call, as_indices(xs)))))
 
     return express
 
 
-def _transpose(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
+def _transpose(call: NodeCall, at: tuple[Index, ...]) -> Iterable[Index]:
     order = call.get("perm", tuple(reversed(range(len(at)))))
     place = {axis: i for i, axis in zip(at, order, strict=True)}
     return (place[axis] for axis in range(len(at)))
 
 
-def _reshape(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
+def _reshape(call: NodeCall, at: tuple[Index, ...]) -> Iterable[Index]:
     """Runs of dimensions that hold the same elements on both sides are re-indexed separately."""
     here, there = call.out.shape, call.shape(0)
     out: list[Index] = []
     for (i, j), (k, m) in pairwise([(0, 0), *_borders(here, there)]):
-        out += digits(flat(at[i:k], here[i:k]), there[j:m])
+        out += row_major_digits(row_major(at[i:k], here[i:k]), there[j:m])
     return out
 
 
@@ -76,7 +76,7 @@ def _borders(here: Shape, there: Shape) -> Iterable[tuple[int, int]]:
     yield len(here), len(there)
 
 
-def _slice(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
+def _slice(call: NodeCall, at: tuple[Index, ...]) -> Iterable[Index]:
     shape = call.shape(0)
     starts = call.integers(1, "starts") or ()
     axes = call.integers(3, "axes") or tuple(range(len(starts)))
@@ -91,33 +91,33 @@ def _slice(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
     return out
 
 
-def _split(call: Call) -> Iterable[Equation]:
+def _split(call: NodeCall) -> Iterable[Equation]:
     axis = call.axis(call.get("axis", 0), len(call.shape(0)))
     start = 0
     for n, name in enumerate(call.node.outputs):
         if not name:
             raise Unclear("an output is left out")
         out = call.output(n)
-        xs = iterators(out.shape)
+        xs = extent_iterators(out.shape)
         at = [as_index(x) + start if d == axis else as_index(x) for d, x in enumerate(xs)]
-        yield Equation(out.name, Scope(xs, (), read(call.tensor(0), *at)))
+        yield Equation(out.name, Scope(xs, (), access(call.tensor(0), *at)))
         start += out.shape[axis]
 
 
-def _concat(call: Call) -> Iterable[Equation]:
+def _concat(call: NodeCall) -> Iterable[Equation]:
     """The sum of the operands, each moved to its place and read as 0 elsewhere: linear, as rules like it."""
     axis = call.axis(call.get("axis", 0), len(call.out.shape))
-    xs = iterators(call.out.shape)
+    xs = extent_iterators(call.out.shape)
     start, parts = 0, []
     for n in range(len(call.node.inputs)):
         source = call.tensor(n)
         at = [as_index(x) - start if d == axis else as_index(x) for d, x in enumerate(xs)]
-        parts.append(read(source, *at))
+        parts.append(access(source, *at))
         start += source.shape[axis]
     yield call.equation(Scope(xs, (), add(*parts)))
 
 
-def _pad(call: Call) -> Iterable[Equation]:
+def _pad(call: NodeCall) -> Iterable[Equation]:
     rank = len(call.out.shape)
     mode = call.get("mode", "constant")
     if mode != "constant":
@@ -126,21 +126,21 @@ def _pad(call: Call) -> Iterable[Equation]:
     axes = tuple(call.axis(int(a), rank) for a in call.constant(3, "axes").reshape(-1)) if call.has(3) else range(rank)
     value = float(call.constant(2, "value").reshape(())) if call.has(2) else call.get("value", 0.0)
     before = dict(zip(axes, pads[: len(axes)], strict=True))
-    xs = iterators(call.out.shape)
+    xs = extent_iterators(call.out.shape)
     at = [as_index(x) - before.get(d, 0) for d, x in enumerate(xs)]
-    yield call.equation(Scope(xs, (), read(call.tensor(0), *at, value=value)))
+    yield call.equation(Scope(xs, (), access(call.tensor(0), *at, value=value)))
 
 
-def _expand(call: Call) -> Iterable[Equation]:
-    xs = iterators(call.out.shape)
-    yield call.equation(Scope(xs, (), broadcast(call.tensor(0), indices(xs))))
+def _expand(call: NodeCall) -> Iterable[Equation]:
+    xs = extent_iterators(call.out.shape)
+    yield call.equation(Scope(xs, (), broadcast(call.tensor(0), as_indices(xs))))
 
 
-def _tile(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
+def _tile(call: NodeCall, at: tuple[Index, ...]) -> Iterable[Index]:
     return (i % size for i, size in zip(at, call.shape(0), strict=True))
 
 
-def _gather(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
+def _gather(call: NodeCall, at: tuple[Index, ...]) -> Iterable[Index]:
     shape = call.shape(0)
     axis = call.axis(call.get("axis", 0), len(shape))
     wanted = call.constant(1, "indices").astype(np.int64)
@@ -168,22 +168,22 @@ def _affine(table: Array, places: tuple[Index, ...]) -> Index:
     return out
 
 
-def _depth_to_space(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
+def _depth_to_space(call: NodeCall, at: tuple[Index, ...]) -> Iterable[Index]:
     b, depth = call.get("blocksize", 1), call.out.shape[1]
     n, c, h, w = at
     row, column = h % b, w % b
     column_first = call.get("mode", "DCR") == "CRD"
-    channel = flat((c, row, column), (depth, b, b)) if column_first else flat((row, column, c), (b, b, depth))
+    channel = row_major((c, row, column), (depth, b, b)) if column_first else row_major((row, column, c), (b, b, depth))
     return n, channel, h // b, w // b
 
 
-def _space_to_depth(call: Call, at: tuple[Index, ...]) -> Iterable[Index]:
+def _space_to_depth(call: NodeCall, at: tuple[Index, ...]) -> Iterable[Index]:
     b = call.get("blocksize", 1)
     n, c, h, w = at
     if call.get("mode", "DCR") == "CRD":
-        channel, row, column = digits(c, (call.shape(0)[1], b, b))
+        channel, row, column = row_major_digits(c, (call.shape(0)[1], b, b))
     else:
-        row, column, channel = digits(c, (b, b, call.shape(0)[1]))
+        row, column, channel = row_major_digits(c, (b, b, call.shape(0)[1]))
     return n, channel, h * b + row, w * b + column
 
 
@@ -206,7 +206,7 @@ LAYOUT: tuple[OnnxOperator, ...] = (
 """The shape that a reshaping node gives its result is the model's, so its other operand need not be looked at."""
 
 
-def _resize(call: Call) -> Iterable[Equation]:
+def _resize(call: NodeCall) -> Iterable[Equation]:
     if call.opset < 11:
         yield from _upsample(call)
         return
@@ -221,13 +221,15 @@ def _resize(call: Call) -> Iterable[Equation]:
     )
 
 
-def _upsample(call: Call) -> Iterable[Equation]:
+def _upsample(call: NodeCall) -> Iterable[Equation]:
     """What Resize was too, up to operator set 10: samples begin at the first element."""
     scales = call.constant(1, "scales") if call.has(1) else np.asarray(call.get("scales", ()))
     yield from _nearest(call, scales, tuple(range(len(call.out.shape))), "asymmetric", "simple")
 
 
-def _nearest(call: Call, scales: Array | None, axes: tuple[int, ...], place: str, rounding: str) -> Iterable[Equation]:
+def _nearest(
+    call: NodeCall, scales: Array | None, axes: tuple[int, ...], place: str, rounding: str
+) -> Iterable[Equation]:
     shape, out = call.shape(0), call.out.shape
     if (mode := call.get("mode", "nearest")) != "nearest":
         raise Unclear(f"mode is {mode}, not nearest")
@@ -236,7 +238,7 @@ def _nearest(call: Call, scales: Array | None, axes: tuple[int, ...], place: str
         if scales is not None and scales.size
         else _ratios(call, axes)
     )
-    xs = iterators(out)
+    xs = extent_iterators(out)
     at = []
     for d, x in enumerate(xs):
         scale = float(np.float32(given.get(d, 1)))
@@ -246,10 +248,10 @@ def _nearest(call: Call, scales: Array | None, axes: tuple[int, ...], place: str
         if index is None:
             raise Unclear(f"dimension {d}: {shape[d]} to {out[d]} is no whole factor")
         at.append(index)
-    yield call.equation(Scope(xs, (), read(call.tensor(0), *at)))
+    yield call.equation(Scope(xs, (), access(call.tensor(0), *at)))
 
 
-def _ratios(call: Call, axes: tuple[int, ...]) -> dict[int, float]:
+def _ratios(call: NodeCall, axes: tuple[int, ...]) -> dict[int, float]:
     shape = call.shape(0)
     sizes = (call.integers(3, "sizes") or ()) if call.has(3) else ()
     ratios = {d: float(np.float32(n) / np.float32(shape[d])) for d, n in zip(axes, sizes, strict=True)}

@@ -24,18 +24,18 @@ from einnet_explore.onnx_import.checks import (
     check_names,
     check_sizes,
     check_weights,
-    in_order,
+    topological_order,
 )
-from einnet_explore.onnx_import.model import Array, Model, ModelError, Shape, identifiers, nodes_of, opset
-from einnet_explore.onnx_import.shapes import fold, fold_constants, give_shapes, values_of
+from einnet_explore.onnx_import.model import Array, Model, ModelError, Shape, list_nodes, make_identifiers, opset
+from einnet_explore.onnx_import.shapes import fold_constants, fold_shape_computations, graph_values, set_input_shapes
 
 Key: TypeAlias = "tuple[str, str, str]"
 
-MOST_NODES = 1_000_000
+MAX_INLINED_NODES = 1_000_000
 """Thirty functions of two calls each make a billion nodes of a file of a kilobyte."""
 
 
-def inlined(file: str, proto: onnx.ModelProto, most: int = MOST_NODES) -> onnx.ModelProto:
+def inline_functions(file: str, proto: onnx.ModelProto, most: int = MAX_INLINED_NODES) -> onnx.ModelProto:
     """*proto* without functions of its own.
 
     Raises ModelError where functions call one another in a circle, or come to more than *most* nodes, and where a node
@@ -82,7 +82,7 @@ def _calls(nodes: Iterable[onnx.NodeProto]) -> Counter[Key]:
     return Counter((node.domain, node.op_type, node.overload) for node in _every(nodes))
 
 
-def every_node(proto: onnx.ModelProto) -> Iterable[onnx.NodeProto]:
+def walk_nodes(proto: onnx.ModelProto) -> Iterable[onnx.NodeProto]:
     """The nodes of *proto*, of its functions, and of the graphs in all these."""
     return _every([*proto.graph.node, *(node for function in proto.functions for node in function.node)])
 
@@ -97,13 +97,15 @@ def _every(nodes: Iterable[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
                 waiting += graph.node
 
 
-OPSET = 21
+TARGET_OPSET = 21
 """The opset that models are converted to where ONNX's converter can do it."""
 
 _NO_SHAPES: Mapping[str, Shape] = MappingProxyType({})
 
 
-def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Mapping[str, Shape] = _NO_SHAPES) -> Model:
+def load_model(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Mapping[str, Shape] = _NO_SHAPES
+) -> Model:
     """Read *model*, give its dynamic inputs *shapes*, check it and normalise it (see ``Model``).
 
     Raises ModelError, one line: a file that is missing, truncated or not ONNX; an IR version or opset that is too new;
@@ -112,23 +114,23 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Mappin
     """
     file, proto = _read(model)
     check_header(file, proto)
-    proto = inlined(file, proto)
+    proto = inline_functions(file, proto)
     _sort(file, proto)
-    give_shapes(file, proto.graph, shapes)
+    set_input_shapes(file, proto.graph, shapes)
     _lift_constants(file, proto)
     original = onnx.ModelProto()
     original.CopyFrom(proto)
     _valid(file, proto)
-    check_weights(file, nodes_of(proto.graph), _arrays(file, proto.graph))
+    check_weights(file, list_nodes(proto.graph), _arrays(file, proto.graph))
     proto.ir_version = max(proto.ir_version, _IR_OF_WEIGHTS)
-    proto, folded = fold_constants(file, _converted(file, fold(file, proto)))
+    proto, folded = fold_constants(file, _converted(file, fold_shape_computations(file, proto)))
     return _model(file, proto, original, folded)
 
 
 def _model(file: str, proto: onnx.ModelProto, original: onnx.ModelProto, folded: tuple[onnx.NodeProto, ...]) -> Model:
     _sort(file, proto)
     graph = proto.graph
-    nodes, values = nodes_of(graph), values_of(graph)
+    nodes, values = list_nodes(graph), graph_values(graph)
     weights = _arrays(file, graph)
     inputs = tuple(values[v.name] for v in graph.input if v.name not in weights)
     check_memory(file, values.values())
@@ -142,7 +144,7 @@ def _model(file: str, proto: onnx.ModelProto, original: onnx.ModelProto, folded:
         nodes,
         MappingProxyType(weights),
         MappingProxyType(values),
-        identifiers(values),
+        make_identifiers(values),
         folded,
     )
 
@@ -185,7 +187,7 @@ def _read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[str,
 
 def _complete(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
     """*proto*, which lies in no folder: refused where it needs a file beside it, which readers would look for here."""
-    inside = (t for n in every_node(proto) for a in n.attribute for t in (a.t, *a.tensors))
+    inside = (t for n in walk_nodes(proto) for a in n.attribute for t in (a.t, *a.tensors))
     for tensor in chain(proto.graph.initializer, inside):
         if external_data_helper.uses_external_data(tensor):
             raise ModelError(
@@ -208,10 +210,10 @@ def _parsed(file: str, data: bytes) -> onnx.ModelProto:
 
 def _sort(file: str, proto: onnx.ModelProto) -> None:
     """Check the names in the graph of *proto* and put its nodes in topological order, named uniquely."""
-    nodes = nodes_of(proto.graph)
+    nodes = list_nodes(proto.graph)
     check_names(file, proto.graph, nodes)
     copies = []
-    for node in in_order(file, nodes):
+    for node in topological_order(file, nodes):
         copy = onnx.NodeProto()
         copy.CopyFrom(node.proto)
         copy.name = node.name
@@ -223,7 +225,7 @@ def _sort(file: str, proto: onnx.ModelProto) -> None:
 def _lift_constants(file: str, proto: onnx.ModelProto) -> None:
     graph = proto.graph
     kept = []
-    for node in nodes_of(graph):
+    for node in list_nodes(graph):
         attributes = node.attributes
         if node.op != "Constant" or node.domain or not attributes.keys() <= _CONSTANTS.keys() or not attributes:
             kept.append(node.proto)
@@ -267,7 +269,7 @@ def _valid(file: str, proto: onnx.ModelProto) -> None:
     except onnx.checker.ValidationError as error:
         message = str(error)
         blamed = next(
-            (n for n in nodes_of(proto.graph) if f"name: {n.name} " in message or f"({n.name})" in message), None
+            (n for n in list_nodes(proto.graph) if f"name: {n.name} " in message or f"({n.name})" in message), None
         )
         where = f"{file}: {blamed}" if blamed else file
         raise ModelError(f"{where}: found {_line(error)}, expected a valid ONNX model") from None
@@ -284,10 +286,10 @@ def _check(proto: onnx.ModelProto) -> None:
 
 def _converted(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
     """*proto* (folded) at opset 21, if it is older and the converter can do it; otherwise as it is."""
-    if opset(proto) >= OPSET:
+    if opset(proto) >= TARGET_OPSET:
         return proto
     try:
-        converted = version_converter.convert_version(proto, OPSET)
+        converted = version_converter.convert_version(proto, TARGET_OPSET)
         _check(converted)
     except (RuntimeError, onnx.checker.ValidationError, version_converter.ConvertError):
         return proto
@@ -305,7 +307,7 @@ _PLACES_OF_RESIZE = 11
 def _say_places(file: str, proto: onnx.ModelProto) -> None:
     """Give every Resize of *proto* the places of samples of older opsets, which the converter forgets."""
     weights = _arrays(file, proto.graph)
-    for node in every_node(proto):
+    for node in walk_nodes(proto):
         if node.op_type != "Resize" or node.domain:
             continue
         scales = weights.get(node.input[2])

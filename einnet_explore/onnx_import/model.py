@@ -25,7 +25,7 @@ class ModelError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ModelNode:
     """One ONNX node; *inputs* and *outputs* are value names, ``""`` where an optional one is left out.
 
     *captured* are the outer values that its subgraphs read.  *name* is unique in the model.
@@ -59,7 +59,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class ModelValue:
     """A value of the graph: its shape (None where it is not known before the model runs) and NumPy dtype."""
 
     name: str
@@ -80,11 +80,11 @@ class Model:
     path: str
     proto: onnx.ModelProto
     original: onnx.ModelProto
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    nodes: tuple[Node, ...]
+    inputs: tuple[ModelValue, ...]
+    outputs: tuple[ModelValue, ...]
+    nodes: tuple[ModelNode, ...]
     weights: Mapping[str, Array]
-    values: Mapping[str, Value]
+    values: Mapping[str, ModelValue]
     identifiers: Mapping[str, str]
     folded: tuple[onnx.NodeProto, ...] = ()
 
@@ -126,7 +126,7 @@ def opset(proto: onnx.ModelProto) -> int:
     return max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=0)
 
 
-def nodes_of(graph: onnx.GraphProto) -> tuple[Node, ...]:
+def list_nodes(graph: onnx.GraphProto) -> tuple[ModelNode, ...]:
     """The nodes of *graph* in its order, with unique names; an unnamed one is called after its operator."""
     used: set[str] = set()
     out = []
@@ -135,7 +135,7 @@ def nodes_of(graph: onnx.GraphProto) -> tuple[Node, ...]:
         name = stem if proto.name and stem not in used else _numbered(stem, used)
         used.add(name)
         out.append(
-            Node(
+            ModelNode(
                 name,
                 proto.op_type,
                 "" if proto.domain == "ai.onnx" else proto.domain,
@@ -148,7 +148,7 @@ def nodes_of(graph: onnx.GraphProto) -> tuple[Node, ...]:
     return tuple(out)
 
 
-def identifiers(names: Iterable[str]) -> Mapping[str, str]:
+def make_identifiers(names: Iterable[str]) -> Mapping[str, str]:
     """A distinct identifier of the text form for every value name.
 
     None holds two underscores in a row or ends in one: ``<identifier>__<word>`` is free for intermediate results.

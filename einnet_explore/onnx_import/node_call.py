@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from einnet_explore.ir import Access, Const, Equation, Index, IndexLike, Iterator, Scalar, Scope, Tensor, as_index
-from einnet_explore.onnx_import.model import Array, Model, Node, Shape
+from einnet_explore.onnx_import.model import Array, Model, ModelNode, Shape
 
 
 class Unclear(Exception):
@@ -18,10 +18,10 @@ class Unclear(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class NodeCall:
     """One node of a model, with the questions that an operator's definition asks."""
 
-    node: Node
+    node: ModelNode
     model: Model
     attributes: frozenset[str] = frozenset()
     """Those that the definition knows: it may ask for no other."""
@@ -120,7 +120,7 @@ class Call:
             raise Unclear(f"further outputs ({', '.join(extra)}) are used")
 
 
-Express: TypeAlias = "Callable[[Call], Iterable[Equation]]"
+Express: TypeAlias = "Callable[[NodeCall], Iterable[Equation]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +140,12 @@ class OnnxOperator:
     attributes: str = ""
 
 
-def iterators(shape: Iterable[int], stem: str = "i") -> tuple[Iterator, ...]:
+def extent_iterators(shape: Iterable[int], stem: str = "i") -> tuple[Iterator, ...]:
     """One iterator for each extent: ``i0, i1, …``."""
     return tuple(Iterator(f"{stem}{n}", 0, size) for n, size in enumerate(shape))
 
 
-def indices(xs: Iterable[IndexLike]) -> tuple[Index, ...]:
+def as_indices(xs: Iterable[IndexLike]) -> tuple[Index, ...]:
     """*xs* as indices."""
     return tuple(as_index(x) for x in xs)
 
@@ -156,12 +156,12 @@ def broadcast(source: Tensor, index: tuple[Index, ...]) -> Access:
         raise Unclear(f"{source.name} has {len(source.shape)} dimensions, the result has {len(index)}")
     last = index[len(index) - len(source.shape) :]
     at = (Index() if size == 1 and i.bounds[1] > 0 else i for size, i in zip(source.shape, last, strict=True))
-    return read(source, *at)
+    return access(source, *at)
 
 
-def read(source: Tensor, *index: IndexLike, value: float = 0) -> Access:
+def access(source: Tensor, *index: IndexLike, value: float = 0) -> Access:
     """source[index], with as much padding of *value* as the index reaches beyond the box."""
-    at = indices(index)
+    at = as_indices(index)
     pads = []
     for i, (lo, hi) in zip(at, source.box, strict=True):
         first, last = i.bounds
@@ -171,7 +171,7 @@ def read(source: Tensor, *index: IndexLike, value: float = 0) -> Access:
     return Access(source, at)
 
 
-def flat(index: Iterable[IndexLike], shape: Shape) -> Index:
+def row_major(index: Iterable[IndexLike], shape: Shape) -> Index:
     """The row-major address of *index* in *shape*."""
     address = Index()
     for i, size in zip(index, shape, strict=True):
@@ -179,7 +179,7 @@ def flat(index: Iterable[IndexLike], shape: Shape) -> Index:
     return address
 
 
-def digits(address: Index, shape: Shape) -> tuple[Index, ...]:
+def row_major_digits(address: Index, shape: Shape) -> tuple[Index, ...]:
     """The row-major digits of *address* in *shape*: the inverse of ``flat``."""
     out = []
     for n, size in enumerate(shape):

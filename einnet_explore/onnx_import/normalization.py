@@ -16,43 +16,51 @@ from math import prod, sqrt
 
 from einnet_explore.ir import Const, Equation, Index, Iterator, Scalar, Scope, Tensor, add, mul
 from einnet_explore.onnx_import.elementwise import fn
-from einnet_explore.onnx_import.node_call import Call, OnnxOperator, Unclear, broadcast, indices, iterators, read
-from einnet_explore.onnx_import.reduction import reduced
+from einnet_explore.onnx_import.node_call import (
+    NodeCall,
+    OnnxOperator,
+    Unclear,
+    access,
+    as_indices,
+    broadcast,
+    extent_iterators,
+)
+from einnet_explore.onnx_import.reduction import reduction_scope
 
 
-def _softmax_axes(call: Call) -> tuple[int, ...]:
+def _softmax_axes(call: NodeCall) -> tuple[int, ...]:
     rank = len(call.out.shape)
     coerced = call.opset < 13  # up to opset 12 all dimensions from the axis on are one
     axis = call.axis(call.get("axis", 1 if coerced else -1), rank)
     return tuple(range(axis, rank)) if coerced else (axis,)
 
 
-def _softmax(call: Call) -> Iterable[Equation]:
+def _softmax(call: NodeCall) -> Iterable[Equation]:
     power, total, xs = yield from _powers(call)
-    at = indices(xs)
+    at = as_indices(xs)
     yield call.equation(Scope(xs, (), fn("/", broadcast(power, at), broadcast(total, at))))
 
 
-def _log_softmax(call: Call) -> Iterable[Equation]:
+def _log_softmax(call: NodeCall) -> Iterable[Equation]:
     _, total, xs = yield from _powers(call)
-    at = indices(xs)
+    at = as_indices(xs)
     largest = replace(total, name=call.inner("max"))
     shifted = fn("-", call.read(0, at), broadcast(largest, at))
     yield call.equation(Scope(xs, (), fn("-", shifted, fn("log", broadcast(total, at)))))
 
 
-def _powers(call: Call) -> Generator[Equation, None, tuple[Tensor, Tensor, tuple[Iterator, ...]]]:
+def _powers(call: NodeCall) -> Generator[Equation, None, tuple[Tensor, Tensor, tuple[Iterator, ...]]]:
     axes = _softmax_axes(call)
-    xs = iterators(call.out.shape)
-    at = indices(xs)
-    yield (largest := call.equation(reduced(call.tensor(0), axes, "max"), "max"))
+    xs = extent_iterators(call.out.shape)
+    at = as_indices(xs)
+    yield (largest := call.equation(reduction_scope(call.tensor(0), axes, "max"), "max"))
     body = fn("exp", fn("-", call.read(0, at), broadcast(largest.tensor, at)))
     yield (power := call.equation(Scope(xs, (), body), "exp"))
-    yield (total := call.equation(reduced(power.tensor, axes), "total"))
+    yield (total := call.equation(reduction_scope(power.tensor, axes), "total"))
     return power.tensor, total.tensor, xs
 
 
-def _batch_normalization(call: Call) -> Iterable[Equation]:
+def _batch_normalization(call: NodeCall) -> Iterable[Equation]:
     """Inference only: an affine function whose two coefficients are weight-only equations."""
     if call.get("training_mode", 0):
         raise Unclear("it is in training mode")
@@ -61,38 +69,40 @@ def _batch_normalization(call: Call) -> Iterable[Equation]:
         raise Unclear("it normalises every element on its own")
     c = Iterator("c", 0, call.shape(1)[0])
     epsilon = Const(call.get("epsilon", 1e-5))
-    scale, bias, mean, variance = (read(call.tensor(n), c) for n in (1, 2, 3, 4))
+    scale, bias, mean, variance = (access(call.tensor(n), c) for n in (1, 2, 3, 4))
     yield (a := call.equation(Scope((c,), (), mul(scale, fn("rsqrt", add(variance, epsilon)))), "scale"))
-    yield (b := call.equation(Scope((c,), (), fn("-", bias, mul(mean, read(a.tensor, c)))), "shift"))
-    xs = iterators(call.out.shape)
+    yield (b := call.equation(Scope((c,), (), fn("-", bias, mul(mean, access(a.tensor, c)))), "shift"))
+    xs = extent_iterators(call.out.shape)
     at = xs[1] if len(xs) > 1 else Index()
-    yield call.equation(Scope(xs, (), add(mul(call.read(0, indices(xs)), read(a.tensor, at)), read(b.tensor, at))))
+    yield call.equation(
+        Scope(xs, (), add(mul(call.read(0, as_indices(xs)), access(a.tensor, at)), access(b.tensor, at)))
+    )
 
 
-def _moments(call: Call, source: Tensor, axes: tuple[int, ...], epsilon: float) -> Iterable[Equation]:
+def _moments(call: NodeCall, source: Tensor, axes: tuple[int, ...], epsilon: float) -> Iterable[Equation]:
     """*source* - μ as ``centred`` and (σ² + ε)^(-1/2) as ``scale``."""
     part = Const(1 / prod(source.shape[d] for d in axes))
-    xs = iterators(source.shape)
-    at = indices(xs)
-    yield (mean := call.equation(reduced(source, axes, f=lambda x: mul(part, x)), "mean"))
-    yield (centred := call.equation(Scope(xs, (), fn("-", read(source, *at), broadcast(mean.tensor, at))), "centred"))
+    xs = extent_iterators(source.shape)
+    at = as_indices(xs)
+    yield (mean := call.equation(reduction_scope(source, axes, f=lambda x: mul(part, x)), "mean"))
+    yield (centred := call.equation(Scope(xs, (), fn("-", access(source, *at), broadcast(mean.tensor, at))), "centred"))
     yield from _scale(call, centred.tensor, axes, epsilon)
 
 
-def _scale(call: Call, centred: Tensor, axes: tuple[int, ...], epsilon: float) -> Iterable[Equation]:
+def _scale(call: NodeCall, centred: Tensor, axes: tuple[int, ...], epsilon: float) -> Iterable[Equation]:
     part = Const(1 / prod(centred.shape[d] for d in axes))
-    yield (variance := call.equation(reduced(centred, axes, f=lambda x: mul(part, x, x)), "variance"))
+    yield (variance := call.equation(reduction_scope(centred, axes, f=lambda x: mul(part, x, x)), "variance"))
     ys = variance.scope.traversals
-    yield call.equation(Scope(ys, (), fn("rsqrt", add(read(variance.tensor, *ys), Const(epsilon)))), "scale")
+    yield call.equation(Scope(ys, (), fn("rsqrt", add(access(variance.tensor, *ys), Const(epsilon)))), "scale")
 
 
-def _scaled(call: Call, centred: Tensor, scale: Tensor, gamma: Scalar, beta: Scalar) -> Equation:
-    xs = iterators(call.out.shape)
-    at = indices(xs)
+def _scaled(call: NodeCall, centred: Tensor, scale: Tensor, gamma: Scalar, beta: Scalar) -> Equation:
+    xs = extent_iterators(call.out.shape)
+    at = as_indices(xs)
     return call.equation(Scope(xs, (), add(mul(broadcast(centred, at), broadcast(scale, at), gamma), beta)))
 
 
-def _layer_normalization(call: Call) -> Iterable[Equation]:
+def _layer_normalization(call: NodeCall) -> Iterable[Equation]:
     """Mean and (σ² + ε)^(-1/2) are outputs of their own where they are asked for."""
     rank = len(call.out.shape)
     axes = tuple(range(call.axis(call.get("axis", -1), rank), rank))
@@ -101,61 +111,61 @@ def _layer_normalization(call: Call) -> Iterable[Equation]:
     for n, inner in ((1, before[0]), (2, scale)):
         if n < len(call.node.outputs) and call.node.outputs[n]:
             xs = inner.scope.traversals
-            yield Equation(call.output(n).name, Scope(xs, (), read(inner.tensor, *xs)))
-    at = indices(iterators(call.out.shape))
+            yield Equation(call.output(n).name, Scope(xs, (), access(inner.tensor, *xs)))
+    at = as_indices(extent_iterators(call.out.shape))
     beta = call.read(2, at) if call.has(2) else Const(0)
     yield _scaled(call, before[1].tensor, scale.tensor, call.read(1, at), beta)
 
 
-def _rms_normalization(call: Call) -> Iterable[Equation]:
+def _rms_normalization(call: NodeCall) -> Iterable[Equation]:
     rank = len(call.out.shape)
     axes = tuple(range(call.axis(call.get("axis", -1), rank), rank))
     *before, scale = _scale(call, call.tensor(0), axes, call.get("epsilon", 1e-5))
     yield from (*before, scale)
-    at = indices(iterators(call.out.shape))
+    at = as_indices(extent_iterators(call.out.shape))
     yield _scaled(call, call.tensor(0), scale.tensor, call.read(1, at), Const(0))
 
 
-def _instance_normalization(call: Call) -> Iterable[Equation]:
+def _instance_normalization(call: NodeCall) -> Iterable[Equation]:
     axes = tuple(range(2, len(call.out.shape)))
     *before, scale = _moments(call, call.tensor(0), axes, call.get("epsilon", 1e-5))
     yield from (*before, scale)
-    c = indices(iterators(call.out.shape))[1]
-    yield _scaled(call, before[1].tensor, scale.tensor, read(call.tensor(1), c), read(call.tensor(2), c))
+    c = as_indices(extent_iterators(call.out.shape))[1]
+    yield _scaled(call, before[1].tensor, scale.tensor, access(call.tensor(1), c), access(call.tensor(2), c))
 
 
-def _group_normalization(call: Call) -> Iterable[Equation]:
+def _group_normalization(call: NodeCall) -> Iterable[Equation]:
     """The channels viewed as groups, normalised, and viewed as channels again.
 
     The older operator of this name, with scales of groups, is deprecated by ONNX itself, which refuses it.
     """
-    n, c, *rest = iterators(call.out.shape)
+    n, c, *rest = extent_iterators(call.out.shape)
     groups = call.get("num_groups", 1)
     size = c.extent // groups
     g, k = Iterator("g", 0, groups), Iterator("k", 0, size)
-    yield (view := call.equation(Scope((n, g, k, *rest), (), read(call.tensor(0), n, g * size + k, *rest)), "view"))
+    yield (view := call.equation(Scope((n, g, k, *rest), (), access(call.tensor(0), n, g * size + k, *rest)), "view"))
     axes = tuple(range(2, len(view.scope.shape)))
     *before, scale = _moments(call, view.tensor, axes, call.get("epsilon", 1e-5))
     yield from (*before, scale)
-    at = indices((n, c // size, c % size, *rest))
-    gamma, beta = read(call.tensor(1), c), read(call.tensor(2), c)
+    at = as_indices((n, c // size, c % size, *rest))
+    gamma, beta = access(call.tensor(1), c), access(call.tensor(2), c)
     body = add(mul(broadcast(before[1].tensor, at), broadcast(scale.tensor, at), gamma), beta)
     yield call.equation(Scope((n, c, *rest), (), body))
 
 
-def _mean_variance(call: Call) -> Iterable[Equation]:
+def _mean_variance(call: NodeCall) -> Iterable[Equation]:
     """Y = (X - μ) / (σ + 10⁻⁹): 0 where X is constant, of which ONNX Runtime, without the 10⁻⁹, makes 0/0."""
     rank = len(call.out.shape)
     axes = tuple(call.axis(a, rank) for a in call.get("axes", (0, 2, 3)))
     *before, variance, _ = _moments(call, call.tensor(0), axes, 0.0)
     yield from (*before, variance)
     ys = variance.scope.traversals
-    deviation = fn("sqrt", read(variance.tensor, *ys))
+    deviation = fn("sqrt", access(variance.tensor, *ys))
     yield (scale := call.equation(Scope(ys, (), fn("/", Const(1), add(deviation, Const(1e-9)))), "scale"))
     yield _scaled(call, before[1].tensor, scale.tensor, Const(1), Const(0))
 
 
-def _lp_normalization(call: Call) -> Iterable[Equation]:
+def _lp_normalization(call: NodeCall) -> Iterable[Equation]:
     """Y = X / |X|, and 0 where the norm is 0.
 
     A norm by squares is 0 also where elements are not but their squares are too small: the least norm that is not 0
@@ -164,14 +174,14 @@ def _lp_normalization(call: Call) -> Iterable[Equation]:
     axis = call.axis(call.get("axis", -1), len(call.out.shape))
     match call.get("p", 2):
         case 1:
-            inner = reduced(call.tensor(0), (axis,), f=lambda x: fn("abs", x))
+            inner = reduction_scope(call.tensor(0), (axis,), f=lambda x: fn("abs", x))
         case 2:
-            inner = reduced(call.tensor(0), (axis,), f=lambda x: mul(x, x))
+            inner = reduction_scope(call.tensor(0), (axis,), f=lambda x: mul(x, x))
         case other:
             raise Unclear(f"p is {other}, neither 1 nor 2")
     yield (total := call.equation(inner, "total"))
-    xs = iterators(call.out.shape)
-    at = indices(xs)
+    xs = extent_iterators(call.out.shape)
+    at = as_indices(xs)
     element: Scalar = call.read(0, at)
     norm: Scalar = broadcast(total.tensor, at)
     if call.get("p", 2) == 2:
@@ -181,17 +191,17 @@ def _lp_normalization(call: Call) -> Iterable[Equation]:
     yield call.equation(Scope(xs, (), fn("/", element, fn("maximum", norm, Const(float(call.numbers.tiny))))))
 
 
-def _lrn(call: Call) -> Iterable[Equation]:
+def _lrn(call: NodeCall) -> Iterable[Equation]:
     """Y = X / (k + α/size · Σ X²)^β over a window of channels."""
     size = call.get("size", 1)
-    xs = iterators(call.out.shape)
+    xs = extent_iterators(call.out.shape)
     r = Iterator("r", 0, size)
-    n, c, *rest = indices(xs)
-    near = read(call.tensor(0), n, c + r - (size - 1) // 2, *rest)
+    n, c, *rest = as_indices(xs)
+    near = access(call.tensor(0), n, c + r - (size - 1) // 2, *rest)
     yield (square := call.equation(Scope(xs, (r,), mul(near, near)), "squares"))
-    base = add(Const(call.get("bias", 1.0)), mul(Const(call.get("alpha", 1e-4) / size), read(square.tensor, *xs)))
+    base = add(Const(call.get("bias", 1.0)), mul(Const(call.get("alpha", 1e-4) / size), access(square.tensor, *xs)))
     divisor = fn("pow", base, Const(call.get("beta", 0.75)))
-    yield call.equation(Scope(xs, (), fn("/", call.read(0, indices(xs)), divisor)))
+    yield call.equation(Scope(xs, (), fn("/", call.read(0, as_indices(xs)), divisor)))
 
 
 NORMALIZATION: tuple[OnnxOperator, ...] = (

@@ -15,8 +15,8 @@ from einnet_explore.onnx_import.attention import ATTENTION
 from einnet_explore.onnx_import.contraction import CONTRACTIONS
 from einnet_explore.onnx_import.elementwise import ELEMENTWISE, SELECTION
 from einnet_explore.onnx_import.layout import LAYOUT, RESIZE
-from einnet_explore.onnx_import.model import Model, Node
-from einnet_explore.onnx_import.node_call import Call, OnnxOperator, Unclear
+from einnet_explore.onnx_import.model import Model, ModelNode
+from einnet_explore.onnx_import.node_call import NodeCall, OnnxOperator, Unclear
 from einnet_explore.onnx_import.normalization import NORMALIZATION
 from einnet_explore.onnx_import.reduction import REDUCTIONS_ONNX
 
@@ -37,13 +37,13 @@ class NotUnderstood:
     reason: str
 
 
-HINTS = frozenset(("consumed_inputs",))
+_EXECUTION_HINTS = frozenset(("consumed_inputs",))
 """Attributes of operator set 1 that say how to run a node, not what it computes."""
 
 
-def beyond(node: Node, opset: int, known: frozenset[str]) -> tuple[str, ...]:
+def unsupported_attributes(node: ModelNode, opset: int, known: frozenset[str]) -> tuple[str, ...]:
     """The attributes of *node* that are not *known* and not at the default of the operator set *opset*."""
-    others = {name: value for name, value in node.attributes.items() if name not in known | HINTS}
+    others = {name: value for name, value in node.attributes.items() if name not in known | _EXECUTION_HINTS}
     if not others:
         return ()
     try:
@@ -61,7 +61,7 @@ def _default(declared: onnx.defs.OpSchema.Attribute) -> Any:
 
 
 def express(
-    node: Node, model: Model, operators: Mapping[str, OnnxOperator] = OPERATORS_ONNX
+    node: ModelNode, model: Model, operators: Mapping[str, OnnxOperator] = OPERATORS_ONNX
 ) -> tuple[Equation, ...] | NotUnderstood:
     """What *node* computes, as equations over tensors named by ``model.identifiers``; the last is its (last) output.
 
@@ -76,10 +76,10 @@ def express(
     if dtype is None or dtype.kind not in ("fiu" if operator.integers else "f"):
         return NotUnderstood(f"elements are {dtype}, not real numbers")
     known = frozenset(operator.attributes.split())
-    if new := beyond(node, model.opset, known):
+    if new := unsupported_attributes(node, model.opset, known):
         return NotUnderstood(f"attribute {', '.join(new)} is none that is understood here")
     try:
-        return tuple(operator.express(Call(node, model, known)))
+        return tuple(operator.express(NodeCall(node, model, known)))
     except Unclear as why:
         return NotUnderstood(str(why))
     except (ArithmeticError, ValueError, IndexError) as error:  # no group, text in no encoding: checkers let that pass

@@ -12,23 +12,23 @@ from collections.abc import Callable, Iterable
 from math import inf, prod
 
 from einnet_explore.ir import Access, Apply, Compare, Const, Equation, Index, Iterator, Scalar, Scope, Tensor, add, mul
-from einnet_explore.onnx_import.contraction import SLIDING, windows
-from einnet_explore.onnx_import.elementwise import between, fn
-from einnet_explore.onnx_import.node_call import Call, Express, OnnxOperator, read
+from einnet_explore.onnx_import.contraction import WINDOW_ATTRIBUTES, sliding_window
+from einnet_explore.onnx_import.elementwise import clamp_scalar, fn
+from einnet_explore.onnx_import.node_call import Express, NodeCall, OnnxOperator, access
 
 Function = Callable[[Scalar], Scalar]
 
 
-def reduced(source: Tensor, axes: tuple[int, ...], reduce: str = "sum", f: Function = lambda x: x) -> Scope:
+def reduction_scope(source: Tensor, axes: tuple[int, ...], reduce: str = "sum", f: Function = lambda x: x) -> Scope:
     """*source* reduced over *axes*, which stay as dimensions of extent 1."""
     dims = [Iterator(f"i{d}", 0, 1 if d in axes else n) for d, n in enumerate(source.shape)]
     sums = {d: Iterator(f"r{d}", 0, source.shape[d]) for d in axes}
     at = [sums.get(d, Index() if d in axes else x) for d, x in enumerate(dims)]
-    return Scope(tuple(dims), tuple(sums.values()), f(read(source, *at)), reduce)
+    return Scope(tuple(dims), tuple(sums.values()), f(access(source, *at)), reduce)
 
 
 def _reduce(reduce: str, f: Function = lambda x: x, g: Function | None = None, mean: bool = False) -> Express:
-    def express(call: Call) -> Iterable[Equation]:
+    def express(call: NodeCall) -> Iterable[Equation]:
         source = call.tensor(0)
         rank = len(source.shape)
         if call.has(1) or "axes" in call.node.attributes:
@@ -38,7 +38,7 @@ def _reduce(reduce: str, f: Function = lambda x: x, g: Function | None = None, m
         if not axes and not call.get("noop_with_empty_axes", 0):
             axes = tuple(range(rank))
         count = prod(source.shape[d] for d in axes)
-        kept = reduced(source, axes, reduce, (lambda x: mul(Const(1 / count), f(x))) if mean else f)
+        kept = reduction_scope(source, axes, reduce, (lambda x: mul(Const(1 / count), f(x))) if mean else f)
         drop = axes if not call.get("keepdims", 1) else ()
         xs = tuple(x for d, x in enumerate(kept.traversals) if d not in drop)
         scope = Scope(xs, kept.summations, kept.body, reduce)
@@ -46,41 +46,43 @@ def _reduce(reduce: str, f: Function = lambda x: x, g: Function | None = None, m
             yield call.equation(scope)
             return
         yield (inner := call.equation(scope, reduce))
-        yield call.equation(Scope(xs, (), g(read(inner.tensor, *xs))))
+        yield call.equation(Scope(xs, (), g(access(inner.tensor, *xs))))
 
     return express
 
 
 def _global(reduce: str, mean: bool) -> Express:
-    def express(call: Call) -> Iterable[Equation]:
+    def express(call: NodeCall) -> Iterable[Equation]:
         source = call.tensor(0)
         axes = tuple(range(2, len(source.shape)))
         count = prod(source.shape[2:])
         yield call.equation(
-            reduced(source, axes, reduce, (lambda x: mul(Const(1 / count), x)) if mean else lambda x: x)
+            reduction_scope(source, axes, reduce, (lambda x: mul(Const(1 / count), x)) if mean else lambda x: x)
         )
 
     return express
 
 
-def _window(call: Call, value: float) -> tuple[tuple[Iterator, ...], tuple[Iterator, ...], tuple[Index, ...], Access]:
+def _window(
+    call: NodeCall, value: float
+) -> tuple[tuple[Iterator, ...], tuple[Iterator, ...], tuple[Index, ...], Access]:
     """(traversals, window iterators, spatial indices, the read) of a pooling node; *value* is read outside."""
     call.only_output()
     source, out = call.tensor(0), call.out.shape
     kernel = call.get("kernel_shape", ())
-    strides, dilations, begin = windows(call, kernel, source.shape[2:], out[2:])
+    strides, dilations, begin = sliding_window(call, kernel, source.shape[2:], out[2:])
     xs = tuple(Iterator(f"i{d}", 0, n) for d, n in enumerate(out))
     rs = tuple(Iterator(f"r{d}", 0, n) for d, n in enumerate(kernel))
     at = tuple(x * s + r * d - p for x, r, s, d, p in zip(xs[2:], rs, strides, dilations, begin, strict=True))
-    return xs, rs, at, read(source, *xs[:2], *at, value=value)
+    return xs, rs, at, access(source, *xs[:2], *at, value=value)
 
 
-def _max_pool(call: Call) -> Iterable[Equation]:
+def _max_pool(call: NodeCall) -> Iterable[Equation]:
     xs, rs, _, element = _window(call, -inf)
     yield call.equation(Scope(xs, rs, element, "max"))
 
 
-def _average_pool(call: Call) -> Iterable[Equation]:
+def _average_pool(call: NodeCall) -> Iterable[Equation]:
     xs, rs, at, element = _window(call, 0)
     shape, rank = call.shape(0)[2:], len(rs)
     begin, end = (0,) * rank, (0,) * rank
@@ -94,9 +96,9 @@ def _average_pool(call: Call) -> Iterable[Equation]:
     for d, (x, r, i, (lo, hi)) in enumerate(zip(xs[2:], rs, at, limits, strict=True)):
         inside = _inside(i, lo, hi)
         yield (count := call.equation(Scope((x,), (r,), inside), f"count{d}"))
-        counts.append(read(count.tensor, x))
+        counts.append(access(count.tensor, x))
     yield (total := call.equation(Scope(xs, rs, element), "total"))
-    yield call.equation(Scope(xs, (), fn("/", read(total.tensor, *xs), mul(*counts))))
+    yield call.equation(Scope(xs, (), fn("/", access(total.tensor, *xs), mul(*counts))))
 
 
 def _inside(i: Index, lo: int, hi: int) -> Scalar:
@@ -105,7 +107,7 @@ def _inside(i: Index, lo: int, hi: int) -> Scalar:
     return Apply("where", (low, Apply("where", (Compare("<", i, Index((), hi)), Const(1), Const(0))), Const(0)))
 
 
-def _padding(call: Call, at: tuple[Index, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _padding(call: NodeCall, at: tuple[Index, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The declared padding: windows that ``ceil_mode`` lets reach further do not count what lies there."""
     rank, shape = len(at), call.shape(0)[2:]
     if call.get("auto_pad", "NOTSET") != "NOTSET":
@@ -117,11 +119,11 @@ def _padding(call: Call, at: tuple[Index, ...]) -> tuple[tuple[int, ...], tuple[
     return pads[:rank], pads[rank:]
 
 
-def _lp_pool(call: Call) -> Iterable[Equation]:
+def _lp_pool(call: NodeCall) -> Iterable[Equation]:
     p = call.get("p", 2)
     xs, rs, _, element = _window(call, 0)
     yield (total := call.equation(Scope(xs, rs, _raised(element, p)), "total"))
-    yield call.equation(Scope(xs, (), _root(read(total.tensor, *xs), p)))
+    yield call.equation(Scope(xs, (), _root(access(total.tensor, *xs), p)))
 
 
 def _raised(x: Scalar, p: float) -> Scalar:
@@ -142,7 +144,7 @@ def _root(x: Scalar, p: float) -> Scalar:
     return fn("pow", x, Const(1 / p))
 
 
-def _log_sum_exp(call: Call) -> Iterable[Equation]:
+def _log_sum_exp(call: NodeCall) -> Iterable[Equation]:
     """m + log Σ exp(x - m) with m the largest x, which does not overflow.
 
     Where that is infinite m is the largest number in its place: there is no difference of infinities.
@@ -150,32 +152,37 @@ def _log_sum_exp(call: Call) -> Iterable[Equation]:
     largest = next(iter(_reduce("max")(call)))
     xs, element = largest.scope.traversals, largest.scope.body
     yield (largest := call.equation(largest.scope, "max"))
-    finite = between(read(largest.tensor, *xs), float(call.numbers.min), float(call.numbers.max))
+    finite = clamp_scalar(access(largest.tensor, *xs), float(call.numbers.min), float(call.numbers.max))
     yield (middle := call.equation(Scope(xs, (), finite), "middle"))
-    power = fn("exp", fn("-", element, read(middle.tensor, *xs)))
+    power = fn("exp", fn("-", element, access(middle.tensor, *xs)))
     yield (total := call.equation(Scope(xs, largest.scope.summations, power), "total"))
-    yield call.equation(Scope(xs, (), add(read(middle.tensor, *xs), fn("log", read(total.tensor, *xs)))))
+    yield call.equation(Scope(xs, (), add(access(middle.tensor, *xs), fn("log", access(total.tensor, *xs)))))
 
 
-REDUCING = "axes keepdims noop_with_empty_axes"
+_AXES_ATTRIBUTES = "axes keepdims noop_with_empty_axes"
 
 REDUCTIONS_ONNX: tuple[OnnxOperator, ...] = (
-    OnnxOperator("ReduceSum", "reduction", _reduce("sum"), attributes=REDUCING),
-    OnnxOperator("ReduceMean", "reduction", _reduce("sum", mean=True), attributes=REDUCING),
-    OnnxOperator("ReduceMax", "reduction", _reduce("max"), attributes=REDUCING),
-    OnnxOperator("ReduceMin", "reduction", _reduce("min"), attributes=REDUCING),
-    OnnxOperator("ReduceProd", "reduction", _reduce("prod"), attributes=REDUCING),
-    OnnxOperator("ReduceL1", "reduction", _reduce("sum", lambda x: fn("abs", x)), attributes=REDUCING),
+    OnnxOperator("ReduceSum", "reduction", _reduce("sum"), attributes=_AXES_ATTRIBUTES),
+    OnnxOperator("ReduceMean", "reduction", _reduce("sum", mean=True), attributes=_AXES_ATTRIBUTES),
+    OnnxOperator("ReduceMax", "reduction", _reduce("max"), attributes=_AXES_ATTRIBUTES),
+    OnnxOperator("ReduceMin", "reduction", _reduce("min"), attributes=_AXES_ATTRIBUTES),
+    OnnxOperator("ReduceProd", "reduction", _reduce("prod"), attributes=_AXES_ATTRIBUTES),
+    OnnxOperator("ReduceL1", "reduction", _reduce("sum", lambda x: fn("abs", x)), attributes=_AXES_ATTRIBUTES),
     OnnxOperator(
-        "ReduceL2", "reduction", _reduce("sum", lambda x: mul(x, x), lambda x: fn("sqrt", x)), attributes=REDUCING
+        "ReduceL2",
+        "reduction",
+        _reduce("sum", lambda x: mul(x, x), lambda x: fn("sqrt", x)),
+        attributes=_AXES_ATTRIBUTES,
     ),
-    OnnxOperator("ReduceSumSquare", "reduction", _reduce("sum", lambda x: mul(x, x)), attributes=REDUCING),
-    OnnxOperator("ReduceLogSum", "reduction", _reduce("sum", g=lambda x: fn("log", x)), attributes=REDUCING),
-    OnnxOperator("ReduceLogSumExp", "reduction", _log_sum_exp, attributes=REDUCING),
+    OnnxOperator("ReduceSumSquare", "reduction", _reduce("sum", lambda x: mul(x, x)), attributes=_AXES_ATTRIBUTES),
+    OnnxOperator("ReduceLogSum", "reduction", _reduce("sum", g=lambda x: fn("log", x)), attributes=_AXES_ATTRIBUTES),
+    OnnxOperator("ReduceLogSumExp", "reduction", _log_sum_exp, attributes=_AXES_ATTRIBUTES),
     OnnxOperator("GlobalAveragePool", "reduction", _global("sum", mean=True)),
     OnnxOperator("GlobalMaxPool", "reduction", _global("max", mean=False)),
-    OnnxOperator("MaxPool", "reduction", _max_pool, attributes=f"{SLIDING} ceil_mode storage_order"),
-    OnnxOperator("AveragePool", "reduction", _average_pool, attributes=f"{SLIDING} ceil_mode count_include_pad"),
-    OnnxOperator("LpPool", "reduction", _lp_pool, attributes=f"{SLIDING} ceil_mode p"),
+    OnnxOperator("MaxPool", "reduction", _max_pool, attributes=f"{WINDOW_ATTRIBUTES} ceil_mode storage_order"),
+    OnnxOperator(
+        "AveragePool", "reduction", _average_pool, attributes=f"{WINDOW_ATTRIBUTES} ceil_mode count_include_pad"
+    ),
+    OnnxOperator("LpPool", "reduction", _lp_pool, attributes=f"{WINDOW_ATTRIBUTES} ceil_mode p"),
 )
 """A mean multiplies each term by the reciprocal of the count: the expression stays one scope and linear."""

@@ -16,10 +16,10 @@ import onnxruntime
 from onnx import helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
-from einnet_explore.onnx_import.model import Array, Model, ModelError, Node, Shape, Value, nodes_of
+from einnet_explore.onnx_import.model import Array, Model, ModelError, ModelNode, ModelValue, Shape, list_nodes
 
 
-def give_shapes(file: str, graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> None:
+def set_input_shapes(file: str, graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> None:
     """Write *shapes* into the inputs of *graph*; a named dimension that two inputs share is given once.
 
     Raises ModelError on an unknown name, another rank, a static dimension that differs, a size below 1, and where a
@@ -79,7 +79,7 @@ _MISJUDGED = ("GroupNormalization", "MeanVarianceNormalization")
 an older one; what they compute is shaped like their first input."""
 
 
-def stand_in(proto: onnx.ModelProto) -> None:
+def replace_misjudged_nodes(proto: onnx.ModelProto) -> None:
     """Put an identity for each node of *proto* that ONNX's inference misjudges: a model for checking, not for use."""
     for node in proto.graph.node:
         if node.op_type in _MISJUDGED and node.domain in ("", "ai.onnx"):
@@ -87,14 +87,14 @@ def stand_in(proto: onnx.ModelProto) -> None:
             del node.attribute[:], node.input[1:]
 
 
-def infer(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
+def infer_static_shapes(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
     """*proto* with every shape that follows from its inputs'; raises ModelError where shapes contradict one another."""
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
     del bare.graph.value_info[:]
     _open_outputs(bare.graph)
     strict = all(node.domain in ("", "ai.onnx") for node in bare.graph.node)
-    stand_in(bare)
+    replace_misjudged_nodes(bare)
     message = ""
     # Propagating values is young: it refuses some shapes that are right, and writes down all numbers of a range.
     ranges = any(node.op_type == "Range" for node in bare.graph.node)
@@ -111,7 +111,7 @@ def infer(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _by_runtime(proto: onnx.ModelProto) -> onnx.ModelProto:
     """*proto* with the shapes too that ONNX Runtime infers: it knows operators that are not ONNX's."""
-    values = values_of(proto.graph)
+    values = graph_values(proto.graph)
     unknown = [name for node in proto.graph.node for name in node.output if name and values[name].shape is None]
     if not unknown or proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
         return proto
@@ -173,29 +173,29 @@ def _blamed(proto: onnx.ModelProto, message: str) -> str:
     # ONNX writes "(op_type:Conv, node name: c1): [ShapeInferenceError] …", one line a node.
     line = next((line for line in message.splitlines() if "op_type:" in line or "Error]" in line), message)
     said = line.rsplit("Error]", 1)[-1].strip(" :.") or line
-    for node in nodes_of(proto.graph):
+    for node in list_nodes(proto.graph):
         if node.proto.name and f"node name: {node.proto.name})" in line:
             return f"{node}: {said}"
     return line.strip()
 
 
-def values_of(graph: onnx.GraphProto) -> dict[str, Value]:
+def graph_values(graph: onnx.GraphProto) -> dict[str, ModelValue]:
     """Every value of *graph* with its shape and dtype, as far as they are known."""
-    out = {name: Value(name, None, None) for node in graph.node for name in node.output if name}
+    out = {name: ModelValue(name, None, None) for node in graph.node for name in node.output if name}
     for info in (*graph.value_info, *graph.output, *graph.input):
         out[info.name] = _value(info)
     for weight in graph.initializer:
-        out[weight.name] = Value(weight.name, tuple(weight.dims), _dtype(weight.data_type))
+        out[weight.name] = ModelValue(weight.name, tuple(weight.dims), _dtype(weight.data_type))
     return out
 
 
-def _value(info: onnx.ValueInfoProto) -> Value:
+def _value(info: onnx.ValueInfoProto) -> ModelValue:
     if not info.type.HasField("tensor_type"):
-        return Value(info.name, None, None)
+        return ModelValue(info.name, None, None)
     tensor = info.type.tensor_type
     sizes = [_size(d) for d in tensor.shape.dim] if tensor.HasField("shape") else [None]
     shape = tuple(s for s in sizes if s is not None)
-    return Value(info.name, shape if len(shape) == len(sizes) else None, _dtype(tensor.elem_type))
+    return ModelValue(info.name, shape if len(shape) == len(sizes) else None, _dtype(tensor.elem_type))
 
 
 def _dtype(code: int) -> np.dtype[Any] | None:
@@ -222,10 +222,10 @@ _NOT_FOLDED = ("Bernoulli", "DequantizeLinear", "Dropout", "Multinomial", "Quant
 """Beginnings of operators that draw random numbers, and of those by which ONNX Runtime recognises integer kernels."""
 
 _P = TypeVar("_P", onnx.ModelProto, onnx.NodeProto, onnx.TensorProto)
-_Foldable: TypeAlias = "Callable[[Node, Sequence[Value]], bool]"
+_Foldable: TypeAlias = "Callable[[ModelNode, Sequence[ModelValue]], bool]"
 
 
-def fold(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
+def fold_shape_computations(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
     """Infer shapes, and turn every small integer or boolean result that is known beforehand into a weight.
 
     ``Shape → Gather → Concat → Reshape`` chains go this way.
@@ -241,7 +241,7 @@ def fold_constants(file: str, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
     """
     free = MAX_FOLDED_BYTES - sum(_nbytes(w) for w in proto.graph.initializer)
 
-    def fits(node: Node, results: Sequence[Value]) -> bool:
+    def fits(node: ModelNode, results: Sequence[ModelValue]) -> bool:
         nonlocal free
         needed = sum(prod(v.shape or ()) * v.dtype.itemsize for v in results if v.dtype is not None)
         if not 0 < needed <= free or any(v.dtype is None or v.dtype.kind not in "iubf" for v in results):
@@ -250,7 +250,7 @@ def fold_constants(file: str, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
         return True
 
     folded, gone = _folded(file, proto, fits)
-    read = {name for node in nodes_of(folded.graph) for name in node.reads}
+    read = {name for node in list_nodes(folded.graph) for name in node.reads}
     made = {name for node in gone for name in node.output}
     kept = [_copy(w) for w in folded.graph.initializer if w.name in read or w.name not in made]
     del folded.graph.initializer[:]
@@ -258,7 +258,7 @@ def fold_constants(file: str, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
     return folded, gone
 
 
-def unfolded(model: Model) -> onnx.ModelProto:
+def restore_folded_nodes(model: Model) -> onnx.ModelProto:
     """A copy of the model's graph for a file: the nodes of a folded weight that is larger than what they read are back.
 
     Nodes that no output needs any more are for the caller to drop.
@@ -290,22 +290,22 @@ def unfolded(model: Model) -> onnx.ModelProto:
 def _folded(
     file: str, proto: onnx.ModelProto, foldable: _Foldable
 ) -> tuple[onnx.ModelProto, tuple[onnx.NodeProto, ...]]:
-    proto = infer(file, proto)
+    proto = infer_static_shapes(file, proto)
     gone: list[onnx.NodeProto] = []
     while found := _fold_once(proto, foldable):
         gone += found
-        proto = infer(file, proto)
+        proto = infer_static_shapes(file, proto)
     return proto, tuple(gone)
 
 
 def _fold_once(proto: onnx.ModelProto, foldable: _Foldable) -> list[onnx.NodeProto]:
     """Fold what can be folded now; return the nodes, which *proto* no longer has."""
     graph = proto.graph
-    values = values_of(graph)
+    values = graph_values(graph)
     known = {w.name: w for w in graph.initializer}
     outputs = {v.name for v in graph.output}
     kept, gone = [], []
-    for node in nodes_of(graph):
+    for node in list_nodes(graph):
         results = None if outputs & {*node.results} else _results(node, values, known, proto, foldable)
         if results is None:
             kept.append(_copy(node.proto))
@@ -320,7 +320,7 @@ def _fold_once(proto: onnx.ModelProto, foldable: _Foldable) -> list[onnx.NodePro
     return gone
 
 
-def _computes_shape(node: Node, results: Sequence[Value]) -> bool:
+def _computes_shape(node: ModelNode, results: Sequence[ModelValue]) -> bool:
     kinds = "iubf" if node.op in _FROM_SIZES else "iub"
     return (
         all(v.dtype is not None and v.dtype.kind in kinds for v in results)
@@ -329,8 +329,8 @@ def _computes_shape(node: Node, results: Sequence[Value]) -> bool:
 
 
 def _results(
-    node: Node,
-    values: Mapping[str, Value],
+    node: ModelNode,
+    values: Mapping[str, ModelValue],
     known: Mapping[str, onnx.TensorProto],
     proto: onnx.ModelProto,
     foldable: _Foldable,

@@ -9,9 +9,10 @@ from onnx import TensorProto, helper
 
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program
-from einnet_explore.onnx_export.export import IR_VERSION, OPSET, ExportError, Replacement, rewrite_model, to_onnx
+from einnet_explore.onnx_export.export import Replacement, rewrite_model
+from einnet_explore.onnx_export.nodes import EXPORT_OPSET, IR_VERSION, ExportError, to_onnx
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.onnx_import.shapes import unfolded
+from einnet_explore.onnx_import.shapes import restore_folded_nodes
 from einnet_explore.pipeline.plan import Plan, Segment
 from einnet_explore.pipeline.submodels import answers, start
 from einnet_explore.pipeline.tuning_task import Engine
@@ -49,7 +50,7 @@ def program_model(program: Program, constants: Arrays) -> onnx.ModelProto:
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in program.outputs],
         initializer=made.initialisers,
     )
-    imports = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(f.domain, 1) for f in made.functions[:1])]
+    imports = [helper.make_opsetid("", EXPORT_OPSET), *(helper.make_opsetid(f.domain, 1) for f in made.functions[:1])]
     return helper.make_model(graph, functions=made.functions, opset_imports=imports, ir_version=IR_VERSION)
 
 
@@ -70,7 +71,7 @@ def in_onnxruntime(threads: int) -> Engine:
 
 def exported(model: Model, replacements: Iterable[Replacement]) -> onnx.ModelProto:
     """*model* with *replacements* in standard operators; raises ExportError, also for what no protocol buffer holds."""
-    made = rewrite_model(unfolded(model), replacements)
+    made = rewrite_model(restore_folded_nodes(model), replacements)
     if made.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
         raise ExportError(f"the model has {made.ByteSize()} bytes, expected at most {onnx.checker.MAXIMUM_PROTOBUF}")
     return made

@@ -8,14 +8,14 @@ from graphlib import TopologicalSorter
 from math import prod
 
 from einnet_explore.ir import Equation
-from einnet_explore.onnx_import.model import Model, Node
+from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.operator_table import OPERATORS_ONNX
 
 CHEAP = ("elementwise", "activation", "layout")
 """The kinds that join a neighbour."""
 
 
-def kind(node: Node) -> str:
+def kind(node: ModelNode) -> str:
     """The kind of work of an understood node."""
     return OPERATORS_ONNX[node.op].kind
 

@@ -19,7 +19,7 @@ import onnx
 from einnet_explore.ir import Program
 from einnet_explore.onnx_export.export import Replacement, rewrite_model
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.onnx_import.shapes import unfolded
+from einnet_explore.onnx_import.shapes import restore_folded_nodes
 from einnet_explore.pipeline.assembly import Assembled
 from einnet_explore.pipeline.backward_elimination import Attribution, Without
 from einnet_explore.pipeline.export_selection import UNMEASURED, Exported
@@ -159,7 +159,7 @@ class Optimised:
         Only what pays in ONNX Runtime is in it, see ``exported``: where nothing does, it is the model as it is.
         Raises ExportError.
         """
-        made = unfolded(self.model)
+        made = restore_folded_nodes(self.model)
         return rewrite_model(made, self.replacements) if self.replacements else made
 
     def save(self, path: str | Path) -> None:

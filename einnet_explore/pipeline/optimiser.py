@@ -18,7 +18,7 @@ from typing import Any
 
 from einnet_explore.cost import CostModel
 from einnet_explore.ir import Program
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.assembly import Assembler
 from einnet_explore.pipeline.error_report import Badge, badge
@@ -236,4 +236,4 @@ def contested(model: bytes, settings: Settings, budget: float | None, name: str)
 
 @lru_cache(maxsize=2)
 def _work(model: bytes, settings: Settings, budget: float | None) -> Optimiser:
-    return Optimiser(load(model), settings, budget)
+    return Optimiser(load_model(model), settings, budget)

@@ -25,7 +25,7 @@ import numpy as np
 
 from einnet_explore.ir import Equation, Program, tensors
 from einnet_explore.onnx_import.assembly import assemble
-from einnet_explore.onnx_import.model import Model, Node
+from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.operator_table import NotUnderstood, express
 from einnet_explore.pipeline.node_groups import Units, kind
 from einnet_explore.pipeline.row_subprograms import join_rows
@@ -200,7 +200,7 @@ def _used(model: Model) -> set[int]:
     return found
 
 
-def _eligible(node: Node, model: Model) -> tuple[Equation, ...] | NotUnderstood:
+def _eligible(node: ModelNode, model: Model) -> tuple[Equation, ...] | NotUnderstood:
     """The equations of a node whose tensors are all float32, as subprograms compute."""
     found = express(node, model)
     if isinstance(found, NotUnderstood):

@@ -33,7 +33,7 @@ import onnx
 import onnxruntime
 from onnx import helper, numpy_helper
 
-from einnet_explore.onnx_import.model import Model, Node
+from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.pipeline.submodels import (
     Array,
     PlanError,
@@ -48,7 +48,7 @@ from einnet_explore.runtime.onnx_fragment import DOMAIN, Writer, imports, lend, 
 from einnet_explore.runtime.program import CompiledProgram
 
 
-def check_disjoint(groups: Iterable[Collection[Node]]) -> None:
+def check_disjoint(groups: Iterable[Collection[ModelNode]]) -> None:
     """Raise PlanError where a group is empty or shares a node with another."""
     seen: set[str] = set()
     for nodes in groups:
@@ -59,7 +59,7 @@ def check_disjoint(groups: Iterable[Collection[Node]]) -> None:
         seen |= {node.name for node in nodes}
 
 
-def parts(regions: Regions, groups: Sequence[Collection[Node]]) -> list[tuple[int | None, tuple[Node, ...]]]:
+def parts(regions: Regions, groups: Sequence[Collection[ModelNode]]) -> list[tuple[int | None, tuple[ModelNode, ...]]]:
     """The groups (by number) and, between them, the nodes that stay (None), fewest sets first to last.
 
     Raises PlanError where a group is not convex.
@@ -84,7 +84,7 @@ def parts(regions: Regions, groups: Sequence[Collection[Node]]) -> list[tuple[in
             max((*stays, *replaced), default=-1) if isinstance(u, int) else max((0, *stays, *(r + 1 for r in replaced)))
         )
     live = _live(regions)
-    out: list[tuple[int | None, tuple[Node, ...]]] = []
+    out: list[tuple[int | None, tuple[ModelNode, ...]]] = []
     place = {node.name: n for n, node in enumerate(regions.nodes)}
     for s in range(-1, max(rank.values(), default=-1) + 1):
         # Where nothing stays before a group, it must not wait for a session.
@@ -107,7 +107,7 @@ def _live(regions: Regions) -> set[str]:
     return live
 
 
-def _unit(unit: int | str, groups: Sequence[Collection[Node]]) -> str:
+def _unit(unit: int | str, groups: Sequence[Collection[ModelNode]]) -> str:
     return unit if isinstance(unit, str) else "{" + ", ".join(node.name for node in groups[unit]) + "}"
 
 
@@ -128,7 +128,7 @@ class ByValue:
             raise PlanError(f"the program of {makes}: {type(error).__name__}: {error}") from error
         return {self.names[name]: array for name, array in made.items()}
 
-    def write(self, model: Model, nodes: Sequence[Node], outputs: Sequence[str], prefix: str) -> Writer | None:
+    def write(self, model: Model, nodes: Sequence[ModelNode], outputs: Sequence[str], prefix: str) -> Writer | None:
         """The program as nodes that read and make the model's values; None where it has to be called.
 
         It has to be where a session cannot run one of its kernels, a value is not of single precision (programs are),
@@ -143,7 +143,9 @@ class ByValue:
 
 
 def spliced(
-    regions: Regions, parts: Sequence[tuple[Sequence[Node], Writer | None]], opset: Sequence[onnx.OperatorSetIdProto]
+    regions: Regions,
+    parts: Sequence[tuple[Sequence[ModelNode], Writer | None]],
+    opset: Sequence[onnx.OperatorSetIdProto],
 ) -> onnx.ModelProto:
     """The model of *regions* made of *parts*, first to last: its own nodes, and what was written in place of others."""
     graph = regions.proto.graph
@@ -255,7 +257,7 @@ def build_plan(model: Model, replacements: Mapping[tuple[str, ...], Run] | None 
 def _joined(
     model: Model,
     regions: Regions,
-    found: Sequence[tuple[int | None, tuple[Node, ...]]],
+    found: Sequence[tuple[int | None, tuple[ModelNode, ...]]],
     runs: Mapping[int, Run],
     threads: int,
 ) -> Segment | None:
@@ -263,7 +265,7 @@ def _joined(
 
     Programs are written in ONNX's latest operators, which the model's own operator set may not have.
     """
-    written: list[tuple[tuple[Node, ...], Writer | None]] = []
+    written: list[tuple[tuple[ModelNode, ...], Writer | None]] = []
     free = _free_prefix(regions)
     for group, nodes in found:
         match runs.get(group) if group is not None else None:
@@ -337,7 +339,7 @@ def _whole(model: Model, held: Resting, outputs: tuple[str, ...]) -> Segment:
     return Segment(tuple(node.name for node in model.nodes), False, feeds, outputs, run)
 
 
-def _session(regions: Regions, nodes: tuple[Node, ...], threads: int) -> Segment:
+def _session(regions: Regions, nodes: tuple[ModelNode, ...], threads: int) -> Segment:
     part = regions.extract(nodes)
     session = start(part, threads, spinning=False, nodes=nodes)
     feeds = tuple(v.name for v in part.graph.input)
@@ -349,7 +351,7 @@ def _session(regions: Regions, nodes: tuple[Node, ...], threads: int) -> Segment
     return Segment(tuple(node.name for node in nodes), False, feeds, outputs, run)
 
 
-def _group(model: Model, regions: Regions, nodes: tuple[Node, ...], call: Run) -> Segment:
+def _group(model: Model, regions: Regions, nodes: tuple[ModelNode, ...], call: Run) -> Segment:
     inputs, outputs = regions.border(nodes)
     types = tuple(model.values[name].dtype if name in model.values else None for name in outputs)
     # Compiled programs have a context for each thread; other callables may compute in arrays of their own.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from einnet_explore.codegen.errors import BackendError
 from einnet_explore.ir import Program
-from einnet_explore.onnx_import.load import load
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.exported import forms, program_model
 from einnet_explore.pipeline.numerics import checked
@@ -29,9 +29,9 @@ def read(model: str | Path | Model | Program, shapes: Mapping[str, tuple[int, ..
         case Model():
             return model
         case Program():
-            return load(program_model(list(islice(forms(model), 2))[-1], {}), shapes)
+            return load_model(program_model(list(islice(forms(model), 2))[-1], {}), shapes)
         case _:
-            return load(model, shapes)
+            return load_model(model, shapes)
 
 
 def settings(

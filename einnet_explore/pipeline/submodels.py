@@ -11,7 +11,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import helper
 
-from einnet_explore.onnx_import.model import Model, Node, nodes_of
+from einnet_explore.onnx_import.model import Model, ModelNode, list_nodes
 from einnet_explore.runtime.onnx_fragment import imports, session_options
 
 Array = NDArray[Any]
@@ -21,7 +21,7 @@ class PlanError(ValueError):
     """A part of a model that cannot be run by itself; the message names its nodes."""
 
 
-def told(nodes: Collection[Node]) -> str:
+def told(nodes: Collection[ModelNode]) -> str:
     """*nodes* for a message."""
     return ("node " if len(nodes) == 1 else "nodes ") + ", ".join(f"{node.name} ({node.op})" for node in nodes)
 
@@ -32,7 +32,7 @@ class Regions:
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.proto = proto
         graph = proto.graph
-        self.nodes = nodes_of(graph)
+        self.nodes = list_nodes(graph)
         self.weights = {w.name: w for w in graph.initializer}
         self.sparse = {w.values.name: w for w in graph.sparse_initializer}
         self.inputs = tuple(v.name for v in graph.input if v.name not in self.weights)
@@ -43,14 +43,14 @@ class Regions:
         """Whether *name* is a weight."""
         return name in self.weights or name in self.sparse
 
-    def named(self, names: Iterable[str]) -> tuple[Node, ...]:
+    def named(self, names: Iterable[str]) -> tuple[ModelNode, ...]:
         """The nodes called *names*, in the order of the model; raises PlanError for one that it does not have."""
         wanted = set(names)
         if unknown := wanted - {node.name for node in self.nodes}:
             raise PlanError(f"node {', '.join(sorted(unknown))}: found no such node, expected one of the model's")
         return tuple(node for node in self.nodes if node.name in wanted)
 
-    def border(self, nodes: Collection[Node]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def border(self, nodes: Collection[ModelNode]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What *nodes* read from elsewhere (weights aside), and what of theirs is read elsewhere or is an output."""
         made = {name for node in nodes for name in node.results}
         own = {node.name for node in nodes}
@@ -59,7 +59,7 @@ class Regions:
         inputs = tuple(name for name in reads if name not in made and not self.constant(name))
         return inputs, tuple(name for node in nodes for name in node.results if name in needed)
 
-    def extract(self, nodes: Collection[Node]) -> onnx.ModelProto:
+    def extract(self, nodes: Collection[ModelNode]) -> onnx.ModelProto:
         """*nodes*, which stand in the order of the model, as a model from border to border."""
         inputs, outputs = self.border(nodes)
         if not outputs:
@@ -88,7 +88,7 @@ def start(
     model: onnx.ModelProto | bytes | str,
     threads: int,
     spinning: bool = True,
-    nodes: Collection[Node] = (),
+    nodes: Collection[ModelNode] = (),
     adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None,
     whole: str = "the model",
 ) -> onnxruntime.InferenceSession:
