@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from einnet_explore.codegen.elementwise import Functor, functor, host_kernel, operand
+from einnet_explore.codegen.elementwise import elementwise_host_kernel
+from einnet_explore.codegen.functor import Functor, build_functor, operand_read
 from einnet_explore.codegen.language import F16, F32
 from einnet_explore.ir import Const, Iterator, Scope, Tensor, add, mul, tensors
 from einnet_explore.runtime import c_kernels
@@ -48,7 +49,7 @@ def triad(count: int, threads: int) -> Callable[[], object]:
 def in_c(made: Functor, arrays: Sequence[np.ndarray], threads: int) -> Callable[[], object]:
     """The kernel in C, bound to result and operands."""
     n = arrays[0].size
-    loaded = c_kernels.load(host_kernel(made))
+    loaded = c_kernels.load(elementwise_host_kernel(made))
     return loaded.bind(*arrays, n, -(-n // threads), grid=(threads, 1, 1), threads=threads)  # type: ignore[no-any-return]
 
 
@@ -60,7 +61,7 @@ def measured(name: str, n: int, threads: int, seconds: float) -> tuple[float, fl
     held = [aligned(np.random.default_rng(k).normal(size=n).astype(np.float32)) for k in range(len(used))]
     out, other, third = (aligned_empty((n,)) for _ in range(3))
     order = {t.name: a for t, a in zip(tensors(scope), held, strict=True)}
-    made = functor(scope, name)
+    made = build_functor(scope, name)
     calls: dict[str, Callable[[], object]] = {
         "c": in_c(made, [out, *(order[o] for o, _ in made.operands)], threads),
         "tvm": compile_scope(scope, threads=threads).bind(list(order.values()), other),
@@ -79,7 +80,7 @@ def cast(n: int, threads: int, seconds: float) -> float:
     """NumPy's time for float32 to half over that of the kernel in C."""
     x = np.random.default_rng(0).normal(size=n).astype(np.float32)
     out, other = np.zeros(n, np.float16), np.zeros(n, np.float16)
-    call = in_c(Functor(operand("x"), F16, (("x", F32),), name="cast"), [out, x], threads)
+    call = in_c(Functor(operand_read("x"), F16, (("x", F32),), name="cast"), [out, x], threads)
     times = compare({"c": call, "numpy": lambda: np.copyto(other, x)}, min_seconds=seconds, settle=pause(threads))
     assert (out == other).all()
     return times_faster(times["numpy"], times["c"])

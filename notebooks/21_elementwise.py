@@ -28,20 +28,17 @@ from matplotlib.figure import Figure as Page
 import einnet_explore as ee
 from einnet_explore.codegen.elementwise import (
     A100,
-    BLOCK,
+    BLOCK_THREADS,
     H100,
-    WAVES,
-    Functor,
-    Launch,
-    blocks,
-    compose,
-    functor,
-    kernel,
-    operand,
+    MAX_WAVES,
+    ElementwiseLaunch,
+    aligned_kernel,
+    block_count,
+    elementwise_kernel,
     pack_size,
-    plan,
-    planned,
+    plan_launch,
 )
+from einnet_explore.codegen.functor import Functor, build_functor, compose_functors, operand_read
 from einnet_explore.codegen.language import F16, F32, F64, I8, emit
 from einnet_explore.ir import Apply
 from einnet_explore.runtime import opencl
@@ -58,7 +55,7 @@ from einnet_explore.viz.tables import Sheet
 # threads fit; rounded down to a power of two that is the block size.
 
 # %%
-64 * 1024 // 255, BLOCK
+64 * 1024 // 255, BLOCK_THREADS
 
 # %% [markdown]
 # There is at least one block, there are no more than have work, and no more than 32 *waves*, where a wave is what the device holds at a time:
@@ -67,16 +64,17 @@ from einnet_explore.viz.tables import Sheet
 
 # %%
 rows = tuple(
-    (packs, blocks(packs, A100), blocks(packs, H100)) for packs in (0, 1, 256, 257, 10**5, 10**6, 10**7, 10**8)
+    (packs, block_count(packs, A100), block_count(packs, H100))
+    for packs in (0, 1, 256, 257, 10**5, 10**6, 10**7, 10**8)
 )
-Markdown("##" + Sheet("blocks", f"Blocks, at most {WAVES} waves", ("packs", "A100", "H100"), rows).markdown())
+Markdown("##" + Sheet("blocks", f"Blocks, at most {MAX_WAVES} waves", ("packs", "A100", "H100"), rows).markdown())
 
 # %%
 picture = Page(figsize=(6, 3), layout="constrained")
 plot = picture.add_subplot(xlabel="packs", ylabel="blocks", xscale="log", yscale="log")
 counts = np.unique(np.logspace(0, 8.5, 200).astype(int))
 for name, gpu in (("A100", A100), ("H100", H100)):
-    plot.plot(counts, [blocks(int(n), gpu) for n in counts], label=f"{name}: at most {gpu.most_blocks:,}")
+    plot.plot(counts, [block_count(int(n), gpu) for n in counts], label=f"{name}: at most {gpu.most_blocks:,}")
 plot.legend()
 svg = io.StringIO()
 picture.savefig(svg, format="svg", metadata={"Date": None})
@@ -112,11 +110,11 @@ kinds = (F16, F32)
 rows = tuple(
     (label, p.pack, p.packs, p.tail, p.blocks, repr(p.index))
     for label, p in (
-        ("4,096 elements", plan(4096, kinds, (0, 0))),
-        ("4,099 elements", plan(4099, kinds, (0, 0))),
-        ("…, the operand 4 bytes further", plan(4099, kinds, (0, 4))),
-        ("no elements", plan(0, kinds, (0, 0))),
-        ("2³¹ + 1 elements", plan((1 << 31) + 1, kinds, (0, 0))),
+        ("4,096 elements", plan_launch(4096, kinds, (0, 0))),
+        ("4,099 elements", plan_launch(4099, kinds, (0, 0))),
+        ("…, the operand 4 bytes further", plan_launch(4099, kinds, (0, 4))),
+        ("no elements", plan_launch(0, kinds, (0, 0))),
+        ("2³¹ + 1 elements", plan_launch((1 << 31) + 1, kinds, (0, 0))),
     )
 )
 Markdown(
@@ -133,16 +131,16 @@ Markdown(
 # is half precision and the pack is even, two elements are made at a time (`__float22half2_rn`).
 
 # %%
-cast = Functor(operand("x"), F16, (("x", F32),), name="cast")
-Code(emit(planned(cast, 4099), "cuda"), language="cuda")
+cast = Functor(operand_read("x"), F16, (("x", F32),), name="cast")
+Code(emit(aligned_kernel(cast, 4099), "cuda"), language="cuda")
 
 # %% [markdown]
 # The sum of two halves is *one* instruction for two elements. In single precision and rounded afterwards it would come out the same, bit by bit:
 # a half has 11 bits of precision, single precision has $24 \ge 2 \cdot 11 + 2$. So the OpenCL and C twins, which do that, agree exactly.
 
 # %%
-add = Functor(Apply("+", (operand("a"), operand("b"))), F16, (("a", F16), ("b", F16)), name="add")
-Code(emit(planned(add, 4096), "cuda"), language="cuda")
+add = Functor(Apply("+", (operand_read("a"), operand_read("b"))), F16, (("a", F16), ("b", F16)), name="add")
+Code(emit(aligned_kernel(add, 4096), "cuda"), language="cuda")
 
 # %% [markdown]
 # ## Does the compiler see it?
@@ -154,15 +152,15 @@ Code(emit(planned(add, 4096), "cuda"), language="cuda")
 
 # %%
 def counted(launch, times):
-    text = nvrtc.compile_cuda(kernel(cast, launch), "compute_80").code.decode()
+    text = nvrtc.compile_cuda(elementwise_kernel(cast, launch), "compute_80").code.decode()
     lines = [line.strip() for line in text.splitlines()]
     return tuple(times * sum(part in line for line in lines) for part in ("ld.global", "st.global", "cvt.rn"))
 
 
 if nvrtc.version():
     rows = (
-        ("plain, four elements", *counted(Launch(1, 4096, 0, 16, plan(1, kinds, (0, 0)).index), 4)),
-        ("template, four elements", *counted(plan(4096, kinds, (0, 0)), 1)),
+        ("plain, four elements", *counted(ElementwiseLaunch(1, 4096, 0, 16, plan_launch(1, kinds, (0, 0)).index), 4)),
+        ("template, four elements", *counted(plan_launch(4096, kinds, (0, 0)), 1)),
     )
 else:
     rows = (("NVRTC is not installed", None, None, None),)
@@ -172,7 +170,11 @@ Markdown("##" + Sheet("ptx", "Instructions", ("kernel", "loads", "stores", "conv
 # It compiles to machine code for the A100 (sm_80) and the H100 (sm_90):
 
 # %%
-[(a, f"{len(nvrtc.compile_cuda(planned(add, 4099), a).code):,} bytes") for a in nvrtc.ARCHITECTURES if nvrtc.version()]
+[
+    (a, f"{len(nvrtc.compile_cuda(aligned_kernel(add, 4099), a).code):,} bytes")
+    for a in nvrtc.ARCHITECTURES
+    if nvrtc.version()
+]
 
 # %% [markdown]
 # ## Does it compute the right thing?
@@ -204,13 +206,16 @@ print(engine, errors(cast, engine, lambda x: x.astype(np.float16)), sep=": ", en
 # one value for all elements is a *scalar*, read once a thread. Composed, nothing is written in between:
 
 # %%
-relu = Functor(Apply("relu", (operand("x"),)), F32, (("x", F32),), name="relu")
-scaled = Functor(Apply("*", (operand("v"), operand("s"))), F32, (("v", F32),), (("s", F32),), name="scaled")
+relu = Functor(Apply("relu", (operand_read("x"),)), F32, (("x", F32),), name="relu")
+scaled = Functor(Apply("*", (operand_read("v"), operand_read("s"))), F32, (("v", F32),), (("s", F32),), name="scaled")
 total = Functor(
-    Apply("+", (operand("a"), operand("b"), operand("c"))), F32, (("a", F32), ("b", F32), ("c", F32)), name="total"
+    Apply("+", (operand_read("a"), operand_read("b"), operand_read("c"))),
+    F32,
+    (("a", F32), ("b", F32), ("c", F32)),
+    name="total",
 )
-fused = compose(scaled, {"v": compose(relu, {"x": total})})
-Code(emit(planned(fused, 4096), "opencl"), language="c")
+fused = compose_functors(scaled, {"v": compose_functors(relu, {"x": total})})
+Code(emit(aligned_kernel(fused, 4096), "opencl"), language="c")
 
 # %%
 a, b, c = (np.random.default_rng(k).integers(-9, 9, 1003).astype(np.float32) for k in range(3))
@@ -237,6 +242,6 @@ Code(kernel_texts(case, "c")[0].text, language="c")
 
 # %%
 try:
-    functor(ee.parse("tensor A[3, 5]\nY[j:5, i:3] = A[i, j]").equations[0].scope, "Y")
+    build_functor(ee.parse("tensor A[3, 5]\nY[j:5, i:3] = A[i, j]").equations[0].scope, "Y")
 except ValueError as refused:
     print(refused)

@@ -19,23 +19,23 @@ from einnet_explore.codegen.language import (
     Array,
     Assign,
     Barrier,
+    Comment,
     Copy,
     Declare,
-    Fetch,
     For,
     If,
     Kernel,
     LoadPair,
-    Local,
-    Note,
+    LocalArray,
     PairOperation,
+    Prefetch,
     Statement,
     Store,
     StorePair,
-    Turn,
+    StoreTransposed,
     Var,
 )
-from einnet_explore.codegen.language.values import Binary, Call, Cast, Expr, Id, Literal, Load, Select, Unary
+from einnet_explore.codegen.language.values import Binary, Call, Cast, Expr, LaunchIndex, Literal, Load, Select, Unary
 
 BINARY = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "<": operator.lt, "<=": operator.le, ">": operator.gt,
@@ -107,7 +107,7 @@ class Thread:
                 self.own[var.name] = None if value is None else self.value(value)
             case Assign(var, value):
                 self.own[var.name] = self.value(value)
-            case Local(array):
+            case LocalArray(array):
                 where = self.own if array.space == "private" else self.memory.held
                 if array.space == "private" or array.name not in where:
                     where[array.name] = np.zeros(array.size, array.kind.dtype)
@@ -128,11 +128,11 @@ class Thread:
                 at = self.value(index)
                 for k in range(2):
                     self.put(target, at + k, BINARY[op](self.get(left, at + k), self.get(right, at + k)))
-            case Turn(target, write, stride, tile, side):
+            case StoreTransposed(target, write, stride, tile, side):
                 to = self.value(write)
                 for i, j in itertools.product(range(side), repeat=2):
                     self.put(target, to + j * stride + i, self.get(tile, i * side + j))
-            case Fetch(_, index):
+            case Prefetch(_, index):
                 self.value(index)
             case For(var, start, stop, step, body):
                 at = self.value(start)
@@ -144,7 +144,7 @@ class Thread:
                 yield from self.many(then if self.value(condition) else orelse)
             case Barrier():
                 yield "barrier"
-            case Note():
+            case Comment():
                 pass
 
     def array(self, array: Array) -> Any:
@@ -167,7 +167,7 @@ class Thread:
                 return value
             case Var(name):
                 return self.own[name] if name in self.own else self.memory.held[name]
-            case Id(of, dim):
+            case LaunchIndex(of, dim):
                 return self.ids[of][dim]
             case Unary(op, arg):
                 return not self.value(arg) if op == "!" else -self.value(arg)

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from onnx import TensorProto, helper, numpy_helper
 
 from einnet_evaluation import fused_programs as known
-from einnet_explore.codegen.elementwise import functor
 from einnet_explore.codegen.errors import BackendError
+from einnet_explore.codegen.functor import build_functor
 from einnet_explore.codegen.language import KernelError, emit
 from einnet_explore.codegen.phase_regions import regions_kernel
 from einnet_explore.equivalence.certificate import certify
@@ -217,7 +217,7 @@ def test_a_kernel_that_crashes_does_so_in_another_process(monkeypatch: pytest.Mo
 
 @needs_cc
 def test_the_exponential_of_every_size() -> None:
-    run = Elementwise(functor(scope_of("tensor A[8]\nY[i:8] = exp(A[i])")), "c")
+    run = Elementwise(build_functor(scope_of("tensor A[8]\nY[i:8] = exp(A[i])")), "c")
     edges = np.array([0, 1, -1, 88.72283, 88.72284, 89, 200, -87.33655, -103.97208, -104, -200], np.float32)
     edges = np.concatenate([edges, np.nextafter(edges, np.float32(np.inf)), np.nextafter(edges, np.float32(-np.inf))])
     bits = np.arange(0, 1 << 32, 4093, dtype=np.uint64).astype(np.uint32).view(np.float32)

@@ -11,7 +11,19 @@ import numpy as np
 import pytest
 
 from einnet_explore.codegen.errors import BackendError
-from einnet_explore.codegen.language import F32, F64, Array, Id, Kernel, Local, Store, Var, cast, counted, literal
+from einnet_explore.codegen.language import (
+    F32,
+    F64,
+    Array,
+    Kernel,
+    LaunchIndex,
+    LocalArray,
+    Store,
+    Var,
+    cast,
+    counted_loop,
+    literal,
+)
 from einnet_explore.runtime import c_kernels, compiled, opencl
 from einnet_explore.runtime import opencl as pocl
 from einnet_explore.runtime.cuda import nvrtc
@@ -29,7 +41,7 @@ LOADERS = [
 Loader = Callable[[Kernel], Any]
 
 X, Y, N = Array("x", F32, const=True), Array("y", F32), Var("n")
-T = Id("thread")
+T = LaunchIndex("thread")
 DOUBLE = Kernel("double", (X, Y, N), (Store(Y, T, X[T] * cast(F32, N)),), (4, 1, 1))
 
 
@@ -91,7 +103,7 @@ def test_where_arrays_lie_does_not_matter(load: Loader) -> None:
 @pytest.mark.parametrize("load", LOADERS)
 def test_no_elements(load: Loader) -> None:
     i = Var("i")
-    kernel = Kernel("none", (X, Y, N), (counted(i, N, Store(Y, i, X[i])),))
+    kernel = Kernel("none", (X, Y, N), (counted_loop(i, N, Store(Y, i, X[i])),))
     load(kernel)(np.empty(0, np.float32), np.empty(0, np.float32), 0)
 
 
@@ -146,7 +158,7 @@ def test_c_kernels_are_kept_and_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_c
 @pytest.mark.parametrize("threads", [1, 2])
 def test_blocks_are_shared_among_threads(threads: int) -> None:
-    block = Id("block") + Id("block", 1) * 5 + Id("block", 2) * 15
+    block = LaunchIndex("block") + LaunchIndex("block", 1) * 5 + LaunchIndex("block", 2) * 15
     kernel = Kernel("blocks", (Y,), (Store(Y, block, cast(F32, block)),))
     y = np.zeros(30, np.float32)
     c_kernels.load(kernel)(y, grid=(5, 3, 2), threads=threads)
@@ -169,7 +181,7 @@ def test_no_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_more_than_the_device_has() -> None:
     tile = Array("tile", F32, 1 << 28, "shared")
     with pytest.raises(BackendError, match=r"kernel big: 1073741824 bytes of shared memory, .* has "):
-        opencl.load(Kernel("big", (Y,), (Local(tile),)))
+        opencl.load(Kernel("big", (Y,), (LocalArray(tile),)))
 
 
 @needs_opencl

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from einnet_explore.codegen import versions
-from einnet_explore.codegen.identity import identity
+from einnet_explore.codegen.identity import scope_identity
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
 from einnet_explore.runtime.device_rates import stream_bandwidth
 from einnet_explore.runtime.implementation_choice import ProfileStore
@@ -36,10 +36,10 @@ def test_identity_ignores_names_only() -> None:
     one = parse("tensor A[6, 7]\nY[i:6, j:7] = A[i, j] + A[5-i, j]").equations[0].scope
     same = parse("tensor B[6, 7]\nZ[x:6, a:7] = B[x, a] + B[5-x, a]").equations[0].scope
     others = ("tensor A[6, 7]\nY[i:6, j:7] = A[i, j] + A[i, j]", "tensor A[6, 8]\nY[i:6, j:7] = A[i, j] + A[5-i, j]")
-    assert identity(one) == identity(same)
-    assert identity(one) not in {identity(parse(text).equations[0].scope) for text in others}
+    assert scope_identity(one) == scope_identity(same)
+    assert scope_identity(one) not in {scope_identity(parse(text).equations[0].scope) for text in others}
     two = parse("tensor A[6, 7]\ntensor B[6, 7]\nY[i:6, j:7] = A[i, j] + B[5-i, j]").equations[0].scope
-    assert identity(one) != identity(two)
+    assert scope_identity(one) != scope_identity(two)
 
 
 def test_kernels_are_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def kernels() -> Any:
 
     def emit(kernel: language.Kernel, dialect: str) -> str:
         text = language.emit(kernel, dialect)
-        found[language.entry(kernel), text] = kernel
+        found[language.entry_name(kernel), text] = kernel
         return text
 
     patch = pytest.MonkeyPatch()

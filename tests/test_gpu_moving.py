@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from einnet_explore.codegen.errors import BackendError
-from einnet_explore.codegen.gpu_copies import PRODUCTS, TERMS, Moved, moving
+from einnet_explore.codegen.gpu_copies import MAX_PRODUCT_TERMS, MAX_SUM_TERMS, CopyKernel, copy_kernel
 from einnet_explore.codegen.language import F16, F64, KernelError, emit
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
@@ -36,7 +36,7 @@ CASES = {
 }
 
 
-def run(program: Program, made: Moved, load: Any, kind: Any = np.float32) -> tuple[Any, Any]:
+def run(program: Program, made: CopyKernel, load: Any, kind: Any = np.float32) -> tuple[Any, Any]:
     random = np.random.default_rng(1)
     feeds = {t.name: (random.integers(-9, 10, t.shape) / 4).astype(kind) for t in program.inputs}
     exact = {n: a.astype(np.float64) for n, a in feeds.items()}
@@ -49,7 +49,7 @@ def run(program: Program, made: Moved, load: Any, kind: Any = np.float32) -> tup
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_moved_is_right(name: str) -> None:
     program = parse(CASES[name])
-    made = moving(program.equations[0].scope)
+    made = copy_kernel(program.equations[0].scope)
     want, got = run(program, made, c_kernels.load)
     np.testing.assert_allclose(got, want, rtol=1e-6)  # quarters are exact in float32
     if nvrtc.version() is not None:
@@ -63,7 +63,7 @@ def test_the_same_runs_in_blocks() -> None:
     for name in ("transposed", "packs", "both ways", "beyond the edge"):
         program = parse(CASES[name])
         try:
-            want, got = run(program, moving(program.equations[0].scope), opencl.load)
+            want, got = run(program, copy_kernel(program.equations[0].scope), opencl.load)
         except BackendError as missing:
             pytest.skip(str(missing))
         np.testing.assert_allclose(got, want, rtol=1e-6)
@@ -95,37 +95,40 @@ def scopes(draw: st.DrawFn) -> str:
 @given(scopes())
 def test_any_order_is_right(text: str) -> None:
     program = parse(text)
-    made = moving(program.equations[0].scope)
+    made = copy_kernel(program.equations[0].scope)
     used = [t for t in program.inputs if t.name in made.inputs]
     want, got = run(Program(tuple(used), program.equations, program.outputs), made, c_kernels.load)
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 def test_neighbours_go_by_packs_or_through_tiles() -> None:
-    packs = emit(moving(parse(CASES["packs"]).equations[0].scope).kernel, "cuda")
+    packs = emit(copy_kernel(parse(CASES["packs"]).equations[0].scope).kernel, "cuda")
     assert packs.count("reinterpret_cast<const pack_16 *>") == 3 and "__shared__" not in packs
-    tiles = moving(parse("tensor A[4096, 4096]\nY[i:4096, j:4096] = A[j, i]").equations[0].scope).kernel
+    tiles = copy_kernel(parse("tensor A[4096, 4096]\nY[i:4096, j:4096] = A[j, i]").equations[0].scope).kernel
     text = emit(tiles, "cuda")
     # Thread by thread, both addresses go up by one: that of the load and that of the write.
     assert re.search(r"\] = A\[.*\+ column\)?\];", text) and re.search(r"O\[[^=]*\+ column\)?\] = tile", text)
     assert prod(tiles.grid) * 32 * 32 == 4096 * 4096 and tiles.shared_bytes == 4 * 32 * 33
     assert "if" not in text  # whole tiles ask nothing
-    wide = moving(parse("tensor A[65536, 65536]\nY[i:65536, j:65536] = A[i, j] + 1").equations[0].scope)
+    wide = copy_kernel(parse("tensor A[65536, 65536]\nY[i:65536, j:65536] = A[i, j] + 1").equations[0].scope)
     assert "long long" in emit(wide.kernel, "cuda")
 
 
 def test_what_is_not_moved() -> None:
     for text, says in (
-        (f"tensor A[3, {TERMS + 1}]\nY[i:3] = sum[k:{TERMS + 1}] A[i, k]", f"sums of {TERMS + 1} terms"),
-        ("tensor A[3, 17]\ntensor B[17]\nY[i:3] = sum[k:17] A[i, k] * B[k]", f"expected at most {PRODUCTS}"),
+        (
+            f"tensor A[3, {MAX_SUM_TERMS + 1}]\nY[i:3] = sum[k:{MAX_SUM_TERMS + 1}] A[i, k]",
+            f"sums of {MAX_SUM_TERMS + 1} terms",
+        ),
+        ("tensor A[3, 17]\ntensor B[17]\nY[i:3] = sum[k:17] A[i, k] * B[k]", f"expected at most {MAX_PRODUCT_TERMS}"),
         ("tensor A[4, 4]\nY[] = sum[i:4, j:4] A[i, j]", "sums of 16 terms over"),
     ):
         with pytest.raises(KernelError, match=says):
-            moving(parse(text).equations[0].scope)
+            copy_kernel(parse(text).equations[0].scope)
     scope = parse("tensor A[4]\nY[i:4] = exp(A[i])").equations[0].scope
-    assert moving(scope, kind=F64).kernel.params[0].kind == F64
+    assert copy_kernel(scope, kind=F64).kernel.params[0].kind == F64
     with pytest.raises(KernelError):
-        moving(scope, kind=F16)
+        copy_kernel(scope, kind=F16)
 
 
 def test_plans_move_what_they_move() -> None:

@@ -14,7 +14,7 @@ from einnet_explore.codegen.language import (
     Copy,
     Kernel,
     KernelError,
-    Local,
+    LocalArray,
     Store,
     emit,
     literal,
@@ -108,11 +108,11 @@ def test_what_is_not_copied_so() -> None:
     source, tile = Array("a", F32, 8, const=True), Array("t", F32, 8, "shared")
     out, half, own = Array("o", F32, 8), Array("h", F16, 8, const=True), Array("p", F32, 8, "private")
     for target, given, size in ((own, source, 1), (tile, source, 3), (Array("t", F16, 8, "shared"), half, 1)):
-        body = (Local(target), Copy(target, literal(0), given, literal(0), size, asynchronous=True))
+        body = (LocalArray(target), Copy(target, literal(0), given, literal(0), size, asynchronous=True))
         with pytest.raises(KernelError, match="expected 4, 8 or 16 bytes from global to shared"):
             emit(Kernel("k", (given, out), body), "cuda")
     body = (
-        Local(tile), Copy(tile, literal(0), source, literal(4), 4, asynchronous=True), Barrier(copies=True),
+        LocalArray(tile), Copy(tile, literal(0), source, literal(4), 4, asynchronous=True), Barrier(copies=True),
         Store(out, literal(0), tile[0]),
     )  # fmt: skip
     kernel = Kernel("k", (source, out), body)

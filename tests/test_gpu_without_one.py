@@ -241,7 +241,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[Any, language.Kernel]:
 
     def emit(kernel: language.Kernel, dialect: str) -> str:
         text = language.emit(kernel, dialect)
-        found[language.entry(kernel), text] = kernel
+        found[language.entry_name(kernel), text] = kernel
         return text
 
     monkeypatch.setattr(cuda_plan, "emit", emit)

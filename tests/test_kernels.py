@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.machine import Machine, this_machine
-from einnet_explore.codegen.packing import gather
-from einnet_explore.codegen.register_tiles import UNROLLED, best_tile, tiles
-from einnet_explore.codegen.sum_of_products import Form, form
+from einnet_explore.codegen.packing import gather_positions
+from einnet_explore.codegen.register_tiles import MAX_UNROLLED_PRODUCTS, best_tile, register_tiles
+from einnet_explore.codegen.sum_of_products import SumOfProducts, match_sum_of_products
 from einnet_explore.codegen.tvm.contraction import plan
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Index, Iterator, Scope, tensors
@@ -190,7 +190,7 @@ def test_work_is_shared_by_threads() -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_contraction(name: str) -> None:
     scope = scope_of(REFUSED[name])
-    assert form(scope) is None
+    assert match_sum_of_products(scope) is None
     assert contraction(scope) is None
 
 
@@ -235,19 +235,19 @@ def test_an_empty_result_needs_no_kernel() -> None:
 def test_a_dilated_band_has_no_tile() -> None:
     """Neighbouring lanes are three rows apart, and which ones depends on a traversal that moves both operands."""
     scope = scope_of(CASES["band"].replace("m+w-2", "m+3*w-6").replace("pad [0, 2, 0]", "pad [0, 6, 0]"))
-    assert form(scope) is not None
+    assert match_sum_of_products(scope) is not None
     assert contraction(scope) is None
 
 
 def test_a_plane_is_one_row() -> None:
-    found = form(scope_of(CASES["a vertical window: planes are rows"]))
+    found = match_sum_of_products(scope_of(CASES["a vertical window: planes are rows"]))
     assert found is not None
     assert [x.extent for x in found.traversals] == [21, 108]
     assert [t.shape for t in found.operands] == [(6, 108), (21, 6, 7)]
 
 
 def test_phases_know_their_taps() -> None:
-    found = form(scope_of(CASES["four phases, one channel"]))
+    found = match_sum_of_products(scope_of(CASES["four phases, one channel"]))
     assert found is not None
     assert found.periods == (4, 4)
     tile = best_tile(found, Machine())
@@ -255,25 +255,25 @@ def test_phases_know_their_taps() -> None:
     # 9 taps of a row over 4 phases: 81 products an input element are all that is left, none with padding.
     made = plan(found, tile, True, 1)
     assert made is not None
-    assert gather(found, tile, made.steps, made.regions).size == 5 * 81
+    assert gather_positions(found, tile, made.steps, made.regions).size == 5 * 81
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_tiles_fit(name: str) -> None:
-    found = form(scope_of(CASES[name]))
+    found = match_sum_of_products(scope_of(CASES[name]))
     assert found is not None
     machine = Machine(registers=16, lanes=8)
-    shapes = list(tiles(found, machine))
+    shapes = list(register_tiles(found, machine))
     assert shapes
     for tile in shapes:
         assert tile.sums < machine.registers
-        assert tile.sums <= UNROLLED
+        assert tile.sums <= MAX_UNROLLED_PRODUCTS
         assert tile.lanes <= machine.lanes
         assert tile.cycles > 0
 
 
 def test_more_sums_in_registers_are_better_until_there_are_too_many() -> None:
-    found = form(scope_of(CASES["few output channels"].replace("20", "64").replace("n:2", "n:1")))
+    found = match_sum_of_products(scope_of(CASES["few output channels"].replace("20", "64").replace("n:2", "n:1")))
     assert found is not None
     tile = best_tile(found, Machine())
     assert tile is not None
@@ -311,13 +311,13 @@ def windows(draw: st.DrawFn) -> str:
 def test_forms_mean_their_scope(text: str) -> None:
     scope = scope_of(text)
     arrays = arrays_of(scope)
-    found = form(scope)
+    found = match_sum_of_products(scope)
     assume(found is not None)  # a window that is worth having, and phases that do not come out even
     assert found is not None
     np.testing.assert_array_equal(_meaning(found, arrays), evaluate(scope, arrays))
 
 
-def _meaning(found: Form, arrays: dict[str, np.ndarray]) -> np.ndarray:
+def _meaning(found: SumOfProducts, arrays: dict[str, np.ndarray]) -> np.ndarray:
     """The sums of a form, written out."""
     out = np.zeros([x.extent * p for x, p in zip(found.traversals, found.periods, strict=True)])
     everything = (*found.traversals, *found.summations)

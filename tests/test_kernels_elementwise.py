@@ -17,26 +17,23 @@ from syrupy.assertion import SnapshotAssertion
 import einnet_explore as ee
 from einnet_explore.codegen.elementwise import (
     A100,
-    BLOCK,
+    BLOCK_THREADS,
     H100,
     MAX_PACK_BYTES,
     MAX_PACK_SIZE,
-    WAVES,
-    Functor,
+    MAX_WAVES,
+    ElementwiseLaunch,
     Gpu,
-    Launch,
-    blocks,
-    compose,
-    functor,
-    host_kernel,
+    aligned_kernel,
+    block_count,
+    elementwise_host_kernel,
+    elementwise_kernel,
     index_type,
-    kernel,
-    operand,
     pack_size,
-    plan,
-    planned,
+    plan_launch,
 )
 from einnet_explore.codegen.errors import BackendError
+from einnet_explore.codegen.functor import Functor, build_functor, compose_functors, operand_read
 from einnet_explore.codegen.language import (
     BOOL,
     F16,
@@ -67,22 +64,22 @@ ENGINES = [
     pytest.param("c", marks=needs_c),
     pytest.param("c blocks", marks=needs_c),
 ]
-CAST = Functor(operand("x"), F16, (("x", F32),), name="cast")
-ADD = Functor(Apply("+", (operand("a"), operand("b"))), F16, (("a", F16), ("b", F16)), name="add")
+CAST = Functor(operand_read("x"), F16, (("x", F32),), name="cast")
+ADD = Functor(Apply("+", (operand_read("a"), operand_read("b"))), F16, (("a", F16), ("b", F16)), name="add")
 
 
 # ---- the document's numbers ---------------------------------------------------------------------------------------
 
 
 def test_block_size() -> None:
-    assert 64 * 1024 // 255 == 257 and BLOCK == 256 and planned(CAST, 5).block == (256, 1, 1)
+    assert 64 * 1024 // 255 == 257 and BLOCK_THREADS == 256 and aligned_kernel(CAST, 5).block == (256, 1, 1)
 
 
 def test_waves_and_blocks() -> None:
-    assert WAVES == 32
+    assert MAX_WAVES == 32
     assert A100.most_blocks == 108 * 2048 // 256 * 32 == 27648
     for n in (0, 1, 255, 256, 257, 27648 * 256, 27648 * 256 + 1, 1 << 40):
-        assert blocks(n, A100) == max(1, min(ceil(n / 256), 27648))
+        assert block_count(n, A100) == max(1, min(ceil(n / 256), 27648))
 
 
 def test_pack_limits() -> None:
@@ -93,36 +90,36 @@ def test_pack_limits() -> None:
 
 
 def test_blocks_count_packs_not_elements() -> None:
-    assert plan(4096, (F16, F32), (0, 0)) == Launch(4, 1024, 0, 4, I32)
-    assert plan(4099, (F16, F32), (0, 0)) == Launch(4, 1024, 3, 4, I32)
+    assert plan_launch(4096, (F16, F32), (0, 0)) == ElementwiseLaunch(4, 1024, 0, 4, I32)
+    assert plan_launch(4099, (F16, F32), (0, 0)) == ElementwiseLaunch(4, 1024, 3, 4, I32)
 
 
 @pytest.mark.parametrize("dialect", ["cuda", "opencl", "c"])
 @pytest.mark.parametrize("functor", [CAST, ADD], ids=lambda f: f.name)
 def test_text(functor: Functor, dialect: str, snapshot: SnapshotAssertion) -> None:
-    made = host_kernel(functor) if dialect == "c" else planned(functor, 1003)
+    made = elementwise_host_kernel(functor) if dialect == "c" else aligned_kernel(functor, 1003)
     assert emit(made, dialect) == snapshot
 
 
 def test_cast_text_is_the_documents() -> None:
-    text = emit(planned(CAST, 1003), "cuda")
+    text = emit(aligned_kernel(CAST, 1003), "cuda")
     for part in ("__launch_bounds__(256, 2)", "__float22half2_rn(make_float2(", "i += (int)gridDim.x * 256", "j += 2"):
         assert part in text
     assert "#pragma unroll" in text and "if (first < tail)" in text
-    assert "tail)" not in emit(planned(CAST, 1000), "cuda").split("{", 1)[1]
+    assert "tail)" not in emit(aligned_kernel(CAST, 1000), "cuda").split("{", 1)[1]
 
 
 @needs_nvrtc
 def test_cast_moves_128_bits_at_once() -> None:
-    code = nvrtc.compile_cuda(planned(CAST, 1000), "compute_80").code.decode()
+    code = nvrtc.compile_cuda(aligned_kernel(CAST, 1000), "compute_80").code.decode()
     lines = [line.strip() for line in code.splitlines()]
     assert sum(line.startswith("ld.global.v4.f32") for line in lines) == 1
     assert sum(line.startswith("st.global.v2.u32") for line in lines) == 1
     assert sum("cvt.rn.f16x2.f32" in line for line in lines) == 2
     assert ".maxntid 256" in code
-    assert "add.f16x2" in nvrtc.compile_cuda(planned(ADD, 1000), "compute_80").code.decode()
+    assert "add.f16x2" in nvrtc.compile_cuda(aligned_kernel(ADD, 1000), "compute_80").code.decode()
     for architecture in nvrtc.ARCHITECTURES:
-        assert nvrtc.compile_cuda(planned(CAST, 1000), architecture).code.startswith(b"\x7fELF")
+        assert nvrtc.compile_cuda(aligned_kernel(CAST, 1000), architecture).code.startswith(b"\x7fELF")
 
 
 # ---- the choice of pack and grid ----------------------------------------------------------------------------------
@@ -141,7 +138,7 @@ def test_every_mix_length_and_grid() -> None:
     small = Gpu(1, 256)
     for mix in MIXES:
         for n in range(1001):
-            made = plan(n, mix, [0] * len(mix), small)
+            made = plan_launch(n, mix, [0] * len(mix), small)
             assert made.packs * made.pack + made.tail == n and 0 <= made.tail < made.pack <= 8
             assert made.blocks == max(1, min(-(-made.packs // 256), 32)) and made.index == I32
 
@@ -151,49 +148,51 @@ def test_every_mix_and_alignment() -> None:
         pack = pack_size(mix)
         for offsets in itertools.product(range(17), repeat=len(mix)):
             aligned = all(at % (pack * k.size) == 0 for at, k in zip(offsets, mix, strict=True))
-            made = plan(1000, mix, [4096 + at for at in offsets])
+            made = plan_launch(1000, mix, [4096 + at for at in offsets])
             assert (made.pack, made.tail) == ((pack, 1000 % pack) if aligned else (1, 0))
             assert made.packs == 1000 // made.pack
 
 
 @given(st.integers(0, 1 << 40), st.sampled_from(MIXES), st.sampled_from([A100, H100, Gpu(1, 256)]), st.booleans())
 def test_positions_fit_their_type(n: int, mix: tuple[Type, ...], gpu: Gpu, aligned: bool) -> None:
-    made = plan(n, mix, [0 if aligned else 1 << 4 | 1] * len(mix), gpu)
+    made = plan_launch(n, mix, [0 if aligned else 1 << 4 | 1] * len(mix), gpu)
     # The largest position that any thread computes: one stride beyond its last pack.
-    furthest = (made.packs - 1 + made.blocks * BLOCK) * made.pack + made.pack - 1 if made.packs else 0
+    furthest = (made.packs - 1 + made.blocks * BLOCK_THREADS) * made.pack + made.pack - 1 if made.packs else 0
     assert made.index == I64 or max(furthest, n) < 1 << 31
     assert made.packs * made.pack + made.tail == n
 
 
 def test_64_bits_beyond_2_to_31() -> None:
     assert index_type((1 << 31) - 1 - 256, 1, 1) == I32 and index_type((1 << 31) - 256, 1, 1) == I64
-    most = A100.most_blocks * BLOCK * 8
-    assert plan((1 << 31) - 1 - most, (F16,), (0,)).index == I32
-    wide = plan((1 << 31) + 5, (F16,), (0,))
-    assert wide == Launch(8, (1 << 28), 5, 27648, I64)
-    text = emit(kernel(replace(ADD, name="wide"), wide), "cuda")
+    most = A100.most_blocks * BLOCK_THREADS * 8
+    assert plan_launch((1 << 31) - 1 - most, (F16,), (0,)).index == I32
+    wide = plan_launch((1 << 31) + 5, (F16,), (0,))
+    assert wide == ElementwiseLaunch(8, (1 << 28), 5, 27648, I64)
+    text = emit(elementwise_kernel(replace(ADD, name="wide"), wide), "cuda")
     assert "const long long packs" in text and "(long long)blockIdx.x * 256LL" in text and "i * 8LL" in text
     assert "int i " not in text and "int first" not in text and "int last" not in text
-    assert "const long packs" in emit(kernel(ADD, wide), "opencl")
-    assert "long long" in emit(host_kernel(ADD), "c")
+    assert "const long packs" in emit(elementwise_kernel(ADD, wide), "opencl")
+    assert "long long" in emit(elementwise_host_kernel(ADD), "c")
 
 
 def test_plans_that_cannot_be() -> None:
     for arguments in ((-1, (F32,), (0,)), (1, (F32,), ()), (1, (F32,), (0,), Gpu(0))):
         with pytest.raises(KernelError, match=r"elements of 1 arrays at"):
-            plan(*arguments)  # type: ignore[arg-type]
+            plan_launch(*arguments)  # type: ignore[arg-type]
     with pytest.raises(KernelError, match="functor cast: a pack of 0 elements"):
-        kernel(CAST, Launch(0, 1, 0, 1, I32))
+        elementwise_kernel(CAST, ElementwiseLaunch(0, 1, 0, 1, I32))
 
 
 @pytest.mark.parametrize("pack", range(1, 9))
 def test_pairs_for_even_packs_only(pack: int) -> None:
     for made, paired in ((CAST, "__float22half2_rn"), (ADD, "__hadd2")):
-        text = emit(kernel(made, Launch(pack, 10, 0, 1, I32)), "cuda")
+        text = emit(elementwise_kernel(made, ElementwiseLaunch(pack, 10, 0, 1, I32)), "cuda")
         assert (paired in text) == (pack % 2 == 0)
         assert ("__float2half_rn" in text) == (pack % 2 == 1)
-    single = Functor(operand("x"), F32, (("x", F16),))
-    assert "half2" not in emit(kernel(single, Launch(pack, 10, 0, 1, I32)), "cuda").replace("__half2float", "")
+    single = Functor(operand_read("x"), F32, (("x", F16),))
+    assert "half2" not in emit(elementwise_kernel(single, ElementwiseLaunch(pack, 10, 0, 1, I32)), "cuda").replace(
+        "__half2float", ""
+    )
 
 
 @pytest.mark.parametrize("pack", range(1, 9))
@@ -201,7 +200,7 @@ def test_pairs_for_even_packs_only(pack: int) -> None:
 def test_any_pack_computes_the_same(pack: int, tail: int) -> None:
     # Also packs that no rule gives: thread by thread, in plain Python.
     n = 40 * pack + tail
-    made = kernel(ADD, Launch(pack, 40, tail, 2, I32))
+    made = elementwise_kernel(ADD, ElementwiseLaunch(pack, 40, tail, 2, I32))
     a, b = (np.random.default_rng(k).normal(size=n).astype(np.float16) for k in range(2))
     out = np.zeros(n, np.float16)
     kernel_machine.run(made, {"result": out, "operand a": a, "operand b": b, "packs": 40, "tail": tail})
@@ -249,17 +248,20 @@ def exactly(made: Functor, engine: str, n: int, offsets: tuple[int, ...], seed: 
 
 
 INTEGERS = [
-    Functor(operand("x"), I32, (("x", I32),), name="copy"),
-    Functor(Apply("*", (operand("x"), operand("x"), Const(3))), I64, (("x", I8),), name="square"),
-    Functor(Apply("maximum", (operand("a"), operand("s"))), I16, (("a", I16),), (("s", I16),), name="clip"),
+    Functor(operand_read("x"), I32, (("x", I32),), name="copy"),
+    Functor(Apply("*", (operand_read("x"), operand_read("x"), Const(3))), I64, (("x", I8),), name="square"),
+    Functor(Apply("maximum", (operand_read("a"), operand_read("s"))), I16, (("a", I16),), (("s", I16),), name="clip"),
     Functor(
-        Apply("-", (Apply("+", (operand("a"), operand("b"), operand("c"))), Apply("abs", (operand("d"),)))),
+        Apply(
+            "-",
+            (Apply("+", (operand_read("a"), operand_read("b"), operand_read("c"))), Apply("abs", (operand_read("d"),))),
+        ),
         I32,
         (("a", I8), ("b", I64), ("c", U8), ("d", I32)),
         name="four",
     ),
-    Functor(Apply("relu", (operand("x"),)), F32, (("x", I8),), name="real"),
-    Functor(Apply("minimum", (operand("a"), operand("b"))), U16, (("a", BOOL), ("b", U16)), name="truth"),
+    Functor(Apply("relu", (operand_read("x"),)), F32, (("x", I8),), name="real"),
+    Functor(Apply("minimum", (operand_read("a"), operand_read("b"))), U16, (("a", BOOL), ("b", U16)), name="truth"),
 ]
 
 
@@ -280,7 +282,7 @@ def functors(draw: DrawFn) -> Functor:
 
     def body(depth: int) -> Scalar:
         if not depth or draw(st.booleans()):
-            leaves = [operand(n) for n, _ in names]
+            leaves = [operand_read(n) for n, _ in names]
             return draw(st.sampled_from([*leaves, Const(draw(st.integers(-3, 3)))]))
         op = draw(st.sampled_from(["+", "*", "-", "neg", "relu", "abs", "maximum", "minimum"]))
         arity = 1 if op in ("neg", "relu", "abs") else 2
@@ -313,7 +315,7 @@ def real(op: str, *args: Scalar) -> Scalar:
     return Apply(op, args)
 
 
-X = operand("x")
+X = operand_read("x")
 FLOATS = [
     Functor(real("*", X, real("sigmoid", X)), F32, (("x", F32),), name="swish"),
     Functor(
@@ -323,8 +325,8 @@ FLOATS = [
         name="gelu",
     ),
     Functor(real("+", real("exp", X), real("tanh", X)), F32, (("x", F32),), name="sum"),
-    Functor(real("pow", real("abs", X), operand("p")), F64, (("x", F32),), (("p", F64),), name="power"),
-    Functor(real("/", real("log", real("+", real("sqrt", real("abs", X)), Const(1))), operand("y")), F32,
+    Functor(real("pow", real("abs", X), operand_read("p")), F64, (("x", F32),), (("p", F64),), name="power"),
+    Functor(real("/", real("log", real("+", real("sqrt", real("abs", X)), Const(1))), operand_read("y")), F32,
             (("x", F32), ("y", F32)), name="quotient"),
 ]  # fmt: skip
 
@@ -354,7 +356,7 @@ def test_halves_round_to_the_nearest(engine: str, offset: int) -> None:
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(out, x.astype(np.float16))
     for op, of in (("+", np.add), ("-", np.subtract), ("*", np.multiply)):
-        made = replace(ADD, body=Apply(op, (operand("a"), operand("b"))), name="two")
+        made = replace(ADD, body=Apply(op, (operand_read("a"), operand_read("b"))), name="two")
         a, b = (np.random.default_rng(k).normal(size=1003).astype(np.float16) for k in range(2))
         Elementwise(made, engine)(out, a, b)
         np.testing.assert_array_equal(out, of(a, b))
@@ -388,16 +390,17 @@ def test_a_cpus_threads_share_the_work() -> None:
 
 def test_composition() -> None:
     relu = Functor(real("relu", X), F32, (("x", F32),), name="relu")
-    scale = Functor(real("*", operand("v"), operand("s")), F32, (("v", F32),), (("s", F32),), name="scale")
-    both = compose(
-        scale, {"v": compose(relu, {"x": Functor(real("+", X, operand("y")), F32, (("x", F32), ("y", F32)))})}
+    scale = Functor(real("*", operand_read("v"), operand_read("s")), F32, (("v", F32),), (("s", F32),), name="scale")
+    both = compose_functors(
+        scale,
+        {"v": compose_functors(relu, {"x": Functor(real("+", X, operand_read("y")), F32, (("x", F32), ("y", F32)))})},
     )
-    assert both.body == real("*", real("relu", real("+", X, operand("y"))), operand("s"))
+    assert both.body == real("*", real("relu", real("+", X, operand_read("y"))), operand_read("s"))
     assert both.operands == (("x", F32), ("y", F32)) and both.scalars == (("s", F32),)
     with pytest.raises(KernelError, match="functor relu has no operand z: it has x"):
-        compose(relu, {"z": relu})
+        compose_functors(relu, {"z": relu})
     with pytest.raises(KernelError, match="an operand is named twice: s, s"):
-        compose(scale, {"v": Functor(operand("s"), F32, (("s", F16),))})
+        compose_functors(scale, {"v": Functor(operand_read("s"), F32, (("s", F16),))})
 
 
 @pytest.mark.parametrize(
@@ -418,7 +421,7 @@ def test_composition() -> None:
 )
 def test_the_type_of_arithmetic(output: Type, given_kinds: tuple[Type, ...], computed: Type) -> None:
     operands = tuple((f"x{k}", kind) for k, kind in enumerate(given_kinds))
-    assert Functor(operand("x0"), output, operands).computed == computed
+    assert Functor(operand_read("x0"), output, operands).computed == computed
 
 
 @pytest.mark.parametrize(
@@ -433,20 +436,20 @@ def test_the_type_of_arithmetic(output: Type, given_kinds: tuple[Type, ...], com
 def test_mixes_without_a_common_type(output: Type, given_kinds: tuple[Type, ...], says: str) -> None:
     operands = tuple((f"x{k}", kind) for k, kind in enumerate(given_kinds))
     with pytest.raises(KernelError, match=says):
-        Functor(operand("x0"), output, operands, name="f")
+        Functor(operand_read("x0"), output, operands, name="f")
 
 
 def test_functors_that_cannot_be() -> None:
     i = Iterator("i", 0, 3)
     with pytest.raises(KernelError, match="functor f reads z"):
-        Functor(operand("z"), F32, (("x", F32),), name="f")
+        Functor(operand_read("z"), F32, (("x", F32),), name="f")
     body = Apply("where", (Compare("<", as_index(i), as_index(2)), X, Const(0)))
     with pytest.raises(KernelError, match=r"functor f compares i < 2: what depends on the position"):
         Functor(body, F32, (("x", F32),), name="f")
     with pytest.raises(KernelError, match="exp of int32: it gives no integers"):
-        planned(Functor(real("exp", X), I32, (("x", I32),)), 4)
+        aligned_kernel(Functor(real("exp", X), I32, (("x", I32),)), 4)
     with pytest.raises(KernelError, match=r"0.5 is no number of type int32"):
-        planned(Functor(real("*", X, Const(0.5)), I32, (("x", I32),)), 4)
+        aligned_kernel(Functor(real("*", X, Const(0.5)), I32, (("x", I32),)), 4)
 
 
 PROGRAMS = {
@@ -463,12 +466,12 @@ PROGRAMS = {
 def test_expressions_become_kernels(name: str) -> None:
     program = ee.parse(PROGRAMS[name])
     scope = program.equations[0].scope
-    made = functor(scope, "Y", I64)
+    made = build_functor(scope, "Y", I64)
     arrays = {t.name: np.random.default_rng(1).integers(-9, 9, t.shape) for t in program.inputs}
     flat = [np.ascontiguousarray(arrays[n]) for n, _ in (*made.operands, *made.scalars)]
     out = np.zeros(scope.shape, np.int64)
     kernel_machine.run(
-        host_kernel(made),
+        elementwise_host_kernel(made),
         {"result": out.reshape(-1), "length": out.size, "share": 4}
         | {f"operand {n}": a.reshape(-1) for (n, _), a in zip(made.operands, flat, strict=False)}
         | {f"scalar {n}": a.reshape(-1) for (n, _), a in zip(made.scalars, flat[len(made.operands) :], strict=True)},
@@ -491,7 +494,7 @@ def test_expressions_become_kernels(name: str) -> None:
 )
 def test_expressions_that_are_not_element_wise(text: str, says: str) -> None:
     with pytest.raises(KernelError, match=says):
-        functor(ee.parse(text).equations[0].scope, "Y")
+        build_functor(ee.parse(text).equations[0].scope, "Y")
 
 
 def test_tables_and_domains_are_not_element_wise() -> None:
@@ -501,9 +504,9 @@ def test_tables_and_domains_are_not_element_wise() -> None:
 
     i = Iterator("i", 0, 2)
     with pytest.raises(KernelError, match="Y reads a table"):
-        functor(Scope((i,), (), Table((2,), (Fraction(1), Fraction(2)))[(i,)]), "Y")
+        build_functor(Scope((i,), (), Table((2,), (Fraction(1), Fraction(2)))[(i,)]), "Y")
     with pytest.raises(KernelError, match="Y is computed where 0 <= i < 1 only"):
-        functor(Scope((i,), (), Const(1), domain=(Bound(as_index(i), 0, 1),)), "Y")
+        build_functor(Scope((i,), (), Const(1), domain=(Bound(as_index(i), 0, 1),)), "Y")
 
 
 # ---- bad input ----------------------------------------------------------------------------------------------------
@@ -520,7 +523,7 @@ def test_arrays_that_do_not_fit() -> None:
         run(x.view(np.float16)[:8], x)
     with pytest.raises(BackendError, match="expected one of opencl, c, c blocks"):
         Elementwise(CAST, "cuda")
-    scaled = Functor(real("*", X, operand("s")), F32, (("x", F32),), (("s", F32),), name="scaled")
+    scaled = Functor(real("*", X, operand_read("s")), F32, (("x", F32),), (("s", F32),), name="scaled")
     with pytest.raises(BackendError, match=r"functor scaled: scalars of \[2\] elements"):
         Elementwise(scaled, "c")(x, x, np.zeros(2, np.float32))
     with pytest.raises(BackendError, match="functor scaled: the result overlaps a scalar"):

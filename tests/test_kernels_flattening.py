@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from einnet_explore.analysis.flattening import Column, Flattened, Row, flat_address, flattened, neighbours
-from einnet_explore.codegen.preparation import squash
+from einnet_explore.codegen.preparation import collapse_dimensions
 from einnet_explore.ir import Bound, Iterator, Scope, Tensor, accesses, as_index
 from einnet_explore.operators import expressions as ops
 from einnet_explore.syntax import parse
@@ -120,7 +120,7 @@ def test_the_table_gives_every_address(scope: Scope) -> None:
 @given(scopes_(depth=1, quotients=False, domains=False, functions=()))
 def test_squashing_agrees_with_the_backends(scope: Scope) -> None:
     assume(scope.traversals)
-    before, after = flattened(scope).squashed(), flattened(squash(scope)).squashed()
+    before, after = flattened(scope).squashed(), flattened(collapse_dimensions(scope)).squashed()
     assert sorted(before.ranges) == sorted(after.ranges)
 
 

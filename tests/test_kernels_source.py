@@ -25,36 +25,36 @@ from einnet_explore.codegen.language import (
     Array,
     Assign,
     Barrier,
+    Comment,
     Copy,
     Declare,
     Expr,
     For,
-    Id,
     If,
     Kernel,
     KernelError,
+    LaunchIndex,
     LoadPair,
-    Local,
-    Note,
+    LocalArray,
     PairOperation,
     Statement,
     Store,
     StorePair,
     Var,
-    binary,
+    binary_operation,
     call,
     cast,
-    check,
+    check_kernel,
     conjunction,
-    counted,
+    counted_loop,
     emit,
-    entry,
-    fissioned,
+    entry_name,
+    fission_at_barriers,
     literal,
     select,
     type_of,
 )
-from einnet_explore.codegen.language.lowering import index, scalar
+from einnet_explore.codegen.language.lowering import lower_index, lower_scalar
 from einnet_explore.codegen.language.values import Binary, Cast, Select, Unary
 from einnet_explore.ir import Apply, Compare, Const, Index, Iterator, Tensor, as_index
 from tests import kernel_machine
@@ -63,7 +63,7 @@ from tests.pointwise import index_at
 X = Array("x", F32, const=True)
 Y = Array("y", F32)
 N = Var("n", I64)
-T = Id("thread")
+T = LaunchIndex("thread")
 ZERO, ONE = literal(0), literal(1)
 
 
@@ -71,12 +71,12 @@ def sums(size: int = 8) -> Kernel:
     """The sum of each block's elements, by halving: shared memory, barriers in a loop, a value kept over barriers."""
     tile, own, here, s = Array("tile", F32, size, "shared"), Var("own", F32), Var("here", I64), Var("s")
     half = Var("half")
-    other = binary("+", T, half)
+    other = binary_operation("+", T, half)
     body = (
-        Note("sums of blocks */ // by halving"),
-        Local(tile),
+        Comment("sums of blocks */ // by halving"),
+        LocalArray(tile),
         Declare(own, literal(0.0)),
-        Declare(here, cast(I64, Id("block")) * size + cast(I64, T)),
+        Declare(here, cast(I64, LaunchIndex("block")) * size + cast(I64, T)),
         If(here.lt(N), (Assign(own, X[here]),)),
         Store(tile, T, own),
         Barrier(),
@@ -86,13 +86,13 @@ def sums(size: int = 8) -> Kernel:
             literal(size.bit_length() - 1),
             ONE,
             (
-                Declare(half, binary(">>", literal(size // 2), s)),
+                Declare(half, binary_operation(">>", literal(size // 2), s)),
                 If(T.lt(half), (Store(tile, T, tile[T] + tile[other]),)),
                 Barrier(),
             ),
         ),
-        If(T.eq(0), (Store(Y, Id("block"), tile[0]),), (Note("others have nothing to write"),)),
-        Store(Y, Id("block") + 10 + T * 10, own * 2.0),
+        If(T.eq(0), (Store(Y, LaunchIndex("block"), tile[0]),), (Comment("others have nothing to write"),)),
+        Store(Y, LaunchIndex("block") + 10 + T * 10, own * 2.0),
     )
     return Kernel("sum of blocks", (X, Y, N), body, (size, 1, 1))
 
@@ -108,7 +108,7 @@ def halves() -> Kernel:
         StorePair(out, j, call("exp", left), right * left),
     )
     body = (
-        *(Local(x) for x in (mine, twice, out)),
+        *(LocalArray(x) for x in (mine, twice, out)),
         Copy(mine, ZERO, a, T * 4, 4),
         For(j, ZERO, literal(4), literal(2), pair, unroll=True),
         Copy(h, T * 4, out, ZERO, 4),
@@ -137,7 +137,11 @@ def everything() -> Kernel:
         call("abs", a),
         *(call(f, a) for f in ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "floor", "sigmoid")),
         call("pow", a, call("minimum", b, 1)),
-        select(binary("&&", a.lt(b), binary("||", b.ge(a), a.ne(b))), a, select(Unary("!", a.gt(b)), b, a)),
+        select(
+            binary_operation("&&", a.lt(b), binary_operation("||", b.ge(a), a.ne(b))),
+            a,
+            select(Unary("!", a.gt(b)), b, a),
+        ),
         cast(F32, cast(I32, a)),
     ]
     doubles = [call(f, e) for f in ("exp", "rsqrt", "sigmoid", "abs", "maximum") if f != "maximum"]
@@ -147,11 +151,11 @@ def everything() -> Kernel:
         literal(-(1 << 63), I64),
         literal((1 << 63) - 1, I64),
         n * (m + 1) % 7 // 2,
-        binary("<<", n, 3) + binary("&", n, binary("|", m, 1)),
-        binary("^", n, binary(">>", m, 1)),
+        binary_operation("<<", n, 3) + binary_operation("&", n, binary_operation("|", m, 1)),
+        binary_operation("^", n, binary_operation(">>", m, 1)),
         call("abs", n - m),
         call("minimum", n, cast(I64, literal(-5))),
-        cast(I64, literal(-(1 << 31))) + cast(I64, Id("grid", 2)) * cast(I64, Id("block", 1)),
+        cast(I64, literal(-(1 << 31))) + cast(I64, LaunchIndex("grid", 2)) * cast(I64, LaunchIndex("block", 1)),
     ]
     body: list[Statement] = [Store(y, literal(k), v) for k, v in enumerate(values)]
     body += [Store(d, literal(k + 1), v) for k, v in enumerate(doubles)]
@@ -185,7 +189,7 @@ def test_names_never_reach_the_text(dialect: str) -> None:
     hostile += ["q" * 300, "if", "half2", "M_PI", "int_t", "expf", "vload4", "\\u0041", '"', "threads", "result\0"]
     arrays = [Array(n, F32, noalias=False) for n in hostile]
     body = (
-        Note('*/ } """ \n # define x \\ evil()'),
+        Comment('*/ } """ \n # define x \\ evil()'),
         *(Store(a, ZERO, literal(float(n))) for n, a in enumerate(arrays)),
     )
     text = emit(Kernel('k"; evil()', tuple(arrays), body), dialect)
@@ -200,7 +204,7 @@ def test_names_never_reach_the_text(dialect: str) -> None:
 
 def test_one_name_in_all_dialects() -> None:
     kernel = Kernel("for", (Y,), ())
-    assert entry(kernel) == "for_1"
+    assert entry_name(kernel) == "for_1"
     assert all("for_1(" in emit(kernel, d) for d in ("cuda", "opencl", "c"))
 
 
@@ -212,7 +216,7 @@ def alike(kernel: Kernel, arguments: dict[str, object], grid: tuple[int, int, in
     direct = {k: np.copy(v) if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
     looped = {k: np.copy(v) if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
     kernel_machine.run(kernel, direct, grid)
-    body = fissioned(kernel)
+    body = fission_at_barriers(kernel)
     kernel_machine.run(Kernel("loops", kernel.params, body), looped, grid)
     for name, value in direct.items():
         if isinstance(value, np.ndarray):
@@ -242,7 +246,7 @@ def kernels(draw: DrawFn) -> Kernel:
     """
     block = draw(st.sampled_from([(4, 1, 1), (2, 3, 1), (1, 2, 2), (1, 1, 1), (3, 1, 2)]))
     threads = block[0] * block[1] * block[2]
-    place = T + Id("thread", 1) * block[0] + Id("thread", 2) * (block[0] * block[1])
+    place = T + LaunchIndex("thread", 1) * block[0] + LaunchIndex("thread", 2) * (block[0] * block[1])
     shared = Array("shared", I64, threads, "shared")
     own = Array("own", I64, 3, "private")
     out = Array("out", I64)
@@ -256,7 +260,7 @@ def kernels(draw: DrawFn) -> Kernel:
             case 0:
                 return literal(draw(st.integers(-5, 5)), I64)
             case 1:
-                return cast(I64, draw(st.sampled_from([place, Id("block"), *loops, count])))
+                return cast(I64, draw(st.sampled_from([place, LaunchIndex("block"), *loops, count])))
             case 2:
                 return draw(st.sampled_from(variables))
             case 3:
@@ -267,7 +271,7 @@ def kernels(draw: DrawFn) -> Kernel:
                 return call("maximum", value(depth - 1), value(depth - 1) * -1)
 
     def agreed() -> Expr:
-        return draw(st.sampled_from([count, literal(draw(st.integers(0, 2))), Id("block"), *loops]))
+        return draw(st.sampled_from([count, literal(draw(st.integers(0, 2))), LaunchIndex("block"), *loops]))
 
     def statements(depth: int, level: int, apart: bool) -> tuple[Statement, ...]:
         made: list[Statement] = []
@@ -278,7 +282,9 @@ def kernels(draw: DrawFn) -> Kernel:
                 case 1:
                     made.append(Store(own, literal(draw(st.integers(0, 2))), value()))
                 case 2:
-                    made.append(Store(out, cast(I32, Id("block")) * 50 + place * 2 + draw(st.integers(0, 1)), value()))
+                    made.append(
+                        Store(out, cast(I32, LaunchIndex("block")) * 50 + place * 2 + draw(st.integers(0, 1)), value())
+                    )
                 case 3 if not apart:
                     # All write, all wait, all read a neighbour's, all wait.
                     made += [Barrier(), Store(shared, place, value()), Barrier()]
@@ -288,7 +294,7 @@ def kernels(draw: DrawFn) -> Kernel:
                     var = Var(f"i{level}{k}")
                     stop = agreed()
                     loops.append(var)
-                    made.append(counted(var, stop, *statements(depth - 1, level * 10 + k, apart)))
+                    made.append(counted_loop(var, stop, *statements(depth - 1, level * 10 + k, apart)))
                     loops.pop()
                 case 5:
                     inner = statements(depth - 1, level * 10 + k, apart)
@@ -296,13 +302,15 @@ def kernels(draw: DrawFn) -> Kernel:
                 case 6:
                     made.append(If(value().lt(1), statements(depth - 1, level * 10 + k, apart=True)))
                 case _:
-                    made.append(Note("nothing"))
+                    made.append(Comment("nothing"))
         return tuple(made)
 
     starts = [Declare(v, value(0) if n else literal(1, I64)) for n, v in enumerate(variables[:1])]
     starts.append(Declare(variables[1], literal(2, I64)))
-    head = (Local(shared), Local(own), *starts, *(Store(own, literal(k), literal(k, I64)) for k in range(3)))
-    variables_end = Store(out, cast(I32, Id("block")) * 50 + place * 2 + 1, variables[0] + variables[1] * 3 + own[1])
+    head = (LocalArray(shared), LocalArray(own), *starts, *(Store(own, literal(k), literal(k, I64)) for k in range(3)))
+    variables_end = Store(
+        out, cast(I32, LaunchIndex("block")) * 50 + place * 2 + 1, variables[0] + variables[1] * 3 + own[1]
+    )
     # ``value(0)`` of the first variable must not read it.
     head = tuple(Declare(s.var, literal(1, I64)) if isinstance(s, Declare) else s for s in head)
     return Kernel("drawn", (out, count), (*head, *statements(2, 1, False), variables_end), block)
@@ -341,7 +349,7 @@ def indices(draw: DrawFn) -> Index:
 def test_indices_round_down(what: Index) -> None:
     i, j = Iterator("i", -3, 4), Iterator("j", 0, 5)
     thread = kernel_machine.Thread(kernel_machine.Memory(), {}, 0, {})
-    made = index(what, {i: Var("i"), j: Var("j")})
+    made = lower_index(what, {i: Var("i"), j: Var("j")})
     for a in range(-3, 4):
         for b in range(5):
             thread.own = {"i": a, "j": b}
@@ -353,14 +361,14 @@ def test_reads_beyond_the_box_are_guarded() -> None:
     padded = Tensor("A", (4,), padding=((2, 2),), value=7)
     body = Apply("where", (Compare("<", as_index(i), as_index(5)), padded[(i,)], Const(-1)))
     a = Array("a", I64, 4, const=True)
-    made = scalar(body, {i: Var("i")}, lambda _, at: a[at[0]], I64)
+    made = lower_scalar(body, {i: Var("i")}, lambda _, at: a[at[0]], I64)
     thread = kernel_machine.Thread(kernel_machine.Memory({"a": np.array([1, 2, 3, 4])}), {}, 0, {})
     assert [thread.value(made) for thread.own["i"] in range(-2, 6)] == [7, 7, 1, 2, 3, 4, 7, -1]
 
 
 def test_a_read_that_is_never_inside_is_its_padding() -> None:
     i = Iterator("i", 5, 6)
-    made = scalar(Tensor("A", (4,), padding=((2, 2),), value=7)[(i,)], {}, _no_read, F32)
+    made = lower_scalar(Tensor("A", (4,), padding=((2, 2),), value=7)[(i,)], {}, _no_read, F32)
     assert made == literal(7.0)
 
 
@@ -386,15 +394,15 @@ BROKEN: list[tuple[tuple[Statement, ...], str]] = [
     ((Declare(V, literal(1)),), "variable v of float32 is given a value of int32"),
     ((Assign(V, literal(1.0)),), "variable v is given a value, and not declared before"),
     ((Assign(W, ONE),), "w is a parameter or a loop's"),
-    ((counted(Var("i"), 3, Assign(Var("i"), ONE)),), "i is a parameter or a loop's"),
+    ((counted_loop(Var("i"), 3, Assign(Var("i"), ONE)),), "i is a parameter or a loop's"),
     ((Store(Array("z", F32), ZERO, literal(1.0)),), "array z is used, and not declared so before"),
     ((Store(CONST, ZERO, literal(1.0)),), "array c is constant, and written to"),
     ((Store(Y, ZERO, literal(1)),), "array y of float32 is given a value of int32"),
     ((Store(Y, literal(1.0), literal(1.0)),), "array y has an index of float32"),
     ((Store(LIMITED, literal(4), literal(1.0)),), "array limited of 4 elements has an index of 4"),
     ((Store(Y, literal(-1), literal(1.0)),), "array y of unknown many elements has an index of -1"),
-    ((If(T.eq(0), (Local(TILE),)),), "shared array tile is declared where only private ones may be"),
-    ((Local(Array("g", F32)),), "global array g is declared where only private ones may be"),
+    ((If(T.eq(0), (LocalArray(TILE),)),), "shared array tile is declared where only private ones may be"),
+    ((LocalArray(Array("g", F32)),), "global array g is declared where only private ones may be"),
     ((Copy(Y, ZERO, HALF, ZERO, 2),), "2 elements of float16 are copied to float32"),
     ((Copy(Y, ZERO, CONST, ZERO, 0),), "0 elements of float32 are copied to float32"),
     ((LoadPair(V, Var("u", F32), Y, ZERO),), "y of float32 is read in pairs"),
@@ -404,14 +412,14 @@ BROKEN: list[tuple[tuple[Statement, ...], str]] = [
     ((PairOperation("+", Y, ZERO, HALF, HALF),), "into float32"),
     ((For(Var("i"), ZERO, literal(3, I64), ONE, ()),), "loop i of int32 has bounds of int32 and int64"),
     ((For(Var("i"), ZERO, ONE, ZERO, ()),), "loop i goes in steps of 0"),
-    ((counted(W, 3),), "w is declared twice"),
+    ((counted_loop(W, 3),), "w is declared twice"),
     ((If(ONE, ()),), "a condition of type int32, expected bool"),
     ((If(T.eq(0), (Barrier(),)),), r"a barrier stands under a value of thread\[0\]"),
-    ((counted(Var("i"), T, Barrier()),), r"a barrier stands under a value of thread\[0\]"),
+    ((counted_loop(Var("i"), T, Barrier()),), r"a barrier stands under a value of thread\[0\]"),
     ((Declare(Var("t"), T), If(Var("t").eq(0), (Barrier(),))), "a barrier stands under a value of t"),
     ((Declare(V, literal(0.0)), Assign(V, literal(1.0)), If(V.lt(1.0), (Barrier(),))), "under a value of v"),
     ((If(Y[0].lt(1.0), (Barrier(),)),), "a barrier stands under a value of y"),
-    ((Local(TILE), If(TILE[0].lt(1.0), (Barrier(),))), "a barrier stands under a value of tile"),
+    ((LocalArray(TILE), If(TILE[0].lt(1.0), (Barrier(),))), "a barrier stands under a value of tile"),
     ((Store(Y, ZERO, Binary("+", literal(1.0), ONE)),), r"\+ joins float32 and int32"),
     ((Store(Y, ZERO, Select(ONE, literal(1.0), literal(1.0))),), "a choice between float32 and float32 by int32"),
     ((Store(Y, ZERO, Unary("~", literal(1.0))),), "~ of float32"),
@@ -423,7 +431,7 @@ BROKEN: list[tuple[tuple[Statement, ...], str]] = [
 def test_broken_kernels_are_refused(body: tuple[Statement, ...], says: str) -> None:
     kernel = Kernel("broken", (Y, CONST, HALF, LIMITED, W), body, (4, 1, 1))
     with pytest.raises(KernelError, match=f"kernel broken: .*{says}"):
-        check(kernel)
+        check_kernel(kernel)
     for dialect in ("cuda", "opencl", "c"):
         with pytest.raises(KernelError):
             emit(kernel, dialect)
@@ -432,15 +440,15 @@ def test_broken_kernels_are_refused(body: tuple[Statement, ...], says: str) -> N
 def test_a_barrier_where_all_agree() -> None:
     i, u = Var("i"), Var("u")
     body = (
-        Declare(u, W * 2 + Id("block")),
-        If(u.lt(cast(I32, CONST[0])), (counted(i, u, Barrier(), If(i.eq(u), (Barrier(),))),)),
+        Declare(u, W * 2 + LaunchIndex("block")),
+        If(u.lt(cast(I32, CONST[0])), (counted_loop(i, u, Barrier(), If(i.eq(u), (Barrier(),))),)),
     )
-    check(Kernel("agreed", (Y, CONST, W), body, (4, 1, 1)))
+    check_kernel(Kernel("agreed", (Y, CONST, W), body, (4, 1, 1)))
 
 
 def test_a_pair_kept_over_a_barrier() -> None:
     mine = Array("mine", F16, 4, "private")
-    body = (Local(mine), PairOperation("+", mine, ZERO, HALF, HALF), Barrier(), Store(HALF, T, mine[0]))
+    body = (LocalArray(mine), PairOperation("+", mine, ZERO, HALF, HALF), Barrier(), Store(HALF, T, mine[0]))
     kernel = Kernel("kept", (HALF,), body, (4, 1, 1))
     assert "__hadd2" in emit(kernel, "cuda")
     with pytest.raises(KernelError, match="kept over a barrier"):
@@ -456,8 +464,8 @@ def test_a_pair_kept_over_a_barrier() -> None:
         (lambda: literal(1.5, I32), "1.5 is no number of type int32"),
         (lambda: literal(float("inf"), I32), "inf is no number of type int32"),
         (lambda: Var("v", F16), "float16 is a type of memory"),
-        (lambda: Id("warp"), r"id warp\[0\]"),
-        (lambda: Id("thread", 3), r"id thread\[3\]"),
+        (lambda: LaunchIndex("warp"), r"id warp\[0\]"),
+        (lambda: LaunchIndex("thread", 3), r"id thread\[3\]"),
         (lambda: Array("a", F32, 0, "shared"), "shared array a has 0 elements"),
         (lambda: Array("a", F32, -1), "global array a has -1 elements"),
         (lambda: Array("a", F32, 4, "local"), "array a in local"),
@@ -465,8 +473,8 @@ def test_a_pair_kept_over_a_barrier() -> None:
         (lambda: Y[literal(1.0)], "an index of type float32"),
         (lambda: Y[0] + ONE, r"\+ joins float32 and int32"),
         (lambda: Y[0] % 2.0, "% of float32"),
-        (lambda: binary("@", ONE, ONE), "@ of int32"),
-        (lambda: binary("&&", ONE, ONE), "&& of int32"),
+        (lambda: binary_operation("@", ONE, ONE), "@ of int32"),
+        (lambda: binary_operation("&&", ONE, ONE), "&& of int32"),
         (lambda: literal(1, I8) + literal(1, U8), r"\+ joins int8 and uint8"),
         (lambda: call("sin", ONE), "sin of 1 arguments is no function"),
         (lambda: call("exp", Y[0], Y[0]), "exp of 2 arguments is no function"),
@@ -481,8 +489,8 @@ def test_a_pair_kept_over_a_barrier() -> None:
         (lambda: Kernel("k", (), (), (0, 1, 1)), "expected positive numbers"),
         (lambda: Kernel("k", (TILE,), ()), "parameter tile is a shared array"),
         (lambda: emit(Kernel("k", (), ()), "metal"), "dialect 'metal': expected one of cuda, opencl, c"),
-        (lambda: scalar(Apply("exp", (Const(1),)), {}, _no_read, I32), "exp of int32: it gives no integers"),
-        (lambda: scalar(Apply("minimum", (Const(1),)), {}, _no_read, F32), "minimum of 1 arguments"),
+        (lambda: lower_scalar(Apply("exp", (Const(1),)), {}, _no_read, I32), "exp of int32: it gives no integers"),
+        (lambda: lower_scalar(Apply("minimum", (Const(1),)), {}, _no_read, F32), "minimum of 1 arguments"),
     ],
 )
 def test_what_cannot_be_is_refused(made: object, says: str) -> None:

@@ -15,7 +15,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from einnet_explore.analysis.flattening import Column, Flattened, Row, flattened
 from einnet_explore.cli import main
-from einnet_explore.codegen.language import F32, I32, I64, KernelError, check, emit
+from einnet_explore.codegen.language import F32, I32, I64, KernelError, check_kernel, emit
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.tiling import (
     Hardware,
@@ -132,7 +132,7 @@ def test_the_documents_kernel(snapshot: SnapshotAssertion) -> None:
     found = tiled(parse(FUSED.replace("\n  D", " D")))
     assert found.cost.tile == CHOSEN
     assert found.kernel.block == (256, 1, 1) and found.kernel.grid == (50176, 1, 1)
-    check(found.kernel)
+    check_kernel(found.kernel)
     assert emit(found.kernel, "opencl") == snapshot
 
 
@@ -307,7 +307,7 @@ def test_floats_through_opencl() -> None:
 
 def interpreted(found: Tiled, inputs: dict[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
     """What the kernel computes, thread by thread; a race between barriers raises."""
-    check(found.kernel)
+    check_kernel(found.kernel)
     got = np.full(prod(shape), 77, np.int64)
     arrays = [inputs[t.name].ravel() for t in found.inputs] + [got]
     kernel_machine.run(

@@ -20,27 +20,27 @@ from einnet_explore.codegen.language import (
     Array,
     Barrier,
     Copy,
-    Fetch,
-    Id,
     If,
     Kernel,
     KernelError,
-    Local,
+    LaunchIndex,
+    LocalArray,
+    Prefetch,
     Statement,
     Store,
-    Turn,
+    StoreTransposed,
     Type,
     Var,
-    check,
-    counted,
+    check_kernel,
+    counted_loop,
     emit,
-    fissioned,
+    fission_at_barriers,
     literal,
 )
-from einnet_explore.codegen.language.traversal import each
+from einnet_explore.codegen.language.traversal import all_statements
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.phase_regions import regions_kernel
-from einnet_explore.codegen.transposed_writes import turned_kernel
+from einnet_explore.codegen.transposed_writes import transpose_kernel
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Equation, Program, Scope, tensors
 from einnet_explore.runtime import compiled, native
@@ -91,9 +91,9 @@ def test_turned_kernels_are_exact(text: str, machine: Machine) -> None:
     scope = scope_of(text)
     if scope.traversals[-2].name == "u":
         with pytest.raises(KernelError, match="3 x 8 elements: expected 4 x 4 and more"):
-            turned_kernel(scope, "Y'", machine)
+            transpose_kernel(scope, "Y'", machine)
         return
-    by_machine(scope, *turned_kernel(scope, "Y'", machine))
+    by_machine(scope, *transpose_kernel(scope, "Y'", machine))
 
 
 TURNS = st.permutations(range(3)).filter(lambda order: order[-1] != 2)
@@ -106,19 +106,19 @@ def test_permutations_of_drawn_sizes_are_exact(order: list[int], sizes: tuple[in
     over = ", ".join(f"{names[d]}:{sizes[d]}" for d in order)
     scope = scope_of(f"tensor A[{', '.join(map(str, sizes))}]\nY[{over}] = A[x, y, z] + 3")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transposed_writes, "NEAR", 4 * near)  # bands one way and the other
-        patch.setattr(transposed_writes, "TILES", 2)
-        patch.setattr(transposed_writes, "STREAMED", 2)
-        by_machine(scope, *turned_kernel(scope, "Y'", STREAMS if far else SMALL))
+        patch.setattr(transposed_writes, "SAME_PAGE_BYTES", 4 * near)  # bands one way and the other
+        patch.setattr(transposed_writes, "BLOCK_TILES", 2)
+        patch.setattr(transposed_writes, "STREAMED_BLOCK_TILES", 2)
+        by_machine(scope, *transpose_kernel(scope, "Y'", STREAMS if far else SMALL))
 
 
 def test_what_leaves_the_caches_is_streamed_in_whole_lines() -> None:
     wide = scope_of("tensor A[64, 32]\nY[i:32, j:64] = A[j, i]")
     odd = scope_of("tensor A[65, 32]\nY[i:32, j:65] = A[j, i]")
-    assert "stream_4_4((" in emit(turned_kernel(wide, "Y", STREAMS)[0], "c")
-    assert "STREAM_END();" in emit(turned_kernel(wide, "Y", STREAMS)[0], "c")
+    assert "stream_4_4((" in emit(transpose_kernel(wide, "Y", STREAMS)[0], "c")
+    assert "STREAM_END();" in emit(transpose_kernel(wide, "Y", STREAMS)[0], "c")
     for scope, machine in ((wide, SMALL), (odd, STREAMS)):
-        text = emit(turned_kernel(scope, "Y", machine)[0], "c")
+        text = emit(transpose_kernel(scope, "Y", machine)[0], "c")
         assert "turn_4_4((" in text and "stream_4_4((" not in text and "STREAM_END();" not in text
 
 
@@ -136,7 +136,7 @@ def test_what_leaves_the_caches_is_streamed_in_whole_lines() -> None:
 )
 def test_not_turned(text: str, why: str) -> None:
     with pytest.raises(KernelError, match=why):
-        turned_kernel(scope_of(text), "Y'", SMALL)
+        transpose_kernel(scope_of(text), "Y'", SMALL)
 
 
 # Short rows
@@ -159,7 +159,7 @@ def test_short_rows_are_exact(text: str, lanes: int) -> None:
     scope = scope_of(text)
     kernel, blocks = regions_kernel(scope, "Y'")
     by_machine(scope, kernel, blocks)
-    rows = {s.array.size for s in _everything(kernel) if isinstance(s, Local)}
+    rows = {s.array.size for s in _everything(kernel) if isinstance(s, LocalArray)}
     assert (max(rows) if rows else 0) == lanes
 
 
@@ -174,7 +174,7 @@ def test_rows_are_along_a_traversal_of_several_values() -> None:
 
 
 def _everything(kernel: Kernel) -> list[Statement]:
-    return list(each(kernel.body))
+    return list(all_statements(kernel.body))
 
 
 def test_a_row_reads_no_further_than_its_tensor() -> None:
@@ -194,12 +194,12 @@ def test_a_row_reads_no_further_than_its_tensor() -> None:
 def test_squares_in_c(kind: Type, side: int, streamed: bool) -> None:
     a, y = Array("a", kind, const=True), Array("y", kind)
     tile = Array("tile", kind, side * side, "private", align=64)
-    at = Id("block") * side
+    at = LaunchIndex("block") * side
     body = (
-        Local(tile),
-        Fetch(a, Id("block") * 1000),
-        Copy(tile, ZERO, a, Id("block") * side * side, side * side),
-        Turn(y, at, 3 * side, tile, side, streamed),
+        LocalArray(tile),
+        Prefetch(a, LaunchIndex("block") * 1000),
+        Copy(tile, ZERO, a, LaunchIndex("block") * side * side, side * side),
+        StoreTransposed(y, at, 3 * side, tile, side, streamed),
     )
     run = load(Kernel("square", (a, y), body, grid=(3, 1, 1)))
     given_ = np.arange(3 * side * side).astype(kind.dtype)
@@ -244,42 +244,46 @@ OUT = Array("out", F32)
 @pytest.mark.parametrize(
     "turn",
     [
-        Turn(OUT, ZERO, 5, Array("tile", F32, 25, "private"), 5),
-        Turn(OUT, ZERO, 3, TILE, 4),
-        Turn(OUT, ZERO, 4, Array("tile", F32, 15, "private"), 4),
-        Turn(OUT, ZERO, 4, Array("tile", F64, 16, "private"), 4),
-        Turn(OUT, ZERO, 4, Array("tile", F32, 16, "shared"), 4),
+        StoreTransposed(OUT, ZERO, 5, Array("tile", F32, 25, "private"), 5),
+        StoreTransposed(OUT, ZERO, 3, TILE, 4),
+        StoreTransposed(OUT, ZERO, 4, Array("tile", F32, 15, "private"), 4),
+        StoreTransposed(OUT, ZERO, 4, Array("tile", F64, 16, "private"), 4),
+        StoreTransposed(OUT, ZERO, 4, Array("tile", F32, 16, "shared"), 4),
     ],
 )
-def test_broken_squares_are_refused(turn: Turn) -> None:
+def test_broken_squares_are_refused(turn: StoreTransposed) -> None:
     with pytest.raises(
         KernelError, match=r"a square of \d of (private|shared) float\d\d, \d+ elements, is turned into"
     ):
-        check(Kernel("broken", (OUT,), (Local(turn.tile), turn)))
+        check_kernel(Kernel("broken", (OUT,), (LocalArray(turn.tile), turn)))
 
 
 def test_hints_have_whole_numbers() -> None:
     with pytest.raises(KernelError, match="array out has an index of float32"):
-        check(Kernel("broken", (OUT,), (Fetch(OUT, literal(1.0)),)))
-    assert "FETCH_LINE(out + -7, 1);" in emit(Kernel("k", (OUT,), (Fetch(OUT, literal(-7), True),)), "c")
+        check_kernel(Kernel("broken", (OUT,), (Prefetch(OUT, literal(1.0)),)))
+    assert "FETCH_LINE(out + -7, 1);" in emit(Kernel("k", (OUT,), (Prefetch(OUT, literal(-7), True),)), "c")
 
 
 def test_squares_in_the_other_dialects_are_loops() -> None:
     j = Var("j", I32)
-    body = (Local(TILE), counted(j, 16, Store(TILE, j, OUT[j])), Turn(OUT, literal(16), 4, TILE, 4))
+    body = (
+        LocalArray(TILE),
+        counted_loop(j, 16, Store(TILE, j, OUT[j])),
+        StoreTransposed(OUT, literal(16), 4, TILE, 4),
+    )
     kernel = Kernel("turning", (OUT,), body)
     for dialect in ("cuda", "opencl"):
         text = emit(kernel, dialect)
         assert re.search(r"out\[16 \+ \(?j_?\w* \* 4 \+ i\)?\] = tile\[i \* 4 \+ j_?\w*\];", text), text
     with pytest.raises(KernelError, match="kept over a barrier, and turned"):
-        fissioned(Kernel("kept", (OUT,), (*body[:2], Barrier(), body[2]), (4, 1, 1)))
+        fission_at_barriers(Kernel("kept", (OUT,), (*body[:2], Barrier(), body[2]), (4, 1, 1)))
 
 
 def test_opencl_unrolls_no_loop_with_a_condition_inside() -> None:
     """pocl's LLVM would drop the condition around it: ``test_gpu_tiles`` runs such a kernel."""
     j = Var("j", I32)
-    inner = If((Id("block") + j).lt(40), (Store(OUT, j, literal(1.0)),))
-    asked = If(Id("thread").lt(9), (counted(j, 4, inner, unroll=True),))
-    plain = If(Id("thread").lt(9), (counted(j, 4, Store(OUT, j, literal(1.0)), unroll=True),))
+    inner = If((LaunchIndex("block") + j).lt(40), (Store(OUT, j, literal(1.0)),))
+    asked = If(LaunchIndex("thread").lt(9), (counted_loop(j, 4, inner, unroll=True),))
+    plain = If(LaunchIndex("thread").lt(9), (counted_loop(j, 4, Store(OUT, j, literal(1.0)), unroll=True),))
     for body, dialect, unrolled in ((asked, "opencl", False), (asked, "cuda", True), (plain, "opencl", True)):
         assert ("#pragma unroll" in emit(Kernel("k", (OUT,), (body,), (16, 1, 1)), dialect)) == unrolled

@@ -10,8 +10,8 @@ import pytest
 
 from einnet_explore.codegen import versions
 from einnet_explore.codegen.machine import Machine
-from einnet_explore.codegen.register_tiles import Tile, best_tile, tiles
-from einnet_explore.codegen.sum_of_products import Form, form
+from einnet_explore.codegen.register_tiles import RegisterTile, best_tile, register_tiles
+from einnet_explore.codegen.sum_of_products import SumOfProducts, match_sum_of_products
 from einnet_explore.ir import Scope
 from einnet_explore.runtime import generated
 from einnet_explore.runtime.generated import chosen_tile
@@ -29,7 +29,7 @@ SCOPE = (
     .equations[0]
     .scope
 )
-FORM = form(SCOPE)
+FORM = match_sum_of_products(SCOPE)
 
 
 @pytest.fixture(autouse=True)
@@ -38,25 +38,25 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def choose(scope: Scope = SCOPE, machine: Machine = MACHINE) -> Tile | None:
-    found = form(scope)
+def choose(scope: Scope = SCOPE, machine: Machine = MACHINE) -> RegisterTile | None:
+    found = match_sum_of_products(scope)
     assert found is not None
     return chosen_tile(scope, found, machine)
 
 
 def test_cuts_tell_tiles_apart() -> None:
     assert FORM is not None
-    every = list(tiles(FORM, MACHINE))
+    every = list(register_tiles(FORM, MACHINE))
     assert len({tile.cut for tile in every}) == len(every) > 50
     for tile in every[::17]:
-        assert list(tiles(FORM, MACHINE, tile.cut)) == [tile]
+        assert list(register_tiles(FORM, MACHINE, tile.cut)) == [tile]
 
 
 def test_a_choice_is_searched_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = choose()
     assert FORM is not None and first == best_tile(FORM, MACHINE)
 
-    def again(form: Form, machine: Machine) -> Tile | None:
+    def again(form: SumOfProducts, machine: Machine) -> RegisterTile | None:
         raise AssertionError("searched again")
 
     monkeypatch.setattr(generated, "best_tile", again)

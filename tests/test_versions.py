@@ -24,7 +24,7 @@ import einnet_explore as ee
 from einnet_evaluation import fused_programs as fusion
 from einnet_explore.codegen import machine, versions
 from einnet_explore.codegen.register_tiles import best_tile
-from einnet_explore.codegen.sum_of_products import form
+from einnet_explore.codegen.sum_of_products import match_sum_of_products
 from einnet_explore.ir import Program, Scope, tensors
 from einnet_explore.pipeline.history import Memory
 from einnet_explore.pipeline.row_subprograms import in_one
@@ -109,7 +109,7 @@ def _tiled(scope: Scope, threads: int) -> str:
 
 
 def _tile(scope: Callable[[], Scope]) -> str:
-    found = form(scope())
+    found = match_sum_of_products(scope())
     tile = found and best_tile(found, machine.Machine())
     return repr(tile and astuple(tile.cut))
 
@@ -187,7 +187,7 @@ def test_no_key_reads_a_source_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setenv("EINNET_EXPLORE_CACHE", str(tmp_path))
     scope, made = _last(SCOPES["element-wise"]), _last(parse(CONTRACTIONS["grouped"]))
-    contracted, found = contraction(made), form(made)
+    contracted, found = contraction(made), match_sum_of_products(made)
     assert contracted is not None and found is not None
     sys.addaudithook(seen)
     try:

@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.fusion import batch_norm, layer_norm, softmax
 from einnet_evaluation.operator_cases import derive, operators
 from einnet_explore.codegen import elementwise
-from einnet_explore.codegen.elementwise import Functor, operand
 from einnet_explore.codegen.errors import BackendError
+from einnet_explore.codegen.functor import Functor, operand_read
 from einnet_explore.codegen.language import F16, F32, I32
 from einnet_explore.cost import program_seconds
 from einnet_explore.cost.counted_work import work
@@ -60,10 +60,10 @@ class Case:
 
 def cast(n: int) -> Case:
     """Float32 to half: the template against a plain kernel of one element a thread."""
-    functor = Functor(operand("x"), F16, (("x", F32),), name="cast")
-    whole = elementwise.plan(n, functor.kinds, [0, 0])
+    functor = Functor(operand_read("x"), F16, (("x", F32),), name="cast")
+    whole = elementwise.plan_launch(n, functor.kinds, [0, 0])
     # As anyone writes it first: a thread an element, no loop that goes round twice.
-    plain = elementwise.Launch(1, n, 0, -(-n // elementwise.BLOCK), I32)
+    plain = elementwise.ElementwiseLaunch(1, n, 0, -(-n // elementwise.BLOCK_THREADS), I32)
     plans = {
         "template": _pointwise(functor, whole, {"x": (n,)}, {"y": "float16"}),
         "one element a thread": _pointwise(functor, plain, {"x": (n,)}, {"y": "float16"}),
@@ -198,11 +198,16 @@ def profiled(programs: Iterable[Program]) -> Mapping[str, dict[str, Any]]:
 
 
 def _pointwise(
-    functor: Functor, launch: elementwise.Launch, inputs: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]
+    functor: Functor,
+    launch: elementwise.ElementwiseLaunch,
+    inputs: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, str],
 ) -> CudaPlan:
     (shape,) = set(inputs.values())
     step: Launch = kernel_launch(
-        elementwise.kernel(functor, launch), ["y", *inputs, launch.packs, launch.tail], (launch.blocks, 1, 1)
+        elementwise.elementwise_kernel(functor, launch),
+        ["y", *inputs, launch.packs, launch.tail],
+        (launch.blocks, 1, 1),
     )
     assert launch.packs * launch.pack + launch.tail == prod(shape)
     return CudaPlan({**inputs, "y": shape}, tuple(inputs), (), ("y",), (step,), dtypes=dtypes)

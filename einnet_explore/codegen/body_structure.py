@@ -8,7 +8,7 @@ from functools import partial
 from math import gcd, prod
 
 from einnet_explore.analysis.indices import period
-from einnet_explore.codegen.preparation import points, step
+from einnet_explore.codegen.preparation import address_step, evaluation_count
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -23,51 +23,51 @@ from einnet_explore.ir import (
     as_index,
 )
 
-LANES = 16
+MAX_LANES = 16
 """Elements of the widest vector register that is used."""
 
-PHASES = 8
+MAX_PHASES = 8
 """Rows with more phases than this are left as they are written."""
 
 
-def moved(scope: Scope) -> int:
+def moved_elements(scope: Scope) -> int:
     """How many elements are read and written; a view of a scope moves what that scope moves."""
     reads = sum(len(tuple(accesses(a.source.body))) if isinstance(a.source, Scope) else 1 for a in accesses(scope.body))
-    return points(scope) * (1 + reads)
+    return evaluation_count(scope) * (1 + reads)
 
 
-def templates(scope: Scope) -> tuple[str, ...]:
+def schedule_templates(scope: Scope) -> tuple[str, ...]:
     """The templates that fit *scope*, the one to expect most of first; ``plain`` always comes last."""
-    if not scope.traversals or points(scope) == 0:
+    if not scope.traversals or evaluation_count(scope) == 0:
         return ("plain",)
     reads = tuple(a for a in accesses(scope.body) if a.index)
-    if not scope.summations and cased(scope):
+    if not scope.summations and case_traversals(scope):
         return ("combine", "rows", "plain")
     if scope.summations:
         last = scope.traversals[-1]
-        along = [s for s in scope.summations if lanes_of(s) and reads and runs_along(reads, s)]
-        if reads and runs_along(reads, last) and last.extent >= 4:
+        along = [s for s in scope.summations if vector_lanes(s) and reads and is_contiguous_along(reads, s)]
+        if reads and is_contiguous_along(reads, last) and last.extent >= 4:
             return ("outer", *(("inner",) if along else ()), "plain")
         return ("inner", "outer", "plain") if along else ("outer", "plain")
-    if turned(scope) is not None:
+    if transposed_view(scope) is not None:
         return ("turn", "tile", "rows", "plain")
-    return ("tile", "rows", "plain") if tile_of(scope) else ("rows", "plain")
+    return ("tile", "rows", "plain") if transpose_tile(scope) else ("rows", "plain")
 
 
-def cased(scope: Scope) -> tuple[tuple[int, int], ...]:
+def case_traversals(scope: Scope) -> tuple[tuple[int, int], ...]:
     """(position, period) of the traversals whose value, or its remainder, decides between constants.
 
     None where the innermost one does, or where its extent holds no vector.
     """
     last = scope.traversals[-1]
-    if last.extent % (LANES // 2) or not all(abs(step(a, last)) <= 1 for a in accesses(scope.body)):
+    if last.extent % (MAX_LANES // 2) or not all(abs(address_step(a, last)) <= 1 for a in accesses(scope.body)):
         return ()
     found: dict[int, int] = {}
     for index in _choices(scope.body):
         match index.terms:
-            case ((Iterator() as x, 1),) if x.extent <= PHASES:
+            case ((Iterator() as x, 1),) if x.extent <= MAX_PHASES:
                 found[scope.traversals.index(x)] = x.extent
-            case ((Remainder(numerator, d), 1),) if d <= PHASES and (along := numerator.single) is not None:
+            case ((Remainder(numerator, d), 1),) if d <= MAX_PHASES and (along := numerator.single) is not None:
                 found[scope.traversals.index(along)] = d
     return () if len(scope.traversals) - 1 in found else tuple(sorted(found.items()))
 
@@ -82,35 +82,35 @@ def _choices(body: Scalar) -> Iterable[Index]:
                 yield from _choices(arg)
 
 
-def turned(scope: Scope) -> Scope | None:
+def transposed_view(scope: Scope) -> Scope | None:
     """*scope* as a transposed view of a scope whose innermost iterator runs along memory; None where no tile fits."""
     n = _along(scope)
     if n is None or scope.summations:
         return None
     x, last = scope.traversals[n], scope.traversals[-1]
     inner = (*scope.traversals[:n], *scope.traversals[n + 1 :], x)
-    side = gcd(x.extent, last.extent, LANES)
+    side = gcd(x.extent, last.extent, MAX_LANES)
     guarded = any(x in i.iterators and (i.bounds[0] < lo or i.bounds[1] >= hi) for i, lo, hi in _guards(scope.body))
-    if side < LANES // 4 or guarded:
+    if side < MAX_LANES // 4 or guarded:
         return None
     return replace(scope, body=replace(scope, traversals=inner, padding=())[tuple(as_index(y) for y in inner)])
 
 
-def runs_along(reads: Iterable[Access], x: Iterator) -> bool:
-    return all(abs(step(a, x)) <= 1 for a in reads)
+def is_contiguous_along(reads: Iterable[Access], x: Iterator) -> bool:
+    return all(abs(address_step(a, x)) <= 1 for a in reads)
 
 
-def lanes_of(s: Iterator) -> int:
-    return next((n for n in (LANES, LANES // 2, LANES // 4) if s.extent % n == 0), 0)
+def vector_lanes(s: Iterator) -> int:
+    return next((n for n in (MAX_LANES, MAX_LANES // 2, MAX_LANES // 4) if s.extent % n == 0), 0)
 
 
-def period_of(scope: Scope, x: Iterator) -> int:
+def phase_period(scope: Scope, x: Iterator) -> int:
     """The number of phases after which every ``//`` and ``%`` of *x* repeats (1: there are none, or too many)."""
     found = period(_indices(scope.body), x)
-    return found if found <= PHASES and x.extent % found == 0 and x.extent > found else 1
+    return found if found <= MAX_PHASES and x.extent % found == 0 and x.extent > found else 1
 
 
-def borders(scope: Scope, last: Iterator, period: int) -> tuple[int, int]:
+def guard_borders(scope: Scope, last: Iterator, period: int) -> tuple[int, int]:
     """(before, after): at the ends of a row so many steps have guards of their own; none hangs on x between."""
     rows = last.extent // period
     x = Iterator(last.name, 0, rows)
@@ -155,12 +155,14 @@ def _indices(body: Scalar) -> Iterable[Index]:
 def _along(scope: Scope) -> int | None:
     """The position of the traversal along which the largest read runs in memory, where the innermost one does not."""
     reads = max(accesses(scope.body), key=lambda a: prod(a.source.shape), default=None)
-    if reads is None or not scope.traversals or runs_along((reads,), scope.traversals[-1]):
+    if reads is None or not scope.traversals or is_contiguous_along((reads,), scope.traversals[-1]):
         return None
-    return next((n for n, x in enumerate(scope.traversals[:-1]) if x.extent > 1 and abs(step(reads, x)) == 1), None)
+    return next(
+        (n for n, x in enumerate(scope.traversals[:-1]) if x.extent > 1 and abs(address_step(reads, x)) == 1), None
+    )
 
 
-def tile_of(scope: Scope) -> tuple[int, int, int] | None:
+def transpose_tile(scope: Scope) -> tuple[int, int, int] | None:
     """(position of the iterator along memory, its tile, the tile of the innermost one) of the largest read."""
     n = _along(scope)
     if n is None:
@@ -170,4 +172,4 @@ def tile_of(scope: Scope) -> tuple[int, int, int] | None:
 
 
 def _divisor(extent: int) -> int:
-    return max(n for n in range(1, LANES + 1) if extent % n == 0)
+    return max(n for n in range(1, MAX_LANES + 1) if extent % n == 0)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from einnet_explore.codegen.functor import Functor, compose, functor, operand
+from einnet_explore.codegen.functor import Functor
 from einnet_explore.codegen.language import (
     F16,
     F32,
@@ -26,12 +26,12 @@ from einnet_explore.codegen.language import (
     Declare,
     Expr,
     For,
-    Id,
     If,
     Kernel,
     KernelError,
+    LaunchIndex,
     LoadPair,
-    Local,
+    LocalArray,
     PairOperation,
     Statement,
     Store,
@@ -39,20 +39,20 @@ from einnet_explore.codegen.language import (
     Type,
     Var,
     cast,
-    counted,
+    counted_loop,
     literal,
     select,
 )
-from einnet_explore.codegen.language.lowering import scalar
+from einnet_explore.codegen.language.lowering import lower_scalar
 from einnet_explore.ir import Access, Apply, Scalar, Tensor
 
-REGISTERS, REGISTERS_A_THREAD = 64 * 1024, 255
+BLOCK_REGISTERS, THREAD_REGISTERS = 64 * 1024, 255
 """What a block may have at most, and a thread."""
 
-BLOCK = 1 << (REGISTERS // REGISTERS_A_THREAD).bit_length() - 1
+BLOCK_THREADS = 1 << (BLOCK_REGISTERS // THREAD_REGISTERS).bit_length() - 1
 """Threads a block: as many as have registers even if each takes the most, rounded down to a power of two (256)."""
 
-WAVES = 32
+MAX_WAVES = 32
 MAX_PACK_BYTES = 128 // 8
 MAX_PACK_SIZE = 8
 
@@ -67,14 +67,14 @@ class Gpu:
     @property
     def most_blocks(self) -> int:
         """Blocks in 32 full waves."""
-        return self.multiprocessors * self.threads // BLOCK * WAVES
+        return self.multiprocessors * self.threads // BLOCK_THREADS * MAX_WAVES
 
 
 A100, H100 = Gpu(108), Gpu(132)
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class ElementwiseLaunch:
     """*packs* packs of *pack* elements and *tail* single ones, by *blocks* blocks; positions are of type *index*."""
 
     pack: int
@@ -89,17 +89,17 @@ def pack_size(kinds: Iterable[Type]) -> int:
     return min((min(MAX_PACK_SIZE, MAX_PACK_BYTES // k.size) for k in kinds), default=1)
 
 
-def blocks(packs: int, gpu: Gpu) -> int:
+def block_count(packs: int, gpu: Gpu) -> int:
     """Blocks for *packs* packs: at least one, no more than have work, no more than 32 waves."""
-    return max(1, min(-(-packs // BLOCK), gpu.most_blocks))
+    return max(1, min(-(-packs // BLOCK_THREADS), gpu.most_blocks))
 
 
 def index_type(length: int, pack: int, count: int) -> Type:
     """int32 where no position, nor the one a thread goes on to after its last, is beyond 2³¹-1; else int64."""
-    return I32 if length + count * BLOCK * pack < 1 << 31 else I64
+    return I32 if length + count * BLOCK_THREADS * pack < 1 << 31 else I64
 
 
-def plan(length: int, kinds: Sequence[Type], addresses: Sequence[int], gpu: Gpu = A100) -> Launch:
+def plan_launch(length: int, kinds: Sequence[Type], addresses: Sequence[int], gpu: Gpu = A100) -> ElementwiseLaunch:
     """The launch for *length* elements of each of *kinds*, one array each, at *addresses* (in bytes).
 
     Where one of them is not a multiple of its pack's bytes all elements go one by one.  Raises KernelError for a
@@ -113,28 +113,28 @@ def plan(length: int, kinds: Sequence[Type], addresses: Sequence[int], gpu: Gpu 
     if any(at % (pack * kind.size) for kind, at in zip(kinds, addresses, strict=True)):
         pack = 1
     packs, tail = divmod(length, pack)
-    count = blocks(packs, gpu)
-    return Launch(pack, packs, tail, count, index_type(length, pack, count))
+    count = block_count(packs, gpu)
+    return ElementwiseLaunch(pack, packs, tail, count, index_type(length, pack, count))
 
 
-RESULT = "result"
+RESULT_NAME = "result"
 
-Values = Mapping[str, Expr]
+OperandValues = Mapping[str, Expr]
 
 
-def arguments(functor: Functor) -> tuple[Array, ...]:
+def functor_arguments(functor: Functor) -> tuple[Array, ...]:
     """The arrays that a kernel of *functor* takes, in order: result, operands, scalars.
 
     The result may be one of the operands: each position is read before it is written, and by the same thread.
     """
     return (
-        Array(RESULT, functor.output, noalias=False),
+        Array(RESULT_NAME, functor.output, noalias=False),
         *(Array(f"operand {name}", kind, const=True, noalias=False) for name, kind in functor.operands),
         *(Array(f"scalar {name}", kind, const=True, noalias=False) for name, kind in functor.scalars),
     )
 
 
-def kernel(functor: Functor, launch: Launch) -> Kernel:
+def elementwise_kernel(functor: Functor, launch: ElementwiseLaunch) -> Kernel:
     """The kernel of *functor* for a *launch*: its text depends on pack, index type and whether there is a tail.
 
     Parameters: result, operands, scalars, then how many packs and how many single elements.  Halves are made in pairs
@@ -143,10 +143,10 @@ def kernel(functor: Functor, launch: Launch) -> Kernel:
     pack, kind = launch.pack, launch.index
     if pack < 1:
         raise KernelError(f"functor {functor.name}: a pack of {pack} elements")
-    result, *rest = arguments(functor)
+    result, *rest = functor_arguments(functor)
     inputs = rest[: len(functor.operands)]
     packs, tail, first, i = (Var(n, kind) for n in ("packs", "tail", "first", "i"))
-    start = cast(kind, Id("block")) * BLOCK + cast(kind, Id("thread"))
+    start = cast(kind, LaunchIndex("block")) * BLOCK_THREADS + cast(kind, LaunchIndex("thread"))
     held, fixed = _scalars(functor, rest[len(inputs) :])
     if pack == 1:
         inner: tuple[Statement, ...] = (Store(result, i, _value(functor, fixed, inputs, i)),)
@@ -155,7 +155,7 @@ def kernel(functor: Functor, launch: Launch) -> Kernel:
     body: list[Statement] = [
         *held,
         Declare(first, start),
-        For(i, first, packs, cast(kind, Id("grid")) * BLOCK, inner),
+        For(i, first, packs, cast(kind, LaunchIndex("grid")) * BLOCK_THREADS, inner),
     ]
     if launch.tail:
         at = Var("last", kind)
@@ -163,32 +163,32 @@ def kernel(functor: Functor, launch: Launch) -> Kernel:
         body.append(If(first.lt(tail), (Declare(at, packs * pack + first), single)))
     name = f"{functor.name} pack {pack}{' wide' if kind == I64 else ''}{' tail' if launch.tail else ''}"
     params: tuple[Array | Var, ...] = (result, *rest, packs, tail)
-    return Kernel(name, params, tuple(body), (BLOCK, 1, 1), (launch.blocks, 1, 1))
+    return Kernel(name, params, tuple(body), (BLOCK_THREADS, 1, 1), (launch.blocks, 1, 1))
 
 
-def host_kernel(functor: Functor) -> Kernel:
+def elementwise_host_kernel(functor: Functor) -> Kernel:
     """The kernel of *functor* for a CPU: every block takes neighbouring elements, and compilers make the packs.
 
     Parameters: result, operands, scalars, then how many elements there are, and how many a block takes.
     """
-    result, *rest = arguments(functor)
+    result, *rest = functor_arguments(functor)
     inputs = rest[: len(functor.operands)]
     length, share, first, last, i = (Var(n, I64) for n in ("length", "share", "first", "last", "i"))
     held, fixed = _scalars(functor, rest[len(inputs) :])
     end = first + share
-    loop = counted(i, last, Store(result, i, _value(functor, fixed, inputs, i)), simd=True)
+    loop = counted_loop(i, last, Store(result, i, _value(functor, fixed, inputs, i)), simd=True)
     body = (
         *held,
-        Declare(first, cast(I64, Id("block")) * share),
+        Declare(first, cast(I64, LaunchIndex("block")) * share),
         Declare(last, _least(end, length)),
         For(i, first, last, literal(1, I64), loop.body, simd=True),
     )
     return Kernel(f"{functor.name} on a host", (result, *rest, length, share), body)
 
 
-def planned(functor: Functor, length: int) -> Kernel:
+def aligned_kernel(functor: Functor, length: int) -> Kernel:
     """The kernel for aligned arrays of *length* elements."""
-    return kernel(functor, plan(length, functor.kinds, [0] * len(functor.kinds)))
+    return elementwise_kernel(functor, plan_launch(length, functor.kinds, [0] * len(functor.kinds)))
 
 
 def _least(a: Expr, b: Expr) -> Expr:
@@ -206,15 +206,15 @@ def _scalars(functor: Functor, arrays: Iterable[Array]) -> tuple[list[Statement]
 
 
 def _pack(
-    functor: Functor, fixed: Values, result: Array, inputs: Iterable[Array], at: Expr, pack: int
+    functor: Functor, fixed: OperandValues, result: Array, inputs: Iterable[Array], at: Expr, pack: int
 ) -> Iterable[Statement]:
     """Fetch a pack of each operand, compute, and put the result's pack."""
     own = {array: _own(array, pack) for array in inputs}
     for array, copy in own.items():
-        yield Local(copy)
+        yield LocalArray(copy)
         yield Copy(copy, literal(0), array, at, pack)
     made = _own(result, pack)
-    yield Local(made)
+    yield LocalArray(made)
     j = Var("j", I32)
     if functor.paired and pack % 2 == 0:
         steps = tuple(_pairs(functor, fixed, made, tuple(own.values()), j))
@@ -230,9 +230,9 @@ def _own(array: Array, pack: int) -> Array:
     return Array(f"pack {array.name}", array.kind, pack, "private", align=size if size & (size - 1) == 0 else 0)
 
 
-def _pairs(functor: Functor, fixed: Values, made: Array, own: tuple[Array, ...], j: Var) -> Iterable[Statement]:
+def _pairs(functor: Functor, fixed: OperandValues, made: Array, own: tuple[Array, ...], j: Var) -> Iterable[Statement]:
     """Two elements at once: OneFlow's ``Apply2``."""
-    match _alone(functor):
+    match _single_half_operation(functor):
         case (op, a, b):
             names = [n for n, _ in functor.operands]
             yield PairOperation(op, made, j, own[names.index(a)], own[names.index(b)])
@@ -248,7 +248,7 @@ def _pairs(functor: Functor, fixed: Values, made: Array, own: tuple[Array, ...],
     yield StorePair(made, j, _computed(functor, left), _computed(functor, right))
 
 
-def _alone(functor: Functor) -> tuple[str, str, str] | None:
+def _single_half_operation(functor: Functor) -> tuple[str, str, str] | None:
     """(operation, operand, operand) where that is all, and all of it is half precision: one instruction does two."""
     kinds = dict(functor.operands)
     match functor.body:
@@ -257,12 +257,12 @@ def _alone(functor: Functor) -> tuple[str, str, str] | None:
     return None
 
 
-def _value(functor: Functor, fixed: Values, arrays: Iterable[Array], at: Expr) -> Expr:
+def _value(functor: Functor, fixed: OperandValues, arrays: Iterable[Array], at: Expr) -> Expr:
     loads = {name: array[at] for (name, _), array in zip(functor.operands, arrays, strict=True)}
     return _computed(functor, {**fixed, **loads})
 
 
-def _computed(functor: Functor, values: Values) -> Expr:
+def _computed(functor: Functor, values: OperandValues) -> Expr:
     """The functor's body of *values*, as the result's type in memory takes it."""
     kind = functor.computed
 
@@ -271,25 +271,4 @@ def _computed(functor: Functor, values: Values) -> Expr:
         return values[source.name]
 
     body: Scalar = functor.body
-    return cast(functor.output.computed, scalar(body, {}, read, kind))
-
-
-__all__ = [
-    "A100",
-    "BLOCK",
-    "H100",
-    "WAVES",
-    "Functor",
-    "Gpu",
-    "Launch",
-    "arguments",
-    "blocks",
-    "compose",
-    "functor",
-    "host_kernel",
-    "kernel",
-    "operand",
-    "pack_size",
-    "plan",
-    "planned",
-]
+    return cast(functor.output.computed, lower_scalar(body, {}, read, kind))

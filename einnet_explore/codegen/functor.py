@@ -30,7 +30,7 @@ from einnet_explore.ir import (
 from einnet_explore.ir.node import Node, node
 
 
-def operand(name: str) -> Access:
+def operand_read(name: str) -> Access:
     """The element of the operand *name*, in a functor's body."""
     return Tensor(name, ())[()]
 
@@ -54,7 +54,7 @@ class Functor(Node):
         names = [n for n, _ in (*self.operands, *self.scalars)]
         if len(set(names)) < len(names):
             raise KernelError(f"functor {self.name}: an operand is named twice: {', '.join(names)}")
-        if strange := [repr(a) for a in accesses(self.body) if a not in map(operand, names)]:
+        if strange := [repr(a) for a in accesses(self.body) if a not in map(operand_read, names)]:
             raise KernelError(f"functor {self.name} reads {', '.join(strange)}: expected operands {', '.join(names)}")
         _without_indices(self.body, self.name)
         _ = self.computed
@@ -71,7 +71,7 @@ class Functor(Node):
         Raises KernelError for an integer result of floating operands, which would lose fractions unasked, and for
         uint64 beside signed integers, which have no common integer type.
         """
-        return common(self.name, self.output, tuple(k for _, k in (*self.operands, *self.scalars)))
+        return common_type(self.name, self.output, tuple(k for _, k in (*self.operands, *self.scalars)))
 
     @property
     def paired(self) -> bool:
@@ -90,7 +90,7 @@ class _Mix:
         return KernelError(f"functor {self.name} makes {self.output!r} of {given}: {why}")
 
 
-def common(name: str, output: Type, given: tuple[Type, ...]) -> Type:
+def common_type(name: str, output: Type, given: tuple[Type, ...]) -> Type:
     """The type in which *output* is computed of *given*; see ``Functor.computed``."""
     mix = _Mix(name, output, given)
     if output.kind != "float" and any(k.kind == "float" for k in given):
@@ -105,7 +105,7 @@ def common(name: str, output: Type, given: tuple[Type, ...]) -> Type:
     return I64 if kind == U32 else kind
 
 
-def compose(outer: Functor, at: Mapping[str, Functor]) -> Functor:
+def compose_functors(outer: Functor, at: Mapping[str, Functor]) -> Functor:
     """*outer* with the operands named in *at* computed by other functors, in one go.
 
     Operands of one name are one operand.  Intermediate results keep the precision of the arithmetic: they are not
@@ -139,7 +139,7 @@ def _without_indices(body: Scalar, name: str) -> None:
             pass
 
 
-def functor(
+def build_functor(
     scope: Scope, name: str = "elementwise", kind: Type = F32, kinds: Mapping[str, Type] | None = None
 ) -> Functor:
     """*scope* as a functor over its elements in memory order, all of *kind* unless *kinds* says otherwise by name.
@@ -154,10 +154,10 @@ def functor(
         source = access.source
         if not isinstance(source, Tensor):
             raise KernelError(f"{name} reads a table at {access.index!r}: that is not element-wise")
-        single = _place(access, scope, name)
+        single = _is_scalar_read(access, scope, name)
         if found.setdefault(source.name, single) != single:
             raise KernelError(f"{name} reads {source.name} both by position and as a scalar")
-        return operand(source.name)
+        return operand_read(source.name)
 
     body = map_accesses(_flat(scope, name), read)
     typed = [(n, given.get(n, kind)) for n in found]
@@ -181,27 +181,27 @@ def _flat(scope: Scope, name: str) -> Scalar:
     def put(access: Access) -> Scalar:
         if not isinstance(access.source, Scope):
             return access
-        _inside(access, name)
+        _check_inside(access, name)
         at = dict(zip(access.source.traversals, access.index, strict=True))
         return substitute(_flat(access.source, name), at)
 
     return map_accesses(scope.body, put)
 
 
-def _inside(access: Access, name: str) -> None:
+def _check_inside(access: Access, name: str) -> None:
     for index, (lo, hi) in zip(access.index, access.source.box, strict=True):
         least, most = index.bounds
         if least < lo or most >= hi:
             raise KernelError(f"{name} reads {access.source!r} at {index} in [{least}, {most}], outside [{lo}, {hi})")
 
 
-def _place(access: Access, scope: Scope, name: str) -> bool:
+def _is_scalar_read(access: Access, scope: Scope, name: str) -> bool:
     """False where *access* is at the position that is written, True where it is at the only one there is."""
-    _inside(access, name)
-    address = _address(access.index, access.source.box)
-    here = _address([as_index(x) for x in scope.traversals], scope.box)
+    _check_inside(access, name)
+    address = _flat_index(access.index, access.source.box)
+    here = _flat_index([as_index(x) for x in scope.traversals], scope.box)
     size, whole = prod(access.source.shape), prod(scope.shape)
-    if size == whole and _same(address, here):
+    if size == whole and _is_same_address(address, here):
         return False
     if size == 1:
         return True
@@ -210,7 +210,7 @@ def _place(access: Access, scope: Scope, name: str) -> bool:
     )
 
 
-def _same(a: Index, b: Index) -> bool:
+def _is_same_address(a: Index, b: Index) -> bool:
     # An iterator of one value is that value, whichever is written.
     alone: dict[Iterator, Index] = {
         x: as_index(Iterator(x.name, x.lo, x.hi)) * 0 + x.lo for i in (a, b) for x in i.iterators if x.extent == 1
@@ -218,7 +218,7 @@ def _same(a: Index, b: Index) -> bool:
     return a.substitute(lambda x: alone.get(x, as_index(x))) == b.substitute(lambda x: alone.get(x, as_index(x)))
 
 
-def _address(index: Iterable[Index], box: tuple[tuple[int, int], ...]) -> Index:
+def _flat_index(index: Iterable[Index], box: tuple[tuple[int, int], ...]) -> Index:
     """The flat position of *index* in an array that holds *box*."""
     total = Index()
     for i, (lo, hi) in zip(index, box, strict=True):

@@ -33,43 +33,43 @@ from einnet_explore.codegen.language import (
     Array,
     Assign,
     Barrier,
+    Comment,
     Copy,
     Declare,
     Expr,
     For,
-    Id,
     If,
     Kernel,
     KernelError,
+    LaunchIndex,
     Literal,
-    Local,
-    Note,
+    LocalArray,
     Statement,
     Store,
     Type,
     Var,
-    binary,
+    binary_operation,
     cast,
     conjunction,
-    counted,
+    counted_loop,
     literal,
     lowering,
 )
 from einnet_explore.codegen.language.statements import PACK_BYTES
-from einnet_explore.codegen.memory_access import name_of, place_in, plus
+from einnet_explore.codegen.memory_access import add_offset, element_address, tensor_name
 from einnet_explore.ir import REDUCTIONS, Access, Iterator, Scalar, Scope, Table, Tensor, accesses, map_accesses
 
-THREADS = 256
+COPY_THREADS = 256
 
 
-def moves(access: Access, along: Iterable[Iterator]) -> bool:
+def depends_on_any(access: Access, along: Iterable[Iterator]) -> bool:
     """Whether *access* reads something else as one of *along* goes on."""
     moving_ones = {x for i in access.index for x in i.iterators}
     return any(x in moving_ones for x in along)
 
 
 @dataclass(frozen=True)
-class Frame:
+class CopyFrame:
     """The kernel *name* of *scope* in numbers of *kind*; *body* is the scope's, with everything put in."""
 
     scope: Scope
@@ -96,7 +96,7 @@ class Frame:
     def memory(self) -> dict[str, Array]:
         """Every tensor's array, by name."""
         sources = [a.source for a in self.reads]
-        return {name_of(s): Array(name_of(s), self.kind, prod(s.shape), const=True) for s in sources}
+        return {tensor_name(s): Array(tensor_name(s), self.kind, prod(s.shape), const=True) for s in sources}
 
     @cached_property
     def result(self) -> Array:
@@ -107,7 +107,7 @@ class Frame:
     @cached_property
     def wide(self) -> Type:
         """The type of places: 64 bits where 32 do not reach, the ends of the last block included."""
-        far = max(self.result.size, *(a.size for a in self.memory.values()), 0) + 8 * THREADS
+        far = max(self.result.size, *(a.size for a in self.memory.values()), 0) + 8 * COPY_THREADS
         spans = [max(map(abs, i.bounds)) for a in self.reads for i in (flat_address(a), *a.index)]
         return I32 if max(far, *spans, 0) < 1 << 31 else I64
 
@@ -127,18 +127,18 @@ class Frame:
         while todo:
             x = todo.pop()
             extent, var = x.extent // pack, Var(f"{x.name} at", self.wide)
-            out.append(Declare(var, (binary("%", number, extent) if todo else number) * pack))
-            at[x], number, pack = plus(var, x.lo), binary("/", number, extent), 1
+            out.append(Declare(var, (binary_operation("%", number, extent) if todo else number) * pack))
+            at[x], number, pack = add_offset(var, x.lo), binary_operation("/", number, extent), 1
         return at, out
 
     def index(self, access: Access, at: Mapping[Iterator, Expr]) -> Expr:
         """The place in memory of *access*, which stays inside."""
-        return lowering.index(flat_address(access), at, self.wide)
+        return lowering.lower_index(flat_address(access), at, self.wide)
 
     def address(self, at: Mapping[Iterator, Expr]) -> Expr:
         """The place of an element of the result."""
         index = tuple(x - x.lo for x in self.scope.traversals)
-        return place_in(self.scope.shape, index, at, self.wide)
+        return element_address(self.scope.shape, index, at, self.wide)
 
     def scalar(self, body: Scalar, at: Mapping[Iterator, Expr], held: Mapping[Access, Expr]) -> Expr:
         """*body* where iterators stand for *at*; reads in *held* have been made."""
@@ -147,15 +147,15 @@ class Frame:
         marked = map_accesses(body, lambda access: marks[access][()] if access in marks else access)
 
         def read(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
-            name = name_of(source)
+            name = tensor_name(source)
             if name in values:
                 return values[name]
             place: Expr = Literal(0, self.wide)
             for i, (lo, _), step in zip(where, source.box, row_major(source.shape), strict=True):
-                place = place + plus(i, -lo) * step
+                place = place + add_offset(i, -lo) * step
             return self.memory[name][place]
 
-        return lowering.scalar(marked, at, read, self.kind, self.wide)
+        return lowering.lower_scalar(marked, at, read, self.kind, self.wide)
 
     def value(
         self, at: Mapping[Iterator, Expr], held: Mapping[Access, Expr], store: Callable[[Expr], Statement]
@@ -165,36 +165,36 @@ class Frame:
             return (store(self.scalar(self.body, at, held)),)
         total, reduce = Var("total", self.kind), self.scope.reduce
         sums = {x: Var(f"{x.name} in", self.wide) for x in self.scope.summations}
-        value = self.scalar(self.body, {**at, **{x: plus(var, x.lo) for x, var in sums.items()}}, held)
-        inside: tuple[Statement, ...] = (Assign(total, lowering.joined(reduce, total, value)),)
+        value = self.scalar(self.body, {**at, **{x: add_offset(var, x.lo) for x, var in sums.items()}}, held)
+        inside: tuple[Statement, ...] = (Assign(total, lowering.lower_join(reduce, total, value)),)
         for x in reversed(self.scope.summations):
             zero, one = Literal(0, self.wide), Literal(1, self.wide)
             inside = (For(sums[x], zero, Literal(x.extent, self.wide), one, inside, unroll=True),)
         return (Declare(total, literal(REDUCTIONS[reduce], self.kind)), *inside, store(total))
 
 
-def straight(frame: Frame) -> Kernel:
+def direct_copy(frame: CopyFrame) -> Kernel:
     """A thread for every pack, or for several elements a block apart, so that enough is on its way."""
     size = PACK_BYTES // frame.kind.size
-    packed = [a for a in frame.reads if _packs(frame, a, size)]
+    packed = [a for a in frame.reads if _is_packable(frame, a, size)]
     pack = size if frame.inner.extent % size == 0 and (packed or not frame.reads) else 1
     each = 1 if pack > 1 else size
     points = frame.result.size // pack
-    blocks = -(-points // (THREADS * each))
+    blocks = -(-points // (COPY_THREADS * each))
     turn, point = Var("turn"), Var("point", frame.wide)
     at, placed = frame.digits(point, frame.axes, pack)
-    made = _pack(frame, at, packed, point) if pack > 1 else _one(frame, at, point)
+    made = _pack(frame, at, packed, point) if pack > 1 else _single_element(frame, at, point)
     body: tuple[Statement, ...] = (*placed, *made)
-    if points % (THREADS * each):
+    if points % (COPY_THREADS * each):
         body = (If(point.lt(points), body),)
-    start = cast(frame.wide, Id("block")) * (THREADS * each) + cast(frame.wide, Id("thread"))
+    start = cast(frame.wide, LaunchIndex("block")) * (COPY_THREADS * each) + cast(frame.wide, LaunchIndex("thread"))
     if each == 1:
-        return frame.kernel((Declare(point, start), *body), THREADS, blocks)
-    apart = Declare(point, start + cast(frame.wide, turn) * THREADS)
-    return frame.kernel((counted(turn, each, apart, *body, unroll=True),), THREADS, blocks)
+        return frame.kernel((Declare(point, start), *body), COPY_THREADS, blocks)
+    apart = Declare(point, start + cast(frame.wide, turn) * COPY_THREADS)
+    return frame.kernel((counted_loop(turn, each, apart, *body, unroll=True),), COPY_THREADS, blocks)
 
 
-def _packs(frame: Frame, access: Access, size: int) -> bool:
+def _is_packable(frame: CopyFrame, access: Access, size: int) -> bool:
     """Whether *size* neighbours of *access* are so many neighbours in memory, at a multiple of a pack."""
     place = flat_address(access)
     if not place.affine or place.coefficient(frame.inner) != 1 or frame.inner.extent % size:
@@ -206,53 +206,53 @@ def _packs(frame: Frame, access: Access, size: int) -> bool:
     return inside and start % size == 0 and all(k % size == 0 for k in others)
 
 
-def _one(frame: Frame, at: Mapping[Iterator, Expr], point: Expr) -> Iterable[Statement]:
+def _single_element(frame: CopyFrame, at: Mapping[Iterator, Expr], point: Expr) -> Iterable[Statement]:
     return frame.value(at, {}, lambda value: Store(frame.result, point, value))
 
 
-def _pack(frame: Frame, at: Mapping[Iterator, Expr], packed: Iterable[Access], point: Expr) -> Iterable[Statement]:
+def _pack(frame: CopyFrame, at: Mapping[Iterator, Expr], packed: Iterable[Access], point: Expr) -> Iterable[Statement]:
     """A pack of the result: packs are fetched whole, other reads one by one."""
     size, j = PACK_BYTES // frame.kind.size, Var("j")
     held: dict[Access, Expr] = {}
-    for n, access in enumerate(a for a in packed if not moves(a, frame.scope.summations)):
+    for n, access in enumerate(a for a in packed if not depends_on_any(a, frame.scope.summations)):
         own = Array(f"pack {n}", frame.kind, size, "private", align=PACK_BYTES)
         held[access] = own[j]
-        yield Local(own)
-        yield Copy(own, literal(0), frame.memory[name_of(access.source)], frame.index(access, at), size)
+        yield LocalArray(own)
+        yield Copy(own, literal(0), frame.memory[tensor_name(access.source)], frame.index(access, at), size)
     made = Array("made", frame.kind, size, "private", align=PACK_BYTES)
-    yield Local(made)
+    yield LocalArray(made)
     here = {**at, frame.inner: at[frame.inner] + cast(frame.wide, j)}
-    yield counted(j, size, *frame.value(here, held, lambda value: Store(made, j, value)), unroll=True)
+    yield counted_loop(j, size, *frame.value(here, held, lambda value: Store(made, j, value)), unroll=True)
     yield Copy(frame.result, point * size, made, literal(0), size)
 
 
-SIDE, ROWS = 32, 8
+TILE_SIDE, TILE_ROWS = 32, 8
 """A tile is so wide and long; so many rows of it are moved at a time (``SIDE * ROWS`` threads)."""
 
-LEAST = 8
+MIN_TILE_EXTENT = 8
 """A dimension that is shorter is not worth a tile."""
 
 
-def turned(frame: Frame) -> tuple[tuple[Access, ...], Iterator] | None:
+def tiled_reads(frame: CopyFrame) -> tuple[tuple[Access, ...], Iterator] | None:
     """The reads that go through tiles, and the dimension, not the innermost, along which they lie in memory.
 
     None where there are none.
     """
-    if frame.scope.summations or frame.inner.extent < LEAST:
+    if frame.scope.summations or frame.inner.extent < MIN_TILE_EXTENT:
         return None
     found: dict[Iterator, list[Access]] = {}
     for access in frame.reads:
-        step = _along(access, frame.inner)
+        step = _address_step(access, frame.inner)
         if step is None or abs(step) <= 1:
             continue
         for x in frame.axes[:-1]:
-            if x.extent >= LEAST and abs(_along(access, x) or 0) == 1:
+            if x.extent >= MIN_TILE_EXTENT and abs(_address_step(access, x) or 0) == 1:
                 found.setdefault(x, []).append(access)
     best = max(found, key=lambda x: len(found[x]), default=None)
     return None if best is None else (tuple(found[best]), best)
 
 
-def _along(access: Access, x: Iterator) -> int | None:
+def _address_step(access: Access, x: Iterator) -> int | None:
     """Elements that one step of *x* moves the place of *access*; None where that is not always the same."""
     place = flat_address(access)
     if not place.affine:
@@ -260,85 +260,85 @@ def _along(access: Access, x: Iterator) -> int | None:
     return place.coefficient(x)
 
 
-def tiled(frame: Frame, reads: tuple[Access, ...], down: Iterator) -> Kernel:
+def tiled_copy(frame: CopyFrame, reads: tuple[Access, ...], down: Iterator) -> Kernel:
     """A block moves a tile of each of *reads*: loaded along *down*, written along the innermost dimension."""
     across, wide = frame.inner, frame.wide
     rest = [x for x in frame.axes if x not in (across, down)]
-    counts = {x: -(-x.extent // SIDE) for x in (across, down)}
-    tiles = {a: Array(f"tile {n}", frame.kind, SIDE * (SIDE + 1), "shared") for n, a in enumerate(reads)}
-    block: Expr = cast(wide, Id("block"))
-    body: list[Statement] = [Local(t) for t in tiles.values()]
+    counts = {x: -(-x.extent // TILE_SIDE) for x in (across, down)}
+    tiles = {a: Array(f"tile {n}", frame.kind, TILE_SIDE * (TILE_SIDE + 1), "shared") for n, a in enumerate(reads)}
+    block: Expr = cast(wide, LaunchIndex("block"))
+    body: list[Statement] = [LocalArray(t) for t in tiles.values()]
     base = {x: Var(f"{x.name} base", wide) for x in (across, down)}
     for x in (across, down):
-        body.append(Declare(base[x], binary("%", block, counts[x]) * SIDE))
-        block = binary("/", block, counts[x])
+        body.append(Declare(base[x], binary_operation("%", block, counts[x]) * TILE_SIDE))
+        block = binary_operation("/", block, counts[x])
     outer = Var("outer", wide)
     at, placed = frame.digits(outer, rest)
     column, row, k = Var("column", wide), Var("row", wide), Var("k")
     body += [
         Declare(outer, block),
         *placed,
-        Declare(column, cast(wide, Id("thread") % SIDE)),
-        Declare(row, cast(wide, Id("thread") // SIDE)),
-        Note("load along the source"),
+        Declare(column, cast(wide, LaunchIndex("thread") % TILE_SIDE)),
+        Declare(row, cast(wide, LaunchIndex("thread") // TILE_SIDE)),
+        Comment("load along the source"),
     ]
-    lower = row + cast(wide, k) * ROWS
+    lower = row + cast(wide, k) * TILE_ROWS
 
     def point(x: Expr, y: Expr) -> dict[Iterator, Expr]:
         """Where across is at *x* of the tile and down at *y*."""
-        return {**at, across: plus(base[across] + x, across.lo), down: plus(base[down] + y, down.lo)}
+        return {**at, across: add_offset(base[across] + x, across.lo), down: add_offset(base[down] + y, down.lo)}
 
     def inside(x: Expr, y: Expr, *made: Statement) -> Statement:
         """*made*, for all rows of this thread, where that is inside of the result."""
         pairs = ((across, base[across] + x), (down, base[down] + y))
-        test = conjunction(*(place.lt(d.extent) for d, place in pairs if d.extent % SIDE))
-        return counted(k, SIDE // ROWS, *(made if test is None else (If(test, made),)), unroll=True)
+        test = conjunction(*(place.lt(d.extent) for d, place in pairs if d.extent % TILE_SIDE))
+        return counted_loop(k, TILE_SIDE // TILE_ROWS, *(made if test is None else (If(test, made),)), unroll=True)
 
     there, here = point(lower, column), point(column, lower)
-    loads = (Store(t, lower * (SIDE + 1) + column, frame.scalar(a, there, {})) for a, t in tiles.items())
-    held: dict[Access, Expr] = {access: tile[column * (SIDE + 1) + lower] for access, tile in tiles.items()}
+    loads = (Store(t, lower * (TILE_SIDE + 1) + column, frame.scalar(a, there, {})) for a, t in tiles.items())
+    held: dict[Access, Expr] = {access: tile[column * (TILE_SIDE + 1) + lower] for access, tile in tiles.items()}
     store = Store(frame.result, frame.address(here), frame.scalar(frame.body, here, held))
     body += [
         inside(lower, column, *loads),
         Barrier(),
-        Note("write along the result"),
+        Comment("write along the result"),
         inside(column, lower, store),
     ]
-    return frame.kernel(tuple(body), SIDE * ROWS, prod(counts.values()) * prod(x.extent for x in rest))
+    return frame.kernel(tuple(body), TILE_SIDE * TILE_ROWS, prod(counts.values()) * prod(x.extent for x in rest))
 
 
-TERMS = 64
+MAX_SUM_TERMS = 64
 """Terms of a sum, at most: more are worth more than one thread."""
 
-PRODUCTS = 16
+MAX_PRODUCT_TERMS = 16
 """The same where several tensors are multiplied: those are worth tiles."""
 
 
 @dataclass(frozen=True)
-class Moved:
+class CopyKernel:
     """The kernel of a scope: its parameters are the tensors called *inputs*, in order, then the result."""
 
     kernel: Kernel
     inputs: tuple[str, ...]
 
 
-def moving(scope: Scope, name: str = "moved", kind: Type = F32) -> Moved:
+def copy_kernel(scope: Scope, name: str = "moved", kind: Type = F32) -> CopyKernel:
     """*scope* as a kernel that moves memory; scopes that it reads are put in.
 
     Raises KernelError, with what was found, where sums are long, a sum is read, or a source is a table.
     """
-    body = _flat(scope)
+    body = _inline_nested(scope)
     terms = prod(x.extent for x in scope.summations)
-    summed = [a for a in dict.fromkeys(accesses(body)) if moves(a, scope.summations)]
-    most = TERMS if len(summed) < 2 else PRODUCTS
+    summed = [a for a in dict.fromkeys(accesses(body)) if depends_on_any(a, scope.summations)]
+    most = MAX_SUM_TERMS if len(summed) < 2 else MAX_PRODUCT_TERMS
     if terms > most or not scope.shape or not prod(scope.shape):
         raise KernelError(f"{name}: sums of {terms} terms over {list(scope.shape)}: expected at most {most}, not empty")
-    frame = Frame(scope, body, name, kind)
-    down = turned(frame)
-    return Moved(straight(frame) if down is None else tiled(frame, *down), tuple(frame.memory))
+    frame = CopyFrame(scope, body, name, kind)
+    down = tiled_reads(frame)
+    return CopyKernel(direct_copy(frame) if down is None else tiled_copy(frame, *down), tuple(frame.memory))
 
 
-def _flat(scope: Scope) -> Scalar:
+def _inline_nested(scope: Scope) -> Scalar:
     """The body of *scope*, with the scopes that it reads put in and its domain as a condition."""
 
     def put(access: Access) -> Scalar:
@@ -347,7 +347,7 @@ def _flat(scope: Scope) -> Scalar:
                 return access
             case Scope() as inner if not inner.summations:
                 at = dict(zip(inner.traversals, access.index, strict=True))
-                return guard(access.index, inner.box, substitute(_flat(inner), at), inner.value)
+                return guard(access.index, inner.box, substitute(_inline_nested(inner), at), inner.value)
             case source:
                 raise KernelError(f"{source!r} is read at {access.index!r}: expected tensors and scopes without sums")
 
@@ -360,8 +360,8 @@ def _flat(scope: Scope) -> Scalar:
 
 
 __all__ = [
-    "PRODUCTS",
-    "TERMS",
-    "Moved",
-    "moving",
+    "MAX_PRODUCT_TERMS",
+    "MAX_SUM_TERMS",
+    "CopyKernel",
+    "copy_kernel",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from einnet_explore.ir import Access, Apply, Compare, Const, Index, Iterator, Scalar, Scope, Table, Tensor
 
 
-def identity(scope: Scope) -> str:
+def scope_identity(scope: Scope) -> str:
     """A text that says everything the kernel of *scope* depends on; names are numbered in order of appearance."""
     return _scope(scope, {})
 

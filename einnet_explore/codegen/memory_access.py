@@ -8,31 +8,33 @@ from einnet_explore.analysis.flattening import flat_address, row_major
 from einnet_explore.codegen.language import I64, Expr, Type, lowering
 from einnet_explore.ir import Access, Index, Iterator, Scope, Table, Tensor
 
-FIRST = ":first"
+FIRST_BLOCK = ":first"
 """The argument that says from which block on a kernel is launched."""
 
 
-def name_of(source: Tensor | Table | Scope) -> str:
+def tensor_name(source: Tensor | Table | Scope) -> str:
     """The name of the tensor that is read."""
     assert isinstance(source, Tensor)
     return source.name
 
 
-def by_place(access: Access) -> Access:
+def flat_read(access: Access) -> Access:
     """*access* by its place in memory; what may be outside has been said by conditions around it."""
     place = flat_address(access)
     least, most = place.bounds
-    return Access(Tensor(name_of(access.source), (most + 1 - least,), origin=(least,)), (place,))
+    return Access(Tensor(tensor_name(access.source), (most + 1 - least,), origin=(least,)), (place,))
 
 
-def place_in(shape: tuple[int, ...], index: tuple[Index, ...], at: Mapping[Iterator, Expr], kind: Type = I64) -> Expr:
+def element_address(
+    shape: tuple[int, ...], index: tuple[Index, ...], at: Mapping[Iterator, Expr], kind: Type = I64
+) -> Expr:
     """Where element *index*, counted from 0, of an array of *shape* lies, where iterators have the values *at*."""
     flat = Index()
     for i, stride in zip(index, row_major(shape), strict=True):
         flat = flat + i * stride
-    return lowering.index(flat, at, kind)
+    return lowering.lower_index(flat, at, kind)
 
 
-def plus(value: Expr, number: int) -> Expr:
+def add_offset(value: Expr, number: int) -> Expr:
     """*value* + *number*, without a sum of a negative number."""
     return value + number if number >= 0 else value - -number

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from einnet_explore.codegen.sum_of_products import Form, linear
+from einnet_explore.codegen.sum_of_products import SumOfProducts, affine_terms
 from einnet_explore.ir import Index, Iterator, Tensor
 
-Address = tuple[int, dict[Iterator, int]]
+FlatAddress = tuple[int, dict[Iterator, int]]
 """A flat position: constant, and how far each iterator that is left moves it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class LayoutAxis:
     """``i // modulus`` (*high*) or ``i % modulus`` of dimension *dim*, where i counts from *lo*."""
 
     dim: int
@@ -30,11 +30,11 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Layout:
+class OperandLayout:
     """The axes of an operand in memory order; *copied*: it is not the tensor itself."""
 
     tensor: Tensor
-    axes: tuple[Axis, ...]
+    axes: tuple[LayoutAxis, ...]
     copied: bool
 
     @property
@@ -47,7 +47,7 @@ class Layout:
         """Elements of all axes together."""
         return prod(a.extent for a in self.axes)
 
-    def address(self, where: tuple[Index, ...], known: Mapping[Iterator, int]) -> Address | None:
+    def address(self, where: tuple[Index, ...], known: Mapping[Iterator, int]) -> FlatAddress | None:
         """The flat position of *where*, with the iterators of *known* put in; None where it is not affine."""
         const, rest = 0, dict[Iterator, int]()
         fixed = [_known(i, known) for i in where]
@@ -71,18 +71,18 @@ class Layout:
         return False
 
 
-def _known(index: Index, known: Mapping[Iterator, int]) -> Address:
-    const, terms = linear(index)
+def _known(index: Index, known: Mapping[Iterator, int]) -> FlatAddress:
+    const, terms = affine_terms(index)
     return const + sum(k * known[x] for x, k in terms.items() if x in known), {
         x: k for x, k in terms.items() if x not in known
     }
 
 
-def in_place(form: Form, operand: int, vector: Iterator | None) -> Layout | None:
+def in_place_layout(form: SumOfProducts, operand: int, vector: Iterator | None) -> OperandLayout | None:
     """The tensor as it lies there: if nothing is read outside it and *vector* runs along memory."""
     tensor = form.operands[operand]
-    axes = tuple(Axis(d, 1, True, lo, hi - lo) for d, (lo, hi) in enumerate(tensor.box))
-    layout = Layout(tensor, axes, copied=False)
+    axes = tuple(LayoutAxis(d, 1, True, lo, hi - lo) for d, (lo, hi) in enumerate(tensor.box))
+    layout = OperandLayout(tensor, axes, copied=False)
     for where in _reads(form, operand):
         if any(i.bounds[0] < lo or i.bounds[1] >= hi for i, (lo, hi) in zip(where, tensor.box, strict=True)):
             return None
@@ -92,15 +92,15 @@ def in_place(form: Form, operand: int, vector: Iterator | None) -> Layout | None
     return layout
 
 
-def padded_copy(form: Form, operand: int, vector: Iterator | None) -> Layout | None:
+def padded_copy_layout(form: SumOfProducts, operand: int, vector: Iterator | None) -> OperandLayout | None:
     """A copy of what is read; None where *vector* moves in several dimensions, or backwards."""
     tensor = form.operands[operand]
     dims = {d for where in _reads(form, operand) for d, i in enumerate(where) if vector in i.iterators}
     if vector is not None and len(dims) != 1:
         return None
     along = next(iter(dims), -1)
-    axes: list[Axis] = []
-    last: list[Axis] = []
+    axes: list[LayoutAxis] = []
+    last: list[LayoutAxis] = []
     for d in range(len(tensor.shape)):
         bounds = [where[d].bounds for where in _reads(form, operand)]
         lo = min(b[0] for b in bounds)
@@ -109,10 +109,10 @@ def padded_copy(form: Form, operand: int, vector: Iterator | None) -> Layout | N
         if len(steps) != 1 or (step := steps.pop()) < 1:
             return None
         if step > 1:
-            axes.append(Axis(d, step, False, lo, step))
-        (last if d == along else axes).append(Axis(d, step, True, lo, -(-extent // step)))
-    return Layout(tensor, (*axes, *last), copied=True)
+            axes.append(LayoutAxis(d, step, False, lo, step))
+        (last if d == along else axes).append(LayoutAxis(d, step, True, lo, -(-extent // step)))
+    return OperandLayout(tensor, (*axes, *last), copied=True)
 
 
-def _reads(form: Form, operand: int) -> Iterable[tuple[Index, ...]]:
+def _reads(form: SumOfProducts, operand: int) -> Iterable[tuple[Index, ...]]:
     return (both[operand] for both in form.reads.values())

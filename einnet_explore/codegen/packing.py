@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from einnet_explore.codegen.register_tiles import Tap, Tile
-from einnet_explore.codegen.sum_of_products import Form
+from einnet_explore.codegen.register_tiles import RegisterTile, Tap
+from einnet_explore.codegen.sum_of_products import SumOfProducts
 from einnet_explore.ir import Iterator
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockLoop:
     """A loop over *iterator* in *count* blocks of *size*, the last of which ends with the iterator's range."""
 
     iterator: Iterator
@@ -36,11 +36,11 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Region:
+class PackedRegion:
     """The part of a packed operand that one group of phases reads: *loops* outside, then taps, slots and lanes."""
 
     start: int
-    loops: tuple[Blocks, ...]
+    loops: tuple[BlockLoop, ...]
     inside: int
     """Elements of one step."""
 
@@ -60,7 +60,7 @@ class Region:
         return found
 
 
-def offsets(tile: Tile, last: Iterator) -> tuple[int, ...]:
+def vector_offsets(tile: RegisterTile, last: Iterator) -> tuple[int, ...]:
     """Where a tile's vectors start: the last one ends with the row if the tile is as wide as it."""
     whole = tile.lanes * tile.vectors >= last.extent
     return tuple(
@@ -68,20 +68,24 @@ def offsets(tile: Tile, last: Iterator) -> tuple[int, ...]:
     )
 
 
-def regions(form: Form, tile: Tile, steps: Sequence[Sequence[Tap]], loops: Sequence[Blocks]) -> tuple[Region, ...]:
+def packed_regions(
+    form: SumOfProducts, tile: RegisterTile, steps: Sequence[Sequence[Tap]], loops: Sequence[BlockLoop]
+) -> tuple[PackedRegion, ...]:
     """One region a group of phases, one after the other."""
     other = form.moves(1 - tile.vector)
     mine = tuple(b for b in loops if b.iterator in other)
     lanes = tile.lanes * tile.vectors if form.traversals[-1] in other else 1
-    found: list[Region] = []
+    found: list[PackedRegion] = []
     start = 0
     for group in steps:
-        found.append(Region(start, mine, len(group) * tile.slots * lanes))
+        found.append(PackedRegion(start, mine, len(group) * tile.slots * lanes))
         start += found[-1].size
     return tuple(found)
 
 
-def gather(form: Form, tile: Tile, steps: Sequence[Sequence[Tap]], found: Sequence[Region]) -> Array:
+def gather_positions(
+    form: SumOfProducts, tile: RegisterTile, steps: Sequence[Sequence[Tap]], found: Sequence[PackedRegion]
+) -> Array:
     """For every element of the packed operand its position in the tensor, -1 where it is outside: zero."""
     tensor = form.operands[1 - tile.vector]
     last = form.traversals[-1]
@@ -100,7 +104,7 @@ def gather(form: Form, tile: Tile, steps: Sequence[Sequence[Tap]], found: Sequen
             at[tile.slot] = at[tile.slot] + along(np.arange(tile.slots), first + 1)
         if len(inside) == 4:
             start = at.get(last, np.zeros([1] * rank, np.int64))
-            lane = along(np.array(offsets(tile, last)), first + 2) + along(np.arange(tile.lanes), first + 3)
+            lane = along(np.array(vector_offsets(tile, last)), first + 2) + along(np.arange(tile.lanes), first + 3)
             at[last] = np.minimum(start + lane, last.extent - 1)
         for y in tile.unrolled:
             at[y] = along(np.array([tap.known[y] for tap in group]), first)
@@ -110,8 +114,8 @@ def gather(form: Form, tile: Tile, steps: Sequence[Sequence[Tap]], found: Sequen
 
 
 def _positions(
-    form: Form,
-    tile: Tile,
+    form: SumOfProducts,
+    tile: RegisterTile,
     group: Sequence[Tap],
     at: Mapping[Iterator, Array],
     shape: tuple[int, ...],

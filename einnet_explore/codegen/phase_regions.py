@@ -30,24 +30,24 @@ from einnet_explore.codegen.language import (
     Copy,
     Declare,
     Expr,
-    Fetch,
     For,
-    Id,
     If,
     Kernel,
     KernelError,
+    LaunchIndex,
     Literal,
-    Local,
+    LocalArray,
+    Prefetch,
     Statement,
     Store,
     Var,
     cast,
     conjunction,
-    counted,
+    counted_loop,
     lowering,
 )
-from einnet_explore.codegen.language.register_transpose import SIDES
-from einnet_explore.codegen.memory_access import FIRST, by_place, name_of, place_in, plus
+from einnet_explore.codegen.language.register_transpose import TILE_SIDES
+from einnet_explore.codegen.memory_access import FIRST_BLOCK, add_offset, element_address, flat_read, tensor_name
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -66,15 +66,15 @@ from einnet_explore.ir import (
     tensors,
 )
 
-PHASES = 8
+MAX_POLYPHASE = 8
 """More phases than this are not written out."""
 
-LANES = 16
+VECTOR_LANES = 16
 """Elements of the longest vector."""
 
 
 @dataclass(frozen=True)
-class Cut:
+class PolyphaseCut:
     """A traversal as `x = period·u + q - shift`: *ranges* of `u` (the last one exclusive) between two cuts."""
 
     x: Iterator
@@ -101,7 +101,7 @@ class Cut:
                 yield u, value
 
 
-def ordered(scope: Scope) -> tuple[tuple[Iterator, ...], tuple[Iterator, ...]]:
+def order_traversals(scope: Scope) -> tuple[tuple[Iterator, ...], tuple[Iterator, ...]]:
     """The traversals with loops, outermost first, and those whose few values are written out inside of all.
 
     Where neighbours of the result lie apart in what is read (every second one), and a traversal of as many values as
@@ -110,7 +110,7 @@ def ordered(scope: Scope) -> tuple[tuple[Iterator, ...], tuple[Iterator, ...]]:
     reads = [flat for a in accesses(scope.body) if (flat := flat_address(a)).terms]
     *outer, last = scope.traversals
     apart = {abs(flat.coefficient(last)) for flat in reads}
-    if len(reads) != 1 or len(apart) != 1 or not 1 < (k := apart.pop()) <= PHASES or last.extent < LANES:
+    if len(reads) != 1 or len(apart) != 1 or not 1 < (k := apart.pop()) <= MAX_POLYPHASE or last.extent < VECTOR_LANES:
         return scope.traversals, ()
     between = tuple(x for x in outer if x.extent == k and reads[0].coefficient(x) == 1)
     if not between:
@@ -119,7 +119,7 @@ def ordered(scope: Scope) -> tuple[tuple[Iterator, ...], tuple[Iterator, ...]]:
     return (*rest, last), between
 
 
-def cut(x: Iterator, body: Scalar) -> Cut:
+def cut_traversal(x: Iterator, body: Scalar) -> PolyphaseCut:
     found = {
         (atom.divisor, atom.numerator)
         for i in read_indices(body)
@@ -129,35 +129,37 @@ def cut(x: Iterator, body: Scalar) -> Cut:
     shift = 0
     for divisor, numerator in sorted(found, key=repr):
         rest = numerator - x
-        if rest.terms or divisor > PHASES:
-            raise KernelError(f"{numerator} is divided by {divisor}: expected one traversal, and at most {PHASES}")
+        if rest.terms or divisor > MAX_POLYPHASE:
+            raise KernelError(
+                f"{numerator} is divided by {divisor}: expected one traversal, and at most {MAX_POLYPHASE}"
+            )
         shift = rest.const
     period = lcm(*(divisor for divisor, _ in found))
-    if period > PHASES:
-        raise KernelError(f"{x.name} has {period} phases, expected at most {PHASES}")
+    if period > MAX_POLYPHASE:
+        raise KernelError(f"{x.name} has {period} phases, expected at most {MAX_POLYPHASE}")
     whole = Iterator(f"{x.name}'", (x.lo + shift) // period, (x.hi - 1 + shift) // period + 1)
     at = {whole.lo, whole.hi}
     for q in range(period):
         value = as_index(whole) * period + (q - shift)
         placed = substitute(body, {x: value})
-        tests = [Compare(">=", value, as_index(x.lo)), Compare("<", value, as_index(x.hi)), *comparisons(placed)]
-        at.update(turn for t in tests if (turn := _turn(t, whole)) is not None)
-    return Cut(x, period, shift, tuple(pairwise(sorted(at))))
+        tests = [Compare(">=", value, as_index(x.lo)), Compare("<", value, as_index(x.hi)), *conditions_in(placed)]
+        at.update(turn for t in tests if (turn := _threshold(t, whole)) is not None)
+    return PolyphaseCut(x, period, shift, tuple(pairwise(sorted(at))))
 
 
-def comparisons(body: Scalar) -> Iterable[Compare]:
+def conditions_in(body: Scalar) -> Iterable[Compare]:
     """The conditions in *body*."""
     match body:
         case Compare():
             yield body
         case Apply(_, args):
             for a in args:
-                yield from comparisons(a)
+                yield from conditions_in(a)
         case Access() | Const():
             pass
 
 
-def _turn(test: Compare, u: Iterator) -> int | None:
+def _threshold(test: Compare, u: Iterator) -> int | None:
     """Where *test* changes, as `u` grows, if it depends on nothing else."""
     rest = test.left - test.right
     k = rest.coefficient(u)
@@ -168,21 +170,25 @@ def _turn(test: Compare, u: Iterator) -> int | None:
     return turn if u.lo < turn < u.hi else None
 
 
-def decided(body: Scalar) -> Scalar:
+def fold_decided(body: Scalar) -> Scalar:
     """*body* without the conditions that always hold, or never do, over the ranges of its iterators."""
     match body:
         case Apply("where", (Compare() as test, yes, no)):
-            known = _known(test)
-            return Apply("where", (test, decided(yes), decided(no))) if known is None else decided(yes if known else no)
+            known = _constant_outcome(test)
+            return (
+                Apply("where", (test, fold_decided(yes), fold_decided(no)))
+                if known is None
+                else fold_decided(yes if known else no)
+            )
         case Apply("+", args):
-            return add(*map(decided, args))
+            return add(*map(fold_decided, args))
         case Apply(op, args):
-            return Apply(op, tuple(map(decided, args)))
+            return Apply(op, tuple(map(fold_decided, args)))
         case Access() | Const() | Compare():
             return body
 
 
-def _known(test: Compare) -> bool | None:
+def _constant_outcome(test: Compare) -> bool | None:
     least, most = (test.left - test.right).bounds
     match test.op:
         case ">=":
@@ -198,10 +204,10 @@ def _known(test: Compare) -> bool | None:
     return None
 
 
-MOST_PLACES = 1 << 62
+MAX_ADDRESSES = 1 << 62
 """More elements than any tensor has."""
 
-MOST_PIECES = 400
+MAX_PIECE_READS = 400
 """So many statements of a kernel at most."""
 
 
@@ -215,22 +221,22 @@ def regions_kernel(scope: Scope, result: str) -> tuple[Kernel, int]:
         raise KernelError("the scope reduces, or reads other scopes: expected reads of tensors only")
     if not scope.traversals or prod(scope.shape) == 0:
         raise KernelError("the scope has no traversals or no elements")
-    body = map_accesses(scope.body, _explicit)
-    order, turned = ordered(scope)
-    cuts = tuple(cut(x, body) for x in order)
+    body = map_accesses(scope.body, _guarded_read)
+    order, turned = order_traversals(scope)
+    cuts = tuple(cut_traversal(x, body) for x in order)
     pieces = prod(sum(len(tuple(c.phases(r))) for r in c.ranges) for c in cuts)
     reads = sum(1 for _ in accesses(body))
     pieces *= prod(x.extent for x in turned)
-    if pieces == 1 or pieces * reads > MOST_PIECES:
-        raise KernelError(f"{pieces} pieces of {reads} reads: expected 2 and more, {MOST_PIECES} reads in all")
+    if pieces == 1 or pieces * reads > MAX_PIECE_READS:
+        raise KernelError(f"{pieces} pieces of {reads} reads: expected 2 and more, {MAX_PIECE_READS} reads in all")
     read = {t.name: Array(t.name, F32, const=True, noalias=True) for t in tensors(scope)}
     writer = _Writer(scope, cuts, turned, read, Array(result, F32))
-    first, block = Var(FIRST, I64), Var(":block", I64)
-    inside = (Declare(block, cast(I64, Id("block")) + first), *writer.block(body, block))
+    first, block = Var(FIRST_BLOCK, I64), Var(":block", I64)
+    inside = (Declare(block, cast(I64, LaunchIndex("block")) + first), *writer.block(body, block))
     return Kernel("regions", (*read.values(), writer.result, first), inside), writer.blocks
 
 
-def _explicit(access: Access) -> Scalar:
+def _guarded_read(access: Access) -> Scalar:
     """A read with its conditions said."""
     return guard(access.index, access.source.box, access, access.source.value)
 
@@ -238,7 +244,7 @@ def _explicit(access: Access) -> Scalar:
 @dataclass(frozen=True)
 class _Writer:
     scope: Scope
-    cuts: tuple[Cut, ...]
+    cuts: tuple[PolyphaseCut, ...]
     turned: tuple[Iterator, ...]
     read: Mapping[str, Array]
     result: Array
@@ -257,7 +263,7 @@ class _Writer:
             return
         outermost = self.cuts[0]
         u = Var(":u 0", I64)
-        yield Declare(u, plus(block, outermost.first))
+        yield Declare(u, add_offset(block, outermost.first))
         for at in outermost.ranges:
             lo, hi = at
             inside = self._phases(body, 0, at, u, {}, {})
@@ -273,15 +279,15 @@ class _Writer:
         if depth == len(self.cuts):
             values = product(*(range(x.lo, x.hi) for x in self.turned))
             each = (dict(zip(self.turned, map(as_index, v), strict=True)) for v in values)
-            return [self._store(decided(substitute(body, to)), at, {**where, **to}) for to in each]
-        body = decided(body)
+            return [self._store(fold_decided(substitute(body, to)), at, {**where, **to}) for to in each]
+        body = fold_decided(body)
         here, out = self.cuts[depth], list[Statement]()
         for lo, hi in here.ranges:
             u = Var(f":u {depth}", I64)
             inside = self._phases(body, depth, (lo, hi), u, at, where)
             if inside:
                 last = depth + 1 == len(self.cuts)
-                for begin, end in _vectors(lo, hi) if last else ((lo, hi),):
+                for begin, end in _vector_ranges(lo, hi) if last else ((lo, hi),):
                     bounds = (Literal(begin, I64), Literal(end, I64), Literal(1, I64))
                     out.append(For(u, *bounds, tuple(inside), simd=last))
         return out
@@ -310,7 +316,7 @@ class _Writer:
     def _short(self) -> bool:
         """Whether the innermost traversal, in one piece, fills no vector."""
         last = self.cuts[-1]
-        return not self.turned and last.period == len(last.ranges) == 1 and last.x.extent < LANES
+        return not self.turned and last.period == len(last.ranges) == 1 and last.x.extent < VECTOR_LANES
 
     def _rows(
         self,
@@ -322,11 +328,12 @@ class _Writer:
     ) -> Iterable[Statement]:
         """Short rows, one for each of the *phases* of *x*: those that continue one another, in all tensors, are one."""
         last = self.cuts[-1].x
-        todo = [(value, decided(substitute(body, {x: value}))) for _, value in phases]
+        todo = [(value, fold_decided(substitute(body, {x: value}))) for _, value in phases]
         while todo:
             value, first = todo[0]
             here = [
-                v == value + n and _places(b) == _places(substitute(first, {last: last + n * last.extent}))
+                v == value + n
+                and _with_addresses(b) == _with_addresses(substitute(first, {last: last + n * last.extent}))
                 for n, (v, b) in enumerate(todo)
             ]
             joined = next((n for n, continued in enumerate(here) if not continued), len(todo))
@@ -338,23 +345,25 @@ class _Writer:
     ) -> Iterable[Statement]:
         """*width* neighbours: one vector, though of more elements, where it may read so many and holds them."""
         last = self.cuts[-1].x
-        lanes = next((n for n in sorted(SIDES) if n >= width), 0)
+        lanes = next((n for n in sorted(TILE_SIDES) if n >= width), 0)
         v = Var(":v", I64)
         longer = Iterator(f"{last.name}'", last.lo, last.lo + max(lanes, width))
         body = substitute(body, {last: longer})
         inside = all(
             lo >= 0 and hi < prod(a.source.shape) for a in accesses(body) for lo, hi in (flat_address(a).bounds,)
         )
-        if not lanes or not inside or any(comparisons(body)):
+        if not lanes or not inside or any(conditions_in(body)):
             bounds = (Literal(last.lo, I64), Literal(last.lo + width, I64), Literal(1, I64))
             yield For(v, *bounds, (self._store(body, {**at, longer: v}, {**where, last: as_index(longer)}),), simd=True)
             return
         yield from self._ahead(body, {**at, longer: Literal(last.lo, I64)})
         row = Array(f":row {next(self.rows)}", F32, lanes, "private", align=lanes * F32.size)
-        yield Local(row)
-        yield counted(v, lanes, Store(row, v, self._scalar(body, {**at, longer: plus(v, last.lo)})), vector=True)
+        yield LocalArray(row)
+        yield counted_loop(
+            v, lanes, Store(row, v, self._scalar(body, {**at, longer: add_offset(v, last.lo)})), vector=True
+        )
         index = tuple(where.get(x, as_index(x.lo)) - x.lo for x in self.scope.traversals)
-        yield Copy(self.result, place_in(self.scope.shape, index, at), row, Literal(0, I64), width)
+        yield Copy(self.result, element_address(self.scope.shape, index, at), row, Literal(0, I64), width)
 
     def _ahead(self, body: Scalar, at: Mapping[Iterator, Expr]) -> Iterable[Statement]:
         """Short rows lie apart, so that nobody foresees them: what the next row of rows reads is fetched."""
@@ -365,25 +374,25 @@ class _Writer:
             place = flat_address(access)
             step = sum(k for y, k in place.terms if isinstance(y, Iterator) and y.name == rows)
             if step:
-                yield Fetch(self.read[name_of(access.source)], lowering.index(place + step, at, I64))
+                yield Prefetch(self.read[tensor_name(access.source)], lowering.lower_index(place + step, at, I64))
 
     def _store(self, body: Scalar, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]) -> Statement:
         index = tuple(where[x] - x.lo for x in self.scope.traversals)
-        return Store(self.result, place_in(self.scope.shape, index, at), self._scalar(body, at))
+        return Store(self.result, element_address(self.scope.shape, index, at), self._scalar(body, at))
 
     def _scalar(self, body: Scalar, at: Mapping[Iterator, Expr]) -> Expr:
         def load(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
-            return self.read[name_of(source)][where[0]]
+            return self.read[tensor_name(source)][where[0]]
 
-        return lowering.scalar(map_accesses(body, by_place), at, load, F32, I64)
+        return lowering.lower_scalar(map_accesses(body, flat_read), at, load, F32, I64)
 
 
-def _places(body: Scalar) -> Scalar:
+def _with_addresses(body: Scalar) -> Scalar:
     """*body* with places in memory for indices."""
-    return map_accesses(body, lambda a: Access(Tensor(name_of(a.source), (MOST_PLACES,)), (flat_address(a),)))
+    return map_accesses(body, lambda a: Access(Tensor(tensor_name(a.source), (MAX_ADDRESSES,)), (flat_address(a),)))
 
 
-def _vectors(lo: int, hi: int) -> tuple[tuple[int, int], ...]:
+def _vector_ranges(lo: int, hi: int) -> tuple[tuple[int, int], ...]:
     """The range in whole vectors: where it does not come out even the last one overlaps the one before."""
-    rest = (hi - lo) % LANES
-    return ((lo, hi),) if hi - lo <= LANES or not rest else ((lo, hi - rest), (hi - LANES, hi))
+    rest = (hi - lo) % VECTOR_LANES
+    return ((lo, hi),) if hi - lo <= VECTOR_LANES or not rest else ((lo, hi - rest), (hi - VECTOR_LANES, hi))

@@ -41,13 +41,13 @@ from einnet_explore.ir import (
     map_accesses,
 )
 
-WRITTEN_OUT = 64
+MAX_UNROLLED_READS = 64
 """At most this many reads in a sum that is written out."""
 
-RECOMPUTED = 2
+MAX_RECOMPUTATION = 2
 """A nested body with some work in it is put into its reader if that evaluates it at most so many times as often."""
 
-CHEAP = frozenset({"+", "-", "*", "neg", "relu", "abs", "maximum", "minimum", "where"})
+CHEAP_OPERATORS = frozenset({"+", "-", "*", "neg", "relu", "abs", "maximum", "minimum", "where"})
 
 
 def prepare(scope: Scope) -> Scope:
@@ -64,44 +64,44 @@ def prepare(scope: Scope) -> Scope:
                 return Access(ready[nested], access.index)
 
     scope = replace(scope, body=map_accesses(scope.body, inner))
-    scope = _undomained(_written_out(_windowed(scope)))
-    return replace(scope, body=_inlined(replace(scope, body=map_accesses(scope.body, _written))))
+    scope = _domain_to_guards(_unroll_small_sums(_narrow_windows(scope)))
+    return replace(scope, body=_inline_scopes(replace(scope, body=map_accesses(scope.body, _expand_table))))
 
 
-def _written(access: Access) -> Scalar:
+def _expand_table(access: Access) -> Scalar:
     return written(access.source, access.index) if isinstance(access.source, Table) else access
 
 
-def strides(source: Tensor | Table | Scope) -> tuple[int, ...]:
+def row_major_strides(source: Tensor | Table | Scope) -> tuple[int, ...]:
     """Elements between neighbours of each dimension, row-major over the box."""
     shape = source.shape
     return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
-def step(access: Access, x: Iterator) -> int:
+def address_step(access: Access, x: Iterator) -> int:
     """How far one step of *x* moves the element that is read: exact where the index is affine in *x*."""
-    return sum(s * _slope(i, x) for s, i in zip(strides(access.source), access.index, strict=True))
+    return sum(s * _index_slope(i, x) for s, i in zip(row_major_strides(access.source), access.index, strict=True))
 
 
-def points(scope: Scope) -> int:
+def evaluation_count(scope: Scope) -> int:
     """How often the body is evaluated."""
     return prod(x.extent for x in (*scope.traversals, *scope.summations))
 
 
-def _slope(index: Index, x: Iterator) -> int:
+def _index_slope(index: Index, x: Iterator) -> int:
     total = 0
     for atom, k in index.terms:
         match atom:
             case Iterator():
                 total += k * (atom == x)
             case Quotient(numerator, d):
-                total += k * (_slope(numerator, x) // d)
+                total += k * (_index_slope(numerator, x) // d)
             case Remainder(numerator, d):
-                total += k * (_slope(numerator, x) % d)
+                total += k * (_index_slope(numerator, x) % d)
     return total
 
 
-def _windowed(scope: Scope) -> Scope:
+def _narrow_windows(scope: Scope) -> Scope:
     """Sums over windows: h := start(e) ± j for every summation that one zero-padded factor confines."""
     if scope.reduce != "sum":
         return scope
@@ -137,10 +137,10 @@ def _window(scope: Scope, h: Iterator) -> tuple[Index, int, int] | None:
     return best
 
 
-def _written_out(scope: Scope) -> Scope:
+def _unroll_small_sums(scope: Scope) -> Scope:
     reads = tuple(accesses(scope.body))
     count = prod(s.extent for s in scope.summations)
-    if not scope.summations or count == 0 or count * max(1, len(reads)) > WRITTEN_OUT or _inner_reduction(scope):
+    if not scope.summations or count == 0 or count * max(1, len(reads)) > MAX_UNROLLED_READS or _inner_reduction(scope):
         return scope
     bodies = [scope.body]
     for s in scope.summations:
@@ -154,12 +154,12 @@ def _inner_reduction(scope: Scope) -> bool:
         return False
     last = scope.traversals[-1]
     reads = max(accesses(scope.body), key=lambda a: prod(a.source.shape), default=None)
-    if reads is None or abs(step(reads, last)) <= 1:
+    if reads is None or abs(address_step(reads, last)) <= 1:
         return False
-    return any(s.extent > 1 and abs(step(reads, s)) == 1 for s in scope.summations)
+    return any(s.extent > 1 and abs(address_step(reads, s)) == 1 for s in scope.summations)
 
 
-def _undomained(scope: Scope) -> Scope:
+def _domain_to_guards(scope: Scope) -> Scope:
     if not scope.domain:
         return scope
     body: Scalar = scope.body
@@ -175,7 +175,7 @@ def _domain_guard(scope: Scope, body: Scalar) -> Scalar:
     return guard(tuple(b.index for b in scope.domain), tuple((b.lo, b.hi) for b in scope.domain), body, scope.value)
 
 
-def _inlined(scope: Scope) -> Scalar:
+def _inline_scopes(scope: Scope) -> Scalar:
     often: dict[Scope, int] = {}
     for access in accesses(scope.body):
         if isinstance(access.source, Scope):
@@ -183,7 +183,9 @@ def _inlined(scope: Scope) -> Scalar:
 
     def put(access: Access) -> Scalar:
         match access.source:
-            case Scope(traversals, (), body) as nested if _worth_inlining(nested, often[nested] * points(scope)):
+            case Scope(traversals, (), body) as nested if _worth_inlining(
+                nested, often[nested] * evaluation_count(scope)
+            ):
                 to: Mapping[Iterator, Index] = dict(zip(traversals, access.index, strict=True))
                 return guard(access.index, nested.box, substitute(body, to), nested.value)
         return access
@@ -194,18 +196,18 @@ def _inlined(scope: Scope) -> Scalar:
 def _worth_inlining(nested: Scope, evaluations: int) -> bool:
     reads = len(tuple(accesses(nested.body)))
     light = reads <= 1 and _cheap(nested.body)
-    return light or (evaluations <= RECOMPUTED * max(1, points(nested)))
+    return light or (evaluations <= MAX_RECOMPUTATION * max(1, evaluation_count(nested)))
 
 
 def _cheap(body: Scalar) -> bool:
     match body:
         case Apply(op, args):
-            return op in CHEAP and all(_cheap(a) for a in args)
+            return op in CHEAP_OPERATORS and all(_cheap(a) for a in args)
         case Access() | Const() | Compare():
             return True
 
 
-def squash(scope: Scope) -> Scope:
+def collapse_dimensions(scope: Scope) -> Scope:
     """*scope* with iterators merged that every access reads as neighbouring dimensions.
 
     Its tensors keep their elements in order and lose dimensions.  Scopes that read scopes are left as they are.
@@ -217,7 +219,7 @@ def squash(scope: Scope) -> Scope:
     for x, y in (*rows, *permutations(scope.summations, 2)):
         places = _places(reads, x, y)
         if places is not None and not {x, y} & {*compared(scope.body)}:
-            return squash(_merge(scope, x, y, places))
+            return collapse_dimensions(_merge(scope, x, y, places))
     return scope
 
 

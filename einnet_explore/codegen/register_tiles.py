@@ -21,8 +21,8 @@ from itertools import accumulate, product
 from math import ceil, prod
 
 from einnet_explore.codegen.machine import Machine
-from einnet_explore.codegen.operand_layout import Layout, in_place, padded_copy
-from einnet_explore.codegen.sum_of_products import Form, Phase, linear
+from einnet_explore.codegen.operand_layout import OperandLayout, in_place_layout, padded_copy_layout
+from einnet_explore.codegen.sum_of_products import Phase, SumOfProducts, affine_terms
 from einnet_explore.ir import Iterator
 
 
@@ -36,7 +36,7 @@ class Tap:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TileParameters:
     """What a search chooses of a tile, in numbers: which of the tiles of a form it is."""
 
     vector: int
@@ -51,12 +51,12 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Tile:
+class RegisterTile:
     """How a contraction is cut up; see the module."""
 
     vector: int
     """The operand that is read in vectors, along the innermost traversal."""
-    layout: Layout
+    layout: OperandLayout
     """Where it lies."""
     lanes: int
     vectors: int
@@ -71,10 +71,10 @@ class Tile:
     cycles: float = 0
 
     @property
-    def cut(self) -> Cut:
+    def cut(self) -> TileParameters:
         """Which of the tiles of its form this is."""
         counts = (len(self.unrolled), len(self.groups[0]), self.rows, self.lanes, self.vectors, self.slots)
-        return Cut(self.vector, self.layout.copied, *counts)
+        return TileParameters(self.vector, self.layout.copied, *counts)
 
     @property
     def sums(self) -> int:
@@ -82,12 +82,14 @@ class Tile:
         return self.rows * self.vectors * self.slots * max(map(len, self.groups))
 
 
-def taps(form: Form, vector: int, layout: Layout, phases: Iterable[Phase], unrolled: tuple[Iterator, ...]) -> list[Tap]:
+def list_taps(
+    form: SumOfProducts, vector: int, layout: OperandLayout, phases: Iterable[Phase], unrolled: tuple[Iterator, ...]
+) -> list[Tap]:
     """The products of one step that are not zero anyway, those with one vector offset next to each other.
 
     Raises ValueError where an offset is not known at compile time, or iterators move phases differently.
     """
-    boxes = tuple(in_box(form, n) for n in (0, 1))
+    boxes = tuple(boxed_layout(form, n) for n in (0, 1))
     found: list[Tap] = []
     moving: dict[Iterator, int] | None = None
     phases = tuple(phases)
@@ -107,22 +109,22 @@ def taps(form: Form, vector: int, layout: Layout, phases: Iterable[Phase], unrol
     return sorted(found, key=lambda tap: tap.offset)
 
 
-def in_box(form: Form, operand: int) -> Layout:
+def boxed_layout(form: SumOfProducts, operand: int) -> OperandLayout:
     """The tensor of *operand* as it is, for asking what is outside it."""
-    return Layout(form.operands[operand], (), copied=False)
+    return OperandLayout(form.operands[operand], (), copied=False)
 
 
-LOOP, TILE = 0.5, 20
+LOOP_CYCLES, TILE_CYCLES = 0.5, 20
 """Cycles that a step of a loop and a tile cost beside their arithmetic."""
 
-SPILLED = 0.13
+SPILL_PENALTY = 0.13
 """How much longer a step takes for every register that is missing."""
 
-ELEMENT = 4
+ELEMENT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Loads:
+class VectorLoads:
     """The vectors that one step reads in all rows: how many, how many times the first-level cache is asked for each,
     how many one tap needs beside those that are kept for later ones, at most, and how many are kept."""
 
@@ -132,7 +134,7 @@ class Loads:
     kept: int
 
 
-def loads_of(form: Form, tile: Tile, group: Sequence[Tap]) -> Loads:
+def count_loads(form: SumOfProducts, tile: RegisterTile, group: Sequence[Tap]) -> VectorLoads:
     """What one step of *group* reads in vectors."""
     along = _row_stride(form, tile)
     first: dict[int, int] = {}
@@ -149,10 +151,16 @@ def loads_of(form: Form, tile: Tile, group: Sequence[Tap]) -> Loads:
         kept[n] += 1
         kept[last[place]] -= 1
     aligned = along % tile.lanes == 0 and all(p % tile.lanes == 0 for p in offsets)
-    return Loads(len(first), 1 if aligned else 2, max(accumulate(live)), max(accumulate(kept)))
+    return VectorLoads(len(first), 1 if aligned else 2, max(accumulate(live)), max(accumulate(kept)))
 
 
-def scored(form: Form, machine: Machine, tile: Tile, steps: Sequence[Sequence[Tap]], found: Sequence[Loads]) -> Tile:
+def with_cycles(
+    form: SumOfProducts,
+    machine: Machine,
+    tile: RegisterTile,
+    steps: Sequence[Sequence[Tap]],
+    found: Sequence[VectorLoads],
+) -> RegisterTile:
     """*tile* with its cycles, for the *steps* of its groups and what these load, and with its loops ordered."""
     last = form.traversals[-1]
     blocked = {last: -(-last.extent // (tile.lanes * tile.vectors))}
@@ -180,10 +188,10 @@ def scored(form: Form, machine: Machine, tile: Tile, steps: Sequence[Sequence[Ta
             (loads * load.accesses + others) / machine.loads_per_cycle,
             (adds + loads + others) / machine.issue,
             adds * machine.latency / (size * phases),
-        ) * (1 + SPILLED * spilled)
-        cycles += (cycle + LOOP) * length + 3 * size * phases + TILE
-        vector_bytes = max(vector_bytes, _touched(form, tile, group[0].phase) * ELEMENT if group else 0)
-        slot_bytes += others * ELEMENT * length * (tile.lanes if both else 1)
+        ) * (1 + SPILL_PENALTY * spilled)
+        cycles += (cycle + LOOP_CYCLES) * length + 3 * size * phases + TILE_CYCLES
+        vector_bytes = max(vector_bytes, _touched_elements(form, tile, group[0].phase) * ELEMENT_BYTES if group else 0)
+        slot_bytes += others * ELEMENT_BYTES * length * (tile.lanes if both else 1)
     # One of the two loops is inside: its operand streams past the other one, which stays in the first cache if it fits.
     half = machine.l1 // 2
     traffic = {
@@ -201,50 +209,53 @@ def scored(form: Form, machine: Machine, tile: Tile, steps: Sequence[Sequence[Ta
     return replace(tile, slots_outside=outside, cycles=ceil(total))
 
 
-def _touched(form: Form, tile: Tile, phase: Phase) -> int:
+def _touched_elements(form: SumOfProducts, tile: RegisterTile, phase: Phase) -> int:
     """Elements of the vector operand that one tile reads."""
     spans = {tile.row: tile.rows, form.traversals[-1]: tile.lanes * tile.vectors} | {
         y: y.extent for y in form.summations
     }
     return prod(
-        1 + sum(abs(k) * (spans.get(x, 1) - 1) for x, k in linear(i)[1].items()) for i in form.reads[phase][tile.vector]
+        1 + sum(abs(k) * (spans.get(x, 1) - 1) for x, k in affine_terms(i)[1].items())
+        for i in form.reads[phase][tile.vector]
     )
 
 
-def _row_stride(form: Form, tile: Tile) -> int:
+def _row_stride(form: SumOfProducts, tile: RegisterTile) -> int:
     where = next(iter(form.reads.values()))[tile.vector]
     found = tile.layout.address(where, dict.fromkeys(form.summations, 0))
     return found[1].get(tile.row, 0) if found is not None and tile.row is not None else 0
 
 
-UNROLLED = 400
+MAX_UNROLLED_PRODUCTS = 400
 """At most so many multiply-adds of code: a compiler needs some 0.3 ms for each."""
 
-SPARE = 3
+SPARE_REGISTERS = 3
 """Registers for operands, at least."""
 
 
-def best_tile(form: Form, machine: Machine) -> Tile | None:
+def best_tile(form: SumOfProducts, machine: Machine) -> RegisterTile | None:
     """The tile of fewest estimated cycles; None where the innermost traversal moves no operand along memory."""
-    return min(tiles(form, machine), key=lambda tile: tile.cycles, default=None)
+    return min(register_tiles(form, machine), key=lambda tile: tile.cycles, default=None)
 
 
-def tiles(form: Form, machine: Machine, only: Cut | None = None) -> Iterable[Tile]:
+def register_tiles(form: SumOfProducts, machine: Machine, only: TileParameters | None = None) -> Iterable[RegisterTile]:
     """The tiles that fit registers and code size, with their cycles; of these *only* the one that is cut so."""
     last = form.traversals[-1]
-    for vector in _among((0, 1), only, lambda cut: cut.vector):
+    for vector in _matching((0, 1), only, lambda cut: cut.vector):
         if last not in form.moves(vector):
             continue
-        for layout in (in_place(form, vector, last), padded_copy(form, vector, last)):
+        for layout in (in_place_layout(form, vector, last), padded_copy_layout(form, vector, last)):
             if layout is not None and (only is None or only.copied == layout.copied):
                 yield from _with_layout(form, machine, vector, layout, only)
 
 
-def _among(values: Iterable[int], only: Cut | None, of: Callable[[Cut], int]) -> Iterable[int]:
+def _matching(values: Iterable[int], only: TileParameters | None, of: Callable[[TileParameters], int]) -> Iterable[int]:
     return (n for n in values if only is None or n == of(only))
 
 
-def _with_layout(form: Form, machine: Machine, vector: int, layout: Layout, only: Cut | None) -> Iterable[Tile]:
+def _with_layout(
+    form: SumOfProducts, machine: Machine, vector: int, layout: OperandLayout, only: TileParameters | None
+) -> Iterable[RegisterTile]:
     last = form.traversals[-1]
     mine, other = form.moves(vector), form.moves(1 - vector)
     row = next((x for x in reversed(form.traversals[:-1]) if x in mine and x not in other and x.extent > 1), None)
@@ -254,32 +265,35 @@ def _with_layout(form: Form, machine: Machine, vector: int, layout: Layout, only
         widths.add(machine.lanes)  # beyond the end of a row there are other rows, or spare elements
     by_extent = sorted(form.summations, key=lambda y: y.extent)
     phases, wide = sorted(form.reads), form.periods[-1]
-    for count in _among(range(len(by_extent) + 1), only, lambda cut: cut.unrolled):
+    for count in _matching(range(len(by_extent) + 1), only, lambda cut: cut.unrolled):
         unrolled = tuple(y for y in form.summations if y in by_extent[:count])
-        if prod(y.extent for y in unrolled) > UNROLLED:
+        if prod(y.extent for y in unrolled) > MAX_UNROLLED_PRODUCTS:
             break
         try:
-            every = taps(form, vector, layout, phases, unrolled)
+            every = list_taps(form, vector, layout, phases, unrolled)
         except ValueError:
             continue
-        for together in _among(range(wide, len(phases) + 1, wide), only, lambda cut: cut.together):
+        for together in _matching(range(wide, len(phases) + 1, wide), only, lambda cut: cut.together):
             if len(phases) % together:
                 continue
             groups = tuple(tuple(phases[n : n + together]) for n in range(0, len(phases), together))
             steps = [[tap for tap in every if tap.phase in group] for group in groups]
             for rows, lanes in product(
-                _among(range(1, min(8, row.extent if row else 1) + 1), only, lambda cut: cut.rows),
-                _among(widths, only, lambda cut: cut.lanes),
+                _matching(range(1, min(8, row.extent if row else 1) + 1), only, lambda cut: cut.rows),
+                _matching(widths, only, lambda cut: cut.lanes),
             ):
-                draft = Tile(vector, layout, lanes, 1, row, rows, slot, 1, groups, unrolled, True)
-                loads = [loads_of(form, draft, group) for group in steps]
+                draft = RegisterTile(vector, layout, lanes, 1, row, rows, slot, 1, groups, unrolled, True)
+                loads = [count_loads(form, draft, group) for group in steps]
                 for vectors, slots in product(
-                    _among(range(1, min(8, -(-last.extent // lanes)) + 1), only, lambda cut: cut.vectors),
-                    _among(
+                    _matching(range(1, min(8, -(-last.extent // lanes)) + 1), only, lambda cut: cut.vectors),
+                    _matching(
                         range(1, min(machine.registers, slot.extent if slot else 1) + 1), only, lambda cut: cut.slots
                     ),
                 ):
                     size = vectors * rows * slots
-                    if size * together <= machine.registers - SPARE and len(every) * size <= UNROLLED:
+                    if (
+                        size * together <= machine.registers - SPARE_REGISTERS
+                        and len(every) * size <= MAX_UNROLLED_PRODUCTS
+                    ):
                         tile = replace(draft, vectors=vectors, slots=slots)
-                        yield scored(form, machine, tile, steps, loads)
+                        yield with_cycles(form, machine, tile, steps, loads)

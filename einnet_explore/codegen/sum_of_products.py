@@ -34,16 +34,16 @@ from einnet_explore.ir import (
     map_accesses,
 )
 
-RESULT = Tensor("", ())
+SUM_RESULT = Tensor("", ())
 """Stands in an epilogue for what the sum came to."""
 
 
-def split(scope: Scope) -> tuple[Scope, Scalar] | None:
+def split_epilogue(scope: Scope) -> tuple[Scope, Scalar] | None:
     """(the scope that sums, over the outer one's traversals; what is done with its result)."""
     if scope.domain or not scope.traversals:
         return None
     if scope.summations:
-        return (scope, RESULT[()]) if scope.reduce == "sum" else None
+        return (scope, SUM_RESULT[()]) if scope.reduce == "sum" else None
     inner = {a for a in accesses(scope.body) if isinstance(a.source, Scope) and a.source.summations}
     if len(inner) != 1:
         return None
@@ -64,11 +64,11 @@ def split(scope: Scope) -> tuple[Scope, Scalar] | None:
         to[s] = Iterator(name, s.lo, s.hi)
     sums = tuple(as_index(to[s]).single or s for s in summations)
     core = Scope(scope.traversals, sums, substitute(body, to))
-    epilogue = map_accesses(scope.body, lambda a: RESULT[()] if a == read else a)
+    epilogue = map_accesses(scope.body, lambda a: SUM_RESULT[()] if a == read else a)
     return core, epilogue
 
 
-def from_zero(core: Scope, epilogue: Scalar) -> tuple[Scope, Scalar]:
+def normalize_ranges(core: Scope, epilogue: Scalar) -> tuple[Scope, Scalar]:
     """Every iterator counted from 0, and those of one value put in."""
     to = {x: Iterator(x.name, 0, x.extent) for x in (*core.traversals, *core.summations)}
     at: Mapping[Iterator, IndexLike] = {x: y + x.lo if x.extent > 1 else x.lo for x, y in to.items()}
@@ -82,51 +82,51 @@ def from_zero(core: Scope, epilogue: Scalar) -> tuple[Scope, Scalar]:
     return moved, substitute(epilogue, at)
 
 
-def operands(core: Scope) -> tuple[Access, Access] | None:
+def product_operands(core: Scope) -> tuple[Access, Access] | None:
     """The two reads whose product is summed; views are looked through where they are read inside their box."""
-    found = [_seen_through(a) for a in factors(core.body) if isinstance(a, Access)]
+    found = [_read_through_views(a) for a in factors(core.body) if isinstance(a, Access)]
     if len(found) != 2 or len(factors(core.body)) != 2:
         return None
     left, right = found
     if left is None or right is None:
         return None
     for access in (left, right):
-        inside = all(lo <= i.bounds[0] and i.bounds[1] < hi for i, (lo, hi) in _boxed(access))
+        inside = all(lo <= i.bounds[0] and i.bounds[1] < hi for i, (lo, hi) in _indices_and_box(access))
         if not inside and access.source.value != 0:
             return None
     return left, right
 
 
-def _boxed(access: Access) -> Iterable[tuple[Index, tuple[int, int]]]:
+def _indices_and_box(access: Access) -> Iterable[tuple[Index, tuple[int, int]]]:
     return zip(access.index, access.source.box, strict=True)
 
 
-def _seen_through(access: Access) -> Access | None:
+def _read_through_views(access: Access) -> Access | None:
     match access.source:
         case Tensor():
             return access
         case Scope(traversals, (), Access() as inner, "sum", ()):
-            if all(lo <= i.bounds[0] and i.bounds[1] < hi for i, (lo, hi) in _boxed(access)):
+            if all(lo <= i.bounds[0] and i.bounds[1] < hi for i, (lo, hi) in _indices_and_box(access)):
                 at = dict(zip(traversals, access.index, strict=True))
                 seen = substitute(inner, at)
-                return _seen_through(seen) if isinstance(seen, Access) else None
+                return _read_through_views(seen) if isinstance(seen, Access) else None
     return None
 
 
-def windowed(core: Scope) -> Scope | None:
+def narrow_windows(core: Scope) -> Scope | None:
     """Sums over windows: h = start(x) ± j for every summation that one zero-padded operand confines.
 
     The other operand reads h itself, over its whole extent: where h leaves its range that reads zero.
     """
-    reads = operands(core)
+    reads = product_operands(core)
     if reads is None:
         return None
     core = replace(core, body=Apply("*", reads))
     for h in core.summations:
-        now = operands(core)
+        now = product_operands(core)
         for mine, other in (now, tuple(reversed(now))) if now is not None else ():
             found = _window(core, mine, h)
-            if found is None or not _whole(other, h):
+            if found is None or not _reads_whole_range(other, h):
                 continue
             start, sign, count = found
             j = Iterator(fresh("j", {x.name for x in (*core.traversals, *core.summations)}), 0, count)
@@ -140,7 +140,7 @@ def windowed(core: Scope) -> Scope | None:
 def _window(core: Scope, access: Access, h: Iterator) -> tuple[Index, int, int] | None:
     """(start, sign, count) of the narrowest window of *h*, where it is narrower than the range of *h*."""
     best: tuple[Index, int, int] | None = None
-    for i, (lo, hi) in _boxed(access):
+    for i, (lo, hi) in _indices_and_box(access):
         k = i.coefficient(h)
         rest = i - as_index(h) * k
         if k == 0 or access.source.value != 0 or set(rest.iterators) & {h, *core.summations}:
@@ -151,24 +151,24 @@ def _window(core: Scope, access: Access, h: Iterator) -> tuple[Index, int, int] 
     return best
 
 
-def _whole(access: Access, h: Iterator) -> bool:
+def _reads_whole_range(access: Access, h: Iterator) -> bool:
     """Whether *access* reads *h* as it is, in one dimension, whose box is its range, and zero outside."""
-    inside = [(i, box) for i, box in _boxed(access) if h in i.iterators]
+    inside = [(i, box) for i, box in _indices_and_box(access) if h in i.iterators]
     return len(inside) == 1 and inside[0] == (as_index(h), (h.lo, h.hi)) and access.source.value == 0
 
 
-PHASES = 64
+MAX_PHASE_COMBINATIONS = 64
 """More combinations of phases than this are refused: each has code of its own."""
 
-ZEROS = 2
+MAX_ZERO_RATIO = 2
 """So many times as many products are put up with, zeros among them, where a window cannot be made use of."""
 
 Phase = tuple[int, ...]
-Where = tuple[Index, ...]
+IndexTuple = tuple[Index, ...]
 
 
 @dataclass(frozen=True)
-class Form:
+class SumOfProducts:
     """A contraction: *traversals* and *summations* start at 0, and traversal ``x`` stands for ``period·x + phase``.
 
     *reads* gives, for each combination of phases, the affine index of both *operands*; outside their boxes these are
@@ -180,7 +180,7 @@ class Form:
     periods: tuple[int, ...]
     summations: tuple[Iterator, ...]
     operands: tuple[Tensor, Tensor]
-    reads: Mapping[Phase, tuple[Where, Where]]
+    reads: Mapping[Phase, tuple[IndexTuple, IndexTuple]]
     outside: tuple[Iterator, ...]
     epilogue: Scalar
 
@@ -200,53 +200,53 @@ class Form:
         return 2 * prod(x.extent for x in (*self.traversals, *self.summations)) * len(self.reads)
 
 
-def form(scope: Scope) -> Form | None:
+def match_sum_of_products(scope: Scope) -> SumOfProducts | None:
     """*scope* as a contraction; None where it is none.
 
     It is one if it sums a product of two reads of tensors that are zero outside their boxes, with indices that are
     affine inside every phase; scalar functions of the sum, of other tensors and of the traversals may follow.
     """
-    found = split(scope)
+    found = split_epilogue(scope)
     if found is None:
         return None
-    core, epilogue = from_zero(*found)
-    narrow = windowed(core)
+    core, epilogue = normalize_ranges(*found)
+    narrow = narrow_windows(core)
     if narrow is None:
         return None
     # Where phases do not come out even a few products with zeros are better than none at all.
     spared = prod(y.extent for y in core.summations) / prod(y.extent for y in narrow.summations)
-    candidates = (narrow, core) if spared <= ZEROS else (narrow,)
-    return next((f for c in candidates if (f := _formed(*_merged(c, epilogue))) is not None), None)
+    candidates = (narrow, core) if spared <= MAX_ZERO_RATIO else (narrow,)
+    return next((f for c in candidates if (f := _build(*_collapse_traversals(c, epilogue))) is not None), None)
 
 
-def _formed(core: Scope, epilogue: Scalar) -> Form | None:
-    reads = operands(core)
-    return None if reads is None else _phased(core, reads, epilogue)
+def _build(core: Scope, epilogue: Scalar) -> SumOfProducts | None:
+    reads = product_operands(core)
+    return None if reads is None else _split_phases(core, reads, epilogue)
 
 
-def linear(index: Index) -> tuple[int, dict[Iterator, int]]:
+def affine_terms(index: Index) -> tuple[int, dict[Iterator, int]]:
     """(constant, coefficients) of an affine index."""
     return index.const, {x: k for x, k in index.terms if isinstance(x, Iterator)}
 
 
-def _merged(core: Scope, epilogue: Scalar) -> tuple[Scope, Scalar]:
+def _collapse_traversals(core: Scope, epilogue: Scalar) -> tuple[Scope, Scalar]:
     """Neighbouring traversals that every read has as neighbouring dimensions, the inner one whole, as one."""
     for x, y in zip(core.traversals, core.traversals[1:], strict=False):
-        reads = (*accesses(core.body), *(a for a in accesses(epilogue) if a.source != RESULT))
-        if {x, y} & {*compared(epilogue)} or not all(_neighbours(a, x, y) for a in reads):
+        reads = (*accesses(core.body), *(a for a in accesses(epilogue) if a.source != SUM_RESULT))
+        if {x, y} & {*compared(epilogue)} or not all(_reads_as_neighbours(a, x, y) for a in reads):
             continue
         both = Iterator(x.name, 0, x.extent * y.extent)
 
         def one(access: Access, x: Iterator = x, y: Iterator = y, both: Iterator = both) -> Scalar:
-            return _as_one(access, x, y, both)
+            return _read_collapsed(access, x, y, both)
 
         traversals = tuple(both if t == x else t for t in core.traversals if t != y)
         merged = replace(core, traversals=traversals, body=map_accesses(core.body, one))
-        return _merged(merged, map_accesses(epilogue, one))
+        return _collapse_traversals(merged, map_accesses(epilogue, one))
     return core, epilogue
 
 
-def _neighbours(access: Access, x: Iterator, y: Iterator) -> bool:
+def _reads_as_neighbours(access: Access, x: Iterator, y: Iterator) -> bool:
     inside = [d for d, i in enumerate(access.index) if x in i.iterators or y in i.iterators]
     if not inside:
         return True
@@ -258,7 +258,7 @@ def _neighbours(access: Access, x: Iterator, y: Iterator) -> bool:
     return second.single == y and whole and x not in rest.iterators and y not in rest.iterators
 
 
-def _as_one(access: Access, x: Iterator, y: Iterator, both: Iterator) -> Scalar:
+def _read_collapsed(access: Access, x: Iterator, y: Iterator, both: Iterator) -> Scalar:
     d = next((d for d, i in enumerate(access.index) if x in i.iterators), None)
     match access.source:
         case Tensor(_, shape, _, _, _, origin) as source if d is not None:
@@ -269,16 +269,19 @@ def _as_one(access: Access, x: Iterator, y: Iterator, both: Iterator) -> Scalar:
     return access
 
 
-def _phased(core: Scope, reads: tuple[Access, Access], epilogue: Scalar) -> Form | None:
+def _split_phases(core: Scope, reads: tuple[Access, Access], epilogue: Scalar) -> SumOfProducts | None:
     indices = [i for a in reads for i in a.index]
     periods = tuple(period(indices, x) for x in core.traversals)
-    if any(x.extent % p for x, p in zip(core.traversals, periods, strict=True)) or prod(periods) > PHASES:
+    if (
+        any(x.extent % p for x, p in zip(core.traversals, periods, strict=True))
+        or prod(periods) > MAX_PHASE_COMBINATIONS
+    ):
         return None
     inner = tuple(Iterator(x.name, 0, x.extent // p) for x, p in zip(core.traversals, periods, strict=True))
-    found: dict[Phase, tuple[Where, Where]] = {}
+    found: dict[Phase, tuple[IndexTuple, IndexTuple]] = {}
     for phase in product(*map(range, periods)):
         to = {x: as_index(u) * p + q for x, u, p, q in zip(core.traversals, inner, periods, phase, strict=True)}
-        put = partial(_put, to)
+        put = partial(_substituted_index, to)
         both = [tuple(i.substitute(put) for i in a.index) for a in reads]
         if not all(i.affine for where in both for i in where):
             return None
@@ -286,8 +289,8 @@ def _phased(core: Scope, reads: tuple[Access, Access], epilogue: Scalar) -> Form
     left, right = (a.source for a in reads)
     if not isinstance(left, Tensor) or not isinstance(right, Tensor):
         return None
-    return Form(inner, periods, core.summations, (left, right), found, core.traversals, epilogue)
+    return SumOfProducts(inner, periods, core.summations, (left, right), found, core.traversals, epilogue)
 
 
-def _put(to: Mapping[Iterator, Index], x: Iterator) -> Index:
+def _substituted_index(to: Mapping[Iterator, Index], x: Iterator) -> Index:
     return to[x] if x in to else as_index(x)

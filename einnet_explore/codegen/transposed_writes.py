@@ -22,42 +22,42 @@ from einnet_explore.codegen.language import (
     Copy,
     Declare,
     Expr,
-    Fetch,
     For,
-    Id,
     Kernel,
     KernelError,
+    LaunchIndex,
     Literal,
-    Local,
+    LocalArray,
+    Prefetch,
     Statement,
     Store,
-    Turn,
+    StoreTransposed,
     Var,
-    binary,
+    binary_operation,
     cast,
-    counted,
+    counted_loop,
     literal,
     select,
 )
-from einnet_explore.codegen.language.lowering import index as lowered
-from einnet_explore.codegen.language.lowering import scalar
-from einnet_explore.codegen.language.register_transpose import SIDES
+from einnet_explore.codegen.language.lowering import lower_index as lowered
+from einnet_explore.codegen.language.lowering import lower_scalar
+from einnet_explore.codegen.language.register_transpose import TILE_SIDES
 from einnet_explore.codegen.machine import Machine
-from einnet_explore.codegen.memory_access import FIRST, by_place, name_of, place_in, plus
+from einnet_explore.codegen.memory_access import FIRST_BLOCK, add_offset, element_address, flat_read, tensor_name
 from einnet_explore.ir import Access, Iterator, Scope, Table, Tensor, accesses, map_accesses, tensors
 
-NEAR = 512
+SAME_PAGE_BYTES = 512
 """Bytes from one row of the result to the next up to which its lines are written one by one, each in another row: so
 many rows share a page.  Beyond that rows are written from end to end."""
 
-LINES = 4
+STREAMED_LINES = 4
 """Neighbouring lines that are streamed together: fewer leave pages of memory half written when they are closed."""
 
-TILES, STREAMED = 64, 256
+BLOCK_TILES, STREAMED_BLOCK_TILES = 64, 256
 """Tiles of a block: enough for what it costs to begin one, and to end one that streams."""
 
 
-def turned_kernel(scope: Scope, result: str, machine: Machine) -> tuple[Kernel, int]:
+def transpose_kernel(scope: Scope, result: str, machine: Machine) -> tuple[Kernel, int]:
     """(the kernel that computes *scope* into *result*, its blocks): tensors, the result, ``FIRST``.
 
     What is more than half of the last cache goes past it.  Raises KernelError for what reduces, reads scopes or tables
@@ -81,9 +81,11 @@ def turned_kernel(scope: Scope, result: str, machine: Machine) -> tuple[Kernel, 
         )
     if any(flat_address(a).coefficient(along) not in (0, 1) for a in reads):
         raise KernelError(f"a read takes steps along {along.name} that are longer than 1")
-    side = next((n for n in SIDES if n <= min(along.extent, last.extent, machine.lanes)), None)
+    side = next((n for n in TILE_SIDES if n <= min(along.extent, last.extent, machine.lanes)), None)
     if side is None:
-        raise KernelError(f"{along.extent} x {last.extent} elements: expected {SIDES[-1]} x {SIDES[-1]} and more")
+        raise KernelError(
+            f"{along.extent} x {last.extent} elements: expected {TILE_SIDES[-1]} x {TILE_SIDES[-1]} and more"
+        )
     return _Writer(scope, result, largest, along, side, machine).kernel()
 
 
@@ -122,12 +124,12 @@ class _Writer:
     @cached_property
     def across(self) -> int:
         """Elements along a row of the result that are written together."""
-        return min(LINES if self.streamed else 1, self.last.extent // self.side) * self.side
+        return min(STREAMED_LINES if self.streamed else 1, self.last.extent // self.side) * self.side
 
     @cached_property
     def bands(self) -> tuple[Iterator, Iterator]:
         """(which of the two is cut into bands, along which a band runs)."""
-        near = self.step * F32.size <= NEAR
+        near = self.step * F32.size <= SAME_PAGE_BYTES
         return (self.last, self.along) if near else (self.along, self.last)
 
     def wide(self, x: Iterator) -> int:
@@ -138,21 +140,21 @@ class _Writer:
         """The kernel, and how many blocks it has."""
         band, run = self.bands
         steps = -(-run.extent // self.wide(run))
-        each = max(1, (STREAMED if self.streamed else TILES) * self.side // self.across)
+        each = max(1, (STREAMED_BLOCK_TILES if self.streamed else BLOCK_TILES) * self.side // self.across)
         rest = [x for x in self.scope.traversals if x not in (band, run) and x.extent > 1]
         counts = {**{x: x.extent for x in rest}, band: -(-band.extent // self.wide(band)), run: -(-steps // each)}
-        first, block = Var(FIRST, I64), Var(":block", I64)
-        body: list[Statement] = [Declare(block, cast(I64, Id("block")) + first)]
+        first, block = Var(FIRST_BLOCK, I64), Var(":block", I64)
+        body: list[Statement] = [Declare(block, cast(I64, LaunchIndex("block")) + first)]
         digits: dict[Iterator, Expr] = {}
         left: Expr = block
         for n, (x, count) in reversed(tuple(enumerate(counts.items()))):
             own = Var(f":digit {n}", I64)
-            body.append(Declare(own, binary("%", left, count)))
-            digits[x], left = own, binary("/", left, count)
+            body.append(Declare(own, binary_operation("%", left, count)))
+            digits[x], left = own, binary_operation("/", left, count)
         at: dict[Iterator, Expr] = {x: Literal(x.lo, I64) for x in self.scope.traversals if x.extent == 1}
-        at |= {x: plus(digits[x], x.lo) for x in rest}
+        at |= {x: add_offset(digits[x], x.lo) for x in rest}
         here = {x: Var(f":{which}", I64) for x, which in ((band, "band"), (run, "run"))}
-        at |= {x: plus(v, x.lo) for x, v in here.items()}
+        at |= {x: add_offset(v, x.lo) for x, v in here.items()}
         start, stop, step = Var(":start", I64), Var(":stop", I64), Var(":step", I64)
         body.append(Declare(here[band], self._begin(band, digits[band])))
         body.append(Declare(start, digits[run] * each))
@@ -174,22 +176,26 @@ class _Writer:
         tile = Array(f":tile {number}", F32, side * side, "private", align=F32.size * side)
         i, j = Var(":i", I64), Var(":j", I64)
         row, column = {**at, self.last: at[self.last] + i}, {**at, self.along: at[self.along] + i}
-        yield Local(tile)
+        yield LocalArray(tile)
         if run == self.last and not self.streamed:
             ahead = self._address({**column, run: column[run] + self.across})
-            yield counted(i, side, Fetch(self.out, ahead, True), unroll=True)
-            yield counted(i, side, *self._row(tile, row, i, j), unroll=True)
+            yield counted_loop(i, side, Prefetch(self.out, ahead, True), unroll=True)
+            yield counted_loop(i, side, *self._row(tile, row, i, j), unroll=True)
         else:
             there = {**row, run: row[run] + self.wide(run)}
-            hint = Fetch(self.memory[name_of(self.largest.source)], self._read(self.largest, there))
-            yield counted(i, side, hint, *self._row(tile, row, i, j), unroll=True)
-        yield Turn(self.out, self._address(at), self.step, tile, side, self.streamed)
+            hint = Prefetch(self.memory[tensor_name(self.largest.source)], self._read(self.largest, there))
+            yield counted_loop(i, side, hint, *self._row(tile, row, i, j), unroll=True)
+        yield StoreTransposed(self.out, self._address(at), self.step, tile, side, self.streamed)
 
     def _row(self, tile: Array, at: Mapping[Iterator, Expr], i: Var, j: Var) -> Iterable[Statement]:
         """Row *i* of the tile: moved as it is, or computed."""
         if self.scope.body == self.largest:
             yield Copy(
-                tile, i * self.side, self.memory[name_of(self.largest.source)], self._read(self.largest, at), self.side
+                tile,
+                i * self.side,
+                self.memory[tensor_name(self.largest.source)],
+                self._read(self.largest, at),
+                self.side,
             )
             return
         along = {**at, self.along: at[self.along] + j}
@@ -198,15 +204,15 @@ class _Writer:
             assert isinstance(source, Tensor)
             return self.memory[source.name][where[0]]
 
-        value = scalar(map_accesses(self.scope.body, by_place), along, read, F32, I64)
-        yield counted(j, self.side, Store(tile, i * self.side + j, value), vector=True)
+        value = lower_scalar(map_accesses(self.scope.body, flat_read), along, read, F32, I64)
+        yield counted_loop(j, self.side, Store(tile, i * self.side + j, value), vector=True)
 
     def _read(self, access: Access, at: Mapping[Iterator, Expr]) -> Expr:
         return lowered(flat_address(access), at, I64)
 
     def _address(self, at: Mapping[Iterator, Expr]) -> Expr:
         scope = self.scope
-        return place_in(scope.shape, tuple(x - x.lo for x in scope.traversals), at)
+        return element_address(scope.shape, tuple(x - x.lo for x in scope.traversals), at)
 
 
 def _least(value: Expr, most: int) -> Expr:

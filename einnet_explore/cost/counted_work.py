@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from einnet_explore.codegen.sum_of_products import form
+from einnet_explore.codegen.sum_of_products import match_sum_of_products
 from einnet_explore.ir import Access, Apply, Compare, Const, Iterator, Scalar, Scope, accesses, scopes, tensors
 
 ELEMENT = 4
@@ -110,7 +110,7 @@ def row_utilisation(scope: Scope, lanes: int) -> float:
     It lays the innermost traversal along the lanes, as far as it runs through one operand, and the last of several
     vectors overlaps the one before.
     """
-    found = form(scope)
+    found = match_sum_of_products(scope)
     if found is None:
         return 0.0
     last = found.traversals[-1]

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einnet_explore.codegen.errors import BackendError
-from einnet_explore.codegen.language import Array, Kernel, Literal, Type, Var, emit, entry
+from einnet_explore.codegen.language import Array, Kernel, Literal, Type, Var, emit, entry_name
 from einnet_explore.runtime import compiled
 
 Grid = tuple[int, int, int]
@@ -136,7 +136,7 @@ def _loaded(kernel: Kernel, flags: tuple[str, ...]) -> CKernel:
         said = compiled.c_complaint(text, *alone) or "it needs cc, gcc or clang, and a cache directory to write to"
         raise BackendError(f"kernel {kernel.name} is not compiled: {said}")
     library = ctypes.CDLL(str(file))
-    function = library[entry(kernel)]
+    function = library[entry_name(kernel)]
     function.restype = None
     function.argtypes = [
         *(ctypes.c_void_p if isinstance(p, Array) else _scalar(p.type) for p in kernel.params),

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from einnet_explore.codegen.elementwise import A100, Functor, Gpu, host_kernel, kernel, plan
+from einnet_explore.codegen.elementwise import A100, Gpu, elementwise_host_kernel, elementwise_kernel, plan_launch
 from einnet_explore.codegen.errors import BackendError
+from einnet_explore.codegen.functor import Functor
 from einnet_explore.codegen.language import KernelError
 from einnet_explore.runtime import c_kernels, opencl
 
@@ -65,7 +66,7 @@ class Elementwise:
             c_kernels.load(_host(f))(result, *operands, result.size, share, grid=(parts, 1, 1), threads=parts)
             return
         addresses = [a.ctypes.data for a in (result, *operands[: len(f.operands)])]
-        launch = plan(result.size, f.kinds, addresses, self.gpu)
+        launch = plan_launch(result.size, f.kinds, addresses, self.gpu)
         # What the text depends on, and no more: one kernel serves all lengths.
         made = _device(f, replace(launch, packs=0, tail=min(launch.tail, 1), blocks=1))
         grid = (launch.blocks, 1, 1)
@@ -73,8 +74,8 @@ class Elementwise:
         run(result, *operands, launch.packs, launch.tail, grid=grid)
 
 
-_host = lru_cache(maxsize=512)(host_kernel)
-_device = lru_cache(maxsize=512)(kernel)
+_host = lru_cache(maxsize=512)(elementwise_host_kernel)
+_device = lru_cache(maxsize=512)(elementwise_kernel)
 
 
 def _crosses(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:

@@ -24,9 +24,9 @@ from einnet_explore.codegen.fusion import FusionError, fuse, served
 from einnet_explore.codegen.fusion.cpu import LANES, blocks, cpu_kernel
 from einnet_explore.codegen.fusion.memory_layout import Flat, flatten, slot_name, slot_sizes
 from einnet_explore.codegen.fusion.plan import Fused
-from einnet_explore.codegen.language import I64, Kernel, Var, emit, entry, type_of
+from einnet_explore.codegen.language import I64, Kernel, Var, emit, entry_name, type_of
 from einnet_explore.codegen.language import Array as KernelArray
-from einnet_explore.codegen.memory_access import FIRST
+from einnet_explore.codegen.memory_access import FIRST_BLOCK
 from einnet_explore.ir import Program
 from einnet_explore.runtime.c_kernels import VECTORS
 from einnet_explore.runtime.compiled import c_complaint, c_library
@@ -87,7 +87,7 @@ class Launch:
             match p:
                 case KernelArray(name):
                     made.append(ctypes.c_void_p(held[name].ctypes.data))
-                case Var(name) if name == FIRST:
+                case Var(name) if name == FIRST_BLOCK:
                     made.append(ctypes.c_longlong(first))
                 case Var(name, kind):
                     value = self.flat.numbers[name]
@@ -120,7 +120,7 @@ def code(flat: Flat, dtype: npt.DTypeLike) -> Code:
     """The kernel of *flat* for this CPU, its text, and the compiled function."""
     kernel = cpu_kernel(flat, type_of(dtype))
     text = emit(kernel, "c")
-    return kernel, text, _function(text, entry(kernel))
+    return kernel, text, _function(text, entry_name(kernel))
 
 
 @lru_cache(256)

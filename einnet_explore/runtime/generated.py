@@ -20,11 +20,11 @@ import tvm_ffi
 
 from einnet_explore.codegen import versions
 from einnet_explore.codegen.errors import BackendError
-from einnet_explore.codegen.identity import identity
+from einnet_explore.codegen.identity import scope_identity
 from einnet_explore.codegen.machine import Machine, this_machine
-from einnet_explore.codegen.packing import gather
-from einnet_explore.codegen.register_tiles import Cut, Tile, best_tile, tiles
-from einnet_explore.codegen.sum_of_products import Form, form
+from einnet_explore.codegen.packing import gather_positions
+from einnet_explore.codegen.register_tiles import RegisterTile, TileParameters, best_tile, register_tiles
+from einnet_explore.codegen.sum_of_products import SumOfProducts, match_sum_of_products
 from einnet_explore.codegen.tvm import contraction as tiled
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.runtime import compiled
@@ -32,15 +32,15 @@ from einnet_explore.runtime.arrays import ALIGNMENT, aligned_empty
 from einnet_explore.support.storage import cache_directory, write_aside
 
 
-def chosen_tile(scope: Scope, form: Form, machine: Machine) -> Tile | None:
+def chosen_tile(scope: Scope, form: SumOfProducts, machine: Machine) -> RegisterTile | None:
     """``best_tile`` of *form*, which *scope* is, by what is kept for that expression, *machine* and version.
 
     What cannot be read, or is no tile of this form, is chosen anew; a disk that cannot be written costs the search.
     """
-    key = "\n".join((identity(scope), repr(astuple(machine)), str(versions.TILE_CHOICE_VERSION)))
+    key = "\n".join((scope_identity(scope), repr(astuple(machine)), str(versions.TILE_CHOICE_VERSION)))
     path = cache_directory() / "tiles" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
     kept = _read(path)
-    if kept is not None and (tile := next(iter(tiles(form, machine, kept)), None)) is not None:
+    if kept is not None and (tile := next(iter(register_tiles(form, machine, kept)), None)) is not None:
         return tile
     tile = best_tile(form, machine)
     if tile is not None:
@@ -55,13 +55,17 @@ def _keep(path: Path, text: str) -> None:
     write_aside(path, write)
 
 
-def _read(path: Path) -> Cut | None:
+def _read(path: Path) -> TileParameters | None:
     try:
         numbers = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    whole = isinstance(numbers, list) and len(numbers) == len(fields(Cut)) and all(isinstance(n, int) for n in numbers)
-    return Cut(*numbers) if whole else None
+    whole = (
+        isinstance(numbers, list)
+        and len(numbers) == len(fields(TileParameters))
+        and all(isinstance(n, int) for n in numbers)
+    )
+    return TileParameters(*numbers) if whole else None
 
 
 Array = npt.NDArray[Any]
@@ -102,7 +106,7 @@ class Contraction:
         tile = self.plan.tile
         cut = (tile.vector, tile.layout.copied, tile.lanes, tile.vectors, tile.rows, tile.slots, tile.slots_outside)
         code = (len(tile.groups), len(tile.unrolled), packed, self.plan.threads, versions.TILED_KERNEL_VERSION)
-        parts = (identity(self.scope), *cut, *code, *compiled.platform())
+        parts = (scope_identity(self.scope), *cut, *code, *compiled.platform())
         return "c" + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:39]
 
     @cached_property
@@ -142,7 +146,7 @@ class Contraction:
         """The second operand as the function takes it."""
         if self.plan.other is not None:
             return array
-        at = gather(self.plan.form, self.plan.tile, self.plan.steps, self.plan.regions)
+        at = gather_positions(self.plan.form, self.plan.tile, self.plan.steps, self.plan.regions)
         found = aligned_empty((self.plan.packed,))
         found[: at.size], found[at.size :] = np.append(array.reshape(-1), np.float32(0))[at], 0
         return found
@@ -183,9 +187,9 @@ def contraction(scope: Scope, constant: Collection[str] = (), threads: int = 1) 
 
 
 @lru_cache(1 << 12)  # every candidate and every plan asks again, and a choice takes up to 40 ms
-def _chosen(scope: Scope, machine: Machine) -> tuple[Form, Tile] | None:
+def _chosen(scope: Scope, machine: Machine) -> tuple[SumOfProducts, RegisterTile] | None:
     """*scope* as a contraction, and its tile."""
-    found = form(scope)
+    found = match_sum_of_products(scope)
     if found is None or any(x.extent == 0 for x in (*found.traversals, *found.summations)):
         return None
     if max(map(prod, (scope.shape, *(t.shape for t in tensors(scope))))) > LARGEST:

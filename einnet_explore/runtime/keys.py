@@ -10,7 +10,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from einnet_explore.codegen import versions
-from einnet_explore.codegen.identity import identity
+from einnet_explore.codegen.identity import scope_identity
 from einnet_explore.ir import EOPERATOR, Equation, Program, tensors
 from einnet_explore.runtime.compiled import cpu_name
 
@@ -56,7 +56,7 @@ def key_of(
             reads = dict.fromkeys(tensors(scope))
             fixed = [n for n, t in enumerate(reads) if t.weight or t.name in constant]
             views = [(n, strided[t.name]) for n, t in enumerate(reads) if t.name in strided] if strided else ""
-            digest = _digest(f"{identity(scope)} {fixed}{views}")
+            digest = _digest(f"{scope_identity(scope)} {fixed}{views}")
         case Program(equations=equations):
             operator, attributes = "program", ", ".join(e.via.operator if e.via else EOPERATOR for e in equations)
             shapes = " ".join(f"{list(t.shape)}" for t in what.inputs)
@@ -96,5 +96,5 @@ def _program_text(program: Program) -> str:
     lines = [f"{t.shape}{t.weight}" for t in program.inputs]
     for e in program.equations:
         reads = ",".join(numbers.get(t.name, "?") for t in tensors(e.scope))
-        lines.append(f"{e.via!r} {identity(e.scope)} of {reads}")
+        lines.append(f"{e.via!r} {scope_identity(e.scope)} of {reads}")
     return "\n".join((*lines, *(numbers[name] for name in program.outputs)))

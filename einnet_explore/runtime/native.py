@@ -16,19 +16,19 @@ from typing import Any
 
 from einnet_explore.analysis.substitution import fresh, substitute
 from einnet_explore.codegen import versions
-from einnet_explore.codegen.body_structure import moved
+from einnet_explore.codegen.body_structure import moved_elements
 from einnet_explore.codegen.errors import BackendError, NoKernel
 from einnet_explore.codegen.fusion import FusionError, fuse
 from einnet_explore.codegen.fusion.cpu import LANES, blocks, cpu_kernel
 from einnet_explore.codegen.fusion.memory_layout import flatten, slot_name, slot_sizes
-from einnet_explore.codegen.identity import identity
-from einnet_explore.codegen.language import F32, I64, Declare, Kernel, KernelError, Literal, Type, Var, emit, entry
+from einnet_explore.codegen.identity import scope_identity
+from einnet_explore.codegen.language import F32, I64, Declare, Kernel, KernelError, Literal, Type, Var, emit, entry_name
 from einnet_explore.codegen.language import Array as KernelArray
 from einnet_explore.codegen.machine import this_machine
-from einnet_explore.codegen.memory_access import FIRST
+from einnet_explore.codegen.memory_access import FIRST_BLOCK
 from einnet_explore.codegen.phase_regions import regions_kernel
-from einnet_explore.codegen.preparation import prepare, squash
-from einnet_explore.codegen.transposed_writes import turned_kernel
+from einnet_explore.codegen.preparation import collapse_dimensions, prepare
+from einnet_explore.codegen.transposed_writes import transpose_kernel
 from einnet_explore.codegen.tvm.schedule import PARALLEL_ELEMENTS
 from einnet_explore.ir import Equation, Program, Scope, as_index, scopes, tensors
 from einnet_explore.runtime import compiled
@@ -67,7 +67,7 @@ class NativeSource:
         """The C that is compiled; raises NoKernel where the scope is no kernel of ours."""
         try:
             made = _turned(self.scope) or _regions(self.scope) or _fused(self.scope)
-            name = entry(made.kernel)
+            name = entry_name(made.kernel)
             # A copy of the function, inlined or for its arguments, loses what GCC knows of its vectors.
             text = emit(made.kernel, "c").replace(f"void {name}(", f"APART void {name}(", 1)
             at = {**{name: n for n, name in enumerate(self.inputs)}, made.result: len(self.inputs)}
@@ -84,7 +84,7 @@ class NativeSource:
     def key(self) -> str:
         """The key of the compiled kernel; without the text, which takes 10 ms and more to emit."""
         own = (self.threads, PARALLEL_ELEMENTS, versions.C_KERNEL_VERSION, this_machine(), *FLAGS)
-        parts = (identity(self.scope), *own, *compiled.platform(), compiled.c_compiler())
+        parts = (scope_identity(self.scope), *own, *compiled.platform(), compiled.c_compiler())
         return "n" + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:39]
 
     @cached_property
@@ -116,10 +116,10 @@ def _turned(scope: Scope) -> _Made | None:
     ready = _simple(scope)
     result = fresh("Y", {t.name for t in tensors(ready)})
     try:
-        kernel, number = turned_kernel(ready, result, this_machine())
+        kernel, number = transpose_kernel(ready, result, this_machine())
     except KernelError:
         return None
-    return _Made(kernel, result, number, (), moved(ready))
+    return _Made(kernel, result, number, (), moved_elements(ready))
 
 
 def _regions(scope: Scope) -> _Made | None:
@@ -130,12 +130,12 @@ def _regions(scope: Scope) -> _Made | None:
         kernel, number = regions_kernel(ready, result)
     except KernelError:
         return None
-    return _Made(kernel, result, number, (), moved(ready))
+    return _Made(kernel, result, number, (), moved_elements(ready))
 
 
 def _simple(scope: Scope) -> Scope:
     """*scope* in as few traversals as there can be: rows are along one that has several values."""
-    ready = squash(prepare(scope))
+    ready = collapse_dimensions(prepare(scope))
     ones = {x: as_index(x.lo) for x in ready.traversals if x.extent == 1}
     kept = tuple(x for x in ready.traversals if x not in ones)
     return replace(ready, traversals=kept, body=substitute(ready.body, ones), padding=()) if ones else ready
@@ -153,7 +153,7 @@ def _fused(scope: Scope) -> _Made:
     strides = {n: tuple(prod(s[d + 1 :]) for d in range(len(s))) for n, s in held.items()}
     flat = flatten(fused, shapes, strides)
     kernel = cpu_kernel(flat, F32)
-    numbers = tuple(p for p in kernel.params if isinstance(p, Var) and p.name != FIRST)
+    numbers = tuple(p for p in kernel.params if isinstance(p, Var) and p.name != FIRST_BLOCK)
     known = tuple(Declare(p, Literal(_number(flat.numbers[p.name], p.kind), p.kind)) for p in numbers)
     params = tuple(p for p in kernel.params if p not in numbers)
     slots = tuple(n * (LANES if flat.lanes is not None else 1) for n in slot_sizes(flat))
@@ -162,7 +162,7 @@ def _fused(scope: Scope) -> _Made:
         result,
         blocks(flat),
         slots,
-        sum(moved(o.scope) for o in fused.operations),
+        sum(moved_elements(o.scope) for o in fused.operations),
     )
 
 
@@ -218,7 +218,7 @@ def _around(made: _Made, at: dict[str, int], threads: int) -> Iterable[str]:
     if sizes:
         yield f"    float *space = __TVMBackendAllocWorkspace(CPU, 0, {4 * sum(sizes)}, FLOAT, BITS);"
         yield "    if (!space) return -1;"
-    yield f"    {entry(made.kernel)}({', '.join(given)}, number, 1, 1, 1);"
+    yield f"    {entry_name(made.kernel)}({', '.join(given)}, number, 1, 1, 1);"
     yield "    return __TVMBackendFreeWorkspace(CPU, 0, space);\n}" if sizes else "    return 0;\n}"
     if shares > 1:
         yield "static int task(int n, Group *group, void *at)\n{"

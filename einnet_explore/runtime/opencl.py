@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from einnet_explore.codegen.errors import BackendError
-from einnet_explore.codegen.language import Array, Kernel, emit, entry
+from einnet_explore.codegen.language import Array, Kernel, emit, entry_name
 from einnet_explore.runtime.c_kernels import Grid, checked
 from einnet_explore.support.storage import cache_directory
 
@@ -155,7 +155,7 @@ def _loaded(kernel: Kernel) -> OpenCLKernel:
         )
     if "cl_khr_fp64" in text and "cl_khr_fp64" not in found.extensions:
         raise BackendError(f"kernel {kernel.name}: double precision, which {found.name} lacks")
-    return OpenCLKernel(kernel, text, _compiled(text, entry(kernel), kernel.name))
+    return OpenCLKernel(kernel, text, _compiled(text, entry_name(kernel), kernel.name))
 
 
 @lru_cache(maxsize=512)

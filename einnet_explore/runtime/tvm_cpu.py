@@ -20,9 +20,9 @@ from einnet_explore.codegen import body_structure, versions
 from einnet_explore.codegen.blocked_chains import kernel as blocks
 from einnet_explore.codegen.blocked_chains.block_sizes import blocked, parts_of
 from einnet_explore.codegen.errors import BackendError
-from einnet_explore.codegen.identity import identity
+from einnet_explore.codegen.identity import scope_identity
 from einnet_explore.codegen.machine import this_machine
-from einnet_explore.codegen.preparation import prepare, squash
+from einnet_explore.codegen.preparation import collapse_dimensions, prepare
 from einnet_explore.codegen.rows import kernel as rows
 from einnet_explore.codegen.rows import online as one_pass
 from einnet_explore.codegen.tvm import schedule
@@ -57,7 +57,7 @@ class Source:
     @cached_property
     def prepared(self) -> Scope:
         """What the kernel computes: equal to *scope*, with dimensions merged where nothing looks between them."""
-        return prepare(self.scope) if self.nest or self.online else squash(prepare(self.scope))
+        return prepare(self.scope) if self.nest or self.online else collapse_dimensions(prepare(self.scope))
 
     @cached_property
     def nest(self) -> Nest | None:
@@ -84,7 +84,7 @@ class Source:
         if self.chain is not None:
             return any(part.blocks > 1 for part in parts_of(self.chain, self.threads, this_machine()))
         rows = self.rank == 0 and (self.online is not None or self.nest is not None)
-        return rows or body_structure.moved(self.prepared) >= schedule.PARALLEL_ELEMENTS
+        return rows or body_structure.moved_elements(self.prepared) >= schedule.PARALLEL_ELEMENTS
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -105,7 +105,7 @@ class Source:
             return "online"
         if self.nest is not None and self.rank == 0:
             return "nest"
-        names = body_structure.templates(self.prepared)
+        names = body_structure.schedule_templates(self.prepared)
         names = tuple(n for n in names if n != "turn") if self.dtype != "float32" else names
         return names[min(self.rank, len(names) - 1)]
 
@@ -122,7 +122,7 @@ class Source:
         if self.nest is not None and self.rank == 0:
             inputs = dict(zip(self.inputs, self.shapes, strict=False))
             return rows.function(self.nest, inputs, self.threads, this_machine())
-        if self.template == "turn" and (view := body_structure.turned(self.prepared)) is not None:
+        if self.template == "turn" and (view := body_structure.transposed_view(self.prepared)) is not None:
             function, _ = self._lowered(view)
             trial = Schedule(function)
             schedule.apply("turn", trial, "Y", view, self.threads)
@@ -149,7 +149,7 @@ class Source:
     def key(self) -> str:
         """What a compiled kernel is remembered by."""
         own = (self.dtype, self.threads, self.rank, versions.SCHEDULE_VERSION, this_machine())
-        parts = (identity(self.scope), *own, *compiled.platform())
+        parts = (scope_identity(self.scope), *own, *compiled.platform())
         return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:40]
 
 
@@ -226,7 +226,7 @@ def _scheduled(function: Any, stages: Mapping[str, Scope], rank: int, template: 
     """Every stage by its template; a template that TVM refuses for a stage gives way to the next one."""
     current = Schedule(function)
     for name, scope in stages.items():
-        names = tuple(n for n in body_structure.templates(scope) if n != "turn")
+        names = tuple(n for n in body_structure.schedule_templates(scope) if n != "turn")
         first = names.index(template) if name == "Y" and template in names else min(rank, len(names) - 1)
         for trial_name in names[first:]:
             # A copy: partitioned loops define a variable in every part, which a new schedule would not take.

@@ -16,6 +16,7 @@ from math import prod
 from typing import TypeAlias
 
 from einnet_explore.codegen import elementwise
+from einnet_explore.codegen.functor import build_functor
 from einnet_explore.codegen.fusion import FusionError, fuse
 from einnet_explore.codegen.fusion.cpu import cpu_kernel
 from einnet_explore.codegen.fusion.gpu import gpu_kernel
@@ -48,8 +49,12 @@ class KernelText:
 
 def of_elements(equation: Equation, kind: Type, dialect: str) -> Kernel:
     """An element-wise equation: packs in a grid-stride loop; neighbouring elements a block in C, for CPUs."""
-    made = elementwise.functor(equation.scope, equation.name, kind)
-    return elementwise.host_kernel(made) if dialect == "c" else elementwise.planned(made, prod(equation.scope.shape))
+    made = build_functor(equation.scope, equation.name, kind)
+    return (
+        elementwise.elementwise_host_kernel(made)
+        if dialect == "c"
+        else elementwise.aligned_kernel(made, prod(equation.scope.shape))
+    )
 
 
 def of_tiles(equation: Equation, kind: Type, dialect: str) -> Kernel:

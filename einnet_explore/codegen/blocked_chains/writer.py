@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from einnet_explore.codegen.blocked_chains.block_view import Guard, Local
-from einnet_explore.codegen.language.register_transpose import SIDES, transposed
+from einnet_explore.codegen.language.register_transpose import TILE_SIDES, transpose_rows
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.rows.vector_products import store, vector
 from einnet_explore.codegen.tvm.emission import constant, expression, position
@@ -145,7 +145,7 @@ def turn_of(stage: Local, lanes: int) -> Turn | None:
     if len(across) != 1 or across[0] in stage.guards:
         return None
     (x,) = across
-    side = next((s for s in SIDES if s <= lanes and s <= x.extent and s <= last.extent), None)
+    side = next((s for s in TILE_SIDES if s <= lanes and s <= x.extent and s <= last.extent), None)
     return None if side is None else Turn(turned, x, side)
 
 
@@ -183,4 +183,6 @@ def _transposed(writer: Writer, read: Access, turn: Turn, last: Iterator, env: d
         T.bind(vector(memory, writer.at(read.index[0], {**env, last: env[last] + i}), turn.side))
         for i in range(turn.side)
     ]
-    return transposed(rows, lambda a, b, lanes: T.bind(tirx.Shuffle([a, b], [tirx.const(n, "int32") for n in lanes])))
+    return transpose_rows(
+        rows, lambda a, b, lanes: T.bind(tirx.Shuffle([a, b], [tirx.const(n, "int32") for n in lanes]))
+    )

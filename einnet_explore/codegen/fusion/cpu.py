@@ -19,14 +19,14 @@ from einnet_explore.codegen.language import (
     I64,
     Array,
     Assign,
+    Comment,
     Declare,
     Expr,
     For,
-    Id,
     Kernel,
+    LaunchIndex,
     Literal,
-    Local,
-    Note,
+    LocalArray,
     Statement,
     Store,
     Type,
@@ -34,7 +34,7 @@ from einnet_explore.codegen.language import (
     cast,
     select,
 )
-from einnet_explore.codegen.memory_access import FIRST
+from einnet_explore.codegen.memory_access import FIRST_BLOCK
 from einnet_explore.ir import Iterator
 
 LANES = 256
@@ -85,7 +85,7 @@ class Lanes(Loops):
         out: list[Statement] = []
         for name in keep:
             self.rows[name] = Array(f":row {name} {self._next()}", frame.kind, LANES, "private", align=64)
-            out.append(Local(self.rows[name]))
+            out.append(LocalArray(self.rows[name]))
         return out + self.loops(frame, outside, lambda f: self.side_by_side(f, nest, row, keep, at_lane))
 
     def side_by_side(
@@ -97,7 +97,7 @@ class Lanes(Loops):
             s.name: Array(f":total {s.name} {self._next()}", frame.total(s, True)[0], LANES, "private", align=64)
             for s in reduced
         }
-        out: list[Statement] = [Local(a) for a in totals.values()]
+        out: list[Statement] = [LocalArray(a) for a in totals.values()]
 
         def clear(f: Frame, lane: Expr) -> list[Statement]:
             return [Store(totals[s.name], lane, f.total(s, True)[1]) for s in reduced]
@@ -139,7 +139,7 @@ class Lanes(Loops):
         for step in stage.heads:
             if step.name in read:
                 self.rows[step.name] = Array(f":row {step.name}", frame.kind, LANES, "private", align=64)
-                out.append(Local(self.rows[step.name]))
+                out.append(LocalArray(self.rows[step.name]))
 
         def at_lane(f: Frame, lane: Expr) -> Frame:
             return replace(f.holding({m: array[lane] for m, array in known.items()}), base=self._lane(lane))
@@ -167,7 +167,7 @@ def cpu_kernel(flat: Flat, kind: Type) -> Kernel:
     It is launched over as many blocks as there are points (rows of them), counted from *first*.
     """
     frame = Frame(flat, kind, I64)
-    first = Var(FIRST, I64)
+    first = Var(FIRST_BLOCK, I64)
     params: tuple[Array | Var, ...] = (
         *frame.arrays.values(),
         first,
@@ -190,7 +190,7 @@ class _Writer(Lanes):
         """The point of the grid, then its stages."""
         lanes = self.flat.lanes
         point = self.var("point")
-        yield Declare(point, cast(I64, Id("block")) + first)
+        yield Declare(point, cast(I64, LaunchIndex("block")) + first)
         rest: Expr = point
         for x in reversed(self.flat.grid):
             size = frame.extent(x) if x != lanes else (frame.extent(x) + (LANES - 1)) // LANES
@@ -206,7 +206,7 @@ class _Writer(Lanes):
             frame = replace(frame, spread=LANES)
             row = Row(x, begin, number)
         for n, stage in enumerate(self.flat.fused.stages):
-            yield Note(f"stage {n}")
+            yield Comment(f"stage {n}")
             if lanes is None:
                 frame, made = self.values(frame, stage.heads)
                 yield from made

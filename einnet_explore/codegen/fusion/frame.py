@@ -31,7 +31,7 @@ from einnet_explore.codegen.language import (
     lowering,
     select,
 )
-from einnet_explore.codegen.memory_access import plus
+from einnet_explore.codegen.memory_access import add_offset
 from einnet_explore.ir import REDUCTIONS, Bound, Compare, Iterator, Scalar, Scope, Table, Tensor, as_index
 
 
@@ -84,7 +84,7 @@ class Frame:
 
     def standing(self, x: Iterator, place: Expr) -> Frame:
         """Here, *x* is the one at *place*, counted from 0."""
-        return replace(self, at={**self.at, x: plus(place, x.lo)})
+        return replace(self, at={**self.at, x: add_offset(place, x.lo)})
 
     def holding(self, values: Mapping[str, Expr]) -> Frame:
         """Here, *values* are held as said."""
@@ -92,7 +92,7 @@ class Frame:
 
     def scalar(self, body: Scalar) -> Expr:
         """*body*, here."""
-        return lowering.scalar(body, self._places, self._read, self.kind, self.wide)
+        return lowering.lower_scalar(body, self._places, self._read, self.kind, self.wide)
 
     @cached_property
     def _places(self) -> Mapping[Iterator, Expr]:
@@ -105,7 +105,7 @@ class Frame:
             return Var(source.name, self.kind)
         if source.name in self.values:
             return self.values[source.name]
-        local = tuple(plus(i, -lo) for i, (lo, _) in zip(where, source.box, strict=True))
+        local = tuple(add_offset(i, -lo) for i, (lo, _) in zip(where, source.box, strict=True))
         array, place = self.element(source.name, local)
         return array[place]
 
@@ -140,13 +140,13 @@ class Frame:
     def guarded(self, step: Step, value: Expr) -> Expr:
         """*value* where the domain of *step* holds, its constant elsewhere."""
         tests = [t for b in step.domain for t in _tests(b)]
-        test = conjunction(*(lowering.compare(t, self._places, self.wide) for t in tests))
+        test = conjunction(*(lowering.lower_comparison(t, self._places, self.wide) for t in tests))
         return value if test is None else select(test, value, literal(step.value, self.kind))
 
     def store(self, step: Step, value: Expr) -> Store:
         """*value* as the element of *step*, here."""
         axes = self.flat.fused.known[step.name].scope.traversals
-        where = tuple(plus(self._places[x], -x.lo) for x in axes)
+        where = tuple(add_offset(self._places[x], -x.lo) for x in axes)
         array, place = self.element(step.name, where)
         return Store(array, place, value)
 
@@ -164,7 +164,7 @@ class Frame:
 def join(step: Step, total: Expr, value: Expr) -> Expr:
     """*value* joined with *total*."""
     assert step.reduce is not None
-    return lowering.joined(step.reduce, total, value)
+    return lowering.lower_join(step.reduce, total, value)
 
 
 def _tests(bound: Bound) -> Iterable[Compare]:

@@ -19,15 +19,15 @@ from einnet_explore.codegen.language import (
     Array,
     Assign,
     Barrier,
+    Comment,
     Declare,
     Expr,
     For,
-    Id,
     If,
     Kernel,
+    LaunchIndex,
     Literal,
-    Local,
-    Note,
+    LocalArray,
     Statement,
     Store,
     Type,
@@ -39,7 +39,7 @@ from einnet_explore.ir import Iterator
 THREADS = 256
 """Of a block; a power of two."""
 
-_THREAD = Id("thread")
+_THREAD = LaunchIndex("thread")
 
 
 def gpu_kernel(flat: Flat, kind: Type, threads: int = THREADS) -> Kernel:
@@ -98,21 +98,21 @@ class _Writer(Loops):
             tuple(Array(f":tree {turn} {n}", frame.kind, self.threads, "shared") for n in range(widest))
             for turn in range(min(2, len(stages)))
         )
-        yield from (Local(a) for turn in trees for a in turn)
+        yield from (LocalArray(a) for turn in trees for a in turn)
         point = self.var("point", frame.wide)
-        yield Declare(point, cast(frame.wide, Id("block")))
+        yield Declare(point, cast(frame.wide, LaunchIndex("block")))
         frame, made = self._placed(frame, self.flat.grid, point)
         yield from made
         frame = replace(frame, base={n: point * size for n, size in enumerate(slots)})
         for n, stage in enumerate(stages):
-            yield Note(f"stage {n}")
+            yield Comment(f"stage {n}")
             frame, made = self._stage(frame, stage, trees[n % 2] if trees else ())
             yield from made
 
     def alone(self, frame: Frame, slots: tuple[Var, ...]) -> Iterable[Statement]:
         """A thread a point: nobody waits for anybody."""
         point = self.var("point", frame.wide)
-        block, thread = cast(frame.wide, Id("block")), cast(frame.wide, _THREAD)
+        block, thread = cast(frame.wide, LaunchIndex("block")), cast(frame.wide, _THREAD)
         yield Declare(point, block * self.threads + thread)
         points: Expr = Literal(1, frame.wide)
         for x in self.flat.grid:
@@ -120,7 +120,7 @@ class _Writer(Loops):
         inside, body = self._placed(frame, self.flat.grid, point)
         inside = replace(inside, base={n: point * size for n, size in enumerate(slots)})
         for n, stage in enumerate(self.flat.fused.stages):
-            body.append(Note(f"stage {n}"))
+            body.append(Comment(f"stage {n}"))
             inside, made = self.values(inside, stage.heads)
             body += made
             for nest in stage.nests:

@@ -32,7 +32,7 @@ _DOUBLE = {
     "fma": "fma", "abs": "fabs",
 }  # fmt: skip
 
-HELPERS = {
+HELPER_SOURCES = {
     "maximum": "T maximum_N(T a, T b) { return b > a || b != b ? b : a; }",
     "minimum": "T minimum_N(T a, T b) { return b < a || b != b ? b : a; }",
     "abs": "T abs_N(T a) { return a < 0 ? -a : a; }",
@@ -45,7 +45,7 @@ Beside a constant a maximum is one instruction, as `b != b` is then known.
 """
 
 
-EXPONENTIAL = """T exp_N(T a) {
+EXP_SOURCE = """T exp_N(T a) {
     const union { float f; int i; } given = {a};
     const unsigned below = (unsigned)(given.i < 0x42b20000 ? given.i : 0x42b20000);
     const union { unsigned i; float f; } x = {below < 0xc2d00000u ? below : 0xc2d00000u};
@@ -106,10 +106,10 @@ class Dialect:
     def helper_text(self, name: str, kind: Type) -> str:
         """The definition of the helper *name* of *kind*."""
         own = (name, kind) == ("exp", F32)
-        if name not in HELPERS and not own:
+        if name not in HELPER_SOURCES and not own:
             raise KernelError(f"{name} of {kind!r} is no function of {self.name}")
         one = "1.0f" if kind == F32 else "1.0"
-        out = EXPONENTIAL if own else HELPERS[name]
+        out = EXP_SOURCE if own else HELPER_SOURCES[name]
         for sign, text in (
             ("ONE", one), ("EXP", self.function("exp", kind) or "exp_N"), ("SQRT", self.function("sqrt", kind)),
             ("_N", f"_{kind!r}"), ("T ", f"{self.spell(kind)} "),
@@ -175,7 +175,7 @@ C = Dialect(
     {"int64": "LL", "uint64": "ULL", "uint32": "U"},
 )
 
-ASYNCHRONOUS = r"""template <int bytes>
+ASYNC_COPY_SOURCE = r"""template <int bytes>
 static __device__ __forceinline__ void copy_async(void *to, const void *from)
 {
 #if __CUDA_ARCH__ >= 800
@@ -219,10 +219,10 @@ _WORDS = """
     unsigned upsample ushort using virtual void volatile warpSize wchar_t while write_only xor xor_eq y0 y1 yn
 """
 
-RESERVED = frozenset(_WORDS.split())
+RESERVED_NAMES = frozenset(_WORDS.split())
 """Words that mean something in one of the dialects: no name of a kernel is spelt so."""
 
-RESERVED_FORM = re.compile(
+RESERVED_PATTERN = re.compile(
     r"\w+_t|(u?(char|short|int|long)|float|double|half|bool)\d+|pack_\d+|(maximum|minimum|abs|sigmoid|rsqrt)_\w+"
     r"|(exp|log|sqrt|rsqrt|tanh|erf|floor|pow|fma|fabs)f|mem(cpy|set|move)|make_\w+|v(load|store)_?\w*"
     r"|(copy|await)_\w+|(turn|stream)_\d+_\d+|(lanes|part)_\d+"
@@ -231,12 +231,12 @@ RESERVED_FORM = re.compile(
 """Names of types, functions and macros that go by a pattern."""
 
 
-LONGEST = 40
+MAX_NAME_LENGTH = 40
 """Characters of a name that are kept."""
 
 
 @dataclass
-class Names:
+class IdentifierTable:
     """Identifiers by name: letters, digits and single underscores only, none reserved, none twice."""
 
     given: dict[str, str] = field(default_factory=dict)
@@ -244,10 +244,10 @@ class Names:
     def of(self, name: str) -> str:
         """The identifier of *name*, the same each time."""
         if name not in self.given:
-            stem = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[:LONGEST].rstrip("_")
+            stem = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[:MAX_NAME_LENGTH].rstrip("_")
             stem = stem if stem[:1].isalpha() else f"v{stem}"
-            stem = f"v_{stem}" if RESERVED_FORM.fullmatch(stem) else stem
-            taken = {*self.given.values(), *RESERVED}
+            stem = f"v_{stem}" if RESERVED_PATTERN.fullmatch(stem) else stem
+            taken = {*self.given.values(), *RESERVED_NAMES}
             n, made = 1, stem
             while made in taken:
                 n, made = n + 1, f"{stem}_{n}"

@@ -11,10 +11,15 @@ from math import inf, isinf, isnan
 
 import numpy as np
 
-from einnet_explore.codegen.language.dialects import CUDA, OPENCL, C, Dialect, Names
-from einnet_explore.codegen.language.register_transpose import STREAMING, WORDS, part_in_c, turn_in_c
-from einnet_explore.codegen.language.statements import Copy, For, PairOperation, Store, Turn, counted
-from einnet_explore.codegen.language.traversal import constant
+from einnet_explore.codegen.language.dialects import CUDA, OPENCL, C, Dialect, IdentifierTable
+from einnet_explore.codegen.language.register_transpose import (
+    STREAMING_SOURCE,
+    WORD_TYPES,
+    partial_store_source,
+    transpose_source,
+)
+from einnet_explore.codegen.language.statements import Copy, For, PairOperation, Store, StoreTransposed, counted_loop
+from einnet_explore.codegen.language.traversal import integer_constant
 from einnet_explore.codegen.language.types import BOOL, F16, F32, KernelError, Type
 from einnet_explore.codegen.language.values import (
     Array,
@@ -22,7 +27,7 @@ from einnet_explore.codegen.language.values import (
     Call,
     Cast,
     Expr,
-    Id,
+    LaunchIndex,
     Literal,
     Load,
     Select,
@@ -35,15 +40,15 @@ _PRECEDENCE = {
     "||": 1, "&&": 2, "|": 3, "^": 4, "&": 5, "==": 6, "!=": 6, "<": 7, "<=": 7, ">": 7, ">=": 7, "<<": 8, ">>": 8,
     "+": 9, "-": 9, "*": 10, "/": 10, "%": 10,
 }  # fmt: skip
-UNARY, _ATOM = 11, 12
+UNARY_PRECEDENCE, _ATOM_PRECEDENCE = 11, 12
 
 
 @dataclass
-class Terms:
+class ExpressionPrinter:
     """Prints expressions; *helpers* collects the functions that they need and the dialect lacks, by name."""
 
     dialect: Dialect
-    names: Names = field(default_factory=Names)
+    names: IdentifierTable = field(default_factory=IdentifierTable)
     helpers: dict[str, str] = field(default_factory=dict)
 
     def expr(self, e: Expr, least: int = 0) -> str:
@@ -56,38 +61,42 @@ class Terms:
             case Literal(value, kind):
                 return self._literal(value, kind)
             case Var(name):
-                return self.names.of(name), _ATOM
-            case Id(of, dim):
+                return self.names.of(name), _ATOM_PRECEDENCE
+            case LaunchIndex(of, dim):
                 said = self.dialect.ids[of][dim]
-                return (said, _ATOM) if self.dialect is C else (f"(int){said}", UNARY)
+                return (said, _ATOM_PRECEDENCE) if self.dialect is C else (f"(int){said}", UNARY_PRECEDENCE)
             case Unary(op, arg):
-                return f"{op}{self.expr(arg, _ATOM)}", UNARY
+                return f"{op}{self.expr(arg, _ATOM_PRECEDENCE)}", UNARY_PRECEDENCE
             case Binary(op, left, right):
                 binds = _PRECEDENCE[op]
                 # Mixed logic and bits are parenthesised for compilers that warn, and for readers.
                 inner = max(binds, 9) if op in ("&", "|", "^", "<<", ">>", "==", "!=") else binds
                 return f"{self.expr(left, inner)} {op} {self.expr(right, max(inner, binds + 1))}", binds
-            case Cast(kind, Id(of, dim)) if self.dialect is not C and kind.integer:
-                return f"({self._type(kind)}){self.dialect.ids[of][dim]}", UNARY
+            case Cast(kind, LaunchIndex(of, dim)) if self.dialect is not C and kind.integer:
+                return f"({self._type(kind)}){self.dialect.ids[of][dim]}", UNARY_PRECEDENCE
             case Cast(kind, arg):
                 if kind == BOOL:
                     return f"{self.expr(arg, 7)} != 0", _PRECEDENCE["!="]
-                return f"({self._type(kind)}){self.expr(arg, UNARY)}", UNARY
+                return f"({self._type(kind)}){self.expr(arg, UNARY_PRECEDENCE)}", UNARY_PRECEDENCE
             case Select(condition, yes, no):
                 return f"{self.expr(condition, 1)} ? {self.expr(yes, 1)} : {self.expr(no)}", 0
             case Load(array, index):
                 return self._load(array, index)
             case Call(name, args):
-                return self._call(name, args), _ATOM
+                return self._call(name, args), _ATOM_PRECEDENCE
         raise KernelError(f"{type(e).__name__} is no expression of a kernel")
 
     def _load(self, array: Array, index: Expr) -> tuple[str, int]:
         if array.kind == F16 and self.dialect is OPENCL:
-            return f"vload_half({self.expr(index)}, {self._half(array, write=False)})", _ATOM
+            return f"vload_half({self.expr(index)}, {self._half(array, write=False)})", _ATOM_PRECEDENCE
         text = f"{self.names.of(array.name)}[{self.expr(index)}]"
         if array.kind == F16:
-            return (f"__half2float({text})", _ATOM) if self.dialect is CUDA else (f"(float){text}", UNARY)
-        return (text, _ATOM)
+            return (
+                (f"__half2float({text})", _ATOM_PRECEDENCE)
+                if self.dialect is CUDA
+                else (f"(float){text}", UNARY_PRECEDENCE)
+            )
+        return (text, _ATOM_PRECEDENCE)
 
     def _call(self, name: str, args: tuple[Expr, ...]) -> str:
         kind = args[0].type
@@ -106,21 +115,23 @@ class Terms:
         suffix = self.dialect.suffix.get(repr(kind), "")
         if number == -(1 << kind.bits - 1) and kind.kind == "int" and kind.bits >= 32:
             return f"-{-(number + 1)}{suffix} - 1", 0
-        return f"{number}{suffix}", _ATOM if number >= 0 else UNARY
+        return f"{number}{suffix}", _ATOM_PRECEDENCE if number >= 0 else UNARY_PRECEDENCE
 
     def _float(self, value: float, kind: Type) -> tuple[str, int]:
         infinity, nan = self.dialect.infinity
         if isnan(value):
-            return nan, _ATOM
+            return nan, _ATOM_PRECEDENCE
         single = kind == F32
         with np.errstate(over="ignore"):
             value = float(np.float32(value)) if single else value
         if isinf(value):
-            return (infinity, _ATOM) if value == inf else (f"-{infinity}", UNARY)
+            return (infinity, _ATOM_PRECEDENCE) if value == inf else (f"-{infinity}", UNARY_PRECEDENCE)
         text = repr(np.float32(value).item()) if not single else str(np.float32(value))
         text = repr(value) if not single else text
         text = text if any(c in text for c in ".e") else f"{text}.0"
-        return f"{text}{'f' if single else ''}", _ATOM if value >= 0 and not text.startswith("-") else UNARY
+        return f"{text}{'f' if single else ''}", _ATOM_PRECEDENCE if value >= 0 and not text.startswith(
+            "-"
+        ) else UNARY_PRECEDENCE
 
     def _type(self, kind: Type) -> str:
         return self.dialect.spell(kind)
@@ -130,7 +141,7 @@ class Terms:
         return f"({self.dialect.spaces[array.space]}{const}half *){self.names.of(array.name)}"
 
 
-class Memory(Terms):
+class MemoryPrinter(ExpressionPrinter):
     """What declares, reads and writes arrays."""
 
     def local(self, array: Array) -> str:
@@ -147,7 +158,7 @@ class Memory(Terms):
     def place(self, array: Array, index: Expr) -> str:
         """A pointer to an element."""
         name = self.names.of(array.name)
-        return name if constant(index) == 0 else f"{name} + {self.expr(index, 9)}"
+        return name if integer_constant(index) == 0 else f"{name} + {self.expr(index, 9)}"
 
     def store(self, array: Array, index: Expr, value: Expr) -> str:
         """One element written."""
@@ -155,7 +166,11 @@ class Memory(Terms):
             return f"vstore_half_rte({self.expr(value)}, {self.expr(index)}, {self._half(array)});"
         said = self.expr(value)
         if array.kind == F16:
-            said = f"__float2half_rn({said})" if self.dialect is CUDA else f"(_Float16){self.expr(value, UNARY)}"
+            said = (
+                f"__float2half_rn({said})"
+                if self.dialect is CUDA
+                else f"(_Float16){self.expr(value, UNARY_PRECEDENCE)}"
+            )
         return f"{self.names.of(array.name)}[{self.expr(index)}] = {said};"
 
     def copy(self, s: Copy) -> Iterable[str]:
@@ -165,10 +180,10 @@ class Memory(Terms):
         if s.asynchronous and self.dialect is CUDA:
             yield f"copy_async<{size}>({to}, {origin});"
         elif self.dialect is C:
-            private = s.source.space == "private" and constant(s.read) == 0 and s.target.kind == F32
+            private = s.source.space == "private" and integer_constant(s.read) == 0 and s.target.kind == F32
             lanes = next((n for n in (4, 8, 16) if n > s.size), 0)
             if private and lanes and not s.whole and s.size > 1 and s.source.align == s.source.size * 4 == lanes * 4:
-                self.helpers.setdefault(f"part_{lanes}", part_in_c(lanes))
+                self.helpers.setdefault(f"part_{lanes}", partial_store_source(lanes))
                 yield f"part_{lanes}({to}, {origin}, {s.size});"
             else:
                 yield f"memcpy({to}, {origin}, {size});"
@@ -223,21 +238,21 @@ class Memory(Terms):
         each = [Binary(s.op, Load(s.left, s.index + n), Load(s.right, s.index + n)) for n in range(2)]
         yield from self.store_pair(s.target, s.index, *each)
 
-    def turn(self, s: Turn) -> str:
+    def turn(self, s: StoreTransposed) -> str:
         """A tile transposed by a function of its own, in C."""
         size = s.target.kind.size
         name = f"{'stream' if s.streamed else 'turn'}_{s.side}_{size}"
-        self.helpers.setdefault("turn", STREAMING)
-        self.helpers.setdefault(f"turn_{s.side}_{size}", turn_in_c(s.side, size))
-        word = WORDS[size]
+        self.helpers.setdefault("turn", STREAMING_SOURCE)
+        self.helpers.setdefault(f"turn_{s.side}_{size}", transpose_source(s.side, size))
+        word = WORD_TYPES[size]
         to, tile = self.place(s.target, s.write), self.names.of(s.tile.name)
         return f"{name}(({word} *)({to}), {s.stride}, (const {word} *){tile});"
 
 
-def turn_loops(s: Turn) -> For:
+def transpose_loops(s: StoreTransposed) -> For:
     """A tile transposed element by element."""
     i, j = Var(":i"), Var(":j")
     value: Expr = Load(s.tile, i * s.side + j)
     place = s.write + cast(s.write.type, j * s.stride + i)
-    inner = counted(i, s.side, Store(s.target, place, value), unroll=True)
-    return counted(j, s.side, inner, unroll=True)
+    inner = counted_loop(i, s.side, Store(s.target, place, value), unroll=True)
+    return counted_loop(j, s.side, inner, unroll=True)

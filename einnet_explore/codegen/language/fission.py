@@ -17,33 +17,41 @@ from einnet_explore.codegen.language.statements import (
     PACK_BYTES,
     Assign,
     Barrier,
+    Comment,
     Copy,
     Declare,
     For,
     If,
     Kernel,
     LoadPair,
-    Local,
-    Note,
+    LocalArray,
     PairOperation,
     Statement,
     Store,
     StorePair,
-    Turn,
+    StoreTransposed,
     has_barrier,
-    nested,
+    nested_bodies,
 )
-from einnet_explore.codegen.language.traversal import arrays, assigned, change, change_expressions, declared, ids, used
+from einnet_explore.codegen.language.traversal import (
+    accessed_arrays,
+    assigned_names,
+    declared_names,
+    launch_indices,
+    replace_expressions,
+    rewrite_statement,
+    used_names,
+)
 from einnet_explore.codegen.language.types import I32, KernelError
-from einnet_explore.codegen.language.validation import check, uniform
-from einnet_explore.codegen.language.values import Array, Expr, Id, Literal, Load, Var, cast
+from einnet_explore.codegen.language.validation import check_kernel, is_uniform
+from einnet_explore.codegen.language.values import Array, Expr, LaunchIndex, Literal, Load, Var, cast
 
-LINE = 64
+CACHE_LINE_BYTES = 64
 """Bytes: vectors of every CPU are aligned in arrays that begin at a multiple of this."""
 
 
 @dataclass(frozen=True)
-class Spread:
+class PerThreadArray:
     """Element i of *old*, a thread's own, is element ``i·scale + place·stride`` of *array*."""
 
     old: Var | Array
@@ -56,7 +64,7 @@ class Spread:
         place: Expr = Literal(0, I32)
         for d in range(3):
             if kernel.block[d] > 1:
-                place = place + Id("thread", d) * prod(kernel.block[:d])
+                place = place + LaunchIndex("thread", d) * prod(kernel.block[:d])
         match self.old:
             case Var() as var:
                 return _assignments(statement, var, Load(self.array, place))
@@ -70,10 +78,10 @@ class Spread:
         def read(e: Expr) -> Expr | None:
             match e:
                 case Load(array, index) if array == self.old:
-                    return Load(self.array, self._at(change(index, read), place))
+                    return Load(self.array, self._at(replace_expressions(index, read), place))
             return None
 
-        s = change_expressions(s, read)
+        s = rewrite_statement(s, read)
         match s:
             case Store(array, index, value) if array == self.old:
                 return Store(self.array, self._at(index, place), value)
@@ -88,7 +96,7 @@ class Spread:
             case PairOperation(target=target, left=left, right=right) if self.old in (target, left, right):
                 # All three have one index: they are loaded and stored one after the other instead.
                 raise KernelError(f"array {self.array.name} is kept over a barrier, and a pair of it computed at once")
-            case Turn(tile=tile) if self.old == tile:
+            case StoreTransposed(tile=tile) if self.old == tile:
                 raise KernelError(f"array {self.array.name} is kept over a barrier, and turned")
             case For(body=body):
                 return replace(s, body=tuple(self._elements(b, place) for b in body))
@@ -101,29 +109,31 @@ class Spread:
         return s
 
 
-def spread_out(old: Var | Array, body: list[Statement], threads: int) -> Spread:
+def expand_per_thread(old: Var | Array, body: list[Statement], threads: int) -> PerThreadArray:
     """Neighbouring threads are neighbours in memory, unless several elements are moved at once."""
     name = f"{old.name} of each"
     match old:
         case Var(_, kind):
-            return Spread(old, Array(name, kind, threads, "private", align=LINE))
+            return PerThreadArray(old, Array(name, kind, threads, "private", align=CACHE_LINE_BYTES))
         case Array(_, kind, size):
-            if not any(_moved(s, old) for s in body):
-                return Spread(old, Array(name, kind, size * threads, "private", align=LINE), threads, 1)
+            if not any(_is_moved_whole(s, old) for s in body):
+                return PerThreadArray(
+                    old, Array(name, kind, size * threads, "private", align=CACHE_LINE_BYTES), threads, 1
+                )
             each = -(-size * kind.size // PACK_BYTES) * PACK_BYTES // kind.size
-            return Spread(old, Array(name, kind, each * threads, "private", align=LINE), 1, each)
+            return PerThreadArray(old, Array(name, kind, each * threads, "private", align=CACHE_LINE_BYTES), 1, each)
 
 
-def _moved(s: Statement, array: Array) -> bool:
+def _is_moved_whole(s: Statement, array: Array) -> bool:
     match s:
-        case Copy() | StorePair() | LoadPair() | PairOperation() | Turn():
-            return array in arrays(s)
+        case Copy() | StorePair() | LoadPair() | PairOperation() | StoreTransposed():
+            return array in accessed_arrays(s)
         case _:
-            return any(_moved(b, array) for body in nested(s) for b in body)
+            return any(_is_moved_whole(b, array) for body in nested_bodies(s) for b in body)
 
 
 def _assignments(s: Statement, old: Var, new: Load) -> Statement:
-    s = change_expressions(s, lambda e: new if e == old else None)
+    s = rewrite_statement(s, lambda e: new if e == old else None)
     match s:
         case Assign(var, value) if var == old:
             return Store(new.array, new.index, value)
@@ -138,30 +148,32 @@ def _assignments(s: Statement, old: Var, new: Load) -> Statement:
     return s
 
 
-def fissioned(kernel: Kernel) -> tuple[Statement, ...]:
+def fission_at_barriers(kernel: Kernel) -> tuple[Statement, ...]:
     """The body of *kernel* for a whole block, without barriers and without ids of threads; ids of blocks stay.
 
     Raises KernelError for a kernel that breaks a rule of the language.
     """
-    check(kernel)
+    check_kernel(kernel)
     if kernel.threads == 1:
-        return tuple(_alone(kernel.body))
+        return tuple(_without_threads(kernel.body))
     params = frozenset(p.name for p in kernel.params if isinstance(p, Var))
-    lists = _Block(kernel, assigned(kernel.body))
+    lists = _Block(kernel, assigned_names(kernel.body))
     return tuple(lists.split(kernel.body, params))
 
 
-def _alone(body: Iterable[Statement]) -> Iterable[Statement]:
+def _without_threads(body: Iterable[Statement]) -> Iterable[Statement]:
     """One thread is a block: barriers go, and its place is 0."""
     for s in body:
-        here = change_expressions(s, lambda e: Literal(0, I32) if isinstance(e, Id) and e.of == "thread" else None)
+        here = rewrite_statement(
+            s, lambda e: Literal(0, I32) if isinstance(e, LaunchIndex) and e.of == "thread" else None
+        )
         match here:
             case Barrier():
                 pass
             case For(body=inner):
-                yield replace(here, body=tuple(_alone(inner)))
+                yield replace(here, body=tuple(_without_threads(inner)))
             case If(condition, then, orelse):
-                yield If(condition, tuple(_alone(then)), tuple(_alone(orelse)))
+                yield If(condition, tuple(_without_threads(then)), tuple(_without_threads(orelse)))
             case _:
                 yield here
 
@@ -176,7 +188,7 @@ class _Block:
         first, spread, rest = self._declarations(body, alike)
         alike |= {s.var.name for s in first if isinstance(s, Declare)}
         yield from first
-        yield from (Local(one.array) for one in spread)
+        yield from (LocalArray(one.array) for one in spread)
         run: list[Statement] = []
         for as_written in rest:
             s = as_written
@@ -196,20 +208,20 @@ class _Block:
 
     def _declarations(
         self, body: tuple[Statement, ...], alike: frozenset[str]
-    ) -> tuple[list[Statement], list[Spread], list[Statement]]:
+    ) -> tuple[list[Statement], list[PerThreadArray], list[Statement]]:
         """(what is declared once a block, what has one element a thread, the other statements)."""
         first: list[Statement] = []
         rest: list[Statement] = []
         for s in body:
             match s:
-                case Local(Array(space="shared")):
+                case LocalArray(Array(space="shared")):
                     first.append(s)
-                case Declare(var, value) if value and var.name not in self.changing and uniform(value, alike):
+                case Declare(var, value) if value and var.name not in self.changing and is_uniform(value, alike):
                     first.append(s)
                     alike |= {var.name}
                 case _:
                     rest.append(s)
-        far = _far(rest)
+        far = _live_across_barriers(rest)
         spread: list[Var | Array] = []
         kept: list[Statement] = []
         for s in rest:
@@ -217,36 +229,36 @@ class _Block:
                 case Declare(var, value) if var.name in far:
                     spread.append(var)
                     kept += [Assign(var, value)] if value is not None else []
-                case Local(array) if array.name in far:
+                case LocalArray(array) if array.name in far:
                     spread.append(array)
                 case LoadPair(left, right, array, index) if {left.name, right.name} & far:
                     spread += [left, right]
                     kept += [Assign(var, Load(array, index + n)) for n, var in enumerate((left, right))]
                 case _:
                     kept.append(s)
-        return first, [spread_out(old, kept, self.kernel.threads) for old in spread], kept
+        return first, [expand_per_thread(old, kept, self.kernel.threads) for old in spread], kept
 
     def _threads(self, run: list[Statement]) -> Iterable[Statement]:
         """*run* for every thread; nothing where it does nothing."""
-        if all(isinstance(s, Note) for s in run):
+        if all(isinstance(s, Comment) for s in run):
             yield from run
             return
         body: tuple[Statement, ...] = tuple(
-            change_expressions(s, lambda e: _thread(e.dim) if isinstance(e, Id) and e.of == "thread" else None)
+            rewrite_statement(s, lambda e: _thread(e.dim) if isinstance(e, LaunchIndex) and e.of == "thread" else None)
             for s in run
         )
         # The first dimension runs fastest, as it does on a GPU; a barrier's promise is that threads are independent.
         dims = [d for d in range(3) if self.kernel.block[d] > 1]
         for d in dims:
             body = (_loop(d, self.kernel.block[d], body, simd=d == dims[0] and not _inner(run)),)
-        lone = {d for d in range(3) if self.kernel.block[d] == 1 and Id("thread", d) in ids(run)}
+        lone = {d for d in range(3) if self.kernel.block[d] == 1 and LaunchIndex("thread", d) in launch_indices(run)}
         yield from (
-            change_expressions(s, lambda e: Literal(0, I32) if e in {_thread(d) for d in lone} else None) for s in body
+            rewrite_statement(s, lambda e: Literal(0, I32) if e in {_thread(d) for d in lone} else None) for s in body
         )
 
 
 def _inner(run: Iterable[Statement]) -> bool:
-    return any(isinstance(s, For) or any(_inner(b) for b in nested(s)) for s in run)
+    return any(isinstance(s, For) or any(_inner(b) for b in nested_bodies(s)) for s in run)
 
 
 def _loop(d: int, extent: int, body: tuple[Statement, ...], simd: bool) -> For:
@@ -257,7 +269,7 @@ def _thread(d: int) -> Var:
     return Var(f"thread {'xyz'[d]}", I32)
 
 
-def _far(body: list[Statement]) -> frozenset[str]:
+def _live_across_barriers(body: list[Statement]) -> frozenset[str]:
     """The names declared in *body* that are used on the other side of a barrier."""
     home: dict[str, int] = {}
     far: set[str] = set()
@@ -265,7 +277,7 @@ def _far(body: list[Statement]) -> frozenset[str]:
     for s in body:
         inside = has_barrier(s)
         part += inside
-        far |= {name for name in used(s) if name in home and (inside or home[name] != part)}
-        home |= dict.fromkeys(declared(s), part)
+        far |= {name for name in used_names(s) if name in home and (inside or home[name] != part)}
+        home |= dict.fromkeys(declared_names(s), part)
         part += inside
     return frozenset(far)

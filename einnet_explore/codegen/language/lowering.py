@@ -8,7 +8,16 @@ from typing import TypeAlias
 
 from einnet_explore.analysis.indices import guard
 from einnet_explore.codegen.language.types import I32, KernelError, Type
-from einnet_explore.codegen.language.values import Expr, Literal, binary, call, cast, conjunction, literal, select
+from einnet_explore.codegen.language.values import (
+    Expr,
+    Literal,
+    binary_operation,
+    call,
+    cast,
+    conjunction,
+    literal,
+    select,
+)
 from einnet_explore.ir import (
     JOINS,
     Access,
@@ -25,15 +34,15 @@ from einnet_explore.ir import (
     Tensor,
 )
 
-At: TypeAlias = Mapping[Iterator, Expr]
-Reads: TypeAlias = Callable[[Tensor | Table | Scope, tuple[Expr, ...]], Expr]
+IteratorValues: TypeAlias = Mapping[Iterator, Expr]
+ElementReader: TypeAlias = Callable[[Tensor | Table | Scope, tuple[Expr, ...]], Expr]
 """An element of a source at indices inside its box."""
 
-REAL = ("/", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "erf", "pow")
+REAL_OPERATORS = ("/", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "erf", "pow")
 """Functions whose value is no integer even where their arguments are."""
 
 
-def index(what: Index, at: At, kind: Type = I32) -> Expr:
+def lower_index(what: Index, at: IteratorValues, kind: Type = I32) -> Expr:
     """*what* where iterators stand for *at*, as a value of type *kind*; division rounds down."""
     total: Expr | None = None
     for atom, k in what.terms:
@@ -42,9 +51,11 @@ def index(what: Index, at: At, kind: Type = I32) -> Expr:
                 part = cast(kind, at[atom])
             case Quotient(numerator, d):
                 shifts = numerator.lift(d)
-                part = binary("-", binary("/", index(numerator + shifts * d, at, kind), d), shifts)
+                part = binary_operation(
+                    "-", binary_operation("/", lower_index(numerator + shifts * d, at, kind), d), shifts
+                )
             case Remainder(numerator, d):
-                part = binary("%", index(numerator + numerator.lift(d) * d, at, kind), d)
+                part = binary_operation("%", lower_index(numerator + numerator.lift(d) * d, at, kind), d)
         if total is None:
             total = -part if k == -1 else part * k
         elif k > 0:
@@ -56,12 +67,12 @@ def index(what: Index, at: At, kind: Type = I32) -> Expr:
     return total + what.const if what.const >= 0 else total - -what.const
 
 
-def compare(what: Compare, at: At, kind: Type = I32) -> Expr:
+def lower_comparison(what: Compare, at: IteratorValues, kind: Type = I32) -> Expr:
     """The truth of a comparison of indices."""
-    return binary(what.op, index(what.left, at, kind), index(what.right, at, kind))
+    return binary_operation(what.op, lower_index(what.left, at, kind), lower_index(what.right, at, kind))
 
 
-def scalar(body: Scalar, at: At, read: Reads, kind: Type, wide: Type = I32) -> Expr:
+def lower_scalar(body: Scalar, at: IteratorValues, read: ElementReader, kind: Type, wide: Type = I32) -> Expr:
     """*body* where iterators stand for *at*, in arithmetic of *kind*, with indices of *wide*.
 
     A read that may leave its source's box is guarded.  Raises KernelError for a function that gives no integers in
@@ -73,48 +84,48 @@ def scalar(body: Scalar, at: At, read: Reads, kind: Type, wide: Type = I32) -> E
             case Const(value):
                 return literal(value, kind)
             case Compare():
-                return compare(e, at, wide)
+                return lower_comparison(e, at, wide)
             case Access(source, where):
                 inside = _conditions(guard(where, source.box, Const(1), 0), at, wide)
                 if inside is None:
                     return literal(source.value, kind)
-                element = cast(kind, read(source, tuple(index(i, at, wide) for i in where)))
+                element = cast(kind, read(source, tuple(lower_index(i, at, wide) for i in where)))
                 test = conjunction(*inside)
                 return element if test is None else select(test, element, literal(source.value, kind))
             case Apply("where", (Compare() as condition, yes, no)):
                 return select(go(condition), go(yes), go(no))
             case Apply(op, args):
-                return apply(op, tuple(go(a) for a in args))
+                return lower_operator(op, tuple(go(a) for a in args))
 
     return go(body)
 
 
-def _conditions(inside: Scalar, at: At, wide: Type) -> list[Expr] | None:
+def _conditions(inside: Scalar, at: IteratorValues, wide: Type) -> list[Expr] | None:
     """The tests around a guarded 1; None where it is never read."""
     match inside:
         case Apply("where", (Compare() as condition, rest, _)):
             more = _conditions(rest, at, wide)
-            return None if more is None else [compare(condition, at, wide), *more]
+            return None if more is None else [lower_comparison(condition, at, wide), *more]
         case Const(0):
             return None
     return []
 
 
-def joined(reduce: str, a: Expr, b: Expr) -> Expr:
+def lower_join(reduce: str, a: Expr, b: Expr) -> Expr:
     """*a* and *b* reduced by the monoid *reduce*."""
-    return apply(JOINS[reduce], (a, b))
+    return lower_operator(JOINS[reduce], (a, b))
 
 
-def apply(op: str, args: tuple[Expr, ...]) -> Expr:
+def lower_operator(op: str, args: tuple[Expr, ...]) -> Expr:
     """An ``Apply`` of the scalar functions of the text form, to values of one type."""
     kind = args[0].type
-    if op in REAL and kind.integer:
+    if op in REAL_OPERATORS and kind.integer:
         raise KernelError(f"{op} of {kind!r}: it gives no integers; compute in a floating type")
     match op, args:
         case (("+" | "*"), _):
-            return reduce(lambda a, b: binary(op, a, b), args)
+            return reduce(lambda a, b: binary_operation(op, a, b), args)
         case (("-" | "/"), (a, b)):
-            return binary(op, a, b)
+            return binary_operation(op, a, b)
         case "neg", (a,):
             return -a
         case "relu", (a,):

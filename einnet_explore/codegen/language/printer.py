@@ -11,37 +11,44 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from einnet_explore.codegen.language.dialects import ASYNCHRONOUS, CUDA, DIALECTS, OPENCL, C, Names
-from einnet_explore.codegen.language.expression_text import Memory, turn_loops
-from einnet_explore.codegen.language.fission import fissioned
-from einnet_explore.codegen.language.register_transpose import FETCHING
+from einnet_explore.codegen.language.dialects import ASYNC_COPY_SOURCE, CUDA, DIALECTS, OPENCL, C, IdentifierTable
+from einnet_explore.codegen.language.expression_text import MemoryPrinter, transpose_loops
+from einnet_explore.codegen.language.fission import fission_at_barriers
+from einnet_explore.codegen.language.register_transpose import PREFETCH_SOURCE
 from einnet_explore.codegen.language.statements import (
     Assign,
     Barrier,
+    Comment,
     Copy,
     Declare,
-    Fetch,
     For,
     If,
     Kernel,
     LoadPair,
-    Local,
-    Note,
+    LocalArray,
     PairOperation,
+    Prefetch,
     Statement,
     Store,
     StorePair,
-    Turn,
+    StoreTransposed,
 )
-from einnet_explore.codegen.language.traversal import arrays, constant, each, everything, expressions, ids
+from einnet_explore.codegen.language.traversal import (
+    accessed_arrays,
+    all_statements,
+    integer_constant,
+    launch_indices,
+    own_expressions,
+    subexpressions,
+)
 from einnet_explore.codegen.language.types import F16, F64, KernelError, Type
-from einnet_explore.codegen.language.validation import check
-from einnet_explore.codegen.language.values import Array, Binary, Call, Expr, Id, Var
+from einnet_explore.codegen.language.validation import check_kernel
+from einnet_explore.codegen.language.values import Array, Binary, Call, Expr, LaunchIndex, Var
 
 _JOINS = {"+": "+", "*": "*", "maximum": "max", "minimum": "min"}
 
 
-def sums(loop: For) -> Mapping[str, tuple[str, ...]]:
+def simd_reductions(loop: For) -> Mapping[str, tuple[str, ...]]:
     """The variables that *loop* sums up, by what joins them, as OpenMP calls it: ``+``, ``*``, ``max`` or ``min``."""
     out: dict[str, tuple[str, ...]] = {}
     for s in loop.body:
@@ -55,12 +62,12 @@ def sums(loop: For) -> Mapping[str, tuple[str, ...]]:
     return out
 
 
-_MOST_UNROLLED = 64
+_MAX_UNROLLED_TRIPS = 64
 
-RESIDENT = 512
+MIN_RESIDENT_THREADS = 512
 """Threads that are to fit a multiprocessor of an NVIDIA GPU at a time, at least: 128 registers for each."""
 
-MOST_BLOCKS = 16
+MAX_RESIDENT_BLOCKS = 16
 """Blocks that any such multiprocessor holds at a time."""
 
 
@@ -71,24 +78,24 @@ def emit(kernel: Kernel, dialect: str) -> str:
     """
     if dialect not in DIALECTS:
         raise KernelError(f"dialect {dialect!r}: expected one of {', '.join(DIALECTS)}")
-    check(kernel)
+    check_kernel(kernel)
     return _Printer(DIALECTS[dialect]).kernel(kernel)
 
 
-def entry(kernel: Kernel) -> str:
+def entry_name(kernel: Kernel) -> str:
     """What *kernel* is called in the text, in every dialect."""
-    return Names().of(kernel.name)
+    return IdentifierTable().of(kernel.name)
 
 
-class _Printer(Memory):
+class _Printer(MemoryPrinter):
     def kernel(self, kernel: Kernel) -> str:
         name = self.names.of(kernel.name)
         params = [self._parameter(p) for p in kernel.params]
         if self.dialect is C:
-            streamed = any(isinstance(s, Turn) and s.streamed for s in each(kernel.body))
+            streamed = any(isinstance(s, StoreTransposed) and s.streamed for s in all_statements(kernel.body))
             body = [
                 *self._groups(kernel),
-                *(f"        {line}" for line in self._lines(fissioned(kernel))),
+                *(f"        {line}" for line in self._lines(fission_at_barriers(kernel))),
                 *(["        STREAM_END();"] if streamed else []),
                 "    }",
             ]
@@ -98,7 +105,7 @@ class _Printer(Memory):
             body = [f"    {line}" for line in self._lines(kernel.body)]
             x, y, z = kernel.block
             # Without a number of blocks the assembler saves registers for more of them than are of use, and spills.
-            blocks = min(max(1, RESIDENT // kernel.threads), MOST_BLOCKS)
+            blocks = min(max(1, MIN_RESIDENT_THREADS // kernel.threads), MAX_RESIDENT_BLOCKS)
             bounds = f"__launch_bounds__({kernel.threads}, {blocks})"
             size = f"__attribute__((reqd_work_group_size({x}, {y}, {z})))"
             first = f'extern "C" __global__ void {bounds}' if self.dialect is CUDA else f"__kernel {size}\nvoid"
@@ -110,8 +117,8 @@ class _Printer(Memory):
         if self.dialect is C:
             yield "#include <math.h>"
             yield "#include <string.h>"
-            if any(isinstance(s, Fetch) for s in each(kernel.body)):
-                yield FETCHING
+            if any(isinstance(s, Prefetch) for s in all_statements(kernel.body)):
+                yield PREFETCH_SOURCE
         if self.dialect is CUDA and F16 in kinds:
             yield "#include <cuda_fp16.h>"
         if self.dialect is OPENCL and F64 in kinds:
@@ -120,17 +127,17 @@ class _Printer(Memory):
             for size in sorted(_packs(kernel.body)):
                 word = {2: "short", 4: "int", 8: "int2", 16: "int4"}[size]
                 yield f"typedef {word} pack_{size};"
-            if any(isinstance(s, Copy) and s.asynchronous for s in each(kernel.body)):
-                yield ASYNCHRONOUS
+            if any(isinstance(s, Copy) and s.asynchronous for s in all_statements(kernel.body)):
+                yield ASYNC_COPY_SOURCE
 
     def _groups(self, kernel: Kernel) -> Iterable[str]:
         yield "    const long long groups = (long long)grid_x * grid_y * grid_z;"
         yield "    #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)"
         yield "    for (long long group = 0; group < groups; ++group) {"
         where = ("group % grid_x", "group / grid_x % grid_y", "group / ((long long)grid_x * grid_y)")
-        asked = ids(kernel.body)
+        asked = launch_indices(kernel.body)
         for d, at in enumerate(where):
-            if Id("block", d) in asked:
+            if LaunchIndex("block", d) in asked:
                 yield f"        const int block_{'xyz'[d]} = (int)({at});"
 
     def _parameter(self, p: Array | Var) -> str:
@@ -154,7 +161,7 @@ class _Printer(Memory):
                 yield f"{self._type(var.type)} {self.names.of(var.name)};"
             case Declare(var, Expr() as value):
                 yield f"{self._type(var.type)} {self.names.of(var.name)} = {self.expr(value)};"
-            case Local(array):
+            case LocalArray(array):
                 yield self.local(array)
             case Assign(var, value):
                 yield f"{self.names.of(var.name)} = {self.expr(value)};"
@@ -168,11 +175,11 @@ class _Printer(Memory):
                 yield from self.store_pair(array, index, left, right)
             case PairOperation():
                 yield from self.pair_operation(s)
-            case Turn() if self.dialect is C:
+            case StoreTransposed() if self.dialect is C:
                 yield self.turn(s)
-            case Turn():
-                yield from self._for(turn_loops(s))
-            case Fetch(array, index, write):
+            case StoreTransposed():
+                yield from self._for(transpose_loops(s))
+            case Prefetch(array, index, write):
                 if self.dialect is C:
                     yield f"FETCH_LINE({self.place(array, index)}, {int(write)});"
             case For():
@@ -188,24 +195,24 @@ class _Printer(Memory):
                 if copies and self.dialect is CUDA:
                     yield "await_copies();"
                 yield self.dialect.barrier
-            case Note(text):
+            case Comment(text):
                 kept = re.sub(r"[^A-Za-z0-9 .,:;=+<>()\[\]-]", "", text)
                 yield f"// {kept.strip()[:100]}"
 
     def _for(self, s: For) -> Iterable[str]:
         var = self.names.of(s.var.name)
-        bounds = [constant(e) for e in (s.start, s.stop, s.step)]
+        bounds = [integer_constant(e) for e in (s.start, s.stop, s.step)]
         if s.unroll and None not in bounds:
             start, stop, step = (b or 0 for b in bounds)
             trips = max(1, -(-(stop - start) // step))
             # LLVM 14, as pocl runs it, loses the condition around such a loop where another one is inside: it writes
             # where no thread would.
-            lost = self.dialect is OPENCL and any(isinstance(inner, If) for inner in each(s.body))
-            if trips <= _MOST_UNROLLED and not lost:
+            lost = self.dialect is OPENCL and any(isinstance(inner, If) for inner in all_statements(s.body))
+            if trips <= _MAX_UNROLLED_TRIPS and not lost:
                 yield f"#pragma GCC unroll {trips}" if self.dialect is C else "#pragma unroll"
         extrema: dict[str, str] = {}
         if s.simd and self.dialect is C:
-            found = sums(s)
+            found = simd_reductions(s)
             joined = [f"reduction({op}:{', '.join(map(self.names.of, names))})" for op, names in found.items()]
             extrema = {v: self._own(f"odd_{v}") for op in ("max", "min") for v in found.get(op, ())}
             yield from (f"int {odd} = {self.names.of(v)} != {self.names.of(v)};" for v, odd in extrema.items())
@@ -244,13 +251,15 @@ def _wrapped(params: list[str]) -> str:
 
 def _kinds(kernel: Kernel) -> frozenset[Type]:
     found = {p.kind for p in kernel.params}
-    for s in each(kernel.body):
-        found |= {a.kind for a in arrays(s)}
-        found |= {e.type for x in expressions(s) for e in everything(x)}
+    for s in all_statements(kernel.body):
+        found |= {a.kind for a in accessed_arrays(s)}
+        found |= {e.type for x in own_expressions(s) for e in subexpressions(x)}
     return frozenset(found)
 
 
 def _packs(body: Iterable[Statement]) -> frozenset[int]:
     return frozenset(
-        s.size * s.target.kind.size for s in each(body) if isinstance(s, Copy) and s.whole and not s.asynchronous
+        s.size * s.target.kind.size
+        for s in all_statements(body)
+        if isinstance(s, Copy) and s.whole and not s.asynchronous
     )

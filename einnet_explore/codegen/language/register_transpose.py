@@ -12,14 +12,14 @@ from typing import TypeVar
 
 V = TypeVar("V")
 
-BLOCK = 4
+_QUARTER_LANES = 4
 """Elements that a shuffle keeps together or moves among: a quarter of the widest register."""
 
-SIDES = (16, 8, 4)
+TILE_SIDES = (16, 8, 4)
 """The tiles that there are."""
 
 
-def transposed(rows: Sequence[V], shuffle: Callable[[V, V, list[int]], V]) -> list[V]:
+def transpose_rows(rows: Sequence[V], shuffle: Callable[[V, V, list[int]], V]) -> list[V]:
     """The columns of a tile of as many *rows* as these have lanes: 4, 8 or 16.
 
     ``shuffle(a, b, lanes)`` are those *lanes* of *a* and *b*, one after the other.
@@ -35,14 +35,17 @@ def transposed(rows: Sequence[V], shuffle: Callable[[V, V, list[int]], V]) -> li
         )
         return shuffle(a, b, first), shuffle(a, b, second)
 
-    gathered = [_turned(rows[i::BLOCK], lambda a, b: pairs(a, b, BLOCK, side)) for i in range(BLOCK)]
+    gathered = [
+        _transpose_small(rows[i::_QUARTER_LANES], lambda a, b: pairs(a, b, _QUARTER_LANES, side))
+        for i in range(_QUARTER_LANES)
+    ]
     done: list[V] = []
     for column in zip(*gathered, strict=True):
-        done += _turned(column, lambda a, b: pairs(a, b, 1, BLOCK))
+        done += _transpose_small(column, lambda a, b: pairs(a, b, 1, _QUARTER_LANES))
     return done
 
 
-def _turned(rows: Sequence[V], pairs: Callable[[V, V], tuple[V, V]]) -> list[V]:
+def _transpose_small(rows: Sequence[V], pairs: Callable[[V, V], tuple[V, V]]) -> list[V]:
     """The transpose of 1, 2 or 4 rows of as many parts; *pairs* interleaves the first and the second halves of two."""
     if len(rows) == 1:
         return [*rows]
@@ -53,10 +56,10 @@ def _turned(rows: Sequence[V], pairs: Callable[[V, V], tuple[V, V]]) -> list[V]:
     return [*pairs(a, c), *pairs(b, d)]
 
 
-WORDS = {2: "short", 4: "int", 8: "long long"}
+WORD_TYPES = {2: "short", 4: "int", 8: "long long"}
 """The integers of so many bytes: what is moved has no other type."""
 
-STREAMING = """\
+STREAMING_SOURCE = """\
 #if defined(__GNUC__)
 #define INLINE_ALWAYS static inline __attribute__((always_inline))
 #else
@@ -93,7 +96,7 @@ typedef float lanes_8 __attribute__((vector_size(32)));
 #endif"""
 """What the functions of ``turn_in_c`` are written with."""
 
-FETCHING = """\
+PREFETCH_SOURCE = """\
 #if defined(__GNUC__)
 #define FETCH_LINE(p, write) __builtin_prefetch(p, write, 3)
 #else
@@ -102,7 +105,7 @@ FETCHING = """\
 """A hint to fetch a line."""
 
 
-def turn_in_c(side: int, size: int) -> str:
+def transpose_source(side: int, size: int) -> str:
     """C functions ``turn_S_B`` and ``stream_S_B`` that write a tile of *side*² elements of *size* bytes transposed.
 
     ``stream`` writes past the caches where whole aligned lines are written, else as ``turn`` does.  Without GCC's or
@@ -117,8 +120,8 @@ def turn_in_c(side: int, size: int) -> str:
         return name
 
     rows = [let(f"from[{n}]") for n in range(side)]
-    done = transposed(rows, lambda a, b, lanes: let(f"SHUFFLE_LANES({a}, {b}, {', '.join(map(str, lanes))})"))
-    word, bytes_ = WORDS[size], side * size
+    done = transpose_rows(rows, lambda a, b, lanes: let(f"SHUFFLE_LANES({a}, {b}, {', '.join(map(str, lanes))})"))
+    word, bytes_ = WORD_TYPES[size], side * size
     every = (f"for (int {x} = 0; {x} < {side}; ++{x})" for x in "ji")
     loops = f"    {' '.join(every)} to[j * step + i] = tile[i * {side} + j];"
     head = f"({word} *to, long long step, const {word} *tile)"
@@ -151,7 +154,7 @@ def turn_in_c(side: int, size: int) -> str:
     return "\n".join(out)
 
 
-def part_in_c(lanes: int) -> str:
+def partial_store_source(lanes: int) -> str:
     """The C function ``part_N(to, from, size)``: the first *size* of *lanes* aligned float32, in one store if possible.
 
     memcpy goes through memory for a number that is no power of 2.

@@ -25,7 +25,7 @@ class Declare(Node):
 
 
 @node
-class Local(Node):
+class LocalArray(Node):
     """A ``private`` array of this thread, or a ``shared`` one of the block (only at a kernel's top level)."""
 
     array: Array
@@ -106,7 +106,7 @@ class PairOperation(Node):
 
 
 @node
-class Turn(Node):
+class StoreTransposed(Node):
     """target[write + j·stride + i] = tile[i·side + j] for all i, j < side: a square transposed in registers.
 
     *tile* is a private array of side² elements, side is 4, 8 or 16.  *streamed*: past the caches where the machine can
@@ -122,7 +122,7 @@ class Turn(Node):
 
 
 @node
-class Fetch(Node):
+class Prefetch(Node):
     """A hint and nothing more: the line of *array* with *index*, which may lie outside, is read, or written, soon."""
 
     array: Array
@@ -167,7 +167,7 @@ class Barrier(Node):
 
 
 @node
-class Note(Node):
+class Comment(Node):
     """A remark for the reader of the emitted text; anything but letters, digits and a few signs is dropped."""
 
     text: str
@@ -175,23 +175,23 @@ class Note(Node):
 
 Statement: TypeAlias = (
     Declare
-    | Local
+    | LocalArray
     | Assign
     | Store
     | Copy
     | LoadPair
     | StorePair
     | PairOperation
-    | Turn
-    | Fetch
+    | StoreTransposed
+    | Prefetch
     | For
     | If
     | Barrier
-    | Note
+    | Comment
 )
 
 
-def counted(
+def counted_loop(
     var: Var, stop: int | Expr, *body: Statement, unroll: bool = False, simd: bool = False, vector: bool = False
 ) -> For:
     """for var in 0 … stop-1."""
@@ -199,7 +199,7 @@ def counted(
     return For(var, Literal(0, var.kind), end, Literal(1, var.kind), body, unroll, simd or vector, vector)
 
 
-def nested(statement: Statement) -> tuple[tuple[Statement, ...], ...]:
+def nested_bodies(statement: Statement) -> tuple[tuple[Statement, ...], ...]:
     """The lists of statements inside *statement*."""
     match statement:
         case For(body=body):
@@ -212,7 +212,7 @@ def nested(statement: Statement) -> tuple[tuple[Statement, ...], ...]:
 
 def has_barrier(statement: Statement) -> bool:
     """Whether *statement* is a barrier or has one inside."""
-    return isinstance(statement, Barrier) or any(has_barrier(s) for body in nested(statement) for s in body)
+    return isinstance(statement, Barrier) or any(has_barrier(s) for body in nested_bodies(statement) for s in body)
 
 
 def _halves(*arrays: Array) -> None:
@@ -221,7 +221,7 @@ def _halves(*arrays: Array) -> None:
             raise KernelError(f"array {a.name} of {a.kind!r} has no halves")
 
 
-def paired(array: Array, index: Expr, left: Expr, right: Expr) -> StorePair:
+def checked_pair_store(array: Array, index: Expr, left: Expr, right: Expr) -> StorePair:
     """A ``StorePair``; raises KernelError where *array* holds no halves or the values are not float32."""
     _halves(array)
     if left.type != F32 or right.type != F32:
@@ -229,7 +229,7 @@ def paired(array: Array, index: Expr, left: Expr, right: Expr) -> StorePair:
     return StorePair(array, index, left, right)
 
 
-MOST_THREADS = 1024
+MAX_BLOCK_THREADS = 1024
 
 
 @node
@@ -247,10 +247,10 @@ class Kernel(Node):
     grid: tuple[int, int, int] = (1, 1, 1)
 
     def __post_init__(self) -> None:
-        if min(*self.block, *self.grid) < 1 or prod(self.block) > MOST_THREADS:
+        if min(*self.block, *self.grid) < 1 or prod(self.block) > MAX_BLOCK_THREADS:
             raise KernelError(
                 f"kernel {self.name}: blocks of {self.block}, a grid of {self.grid}: expected positive numbers, and at "
-                f"most {MOST_THREADS} threads a block"
+                f"most {MAX_BLOCK_THREADS} threads a block"
             )
         for p in self.params:
             if isinstance(p, Array) and p.space != "global":
@@ -265,5 +265,7 @@ class Kernel(Node):
     def shared_bytes(self) -> int:
         """Shared memory that a block takes."""
         return sum(
-            s.array.size * s.array.kind.size for s in self.body if isinstance(s, Local) and s.array.space == "shared"
+            s.array.size * s.array.kind.size
+            for s in self.body
+            if isinstance(s, LocalArray) and s.array.space == "shared"
         )

@@ -8,20 +8,20 @@ from dataclasses import replace
 from einnet_explore.codegen.language.statements import (
     Assign,
     Barrier,
+    Comment,
     Copy,
     Declare,
-    Fetch,
     For,
     If,
     LoadPair,
-    Local,
-    Note,
+    LocalArray,
     PairOperation,
+    Prefetch,
     Statement,
     Store,
     StorePair,
-    Turn,
-    nested,
+    StoreTransposed,
+    nested_bodies,
 )
 from einnet_explore.codegen.language.values import (
     Array,
@@ -29,7 +29,7 @@ from einnet_explore.codegen.language.values import (
     Call,
     Cast,
     Expr,
-    Id,
+    LaunchIndex,
     Literal,
     Load,
     Select,
@@ -37,10 +37,10 @@ from einnet_explore.codegen.language.values import (
     Var,
 )
 
-Change = Callable[[Expr], "Expr | None"]
+ExpressionRewrite = Callable[[Expr], "Expr | None"]
 
 
-def parts(expr: Expr) -> tuple[Expr, ...]:
+def operands_of(expr: Expr) -> tuple[Expr, ...]:
     """The direct parts of *expr*."""
     match expr:
         case Unary(_, arg) | Cast(_, arg):
@@ -57,43 +57,43 @@ def parts(expr: Expr) -> tuple[Expr, ...]:
             return ()
 
 
-def everything(expr: Expr) -> Iterable[Expr]:
+def subexpressions(expr: Expr) -> Iterable[Expr]:
     """*expr* and all its parts, outermost first."""
     yield expr
-    for part in parts(expr):
-        yield from everything(part)
+    for part in operands_of(expr):
+        yield from subexpressions(part)
 
 
-def change(expr: Expr, to: Change) -> Expr:
+def replace_expressions(expr: Expr, to: ExpressionRewrite) -> Expr:
     """*expr* with every part that *to* has an answer for replaced, outermost first."""
     if (found := to(expr)) is not None:
         return found
     match expr:
         case Unary(op, arg):
-            return Unary(op, change(arg, to))
+            return Unary(op, replace_expressions(arg, to))
         case Cast(kind, arg):
-            return Cast(kind, change(arg, to))
+            return Cast(kind, replace_expressions(arg, to))
         case Binary(op, left, right):
-            return Binary(op, change(left, to), change(right, to))
+            return Binary(op, replace_expressions(left, to), replace_expressions(right, to))
         case Call(name, args):
-            return Call(name, tuple(change(a, to) for a in args))
+            return Call(name, tuple(replace_expressions(a, to) for a in args))
         case Select(condition, yes, no):
-            return Select(change(condition, to), change(yes, to), change(no, to))
+            return Select(replace_expressions(condition, to), replace_expressions(yes, to), replace_expressions(no, to))
         case Load(array, index):
-            return Load(array, change(index, to))
+            return Load(array, replace_expressions(index, to))
         case _:
             return expr
 
 
-def each(body: Iterable[Statement]) -> Iterable[Statement]:
+def all_statements(body: Iterable[Statement]) -> Iterable[Statement]:
     """The statements of *body* and those inside of them, in order."""
     for s in body:
         yield s
-        for inner in nested(s):
-            yield from each(inner)
+        for inner in nested_bodies(s):
+            yield from all_statements(inner)
 
 
-def expressions(statement: Statement) -> tuple[Expr, ...]:
+def own_expressions(statement: Statement) -> tuple[Expr, ...]:
     """The expressions that *statement* itself evaluates, not those of the statements inside it."""
     match statement:
         case Declare(_, value):
@@ -104,7 +104,7 @@ def expressions(statement: Statement) -> tuple[Expr, ...]:
             return index, value
         case Copy(_, write, _, read):
             return write, read
-        case LoadPair(_, _, _, index) | PairOperation(_, _, index) | Turn(_, index) | Fetch(_, index):
+        case LoadPair(_, _, _, index) | PairOperation(_, _, index) | StoreTransposed(_, index) | Prefetch(_, index):
             return (index,)
         case StorePair(_, index, left, right):
             return index, left, right
@@ -112,73 +112,75 @@ def expressions(statement: Statement) -> tuple[Expr, ...]:
             return start, stop, step
         case If(condition):
             return (condition,)
-        case Local() | Barrier() | Note():
+        case LocalArray() | Barrier() | Comment():
             return ()
 
 
-def change_expressions(statement: Statement, to: Change) -> Statement:
+def rewrite_statement(statement: Statement, to: ExpressionRewrite) -> Statement:
     """*statement* with every expression in it changed, at any depth; what it declares stays."""
     match statement:
         case Declare(var, value):
-            return Declare(var, None if value is None else change(value, to))
+            return Declare(var, None if value is None else replace_expressions(value, to))
         case Assign(var, value):
-            return Assign(var, change(value, to))
+            return Assign(var, replace_expressions(value, to))
         case Store(array, index, value):
-            return Store(array, change(index, to), change(value, to))
+            return Store(array, replace_expressions(index, to), replace_expressions(value, to))
         case Copy(write=write, read=read):
-            return replace(statement, write=change(write, to), read=change(read, to))
-        case LoadPair(index=index) | PairOperation(index=index) | Fetch(index=index):
-            return replace(statement, index=change(index, to))
-        case Turn(write=write):
-            return replace(statement, write=change(write, to))
+            return replace(statement, write=replace_expressions(write, to), read=replace_expressions(read, to))
+        case LoadPair(index=index) | PairOperation(index=index) | Prefetch(index=index):
+            return replace(statement, index=replace_expressions(index, to))
+        case StoreTransposed(write=write):
+            return replace(statement, write=replace_expressions(write, to))
         case StorePair(array, index, left, right):
-            return StorePair(array, change(index, to), change(left, to), change(right, to))
+            return StorePair(
+                array, replace_expressions(index, to), replace_expressions(left, to), replace_expressions(right, to)
+            )
         case For(var, start, stop, step, body):
-            bounds = [change(e, to) for e in (start, stop, step)]
-            inner = tuple(change_expressions(s, to) for s in body)
+            bounds = [replace_expressions(e, to) for e in (start, stop, step)]
+            inner = tuple(rewrite_statement(s, to) for s in body)
             return replace(statement, start=bounds[0], stop=bounds[1], step=bounds[2], body=inner)
         case If(condition, then, orelse):
             return If(
-                change(condition, to),
-                tuple(change_expressions(s, to) for s in then),
-                tuple(change_expressions(s, to) for s in orelse),
+                replace_expressions(condition, to),
+                tuple(rewrite_statement(s, to) for s in then),
+                tuple(rewrite_statement(s, to) for s in orelse),
             )
-        case Local() | Barrier() | Note():
+        case LocalArray() | Barrier() | Comment():
             return statement
 
 
-def arrays(statement: Statement) -> tuple[Array, ...]:
+def accessed_arrays(statement: Statement) -> tuple[Array, ...]:
     """The arrays that *statement* itself touches: those it writes first, then what its expressions read."""
     match statement:
-        case Store(array) | StorePair(array) | LoadPair(_, _, array) | Fetch(array):
+        case Store(array) | StorePair(array) | LoadPair(_, _, array) | Prefetch(array):
             own: tuple[Array, ...] = (array,)
         case Copy(target, _, source):
             own = (target, source)
-        case Turn(target, _, _, tile):
+        case StoreTransposed(target, _, _, tile):
             own = (target, tile)
         case PairOperation(_, target, _, left, right):
             own = (target, left, right)
         case _:
             own = ()
-    read = (e.array for x in expressions(statement) for e in everything(x) if isinstance(e, Load))
+    read = (e.array for x in own_expressions(statement) for e in subexpressions(x) if isinstance(e, Load))
     return (*own, *read)
 
 
-def written(statement: Statement) -> Array | None:
+def written_array(statement: Statement) -> Array | None:
     """The array that *statement* itself writes."""
     match statement:
-        case Store(array) | StorePair(array) | Copy(array) | Turn(array) | PairOperation(_, array):
+        case Store(array) | StorePair(array) | Copy(array) | StoreTransposed(array) | PairOperation(_, array):
             return array
         case _:
             return None
 
 
-def declared(statement: Statement) -> tuple[str, ...]:
+def declared_names(statement: Statement) -> tuple[str, ...]:
     """The names that *statement* itself gives to what follows it."""
     match statement:
         case Declare(var):
             return (var.name,)
-        case Local(array):
+        case LocalArray(array):
             return (array.name,)
         case LoadPair(left, right):
             return left.name, right.name
@@ -186,19 +188,19 @@ def declared(statement: Statement) -> tuple[str, ...]:
             return ()
 
 
-def used(statement: Statement) -> frozenset[str]:
+def used_names(statement: Statement) -> frozenset[str]:
     """The names of variables and arrays that *statement* mentions, at any depth."""
-    found = {a.name for a in arrays(statement)}
-    found |= {e.name for x in expressions(statement) for e in everything(x) if isinstance(e, Var)}
+    found = {a.name for a in accessed_arrays(statement)}
+    found |= {e.name for x in own_expressions(statement) for e in subexpressions(x) if isinstance(e, Var)}
     match statement:
         case Assign(var) | Declare(var):
             found.add(var.name)
         case _:
             pass
-    return frozenset(found).union(*(used(s) for body in nested(statement) for s in body))
+    return frozenset(found).union(*(used_names(s) for body in nested_bodies(statement) for s in body))
 
 
-def assigned(body: Iterable[Statement]) -> frozenset[str]:
+def assigned_names(body: Iterable[Statement]) -> frozenset[str]:
     """The variables that are given a value after their declaration, anywhere in *body*."""
     found: set[str] = set()
     for s in body:
@@ -207,16 +209,22 @@ def assigned(body: Iterable[Statement]) -> frozenset[str]:
                 found.add(var.name)
             case _:
                 pass
-        for inner in nested(s):
-            found |= assigned(inner)
+        for inner in nested_bodies(s):
+            found |= assigned_names(inner)
     return frozenset(found)
 
 
-def constant(expr: Expr) -> int | None:
+def integer_constant(expr: Expr) -> int | None:
     """The value of a whole number known beforehand."""
     return int(expr.value) if isinstance(expr, Literal) and expr.type.integer else None
 
 
-def ids(body: Iterable[Statement]) -> frozenset[Id]:
+def launch_indices(body: Iterable[Statement]) -> frozenset[LaunchIndex]:
     """The ids of thread, block and grid that *body* asks for."""
-    return frozenset(e for s in each(body) for x in expressions(s) for e in everything(x) if isinstance(e, Id))
+    return frozenset(
+        e
+        for s in all_statements(body)
+        for x in own_expressions(s)
+        for e in subexpressions(x)
+        if isinstance(e, LaunchIndex)
+    )

@@ -5,41 +5,52 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from einnet_explore.codegen.language.register_transpose import SIDES, WORDS
+from einnet_explore.codegen.language.register_transpose import TILE_SIDES, WORD_TYPES
 from einnet_explore.codegen.language.statements import (
     Assign,
     Copy,
     Declare,
-    Fetch,
     For,
     If,
     Kernel,
     LoadPair,
-    Local,
+    LocalArray,
     PairOperation,
+    Prefetch,
     Statement,
     Store,
     StorePair,
-    Turn,
+    StoreTransposed,
     has_barrier,
-    nested,
+    nested_bodies,
 )
 from einnet_explore.codegen.language.traversal import (
-    arrays,
-    assigned,
-    constant,
-    everything,
-    expressions,
-    parts,
-    written,
+    accessed_arrays,
+    assigned_names,
+    integer_constant,
+    operands_of,
+    own_expressions,
+    subexpressions,
+    written_array,
 )
 from einnet_explore.codegen.language.types import BOOL, F16, F32, KernelError, Type
-from einnet_explore.codegen.language.values import Array, Binary, Cast, Expr, Id, Literal, Load, Select, Unary, Var
+from einnet_explore.codegen.language.values import (
+    Array,
+    Binary,
+    Cast,
+    Expr,
+    LaunchIndex,
+    Literal,
+    Load,
+    Select,
+    Unary,
+    Var,
+)
 
-Known = Mapping[str, "Array | Var"]
+_Names = Mapping[str, "Array | Var"]
 
 
-def check(kernel: Kernel) -> None:
+def check_kernel(kernel: Kernel) -> None:
     """Raise KernelError, naming the kernel, where a rule of the language is broken.
 
     A barrier may only stand where all threads of a block come together: loop bounds and conditions around it hold no
@@ -49,7 +60,9 @@ def check(kernel: Kernel) -> None:
         known: dict[str, Array | Var] = {}
         for p in kernel.params:
             _new(known, p)
-        scope = _Scope(known, assigned(kernel.body), frozenset(p.name for p in kernel.params if isinstance(p, Var)))
+        scope = _Scope(
+            known, assigned_names(kernel.body), frozenset(p.name for p in kernel.params if isinstance(p, Var))
+        )
         _list(kernel.body, scope, top=True)
     except KernelError as error:
         raise KernelError(f"kernel {kernel.name}: {error}") from None
@@ -59,28 +72,28 @@ def check(kernel: Kernel) -> None:
 class _Scope:
     """What is known here by name, the names that change, and those with one value for the whole block."""
 
-    known: Known
+    known: _Names
     changing: frozenset[str]
     uniform: frozenset[str]
 
     def alike(self, expr: Expr) -> bool:
         """Whether *expr* has one value for all threads of a block."""
-        return uniform(expr, self.uniform)
+        return is_uniform(expr, self.uniform)
 
 
-def uniform(expr: Expr, names: frozenset[str]) -> bool:
+def is_uniform(expr: Expr, names: frozenset[str]) -> bool:
     """Whether *expr* has one value for all threads of a block, as the variables of *names* have."""
     match expr:
         case Literal():
             return True
         case Var(name):
             return name in names
-        case Id(of):
+        case LaunchIndex(of):
             return of != "thread"
         case Load(array, index):
-            return array.space == "global" and array.const and array.noalias and uniform(index, names)
+            return array.space == "global" and array.const and array.noalias and is_uniform(index, names)
         case _:
-            return all(uniform(p, names) for p in parts(expr))
+            return all(is_uniform(p, names) for p in operands_of(expr))
 
 
 def _new(known: dict[str, Array | Var], what: Array | Var) -> None:
@@ -93,16 +106,16 @@ def _list(body: Iterable[Statement], scope: _Scope, top: bool = False) -> None:
     known, alike = dict(scope.known), set(scope.uniform)
     for s in body:
         here = _Scope(known, scope.changing, frozenset(alike))
-        for e in expressions(s):
+        for e in own_expressions(s):
             _expression(e, here)
-        for a in arrays(s):
+        for a in accessed_arrays(s):
             if known.get(a.name) != a:
                 raise KernelError(f"array {a.name} is used, and not declared so before")
-        if (target := written(s)) is not None and target.const:
+        if (target := written_array(s)) is not None and target.const:
             raise KernelError(f"array {target.name} is constant, and written to")
         _statement(s, here, known, top)
         if has_barrier(s):
-            for e in (e for e in expressions(s) if not here.alike(e)):
+            for e in (e for e in own_expressions(s) if not here.alike(e)):
                 raise KernelError(f"a barrier stands under {_said(e)}, which threads of a block may not agree on")
         match s:
             case Declare(var, Expr() as value) if var.name not in scope.changing and here.alike(value):
@@ -111,7 +124,7 @@ def _list(body: Iterable[Statement], scope: _Scope, top: bool = False) -> None:
                 same = alike | ({var.name} if all(map(here.alike, (start, stop, step))) else set())
                 _list(inner, _Scope(known | {var.name: var}, scope.changing, frozenset(same)))
             case _:
-                for inner in nested(s):
+                for inner in nested_bodies(s):
                     _list(inner, here)
 
 
@@ -120,7 +133,7 @@ def _statement(s: Statement, scope: _Scope, known: dict[str, Array | Var], top: 
         case Declare(var, value):
             _typed(f"variable {var.name}", var.type, value)
             _new(known, var)
-        case Local(array):
+        case LocalArray(array):
             if array.space == "global" or (array.space == "shared" and not top):
                 raise KernelError(f"{array.space} array {array.name} is declared where only private ones may be")
             _new(known, array)
@@ -159,22 +172,23 @@ def _statement(s: Statement, scope: _Scope, known: dict[str, Array | Var], top: 
             if {target.kind, left.kind, right.kind} != {F16} or op not in ("+", "-", "*"):
                 raise KernelError(f"{op} of pairs of {left.kind!r} and {right.kind!r} into {target.kind!r}")
             _whole(target, index)
-        case Turn(target, write, stride, tile, side):
+        case StoreTransposed(target, write, stride, tile, side):
             private = tile.space == "private" and tile.kind == target.kind and tile.size == side * side
-            if side not in SIDES or not private or stride < side or target.kind.size not in WORDS:
+            if side not in TILE_SIDES or not private or stride < side or target.kind.size not in WORD_TYPES:
                 raise KernelError(
                     f"a square of {side} of {tile.space} {tile.kind!r}, {tile.size} elements, is turned into "
-                    f"{target.name} of {target.kind!r}, rows {stride} apart: expected {', '.join(map(str, SIDES))}, a "
+                    f"{target.name} of {target.kind!r}, rows {stride} apart: "
+                    f"expected {', '.join(map(str, TILE_SIDES))}, a "
                     "private array of as many elements, one kind of 2, 4 or 8 bytes, and rows that do not overlap"
                 )
             _whole(target, write)
-        case Fetch(array, index):
+        case Prefetch(array, index):
             if not index.type.integer:
                 raise KernelError(f"array {array.name} has an index of {index.type!r}")
         case For(var, start, stop, step):
             if {start.type, stop.type, step.type} != {var.type} or not var.type.integer:
                 raise KernelError(f"loop {var.name} of {var.type!r} has bounds of {start.type!r} and {stop.type!r}")
-            if (by := constant(step)) is not None and by < 1:
+            if (by := integer_constant(step)) is not None and by < 1:
                 raise KernelError(f"loop {var.name} goes in steps of {by}, expected a positive number")
             _new(dict(known), var)
         case If(condition):
@@ -192,13 +206,13 @@ def _typed(what: str, kind: Type, value: Expr | None) -> None:
 def _whole(array: Array, index: Expr) -> None:
     if not index.type.integer:
         raise KernelError(f"array {array.name} has an index of {index.type!r}")
-    at = constant(index)
+    at = integer_constant(index)
     if at is not None and (at < 0 or (array.size and at >= array.size)):
         raise KernelError(f"array {array.name} of {array.size or 'unknown many'} elements has an index of {at}")
 
 
 def _expression(expr: Expr, scope: _Scope) -> None:
-    for e in everything(expr):
+    for e in subexpressions(expr):
         match e:
             case Var(name):
                 if scope.known.get(name) != e:
@@ -218,7 +232,7 @@ def _expression(expr: Expr, scope: _Scope) -> None:
 
 
 def _said(expr: Expr) -> str:
-    names = [e.name for e in everything(expr) if isinstance(e, Var)]
-    loads = [e.array.name for e in everything(expr) if isinstance(e, Load)]
-    threads = [f"thread[{e.dim}]" for e in everything(expr) if isinstance(e, Id)]
+    names = [e.name for e in subexpressions(expr) if isinstance(e, Var)]
+    loads = [e.array.name for e in subexpressions(expr) if isinstance(e, Load)]
+    threads = [f"thread[{e.dim}]" for e in subexpressions(expr) if isinstance(e, LaunchIndex)]
     return "a value of " + ", ".join(dict.fromkeys((*threads, *names, *loads)))

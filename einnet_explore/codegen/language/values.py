@@ -32,62 +32,62 @@ class Expr(Node):
         raise NotImplementedError
 
     def __add__(self, other: ExprLike) -> Expr:
-        return binary("+", self, other)
+        return binary_operation("+", self, other)
 
     def __radd__(self, other: ExprLike) -> Expr:
-        return binary("+", other, self)
+        return binary_operation("+", other, self)
 
     def __sub__(self, other: ExprLike) -> Expr:
-        return binary("-", self, other)
+        return binary_operation("-", self, other)
 
     def __rsub__(self, other: ExprLike) -> Expr:
-        return binary("-", other, self)
+        return binary_operation("-", other, self)
 
     def __mul__(self, other: ExprLike) -> Expr:
-        return binary("*", self, other)
+        return binary_operation("*", self, other)
 
     def __rmul__(self, other: ExprLike) -> Expr:
-        return binary("*", other, self)
+        return binary_operation("*", other, self)
 
     def __truediv__(self, other: ExprLike) -> Expr:
-        return binary("/", self, other)
+        return binary_operation("/", self, other)
 
     def __rtruediv__(self, other: ExprLike) -> Expr:
-        return binary("/", other, self)
+        return binary_operation("/", other, self)
 
     def __floordiv__(self, other: ExprLike) -> Expr:
         """C's division of integers: it truncates, so it rounds down only what is not negative."""
-        return binary("/", self, other)
+        return binary_operation("/", self, other)
 
     def __mod__(self, other: ExprLike) -> Expr:
-        return binary("%", self, other)
+        return binary_operation("%", self, other)
 
     def __neg__(self) -> Expr:
         return Unary("-", self)
 
     def lt(self, other: ExprLike) -> Expr:
         """self < other."""
-        return binary("<", self, other)
+        return binary_operation("<", self, other)
 
     def le(self, other: ExprLike) -> Expr:
         """self <= other."""
-        return binary("<=", self, other)
+        return binary_operation("<=", self, other)
 
     def ge(self, other: ExprLike) -> Expr:
         """self >= other."""
-        return binary(">=", self, other)
+        return binary_operation(">=", self, other)
 
     def gt(self, other: ExprLike) -> Expr:
         """self > other."""
-        return binary(">", self, other)
+        return binary_operation(">", self, other)
 
     def eq(self, other: ExprLike) -> Expr:
         """self == other."""
-        return binary("==", self, other)
+        return binary_operation("==", self, other)
 
     def ne(self, other: ExprLike) -> Expr:
         """self != other."""
-        return binary("!=", self, other)
+        return binary_operation("!=", self, other)
 
 
 ExprLike: TypeAlias = "Expr | int | float"
@@ -130,7 +130,7 @@ class Var(Expr):
 
 
 @node
-class Id(Expr):
+class LaunchIndex(Expr):
     """``thread`` or ``block``: this thread's place in its block, the block's in the grid; ``grid``: how many blocks."""
 
     of: str
@@ -193,12 +193,12 @@ def _exactly(value: float | int | bool) -> float | int | bool:
     return int(value) if isfinite(value) and int(value) == value and not isinstance(value, bool) else value
 
 
-def binary(op: str, left: ExprLike, right: ExprLike) -> Expr:
+def binary_operation(op: str, left: ExprLike, right: ExprLike) -> Expr:
     """left op right with both of one type; zeros and ones of integers, and constants, are folded.
 
     Raises KernelError for an unknown operator, or where the types cannot be joined.
     """
-    a, b = joined(op, left, right)
+    a, b = unify_types(op, left, right)
     of = a.type
     if op in LOGIC:
         good = of == BOOL
@@ -211,7 +211,7 @@ def binary(op: str, left: ExprLike, right: ExprLike) -> Expr:
     return _folded(op, a, b) if of.integer else Binary(op, a, b)
 
 
-def joined(op: str, left: ExprLike, right: ExprLike) -> tuple[Expr, Expr]:
+def unify_types(op: str, left: ExprLike, right: ExprLike) -> tuple[Expr, Expr]:
     """Both with one type; raises KernelError, in which *op* is named, where they have none."""
     match left, right:
         case Expr(), Expr():
@@ -257,7 +257,7 @@ def conjunction(*conditions: Expr) -> Expr | None:
     """All of *conditions*; None where there is none."""
     made: Expr | None = None
     for c in conditions:
-        made = c if made is None else binary("&&", made, c)
+        made = c if made is None else binary_operation("&&", made, c)
     return made
 
 
@@ -323,7 +323,7 @@ def select(condition: Expr, yes: ExprLike, no: ExprLike) -> Expr:
     """*yes* where *condition* holds, else *no*, both of one type."""
     if condition.type != BOOL:
         raise KernelError(f"a condition of type {condition.type!r}, expected bool")
-    a, b = joined("a choice", yes, no)
+    a, b = unify_types("a choice", yes, no)
     return a if a == b else Select(condition, a, b)
 
 
@@ -352,7 +352,7 @@ class Array(Node):
             raise KernelError(f"array {self.name}: an alignment of {self.align} bytes is no power of two")
 
     def __getitem__(self, index: ExprLike) -> Load:
-        return Load(self, whole(index))
+        return Load(self, index_expression(index))
 
 
 @node
@@ -367,7 +367,7 @@ class Load(Expr):
         return self.array.kind.computed
 
 
-def whole(index: ExprLike) -> Expr:
+def index_expression(index: ExprLike) -> Expr:
     """*index* as an expression; raises KernelError where it is no integer."""
     made = literal(index) if isinstance(index, int) else index
     if not isinstance(made, Expr) or not made.type.integer:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from einnet_explore.analysis.flattening import Flattened, flattened
-from einnet_explore.codegen.sum_of_products import RESULT, from_zero, split
+from einnet_explore.codegen.sum_of_products import SUM_RESULT, normalize_ranges, split_epilogue
 from einnet_explore.codegen.tiling.cost import Problem
 from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, Tensor, accesses
 
@@ -40,7 +40,7 @@ def contraction(scope: Scope) -> Contraction:
     """
     if scope.domain or not scope.traversals:
         raise ValueError(f"a scope with {len(scope.domain)} bounds and {len(scope.traversals)} traversals is not tiled")
-    core, epilogue = from_zero(*(split(scope) or (scope, RESULT[()])))
+    core, epilogue = normalize_ranges(*(split_epilogue(scope) or (scope, SUM_RESULT[()])))
     if core.domain:
         raise ValueError(f"a reduction with the domain {', '.join(map(repr, core.domain))} is not tiled")
     for access in (*accesses(core.body), *accesses(epilogue)):

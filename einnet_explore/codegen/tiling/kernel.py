@@ -22,27 +22,27 @@ from einnet_explore.codegen.language import (
     I32,
     Array,
     Barrier,
+    Comment,
     Declare,
     Expr,
     For,
-    Id,
     If,
     Kernel,
+    LaunchIndex,
     Literal,
-    Local,
-    Note,
+    LocalArray,
     Statement,
     Store,
     Type,
     Var,
-    binary,
+    binary_operation,
     call,
     conjunction,
-    counted,
+    counted_loop,
     literal,
 )
-from einnet_explore.codegen.language.lowering import joined, scalar
-from einnet_explore.codegen.sum_of_products import RESULT
+from einnet_explore.codegen.language.lowering import lower_join, lower_scalar
+from einnet_explore.codegen.sum_of_products import SUM_RESULT
 from einnet_explore.codegen.tiling.contraction import Contraction, contraction
 from einnet_explore.codegen.tiling.cost import Hardware, TileCost, best_first, tile_cost
 from einnet_explore.codegen.tiling.staging import THREAD, Exprs, Loading, linear
@@ -62,15 +62,15 @@ class Writer(Loading):
 
     def kernel(self, name: str) -> Kernel:
         """The kernel *name*."""
-        shared = [Local(self.tile(i)) for i in self.inputs] if self.cost.hardware.managed else []
+        shared = [LocalArray(self.tile(i)) for i in self.inputs] if self.cost.hardware.managed else []
         if self.threads.lanes > 1:
-            shared.append(Local(self._rolled))
-        body: list[Statement] = [*shared, Local(self.sums), *self._places(), Note("clear")]
+            shared.append(LocalArray(self._rolled))
+        body: list[Statement] = [*shared, LocalArray(self.sums), *self._places(), Comment("clear")]
         body += self._every_sum(Store(self.sums, self.sum_at, self._neutral))
         body += self._in_sequence() if self.turning is None else self._overlapped(self.turning)
         if self.threads.lanes > 1:
-            body += [Note("roll up"), *self._roll_up()]
-        body += [Note("post-operations and write"), *self._write()]
+            body += [Comment("roll up"), *self._roll_up()]
+        body += [Comment("post-operations and write"), *self._write()]
         grid = prod(c for n, c in enumerate(self.counts) if self.output(n))
         params = (*self.memory.values(), self.result)
         return Kernel(name, params, tuple(body), (self.threads.threads, 1, 1), (grid, 1, 1))
@@ -82,8 +82,8 @@ class Writer(Loading):
         body: list[Statement] = []
         if staged:
             for i in self.inputs:
-                body += [Note(f"load {i.column.name}"), self.load(i)]
-        body += [*sync, Note("accumulate"), *self._accumulate(), *sync]
+                body += [Comment(f"load {i.column.name}"), self.load(i)]
+        body += [*sync, Comment("accumulate"), *self._accumulate(), *sync]
         for n in reversed(range(len(self.rows))):
             if not self.output(n) and isinstance(base := self.base[n], Var):
                 end = Literal(self.rows[n].extent, I32)
@@ -98,8 +98,8 @@ class Writer(Loading):
         first = (self.load(i, {row: zero}, zero) for i in self.inputs)
         later = base + step
         then = tuple(self.load(i, {row: later}, (base // step + 1) % 2) for i in self.inputs)
-        inner = (Barrier(copies=True), If(later.lt(end), then), Note("accumulate"), *self._accumulate())
-        return [Note("load the first tiles"), *first, For(base, zero, Literal(end, I32), Literal(step, I32), inner)]
+        inner = (Barrier(copies=True), If(later.lt(end), then), Comment("accumulate"), *self._accumulate())
+        return [Comment("load the first tiles"), *first, For(base, zero, Literal(end, I32), Literal(step, I32), inner)]
 
     @cached_property
     def _rolled(self) -> Array:
@@ -115,20 +115,20 @@ class Writer(Loading):
         return literal(value, self.kind)
 
     def _joined(self, a: Expr, b: Expr) -> Expr:
-        return joined(self.contraction.core.reduce, a, b)
+        return lower_join(self.contraction.core.reduce, a, b)
 
     def _places(self) -> Iterable[Statement]:
         """This block's tile and this thread's place in it, the smallest steps of the result first."""
-        rest: Expr = Id("block")
+        rest: Expr = LaunchIndex("block")
         for n in self.threads.order:
             if self.output(n) and isinstance(base := self.base[n], Var):
-                yield Declare(base, binary("%", rest, self.counts[n]) * self.cost.tile[n])
-                rest = binary("/", rest, self.counts[n])
+                yield Declare(base, binary_operation("%", rest, self.counts[n]) * self.cost.tile[n])
+                rest = binary_operation("/", rest, self.counts[n])
         rest = THREAD
         for n in self.threads.order:
             if isinstance(place := self.place[n], Var):
-                yield Declare(place, binary("%", rest, self.threads.counts[n]))
-                rest = binary("/", rest, self.threads.counts[n])
+                yield Declare(place, binary_operation("%", rest, self.threads.counts[n]))
+                rest = binary_operation("/", rest, self.threads.counts[n])
 
     def _every_sum(self, *body: Statement, tests: Tests = (), unroll: bool = True) -> tuple[Statement, ...]:
         """*body* for every sum of this thread where *tests* hold, each as far outside as it can be asked.
@@ -139,12 +139,16 @@ class Writer(Loading):
             short = unroll and self.sums.size <= UNROLLED
             simd = unroll and self.threads.threads == 1 and n == self.loops[-1]
             body = _where((t for row, t in tests if row == n), body)
-            body = (counted(Var(self.name(n, "step")), self.steps[n], *body, unroll=short and not simd, simd=simd),)
+            body = (
+                counted_loop(Var(self.name(n, "step")), self.steps[n], *body, unroll=short and not simd, simd=simd),
+            )
         return _where((t for row, t in tests if row not in self.loops), body)
 
     def _accumulate(self) -> tuple[Statement, ...]:
         staged = self.cost.hardware.managed
-        product = scalar(self._marked(), dict(zip(self.rows, self.at, strict=True)), self._read, self.kind, self.wide)
+        product = lower_scalar(
+            self._marked(), dict(zip(self.rows, self.at, strict=True)), self._read, self.kind, self.wide
+        )
         added = Store(self.sums, self.sum_at, self._joined(self.sums[self.sum_at], product))
         tests = (*self._in_tile(), *(() if staged else self._in_result()))
         body = self._every_sum(added, tests=tests)
@@ -206,13 +210,13 @@ class Writer(Loading):
 
     def _write(self) -> tuple[Statement, ...]:
         at = dict(zip(self.rows, self.at, strict=True))
-        value = scalar(self.contraction.epilogue, at, self._post, self.kind, self.wide)
+        value = lower_scalar(self.contraction.epilogue, at, self._post, self.kind, self.wide)
         where = linear(self.contraction.table.output.coefficients, self.at, 0, self.wide)
         written = self._every_sum(Store(self.result, where, value), tests=(*self._in_tile(), *self._in_result()))
         return _where([THREAD.lt(self.threads.outputs)] if self.threads.lanes > 1 else (), written)
 
     def _post(self, source: Tensor | Table | Scope, index: Exprs) -> Expr:
-        if source == RESULT:
+        if source == SUM_RESULT:
             return self.sums[self.sum_at]
         assert isinstance(source, Tensor)
         shape = source.shape

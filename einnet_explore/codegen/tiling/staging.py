@@ -20,23 +20,23 @@ from einnet_explore.codegen.language import (
     Copy,
     Expr,
     For,
-    Id,
     If,
+    LaunchIndex,
     Literal,
     Load,
     Statement,
     Store,
     Type,
     Var,
-    binary,
+    binary_operation,
     cast,
     conjunction,
     literal,
     select,
 )
-from einnet_explore.codegen.language.traversal import constant
+from einnet_explore.codegen.language.traversal import integer_constant
 from einnet_explore.codegen.language.values import Select
-from einnet_explore.codegen.sum_of_products import RESULT
+from einnet_explore.codegen.sum_of_products import SUM_RESULT
 from einnet_explore.codegen.tiling.contraction import Contraction
 from einnet_explore.codegen.tiling.cost import TileCost
 from einnet_explore.codegen.tiling.shared_layout import Group, LocalLayout, ThreadLayout, local_layout, thread_layout
@@ -140,8 +140,8 @@ class Input:
         groups, rest = self.layout.groups, number
         places: dict[Group, Expr] = {}
         for group in sorted(groups, key=lambda g: g.stride):
-            places[group] = binary("%", rest, group.extent) if len(places) + 1 < len(groups) else rest
-            rest = binary("/", rest, group.extent)
+            places[group] = binary_operation("%", rest, group.extent) if len(places) + 1 < len(groups) else rest
+            rest = binary_operation("/", rest, group.extent)
         found = [places[g] for g in groups]
         start = self.column.offset - sum(g.stride * self._shift(g) for g in groups)
         address = linear((*self.column.coefficients, *(g.stride for g in groups)), (*base, *found), start, wide)
@@ -163,7 +163,7 @@ class Input:
 
     def element(self, memory: Array, address: Expr, kind: Type) -> Expr:
         """The element at *address*; what is never inside, whatever the iterators are, is what lies outside."""
-        known = constant(address)
+        known = integer_constant(address)
         if known is not None and not 0 <= known < memory.size:
             return literal(self.access.source.value, kind)
         return cast(kind, memory[address])
@@ -192,7 +192,7 @@ class Frame:
     def tensors(self) -> tuple[Tensor, ...]:
         both = (*accesses(self.contraction.core.body), *accesses(self.contraction.epilogue))
         found: dict[str, Tensor] = {}
-        for source in (a.source for a in both if a.source != RESULT):
+        for source in (a.source for a in both if a.source != SUM_RESULT):
             if isinstance(source, Tensor) and found.setdefault(source.name, source).shape != source.shape:
                 raise ValueError(f"tensor {source.name} is read as {source.shape} and as {found[source.name].shape}")
         return tuple(found.values())
@@ -284,7 +284,7 @@ class Frame:
         return linear(strides, held, 0, I32)
 
 
-THREAD = Id("thread")
+THREAD = LaunchIndex("thread")
 
 
 @dataclass(frozen=True)

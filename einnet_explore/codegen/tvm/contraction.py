@@ -21,10 +21,10 @@ from typing import Any
 
 from tvm import tirx
 
-from einnet_explore.codegen.operand_layout import Address, Layout
-from einnet_explore.codegen.packing import offsets
+from einnet_explore.codegen.operand_layout import FlatAddress, OperandLayout
+from einnet_explore.codegen.packing import vector_offsets
 from einnet_explore.codegen.register_tiles import Tap
-from einnet_explore.codegen.sum_of_products import RESULT, Phase
+from einnet_explore.codegen.sum_of_products import SUM_RESULT, Phase
 from einnet_explore.codegen.tvm import emission
 from einnet_explore.codegen.tvm.contraction_plan import (
     At,
@@ -43,7 +43,7 @@ from einnet_explore.codegen.tvm.contraction_plan import (
 from einnet_explore.ir import Access, Index, Iterator, Tensor, accesses
 
 
-def copy(context: Context, layout: Layout, source: Expr, target: Expr) -> Statement:
+def copy(context: Context, layout: OperandLayout, source: Expr, target: Expr) -> Statement:
     """What lies inside the tensor's box, put where the layout has it, and zeros around it."""
     box, shape = layout.tensor.box, layout.tensor.shape
     *outer, last = zip(layout.axes, layout.strides, strict=True)
@@ -160,7 +160,7 @@ def _vector(context: Context, tap: Tap, row: int, n: int, env: At) -> Expr:
     """The vector that *tap* reads in *row*."""
     tile = context.plan.tile
     found = address(tile.layout, context.plan.form.reads[tap.phase][tile.vector], tap.known)
-    extra = offsets(tile, context.last)[n]
+    extra = vector_offsets(tile, context.last)[n]
     extra += found[1].get(tile.row, 0) * row if tile.row is not None else 0
     return tirx.BufferLoad(context.operands[0], [context.lanes(position(found, env) + extra)])
 
@@ -187,14 +187,14 @@ def _other(
     else:
         found = address(layout, context.plan.form.reads[tap.phase][1 - tile.vector], tap.known)
         extra = found[1].get(tile.slot, 0) * slot if tile.slot is not None else 0
-        extra += offsets(tile, context.last)[vector] if wide else 0
+        extra += vector_offsets(tile, context.last)[vector] if wide else 0
         place = position(found, env) + extra
     if wide:
         return tirx.BufferLoad(context.operands[1], [context.lanes(place)])
     return tirx.Broadcast(tirx.BufferLoad(context.operands[1], [place]), tile.lanes)
 
 
-def address(layout: Layout, where: tuple[Index, ...], known: Mapping[Iterator, int]) -> Address:
+def address(layout: OperandLayout, where: tuple[Index, ...], known: Mapping[Iterator, int]) -> FlatAddress:
     """Where *layout* has *where*; the tile was chosen so that it is affine."""
     found = layout.address(where, known)
     assert found is not None
@@ -210,7 +210,7 @@ def write(context: Context, env: At, sums: Mapping[Any, Expr], phases: tuple[Pha
     starts = dict.fromkeys(phase[:-1] for phase in phases)
     for start, row, n, slot in product(starts, range(tile.rows), range(tile.vectors), range(tile.slots)):
         moved = dict(env)
-        for x, k in ((tile.row, row), (tile.slot, slot), (context.last, offsets(tile, context.last)[n])):
+        for x, k in ((tile.row, row), (tile.slot, slot), (context.last, vector_offsets(tile, context.last)[n])):
             if x is not None:
                 moved[x] = moved[x] + k
         parts = [sums[(*start, q), row, n, slot] for q in range(wide)]
@@ -222,7 +222,7 @@ def write(context: Context, env: At, sums: Mapping[Any, Expr], phases: tuple[Pha
             value = _finished(context, part, lane, at)
             if wide == 1:
                 store = tirx.BufferStore(context.result, value, [position + lane])
-            elif form.epilogue != RESULT[()]:
+            elif form.epilogue != SUM_RESULT[()]:
                 store = tirx.BufferStore(part, value, [lane])
             else:
                 continue
@@ -235,11 +235,11 @@ def write(context: Context, env: At, sums: Mapping[Any, Expr], phases: tuple[Pha
 def _finished(context: Context, part: Expr, lane: Expr, at: Sequence[Expr]) -> Expr:
     """The epilogue at one element."""
     form = context.plan.form
-    if form.epilogue == RESULT[()]:
+    if form.epilogue == SUM_RESULT[()]:
         return tirx.BufferLoad(part, [lane])
     places: dict[str, Any] = {"": lambda: tirx.BufferLoad(part, [lane])}
     for access in accesses(form.epilogue):
-        if access.source != RESULT:
+        if access.source != SUM_RESULT:
             places[_source(access).name] = _side(context, access)
     stages = emission.Stages(places, "float32", {}, {})
     return stages.scalar(form.epilogue, dict(zip(form.outside, at, strict=True)))

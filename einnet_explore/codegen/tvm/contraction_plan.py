@@ -14,10 +14,10 @@ from typing import Any
 
 from tvm import tirx
 
-from einnet_explore.codegen.operand_layout import Address, Layout, in_place, padded_copy
-from einnet_explore.codegen.packing import Blocks, Region, regions
-from einnet_explore.codegen.register_tiles import Tap, Tile, taps
-from einnet_explore.codegen.sum_of_products import RESULT, Form
+from einnet_explore.codegen.operand_layout import FlatAddress, OperandLayout, in_place_layout, padded_copy_layout
+from einnet_explore.codegen.packing import BlockLoop, PackedRegion, packed_regions
+from einnet_explore.codegen.register_tiles import RegisterTile, Tap, list_taps
+from einnet_explore.codegen.sum_of_products import SUM_RESULT, SumOfProducts
 from einnet_explore.ir import Iterator, Tensor, accesses
 
 SHARED_FLOPS = 1 << 20
@@ -31,9 +31,9 @@ SHARED_COPY = 1 << 16
 class Plan:
     """A contraction, its tile, where the other operand lies (None: packed), and for how many threads."""
 
-    form: Form
-    tile: Tile
-    other: Layout | None
+    form: SumOfProducts
+    tile: RegisterTile
+    other: OperandLayout | None
     threads: int
 
     @property
@@ -46,7 +46,7 @@ class Plan:
         """Whether several threads compute the tiles."""
         return self.threads > 1 and self.form.flops >= SHARED_FLOPS
 
-    def copy_shared(self, layout: Layout | None) -> bool:
+    def copy_shared(self, layout: OperandLayout | None) -> bool:
         """Whether several threads copy an operand into *layout*."""
         return self.threads > 1 and layout is not None and layout.copied and layout.size >= SHARED_COPY
 
@@ -54,16 +54,16 @@ class Plan:
     def steps(self) -> tuple[tuple[Tap, ...], ...]:
         """The products of one step, by group of phases."""
         tile = self.tile
-        return tuple(tuple(taps(self.form, tile.vector, tile.layout, g, tile.unrolled)) for g in tile.groups)
+        return tuple(tuple(list_taps(self.form, tile.vector, tile.layout, g, tile.unrolled)) for g in tile.groups)
 
     @cached_property
-    def blocks(self) -> tuple[Blocks, ...]:
+    def blocks(self) -> tuple[BlockLoop, ...]:
         """The loops outside the sums, outermost first."""
         form, tile = self.form, self.tile
         sizes: dict[Iterator | None, int] = {tile.row: tile.rows, tile.slot: tile.slots}
         last = form.traversals[-1]
         sizes[last] = tile.lanes * tile.vectors
-        loops = [Blocks(x, sizes.get(x, 1)) for x in form.traversals]
+        loops = [BlockLoop(x, sizes.get(x, 1)) for x in form.traversals]
         mine, other = form.moves(tile.vector), form.moves(1 - tile.vector)
         rank = {(True, True): 0, (True, False): 2, (False, True): 1 if tile.slots_outside else 3, (False, False): 0}
         return tuple(sorted(loops, key=lambda b: rank[b.iterator in mine, b.iterator in other]))
@@ -74,15 +74,15 @@ class Plan:
         return tuple(y for y in self.form.summations if y not in self.tile.unrolled)
 
     @cached_property
-    def regions(self) -> tuple[Region, ...]:
+    def regions(self) -> tuple[PackedRegion, ...]:
         """The parts of the packed operand."""
         loops = [b for b in self.blocks if b.count > 1 or b.iterator == self.tile.slot]
-        return regions(self.form, self.tile, self.steps, (*loops, *(Blocks(y, 1) for y in self.sums)))
+        return packed_regions(self.form, self.tile, self.steps, (*loops, *(BlockLoop(y, 1) for y in self.sums)))
 
     @cached_property
     def sides(self) -> tuple[Tensor, ...]:
         """What the epilogue reads besides the sum."""
-        reads = [a.source for a in accesses(self.form.epilogue) if a.source != RESULT]
+        reads = [a.source for a in accesses(self.form.epilogue) if a.source != SUM_RESULT]
         return tuple({t.name: t for t in reads if isinstance(t, Tensor)}.values())
 
     @property
@@ -91,7 +91,7 @@ class Plan:
         return max(1, sum(r.size for r in self.regions))
 
 
-def plan(form: Form, tile: Tile, constant: bool, threads: int) -> Plan | None:
+def plan(form: SumOfProducts, tile: RegisterTile, constant: bool, threads: int) -> Plan | None:
     """How *tile* is run; *constant*: the operand that is not read in vectors never changes, and may be packed."""
     if constant:
         return Plan(form, tile, None, threads)
@@ -99,8 +99,8 @@ def plan(form: Form, tile: Tile, constant: bool, threads: int) -> Plan | None:
     along = last if last in form.moves(1 - tile.vector) else None
     # A copy has spare elements, which vectors wider than the rows read.
     wide = along is not None and tile.lanes > last.extent
-    other = None if wide else in_place(form, 1 - tile.vector, along)
-    other = other or padded_copy(form, 1 - tile.vector, along)
+    other = None if wide else in_place_layout(form, 1 - tile.vector, along)
+    other = other or padded_copy_layout(form, 1 - tile.vector, along)
     return None if other is None else Plan(form, tile, other, threads)
 
 
@@ -204,7 +204,7 @@ def flat(at: Sequence[Expr], shape: Sequence[int]) -> Expr:
     return total
 
 
-def position(address: Address, env: At) -> Expr:
+def position(address: FlatAddress, env: At) -> Expr:
     """*address* where iterators stand for *env*."""
     total: Expr = tirx.const(0, "int32")
     for x, k in address[1].items():

@@ -29,8 +29,17 @@ from typing import Any
 import tvm
 from tvm.s_tir import Schedule, TensorIntrin
 
-from einnet_explore.codegen.body_structure import LANES, borders, cased, lanes_of, moved, period_of, runs_along, tile_of
-from einnet_explore.codegen.language.register_transpose import transposed
+from einnet_explore.codegen.body_structure import (
+    MAX_LANES,
+    case_traversals,
+    guard_borders,
+    is_contiguous_along,
+    moved_elements,
+    phase_period,
+    transpose_tile,
+    vector_lanes,
+)
+from einnet_explore.codegen.language.register_transpose import transpose_rows
 from einnet_explore.ir import Access, Iterator, Scope, accesses, as_index
 
 
@@ -92,23 +101,23 @@ def _moves(side: int, between: int) -> tuple[str, list[str]]:
         return name
 
     rows = [let(f'A.vload([{_at(i, between, 0)}], "float32x{side}")') for i in range(side)]
-    done = transposed(rows, lambda a, b, lanes: let(f"T.Shuffle([{a}, {b}], {lanes})"))
+    done = transpose_rows(rows, lambda a, b, lanes: let(f"T.Shuffle([{a}, {b}], {lanes})"))
     return "".join(lines), done
 
 
-ROW = 4 * LANES
+ROW = 4 * MAX_LANES
 SHARES = 4
 """So many parts of the work, at least, a thread."""
 PARALLEL_ELEMENTS = 1 << 18
 """A stage that moves fewer elements is not worth waking threads for: that takes as long as moving a megabyte."""
 
-ONE_BY_ONE = LANES // 4
+ONE_BY_ONE = MAX_LANES // 4
 """Times that a stage without vectors takes: fewer threads do not make up for it."""
 
 
 def apply(template: str, schedule: Schedule, block: str, scope: Scope, threads: int) -> None:
     """Schedule *block*, the stage of *scope*, by *template*."""
-    stage = _Stage(schedule, block, scope, threads if moved(scope) >= PARALLEL_ELEMENTS else 1)
+    stage = _Stage(schedule, block, scope, threads if moved_elements(scope) >= PARALLEL_ELEMENTS else 1)
     if template not in _TEMPLATES:
         raise ValueError(f"template {template!r} is none of {', '.join(_TEMPLATES)}")
     _TEMPLATES[template](stage)
@@ -136,12 +145,15 @@ class _Stage:
 
 def _rows(stage: _Stage) -> None:
     schedule, scope = stage.schedule, stage.scope
-    plans = [(n, period_of(scope, x), *borders(scope, x, period_of(scope, x))) for n, x in enumerate(scope.traversals)]
+    plans = [
+        (n, phase_period(scope, x), *guard_borders(scope, x, phase_period(scope, x)))
+        for n, x in enumerate(scope.traversals)
+    ]
     # The innermost iterator that something hangs on: guards outside it are tested once a row.
     n, period, before, after = next((p for p in reversed(plans) if p[1] > 1 or any(p[2:])), plans[-1])
     loops = stage.loops
     row = loops[n]
-    if prod(x.extent for x in scope.traversals[n + 1 :]) < LANES:
+    if prod(x.extent for x in scope.traversals[n + 1 :]) < MAX_LANES:
         for inner in loops[n + 1 : -1]:
             schedule.unroll(inner)
         if n + 1 < len(loops):
@@ -174,7 +186,7 @@ def _turn(stage: _Stage) -> None:
     schedule, traversals = stage.schedule, stage.scope.traversals
     (read,) = accesses(stage.scope.body)
     n = next(n for n, y in enumerate(traversals) if y == read.index[-1].single)
-    side = gcd(traversals[n].extent, traversals[-1].extent, LANES)
+    side = gcd(traversals[n].extent, traversals[-1].extent, MAX_LANES)
     (rows,) = schedule.get_producers(stage.block)
     loops = stage.loops
     vectors, lane = schedule.split(loops[n], [None, side])
@@ -185,7 +197,7 @@ def _turn(stage: _Stage) -> None:
     gap = len(traversals) - 2 - n
     between = _copied(read, traversals[n], traversals[-1])
     # Rows are computed in the widest vectors, also where the tiles are smaller.
-    width = gcd(traversals[n].extent, LANES) if between is None else side
+    width = gcd(traversals[n].extent, MAX_LANES) if between is None else side
     outside, several = schedule.split(vectors, [None, width // side])
     outer = [outside if loop is vectors else loop for loop in outer]
     schedule.reorder(*outer, several, lane, row)
@@ -218,7 +230,7 @@ def _copied(read: Access, along: Iterator, across: Iterator) -> int | None:
 
 
 def _tile(stage: _Stage) -> None:
-    found = tile_of(stage.scope)
+    found = transpose_tile(stage.scope)
     if found is None:
         return
     n, along, across = found
@@ -237,9 +249,9 @@ def _tile(stage: _Stage) -> None:
 def _combine(stage: _Stage) -> None:
     """Every case of a vector's coefficients side by side: what they combine is loaded once."""
     schedule, scope = stage.schedule, stage.scope
-    cases = dict(cased(scope))
+    cases = dict(case_traversals(scope))
     loops = stage.loops
-    width = gcd(scope.traversals[-1].extent, LANES)
+    width = gcd(scope.traversals[-1].extent, MAX_LANES)
     chunk, lane = schedule.split(loops[-1], [None, width])
     outer, phases, extents = [], [], []
     for n, (loop, x) in enumerate(zip(loops[:-1], scope.traversals, strict=False)):
@@ -279,8 +291,8 @@ def _inner(stage: _Stage) -> None:
     schedule, scope = stage.schedule, stage.scope
     count, loops = len(scope.traversals), stage.loops
     reads = tuple(a for a in accesses(scope.body) if a.index)
-    at = next(n for n, s in enumerate(scope.summations) if lanes_of(s) and runs_along(reads, s))
-    chunks, lane = schedule.split(loops[count + at], [None, lanes_of(scope.summations[at])])
+    at = next(n for n, s in enumerate(scope.summations) if vector_lanes(s) and is_contiguous_along(reads, s))
+    chunks, lane = schedule.split(loops[count + at], [None, vector_lanes(scope.summations[at])])
     rest = [s for n, s in enumerate(loops[count:]) if n != at]
     schedule.reorder(*loops[:count], *rest, chunks, lane)
     block = stage.block

@@ -29,7 +29,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from einnet_explore.analysis.bijection import bijection
 from einnet_explore.analysis.substitution import fresh
 from einnet_explore.codegen.errors import BackendError
-from einnet_explore.codegen.preparation import step
+from einnet_explore.codegen.preparation import address_step
 from einnet_explore.cost import CostModel
 from einnet_explore.ir import Access, Equation, Index, Iterator, Program, Scope, Tensor, accesses, as_index, scopes
 from einnet_explore.runtime.implementation_choice import ProfileStore
@@ -238,7 +238,7 @@ def estimated(equation: Equation, model: CostModel | None = None) -> float:
 
 def _slower(scope: Scope, access: Access) -> float:
     moving = [x for x in scope.traversals if x.extent > 1]
-    jumps = moving and abs(step(access, moving[-1])) > 1
+    jumps = moving and abs(address_step(access, moving[-1])) > 1
     return (STRIDED if jumps else 1.0) * (1.0 if all(i.affine for i in access.index) else DIVIDED)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from einnet_explore.codegen.errors import BackendError
-from einnet_explore.codegen.language import Kernel, emit, entry
+from einnet_explore.codegen.language import Kernel, emit, entry_name
 from einnet_explore.support.storage import cache_directory
 
 ARCHITECTURES = ("sm_80", "sm_90")
@@ -82,7 +82,7 @@ def compile_cuda(kernel: Kernel, architecture: str = ARCHITECTURES[0]) -> Compil
     Raises BackendError where the compiler is missing or does not know the architecture, and where the text does not
     compile, with the compiler's words.
     """
-    return compile_text(emit(kernel, "cuda"), entry(kernel), architecture)
+    return compile_text(emit(kernel, "cuda"), entry_name(kernel), architecture)
 
 
 def compile_text(text: str, name: str, architecture: str = ARCHITECTURES[0]) -> Compiled:

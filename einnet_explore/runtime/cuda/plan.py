@@ -17,12 +17,13 @@ from einnet_explore.analysis.equations import weight_only
 from einnet_explore.analysis.flattening import row_major, view_strides
 from einnet_explore.codegen import elementwise
 from einnet_explore.codegen.errors import BackendError
+from einnet_explore.codegen.functor import build_functor
 from einnet_explore.codegen.fusion import FusionError, fuse
 from einnet_explore.codegen.fusion.memory_layout import slot_name, slot_sizes
-from einnet_explore.codegen.gpu_copies import moving
-from einnet_explore.codegen.language import Array, Expr, Kernel, KernelError, Literal, Var, emit, entry, type_of
-from einnet_explore.codegen.language.statements import MOST_THREADS
-from einnet_explore.codegen.language.traversal import change_expressions
+from einnet_explore.codegen.gpu_copies import copy_kernel
+from einnet_explore.codegen.language import Array, Expr, Kernel, KernelError, Literal, Var, emit, entry_name, type_of
+from einnet_explore.codegen.language.statements import MAX_BLOCK_THREADS
+from einnet_explore.codegen.language.traversal import rewrite_statement
 from einnet_explore.codegen.tiling import Hardware, tiled
 from einnet_explore.ir import VIEW, Equation, Program, Scope, Tensor, accesses, map_tensors, tensors
 from einnet_explore.operators import OPERATORS, Operator
@@ -142,16 +143,16 @@ class _Maker:
         seen = map_tensors(equation.scope, lambda tensor: self.views.get(tensor.name, tensor))
         whys: list[str] = []
         try:
-            functor = elementwise.functor(seen, equation.name, type_of(DTYPE))
-            launch = elementwise.plan(prod(seen.shape), functor.kinds, [0] * len(functor.kinds))
-            made = elementwise.kernel(functor, launch)
+            functor = build_functor(seen, equation.name, type_of(DTYPE))
+            launch = elementwise.plan_launch(prod(seen.shape), functor.kinds, [0] * len(functor.kinds))
+            made = elementwise.elementwise_kernel(functor, launch)
             names = (equation.name, *(n for n, _ in (*functor.operands, *functor.scalars)))
             numbers = {"packs": launch.packs, "tail": launch.tail}
             return (kernel_launch(made, [*names, *numbers.values()], (launch.blocks, 1, 1)),)
         except KernelError as error:
             whys.append(str(error))
         try:
-            moved = moving(seen, equation.name, type_of(DTYPE))
+            moved = copy_kernel(seen, equation.name, type_of(DTYPE))
             return (kernel_launch(moved.kernel, [*moved.inputs, equation.name], moved.kernel.grid),)
         except KernelError as error:
             whys.append(str(error))
@@ -182,7 +183,7 @@ def fused_launch(program: Program, buffers: dict[str, Shape]) -> Launch:
     flat, kernel = gpu_launch(whole, shapes, DTYPE)
     each = max((prod(shape) for shape in shapes.values()), default=0) // max(1, flat.points)
     if flat.lanes is None and flat.points < FEW and each >= MUCH:
-        flat, kernel = gpu_launch(whole, shapes, DTYPE, MOST_THREADS)
+        flat, kernel = gpu_launch(whole, shapes, DTYPE, MAX_BLOCK_THREADS)
     kernel = specialised(kernel, {p.name: int(flat.numbers[p.name]) for p in kernel.params if _counts(p)})
     label = program.outputs[0]
     slots = {slot_name(n): size * max(1, flat.points) for n, size in enumerate(slot_sizes(flat))}
@@ -210,7 +211,7 @@ def specialised(kernel: Kernel, known: Mapping[str, int]) -> Kernel:
         return Literal(known[e.name], e.kind) if isinstance(e, Var) and e.name in known else None
 
     params = tuple(p for p in kernel.params if p.name not in known)
-    return replace(kernel, params=params, body=tuple(change_expressions(s, to) for s in kernel.body))
+    return replace(kernel, params=params, body=tuple(rewrite_statement(s, to) for s in kernel.body))
 
 
 def kernel_launch(kernel: Kernel, given: Sequence[str | float], grid: tuple[int, int, int]) -> Launch:
@@ -224,7 +225,7 @@ def kernel_launch(kernel: Kernel, given: Sequence[str | float], grid: tuple[int,
                 typed.append((g, kind.dtype.name))
             case _:
                 raise BackendError(f"kernel {kernel.name}: {p!r} is given {g!r}")
-    return Launch(entry(kernel), emit(kernel, "cuda"), grid, kernel.block, tuple(typed))
+    return Launch(entry_name(kernel), emit(kernel, "cuda"), grid, kernel.block, tuple(typed))
 
 
 def _whole(name: str, shape: Shape) -> View:
