@@ -26,8 +26,8 @@ from onnx import TensorProto, helper
 from benchmarks.longformer import SETTLE, Graph, Sizes, near
 from benchmarks.longformer import expression as banded
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.row_subprograms import by_rows
-from einnet_explore.pipeline.submodels import start
+from einnet_explore.pipeline.row_subprograms import derive_by_rows
+from einnet_explore.pipeline.submodels import open_session
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.syntax import parse
 
@@ -80,7 +80,7 @@ def calls(s: Sizes, full: bool, threads: int) -> Calls:
     mask = None if full else near(at, at, s)
 
     def ours() -> Callable[[], Array]:
-        found = by_rows(expression(s) if full else banded(s))
+        found = derive_by_rows(expression(s) if full else banded(s))
         assert found is not None
         constants = {} if full else {"outside": np.pad(np.zeros(s.rows, np.float32), s.reach, constant_values=-1e9)}
         compiled = compile_program(found.end, threads, constants=constants)
@@ -94,11 +94,11 @@ def calls(s: Sizes, full: bool, threads: int) -> Calls:
         return run
 
     def ort() -> Callable[[], Array]:
-        session = start(unfused(s, mask), threads)
+        session = open_session(unfused(s, mask), threads)
         return lambda: np.asarray(session.run(None, dict(feeds))[0])
 
     def own() -> Callable[[], Array]:
-        session = start(contributed(s), threads)
+        session = open_session(contributed(s), threads)
         flat = {n: np.ascontiguousarray(a.swapaxes(0, 1)).reshape(1, s.rows, -1) for n, a in feeds.items()}
 
         def run() -> Array:

@@ -25,9 +25,9 @@ from onnx import TensorProto, helper, numpy_helper
 from einnet_explore.codegen.machine import this_machine
 from einnet_explore.cost import CostModel, cpu_default
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.finalists import algorithms, entries
-from einnet_explore.pipeline.post.chaining import chained
-from einnet_explore.pipeline.post.fusing import fuse
+from einnet_explore.pipeline.finalists import best_by_algorithm, find_variants
+from einnet_explore.pipeline.post.chaining import chain_in_blocks
+from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.runtime.device_rates import peak_flops
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.syntax import parse
@@ -128,10 +128,10 @@ def main() -> None:
             found = model.program_cost(p)
             return found.seconds, found.how
 
-        ranked, _ = entries(program, cost, 7, args.seconds)
-        for entry in algorithms(ranked, 4, 1.0):
-            whole = fuse(entry.derivation())
-            blocks = chained(whole)
+        ranked, _ = find_variants(program, cost, 7, args.seconds)
+        for entry in best_by_algorithm(ranked, 4, 1.0):
+            whole = fuse_eoperators(entry.derivation())
+            blocks = chain_in_blocks(whole)
             if blocks is None or not entry.tables:
                 continue
             made = {

@@ -25,14 +25,14 @@ from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline.finalists import Entry, algorithms, entries
-from einnet_explore.pipeline.joining import joined
-from einnet_explore.pipeline.originals import anonymous
+from einnet_explore.pipeline.finalists import Variant, best_by_algorithm, find_variants
+from einnet_explore.pipeline.joining import join_adjacent
+from einnet_explore.pipeline.originals import anonymize
 from einnet_explore.pipeline.partition import partition
-from einnet_explore.pipeline.post.chaining import chained
-from einnet_explore.pipeline.post.fusing import fuse
-from einnet_explore.pipeline.post.layout_assignment import estimated
-from einnet_explore.pipeline.post.layouts import laid_out
+from einnet_explore.pipeline.post.chaining import chain_in_blocks
+from einnet_explore.pipeline.post.fusing import fuse_eoperators
+from einnet_explore.pipeline.post.layout_assignment import estimate_equation
+from einnet_explore.pipeline.post.layouts import assign_layouts
 from einnet_explore.rules import Derivation, Step
 
 STATES = 120
@@ -46,20 +46,23 @@ def derivations(model: Model, states: int = STATES) -> Iterable[Derivation]:
     """Those of every subprogram's candidates, in blocks too, and of what post-optimisation makes of the cheapest."""
 
     @cache
-    def searched(program: Program) -> tuple[Entry, ...]:
-        return tuple(entries(program, program_seconds, 4, inf, states=states)[0])
+    def searched(program: Program) -> tuple[Variant, ...]:
+        return tuple(find_variants(program, program_seconds, 4, inf, states=states)[0])
 
     known: set[str] = set()
     for s in partition(model).subprograms:
-        anon = anonymous(s.program)
+        anon = anonymize(s.program)
         if anon.signature not in known:
             known.add(anon.signature)
             found = searched(anon.program)
             yield from (entry.derivation() for entry in found)
-            in_blocks = (chained(fuse(entry.derivation())) for entry in algorithms(found, len(found), inf))
+            in_blocks = (
+                chain_in_blocks(fuse_eoperators(entry.derivation()))
+                for entry in best_by_algorithm(found, len(found), inf)
+            )
             yield from (made for made in in_blocks if made is not None)
-    for piece in joined(model, list(pieces(model, searched))):
-        yield fuse(laid_out(fuse(Derivation(piece.program)), estimated))
+    for piece in join_adjacent(model, list(pieces(model, searched))):
+        yield fuse_eoperators(assign_layouts(fuse_eoperators(Derivation(piece.program)), estimate_equation))
 
 
 def timed(steps: Iterable[Step]) -> list[tuple[float, str, Certificate]]:

@@ -64,10 +64,10 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
     """Write a CSV of (what, of what, value)."""
     from einnet_evaluation.models import write
     from einnet_explore.onnx_import.load import load_model
-    from einnet_explore.pipeline.finalists import entries
+    from einnet_explore.pipeline.finalists import find_variants
     from einnet_explore.pipeline.optimiser import Optimiser
-    from einnet_explore.pipeline.originals import anonymous
-    from einnet_explore.pipeline.request import settings
+    from einnet_explore.pipeline.originals import anonymize
+    from einnet_explore.pipeline.request import make_settings
     from einnet_explore.runtime.implementation_choice import ProfileStore
     from einnet_explore.runtime.keys import key_of
 
@@ -86,9 +86,9 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
         store = ProfileStore(Path(scratch) / "p.sqlite")
         for name in models:
             began_model = time.perf_counter()
-            work = Optimiser(load_model(write(name)), settings("cpu", 1, 7), store=store)
+            work = Optimiser(load_model(write(name)), make_settings("cpu", 1, 7), store=store)
             keep("opening seconds", name, time.perf_counter() - began_model)
-            distinct = {anonymous(s.program).signature: (s, anonymous(s.program)) for s in work.subprograms}
+            distinct = {anonymize(s.program).signature: (s, anonymize(s.program)) for s in work.subprograms}
             keep("subprograms", name, len(work.subprograms))
             keep("distinct subprograms", name, len(distinct))
             contests = 0
@@ -102,7 +102,7 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
                     continue
                 contests += 1
                 processor = time.process_time()
-                found = entries(anon.program, work.means.cost, 7, effort, states=STATES)
+                found = find_variants(anon.program, work.means.cost, 7, effort, states=STATES)
                 keep("search seconds", name, time.process_time() - processor)
                 wall = time.perf_counter()
                 outcome = replace(contest, found=lambda found=found: found).hold(effort)  # type: ignore[misc]

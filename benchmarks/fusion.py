@@ -23,7 +23,7 @@ import numpy as np
 
 from einnet_evaluation import fused_programs
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.row_subprograms import in_one
+from einnet_explore.pipeline.row_subprograms import derive_in_one_kernel
 from einnet_explore.runtime import fused
 from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.execution import set_threads
@@ -145,7 +145,7 @@ def processor_times(calls: Mapping[str, Callable[[], object]], rounds: int = 9) 
 
 def generators(program: Program, arrays: Arrays, threads: int) -> dict[str, Callable[[], object]]:
     """*program* as one expression, by each generator of a plan's kernels."""
-    derived = in_one(program)
+    derived = derive_in_one_kernel(program)
     assert derived is not None
     scope = derived.end.equations[0].scope
     placed = {name: aligned(a) for name, a in arrays.items()}

@@ -23,7 +23,7 @@ from benchmarks.merging import separable
 from einnet_explore.analysis.counts import intensity
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.post.fusing import fuse
+from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.rules import BILINEAR_SUBSTITUTION, FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
 from einnet_explore.runtime.epilogues import compile_measured
@@ -58,7 +58,7 @@ def run_by(start: Derivation) -> Derivation:
     found = min((e for e in search.run() if isinstance(e, Found)), key=lambda e: e.seconds)
     for step in search.derivation(found.state.id).steps:
         start = start.then(step.match)
-    return fuse(start)
+    return fuse_eoperators(start)
 
 
 def library(c: int, side: int, weights: dict[str, Any], x: Any, threads: int) -> Callable[[], Any]:

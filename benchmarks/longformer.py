@@ -25,8 +25,8 @@ from onnx import TensorProto, helper, numpy_helper
 from einnet_explore.ir import Program
 from einnet_explore.onnx_export.nodes import to_onnx
 from einnet_explore.operators import expressions as ops
-from einnet_explore.pipeline.row_subprograms import by_rows
-from einnet_explore.pipeline.submodels import start
+from einnet_explore.pipeline.row_subprograms import derive_by_rows
+from einnet_explore.pipeline.submodels import open_session
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.syntax import parse
 
@@ -211,7 +211,7 @@ def expression(s: Sizes) -> Program:
 
 def ours(s: Sizes, feeds: Mapping[str, Array], threads: int) -> dict[str, Callable[[], Array]]:
     """The derived kernel, and its export run by ONNX Runtime."""
-    found = by_rows(expression(s))
+    found = derive_by_rows(expression(s))
     assert found is not None
     constants = {"outside": np.pad(np.zeros(s.rows, np.float32), s.reach, constant_values=FAR)}
     compiled = compile_program(found.end, threads, constants=constants)
@@ -220,7 +220,7 @@ def ours(s: Sizes, feeds: Mapping[str, Array], threads: int) -> dict[str, Callab
     graph = helper.make_graph(list(made.nodes), "attention", infos[:3], infos[3:], list(made.initialisers))
     imports = [helper.make_opsetid("", 21), helper.make_opsetid(made.functions[0].domain, 1)]
     model = helper.make_model(graph, functions=list(made.functions), opset_imports=imports, ir_version=10)
-    session = start(model, threads)
+    session = open_session(model, threads)
     return {
         "ours": lambda: compiled.run(feeds)["y"],
         "ours in onnxruntime": lambda: np.asarray(session.run(None, dict(feeds))[0]),
@@ -229,7 +229,7 @@ def ours(s: Sizes, feeds: Mapping[str, Array], threads: int) -> dict[str, Callab
 
 def onnxruntime_calls(s: Sizes, feeds: Mapping[str, Array], threads: int) -> dict[str, Callable[[], Array]]:
     """A call of every form."""
-    sessions = {name: start(form(s), threads) for name, form in FORMS.items()}
+    sessions = {name: open_session(form(s), threads) for name, form in FORMS.items()}
 
     def call(name: str) -> Callable[[], Array]:
         return lambda: np.asarray(sessions[name].run(None, dict(feeds))[0])

@@ -18,7 +18,7 @@ import numpy as np
 
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.post.fusing import fuse
+from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.runtime.measurement import compare, times_faster
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.strategies.candidate import Candidate
@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         weights = {t.name: arrays[t.name] for t in program.inputs if t.weight}
         runs = {}
         for candidate in found:
-            made = compile_program(fuse(candidate.derivation).end, arguments.threads, constants=weights)
+            made = compile_program(fuse_eoperators(candidate.derivation).end, arguments.threads, constants=weights)
             made.run({k: v for k, v in arrays.items() if k not in weights})
             runs[f"{how(candidate)} ({candidate.seconds * 1e6:.0f} µs estimated)"] = partial(made.execute)
         timings = compare(runs, rounds=61, min_seconds=0.3)

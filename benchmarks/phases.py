@@ -19,9 +19,9 @@ from onnx import helper
 from benchmarks.blocks import library, lower_quartiles
 from einnet_explore.cost import CostModel, cpu_default
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.finalists import by_algorithm, entries
-from einnet_explore.pipeline.post.chaining import chained
-from einnet_explore.pipeline.post.fusing import fuse
+from einnet_explore.pipeline.finalists import find_variants, variants_by_algorithm
+from einnet_explore.pipeline.post.chaining import chain_in_blocks
+from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.runtime.device_rates import peak_flops
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.syntax import parse
@@ -62,9 +62,11 @@ def main() -> None:
         taps = (rng.standard_normal((c, f, 4, 4)) / (2 * c**0.5)).astype(np.float32)
         theirs = library(NODE, data, taps, args.threads)
         want = theirs()
-        for group in by_algorithm(entries(transposed(n, c, f, h), cost, 7, 0, states=args.states)[0], 7, 1.0):
-            forms = [(e, fuse(e.derivation())) for e in group[:4]]
-            chains = [(e, whole, made) for e, whole in forms if (made := chained(whole)) is not None]
+        for group in variants_by_algorithm(
+            find_variants(transposed(n, c, f, h), cost, 7, 0, states=args.states)[0], 7, 1.0
+        ):
+            forms = [(e, fuse_eoperators(e.derivation())) for e in group[:4]]
+            chains = [(e, whole, made) for e, whole in forms if (made := chain_in_blocks(whole)) is not None]
             if not chains or not group[0].tables:
                 continue
             entry, whole, blocks = chains[0]

@@ -20,9 +20,9 @@ from einnet_explore.cli.output import table
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.partition import Subprogram, partition
-from einnet_explore.pipeline.plan import ByValue, Run, build_plan
-from einnet_explore.pipeline.post.fusing import fuse
-from einnet_explore.pipeline.whole_model import telling_inputs
+from einnet_explore.pipeline.plan import GroupRun, ProgramCall, build_plan
+from einnet_explore.pipeline.post.fusing import fuse_eoperators
+from einnet_explore.pipeline.whole_model import discriminating_inputs
 from einnet_explore.runtime.measurement import pause
 from einnet_explore.runtime.program import compile_program
 
@@ -30,20 +30,20 @@ SEARCH = 20
 """Seconds, at most, that a group is searched for."""
 
 
-def replaced(model: Model, part: Subprogram, threads: int) -> ByValue | None:
+def replaced(model: Model, part: Subprogram, threads: int) -> ProgramCall | None:
     """*part* with a Matmul and eOperators; None where none is found."""
     run = ee.search(part.program, target="Matmul", limit=SEARCH).start().wait()
     if run.best is None:
         return None
-    program = fuse(run.best.derivation).end
+    program = fuse_eoperators(run.best.derivation).end
     if not any(e.via is not None and e.via.operator == "Matmul" for e in program.equations):
         return None
     names = {model.identifiers[value]: value for value in (*part.inputs, *part.outputs)}
     weights = {t.name: model.weights[names[t.name]] for t in program.inputs if t.weight}
-    return ByValue(compile_program(program, threads, constants=weights), names)
+    return ProgramCall(compile_program(program, threads, constants=weights), names)
 
 
-def called(run: Run) -> Run:
+def called(run: GroupRun) -> GroupRun:
     """*run* as something that is no program: a plan has to call it."""
     return partial(run)
 
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10)
     chosen = parser.parse_args()
     model = load_model(write(chosen.model))
-    runs: dict[tuple[str, ...], Run] = {}
+    runs: dict[tuple[str, ...], GroupRun] = {}
     for part in partition(model).subprograms:
         if len(runs) < chosen.replaced and (run := replaced(model, part, chosen.threads)) is not None:
             runs[part.nodes] = run
@@ -88,7 +88,7 @@ def main() -> None:
         "one session": build_plan(model, runs, chosen.threads),
         "called": build_plan(model, {nodes: called(run) for nodes, run in runs.items()}, chosen.threads),
     }
-    feeds = telling_inputs(model, original)
+    feeds = discriminating_inputs(model, original)
     calls = {name: lambda plan=plan: plan.run(feeds) for name, plan in plans.items()}
     samples = timed(calls, chosen.seconds, chosen.threads)
     base = samples["original"]

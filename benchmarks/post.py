@@ -19,37 +19,37 @@ from einnet_explore.cost import program_seconds
 from einnet_explore.ir import VIEW, Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline.finalists import Entry, entries
-from einnet_explore.pipeline.joining import Piece, joined
-from einnet_explore.pipeline.originals import anonymous
-from einnet_explore.pipeline.outcome import certificates
+from einnet_explore.pipeline.finalists import Variant, find_variants
+from einnet_explore.pipeline.joining import Piece, join_adjacent
+from einnet_explore.pipeline.originals import anonymize
+from einnet_explore.pipeline.outcome import step_certificates
 from einnet_explore.pipeline.partition import partition
-from einnet_explore.pipeline.post.fusing import fuse
-from einnet_explore.pipeline.post.layout_assignment import estimated
-from einnet_explore.pipeline.post.layouts import laid_out
+from einnet_explore.pipeline.post.fusing import fuse_eoperators
+from einnet_explore.pipeline.post.layout_assignment import estimate_equation
+from einnet_explore.pipeline.post.layouts import assign_layouts
 from einnet_explore.rules import Derivation
 
 SECONDS = 0.5
 """Seconds of search for one subprogram."""
 
 
-Searched: TypeAlias = "Callable[[Program], Sequence[Entry]]"
+Searched: TypeAlias = "Callable[[Program], Sequence[Variant]]"
 """What is found for a subprogram, cheapest first."""
 
 
-def by_time(program: Program) -> Sequence[Entry]:
+def by_time(program: Program) -> Sequence[Variant]:
     """What is found for *program* in ``SECONDS``."""
-    return entries(program, program_seconds, 4, SECONDS)[0]
+    return find_variants(program, program_seconds, 4, SECONDS)[0]
 
 
 def pieces(model: Model, searched: Searched = by_time) -> Iterable[Piece]:
     """Every subprogram's cheapest candidate by estimate; equal ones are searched once."""
     known: dict[str, Derivation | None] = {}
     for s in partition(model).subprograms:
-        anon = anonymous(s.program)
+        anon = anonymize(s.program)
         if anon.signature not in known:
             found = searched(anon.program)
-            known[anon.signature] = fuse(found[0].derivation()) if found else None
+            known[anon.signature] = fuse_eoperators(found[0].derivation()) if found else None
         if (derivation := known[anon.signature]) is not None:
             back = {model.identifiers[name]: name for name in (*s.inputs, *s.outputs)}
             names = {new: back[old] for new, old in anon.names.items() if old in back}
@@ -69,10 +69,13 @@ def main(names: Sequence[str] = (), batch: int = 1) -> None:
         model = load_model(write(name, batch), {})
         found = list(pieces(model))
         began = process_time()
-        whole = joined(model, found)
-        done = [fuse(laid_out(fuse(Derivation(piece.program)), estimated)) for piece in whole]
+        whole = join_adjacent(model, found)
+        done = [
+            fuse_eoperators(assign_layouts(fuse_eoperators(Derivation(piece.program)), estimate_equation))
+            for piece in whole
+        ]
         steps = [step.match.rule.name for d in done for step in d.steps]
-        kinds = Counter(c.kind for d in done for c in certificates(d))
+        kinds = Counter(c.kind for d in done for c in step_certificates(d))
         spent = process_time() - began
         before, after = (sum(map(running, ps)) for ps in ([p.program for p in found], [d.end for d in done]))
         print(

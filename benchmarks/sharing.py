@@ -31,9 +31,9 @@ from einnet_explore.codegen.blocked_chains.block_sizes import Part, blocked, cut
 from einnet_explore.codegen.machine import this_machine
 from einnet_explore.cost import CostModel, cpu_default
 from einnet_explore.ir import Program, Scope, Table, accesses, tensors
-from einnet_explore.pipeline.finalists import by_algorithm, entries
-from einnet_explore.pipeline.post.chaining import chained
-from einnet_explore.pipeline.post.fusing import fuse
+from einnet_explore.pipeline.finalists import find_variants, variants_by_algorithm
+from einnet_explore.pipeline.post.chaining import chain_in_blocks
+from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.onnx_fragment import session_options
@@ -128,8 +128,11 @@ def main() -> None:
         given, node = program(case)
         arrays = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in given.inputs}
         theirs = {f"ONNX Runtime, {n}": library(node, arrays, n) for n in sorted({1, args.threads})}
-        groups = by_algorithm(entries(given, cost, 7, args.seconds)[0], 7, 1.0)
-        forms = (next(filter(None, (chained(fuse(e.derivation())) for e in g[:4] if e.tables)), None) for g in groups)
+        groups = variants_by_algorithm(find_variants(given, cost, 7, args.seconds)[0], 7, 1.0)
+        forms = (
+            next(filter(None, (chain_in_blocks(fuse_eoperators(e.derivation())) for e in g[:4] if e.tables)), None)
+            for g in groups
+        )
         for made in [form for form in forms if form is not None][: args.most]:
             scope = made.end.equations[-1].scope
             found = blocked(scope, this_machine())

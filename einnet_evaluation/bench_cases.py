@@ -20,11 +20,11 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline.exported import forms, program_model
-from einnet_explore.pipeline.finalists import SLACK
-from einnet_explore.pipeline.implementations import Means
-from einnet_explore.pipeline.outcome import judged
-from einnet_explore.pipeline.tuning_task import Contest, Opened, Settings
+from einnet_explore.pipeline.exported import library_forms, program_model
+from einnet_explore.pipeline.finalists import MAX_ESTIMATE_RATIO
+from einnet_explore.pipeline.implementations import Implementations
+from einnet_explore.pipeline.outcome import certify_trial
+from einnet_explore.pipeline.tuning_task import OriginalOpener, Settings, TuningTask
 from einnet_explore.runtime.epilogues import compile_measured
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.outputs import Arrays
@@ -45,7 +45,7 @@ def split_inputs(program: Program, feeds: Arrays) -> tuple[Arrays, Arrays]:
 
 
 def kept(
-    program: Program, constants: Arrays, opened: Opened, settings: Settings, written: str = ""
+    program: Program, constants: Arrays, opened: OriginalOpener, settings: Settings, written: str = ""
 ) -> tuple[CompiledProgram, str] | None:
     """What a contest of *program* with what is *opened* keeps, as in a model, ready to run, and what is said of it.
 
@@ -53,9 +53,9 @@ def kept(
     belongs to how it is *written*.
     """
     store = ProfileStore()
-    means = Means(settings, store)
-    contest = Contest(program, opened, constants, means.engine, means.cost, settings, store, written=written)
-    part = judged((), contest.hold(settings.seconds))
+    means = Implementations(settings, store)
+    contest = TuningTask(program, opened, constants, means.engine, means.cost, settings, store, written=written)
+    part = certify_trial((), contest.hold(settings.seconds))
     if not part.kept or part.derivation is None:
         return None
     winner = part.derivation
@@ -85,11 +85,11 @@ def ways(program: Program, constants: Arrays, threads: int) -> Sequence[tuple[Pr
 
     Raises ValueError where none can be written.
     """
-    device = Means(Settings(threads), ProfileStore()).model.device
+    device = Implementations(Settings(threads), ProfileStore()).model.device
     computing = sum(work(e.scope).flops for e in program.equations) / device.peak_flops
     found: list[tuple[float, Program, Model]] = []
     refusal = "no way to write it"
-    for written in forms(program):
+    for written in library_forms(program):
         try:
             model = load_model(program_model(written, constants))
         except Exception as error:  # every part of ONNX has classes of its own, for want of memory too
@@ -101,7 +101,7 @@ def ways(program: Program, constants: Arrays, threads: int) -> Sequence[tuple[Pr
         raise ValueError(f"found nothing in standard operators: {refusal}")
     found.sort(key=lambda item: item[0])
     least = found[0][0]
-    return tuple((written, model) for seconds, written, model in found if seconds <= SLACK * least)
+    return tuple((written, model) for seconds, written, model in found if seconds <= MAX_ESTIMATE_RATIO * least)
 
 
 def moved(model: Model) -> int:

@@ -14,14 +14,14 @@ from einnet_explore.codegen.versions import all_versions
 from einnet_explore.ir import Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline.finalists import SLACK
-from einnet_explore.pipeline.optimiser import optimize
-from einnet_explore.pipeline.originals import written
+from einnet_explore.pipeline.finalists import MAX_ESTIMATE_RATIO
+from einnet_explore.pipeline.optimiser import optimize_model
+from einnet_explore.pipeline.originals import operator_digest
 from einnet_explore.pipeline.plan import build_plan
-from einnet_explore.pipeline.selection import selecting
+from einnet_explore.pipeline.selection import selection_seconds
 from einnet_explore.pipeline.submodels import random_inputs
 from einnet_explore.pipeline.tuning_task import Settings
-from einnet_explore.pipeline.whole_model import telling_inputs
+from einnet_explore.pipeline.whole_model import discriminating_inputs
 from einnet_explore.runtime.outputs import Arrays
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.storage import write_atomically
@@ -110,11 +110,11 @@ def _of_model(task: Task, feeds: Arrays | None) -> Engine:
     match task.engine:
         case "einnet_explore":
             model = load_model(task.path, task.shapes)
-            fast = optimize(model, threads=task.threads, max_depth=task.max_depth, budget=task.budget)
+            fast = optimize_model(model, threads=task.threads, max_depth=task.max_depth, budget=task.budget)
             given = feeds or dict(fast.feeds)
             if task.export:
                 write_atomically(task.export, fast.onnx().SerializeToString())
-            brought = fast.attributions(selecting(task.budget)) if task.attribute else ()
+            brought = fast.attributions(selection_seconds(task.budget)) if task.attribute else ()
             details = {"attribution": [a.to_json() for a in brought]} if task.attribute else {}
             return Engine(lambda: fast.plan.run(given), given, fast.plan.run(given), fast.summary(), details)
         case "onnxruntime on OUT.onnx":
@@ -128,7 +128,7 @@ def _of_model(task: Task, feeds: Arrays | None) -> Engine:
 
 def _session(model: Model, feeds: Arrays | None, threads: int, said: str) -> Engine:
     plan = build_plan(model, {}, threads)
-    given = feeds or telling_inputs(model, plan)
+    given = feeds or discriminating_inputs(model, plan)
     return Engine(lambda: plan.run(given), given, plan.run(given), said)
 
 
@@ -204,10 +204,10 @@ def _written(task: Task, program: Program, given: Arrays) -> Engine:
             refusal = str(error) or type(error).__name__
             continue
         said = f"{called(form)}; {made.said}".removesuffix("; ")
-        how = written(model, [node.name for node in model.nodes])
+        how = operator_digest(model, [node.name for node in model.nodes])
         engine = Engine(made.call, given, made.outputs, said, written=how)
         if best is None or (
-            engine.sample(1, False) < SLACK * best.sample(1, False) and engine.sample(3) < best.sample(3)
+            engine.sample(1, False) < MAX_ESTIMATE_RATIO * best.sample(1, False) and engine.sample(3) < best.sample(3)
         ):
             best = engine
     if best is None:

@@ -29,7 +29,7 @@ from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import EOPERATOR, VIEW, Program
 from einnet_explore.operators import expressions as ops
 from einnet_explore.operators import find_operators
-from einnet_explore.pipeline.post.fusing import fuse
+from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.outputs import AGREEMENT
 from einnet_explore.session.records import from_record, to_record
@@ -215,7 +215,7 @@ def derive(case: Operator, limit: float) -> Derivation:
     if not found:
         wanted = f"{case.wanted} with {dict(case.attributes)}"
         raise ValueError(f"{case.name}: found no program with {wanted} among {len(search.states)} states, expected one")
-    return fuse(search.derivation(min(found)[1]))
+    return fuse_eoperators(search.derivation(min(found)[1]))
 
 
 def _has(program: Program, case: Operator) -> bool:

@@ -32,9 +32,9 @@ import einnet_explore as ee
 from einnet_explore.ir import scopes
 from einnet_explore.operators import Unmatched, distance
 from einnet_explore.operators.library import MATMUL
-from einnet_explore.pipeline.post.fusing import fuse
-from einnet_explore.pipeline.post.layout_assignment import estimated
-from einnet_explore.pipeline.post.layouts import laid_out
+from einnet_explore.pipeline.post.fusing import fuse_eoperators
+from einnet_explore.pipeline.post.layout_assignment import estimate_equation
+from einnet_explore.pipeline.post.layouts import assign_layouts
 from einnet_explore.session.comparison import mapping_table
 from einnet_explore.strategies.closure import Limits, candidates
 from einnet_explore.viz.tables import Table
@@ -73,7 +73,7 @@ def merged():
     """)
     found = candidates(start, ee.program_seconds, Limits(seconds=12, max_depth=2))
     both = next(c for c in found if any(dict(e.via.attributes).get("m") == 9 * 16 + 32 for e in c.operators))
-    return ee.graph(start, "Fig. 3, before"), ee.graph(fuse(both.derivation).end, "Fig. 3, after")
+    return ee.graph(start, "Fig. 3, before"), ee.graph(fuse_eoperators(both.derivation).end, "Fig. 3, after")
 
 
 fig3_before, fig3 = merged()
@@ -210,7 +210,9 @@ def generator():
     """)
     found = candidates(start, ee.program_seconds, Limits(seconds=6, max_depth=2))
     best = min((c for c in found if any(e.via.operator == "Matmul" for e in c.operators)), key=lambda c: c.seconds)
-    return ee.graph(best.program, "Fig. 11 b: as searched"), ee.graph(fuse(best.derivation).end, "Fig. 11 c: fused")
+    return ee.graph(best.program, "Fig. 11 b: as searched"), ee.graph(
+        fuse_eoperators(best.derivation).end, "Fig. 11 c: fused"
+    )
 
 
 fig11_searched, fig11 = generator()
@@ -235,7 +237,7 @@ def dense_bands():
     both = [c for c in found if sum(dict(e.via.attributes).get("d") == 1 for e in c.operators) == 2]
     best = min(both, key=lambda c: (len(c.operators), c.seconds))
     return ee.graph(start, "Fig. 14, before"), ee.graph(
-        fuse(laid_out(fuse(best.derivation), estimated)).end, "Fig. 14 d"
+        fuse_eoperators(assign_layouts(fuse_eoperators(best.derivation), estimate_equation)).end, "Fig. 14 d"
     )
 
 
@@ -267,7 +269,7 @@ def separable():
 
     found = candidates(start, ee.program_seconds, Limits(seconds=15, max_depth=2))
     best = min((c for c in found if between(c) == wanted), key=lambda c: c.seconds)
-    return ee.graph(start, "Fig. 15 a"), ee.graph(fuse(best.derivation).end, "Fig. 15 c")
+    return ee.graph(start, "Fig. 15 a"), ee.graph(fuse_eoperators(best.derivation).end, "Fig. 15 c")
 
 
 fig15_before, fig15 = separable()

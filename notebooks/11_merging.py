@@ -23,7 +23,7 @@
 
 # %%
 import einnet_explore as ee
-from einnet_explore.pipeline.post.fusing import fuse
+from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.strategies.closure import Limits, candidates
 
 # %% [markdown]
@@ -150,7 +150,7 @@ session.check()
 # What is left around the product are eOperators. Fused to the end, the OffsetReduce and the ReLU are one kernel, as in the figure.
 
 # %%
-session.adopt(fuse(session.derivation))
+session.adopt(fuse_eoperators(session.derivation))
 ee.graph(session.program, "after")
 
 # %% [markdown]
@@ -191,5 +191,5 @@ session.history(certificates=True)
 session.check()
 
 # %%
-session.adopt(fuse(session.derivation))
+session.adopt(fuse_eoperators(session.derivation))
 ee.graph(session.program, "after")

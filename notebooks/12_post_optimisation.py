@@ -19,9 +19,9 @@
 # %%
 import einnet_explore as ee
 from einnet_explore.ir import program
-from einnet_explore.pipeline.post.fusing import fuse
-from einnet_explore.pipeline.post.layout_assignment import estimated
-from einnet_explore.pipeline.post.layouts import laid_out
+from einnet_explore.pipeline.post.fusing import fuse_eoperators
+from einnet_explore.pipeline.post.layout_assignment import estimate_equation
+from einnet_explore.pipeline.post.layouts import assign_layouts
 from einnet_explore.strategies.closure import Limits, candidates
 
 
@@ -68,7 +68,7 @@ ee.graph(products.program, "as searched")
 #    they read the same memory by other strides.)
 
 # %%
-after = fuse(products.derivation)
+after = fuse_eoperators(products.derivation)
 print(len(kernels(products.program)), "eOperators become", len(kernels(after.end)))
 ee.graph(after.end, "fused; what only depends on weights runs at compile time")
 
@@ -126,7 +126,7 @@ ee.graph(dense.program, "as searched: two dense bands")
 # So a layout is chosen for *all* tensors together (an assignment problem, solved by `scipy`'s `milp`), and the transforms in the middle cancel.
 
 # %%
-after = fuse(laid_out(fuse(dense.derivation), estimated))
+after = fuse_eoperators(assign_layouts(fuse_eoperators(dense.derivation), estimate_equation))
 moves = [e.name for e in after.end.equations if e.via and dict(e.via.attributes).get("kind") == "layout"]
 print("transforms that are left:", ", ".join(moves))
 ee.graph(after.end, "after: the inverse pair has gone")

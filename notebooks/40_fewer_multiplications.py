@@ -33,8 +33,8 @@ from einnet_explore.analysis.fused_chain import chain
 from einnet_explore.analysis.softmax_monoid import softmax
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.running_error import bilinear, computed, growth
-from einnet_explore.pipeline.post.chaining import chained
-from einnet_explore.pipeline.row_subprograms import by_rows
+from einnet_explore.pipeline.post.chaining import chain_in_blocks
+from einnet_explore.pipeline.row_subprograms import derive_by_rows
 from einnet_explore.rules import (
     BILINEAR_PRODUCT,
     BILINEAR_SUBSTITUTION,
@@ -152,7 +152,7 @@ Y[n:1, k:64, h:56, w:56] = sum[c:64, r:3, s:3] A[n, c, h+r-1, w+s-1] * K[k, c, r
 tiles = Derivation(wide).then(BILINEAR_SUBSTITUTION.match(wide, (0,), traversal="h", summation="r", outputs=4))
 product_at = next(n for n, e in enumerate(tiles.end.equations) if e.name.startswith("M"))
 tiles = tiles.then(BILINEAR_SUBSTITUTION.match(tiles.end, (product_at,), traversal="w", summation="s", outputs=4))
-blocks = chained(tiles)
+blocks = chain_in_blocks(tiles)
 assert blocks is not None
 stages = chain(blocks.end.equations[-1].scope)
 rows = next(cut for cut in stages.cuts() if cut.traversal.name == "h")
@@ -273,6 +273,6 @@ P[m:64, w:96] = E[m, w] / T[m]
 Y[m:64, n:16] = sum[w:96] P[m, w] * V[w, n]
 output Y
 """)
-found = by_rows(attention)
+found = derive_by_rows(attention)
 print([done.match.rule.name for done in found.steps])
 print(found.end.equations[-1].via, "·", certify(attention, found.end).kind)

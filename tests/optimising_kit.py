@@ -112,11 +112,11 @@ def kept_programs(fast: Optimised) -> list[Any]:
 
 def everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every candidate that agrees counts as faster, by itself and in the whole."""
-    for name in ("MARGIN", "NEGLIGIBLE"):
-        monkeypatch.setattr(contest_module, name, {"MARGIN": 1e9, "NEGLIGIBLE": 0.0}[name])
+    for name in ("MAX_WINNER_RATIO", "NEGLIGIBLE_SHARE"):
+        monkeypatch.setattr(contest_module, name, {"MAX_WINNER_RATIO": 1e9, "NEGLIGIBLE_SHARE": 0.0}[name])
     monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
-    monkeypatch.setattr(result_module, "WORTH", 0.0)
-    monkeypatch.setattr(filed_module, "LEAST", 0.0)
+    monkeypatch.setattr(result_module, "MIN_SPEEDUP", 0.0)
+    monkeypatch.setattr(filed_module, "MIN_EXPORT_SPEEDUP", 0.0)
     monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined", "apart"), "onnxruntime": ("exported",)})
-    monkeypatch.setattr(whole_module, "PAYS", 0.0)
-    monkeypatch.setattr(sparing_module, "LOSES", 0.0)
+    monkeypatch.setattr(whole_module, "MIN_PART_SPEEDUP", 0.0)
+    monkeypatch.setattr(sparing_module, "MAX_LOSING_SPEEDUP", 0.0)

@@ -26,9 +26,9 @@ from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Scope, tensors
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.pipeline.finalists import entries
-from einnet_explore.pipeline.partition import split
-from einnet_explore.pipeline.row_subprograms import in_one
+from einnet_explore.pipeline.finalists import find_variants
+from einnet_explore.pipeline.partition import split_model
+from einnet_explore.pipeline.row_subprograms import derive_in_one_kernel
 from einnet_explore.rules import REDUCTION_GENERATION, Refused
 from einnet_explore.runtime import compiled, implementation_choice, native, onnx_fragment
 from einnet_explore.runtime.arrays import aligned, aligned_empty
@@ -141,7 +141,7 @@ def test_no_regions(text: str, why: str) -> None:
 )
 def test_kernels_in_c(program: Program, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "PARALLEL_ELEMENTS", 1)
-    found = in_one(program)
+    found = derive_in_one_kernel(program)
     scope = program.equations[-1].scope if found is None else found.end.equations[0].scope
     source = NativeSource(scope, threads)
     rng = np.random.default_rng(0)
@@ -301,7 +301,7 @@ def test_what_is_chosen_runs_in_a_plan(threads: int, tmp_path: Path, monkeypatch
     monkeypatch.setattr(implementation_choice, "fastest", lambda _, ways, *__: list(ways)[-1])
     monkeypatch.setattr(native, "PARALLEL_ELEMENTS", 1)
     program = known.batch_norm(4, 3, 5, 6)
-    found = in_one(program)
+    found = derive_in_one_kernel(program)
     assert found is not None
     chosen = implementation_choice.chooser(threads, Store(tmp_path / "profiles.sqlite"))
     made = compile_program(found.end, threads, choose=chosen)
@@ -319,11 +319,11 @@ def test_what_is_chosen_runs_in_a_plan(threads: int, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("make", [known.batch_norm, known.instance_norm])
 def test_normalisations_are_one_kernel(make: Callable[..., Program]) -> None:
     program = make(4, 3, 5, 6)
-    found = in_one(program)
+    found = derive_in_one_kernel(program)
     assert found is not None and len(found.end.equations) == 1
     assert found.end.equations[0].via == Instance(EOPERATOR, (("kind", "reductions"),))
     assert certify(program, found.end).kind in ("proved", "exact")
-    among, _ = entries(program, lambda p: (float(len(p.equations)), ""), 2, 0.1)
+    among, _ = find_variants(program, lambda p: (float(len(p.equations)), ""), 2, 0.1)
     assert next(len(e.derivation().end.equations) for e in among) == 1  # beside the kernels apart, by cost
     assert len(among) > 1
 
@@ -337,7 +337,7 @@ def test_normalisations_are_one_kernel(make: Callable[..., Program]) -> None:
     ],
 )
 def test_other_programs_are_not(text: str) -> None:
-    assert in_one(parse(text)) is None
+    assert derive_in_one_kernel(parse(text)) is None
 
 
 def test_reduction_generation_refuses() -> None:
@@ -348,7 +348,7 @@ def test_reduction_generation_refuses() -> None:
     with pytest.raises(Refused, match="120 points for 30 elements at most"):
         REDUCTION_GENERATION.rewrite(product, (0,), REDUCTION_GENERATION.decode(product, (0,), {}))
     assert "used again" in REDUCTION_GENERATION.explain(product, (0,))
-    found = in_one(known.softmax(4, 9))
+    found = derive_in_one_kernel(known.softmax(4, 9))
     assert found is not None
     with pytest.raises(Refused, match="instantiated already"):
         REDUCTION_GENERATION.rewrite(found.end, (0,), found.steps[-1].match.params)
@@ -369,5 +369,5 @@ def test_a_normalisation_alone_is_a_subprogram() -> None:
         out = [helper.make_tensor_value_info("z", TensorProto.FLOAT, [4, 9])]
         graph = helper.make_graph([*given_nodes, last], "norm", info[:1], out, [scale])
         model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-        (found,) = split(load_model(model))
-        assert in_one(found.program) is not None
+        (found,) = split_model(load_model(model))
+        assert derive_in_one_kernel(found.program) is not None

@@ -24,8 +24,8 @@ from einnet_explore.codegen.machine import Machine, this_machine
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Iterator, Program, Scope, Table, Tensor, accesses, tensors
-from einnet_explore.pipeline.post.chaining import chained
-from einnet_explore.pipeline.post.fusing import fuse, fused
+from einnet_explore.pipeline.post.chaining import chain_in_blocks
+from einnet_explore.pipeline.post.fusing import fuse_eoperators, fuse_with_refusals
 from einnet_explore.rules import (
     BILINEAR_SUBSTITUTION,
     BLOCKED_GENERATION,
@@ -71,7 +71,7 @@ def nested(program: Program, m: int = 2) -> Derivation:
 
 
 def in_blocks(program: Program, m: int = 2) -> Derivation:
-    found = chained(nested(program, m))
+    found = chain_in_blocks(nested(program, m))
     assert found is not None
     return found
 
@@ -309,7 +309,7 @@ def test_an_elementwise_reader_joins_a_chain_that_is_run_already() -> None:
     before = in_blocks(convolution(1, 16, 16, 6, 6)).end
     more = ee.parse("tensor Y[1, 16, 6, 6]\nZ[n:1, f:16, h:6, w:6] = relu(Y[n, f, h, w])").equations[0]
     more = replace(more, via=Instance(EOPERATOR, (("kind", "elementwise"),)))
-    joined_up = fused(Derivation(replace(before, equations=(*before.equations, more), outputs=("Z",))))
+    joined_up = fuse_with_refusals(Derivation(replace(before, equations=(*before.equations, more), outputs=("Z",))))
     end = joined_up.derivation.end
     assert [e.via for e in end.equations if e.name == "Z"] == [BLOCKED]
     assert not any(e.name == "Y" for e in end.equations)
@@ -375,7 +375,7 @@ def test_products_that_have_no_vectors_are_left_to_others() -> None:
     arrays = integers(program)
     got = compile_scope(scope)(*(np.asarray(arrays[n], np.float32) for n in emit(scope).inputs))
     np.testing.assert_array_equal(got, evaluate(program, arrays)["Y"])
-    assert chained(Derivation(program)) is None
+    assert chain_in_blocks(Derivation(program)) is None
 
 
 @pytest.mark.parametrize(
@@ -460,7 +460,7 @@ def test_a_strided_window_is_filters_of_its_residues_in_blocks() -> None:
     want = evaluate(program, arrays)["Y"]
     nested = next(d for d in made if shapes(d.end) == {(7, 7), (7, 4), (4, 7)})
     assert all(certify(step.before, step.after).kind == "proved" for step in nested.steps)
-    after = chained(fuse(nested))
+    after = chain_in_blocks(fuse_eoperators(nested))
     assert after is not None and after.end.equations[-1].via == BLOCKED
     single = {name: a.astype(np.float32) for name, a in arrays.items()}
     got = compile_program(after.end, constants={"K": single["K"]}).run({"A": single["A"]})["Y"]

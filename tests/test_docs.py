@@ -15,7 +15,7 @@ from onnx_building import build, node
 from einnet_evaluation import end_to_end, operator_cases, searches
 from einnet_explore.cli import main
 from einnet_explore.cli.arguments import parser
-from einnet_explore.pipeline.tuner import LONGEST
+from einnet_explore.pipeline.tuner import DEFAULT_BUDGET_SECONDS
 from einnet_explore.pipeline.tuning_task import Settings
 from einnet_explore.strategies.options import Options
 from einnet_explore.syntax import TextError, parse, text
@@ -161,9 +161,9 @@ def test_defaults_that_help_names(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     said = {name: shown(name, monkeypatch, capsys) for name in ("derive", "optimize", "bench", "reproduce")}
     assert f"levels of choices (default: {Options().max_depth})" in said["derive"]
     assert f"({Options().strategy}, the default)" in said["derive"]
-    assert f"after this (default: {LONGEST:g} s)" in said["optimize"]
+    assert f"after this (default: {DEFAULT_BUDGET_SECONDS:g} s)" in said["optimize"]
     assert (
-        f"(default: {LONGEST:g} s), of a case the seconds of search (default: {Settings(1).seconds:g} s)"
+        f"(default: {DEFAULT_BUDGET_SECONDS:g} s), of a case the seconds of search (default: {Settings(1).seconds:g} s)"
         in said["bench"]
     )
     operators, whole, search = operator_cases.effort(), end_to_end.Effort(), searches.Effort()
@@ -172,7 +172,7 @@ def test_defaults_that_help_names(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "of e1 (default: 1 and 16)" in said["reproduce"]
     assert f"(default: {operators.search:g} for e2 and e3, {search.limit:g} for e4 to e6)" in said["reproduce"]
     assert f"of the searches of e4 to e6 (default: {search.max_depth})" in said["reproduce"]
-    assert f"the --budget of a model ({LONGEST:g})" in said["reproduce"]
+    assert f"the --budget of a model ({DEFAULT_BUDGET_SECONDS:g})" in said["reproduce"]
 
 
 PAGES = ["README.md", "CHANGELOG.md", *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md")))]

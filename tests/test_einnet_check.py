@@ -31,7 +31,7 @@ from einnet_check.text import Parser
 from einnet_evaluation import cases
 from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.row_subprograms import by_rows
+from einnet_explore.pipeline.row_subprograms import derive_by_rows
 from einnet_explore.rules import (
     ALL_RULES,
     BILINEAR_PRODUCT,
@@ -327,7 +327,7 @@ output Y
 
 
 def test_attention_in_one_pass_is_proved_step_by_step() -> None:
-    found = by_rows(ee.parse(ATTENTION))
+    found = derive_by_rows(ee.parse(ATTENTION))
     assert found is not None and found.steps[-1].match.rule.name == "one_pass_generation"
     record = json.loads(json.dumps(records.to_record(found)))
     proof = certificate(record, ATTENTION)

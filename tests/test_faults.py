@@ -24,7 +24,7 @@ from einnet_explore.codegen.errors import BackendError
 from einnet_explore.onnx_import.checks import check_memory
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import ModelError, ModelValue
-from einnet_explore.pipeline.optimiser import optimize
+from einnet_explore.pipeline.optimiser import optimize_model
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime import compiled as trial
 from einnet_explore.runtime.tvm_cpu import compile_scope
@@ -121,7 +121,7 @@ CONTRACTION = build(
 
 def test_where_every_kernel_crashes_the_original_stays(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_save", linked("*(volatile int *)0 = 1;"))
-    fast = optimize(load_model(CONTRACTION), threads=1, max_depth=2, budget=1)
+    fast = optimize_model(load_model(CONTRACTION), threads=1, max_depth=2, budget=1)
     feeds = fast.random_inputs()
     np.testing.assert_allclose(fast(**feeds)["y"], fast.original.run(feeds)["y"], rtol=1e-4)
 

@@ -14,8 +14,16 @@ from einnet_explore.cost import CPU_DEFAULT, program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program, Table, accesses, scopes
 from einnet_explore.pipeline import remote_tuning
-from einnet_explore.pipeline.finalists import SLACK, Entry, algorithms, by_algorithm, entries, finalists, search
-from einnet_explore.pipeline.tuning_task import Contest, Outcome, Settings
+from einnet_explore.pipeline.finalists import (
+    MAX_ESTIMATE_RATIO,
+    Variant,
+    best_by_algorithm,
+    find_variants,
+    search_subprogram,
+    select_finalists,
+    variants_by_algorithm,
+)
+from einnet_explore.pipeline.tuning_task import Settings, Trial, TuningTask
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.support.limits import ROOM
@@ -23,8 +31,8 @@ from einnet_explore.support.limits import ROOM
 START = Derivation(ee.parse("tensor x[3]\ny[i:3] = x[i]\noutput y"))
 
 
-def entry(seconds: float, *kind: str) -> Entry:
-    return Entry(seconds, kind, lambda: START)
+def entry(seconds: float, *kind: str) -> Variant:
+    return Variant(seconds, kind, lambda: START)
 
 
 def test_every_kind_gets_its_best_first() -> None:
@@ -36,16 +44,16 @@ def test_every_kind_gets_its_best_first() -> None:
         entry(5),
         entry(9, "G2BMM"),
     ]
-    assert [e.seconds for e in finalists(ranked, 3, 8)] == [1, 4, 5]
-    assert [e.seconds for e in finalists(ranked, 4, 8)] == [1, 2, 4, 5]
-    assert [e.seconds for e in finalists(ranked, 2, 8)] == [1, 4]
-    assert [e.seconds for e in finalists(ranked, 9, 8)] == [1, 2, 3, 4, 5]
-    assert finalists(ranked, 4, 1) == ()
+    assert [e.seconds for e in select_finalists(ranked, 3, 8)] == [1, 4, 5]
+    assert [e.seconds for e in select_finalists(ranked, 4, 8)] == [1, 2, 4, 5]
+    assert [e.seconds for e in select_finalists(ranked, 2, 8)] == [1, 4]
+    assert [e.seconds for e in select_finalists(ranked, 9, 8)] == [1, 2, 3, 4, 5]
+    assert select_finalists(ranked, 4, 1) == ()
 
 
 def test_a_search_has_its_first_candidate_whatever_the_time() -> None:
     program = ee.parse("tensor A[64, 64]\ntensor B[64, 64]\nC[m:64, n:64] = sum[k:64] A[m, k] * B[k, n]\noutput C")
-    found, _ = search(program, program_seconds, 2, 0.05)
+    found, _ = search_subprogram(program, program_seconds, 2, 0.05)
     assert found and found == sorted(found)
 
 
@@ -60,7 +68,7 @@ E[m:32, n:48] = sum[k:32] A[m, k] * D[k, n]
 output C, E"""
     )
     for program in (one, two):
-        found, _ = entries(program, program_seconds, 2, 0.5)
+        found, _ = find_variants(program, program_seconds, 2, 0.5)
         best = found[0].derivation()
         assert best.start == program and all(e.via is not None for e in best.end.equations)
         assert [e.seconds for e in found] == sorted(e.seconds for e in found)
@@ -85,8 +93,8 @@ def held(
     before: float,
     won: float,
     other: float,
-    found: Callable[[], tuple[list[Entry], int]] | None = None,
-) -> tuple[Outcome, list[Program]]:
+    found: Callable[[], tuple[list[Variant], int]] | None = None,
+) -> tuple[Trial, list[Program]]:
     """A contest with the times of a profile: of the original, of F(4x4, 3x3), of all else; and what was entered."""
     measured: list[Program] = []
     result: dict[str, Any] = {}
@@ -99,7 +107,7 @@ def held(
 
     store = ProfileStore(cache / "p.sqlite")
     settings = Settings(states=BUDGET)
-    contest = Contest(program, lambda: (lambda: result, result), {}, engine, program_seconds, settings, store, found)
+    contest = TuningTask(program, lambda: (lambda: result, result), {}, engine, program_seconds, settings, store, found)
     for name in ("onnxruntime", "onnxruntime alone"):
         store.put(contest._key(name), before, "recorded")
     return contest.hold(1.0), measured
@@ -107,7 +115,7 @@ def held(
 
 def test_the_nested_algorithm_is_found_where_its_tile_does_not_divide(tmp_path: Path) -> None:
     program = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3)
-    found, states = entries(program, program_seconds, Settings().max_depth, 0.0, states=BUDGET)
+    found, states = find_variants(program, program_seconds, Settings().max_depth, 0.0, states=BUDGET)
     assert states == BUDGET
     (best, *_) = (made for e in found if nested((made := e.derivation()).end))
     assert [step.match.rule.name for step in best.steps[:2]] == ["bilinear_substitution"] * 2
@@ -121,7 +129,7 @@ def test_the_nested_algorithm_is_found_where_its_tile_does_not_divide(tmp_path: 
 def test_the_nested_algorithm_is_not_chosen_where_it_loses(seconds: float, tmp_path: Path) -> None:
     """With 512 channels at 7² it has been measured at 1.04 of the original's time."""
     program = ee.ops.conv2d(N=1, H=7, W=7, C=512, F=512, R=3, S=3)
-    found, _ = entries(program, program_seconds, Settings().max_depth, 0.0, states=BUDGET)
+    found, _ = find_variants(program, program_seconds, Settings().max_depth, 0.0, states=BUDGET)
     assert any(nested(e.derivation().end) for e in found)
     outcome, measured = held(tmp_path, program, before=1.051e-3, won=seconds, other=1.2e-3)
     least = min(seconds if nested(p) else 1.2e-3 for p in measured)
@@ -130,21 +138,21 @@ def test_the_nested_algorithm_is_not_chosen_where_it_loses(seconds: float, tmp_p
 
 def test_entries_of_one_algorithm_stand_together() -> None:
     table = Table((2, 1), (1, 1))  # type: ignore[arg-type]
-    ranked = [Entry(n, (), lambda: START, (table,) * (n % 2)) for n in range(6)]
-    assert [[e.seconds for e in group] for group in by_algorithm(ranked, 9, 5)] == [[0, 2, 4], [1, 3]]
-    assert [[e.seconds for e in group] for group in by_algorithm(ranked, 1, 5)] == [[0, 2, 4]]
-    assert algorithms(ranked, 9, 5) == (ranked[0], ranked[1])
+    ranked = [Variant(n, (), lambda: START, (table,) * (n % 2)) for n in range(6)]
+    assert [[e.seconds for e in group] for group in variants_by_algorithm(ranked, 9, 5)] == [[0, 2, 4], [1, 3]]
+    assert [[e.seconds for e in group] for group in variants_by_algorithm(ranked, 1, 5)] == [[0, 2, 4]]
+    assert best_by_algorithm(ranked, 9, 5) == (ranked[0], ranked[1])
 
 
 def test_a_contest_enters_the_same_wherever_its_candidates_were_found(tmp_path: Path) -> None:
     """Of each algorithm what runs in blocks, too: some of these are no finalists."""
     program = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3)
     times, settings = {"before": 1.5e-3, "won": 0.8e-3, "other": 1.2e-3}, Settings(states=BUDGET)
-    rates = remote_tuning.Rates.of(CPU_DEFAULT, ProfileStore(tmp_path / "none.sqlite"), 1)
-    answer = remote_tuning.found(program, rates, settings, 0.0, SLACK * times["before"])
+    rates = remote_tuning.PortableCost.of(CPU_DEFAULT, ProfileStore(tmp_path / "none.sqlite"), 1)
+    answer = remote_tuning.answer_request(program, rates, settings, 0.0, MAX_ESTIMATE_RATIO * times["before"])
     told = pickle.loads(pickle.dumps(answer))
     outcome, measured = held(tmp_path, program, **times)
-    again, there = held(tmp_path, program, **times, found=partial(remote_tuning.held, program, told))
+    again, there = held(tmp_path, program, **times, found=partial(remote_tuning.variants_of_reply, program, told))
     assert there == measured and again.winner == outcome.winner
     assert len(measured) > settings.finalists + 1  # at least two of them in blocks
 
@@ -158,7 +166,7 @@ def test_a_candidate_that_does_not_fit_is_refused(error: Exception, tmp_path: Pa
 
     opened = lambda: (dict[str, Any], dict[str, Any]())  # noqa: E731
     store, settings = ProfileStore(tmp_path / "p.sqlite"), Settings(states=20)
-    contest = Contest(program, opened, {}, engine, program_seconds, settings, store)
+    contest = TuningTask(program, opened, {}, engine, program_seconds, settings, store)
     store.put(contest._key("onnxruntime alone"), 1.0, "said")
     store.put(contest._key("onnxruntime"), 1.0, "said")
     wanting = ROOM.wanting

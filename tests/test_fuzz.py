@@ -20,12 +20,12 @@ from einnet_explore.ir import Apply, Program
 from einnet_explore.onnx_export.export import rewrite_model
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.operators import OPERATORS
-from einnet_explore.pipeline.assembly import Folder
+from einnet_explore.pipeline.assembly import WeightFolder
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.submodels import PlanError, random_inputs
-from einnet_explore.pipeline.whole_model import telling_inputs
+from einnet_explore.pipeline.whole_model import discriminating_inputs
 from einnet_explore.rules import BILINEAR_SUBSTITUTION, SIBLING_MERGING, TRAVERSAL_MERGING, Derivation, Refused
 from einnet_explore.session.records import from_record, to_record
 from einnet_explore.session.run import Run
@@ -199,7 +199,7 @@ def test_a_merged_scope_brings_a_value_that_nobody_reads() -> None:
 def test_a_weight_of_rank_zero_stays_one() -> None:
     # NumPy makes what is contiguous one-dimensional.
     program = parse("tensor s[] weight\ntensor A[3]\nF[] = sqrt(s[]) * 2\nY[i:3] = A[i] * F[]\n")
-    rest, constants = Folder().fold(program, {"s": np.asarray(4.0, np.float32)})
+    rest, constants = WeightFolder().fold(program, {"s": np.asarray(4.0, np.float32)})
     assert [(name, a.shape, float(a)) for name, a in constants.items()] == [("F", (), 4.0)]
     assert [e.name for e in rest.equations] == ["Y"]
 
@@ -248,7 +248,7 @@ def test_a_model_that_random_inputs_break_is_refused_in_one_line() -> None:
     )
     model = load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
     with pytest.raises(PlanError, match="fails on random inputs") as told_:
-        telling_inputs(model, build_plan(model, {}, 1))
+        discriminating_inputs(model, build_plan(model, {}, 1))
     assert "\n" not in str(told_.value)
     with pytest.raises(PlanError):
         Optimiser(model, graphs.QUICK)
@@ -257,4 +257,4 @@ def test_a_model_that_random_inputs_break_is_refused_in_one_line() -> None:
 def test_inputs_of_rank_zero_are_arrays() -> None:
     model = load_model(build([node("Relu", ["x"], ["y"])], {"x": []}, ["y"]))
     assert all(isinstance(a, np.ndarray) and a.shape == () for a in random_inputs(model).values())
-    assert all(isinstance(a, np.ndarray) for a in telling_inputs(model, build_plan(model, {}, 1)).values())
+    assert all(isinstance(a, np.ndarray) for a in discriminating_inputs(model, build_plan(model, {}, 1)).values())

@@ -34,7 +34,7 @@ from einnet_explore.codegen.errors import BackendError
 from einnet_explore.cost import CPU_DEFAULT, program_seconds
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.devices import cost_for
+from einnet_explore.pipeline.devices import device_cost
 from einnet_explore.runtime import c_kernels
 from einnet_explore.runtime.cuda import device as cuda_device
 from einnet_explore.runtime.cuda import execution, nvrtc
@@ -99,14 +99,14 @@ def test_a_profile_changes_what_is_ranked_first(conv: Path, tmp_path: Path) -> N
     for candidate, seconds in ((usual[0], 1.0), (other, 1e-9)):
         for equation in candidate.operators:
             store.put(recorded_key(equation, "CUDA Synthetic", "driver 1"), seconds, "made up")
-    there = searched(cost_for(f"profile:{path}"), conv)
+    there = searched(device_cost(f"profile:{path}"), conv)
     assert operators_of(there[0]) == operators_of(other) != first
     assert min(c.seconds for c in there if operators_of(c) == first and c.program == usual[0].program) >= 1.0
     held = ee.search(load_text(conv), device=f"profile:{path}", max_depth=3)
     for _ in held:
         pass
     assert min(held.candidates, key=lambda c: c.seconds).program == there[0].program
-    cost = cost_for(f"profile:{path}")
+    cost = device_cost(f"profile:{path}")
     assert cost(other.program)[1] in ("measured", "mixed")
 
 
@@ -128,14 +128,14 @@ def test_rates_make_the_roofline(tmp_path: Path) -> None:
     record_rates(path, "CUDA Synthetic", "driver 1", RATED)
     Store(path).known(1)
     program = parse("tensor A[4096, 4096]\nY[i:4096, j:4096] = A[j, i]")
-    seconds, how = cost_for(f"profile:{path}")(program)
+    seconds, how = device_cost(f"profile:{path}")(program)
     assert (seconds, how) == (pytest.approx(3e-6 + 2 * 4 * 4096**2 / 2e12), "bytes")
     assert seconds < program_seconds(program)[0]
     # A CPU's recording without rates has the usual ones.
     Store(path).put(recorded_key(program.equations[0], "Linux x86", "numpy 2"), 4e-3, "made up")
-    assert cost_for(f"profile:{path}#Linux")(program) == (4e-3, "measured")
+    assert device_cost(f"profile:{path}#Linux")(program) == (4e-3, "measured")
     other = parse("tensor A[4096, 2048]\nY[i:2048, j:4096] = A[j, i]")
-    assert cost_for(f"profile:{path}#Linux")(other) == program_seconds(other)
+    assert device_cost(f"profile:{path}#Linux")(other) == program_seconds(other)
     assert CPU_DEFAULT.threads == 1
 
 
@@ -162,7 +162,7 @@ def test_several_recordings_are_told_apart(tmp_path: Path) -> None:
         with pytest.raises(BackendError, match=says):
             recorded(f"{path}#{name}")
     with pytest.raises(ValueError, match="no rates of CUDA H100, expected peak_flops"):
-        cost_for(f"profile:{path}#H100")
+        device_cost(f"profile:{path}#H100")
 
 
 def test_profiles_that_do_not_serve(conv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -512,7 +512,7 @@ def test_results_become_a_profile(tmp_path: Path) -> None:
     results = {"device": device, "ceilings": {"all": {"rates": RATED}}, "profiles": profiles}
     (tmp_path / "r.json").write_text(json.dumps(results))
     assert convert(tmp_path / "r.json", tmp_path / "p.sqlite").endswith("(driver 1 runtime 2 cupy 0)")
-    seconds, how = cost_for(f"profile:{tmp_path / 'p.sqlite'}")(candidate.program)
+    seconds, how = device_cost(f"profile:{tmp_path / 'p.sqlite'}")(candidate.program)
     assert (seconds, how) == (pytest.approx(0.5 * len(keys)), "measured")
     assert set(RATES) <= set(RATED)
     (tmp_path / "r.json").write_text("{}")

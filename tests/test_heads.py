@@ -13,8 +13,8 @@ from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program, Table, accesses
-from einnet_explore.pipeline.finalists import entries
-from einnet_explore.pipeline.post.fusing import fuse, fused
+from einnet_explore.pipeline.finalists import find_variants
+from einnet_explore.pipeline.post.fusing import fuse_eoperators, fuse_with_refusals
 from einnet_explore.rules import (
     BILINEAR_SUBSTITUTION,
     BOUNDARY_RELAXING,
@@ -138,9 +138,9 @@ def test_without_the_rules_that_make_groups_there_are_none() -> None:
 def test_search_finds_groups_and_they_run() -> None:
     """A 1x7 filter: eight taps in two groups, a product with seven coefficients."""
     program = filters(7, "w", c=16, f=5, h=8, w=8)
-    found = [e for e in entries(program, program_seconds, 1, 0.0, states=40)[0] if e.tables]
+    found = [e for e in find_variants(program, program_seconds, 1, 0.0, states=40)[0] if e.tables]
     assert any(sorted(t.shape for t in e.tables) == [(4, 7), (7, 4), (7, 7)] for e in found)
-    derivation = fuse(next(e for e in found if "Conv2d" in e.kind).derivation())  # type: ignore[operator]
+    derivation = fuse_eoperators(next(e for e in found if "Conv2d" in e.kind).derivation())  # type: ignore[operator]
     rng = np.random.default_rng(0)
     x, k = (rng.standard_normal(t.shape).astype(np.float32) for t in program.inputs)
     got = compile_program(derivation.end, 1, constants={"K": k}).run({"X": x})["Y"]
@@ -165,7 +165,7 @@ def test_what_a_sum_reads_several_times_is_turned_once() -> None:
     source, reader = program.equations
     assert source.via is not None and source.via.operator == "View" and turned_for(source, reader)
     assert not turned_for(reader, source)
-    result = fused(Derivation(program))
+    result = fuse_with_refusals(Derivation(program))
     assert [e.name for e in result.derivation.end.equations] == ["D", "Y"]
     assert "sums elements of D several times, which are turned for it once" in result.refused["D", "Y"]
     run = compile_program(program)
@@ -180,7 +180,7 @@ def test_what_is_read_once_is_read_where_it_lies(body: str) -> None:
     program = generate(ee.parse("\n".join((*text[:-1], f"Y[c:16, t:6, h:8] = {body}"))))
     source, reader = program.equations
     assert not turned_for(source, reader)
-    assert [e.name for e in fuse(Derivation(program)).end.equations] == ["Y"]
+    assert [e.name for e in fuse_eoperators(Derivation(program)).end.equations] == ["Y"]
 
 
 def test_tables_stay_exact() -> None:

@@ -20,16 +20,16 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.operators import OPERATORS
 from einnet_explore.pipeline import assembly
-from einnet_explore.pipeline.assembly import Assembler, Folder
-from einnet_explore.pipeline.exported import exported, in_onnxruntime, program_model
-from einnet_explore.pipeline.history import Memory
-from einnet_explore.pipeline.joining import Piece, join, joined
-from einnet_explore.pipeline.outcome import from_json, to_json
+from einnet_explore.pipeline.assembly import Assembler, WeightFolder
+from einnet_explore.pipeline.exported import export_model, onnxruntime_compiler, program_model
+from einnet_explore.pipeline.history import TuningHistory
+from einnet_explore.pipeline.joining import Piece, join_adjacent, join_programs
+from einnet_explore.pipeline.outcome import trial_from_json, trial_to_json
 from einnet_explore.pipeline.partition import Subprogram, partition
 from einnet_explore.pipeline.plan import build_plan
-from einnet_explore.pipeline.post.layout_assignment import estimated
+from einnet_explore.pipeline.post.layout_assignment import estimate_equation
 from einnet_explore.pipeline.submodels import random_inputs
-from einnet_explore.pipeline.tuning_task import Outcome, Settings
+from einnet_explore.pipeline.tuning_task import Settings, Trial
 from einnet_explore.rules import EOPERATOR_GENERATION, RULES, Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.strategies.instantiation import matching_rule
@@ -89,7 +89,7 @@ def agree(model: Model, made: tuple[Piece, ...]) -> None:
 def test_what_reads_the_other_is_joined() -> None:
     model = two_products()
     apart = pieces(model)
-    (whole,) = joined(model, apart)
+    (whole,) = join_adjacent(model, apart)
     assert whole.nodes == tuple(name for p in apart for name in p.nodes)
     assert whole.program.outputs == ("y",) and [t.name for t in whole.program.inputs] == ["x", "w", "v"]
     agree(model, (whole,))
@@ -110,7 +110,7 @@ def test_names_are_kept_apart() -> None:
     ]
     # Both call their first equation T; its readers have to be told.
     apart = [replace(p, program=_rewired(p.program)) for p in apart]
-    (whole,) = joined(model, apart)
+    (whole,) = join_adjacent(model, apart)
     assert [e.name for e in whole.program.equations] == ["b__T", "b", "y__T", "y"]
     agree(model, (whole,))
 
@@ -134,7 +134,7 @@ def test_siblings_are_joined_and_what_others_read_stays_an_output() -> None:
     ]
     model = load_model(build(nodes, {"x": [4, 6]}, ["y", "z"], weights(w=(6, 5), v=(6, 5))), {})
     apart = [p for p in pieces(model) if len(p.nodes) == 2]
-    (whole,) = joined(model, apart)
+    (whole,) = join_adjacent(model, apart)
     assert set(whole.program.outputs) == {"b", "d"}
 
 
@@ -149,7 +149,7 @@ def test_a_path_outside_keeps_programs_apart() -> None:
     held = {**weights(w=(6, 5), v=(5, 5)), "axis": np.array(0)}
     model = load_model(build(nodes, {"x": [4, 6]}, ["y"], held), {})
     apart = pieces(model)
-    assert len(apart) == 2 and joined(model, apart) == tuple(apart)
+    assert len(apart) == 2 and join_adjacent(model, apart) == tuple(apart)
 
 
 def test_readers_that_expect_different_values_outside_are_not_joined() -> None:
@@ -162,13 +162,13 @@ def test_readers_that_expect_different_values_outside_are_not_joined() -> None:
     ]
     model = load_model(build(nodes, {"x": [1, 2, 5, 5]}, ["y"], weights(w=(3, 2, 3, 3), v=(3, 2, 3, 3))), {})
     one, other, *_ = pieces(model)
-    assert join(model, [one, other]) is not None
+    assert join_programs(model, [one, other]) is not None
     x = next(t for t in other.program.inputs if t.name == "x")
     odd = replace(x, value=-1.0)
     changed = read_instead(
         replace(other.program, inputs=tuple(odd if t == x else t for t in other.program.inputs)), x.name, odd
     )
-    assert join(model, [one, replace(other, program=changed)]) is None
+    assert join_programs(model, [one, replace(other, program=changed)]) is None
 
 
 def test_wider_padding_serves_all_readers() -> None:
@@ -179,14 +179,14 @@ def test_wider_padding_serves_all_readers() -> None:
         node("Relu", ["c"], ["y"]),
     ]
     model = load_model(build(nodes, {"x": [1, 2, 5, 5]}, ["y"], weights(w=(3, 2, 3, 3), v=(2, 3, 5, 5))), {})
-    (whole,) = joined(model, pieces(model))
+    (whole,) = join_adjacent(model, pieces(model))
     made = next(e for e in whole.program.equations if e.name == "b")
     assert made.scope.padding[2:] == ((2, 2), (2, 2))
     agree(model, (whole,))
 
 
 def assembler(model: Model) -> Assembler:
-    return Assembler(model, Settings(1), estimated, estimated)
+    return Assembler(model, Settings(1), estimate_equation, estimate_equation)
 
 
 def test_plans_and_exports_of_joined_programs_agree() -> None:
@@ -208,7 +208,7 @@ def test_what_is_only_tried_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> No
     model = two_products()
     apart = [replace(p, program=run(p.program)) for p in pieces(model)]
     proofs: list[Derivation] = []
-    monkeypatch.setattr(assembly, "certificates", lambda derivation: proofs.append(derivation) or ())
+    monkeypatch.setattr(assembly, "step_certificates", lambda derivation: proofs.append(derivation) or ())
     makes = assembler(model)
     tried = makes.together(apart, proved=False)
     assert not proofs and [part.certificate for part in tried] == ["none"]
@@ -230,17 +230,19 @@ def test_what_was_made_of_a_joined_program_is_not_looked_for_again(
         looked.append(derivation)
         return derivation.then(next(m for rule in RULES for m in rule.matches(derivation.end, (0,))))
 
-    monkeypatch.setattr(assembly, "laid_out", noted)
+    monkeypatch.setattr(assembly, "assign_layouts", noted)
     store = ProfileStore(tmp_path / "profiles.sqlite")
     found = [
-        replace(assembler(model), memory=Memory(ProfileStore(store.path)), settings=Settings(threads)).together(apart)
+        replace(assembler(model), memory=TuningHistory(ProfileStore(store.path)), settings=Settings(threads)).together(
+            apart
+        )
         for threads in (1, 1, 2)
     ]
     assert found[0] == found[1] == found[2] and found[0][0].derivation.steps
     assert len(looked) == 2  # with other settings it is another plan
     with sqlite3.connect(store.path) as connection:
         connection.execute("UPDATE remembered SET found = '[{}]' WHERE what = 'post'")
-    again = replace(assembler(model), memory=Memory(ProfileStore(store.path))).together(apart)
+    again = replace(assembler(model), memory=TuningHistory(ProfileStore(store.path))).together(apart)
     assert again == found[0] and len(looked) == 3  # what is no derivation is found again
 
 
@@ -253,7 +255,7 @@ y[n:4, j:5] = sum[i:6] x[n, i] * t[j, i]
 output y"""
     )
     array = weights(w=(6, 5))["w"]
-    folder = Folder()
+    folder = WeightFolder()
     made, constants = folder.fold(start, {"w": array})
     again, same = folder.fold(start, {"w": array})
     assert [e.name for e in made.equations] == ["y"] and {t.name for t in made.inputs} == {"x", "t"}
@@ -265,40 +267,40 @@ output y"""
 
 def test_programs_run_in_onnxruntime() -> None:
     model = two_products()
-    (whole,) = joined(model, pieces(model))
+    (whole,) = join_adjacent(model, pieces(model))
     constants = {t.name: model.weights[whole.names[t.name]] for t in whole.program.inputs if t.weight}
     feeds = random_inputs(model, 0)
-    got = in_onnxruntime(1)(whole.program, constants)(feeds)
+    got = onnxruntime_compiler(1)(whole.program, constants)(feeds)
     np.testing.assert_allclose(got["y"], build_plan(model, {}, 1).run(feeds)["y"], rtol=1e-5, atol=1e-5)
     onnx.checker.check_model(program_model(whole.program, constants), full_check=True)
 
 
 def test_models_beyond_a_protocol_buffer_are_not_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     model = two_products()
-    (whole,) = joined(model, pieces(model))
+    (whole,) = join_adjacent(model, pieces(model))
     constants = {t.name: model.weights[whole.names[t.name]] for t in whole.program.inputs if t.weight}
     names = {k: v for k, v in whole.names.items() if k not in constants}
     replacement = Replacement(whole.nodes, whole.program, names, constants)
-    assert exported(model, [replacement]).graph.node
+    assert export_model(model, [replacement]).graph.node
     monkeypatch.setattr(onnx.checker, "MAXIMUM_PROTOBUF", 10)
     with pytest.raises(ExportError, match="bytes, expected at most 10"):
-        exported(model, [replacement])
+        export_model(model, [replacement])
 
 
 def test_memory_lasts_and_a_broken_file_is_no_trouble(tmp_path: Path) -> None:
     store = ProfileStore(tmp_path / "profiles.sqlite")
-    memory = Memory(store)
+    memory = TuningHistory(store)
     assert memory.get("contest", "a") is None
     memory.put({"seconds": 1.5}, "contest", "a")
-    assert Memory(store).get("contest", "a") == {"seconds": 1.5}
-    assert Memory(store).get("selection", "a") is None and Memory(store).get("contest", "b") is None
+    assert TuningHistory(store).get("contest", "a") == {"seconds": 1.5}
+    assert TuningHistory(store).get("selection", "a") is None and TuningHistory(store).get("contest", "b") is None
     (tmp_path / "broken.sqlite").write_bytes(b"no database" * 100)
-    broken = Memory(ProfileStore(tmp_path / "broken.sqlite"))
+    broken = TuningHistory(ProfileStore(tmp_path / "broken.sqlite"))
     broken.put([1], "contest", "a")
     assert broken.get("contest", "a") == [1] and broken.get("contest", "b") is None
     with sqlite3.connect(store.path) as connection:
         connection.execute("UPDATE remembered SET found = 'no json'")
-    assert Memory(store).get("contest", "a") is None
+    assert TuningHistory(store).get("contest", "a") is None
 
 
 def test_outcomes_are_told_and_applied_again() -> None:
@@ -308,11 +310,11 @@ def test_outcomes_are_told_and_applied_again() -> None:
     for n in range(len(program.equations)):
         for match in EOPERATOR_GENERATION.matches(end.end, (n,)):
             end = end.then(match)
-    told = to_json(Outcome(2.0, 1.0, end, 0.1, 3, "2x", None))
-    again = from_json(told, program)
+    told = trial_to_json(Trial(2.0, 1.0, end, 0.1, 3, "2x", None))
+    again = trial_from_json(told, program)
     assert again is not None and again.winner is not None and again.winner.end == end.end
     assert (again.seconds_before, again.seconds_after, again.states, again.why) == (2.0, 1.0, 3, "2x")
     broken = {**told, "winner": [{"rule": "eoperator_generation", "at": "9", "params": {}}]}
-    assert from_json(broken, program) is None
-    assert from_json({**told, "winner": [{"rule": "nobody's", "at": "0", "params": {}}]}, program) is None
-    assert from_json({}, program) is None
+    assert trial_from_json(broken, program) is None
+    assert trial_from_json({**told, "winner": [{"rule": "nobody's", "at": "0", "params": {}}]}, program) is None
+    assert trial_from_json({}, program) is None

@@ -21,8 +21,8 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Scope, program, tensors
 from einnet_explore.onnx_export.nodes import to_onnx
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.pipeline.partition import Subprogram, split
-from einnet_explore.pipeline.row_subprograms import by_rows
+from einnet_explore.pipeline.partition import Subprogram, split_model
+from einnet_explore.pipeline.row_subprograms import derive_by_rows
 from einnet_explore.rules import ROW_GENERATION, Refused
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.runtime.tvm_cpu import emit, load
@@ -118,7 +118,7 @@ def test_what_is_no_band(text: str) -> None:
 
 
 def test_the_nodes_of_attention() -> None:
-    derivation = by_rows(attention(2, 12, 4, 4, 2))
+    derivation = derive_by_rows(attention(2, 12, 4, 4, 2))
     assert derivation is not None
     found = fits(derivation.end.equations[0].scope)
     assert [type(node) for node in found.nodes] == [Band, Row, Reduced, Row, Reduced]
@@ -143,7 +143,7 @@ def test_columns_that_are_zero_are_known() -> None:
     half=st.integers(1, 20), threads=st.integers(1, 2),
 )  # fmt: skip
 def test_attention_in_one_kernel(b: int, m: int, k: int, n: int, half: int, threads: int) -> None:
-    derivation = by_rows(attention(b, m, k, n, half))
+    derivation = derive_by_rows(attention(b, m, k, n, half))
     assert derivation is not None
     scope = only(derivation.end)
     arrays = arrays_of(scope)
@@ -194,7 +194,7 @@ def test_a_block_of_rows_stays_in_the_cache() -> None:
 def test_residues_become_a_batch_and_every_step_is_proved() -> None:
     start = attention(1, 24, 3, 4, 2, d=4)
     assert nest(start.equations[0].scope) is None
-    derivation = by_rows(start)
+    derivation = derive_by_rows(start)
     assert derivation is not None
     assert {certify(step.before, step.after).kind for step in derivation.steps} == {"proved"}
     assert certify(start, derivation.end).kind == "proved"
@@ -216,7 +216,7 @@ def test_residues_become_a_batch_and_every_step_is_proved() -> None:
     ],
 )
 def test_no_work_on_rows(start: Program) -> None:
-    assert by_rows(start) is None
+    assert derive_by_rows(start) is None
 
 
 def test_row_generation_refuses() -> None:
@@ -277,7 +277,7 @@ def test_the_model_attends_to_its_window(small: onnx.ModelProto) -> None:
 
 @pytest.fixture(scope="module")
 def heads(small: onnx.ModelProto) -> list[Subprogram]:
-    return [part for part in split(load_model(small)) if any(name.startswith("Softmax") for name in part.nodes)]
+    return [part for part in split_model(load_model(small)) if any(name.startswith("Softmax") for name in part.nodes)]
 
 
 def test_each_head_is_one_subprogram(heads: list[Subprogram]) -> None:
@@ -289,7 +289,7 @@ def test_each_head_is_one_subprogram(heads: list[Subprogram]) -> None:
 
 def test_the_windows_are_read_where_they_lie(heads: list[Subprogram]) -> None:
     """A dilated band, recognised from Pad, Gather and MatMul by its indices alone, made dense by residues."""
-    derivation = by_rows(heads[0].program)
+    derivation = derive_by_rows(heads[0].program)
     assert derivation is not None and certify(heads[0].program, derivation.end).kind == "proved"
     found = fits(derivation.end.equations[0].scope)
     assert [type(node) for node in found.nodes] == [Band, Column, Row, Reduced, Row, Reduced]
@@ -322,7 +322,7 @@ def exported(scope: Scope) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("sizes", [(2, 50, 8, 16, 6), (1, 33, 5, 7, 9), (1, 4, 3, 3, 6)])
 def test_rows_are_exported_in_chunks(sizes: tuple[int, int, int, int, int]) -> None:
-    derivation = by_rows(attention(*sizes))
+    derivation = derive_by_rows(attention(*sizes))
     assert derivation is not None
     scope = only(derivation.end)
     arrays = arrays_of(scope)

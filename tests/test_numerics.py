@@ -46,14 +46,21 @@ from einnet_explore.pipeline import optimiser as optimise_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuning_task as contest_module
 from einnet_explore.pipeline import whole_model as whole_module
-from einnet_explore.pipeline.error_report import Badge, badge
-from einnet_explore.pipeline.finalists import Entry, entries
-from einnet_explore.pipeline.numerics import APPROXIMATING, LEVELS, REASSOCIATING, allowed, level, level_of
+from einnet_explore.pipeline.error_report import ErrorReport, report_errors
+from einnet_explore.pipeline.finalists import Variant, find_variants
+from einnet_explore.pipeline.numerics import (
+    APPROXIMATING,
+    LEVELS,
+    REASSOCIATING,
+    allowed_rules,
+    derivation_level,
+    rule_level,
+)
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.outcome import Part
-from einnet_explore.pipeline.request import settings as asked
-from einnet_explore.pipeline.row_subprograms import by_rows
-from einnet_explore.pipeline.tuning_task import Outcome, Settings
+from einnet_explore.pipeline.outcome import TunedSubprogram
+from einnet_explore.pipeline.request import make_settings as asked
+from einnet_explore.pipeline.row_subprograms import derive_by_rows
+from einnet_explore.pipeline.tuning_task import Settings, Trial
 from einnet_explore.rules import (
     ALL_RULES,
     BILINEAR_PRODUCT,
@@ -129,28 +136,28 @@ def test_too_many_roundings() -> None:
 def test_every_rule_has_a_level() -> None:
     names = {rule.name for rule in ALL_RULES}
     assert names >= REASSOCIATING | APPROXIMATING and not REASSOCIATING & APPROXIMATING
-    assert {level_of(rule) for rule in ALL_RULES} == set(LEVELS)
-    assert allowed(ALL_RULES, "approximate") == ALL_RULES
-    exact = {rule.name for rule in allowed(RULES, "exact")}
+    assert {rule_level(rule) for rule in ALL_RULES} == set(LEVELS)
+    assert allowed_rules(ALL_RULES, "approximate") == ALL_RULES
+    exact = {rule.name for rule in allowed_rules(RULES, "exact")}
     assert "summation_splitting" not in exact and "traversal_merging" in exact
-    derivation = by_rows(attention(1, 5, 7, 3, 4))
-    assert derivation is not None and level(derivation) == "approximate"
-    assert level(Derivation(derivation.start)) == "exact"
+    derivation = derive_by_rows(attention(1, 5, 7, 3, 4))
+    assert derivation is not None and derivation_level(derivation) == "approximate"
+    assert derivation_level(Derivation(derivation.start)) == "exact"
 
 
 def test_numerics_bound_the_search() -> None:
     conv = ee.ops.conv2d(N=1, H=12, W=12, C=16, F=16, R=3, S=3, padding=1)
     tables = {}
     for numerics in LEVELS:
-        found, _ = entries(conv, program_seconds, 3, 0.5, numerics)
+        found, _ = find_variants(conv, program_seconds, 3, 0.5, numerics)
         ends = [entry.derivation() for entry in found]
-        assert all(LEVELS.index(level(d)) <= LEVELS.index(numerics) for d in ends)
+        assert all(LEVELS.index(derivation_level(d)) <= LEVELS.index(numerics) for d in ends)
         read = (a for d in ends for e in d.end.equations for a in accesses(e.scope.body))
         tables[numerics] = any(isinstance(a.source, Table) for a in read)
     assert not tables["exact"] and not tables["reassociate"]
     start = attention(1, 5, 7, 3, 4)
-    kinds = {n: [e.derivation().steps[-1].match.rule.name for e in entries(start, program_seconds, 2, 0.3, n)[0]][:1]
-             for n in ("reassociate", "approximate")}  # fmt: skip
+    found = {n: find_variants(start, program_seconds, 2, 0.3, n)[0] for n in ("reassociate", "approximate")}
+    kinds = {n: [v.derivation().steps[-1].match.rule.name for v in variants][:1] for n, variants in found.items()}
     assert kinds["approximate"] == ["one_pass_generation"] != kinds["reassociate"]
 
 
@@ -173,10 +180,10 @@ def single(program: Program, constants: Arrays) -> Callable[[Arrays], Arrays]:
     return lambda feeds: evaluate(program, {**feeds, **constants}, np.float32, outputs_only=True)
 
 
-def badged(derivation: Derivation, seed: int = 0) -> Badge:
+def badged(derivation: Derivation, seed: int = 0) -> ErrorReport:
     """The badge of *derivation* where single precision in NumPy runs both of its ends."""
     given = drawn(derivation.start, seed)
-    return badge(derivation, lambda: (lambda: single(derivation.start, {})(given), given), {}, single)
+    return report_errors(derivation, lambda: (lambda: single(derivation.start, {})(given), given), {}, single)
 
 
 def held(program: Program, given: Arrays) -> None:
@@ -261,7 +268,7 @@ def test_badges_of_tiles_of_different_sizes() -> None:
         assert 0 < found.after.error <= found.after.bound < 1e-3
         assert found.before == badges[0].before
         assert str(found).startswith(f"approximate (bilinear substitution {name}): error ")
-        assert Badge.from_json(json.loads(json.dumps(found.to_json()))) == found
+        assert ErrorReport.from_json(json.loads(json.dumps(found.to_json()))) == found
     two, four, six = (b.after.bound for b in badges if b.after and b.after.bound)
     assert 2 * two < four and 1.2 * four < six
 
@@ -291,7 +298,7 @@ def test_badges_of_matrix_products() -> None:
 
 
 def test_a_softmax_in_one_pass_is_rescaled() -> None:
-    derivation = by_rows(attention(1, 5, 40, 3, 4))
+    derivation = derive_by_rows(attention(1, 5, 40, 3, 4))
     assert derivation is not None
     found = badged(derivation)
     assert found.level == "approximate" and "one pass generation" in found.rules
@@ -301,14 +308,14 @@ def test_a_softmax_in_one_pass_is_rescaled() -> None:
 
 def test_what_is_large_is_looked_at_in_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = badged(winograd(4))
-    monkeypatch.setattr(badge_module, "WORK", 100_000)
+    monkeypatch.setattr(badge_module, "MAX_EVALUATED_WORK", 100_000)
     part = badged(winograd(4))
     assert 0 < part.elements < part.whole == whole.whole and part.before and part.after and whole.after
     assert part.after.bound and whole.after.bound and 0 < part.after.error <= part.after.bound <= whole.after.bound
-    monkeypatch.setattr(badge_module, "WORK", 10)
+    monkeypatch.setattr(badge_module, "MAX_EVALUATED_WORK", 10)
     none = badged(winograd(4))
     assert none.after is None and none.why == "one output element alone takes too long in double precision"
-    assert "not measured, one output element" in str(none) and Badge.from_json(none.to_json()) == none
+    assert "not measured, one output element" in str(none) and ErrorReport.from_json(none.to_json()) == none
 
 
 def test_a_program_that_does_not_run_has_no_figures() -> None:
@@ -318,16 +325,16 @@ def test_a_program_that_does_not_run_has_no_figures() -> None:
     def broken(program: Program, constants: Arrays) -> Callable[[Arrays], Arrays]:
         raise BackendError("no compiler")
 
-    found = badge(derivation, lambda: (lambda: single(derivation.start, {})(given), given), {}, broken)
+    found = report_errors(derivation, lambda: (lambda: single(derivation.start, {})(given), given), {}, broken)
     assert (found.level, found.after, found.why) == ("approximate", None, "no compiler")
 
 
-def fewest(program: Program, *_: object) -> tuple[list[Entry], int]:
+def fewest(program: Program, *_: object) -> tuple[list[Variant], int]:
     """The first candidate with fewer multiplications that the search finds, however long that takes."""
     search = Search(program, program_seconds, Options(max_depth=1, rules=FEWER_PRODUCTS))
     found = (event for event in search.run() if isinstance(event, Found))
     first = next(e for e in found if any(map(with_table, search.states[e.state.id].program.equations)))
-    return [Entry(first.seconds, (), lambda: search.derivation(first.state.id))], len(search.states)
+    return [Variant(first.seconds, (), lambda: search.derivation(first.state.id))], len(search.states)
 
 
 def with_table(equation: Equation) -> bool:
@@ -336,15 +343,15 @@ def with_table(equation: Equation) -> bool:
 
 def test_the_report_of_a_kept_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
     """A convolution that is kept by Winograd's algorithm, whatever the times, and what is said of it."""
-    for name in ("MARGIN", "NEGLIGIBLE"):
-        monkeypatch.setattr(contest_module, name, {"MARGIN": 1e9, "NEGLIGIBLE": 0.0}[name])
+    for name in ("MAX_WINNER_RATIO", "NEGLIGIBLE_SHARE"):
+        monkeypatch.setattr(contest_module, name, {"MAX_WINNER_RATIO": 1e9, "NEGLIGIBLE_SHARE": 0.0}[name])
     monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
     monkeypatch.setattr(contest_module, "_times", lambda _, keys, __: dict.fromkeys(keys, 1.0))
-    monkeypatch.setattr(contest_module, "entries", fewest)
-    monkeypatch.setattr(result_module, "WORTH", 0.0)
-    monkeypatch.setattr(result_module, "STAYS", 0.0)
+    monkeypatch.setattr(contest_module, "find_variants", fewest)
+    monkeypatch.setattr(result_module, "MIN_SPEEDUP", 0.0)
+    monkeypatch.setattr(result_module, "MIN_REMEMBERED_SPEEDUP", 0.0)
     monkeypatch.setattr(result_module, "FORMS", {"onnxruntime": ("exported apart",)})
-    monkeypatch.setattr(whole_module, "PAYS", 0.0)
+    monkeypatch.setattr(whole_module, "MIN_PART_SPEEDUP", 0.0)
     rng = np.random.default_rng(0)
     weights = {"w": rng.standard_normal((16, 16, 3, 3)).astype(np.float32)}
     proto = build([node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])], {"x": [1, 16, 12, 12]}, ["y"], weights)
@@ -370,25 +377,25 @@ def test_the_report_of_a_kept_convolution(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_equal_layers_have_figures_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """So has another checkpoint of one architecture; the same one again has what was measured."""
-    measured: list[Badge] = []
+    measured: list[ErrorReport] = []
     nodes = [node("Conv", ["x", "w"], ["a"], pads=[1] * 4), node("Conv", ["a", "v"], ["y"], pads=[1] * 4)]
 
-    def measure(*given: Any) -> Badge:
-        measured.append(badge(*given))
+    def measure(*given: Any) -> ErrorReport:
+        measured.append(report_errors(*given))
         return measured[-1]
 
-    def badges(seed: int) -> list[Badge | None]:
+    def badges(seed: int) -> list[ErrorReport | None]:
         rng = np.random.default_rng(seed)
         weights = {name: rng.standard_normal((8, 8, 3, 3)).astype(np.float32) for name in ("w", "v")}
         held = load_model(build(nodes, {"x": [1, 8, 6, 6]}, ["y"], weights), {})
         work = Optimiser(held, Settings(1, 3, 0.5, 2), store=ProfileStore(tmp_path / "p.sqlite"))
         work.done = list(work.anonymous())
         assert len({anon.signature for _, anon in work.done}) == 1
-        outcomes = (Outcome(2.0, 1.0, Derivation(anon.program), 0.0, 1, "") for _, anon in work.done)
-        parts = [Part((), outcome, True, "proved", "") for outcome in outcomes]
+        outcomes = (Trial(2.0, 1.0, Derivation(anon.program), 0.0, 1, "") for _, anon in work.done)
+        parts = [TunedSubprogram((), outcome, True, "proved", "") for outcome in outcomes]
         return [work._badged(n, part).measured for n, part in enumerate(parts)]
 
-    monkeypatch.setattr(optimise_module, "badge", measure)
+    monkeypatch.setattr(optimise_module, "report_errors", measure)
     assert badges(0) == measured and len({found.after for found in measured}) == 2
     assert badges(1) == measured[2:] and len({found.after for found in measured}) == 4
     assert badges(0) == measured[:2] and len(measured) == 4

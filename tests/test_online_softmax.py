@@ -17,8 +17,8 @@ from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Instance, Program, Scope, tensors
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.pipeline.partition import split
-from einnet_explore.pipeline.row_subprograms import by_rows
+from einnet_explore.pipeline.partition import split_model
+from einnet_explore.pipeline.row_subprograms import derive_by_rows
 from einnet_explore.rules import ONE_PASS_GENERATION
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.program import compile_program
@@ -53,7 +53,7 @@ def attention(b: int, m: int, w: int, k: int, n: int, score: str = PLAIN) -> Pro
 
 
 def derived(program: Program) -> Scope:
-    derivation = by_rows(program)
+    derivation = derive_by_rows(program)
     assert derivation is not None
     (equation,) = derivation.end.equations
     return equation.scope
@@ -132,7 +132,7 @@ def test_a_broken_law_is_told() -> None:
 @pytest.mark.parametrize("score", [PLAIN, MASKED, CAUSAL, "tanh(S[b, m, w]) * bias[w]"])
 def test_the_derivation_ends_in_one_equation(score: str) -> None:
     start = attention(2, 6, 9, 4, 3, score)
-    derivation = by_rows(start)
+    derivation = derive_by_rows(start)
     assert derivation is not None and derivation.end.equations[0].via == Instance(EOPERATOR, (("kind", "one_pass"),))
     assert {certify(step.before, step.after).kind for step in derivation.steps} == {"proved"}
     assert certify(start, derivation.end).kind == "proved"
@@ -168,11 +168,11 @@ def test_what_is_no_softmax_weighted_sum(old: str, new: str, why: str) -> None:
     text = ATTENTION.format(b=1, m=5, w=7, k=3, n=4, score=PLAIN)
     assert old in text
     wrong = parse(text.replace(old, new))
-    assert by_rows(wrong) is None
-    from einnet_explore.pipeline.row_subprograms import _moves_merged, substituted
+    assert derive_by_rows(wrong) is None
+    from einnet_explore.pipeline.row_subprograms import _moves_merged, substitute_into_readers
     from einnet_explore.rules import Derivation
 
-    merged = _moves_merged(substituted(Derivation(wrong)))
+    merged = _moves_merged(substitute_into_readers(Derivation(wrong)))
     assert merged is not None
     refuses(ONE_PASS_GENERATION, merged.end, (0,), why)
     assert why in explained(ONE_PASS_GENERATION, merged.end)
@@ -185,7 +185,7 @@ def test_one_pass_generation_refuses() -> None:
     refuses(ONE_PASS_GENERATION, product, (0,), "takes no parameters, found block", block=4)
     pool = parse("tensor A[4, 5]\nY[m:4] = max[w:5] A[m, w]")
     refuses(ONE_PASS_GENERATION, pool, (0,), "no row values, of a band or of every column")
-    derivation = by_rows(attention(1, 5, 7, 3, 4))
+    derivation = derive_by_rows(attention(1, 5, 7, 3, 4))
     assert derivation is not None
     refuses(ONE_PASS_GENERATION, derivation.end, (0,), "instantiated already, by eOperator")
     before = derivation.steps[-1].before
@@ -259,8 +259,8 @@ def model(m: int, w: int, features: int, mask: bool) -> onnx.ModelProto:
 @pytest.mark.parametrize("mask", [True])
 def test_a_model_is_one_subprogram_and_one_kernel(mask: bool) -> None:
     made = model(20, 30, 8, mask)
-    (part,) = split(load_model(made))
-    derivation = by_rows(part.program)
+    (part,) = split_model(load_model(made))
+    derivation = derive_by_rows(part.program)
     assert derivation is not None and len(derivation.end.equations) == 1
     rng = np.random.default_rng(1)
     feeds = {name: rng.standard_normal((1, 2, 20 if name == "q" else 30, 8)).astype(np.float32) for name in "qkv"}

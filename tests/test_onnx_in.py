@@ -14,8 +14,8 @@ from einnet_explore.onnx_import import shapes as computed
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import ModelError, make_identifiers
 from einnet_explore.onnx_import.shapes import restore_folded_nodes
-from einnet_explore.pipeline.exported import exported
-from einnet_explore.pipeline.partition import split
+from einnet_explore.pipeline.exported import export_model
+from einnet_explore.pipeline.partition import split_model
 
 W = np.ones((4, 3, 3, 3), np.float32)
 CONV = [node("Conv", ["x", "w"], ["y"], "conv1", pads=[1, 1, 1, 1])]
@@ -94,7 +94,7 @@ def test_a_weight_that_depends_on_no_input_is_folded_before_the_split() -> None:
     proto = made_weight()
     model = load_model(proto)
     assert [n.op for n in model.nodes] == ["Conv"] and not {"ones", "real", "scaled"} & model.weights.keys()
-    (part,) = split(model)
+    (part,) = split_model(model)
     assert [t.name for t in part.program.inputs if t.weight] == ["w"]
     x = np.random.default_rng(0).standard_normal((1, 3, 8, 8)).astype(np.float32)
     want = run(proto, {"x": x})["y"]
@@ -106,11 +106,17 @@ def test_a_weight_that_depends_on_no_input_is_folded_before_the_split() -> None:
 
 def test_a_file_holds_a_folded_weight_only_where_it_is_replaced() -> None:
     model = load_model(made_weight())
-    (part,) = split(model)
+    (part,) = split_model(model)
     names = {model.identifiers[name]: name for name in (*part.inputs, *part.outputs) if name not in model.weights}
-    made = exported(model, [Replacement(part.nodes, part.program, names, {"w": model.weights["w"]})])
+    made = export_model(model, [Replacement(part.nodes, part.program, names, {"w": model.weights["w"]})])
     assert "ConstantOfShape" not in {n.op_type for n in made.graph.node}
-    assert [n.op_type for n in exported(model, []).graph.node] == ["ConstantOfShape", "Cast", "Mul", "Reshape", "Conv"]
+    assert [n.op_type for n in export_model(model, []).graph.node] == [
+        "ConstantOfShape",
+        "Cast",
+        "Mul",
+        "Reshape",
+        "Conv",
+    ]
 
 
 @pytest.mark.parametrize("op", ["RandomNormal", "Log", "DequantizeLinear"])
@@ -131,7 +137,7 @@ def test_a_model_whose_weights_come_from_constant_of_shape_is_split() -> None:
     folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
     model = load_model(folder / "light_squeezenet.onnx")
     assert "ConstantOfShape" not in {n.op for n in model.nodes}
-    assert sum(len(part.parts) or 1 for part in split(model)) >= 26
+    assert sum(len(part.parts) or 1 for part in split_model(model)) >= 26
     assert restore_folded_nodes(model).ByteSize() < 200_000 < sum(w.nbytes for w in model.weights.values())
 
 

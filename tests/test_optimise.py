@@ -26,15 +26,15 @@ from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuner as contests_module
 from einnet_explore.pipeline import tuning_task as contest_module
 from einnet_explore.pipeline import whole_model as whole_module
-from einnet_explore.pipeline.optimiser import Optimiser, optimize
-from einnet_explore.pipeline.outcome import Part, judged
+from einnet_explore.pipeline.optimiser import Optimiser, optimize_model
+from einnet_explore.pipeline.outcome import TunedSubprogram, certify_trial
 from einnet_explore.pipeline.partition import Subprogram
 from einnet_explore.pipeline.plan import PlanError, build_plan
-from einnet_explore.pipeline.remote_tuning import Rates, found
-from einnet_explore.pipeline.request import seconds_of, settings
-from einnet_explore.pipeline.tuner import Contests
-from einnet_explore.pipeline.tuning_task import Contest, Outcome, Settings
-from einnet_explore.pipeline.whole_model import telling_inputs
+from einnet_explore.pipeline.remote_tuning import PortableCost, answer_request
+from einnet_explore.pipeline.request import make_settings, parse_budget
+from einnet_explore.pipeline.tuner import Tuner
+from einnet_explore.pipeline.tuning_task import Settings, Trial, TuningTask
+from einnet_explore.pipeline.whole_model import discriminating_inputs
 from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match, Step
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import Timing, compare, times_faster
@@ -68,13 +68,13 @@ def test_small_model(tmp_path: Path) -> None:
 
 def test_kept_whatever_the_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The way of what is kept, without luck: every candidate that agrees counts as faster.
-    for name in ("MARGIN", "NEGLIGIBLE"):
-        monkeypatch.setattr(contest_module, name, {"MARGIN": 1e9, "NEGLIGIBLE": 0.0}[name])
+    for name in ("MAX_WINNER_RATIO", "NEGLIGIBLE_SHARE"):
+        monkeypatch.setattr(contest_module, name, {"MAX_WINNER_RATIO": 1e9, "NEGLIGIBLE_SHARE": 0.0}[name])
     monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
-    monkeypatch.setattr(result_module, "WORTH", 0.0)
+    monkeypatch.setattr(result_module, "MIN_SPEEDUP", 0.0)
     monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined",)})
-    monkeypatch.setattr(whole_module, "PAYS", 0.0)
-    monkeypatch.setattr(sparing_module, "LOSES", 0.0)
+    monkeypatch.setattr(whole_module, "MIN_PART_SPEEDUP", 0.0)
+    monkeypatch.setattr(sparing_module, "MAX_LOSING_SPEEDUP", 0.0)
     fast = searched(model(transposed()))
     said = sound(fast, tmp_path)
     assert [part["kept"] for part in said["subprograms"]] == [True, True]
@@ -94,7 +94,7 @@ def test_a_second_run_measures_nothing_again(monkeypatch: pytest.MonkeyPatch, tm
     first = Optimiser(proto, chosen, store=store)
     assert len(list(first.run())) == 2
     monkeypatch.setattr(contest_module, "compare", lambda *_, **__: pytest.fail("measured again"))
-    monkeypatch.setattr(contest_module, "entries", lambda *_, **__: pytest.fail("searched again"))
+    monkeypatch.setattr(contest_module, "find_variants", lambda *_, **__: pytest.fail("searched again"))
     second = Optimiser(proto, chosen, store=ProfileStore(tmp_path / "profiles.sqlite"))
     assert len(list(second.run())) == 2
     assert [p.certificate for p in first.parts] == [p.certificate for p in second.parts]
@@ -108,19 +108,19 @@ def test_a_second_run_begins_nothing_for_which_the_first_had_no_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The time of all runs counts; one with a larger budget goes on."""
-    monkeypatch.setattr(contest_module, "NEGLIGIBLE", 0.0)
+    monkeypatch.setattr(contest_module, "NEGLIGIBLE_SHARE", 0.0)
     clock = iter(range(0, 10_000, 20))
     monkeypatch.setattr(contests_module, "perf_counter", lambda: float(next(clock)))
     contests: list[str] = []
-    hold = Contest.hold
+    hold = TuningTask.hold
 
-    def held(self: Contest, seconds: float) -> Outcome:
+    def held(self: TuningTask, seconds: float) -> Trial:
         contests.append(self.program.outputs[0])
         return hold(self, seconds)
 
-    monkeypatch.setattr(Contest, "hold", held)
+    monkeypatch.setattr(TuningTask, "hold", held)
 
-    def runs(budget: float) -> list[Part]:
+    def runs(budget: float) -> list[TunedSubprogram]:
         store = ProfileStore(tmp_path / "profiles.sqlite")
         work = Optimiser(model(transposed()), replace(SHORT, states=30), budget, store)
         return [step.part for step in work.run()]
@@ -133,32 +133,32 @@ def test_a_second_run_begins_nothing_for_which_the_first_had_no_time(
 
 
 def test_an_interrupted_search_keeps_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    contest = Contests.outcome
+    contest = Tuner.outcome
     calls: list[int] = []
 
-    def once(self: Contests, *args: Any) -> Outcome:
+    def once(self: Tuner, *args: Any) -> Trial:
         if calls:
             raise KeyboardInterrupt
         calls.append(1)
         return contest(self, *args)
 
-    monkeypatch.setattr(Contests, "outcome", once)
-    fast = optimize(model(transposed()), threads=1, states=40)
+    monkeypatch.setattr(Tuner, "outcome", once)
+    fast = optimize_model(model(transposed()), threads=1, states=40)
     assert fast.interrupted and fast.report()["interrupted"] is True and len(fast.parts) == 1
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, MemoryError, Fail])
 def test_a_mistake_in_one_search_costs_no_other(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-    contest = Contests.outcome
+    contest = Tuner.outcome
     calls: list[int] = []
 
-    def first_fails(self: Contests, *args: Any) -> Outcome:
+    def first_fails(self: Tuner, *args: Any) -> Trial:
         calls.append(1)
         if len(calls) == 1:
             raise kind("no such schedule")
         return contest(self, *args)
 
-    monkeypatch.setattr(Contests, "outcome", first_fails)
+    monkeypatch.setattr(Tuner, "outcome", first_fails)
     with pytest.warns(RuntimeWarning, match="no such schedule"):
         fast = searched(model(transposed()))
     said = fast.report()["subprograms"]
@@ -176,14 +176,14 @@ def test_budget_ends_the_search() -> None:
 
 
 def test_a_part_that_cannot_be_opened_costs_no_other_where_others_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    opening = contests_module.original
+    opening = contests_module.open_original
 
     def first_fails(held: Model, subprogram: Subprogram, *rest: Any) -> Any:
         if subprogram.nodes[0] == "convtranspose_a":
             raise PlanError("no such type")
         return opening(held, subprogram, *rest)
 
-    monkeypatch.setattr(contests_module, "original", first_fails)
+    monkeypatch.setattr(contests_module, "open_original", first_fails)
     work = Optimiser(model(transposed()), SHORT, executor=Serial())
     with pytest.warns(RuntimeWarning, match="no such type"):
         parts = {step.part.nodes[0]: step.part for step in work.run()}
@@ -194,23 +194,23 @@ def test_a_part_that_cannot_be_opened_costs_no_other_where_others_search(monkeyp
 @pytest.mark.parametrize("interrupt", [False, True])
 def test_what_was_found_elsewhere_in_time_competes(interrupt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was not is searched here; after an interrupt it is not."""
-    monkeypatch.setattr(contest_module, "NEGLIGIBLE", 0.0)
+    monkeypatch.setattr(contest_module, "NEGLIGIBLE_SHARE", 0.0)
     seconds: list[float] = []
 
-    def one(executor: Any, asked: Any, held: Model, means: Any, budget: float, left: float) -> Any:
+    def one(executor: Any, asked: Any, held: Model, means: Any, budget: float, left: float, _: object) -> Any:
         seconds.append(left)
         name = next(iter(asked))
-        cost = Rates.of(means.model.device, means.store, 1)
-        yield name, found(asked[name].program, cost, means.settings, 1.0, asked[name].below)
+        cost = PortableCost.of(means.model.device, means.store, 1)
+        yield name, answer_request(asked[name].program, cost, means.settings, 1.0, asked[name].below)
         if interrupt:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(contests_module, "ahead", one)
+    monkeypatch.setattr(contests_module, "tune_on_executor", one)
     work = Optimiser(model(transposed()), replace(SHORT, states=30), budget=600.0, executor=Serial())
     parts = [step.part for step in work.run()]
     assert work.interrupted is interrupt and len(parts) == (1 if interrupt else 2)
     assert all(part.outcome.states and not part.why.startswith("its search failed") for part in parts)
-    assert 0 < seconds[0] <= contests_module.AHEAD * 600
+    assert 0 < seconds[0] <= contests_module.REMOTE_TIME_SHARE * 600
     assert work.result().interrupted is interrupt
 
 
@@ -248,7 +248,7 @@ def test_times_belong_to_the_operators_that_were_timed() -> None:
 
 
 def test_what_takes_no_time_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contest_module, "NEGLIGIBLE", 1e9)
+    monkeypatch.setattr(contest_module, "NEGLIGIBLE_SHARE", 1e9)
     work = Optimiser(model(transposed()), Settings(1))
     parts = [step.part for step in work.run()]
     assert [part.outcome.states for part in parts] == [0, 0]
@@ -261,33 +261,33 @@ def test_inputs_tell_right_from_wrong() -> None:
     weights = {"k": np.float32([4.0]), "o": np.float32([14.0])}
     held = model(build(nodes, {"x": [1]}, ["y"], weights))
     plan = build_plan(held, {}, 1)
-    feeds = telling_inputs(held, plan)
+    feeds = discriminating_inputs(held, plan)
     first = plan.run(whole_module.random_inputs(held, 0))["y"].max()
     assert plan.run(feeds)["y"].max() >= first
 
 
 def test_model_without_anything_to_derive(tmp_path: Path) -> None:
     proto = build([node("TopK", ["x", "k"], ["y", "i"])], {"x": [2, 8]}, ["y"], {"k": np.array([3])})
-    said = sound(optimize(model(proto), threads=1), tmp_path)
+    said = sound(optimize_model(model(proto), threads=1), tmp_path)
     assert said["speedup"] == 1.0 and said["subprograms"] == []
     assert [s["node"] for s in said["skipped"]] == ["topk_y"]
 
 
 @pytest.mark.parametrize(("given", "value"), [(None, None), (60, 60.0), ("60s", 60.0), ("1.5", 1.5)])
 def test_budgets(given: float | str | None, value: float | None) -> None:
-    assert seconds_of(given) == value
+    assert parse_budget(given) == value
 
 
 @pytest.mark.parametrize("given", [0, -1, "nan", "soon"])
 def test_bad_budgets(given: float | str) -> None:
     with pytest.raises(ValueError, match=f"budget {given!r}: expected a positive number"):
-        seconds_of(given)
+        parse_budget(given)
 
 
 @pytest.mark.parametrize("device", ["cuda", "abacus"])
 def test_bad_devices(device: str) -> None:
     with pytest.raises(ValueError, match="expected cpu"):
-        optimize(model(transposed()), device=device)
+        optimize_model(model(transposed()), device=device)
 
 
 def test_calling_an_optimised_model_wrongly() -> None:
@@ -318,7 +318,7 @@ def test_infogan(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_resnet18(tmp_path: Path) -> None:
-    said = sound(optimize(model(write("resnet18")), threads=1), tmp_path)
+    said = sound(optimize_model(model(write("resnet18")), threads=1), tmp_path)
     assert len(said["subprograms"]) > 15
 
 
@@ -328,7 +328,7 @@ def test_pretrained_text_detector(tmp_path: Path) -> None:
     spec = find_spec("rapidocr_onnxruntime")
     assert spec is not None and spec.origin is not None
     path = Path(spec.origin).parent / "models" / "ch_PP-OCRv4_det_infer.onnx"
-    fast = optimize(path, shapes={"x": (1, 3, 320, 320)}, threads=1)
+    fast = optimize_model(path, shapes={"x": (1, 3, 320, 320)}, threads=1)
     said = sound(fast, tmp_path)
     assert len(said["subprograms"]) > 60
 
@@ -337,15 +337,15 @@ def test_a_winner_with_a_false_step_is_not_kept() -> None:
     right = ee.parse("tensor A[3]\nY[x:3] = A[x] + 1")
     wrong = ee.parse("tensor A[3]\nY[x:3] = A[x] + 2")
     match = Match(EOPERATOR_GENERATION, (0,), None)
-    won = contest_module.Outcome(2.0, 1.0, Derivation(right, (Step(right, match, wrong),)), 0.0, 1, "2x")
-    part = judged(("a", "b"), won)
+    won = contest_module.Trial(2.0, 1.0, Derivation(right, (Step(right, match, wrong),)), 0.0, 1, "2x")
+    part = certify_trial(("a", "b"), won)
     assert not part.kept and part.certificate == "false" and "false step" in part.why
 
 
 def test_the_command_writes_records_that_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything(monkeypatch)
     monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined",)})
-    monkeypatch.setattr(command, "settings", lambda *_: SHORT)
+    monkeypatch.setattr(command, "make_settings", lambda *_: SHORT)
     path, said, records = tmp_path / "m.onnx", tmp_path / "m.json", tmp_path / "records"
     onnx.save(transposed(), path)
     assert main(["optimize", str(path), "--json", str(said), "--certificates", str(records)]) == 0
@@ -362,7 +362,7 @@ def test_the_command_writes_records_that_check(tmp_path: Path, monkeypatch: pyte
 
 def test_bad_runtimes() -> None:
     with pytest.raises(ValueError, match="target runtime 'abacus': expected one of plan, onnxruntime"):
-        settings("cpu", 1, 7, "abacus")
+        make_settings("cpu", 1, 7, "abacus")
 
 
 def test_a_program_is_optimised_as_a_model() -> None:

@@ -18,13 +18,13 @@ from einnet_explore.pipeline import baseline as against_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuning_task as contest_module
 from einnet_explore.pipeline import whole_model as whole_module
-from einnet_explore.pipeline.baseline_process import beside_alone
-from einnet_explore.pipeline.export_selection import Exported, filed
+from einnet_explore.pipeline.baseline_process import time_with_original_process
+from einnet_explore.pipeline.export_selection import ExportSelection, select_for_export
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.outcome import Part, among
-from einnet_explore.pipeline.plan import Plan, build_plan
+from einnet_explore.pipeline.outcome import TunedSubprogram, choose_joined_or_parts
+from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
 from einnet_explore.pipeline.submodels import random_inputs
-from einnet_explore.pipeline.tuning_task import Outcome, Settings
+from einnet_explore.pipeline.tuning_task import Settings, Trial
 from einnet_explore.pipeline.whole_model import Chosen
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
@@ -35,21 +35,21 @@ forgetting = pytest.fixture(autouse=True)(nothing_remembered)
 
 
 def test_what_does_not_pay_in_the_whole_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contest_module, "MARGIN", 1e9)
+    monkeypatch.setattr(contest_module, "MAX_WINNER_RATIO", 1e9)
     monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
-    monkeypatch.setattr(whole_module, "PAYS", 1e9)
+    monkeypatch.setattr(whole_module, "MIN_PART_SPEEDUP", 1e9)
     fast = searched(model(transposed()))
     said = sound(fast, tmp_path)
     assert said["speedup"] == 1.0 and not any(part["kept"] for part in said["subprograms"])
     assert all("of its speed without" in part["why"] for part in said["subprograms"])
-    monkeypatch.setattr(whole_module, "PAYS", 0.0)
-    monkeypatch.setattr(result_module, "WORTH", 1e9)
+    monkeypatch.setattr(whole_module, "MIN_PART_SPEEDUP", 0.0)
+    monkeypatch.setattr(result_module, "MIN_SPEEDUP", 1e9)
     again = sound(searched(model(transposed())), tmp_path)
     assert again["speedup"] == 1.0 and all("of its speed" in part["why"] for part in again["subprograms"])
 
 
 def test_what_disagrees_in_the_whole_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contest_module, "MARGIN", 1e9)
+    monkeypatch.setattr(contest_module, "MAX_WINNER_RATIO", 1e9)
     monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
     work = Optimiser(model(transposed()), Settings(1, 4, 1.0))
     for _ in work.run():
@@ -64,17 +64,17 @@ def test_what_disagrees_in_the_whole_is_given_back(tmp_path: Path, monkeypatch: 
 def test_a_plan_is_held_against_the_original_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """With several threads that decides; where it cannot be had, what this process measures does."""
     everything(monkeypatch)
-    for name in ("WORTH", "STAYS"):
+    for name in ("MIN_SPEEDUP", "MIN_REMEMBERED_SPEEDUP"):
         monkeypatch.setattr(result_module, name, 1.02)
     work = Optimiser(model(transposed()), replace(SHORT, threads=2))
     assert len(list(work.run())) == 2
     one, *others = (Timing(seconds, 0.0, 1, (seconds,)) for seconds in (1.0, 0.8, 1.25))
-    monkeypatch.setattr(against_module, "timed", lambda *_: {"before": one, "after": one})
+    monkeypatch.setattr(against_module, "time_against_original", lambda *_: {"before": one, "after": one})
     monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined",)})
-    monkeypatch.setattr(result_module, "select", lambda *_: Chosen([0, 1], work.original, {}))
+    monkeypatch.setattr(result_module, "forward_selection", lambda *_: Chosen([0, 1], work.original, {}))
     for after in (*others, None):
         beside = after and {"before": one, "after": after}
-        monkeypatch.setattr(against_module, "beside_alone", lambda *_, beside=beside, **__: beside)
+        monkeypatch.setattr(against_module, "time_with_original_process", lambda *_, beside=beside, **__: beside)
         fast = work.result()
         kept = after == others[0]
         assert any(part.kept for part in fast.parts) == kept and math.isclose(fast.speedup, 1.25 if kept else 1.0)
@@ -83,9 +83,11 @@ def test_a_plan_is_held_against_the_original_in_a_process_of_its_own(monkeypatch
 def test_the_original_is_timed_in_a_process_of_its_own() -> None:
     model = load_model(write("infogan"))
     plan, feeds = build_plan(model, {}, 2), random_inputs(model, 0)
-    timings = beside_alone(model.original, plan, feeds, 3, 0.01)
+    timings = time_with_original_process(model.original, plan, feeds, 3, 0.01)
     assert timings is not None and all(t.n >= 3 and t.median > 0 for t in timings.values())
-    assert beside_alone(model.original, plan, {**feeds, "nobody": np.zeros(1, np.float32)}, 3, 0.01) is None
+    assert (
+        time_with_original_process(model.original, plan, {**feeds, "nobody": np.zeros(1, np.float32)}, 3, 0.01) is None
+    )
 
 
 def test_each_kept_derivation_is_switched_off_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +139,7 @@ def again(first: Optimiser, **changed: object) -> Optimiser:
 def measured(gain: float) -> Callable[..., dict[str, Timing]]:
     """A measurement by which a plan runs at *gain* of the original's speed."""
 
-    def timed(original: Plan, plan: Plan, *_: object) -> dict[str, Timing]:
+    def timed(original: ExecutionPlan, plan: ExecutionPlan, *_: object) -> dict[str, Timing]:
         after = 1.0 if plan is original else 1 / gain
         return {"before": Timing(1.0, 0.0, 1, (1.0,)), "after": Timing(after, 0.0, 1, (after,))}
 
@@ -148,10 +150,10 @@ def test_a_second_result_is_the_first_and_says_where_it_gains_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything(monkeypatch)
-    monkeypatch.setattr(result_module, "WORTH", 1.02)
+    monkeypatch.setattr(result_module, "MIN_SPEEDUP", 1.02)
     first = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
     assert len(list(first.run())) == 2
-    monkeypatch.setattr(against_module, "timed", measured(1.5))
+    monkeypatch.setattr(against_module, "time_against_original", measured(1.5))
     proved: list[bool] = []
     together = result_module.Assembler.together
 
@@ -164,9 +166,9 @@ def test_a_second_result_is_the_first_and_says_where_it_gains_no_more(
     assert not proved[0] and proved[-1] and proved == sorted(proved)  # first what is tried, then what is kept
     assert [part.kept for part in before.parts] == [True, True] and math.isclose(before.speedup, 1.5)
 
-    monkeypatch.setattr(result_module, "select", lambda *_: pytest.fail("selected again"))
+    monkeypatch.setattr(result_module, "forward_selection", lambda *_: pytest.fail("selected again"))
     for gain, kept in ((1.4, True), (1.01, True), (0.97, False), (1.2, True)):
-        monkeypatch.setattr(against_module, "timed", measured(gain))
+        monkeypatch.setattr(against_module, "time_against_original", measured(gain))
         after = again(first).result()
         assert [part.kept for part in after.parts] == [kept, kept]
         assert math.isclose(after.speedup, gain if kept else 1.0)
@@ -182,22 +184,22 @@ def test_a_form_that_only_seemed_the_fastest_does_not_cost_the_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything(monkeypatch)
-    monkeypatch.setattr(result_module, "WORTH", 1.02)
+    monkeypatch.setattr(result_module, "MIN_SPEEDUP", 1.02)
     monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined", "exported")})
-    monkeypatch.setattr(result_module.Result, "_ratios", lambda *_: ({"joined": 1.5, "exported": 9.0}, {}))
-    files: list[Plan] = []
+    monkeypatch.setattr(result_module.Selector, "_ratios", lambda *_: ({"joined": 1.5, "exported": 9.0}, {}))
+    files: list[ExecutionPlan] = []
     export = result_module.Assembler.export
 
-    def noted(self: Any, parts: Any) -> Plan:
+    def noted(self: Any, parts: Any) -> ExecutionPlan:
         files.append(export(self, parts))
         return files[-1]
 
-    def timed(original: Plan, plan: Plan, *rest: object) -> dict[str, Timing]:
+    def timed(original: ExecutionPlan, plan: ExecutionPlan, *rest: object) -> dict[str, Timing]:
         return measured(0.5 if any(plan is file for file in files) else gain)(original, plan)
 
     monkeypatch.setattr(result_module.Assembler, "export", noted)
-    monkeypatch.setattr(against_module, "timed", timed)
-    monkeypatch.setattr(result_module, "filed", lambda kept, ratios, *_: Exported(1.0, f"{ratios}"))
+    monkeypatch.setattr(against_module, "time_against_original", timed)
+    monkeypatch.setattr(result_module, "select_for_export", lambda kept, ratios, *_: ExportSelection(1.0, f"{ratios}"))
     first = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
     assert len(list(first.run())) == 2
     for version, gain in (("gains", 1.5), ("loses", 0.9)):
@@ -213,13 +215,13 @@ def test_what_was_selected_elsewhere_or_does_not_agree_is_selected_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     everything(monkeypatch)
-    monkeypatch.setattr(against_module, "timed", measured(1.5))
+    monkeypatch.setattr(against_module, "time_against_original", measured(1.5))
     first = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
     assert len(list(first.run())) == 2 and first.result().replacements
     calls: list[object] = []
     found = Chosen([0], first.original, {1: "not now"})
-    monkeypatch.setattr(result_module, "select", lambda *_: calls.append(1) or found)
-    monkeypatch.setattr(against_module, "beside_alone", lambda *_, **__: None)
+    monkeypatch.setattr(result_module, "forward_selection", lambda *_: calls.append(1) or found)
+    monkeypatch.setattr(against_module, "time_with_original_process", lambda *_, **__: None)
     assert first.result().replacements and not calls
     assert [part.kept for part in again(first, threads=2).result().parts] == [True, False]
     assert len(calls) == 1
@@ -236,12 +238,12 @@ def test_what_was_selected_elsewhere_or_does_not_agree_is_selected_anew(
 def test_a_joined_subprogram_replaces_its_parts_only_where_it_gains_more() -> None:
     end = Derivation(ee.parse("tensor A[3]\nY[x:3] = A[x] + 1"))
 
-    def part(nodes: tuple[str, ...], before: float, after: float) -> Part:
-        return Part(nodes, Outcome(before, after, end, 0.0, 1, "faster"), True, "proved", "faster")
+    def part(nodes: tuple[str, ...], before: float, after: float) -> TunedSubprogram:
+        return TunedSubprogram(nodes, Trial(before, after, end, 0.0, 1, "faster"), True, "proved", "faster")
 
     for gain, kept in ((1.5, [False, False, True, True]), (0.9, [True, True, True, False])):
         apart = [part(("a",), 2.0, 1.5), part(("b",), 2.0, 1.4), part(("c",), 2.0, 1.0)]
-        whole, parts = among(part(("a", "b"), 4.0, 4.0 - gain), apart)
+        whole, parts = choose_joined_or_parts(part(("a", "b"), 4.0, 4.0 - gain), apart)
         assert [p.kept for p in (*parts, whole)] == kept
         assert parts[2] == apart[2]
     assert "its parts" in whole.why
@@ -249,8 +251,8 @@ def test_a_joined_subprogram_replaces_its_parts_only_where_it_gains_more() -> No
 
 def test_nearly_winning_is_enough_beside_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     everything(monkeypatch)
-    monkeypatch.setattr(contest_module, "MARGIN", 0.0)
-    monkeypatch.setattr(contest_module, "NEAR", 1e9)
+    monkeypatch.setattr(contest_module, "MAX_WINNER_RATIO", 0.0)
+    monkeypatch.setattr(contest_module, "MAX_CONTENDER_RATIO", 1e9)
     fast = searched(model(transposed()))
     assert all(part.kept and part.outcome.winner is None for part in fast.parts)
 
@@ -266,32 +268,36 @@ def test_nearly_winning_is_enough_beside_neighbours(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_a_slow_export_is_not_passed_in_silence(speedup: float | None, parts: tuple[int, ...], said: str) -> None:
-    told = Exported(speedup, "it broke", parts).lacks(1)
+    told = ExportSelection(speedup, "it broke", parts).lacks(1)
     assert said in told and bool(told) == bool(said)
 
 
 def test_the_file_holds_what_pays_in_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     """Part 1 makes the whole faster there, part 0 slower: the times are the test's own."""
     seconds = {(): 4.0, (0,): 5.0, (1,): 3.0, (0, 1): 3.5}
-    plans = {kept: Plan((), {}, (), {}) for kept in seconds}
+    plans = {kept: ExecutionPlan((), {}, (), {}) for kept in seconds}
 
-    def paired(before: Plan, after: Plan, *_: object) -> dict[str, Timing]:
+    def paired(before: ExecutionPlan, after: ExecutionPlan, *_: object) -> dict[str, Timing]:
         taken = {id(plan): seconds[kept] for kept, plan in plans.items()}
         return {
             name: Timing(taken[id(plan)], 0.0, 1, (taken[id(plan)],))
             for name, plan in (("before", before), ("after", after))
         }
 
-    monkeypatch.setattr(whole_module, "paired", paired)
+    monkeypatch.setattr(whole_module, "time_plans", paired)
 
-    def told(ratios: Mapping[str, float], *groups: tuple[int, ...]) -> Exported:
+    def told(ratios: Mapping[str, float], *groups: tuple[int, ...]) -> ExportSelection:
         gains = {0: 2.0, 1: 1.0}
-        return filed((0, 1), ratios, "untried", groups, gains, plans[()], lambda n: plans[tuple(n)], {}, 1.0)
+        return select_for_export(
+            (0, 1), ratios, "untried", groups, gains, plans[()], lambda n: plans[tuple(n)], {}, 1.0
+        )
 
     assert told({"exported": 1.2}, (0,), (1,)).parts == (0, 1)
-    assert told({"exported": 0.9}, (0,), (1,)) == Exported(4 / 3, "measured beside the original in ONNX Runtime", (1,))
+    assert told({"exported": 0.9}, (0,), (1,)) == ExportSelection(
+        4 / 3, "measured beside the original in ONNX Runtime", (1,)
+    )
     lost = "none of what is kept pays in ONNX Runtime alone"
-    assert told({}, (0,)) == Exported(1.0, f"{lost} (untried): it is the original")
+    assert told({}, (0,)) == ExportSelection(1.0, f"{lost} (untried): it is the original")
     assert told({"exported": 0.9}, (0,)).why == (
         f"{lost} (it runs at 0.90 of the original's speed there): it is the original"
     )

@@ -9,9 +9,9 @@ import einnet_explore as ee
 from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.finalists import Entry, algorithms, entries
-from einnet_explore.pipeline.post.chaining import chained
-from einnet_explore.pipeline.post.fusing import fuse
+from einnet_explore.pipeline.finalists import Variant, best_by_algorithm, find_variants
+from einnet_explore.pipeline.post.chaining import chain_in_blocks
+from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, VARIABLE_SUBSTITUTION, rule
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.strategies.engine import Search
@@ -31,24 +31,24 @@ def transposed(c: int = CHANNELS, f: int = CHANNELS, h: int = SIDE) -> Program:
             sum[c:{c}, h:{h}, w:{h}] X[n, c, h, w] * K[c, f, y-2*h+1, x-2*w+1]""")
 
 
-def tables(entry: Entry) -> list[tuple[int, ...]]:
+def tables(entry: Variant) -> list[tuple[int, ...]]:
     return sorted({table.shape for table in entry.tables})
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Entry]:
+def found() -> list[Variant]:
     """What a search to depth 2 with all its states finds."""
-    return entries(transposed(), program_seconds, 2, 0.0, states=400)[0]
+    return find_variants(transposed(), program_seconds, 2, 0.0, states=400)[0]
 
 
-def test_search_finds_bilinear_algorithms_on_the_phases(found: list[Entry]) -> None:
+def test_search_finds_bilinear_algorithms_on_the_phases(found: list[Variant]) -> None:
     assert any(tables(e) == [(2, 3), (3, 2), (3, 3)] and len(e.tables) == 6 for e in found)
 
 
-def test_what_is_found_is_proved_and_runs_in_blocks(found: list[Entry]) -> None:
-    nested = [e for e in algorithms(found, 99, 1.0) if len(e.tables) == 6 and (3, 2) in tables(e)]
+def test_what_is_found_is_proved_and_runs_in_blocks(found: list[Variant]) -> None:
+    nested = [e for e in best_by_algorithm(found, 99, 1.0) if len(e.tables) == 6 and (3, 2) in tables(e)]
     (entry,) = nested
-    derivation = chained(fuse(entry.derivation()))
+    derivation = chain_in_blocks(fuse_eoperators(entry.derivation()))
     assert derivation is not None
     assert all(certify(step.before, step.after).kind == "proved" for step in derivation.steps)
     rng = np.random.default_rng(3)

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.partition import partition
-from einnet_explore.pipeline.plan import ByValue, PlanError, Run, build_plan, random_inputs, subgraph_session
+from einnet_explore.pipeline.plan import GroupRun, PlanError, ProgramCall, build_plan, random_inputs, subgraph_session
 from einnet_explore.runtime import measurement, onnx_fragment
 from einnet_explore.runtime.onnx_fragment import session_options
 from einnet_explore.runtime.program import compile_program
@@ -48,7 +48,7 @@ def whole(of: Model, feeds: Arrays) -> dict[str, Any]:
     return dict(zip(names, session.run(names, dict(feeds)), strict=True))
 
 
-def by_itself(of: Model, *names: str) -> Run:
+def by_itself(of: Model, *names: str) -> GroupRun:
     """The nodes *names* run by a session of their own, as any other engine would run them."""
     session = subgraph_session(of, names)
     outputs = [v.name for v in session.get_outputs()]
@@ -369,14 +369,14 @@ def test_inputs_that_cannot_be_drawn_are_refused() -> None:
             random_inputs(helper.make_model(graph))
 
 
-def compiled(of: Model, threads: int = 1) -> dict[tuple[str, ...], Run]:
+def compiled(of: Model, threads: int = 1) -> dict[tuple[str, ...], GroupRun]:
     """The subprogram of *of* that holds ``conv``, compiled as it is."""
-    runs: dict[tuple[str, ...], Run] = {}
+    runs: dict[tuple[str, ...], GroupRun] = {}
     for part in partition(of).subprograms:
         if "conv" in part.nodes:
             names = {of.identifiers[value]: value for value in (*part.inputs, *part.outputs)}
             weights = {t.name: of.weights[names[t.name]] for t in part.program.inputs if t.weight}
-            runs[part.nodes] = ByValue(compile_program(part.program, threads, constants=weights), names)
+            runs[part.nodes] = ProgramCall(compile_program(part.program, threads, constants=weights), names)
     return runs
 
 
@@ -461,7 +461,7 @@ def test_values_of_double_precision_are_converted_between_calls() -> None:
         {"y": (TensorProto.DOUBLE, [4])},
     )  # fmt: skip
     program = parse("tensor a[4]\nb[i:4] = relu(a[i])")
-    run = ByValue(compile_program(program), {"a": "x", "b": "y"})
+    run = ProgramCall(compile_program(program), {"a": "x", "b": "y"})
     plan = build_plan(of, {("narrow", "relu", "wide"): run})
     got = plan.run({"x": np.array([-1.0, 0.0, 1.0, 2.0])})["y"]
     assert got.dtype == np.float64
@@ -471,7 +471,9 @@ def test_values_of_double_precision_are_converted_between_calls() -> None:
 @hosts
 def test_a_program_that_lacks_a_result_is_refused_when_it_runs() -> None:
     of = chain()
-    run = ByValue(compile_program(parse("tensor a[3, 4]\nb[i:3, j:4] = relu(a[i, j])")), {"a": "p", "b": "elsewhere"})
+    run = ProgramCall(
+        compile_program(parse("tensor a[3, 4]\nb[i:3, j:4] = relu(a[i, j])")), {"a": "p", "b": "elsewhere"}
+    )
     plan = build_plan(of, {("b",): run})
     with pytest.raises(PlanError, match=r"node b \(MatMul\): found no result for q"):
         plan.run(random_inputs(of))

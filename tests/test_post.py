@@ -17,18 +17,18 @@ from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, accesses
 from einnet_explore.onnx_import.assembly import assemble
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.operator_table import NotUnderstood, express
-from einnet_explore.pipeline.post.fusing import fuse, fused
+from einnet_explore.pipeline.post.fusing import fuse_eoperators, fuse_with_refusals
 from einnet_explore.pipeline.post.layout_assignment import (
-    Assigned,
+    LayoutAssignment,
     Mode,
     Transform,
-    assign,
-    estimated,
-    layouts,
-    total,
-    transforms,
+    assign_modes,
+    candidate_layouts,
+    estimate_equation,
+    needed_transforms,
+    total_seconds,
 )
-from einnet_explore.pipeline.post.layouts import laid_out
+from einnet_explore.pipeline.post.layouts import assign_layouts
 from einnet_explore.rules import EOPERATOR_GENERATION, Derivation
 from einnet_explore.strategies.instantiation import matching_rule
 from tests.rules_kit import assert_equal
@@ -81,7 +81,9 @@ def test_layout_chain_around_a_softmax_is_softmax_alone() -> None:
         {"s": np.array([8, 4, 5, 30]), "t": np.array([8, 20, 30])},
     )
     plain = of_nodes([node("Softmax", ["x"], ["y"], axis=2)], [8, 20, 30])
-    done, want = (fuse(laid_out(fuse(instantiated(p)), estimated)) for p in (chain, plain))
+    done, want = (
+        fuse_eoperators(assign_layouts(fuse_eoperators(instantiated(p)), estimate_equation)) for p in (chain, plain)
+    )
     assert {certify(step.before, step.after).kind for step in done.steps} == {"proved"}
     assert program_key(done.end) == program_key(want.end)
     assert len(done.end.equations) == 4
@@ -99,7 +101,7 @@ nhwc[m:12, c:10] = nchw[c, m // 4, m % 4]
 y[m:12, n:9] = sum[k:10] nhwc[m, k] * w2[k, n]
 output y"""
     )
-    done = sound(fuse(instantiated(start)))
+    done = sound(fuse_eoperators(instantiated(start)))
     assert [(e.name, e.via.operator) for e in done.end.equations if e.via] == [("t", "Matmul"), ("y", "Matmul")]
 
 
@@ -113,7 +115,7 @@ d[j:5, i:6] = c[i, j] * 2
 y[j:5, i:6] = d[j, i] - x[i, j]
 output y"""
     )
-    assert kinds(sound(fuse(instantiated(start))).end) == [EOPERATOR]
+    assert kinds(sound(fuse_eoperators(instantiated(start))).end) == [EOPERATOR]
 
 
 def test_diamonds_with_one_consumer_become_one() -> None:
@@ -125,12 +127,12 @@ b[i:6, j:5] = s[i, j] + 1
 y[i:6, j:5] = a[i, j] * b[i, j] + s[i, j]
 output y"""
     )
-    assert kinds(sound(fuse(instantiated(start))).end) == [EOPERATOR]
+    assert kinds(sound(fuse_eoperators(instantiated(start))).end) == [EOPERATOR]
 
 
 def test_work_before_a_reduction_joins_it() -> None:
     start = ee.parse("tensor x[6, 5]\na[i:6, j:5] = x[i, j] * x[i, j]\ny[i:6] = sum[j:5] a[i, j]\noutput y")
-    assert kinds(sound(fuse(instantiated(start))).end) == [EOPERATOR]
+    assert kinds(sound(fuse_eoperators(instantiated(start))).end) == [EOPERATOR]
 
 
 def test_what_is_read_again_is_refused_with_the_reason() -> None:
@@ -145,7 +147,7 @@ t[i:6, j:5] = o[i, j] * 2
 y[i:5, j:5] = p[i, j] + r[i, j]
 output y, t, o"""
     )
-    done = fused(instantiated(start))
+    done = fuse_with_refusals(instantiated(start))
     sound(done.derivation)
     assert done.refused["s", "y"] == "y reads elements of s again at s[i]"
     assert "reads q at 2 places" in done.refused["q", "y"]
@@ -154,7 +156,7 @@ output y, t, o"""
 
 def test_a_window_is_not_computed_again() -> None:
     start = ee.parse("tensor x[8]\na[i:8] = x[i] * x[i] pad [1]\ny[i:8] = sum[r:3] a[i + r - 1]\noutput y")
-    done = fused(instantiated(start))
+    done = fuse_with_refusals(instantiated(start))
     assert len(done.derivation.end.equations) == 2 and "again" in done.refused["a", "y"]
 
 
@@ -170,7 +172,7 @@ q[i:16, n:17] = sum[j:16] b[i, j] * w[j, n]
 y[i:16, n:17] = p[i, n] + q[i, n]
 output y"""
     )
-    done = sound(fuse(Derivation(instantiated(start).end)))
+    done = sound(fuse_eoperators(Derivation(instantiated(start).end)))
     assert len(done.end.equations) == 3 and kinds(done.end).count("Matmul") == 1
 
 
@@ -181,7 +183,7 @@ def test_any_program_keeps_its_values(program: Program) -> None:
     for n in range(len(program.equations)):
         for match in EOPERATOR_GENERATION.matches(derivation.end, (n,)):
             derivation = derivation.then(match)
-    done = fuse(laid_out(fuse(derivation), estimated))
+    done = fuse_eoperators(assign_layouts(fuse_eoperators(derivation), estimate_equation))
     assert_equal(program, done.end)
     assert len(done.end.equations) <= len(program.equations)
 
@@ -210,7 +212,7 @@ def padded(text: str) -> str:
 
 def test_two_readers_in_another_order_change_the_layout() -> None:
     start = instantiated(ee.parse(padded(TRANSPOSED)))
-    done = laid_out(Derivation(start.end), strided({"x": 1.5, "t": 1.0}))
+    done = assign_layouts(Derivation(start.end), strided({"x": 1.5, "t": 1.0}))
     sound(done)
     assert [x.name for x in done.end.equations[0].scope.traversals] == ["n", "h", "w", "c"]
     assert len(done.end.equations) == 3
@@ -223,15 +225,15 @@ def test_a_transform_is_paid_once_for_all_its_readers() -> None:
     def cheap_copy(e: Equation) -> float:
         return 3.0 if e.name.startswith("t__") else price(e)
 
-    done = sound(laid_out(Derivation(start.end), cheap_copy))
+    done = sound(assign_layouts(Derivation(start.end), cheap_copy))
     assert [e.name for e in done.end.equations] == ["t", "T1", "a", "b"]
     assert [x.name for x in done.end.equations[0].scope.traversals] == ["n", "c", "h", "w"]
 
 
 def test_nothing_changes_where_nothing_is_gained() -> None:
     start = instantiated(ee.parse(padded(TRANSPOSED)))
-    assert laid_out(start, lambda _: 1.0) is start
-    assert laid_out(start, strided({"x": 100.0, "t": 0.1}), None) is start
+    assert assign_layouts(start, lambda _: 1.0) is start
+    assert assign_layouts(start, strided({"x": 100.0, "t": 0.1}), None) is start
 
 
 def test_a_product_is_made_transposed_where_its_reader_wants_that() -> None:
@@ -245,20 +247,20 @@ b[n:10, m:12] = t[m, n] * 2
 output a, b"""
         )
     )
-    done = sound(laid_out(Derivation(start.end), lambda e: 1.0 + 5.0 * ("t[m, n]" in repr(e.scope.body))))
+    done = sound(assign_layouts(Derivation(start.end), lambda e: 1.0 + 5.0 * ("t[m, n]" in repr(e.scope.body))))
     first = done.end.equations[0]
     assert first.via is not None and first.via.operator == "Matmul" and first.scope.shape == (10, 12)
 
 
 def test_outputs_keep_their_layout_and_sizes_say_which_are_tried() -> None:
     program = instantiated(ee.parse(padded(TRANSPOSED))).end
-    found = {e.name: layouts(program, e) for e in program.equations}
+    found = {e.name: candidate_layouts(program, e) for e in program.equations}
     assert len(found["a"]) == len(found["b"]) == 1
     assert [[name for name, _ in phi] for phi in found["t"]] == [["n", "c", "h", "w"], ["n", "h", "w", "c"]]
 
 
 def brute_force(operators: Sequence[Sequence[Mode]], seconds: Callable[[Transform], float]) -> float:
-    return min(total(modes, seconds) for modes in product(*operators))
+    return min(total_seconds(modes, seconds) for modes in product(*operators))
 
 
 def chain(costs: Sequence[tuple[float, float]]) -> list[list[Mode]]:
@@ -282,11 +284,11 @@ def chain(costs: Sequence[tuple[float, float]]) -> list[list[Mode]]:
 def test_a_chain_of_three_convolutions_turns_twice() -> None:
     # The second is much faster in NHWC: one transform before it and one behind.
     operators = chain([(1.0, 3.0), (9.0, 2.0), (1.0, 4.0)])
-    found = assign(operators, lambda _: 1.5)
+    found = assign_modes(operators, lambda _: 1.5)
     assert found.modes == (0, 1, 0) and found.transforms == {("t1", 0, 1), ("t2", 1, 0)}
     assert found.seconds == pytest.approx(brute_force(operators, lambda _: 1.5)) == 1 + 2 + 1 + 3
-    assert assign(operators, lambda _: 4.0).modes == (0, 0, 0)
-    assert assign(operators, lambda _: 0.1).transforms == {("t1", 0, 1), ("t2", 1, 0)}
+    assert assign_modes(operators, lambda _: 4.0).modes == (0, 0, 0)
+    assert assign_modes(operators, lambda _: 0.1).transforms == {("t1", 0, 1), ("t2", 1, 0)}
 
 
 @given(st.data())
@@ -311,18 +313,18 @@ def test_assignments_are_optimal(data: st.DataObject) -> None:
     def seconds(what: Transform) -> float:
         return prices[what] * 1e-6
 
-    found = assign(operators, seconds)
+    found = assign_modes(operators, seconds)
     assert found.seconds == pytest.approx(brute_force(operators, seconds))
-    assert found.transforms == transforms(modes[m] for modes, m in zip(operators, found.modes, strict=True))
+    assert found.transforms == needed_transforms(modes[m] for modes, m in zip(operators, found.modes, strict=True))
 
 
 def test_problems_without_an_answer() -> None:
-    assert assign([], lambda _: 1.0) == Assigned((), frozenset(), 0.0)
+    assert assign_modes([], lambda _: 1.0) == LayoutAssignment((), frozenset(), 0.0)
     with pytest.raises(ValueError, match="operator 1 has no mode"):
-        assign([[Mode(1.0)], []], lambda _: 1.0)
+        assign_modes([[Mode(1.0)], []], lambda _: 1.0)
 
 
 def test_views_cost_nothing_and_stay() -> None:
     start = ee.parse("tensor x[6, 4]\nv[i:3, j:8] = x[2*i + j // 4, j % 4]\ny[i:3] = sum[j:8] v[i, j]\noutput y")
     assert kinds(instantiated(start).end) in ([EOPERATOR, EOPERATOR], [VIEW, EOPERATOR])
-    assert kinds(sound(fuse(instantiated(start))).end) == [EOPERATOR]
+    assert kinds(sound(fuse_eoperators(instantiated(start))).end) == [EOPERATOR]

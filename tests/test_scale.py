@@ -26,11 +26,17 @@ import einnet_explore as ee
 from einnet_explore.cli import main
 from einnet_explore.cost import CPU_DEFAULT, CostModel, program_seconds
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.pipeline.finalists import entries
-from einnet_explore.pipeline.history import Memory
-from einnet_explore.pipeline.optimiser import optimize
-from einnet_explore.pipeline.remote_tuning import Asked, Rates, found, held, searches
-from einnet_explore.pipeline.tuning_task import Contest, Settings, working_set
+from einnet_explore.pipeline.finalists import find_variants
+from einnet_explore.pipeline.history import TuningHistory
+from einnet_explore.pipeline.optimiser import optimize_model
+from einnet_explore.pipeline.remote_tuning import (
+    PortableCost,
+    SearchRequest,
+    answer_request,
+    search_on_executor,
+    variants_of_reply,
+)
+from einnet_explore.pipeline.tuning_task import Settings, TuningTask, working_set_bytes
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.session.many_searches import search_one
 from einnet_explore.session.run import Run
@@ -164,15 +170,15 @@ def test_a_search_elsewhere_finds_what_it_finds_here(tmp_path: Path) -> None:
     """With the times that the store holds: one of a candidate's calls is said to take nothing."""
     store = ProfileStore(tmp_path / "p.sqlite")
     settings = Settings(max_depth=3, states=40)
-    plain, _ = entries(CONV, program_seconds, 3, 1.0, states=40)
+    plain, _ = find_variants(CONV, program_seconds, 3, 1.0, states=40)
     slow = plain[0].derivation().end.equations
     for equation in slow:
         store.put(ee_key(equation), 1.0, "said")
     model = CostModel(CPU_DEFAULT, store.lookup())
-    here, states = entries(CONV, lambda p: ((c := model.program_cost(p)).seconds, c.how), 3, 1.0, states=40)
+    here, states = find_variants(CONV, lambda p: ((c := model.program_cost(p)).seconds, c.how), 3, 1.0, states=40)
     assert [e.seconds for e in here] != [e.seconds for e in plain]
-    answer = found(CONV, Rates.of(CPU_DEFAULT, store, 1), settings, 1.0, float("inf"))
-    there, seen = held(CONV, answer)
+    answer = answer_request(CONV, PortableCost.of(CPU_DEFAULT, store, 1), settings, 1.0, float("inf"))
+    there, seen = variants_of_reply(CONV, answer)
     assert seen == states == 40
     assert [(e.seconds, e.kind) for e in there] == [(e.seconds, e.kind) for e in here]
     chosen = [n for n, (*_, steps) in enumerate(answer.ranked) if steps is not None]
@@ -185,18 +191,18 @@ def test_a_search_elsewhere_finds_what_it_finds_here(tmp_path: Path) -> None:
 
 
 def test_a_search_elsewhere_has_the_limit_of_who_asks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    rates = Rates.of(CPU_DEFAULT, ProfileStore(tmp_path / "p.sqlite"), 1)
+    rates = PortableCost.of(CPU_DEFAULT, ProfileStore(tmp_path / "p.sqlite"), 1)
     monkeypatch.setattr(limits, "used", lambda: 0)
-    asked, settings = {"it": Asked(CONV, 1.0, 1.0)}, Settings(max_depth=2, states=40)
+    asked, settings = {"it": SearchRequest(CONV, 1.0, 1.0)}, Settings(max_depth=2, states=40)
     refused = pytest.warns(RuntimeWarning, match=r"done here again: ValueError: memory 1 MiB: .* are taken before")
     with Processes(1) as processes, limited(1 << 20), refused:  # less than its libraries take
-        assert dict(searches(processes, asked, rates, settings, 60.0)) == {}
+        assert dict(search_on_executor(processes, asked, rates, settings, 60.0)) == {}
     with limited(1000):
         looks = itertools.count()
         monkeypatch.setattr(limits, "used", lambda: 600 * next(looks))
-        answer = found(CONV, rates, Settings(max_depth=3, states=400), 1.0, 1.0, 1000)
+        answer = answer_request(CONV, rates, Settings(max_depth=3, states=400), 1.0, 1.0, 1000)
         ROOM.reached, wanting = False, ROOM.wanting
-        held(CONV, answer)
+        variants_of_reply(CONV, answer)
         assert answer.cut and answer.states < 400 and ROOM.reached and ROOM.wanting > wanting
 
 
@@ -229,7 +235,7 @@ def test_a_search_that_reaches_its_limit_stops_with_what_it_has(monkeypatch: pyt
     assert run.events == events + 1
     with limited(1000):
         taken[0] = 10_000
-        few, _ = entries(CONV, program_seconds, 3, 100.0)
+        few, _ = find_variants(CONV, program_seconds, 3, 100.0)
         assert ROOM.reached
     assert len(few) < len(run.candidates)
 
@@ -245,12 +251,12 @@ def test_a_limit_that_libraries_fill_is_refused(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_what_does_not_fit_is_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    nbytes = working_set(CONV)
+    nbytes = working_set_bytes(CONV)
     assert nbytes == 2 * 4 * (1 * 6 * 5 * 4 + 3 * 3 * 3 * 4 + 6 * 5 * 3)
     monkeypatch.setattr(limits, "used", lambda: 0)
     opened: Callable[[], Any] = lambda: pytest.fail("it was opened")  # noqa: E731
     store = ProfileStore(tmp_path / "p.sqlite")
-    contest = Contest(CONV, opened, {}, lambda *_: pytest.fail("run"), program_seconds, Settings(states=20), store)
+    contest = TuningTask(CONV, opened, {}, lambda *_: pytest.fail("run"), program_seconds, Settings(states=20), store)
     store.put(contest._key("onnxruntime alone"), 1.0, "said")
     with limited(nbytes - 1):
         outcome = contest.hold(1.0)
@@ -351,12 +357,14 @@ def test_a_model_is_optimised_with_searches_and_contests_elsewhere(monkeypatch: 
     nodes = [node("Conv", ["x", "v"], ["a"], pads=[1] * 4), node("Relu", ["a"], ["b"])]
     proto = build([*nodes, node("Conv", ["b", "w"], ["y"], pads=[1] * 4)], {"x": (1, 8, 9, 9)}, ["y"], weights)
     model = load_model(proto.SerializeToString())
-    here = optimize(model, threads=1, states=30)
+    here = optimize_model(model, threads=1, states=30)
     assert any(part.outcome.states == 30 for part in here.parts)
-    for resources, name in (({}, "found"), ({"device": 1.0}, "contested")):
-        monkeypatch.setattr(Memory, "get", lambda self, what, *key: None)  # what was remembered would not be asked for
+    for resources, name in (({}, "answer_request"), ({"device": 1.0}, "tune_named_task")):
+        monkeypatch.setattr(
+            TuningHistory, "get", lambda self, what, *key: None
+        )  # what was remembered would not be asked for
         there = Devices(resources)
-        work = optimize(model, threads=1, states=30, executor=there)
+        work = optimize_model(model, threads=1, states=30, executor=there)
         assert has_device(there) == bool(resources)
         assert set(there.asked) == {(name, False, repr({"device": 1} if resources else None))}
         assert [p.outcome.states for p in work.parts] == [p.outcome.states for p in here.parts]

@@ -13,13 +13,25 @@ from einnet_explore.pipeline import baseline as against_module
 from einnet_explore.pipeline import optimiser as optimise_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import whole_model as whole_module
-from einnet_explore.pipeline.backward_elimination import DOUBTFUL, LONGEST, MOST, spared
-from einnet_explore.pipeline.baseline import Against
+from einnet_explore.pipeline.backward_elimination import (
+    CERTAIN_SPEEDUP,
+    ELIMINATION_SECONDS,
+    MAX_ELIMINATION_TRIALS,
+    eliminate_unprofitable,
+)
+from einnet_explore.pipeline.baseline import Baseline
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.outcome import Part
-from einnet_explore.pipeline.plan import Plan
-from einnet_explore.pipeline.tuning_task import Outcome
-from einnet_explore.pipeline.whole_model import BRIEF, CLEAR, SECONDS, TRYING, clear, select
+from einnet_explore.pipeline.outcome import TunedSubprogram
+from einnet_explore.pipeline.plan import ExecutionPlan
+from einnet_explore.pipeline.tuning_task import Trial
+from einnet_explore.pipeline.whole_model import (
+    BRIEF_SECONDS,
+    CLEAR_SPEEDUP,
+    FORWARD_SELECTION_SECONDS,
+    MAX_CONTENDERS,
+    forward_selection,
+    is_clearly_faster,
+)
 from einnet_explore.runtime import measurement
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import Timing, sampled
@@ -63,8 +75,8 @@ class Fake:
         return {"y": np.full(3, self.number, np.float32)}
 
 
-def against(original: Fake) -> Against:
-    return Against(None, original, {}, original.seconds)  # type: ignore[arg-type]
+def against(original: Fake) -> Baseline:
+    return Baseline(None, original, {}, original.seconds)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +109,7 @@ def test_every_plan_is_held_against_one_run_of_the_original(clock: Clock) -> Non
     assert holding.held(lambda: Fake(clock, 1.0, 1.001)) is None  # type: ignore[arg-type, return-value]
     assert original.runs == 1 and holding.want["y"][0] == 1.0
 
-    def impossible() -> Plan:
+    def impossible() -> ExecutionPlan:
         raise ValueError("cannot be made")
 
     assert holding.held(impossible) is None and original.runs == 1
@@ -106,13 +118,15 @@ def test_every_plan_is_held_against_one_run_of_the_original(clock: Clock) -> Non
 
 
 def test_what_is_clear() -> None:
-    assert clear({"before": [BRIEF], "after": [BRIEF / CLEAR]})
-    assert clear({"before": [BRIEF, BRIEF], "after": [0.1, 0.2]})
-    assert not clear({"before": [BRIEF / 2], "after": [0.01]})  # it took no time yet: more is known for little
-    assert not clear({"before": [BRIEF, BRIEF], "after": [0.1, BRIEF / 2]})
-    assert clear({"before": [BRIEF] * 3, "after": [0.1, BRIEF / 2, BRIEF / 1.02]})
-    assert not clear({"before": [BRIEF] * 3, "after": [0.1, BRIEF / 2, BRIEF]})
-    assert not clear({"before": [BRIEF], "after": [2 * BRIEF]})
+    assert is_clearly_faster({"before": [BRIEF_SECONDS], "after": [BRIEF_SECONDS / CLEAR_SPEEDUP]})
+    assert is_clearly_faster({"before": [BRIEF_SECONDS, BRIEF_SECONDS], "after": [0.1, 0.2]})
+    assert not is_clearly_faster(
+        {"before": [BRIEF_SECONDS / 2], "after": [0.01]}
+    )  # it took no time yet: more is known for little
+    assert not is_clearly_faster({"before": [BRIEF_SECONDS, BRIEF_SECONDS], "after": [0.1, BRIEF_SECONDS / 2]})
+    assert is_clearly_faster({"before": [BRIEF_SECONDS] * 3, "after": [0.1, BRIEF_SECONDS / 2, BRIEF_SECONDS / 1.02]})
+    assert not is_clearly_faster({"before": [BRIEF_SECONDS] * 3, "after": [0.1, BRIEF_SECONDS / 2, BRIEF_SECONDS]})
+    assert not is_clearly_faster({"before": [BRIEF_SECONDS], "after": [2 * BRIEF_SECONDS]})
 
 
 def test_samples_end_where_they_are_enough(clock: Clock) -> None:
@@ -137,10 +151,10 @@ def test_inputs_that_tell_are_found_once(tmp_path: Path, monkeypatch: pytest.Mon
     def optimiser() -> Optimiser:
         return Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
 
-    monkeypatch.setattr(optimise_module, "telling_seed", lambda *_: 5)
+    monkeypatch.setattr(optimise_module, "discriminating_seed", lambda *_: 5)
     first = optimiser()
-    monkeypatch.setattr(optimise_module, "telling_seed", lambda *_: pytest.fail("looked for again"))
-    monkeypatch.setattr(Plan, "run", lambda *_: pytest.fail("run again"))
+    monkeypatch.setattr(optimise_module, "discriminating_seed", lambda *_: pytest.fail("looked for again"))
+    monkeypatch.setattr(ExecutionPlan, "run", lambda *_: pytest.fail("run again"))
     again = optimiser()
     assert again.seconds == first.seconds
     assert all(np.array_equal(again.feeds[name], array) for name, array in first.feeds.items())
@@ -164,17 +178,17 @@ class Plans:
         return Fake(self.clock, self.seconds(kept), self.number if len(self.made) > 1 else 1.0)
 
 
-def parts(*gains: float) -> dict[int, Part]:
+def parts(*gains: float) -> dict[int, TunedSubprogram]:
     """Parts that are so many times faster by themselves."""
-    outcomes = [Outcome(gain, 1.0, None, 0.0, 1, "") for gain in gains]
-    return {n: Part((f"n{n}",), outcome, True, "proved", "") for n, outcome in enumerate(outcomes)}
+    outcomes = [Trial(gain, 1.0, None, 0.0, 1, "") for gain in gains]
+    return {n: TunedSubprogram((f"n{n}",), outcome, True, "proved", "") for n, outcome in enumerate(outcomes)}
 
 
 def left_out(plans: Plans, gains: Sequence[float], groups: Sequence[Sequence[int]] = ()) -> dict[int, str]:
     """What is left out of all parts, each a kind by itself unless *groups* says otherwise."""
     kinds = groups or [(n,) for n in range(len(gains))]
     want = {"y": np.ones(3, np.float32)}
-    return spared(kinds, parts(*gains), plans, {}, want, 1.0, plans.clock)
+    return eliminate_unprofitable(kinds, parts(*gains), plans, {}, want, 1.0, plans.clock)
 
 
 @pytest.fixture
@@ -184,7 +198,7 @@ def paired(monkeypatch: pytest.MonkeyPatch) -> None:
             name: Timing(plan.seconds, 0.0, 1, (plan.seconds,)) for name, plan in (("before", before), ("after", after))
         }
 
-    monkeypatch.setattr(whole_module, "paired", told)
+    monkeypatch.setattr(whole_module, "time_plans", told)
 
 
 @pytest.mark.usefixtures("paired")
@@ -207,17 +221,17 @@ def test_equal_parts_stay_or_go_together() -> None:
 @pytest.mark.usefixtures("paired")
 def test_what_is_not_tried() -> None:
     costly = Plans(lambda kept: 1.0 + len(kept))
-    assert set(left_out(costly, (1.2, DOUBTFUL, 9.0))) == {0} and costly.made == [(0, 1, 2), (1, 2)]
+    assert set(left_out(costly, (1.2, CERTAIN_SPEEDUP, 9.0))) == {0} and costly.made == [(0, 1, 2), (1, 2)]
     many = Plans(lambda kept: 1e-3 * (1 + len(kept)))
-    assert len(left_out(many, [1.2] * (MOST + 3))) == MOST
+    assert len(left_out(many, [1.2] * (MAX_ELIMINATION_TRIALS + 3))) == MAX_ELIMINATION_TRIALS
     late = Plans(lambda kept: 1.0 + len(kept))
     make = Plans.__call__
 
     def slowly(kept: list[int]) -> Any:
-        late.clock.now += LONGEST
+        late.clock.now += ELIMINATION_SECONDS
         return make(late, kept)
 
-    assert set(spared([(0,), (1,), (2,)], parts(1.2, 1.2, 1.2), slowly, {}, {}, 1.0, late.clock)) == {0}
+    assert set(eliminate_unprofitable([(0,), (1,), (2,)], parts(1.2, 1.2, 1.2), slowly, {}, {}, 1.0, late.clock)) == {0}
 
 
 def trials(once: float, winners: int, contenders: int) -> list[tuple[int, ...]]:
@@ -226,16 +240,16 @@ def trials(once: float, winners: int, contenders: int) -> list[tuple[int, ...]]:
     groups, near = [(n,) for n in range(winners)], [(winners + n,) for n in range(contenders)]
     gains = {n: 1.0 / (1 + n) for n in range(winners + contenders)}
     want = {"y": np.ones(3, np.float32)}
-    kept, _, refused, _ = select(groups, gains, plans([]), plans, {}, once, near, want, plans.clock)
+    kept, _, refused, _ = forward_selection(groups, gains, plans([]), plans, {}, once, near, want, plans.clock)
     assert kept == list(plans.made[-1]) and not refused
     return [tuple(set(more) - set(before)) for before, more in itertools.pairwise(plans.made)]
 
 
 @pytest.mark.usefixtures("paired")
 def test_winners_that_are_left_when_it_is_late_are_tried_together() -> None:
-    assert trials(TRYING / 7, 3, SECONDS) == [(0,), (1,), (2,), (3,)]
-    assert trials(TRYING / 5, 6, 1) == [(0,), (1,), (2,), (3, 4, 5)]
-    assert trials(2 * TRYING, 6, 1) == [(0,), (1, 2, 3, 4, 5)]
+    assert trials(FORWARD_SELECTION_SECONDS / 7, 3, MAX_CONTENDERS) == [(0,), (1,), (2,), (3,)]
+    assert trials(FORWARD_SELECTION_SECONDS / 5, 6, 1) == [(0,), (1,), (2,), (3, 4, 5)]
+    assert trials(2 * FORWARD_SELECTION_SECONDS, 6, 1) == [(0,), (1, 2, 3, 4, 5)]
     assert trials(1e-9, 6, 1) == [(n,) for n in range(7)]
 
 
@@ -244,7 +258,7 @@ def test_a_plan_that_is_another_or_cannot_be_made_is_no_reason() -> None:
     wrong = Plans(lambda kept: 1.0 + len(kept), number=1.01)
     assert left_out(wrong, (1.2, 1.2)) == {} and len(wrong.made) == 3
     refused = Plans(lambda kept: 1.0 + len(kept))
-    assert spared([(0,), (99,)], {0: parts(1.2)[0], 99: parts(1.1)[0]}, refused, {}, {}, 1.0) == {
+    assert eliminate_unprofitable([(0,), (99,)], {0: parts(1.2)[0], 99: parts(1.1)[0]}, refused, {}, {}, 1.0) == {
         99: "beside the others the whole model runs with it at 0.67 of its speed"
     }
     assert refused.made == [(0, 99), (0,)]
@@ -258,17 +272,18 @@ def test_noise_leaves_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
         after = next(told)
         return {"before": Timing(1.0, 0.0, 1, (1.0,)), "after": Timing(after, 0.0, 1, (after,))}
 
-    monkeypatch.setattr(whole_module, "paired", noisy)
+    monkeypatch.setattr(whole_module, "time_plans", noisy)
     assert set(left_out(Plans(lambda _: 1.0), (1.2, 1.3, 1.4))) == {1}
 
 
 def test_a_part_that_does_not_pay_in_the_end_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything(monkeypatch)
-    monkeypatch.setattr(result_module, "STAYS", 0.0)
+    monkeypatch.setattr(result_module, "MIN_REMEMBERED_SPEEDUP", 0.0)
     work = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
     assert len(list(work.run())) == 2
     asked: list[object] = []
-    monkeypatch.setattr(result_module, "spared", lambda groups, *_: asked.append(groups) or {1: "it costs"})
+    eliminate = lambda groups, *_: asked.append(groups) or {1: "it costs"}  # noqa: E731
+    monkeypatch.setattr(result_module, "eliminate_unprofitable", eliminate)
     fast = work.result()
     assert [part.kept for part in fast.parts] == [True, False] and fast.parts[1].why == "it costs"
     assert asked == [((0,), (1,))]  # once: what is left is not looked at again

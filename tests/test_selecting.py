@@ -24,15 +24,15 @@ from einnet_explore.pipeline import backward_elimination as attribution_module
 from einnet_explore.pipeline import plan as plan_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import whole_model as whole_module
-from einnet_explore.pipeline.backward_elimination import LONGEST
-from einnet_explore.pipeline.export_selection import TRYING as FILING
-from einnet_explore.pipeline.export_selection import Exported
+from einnet_explore.pipeline.backward_elimination import ELIMINATION_SECONDS
+from einnet_explore.pipeline.export_selection import EXPORT_SELECTION_SECONDS as FILING
+from einnet_explore.pipeline.export_selection import ExportSelection
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.plan import Plan, PlanError, build_plan
-from einnet_explore.pipeline.selection import LEAST, Result, selecting
-from einnet_explore.pipeline.submodels import answers, random_inputs, start
-from einnet_explore.pipeline.whole_model import TRYING, UNTRIED, Chosen, select
+from einnet_explore.pipeline.plan import ExecutionPlan, PlanError, build_plan
+from einnet_explore.pipeline.selection import MIN_SELECTION_SECONDS, Selector, selection_seconds
+from einnet_explore.pipeline.submodels import open_session, random_inputs, run_session
+from einnet_explore.pipeline.whole_model import FORWARD_SELECTION_SECONDS, UNTRIED, Chosen, forward_selection
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.onnx_fragment import Writer
 from tests.optimising_kit import SHORT, agree, everything, model, nothing_remembered, runs, searched, transposed
@@ -49,10 +49,10 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Optimiser:
     return held
 
 
-def result(work: Optimiser, budget: float | None = None) -> Result:
+def result(work: Optimiser, budget: float | None = None) -> Selector:
     """What makes the result of *work*, whose subprograms stand in the order of the model."""
     signatures = [anon.signature for _, anon in work.done]
-    return Result(
+    return Selector(
         work.model, work.digest, work.settings, work.original, work.feeds, work.seconds, work.assembler, work.memory,
         work.parts, signatures, work.pieces, budget,
     )  # fmt: skip
@@ -84,7 +84,7 @@ def test_what_is_not_folded_is_not_kept(work: Optimiser, monkeypatch: pytest.Mon
 
 def test_what_fails_at_run_time_is_not_kept(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(result_module, "FORMS", {"plan": ("apart",)})
-    monkeypatch.setattr(assembling_module.ByValue, "write", lambda *_: None)
+    monkeypatch.setattr(assembling_module.ProgramCall, "write", lambda *_: None)
     compute = assembling_module.CompiledProgram.run
 
     def run(self: Any, inputs: Any) -> Any:
@@ -94,9 +94,9 @@ def test_what_fails_at_run_time_is_not_kept(work: Optimiser, monkeypatch: pytest
 
     monkeypatch.setattr(assembling_module.CompiledProgram, "run", run)
     assert all(not part.kept and "RuntimeError: no such address" in part.why for part in work.result().parts)
-    held = start(build([node("Relu", ["x"], ["y"])], {"x": [2]}, ["y"]), 1)
+    held = open_session(build([node("Relu", ["x"], ["y"])], {"x": [2]}, ["y"]), 1)
     with pytest.raises(PlanError, match=r"ONNX Runtime fails: .*INVALID_ARGUMENT"):
-        answers(held, ["y"], {"x": np.zeros(3, np.float32)})
+        run_session(held, ["y"], {"x": np.zeros(3, np.float32)})
 
 
 def test_programs_are_let_go_with_the_last_plan_they_are_in(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_what_kept_parts_bring_as_far_as_plans_without_them_are_made(
 ) -> None:
     fast, asked = work.result(), []
 
-    def plan_of(kept: Sequence[int]) -> Plan:
+    def plan_of(kept: Sequence[int]) -> ExecutionPlan:
         asked.append(tuple(kept))
         if len(asked) == 1:
             raise PlanError("cannot be made")
@@ -136,33 +136,38 @@ def test_what_kept_parts_bring_as_far_as_plans_without_them_are_made(
     other = replace(fast, without=replace(fast.without, plan_of=plan_of))
     brought = other.attribution()
     assert len(brought) == 1 and len(asked) == 2 and fast.attribution()[1:] == brought
-    monkeypatch.setattr(result_module, "STAYS", 0.0)
+    monkeypatch.setattr(result_module, "MIN_REMEMBERED_SPEEDUP", 0.0)
     again = work.result()  # which measures nothing of it, not even where there is no time
-    monkeypatch.setattr(attribution_module, "ratio_of", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(attribution_module, "plan_speedup", lambda *_: pytest.fail("measured again"))
     assert tuple(again.attributions(-1.0)) == fast.attribution()
 
 
 def test_a_budget_bounds_selecting(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (selecting(None), selecting(1.0), selecting(90.0)) == (math.inf, LEAST, 45.0)
+    assert (selection_seconds(None), selection_seconds(1.0), selection_seconds(90.0)) == (
+        math.inf,
+        MIN_SELECTION_SECONDS,
+        45.0,
+    )
     given: dict[str, float] = {}
 
     def noted(name: str, answer: object) -> Callable[..., Any]:
         return lambda *arguments: given.update({name: arguments[-1]}) or answer
 
-    monkeypatch.setattr(result_module, "select", noted("select", Chosen([0, 1], work.original, {})))
-    monkeypatch.setattr(result_module, "spared", noted("spared", {}))
-    monkeypatch.setattr(result_module, "filed", noted("filed", Exported(1.0, "")))
+    monkeypatch.setattr(result_module, "forward_selection", noted("select", Chosen([0, 1], work.original, {})))
+    monkeypatch.setattr(result_module, "eliminate_unprofitable", noted("spared", {}))
+    monkeypatch.setattr(result_module, "select_for_export", noted("filed", ExportSelection(1.0, "")))
     monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined", "exported")})
     result(work).optimised()
-    assert given == {"select": TRYING, "spared": LONGEST, "filed": FILING}
-    monkeypatch.setattr(result_module.Result, "_remembered", lambda _: None)
+    assert given == {"select": FORWARD_SELECTION_SECONDS, "spared": ELIMINATION_SECONDS, "filed": FILING}
+    monkeypatch.setattr(result_module.Selector, "_remembered", lambda _: None)
     result(work, 2.0).optimised()
-    assert LEAST >= given["select"] > given["spared"] > given["filed"] >= 0
+    assert MIN_SELECTION_SECONDS >= given["select"] > given["spared"] > given["filed"] >= 0
 
 
 def test_what_was_selected_in_less_time_is_selected_again(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(result_module, "select", lambda *_: calls.append(1) or Chosen([0], work.original, {}))
+    chosen = Chosen([0], work.original, {})
+    monkeypatch.setattr(result_module, "forward_selection", lambda *_: calls.append(1) or chosen)
     for budget, selected in ((1.0, 1), (15.0, 1), (90.0, 2), (None, 3), (90.0, 3), (1.0, 3), (None, 3)):
         result(work, budget).optimised()
         assert len(calls) == selected, budget
@@ -180,7 +185,7 @@ class Fake:
 
 
 def test_an_interrupt_ends_the_trials_with_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole_module, "ratio_of", lambda before, after, *_: before.seconds / after.seconds)
+    monkeypatch.setattr(whole_module, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
 
     def plan_of(kept: list[int]) -> Any:
         if 2 in kept:
@@ -190,7 +195,7 @@ def test_an_interrupt_ends_the_trials_with_what_is_kept(monkeypatch: pytest.Monk
         return Fake(10.0 - len(kept))
 
     gains = {n: 4.0 - n for n in range(4)}
-    found = select([(n,) for n in range(4)], gains, Fake(10.0), plan_of, {}, 1.0)  # type: ignore[arg-type]
+    found = forward_selection([(n,) for n in range(4)], gains, Fake(10.0), plan_of, {}, 1.0)  # type: ignore[arg-type]
     assert found.stopped and found.kept == [0] and found.plan.seconds == 9.0  # type: ignore[attr-defined]
     assert found.refused == {1: "refused", 2: UNTRIED, 3: UNTRIED}
 
@@ -202,9 +207,10 @@ def test_an_interrupt_while_selecting_keeps_what_is_kept(
     monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined", "exported")})
     with monkeypatch.context() as patched:
         if where == "select":
-            patched.setattr(result_module, "select", lambda *_: Chosen([0], work.original, {1: UNTRIED}, True))
+            chosen = Chosen([0], work.original, {1: UNTRIED}, True)
+            patched.setattr(result_module, "forward_selection", lambda *_: chosen)
         else:
-            patched.setattr(result_module.Result, where, raising(KeyboardInterrupt()))
+            patched.setattr(result_module.Selector, where, raising(KeyboardInterrupt()))
         making = result(work)
         fast = making.optimised()
     assert making.stopped and fast.interrupted and fast.report()["interrupted"] is True
@@ -216,8 +222,8 @@ def test_an_interrupt_while_selecting_keeps_what_is_kept(
 
 
 def test_a_second_interrupt_ends_everything(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_module.Result, "_in_form", raising(KeyboardInterrupt()))
-    monkeypatch.setattr(result_module.Result, "_held", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(result_module.Selector, "_in_form", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(result_module.Selector, "_held", raising(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         result(work).optimised()
 
@@ -226,7 +232,7 @@ def commanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """``optimize`` of a small model with every output."""
     everything(monkeypatch)
     monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined",)})
-    monkeypatch.setattr(command, "settings", lambda *_: SHORT)
+    monkeypatch.setattr(command, "make_settings", lambda *_: SHORT)
     onnx.save(transposed(), tmp_path / "m.onnx")
     outputs = {"-o": "o.onnx", "--html": "o.html", "--json": "o.json", "--certificates": "records"}
     argv = [word for option, name in outputs.items() for word in (option, str(tmp_path / name))]
@@ -251,7 +257,7 @@ def test_an_interrupt_while_parts_are_left_out_keeps_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = commanded(tmp_path, monkeypatch)
-    monkeypatch.setattr(attribution_module, "ratio_of", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(attribution_module, "plan_speedup", raising(KeyboardInterrupt()))
     assert main(argv) == 130
     report = json.loads((tmp_path / "o.json").read_text())
     assert report["attribution"] == [] and report["interrupted"] is True
@@ -309,9 +315,9 @@ def test_programs_that_a_models_operator_set_cannot_hold_run_beside_it(
         if any(n.domain == "einnet" or n.op_type == "Reshape" for n in proto.graph.node):
             refused.append(proto)
             raise PlanError("ONNX Runtime refuses: Unrecognized attribute: allowzero")
-        return start(proto, *rest, **more)  # type: ignore[arg-type]
+        return open_session(proto, *rest, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(plan_module, "start", refuse)
+    monkeypatch.setattr(plan_module, "open_session", refuse)
     plan = work.assembler.plan(work.assembler.apart(work.pieces([0, 1])))
     assert refused and any(segment.replaced for segment in plan.segments)
     feeds = random_inputs(work.model, 1)

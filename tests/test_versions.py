@@ -26,8 +26,8 @@ from einnet_explore.codegen import machine, versions
 from einnet_explore.codegen.register_tiles import best_tile
 from einnet_explore.codegen.sum_of_products import match_sum_of_products
 from einnet_explore.ir import Program, Scope, tensors
-from einnet_explore.pipeline.history import Memory
-from einnet_explore.pipeline.row_subprograms import in_one
+from einnet_explore.pipeline.history import TuningHistory
+from einnet_explore.pipeline.row_subprograms import derive_in_one_kernel
 from einnet_explore.runtime import tvm_cpu
 from einnet_explore.runtime.generated import chosen_tile, contraction
 from einnet_explore.runtime.implementation_choice import ProfileStore
@@ -97,7 +97,7 @@ def _last(program: Program) -> Scope:
 
 
 def _in_one(program: Program) -> Scope:
-    found = in_one(program)
+    found = derive_in_one_kernel(program)
     assert found is not None
     return _last(found.end)
 
@@ -195,8 +195,8 @@ def test_no_key_reads_a_source_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         store, key = ProfileStore(), key_of(SCOPES["element-wise"].equations[0])
         store.put(key, 1.0, "measured")
         assert store.get(key) is not None
-        Memory(store).put(1, "contest", "a")
-        assert Memory(store).get("contest", "a") == 1
+        TuningHistory(store).put(1, "contest", "a")
+        assert TuningHistory(store).get("contest", "a") == 1
         assert chosen_tile(made, found, machine.Machine()) is not None
     finally:
         watching.clear()  # a hook cannot be removed

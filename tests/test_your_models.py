@@ -20,7 +20,7 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.onnx_export.export import rewrite_model
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.operator_table import NotUnderstood, express
-from einnet_explore.pipeline.optimiser import optimize
+from einnet_explore.pipeline.optimiser import optimize_model
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.submodels import PlanError
 from einnet_explore.runtime.outputs import differences, largest_error
@@ -212,7 +212,7 @@ def test_shapes_behind_operators_that_nobody_knows() -> None:
     assert not model.known("y")
     assert rewrite_model(model.proto, ()).graph.node[-1].op_type == "Mystery"
     with pytest.raises(PlanError, match=r"^<model>: ONNX Runtime refuses: .*Mystery"):
-        optimize(model, threads=1, budget=NOW)
+        optimize_model(model, threads=1, budget=NOW)
 
 
 def test_a_state_that_begins_at_zero_is_a_weight() -> None:
@@ -230,7 +230,7 @@ NOW = 1e-9
 def test_what_is_in_no_subprogram_is_said_with_the_reason() -> None:
     nodes = [node("TopK", ["x", "k"], ["v", "i"]), node("Relu", ["v"], ["r"]), node("MatMul", ["r", "w"], ["y"])]
     weights = {"k": np.array([3]), "w": np.eye(3, dtype="f4")}
-    fast = optimize(build(nodes, {"x": (2, 5)}, ["y"], weights), threads=1, budget=NOW)
+    fast = optimize_model(build(nodes, {"x": (2, 5)}, ["y"], weights), threads=1, budget=NOW)
     assert fast.untouched() == [
         "1 TopK: operator TopK has no canonical expression",
         "1 Relu: Relu alone is no subprogram",
@@ -258,7 +258,7 @@ def test_outputs_that_are_no_finite_reals() -> None:
     proto = build(nodes, {"x": (2, 8)}, ["label", "truth", "byte", "masked"], weights)
     for value in proto.graph.output:
         value.type.tensor_type.elem_type = types.get(value.name, TensorProto.FLOAT)
-    fast = optimize(proto, threads=1, budget=NOW)
+    fast = optimize_model(proto, threads=1, budget=NOW)
     assert fast.errors == (0.0, 0.0)
     assert list(fast(**fast.random_inputs())["label"]) == ["cat", "dog"]
 

@@ -38,9 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
                 cost = None
                 if given.device:
-                    from einnet_explore.pipeline.devices import cost_for
+                    from einnet_explore.pipeline.devices import device_cost
 
-                    cost = cost_for(given.device)
+                    cost = device_cost(given.device)
                 print(write(given.out, given.quick, cost, given.seconds, _note, given.model))
                 return 0
             case "run":

@@ -27,10 +27,10 @@ from einnet_explore.onnx_import.assembly import assemble
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.operator_table import NotUnderstood, express
-from einnet_explore.pipeline.finalists import entries, finalists, search
-from einnet_explore.pipeline.originals import anonymous
+from einnet_explore.pipeline.finalists import find_variants, search_subprogram, select_finalists
+from einnet_explore.pipeline.originals import anonymize
 from einnet_explore.pipeline.partition import partition
-from einnet_explore.pipeline.post.fusing import fuse
+from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.cuda.plan import cuda_plan, fused_launch
 from einnet_explore.runtime.cuda.steps import CudaPlan
@@ -114,7 +114,7 @@ class Collected:
         return {"shape": list(array.shape), "mean": float(array.mean()), "deviation": float(array.std())}
 
     def _part(self, model: Model, nodes: Sequence[str], program: Program, names: Mapping[str, str]) -> dict[str, Any]:
-        anon = anonymous(program)
+        anon = anonymize(program)
         key = hashlib.sha256(anon.signature.encode()).hexdigest()[:12]
         if key not in self.ways:
             self.ways[key] = self._ways(anon.program)
@@ -226,9 +226,9 @@ def interpolation(given: int, out: int) -> np.ndarray:
 
 def library(program: Program, cost: Cost) -> Program:
     """*program* with as many library operators as it has, as it is; itself where it has none."""
-    found, made = search(program, cost, 0, 5.0)
+    found, made = search_subprogram(program, cost, 0, 5.0)
     named = [(-len(calls(made.states[s].program)), seconds, s) for seconds, s in found]
-    return fuse(made.derivation(min(named)[2])).end if named else fuse(Derivation(program)).end
+    return fuse_eoperators(made.derivation(min(named)[2])).end if named else fuse_eoperators(Derivation(program)).end
 
 
 def calls(program: Program) -> tuple[Equation, ...]:
@@ -240,9 +240,9 @@ def derived(program: Program, first: Program, cost: Cost, seconds: float) -> Ite
     """The derived forms of *program* that are worth measuring beside *first*, cheapest first."""
     if not calls(first):
         return
-    ranked, _ = entries(program, cost, 7, seconds)
-    for entry in finalists(ranked, FINALISTS, SLACK * cost(first)[0]):
-        yield fuse(entry.derivation()).end
+    ranked, _ = find_variants(program, cost, 7, seconds)
+    for entry in select_finalists(ranked, FINALISTS, SLACK * cost(first)[0]):
+        yield fuse_eoperators(entry.derivation()).end
 
 
 def fused(program: Program) -> CudaPlan:

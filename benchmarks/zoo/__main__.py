@@ -23,7 +23,7 @@ from einnet_explore.cli.output import table
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.optimised import Optimised
-from einnet_explore.pipeline.optimiser import optimize
+from einnet_explore.pipeline.optimiser import optimize_model
 from einnet_explore.pipeline.partition import Split, partition
 
 READ = ["model", "what it is", "in subprograms", "in none"]
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         split = partition(model)
         row = [name, title, *understood(model, split)]
         if not asked.read:
-            fast = optimize(model, threads=asked.threads, budget=asked.budget)
+            fast = optimize_model(model, threads=asked.threads, budget=asked.budget)
             row += [*_told(fast, len(split.subprograms)), f"{perf_counter() - began:.0f}"]
         rows.append(row)
         print(*row, sep=" | ", flush=True)

@@ -16,9 +16,9 @@ from einnet_explore.cli.output import STDOUT, progress, save, say, table, writab
 from einnet_explore.cli.values import shapes
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.outcome import certificates
-from einnet_explore.pipeline.request import read, settings
-from einnet_explore.pipeline.selection import selecting
+from einnet_explore.pipeline.outcome import step_certificates
+from einnet_explore.pipeline.request import make_settings, read_model
+from einnet_explore.pipeline.selection import selection_seconds
 from einnet_explore.runtime.outputs import AGREEMENT
 from einnet_explore.session.records import save as save_record
 from einnet_explore.session.records import to_record
@@ -35,8 +35,8 @@ LINES = 8
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 0: done; 1: the optimised model does not agree; 130: interrupted, with what was found so far saved."""
     asked = (arguments.threads, arguments.max_depth, arguments.target_runtime, arguments.numerics)
-    chosen = settings(arguments.device, *asked)
-    model = read(arguments.model, shapes(arguments.shape))
+    chosen = make_settings(arguments.device, *asked)
+    model = read_model(arguments.model, shapes(arguments.shape))
     writable(arguments.output, arguments.html, json=arguments.json, reads=[arguments.model])
     if arguments.certificates:
         Path(arguments.certificates).mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def _written(arguments: argparse.Namespace, fast: Optimised, report: dict[str, A
         (arguments.output, lambda path: exported(path, fast)),
         (arguments.html, lambda path: save(path, report_page(fast))),
         (arguments.certificates, lambda path: records(path, fast)),
-        (arguments.json, lambda path: write_json(path, attributed(report, fast, selecting(arguments.budget)))),
+        (arguments.json, lambda path: write_json(path, attributed(report, fast, selection_seconds(arguments.budget)))),
     ]
     failures: list[Exception] = []
     for path, write in outputs:
@@ -123,7 +123,7 @@ def records(directory: str, fast: Optimised) -> None:
     """One record with its certificates for each kept derivation, in *directory*."""
     where = Path(directory)
     for name, derivation in fast.derivations().items():
-        save_record(where / f"{name}.json", to_record(derivation, certificates(derivation), model=fast.model.path))
+        save_record(where / f"{name}.json", to_record(derivation, step_certificates(derivation), model=fast.model.path))
     say(f"saved {counted(len(fast.derivations()), 'record')} in {directory}")
 
 

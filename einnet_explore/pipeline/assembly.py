@@ -21,13 +21,13 @@ from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, Tensor, tensor
 from einnet_explore.onnx_export.export import Replacement
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.exported import exported_plan
-from einnet_explore.pipeline.history import Memory
-from einnet_explore.pipeline.joining import Piece, joined
-from einnet_explore.pipeline.originals import anonymous
-from einnet_explore.pipeline.outcome import certificates
-from einnet_explore.pipeline.plan import ByValue, Plan, PlanError, build_plan
-from einnet_explore.pipeline.post.fusing import fuse
-from einnet_explore.pipeline.post.layouts import Price, laid_out
+from einnet_explore.pipeline.history import TuningHistory
+from einnet_explore.pipeline.joining import Piece, join_adjacent
+from einnet_explore.pipeline.originals import anonymize
+from einnet_explore.pipeline.outcome import step_certificates
+from einnet_explore.pipeline.plan import ExecutionPlan, PlanError, ProgramCall, build_plan
+from einnet_explore.pipeline.post.fusing import fuse_eoperators
+from einnet_explore.pipeline.post.layouts import Price, assign_layouts
 from einnet_explore.pipeline.tuning_task import Settings
 from einnet_explore.rules import Derivation, Refused
 from einnet_explore.runtime.epilogues import compile_measured
@@ -38,7 +38,7 @@ from einnet_explore.strategies.candidate import replay, told, verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Assembled:
+class PlanProgram:
     """A program of the plan: *piece*, what post-optimisation did to make it, and how well that is proved.
 
     *certificate* is ``none`` where nothing was done.
@@ -63,7 +63,7 @@ class Assembled:
 
 
 @dataclass
-class Folder:
+class WeightFolder:
     """The folded weights of one model, by how they were made of which arrays."""
 
     threads: int = 1
@@ -98,7 +98,7 @@ class Folder:
     def _folded(self, program: Program, constants: Arrays) -> Array:
         """The one output of *program*, a function of *constants*."""
         given = {t.name: constants[t.name] for t in program.inputs}
-        key = anonymous(program).signature, tuple(map(id, given.values()))
+        key = anonymize(program).signature, tuple(map(id, given.values()))
         if key in self.held:
             self.shared += 1
             return self.held[key]
@@ -140,37 +140,37 @@ class Assembler:
     rough: Price
     exact: Price
     store: Store = field(default_factory=Store)
-    memory: Memory | None = None
-    folder: Folder = field(init=False)
+    memory: TuningHistory | None = None
+    folder: WeightFolder = field(init=False)
     _post: dict[Program, Derivation] = field(default_factory=dict)
     _proofs: dict[Program, str] = field(default_factory=dict)
     _runs: WeakValueDictionary[tuple[object, ...], CompiledProgram] = field(default_factory=WeakValueDictionary)
 
     def __post_init__(self) -> None:
-        self.folder = Folder(self.settings.threads)
+        self.folder = WeightFolder(self.settings.threads)
 
-    def together(self, pieces: Sequence[Piece], proved: bool = True) -> tuple[Assembled, ...]:
+    def together(self, pieces: Sequence[Piece], proved: bool = True) -> tuple[PlanProgram, ...]:
         """*pieces* joined where they are adjacent and post-optimised; those that are not proved equal stay apart.
 
         What is only to be measured need not be *proved*: many are tried, and of each one nearly all the time is that.
         """
-        out: list[Assembled] = []
-        for piece in joined(self.model, pieces):
+        out: list[PlanProgram] = []
+        for piece in join_adjacent(self.model, pieces):
             derivation = self._optimised(piece.program)
             kind = self._verdict(piece.program) if proved else "none"
             if kind == "false":
                 out += [self._as_it_is(p) for p in pieces if set(p.nodes) <= set(piece.nodes)]
             else:
-                out.append(Assembled(replace(piece, program=derivation.end), derivation, kind))
+                out.append(PlanProgram(replace(piece, program=derivation.end), derivation, kind))
         return tuple(out)
 
-    def apart(self, pieces: Iterable[Piece]) -> tuple[Assembled, ...]:
+    def apart(self, pieces: Iterable[Piece]) -> tuple[PlanProgram, ...]:
         """*pieces* as they are."""
         return tuple(map(self._as_it_is, pieces))
 
     @staticmethod
-    def _as_it_is(piece: Piece) -> Assembled:
-        return Assembled(piece, Derivation(piece.program), "none")
+    def _as_it_is(piece: Piece) -> PlanProgram:
+        return PlanProgram(piece, Derivation(piece.program), "none")
 
     def _optimised(self, program: Program) -> Derivation:
         if program not in self._post:
@@ -179,7 +179,7 @@ class Assembler:
         return self._post[program]
 
     def _derived(self, program: Program) -> Derivation:
-        found = fuse(laid_out(fuse(Derivation(program)), self.rough, self.exact))
+        found = fuse_eoperators(assign_layouts(fuse_eoperators(Derivation(program)), self.rough, self.exact))
         if self.memory is not None:
             self.memory.put(told(found), "post", *self._key(program))
         return found
@@ -197,10 +197,10 @@ class Assembler:
 
     def _verdict(self, program: Program) -> str:
         if program not in self._proofs:
-            self._proofs[program] = verdict(certificates(self._optimised(program)))
+            self._proofs[program] = verdict(step_certificates(self._optimised(program)))
         return self._proofs[program]
 
-    def replacements(self, parts: Iterable[Assembled]) -> tuple[Replacement, ...]:
+    def replacements(self, parts: Iterable[PlanProgram]) -> tuple[Replacement, ...]:
         """*parts* with the arrays of their weights, work on weights alone done: what a plan or an export takes."""
         out = []
         for part in parts:
@@ -211,13 +211,13 @@ class Assembler:
             out.append(Replacement(piece.nodes, program, names, constants))
         return tuple(out)
 
-    def plan(self, parts: Iterable[Assembled]) -> Plan:
+    def plan(self, parts: Iterable[PlanProgram]) -> ExecutionPlan:
         """The plan with *parts* in it; raises PlanError."""
         with _planning():
-            runs = {r.nodes: ByValue(self._compiled(r), r.names) for r in self.replacements(parts)}
+            runs = {r.nodes: ProgramCall(self._compiled(r), r.names) for r in self.replacements(parts)}
             return build_plan(self.model, runs, self.settings.threads)
 
-    def export(self, parts: Iterable[Assembled]) -> Plan:
+    def export(self, parts: Iterable[PlanProgram]) -> ExecutionPlan:
         """The exported model with *parts* in it, in one session; raises ExportError and PlanError."""
         with _planning():
             return exported_plan(self.model, self.replacements(parts), self.settings.threads)

@@ -13,34 +13,34 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from einnet_explore.pipeline.history import Memory
-from einnet_explore.pipeline.outcome import Part
-from einnet_explore.pipeline.plan import Plan
-from einnet_explore.pipeline.whole_model import ratio_of
+from einnet_explore.pipeline.history import TuningHistory
+from einnet_explore.pipeline.outcome import TunedSubprogram
+from einnet_explore.pipeline.plan import ExecutionPlan
+from einnet_explore.pipeline.whole_model import plan_speedup
 from einnet_explore.runtime.outputs import AGREEMENT, Arrays, largest_error
 
-LOSES = 0.99
+MAX_LOSING_SPEEDUP = 0.99
 """Parts with which the plan twice runs at less than this part of its speed without are left out."""
 
-DOUBTFUL = 1.5
+CERTAIN_SPEEDUP = 1.5
 """Parts that are so many times faster by themselves are not tried: no neighbour costs as much."""
 
-MOST = 8
+MAX_ELIMINATION_TRIALS = 8
 """Kinds of parts that are left out on trial at most, least gain first."""
 
-LONGEST = 45.0
+ELIMINATION_SECONDS = 45.0
 """Seconds after which no further kind is tried."""
 
 
-def spared(
+def eliminate_unprofitable(
     groups: Sequence[Sequence[int]],
-    parts: Mapping[int, Part],
-    plan_of: Callable[[list[int]], Plan],
+    parts: Mapping[int, TunedSubprogram],
+    plan_of: Callable[[list[int]], ExecutionPlan],
     feeds: Arrays,
     want: Arrays,
     once: float,
     clock: Callable[[], float] = perf_counter,
-    longest: float = LONGEST,
+    longest: float = ELIMINATION_SECONDS,
 ) -> dict[int, str]:
     """The parts of *groups*, equal ones together, that the whole is faster without, and why.
 
@@ -52,8 +52,8 @@ def spared(
     kept = [n for group in groups for n in group]
     lost: dict[int, str] = {}
     doubtful = [group for group in groups if any(_doubtful(parts[n]) for n in group)]
-    plan: Plan | None = None
-    for group in sorted(doubtful, key=lambda group: sum(parts[n].gain for n in group))[:MOST]:
+    plan: ExecutionPlan | None = None
+    for group in sorted(doubtful, key=lambda group: sum(parts[n].gain for n in group))[:MAX_ELIMINATION_TRIALS]:
         rest = [n for n in kept if n not in group]
         if not rest or clock() - began > longest:
             break
@@ -64,15 +64,18 @@ def spared(
                 continue
         except ValueError:
             continue
-        ratio = ratio_of(without, plan, feeds, once, {"before": once})
-        if ratio < LOSES and (ratio := max(ratio, ratio_of(without, plan, feeds, once, warm))) < LOSES:
+        ratio = plan_speedup(without, plan, feeds, once, {"before": once})
+        if (
+            ratio < MAX_LOSING_SPEEDUP
+            and (ratio := max(ratio, plan_speedup(without, plan, feeds, once, warm))) < MAX_LOSING_SPEEDUP
+        ):
             lost |= dict.fromkeys(group, f"beside the others the whole model runs with it at {ratio:.2f} of its speed")
             kept, plan = rest, without
     return lost
 
 
-def _doubtful(part: Part) -> bool:
-    return part.outcome.seconds_before < DOUBTFUL * part.outcome.seconds_after
+def _doubtful(part: TunedSubprogram) -> bool:
+    return part.outcome.seconds_before < CERTAIN_SPEEDUP * part.outcome.seconds_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ class Attribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Without:
+class LeaveOneOut:
     """The plan of some kept parts, in *groups* of equal ones, with one group switched off.
 
     *plan_of* makes the plan with some parts, or raises ValueError.  What was measured is in *memory*, by the *key* of
@@ -99,8 +102,8 @@ class Without:
     """
 
     groups: tuple[tuple[int, ...], ...]
-    plan_of: Callable[[Sequence[int]], Plan]
-    memory: Memory
+    plan_of: Callable[[Sequence[int]], ExecutionPlan]
+    memory: TuningHistory
     key: tuple[object, ...]
 
     def known(self, group: tuple[int, ...]) -> float | None:
@@ -108,12 +111,12 @@ class Without:
         found = self.memory.get("attribution", *self.key, group)
         return None if found is None else float(found)
 
-    def measured(self, group: tuple[int, ...], plan: Plan, feeds: Arrays, once: float) -> float:
+    def measured(self, group: tuple[int, ...], plan: ExecutionPlan, feeds: Arrays, once: float) -> float:
         """How many times faster *plan*, a run of which takes *once* seconds, is than that without *group*.
 
         Raises ValueError where that cannot be made.
         """
         rest = [n for other in self.groups if other != group for n in other]
-        speedup = ratio_of(self.plan_of(rest), plan, feeds, once, {"after": once})
+        speedup = plan_speedup(self.plan_of(rest), plan, feeds, once, {"after": once})
         self.memory.put(speedup, "attribution", *self.key, group)
         return speedup

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import onnx
 
-from einnet_explore.pipeline.plan import Plan
-from einnet_explore.pipeline.submodels import Array, start
+from einnet_explore.pipeline.plan import ExecutionPlan
+from einnet_explore.pipeline.submodels import Array, open_session
 from einnet_explore.runtime.measurement import NOTHING, Enough, Sampler, Timing, never, pause, sample, sampled
 
-LONGEST = 120.0
+REPLY_TIMEOUT_SECONDS = 120.0
 """Seconds after which the other process counts as hanging."""
 
 
@@ -34,7 +34,7 @@ class Gone(RuntimeError):
     """The process of the original cannot be had, died or hangs."""
 
 
-class Alone:
+class OriginalProcess:
     """*model* in ONNX Runtime with *threads* threads, in another process; leaving the context ends it."""
 
     def __init__(self, model: onnx.ModelProto, feeds: Mapping[str, Array], threads: int) -> None:
@@ -58,12 +58,12 @@ class Alone:
         try:
             self._process.stdin.write(f"{repeats}\n")
             self._process.stdin.flush()
-            ready, _, _ = select.select([self._process.stdout], [], [], LONGEST)
+            ready, _, _ = select.select([self._process.stdout], [], [], REPLY_TIMEOUT_SECONDS)
             return float(self._process.stdout.readline()) if ready else _gone()
         except (OSError, ValueError) as error:
             raise Gone(str(error)) from error
 
-    def __enter__(self) -> Alone:
+    def __enter__(self) -> OriginalProcess:
         return self
 
     def __exit__(
@@ -78,7 +78,7 @@ class Alone:
 
 
 def _gone() -> float:
-    raise Gone(f"no answer after {LONGEST:.0f} seconds")
+    raise Gone(f"no answer after {REPLY_TIMEOUT_SECONDS:.0f} seconds")
 
 
 def _closed(pipe: Any) -> None:
@@ -88,9 +88,9 @@ def _closed(pipe: Any) -> None:
         return
 
 
-def beside_alone(
+def time_with_original_process(
     model: onnx.ModelProto,
-    plan: Plan,
+    plan: ExecutionPlan,
     feeds: Mapping[str, Array],
     rounds: int,
     min_seconds: float = 1.0,
@@ -103,7 +103,7 @@ def beside_alone(
     cannot be had.
     """
     try:
-        with Alone(model, feeds, plan.threads) as before:
+        with OriginalProcess(model, feeds, plan.threads) as before:
             samplers: dict[str, Sampler] = {
                 "before": before.sample,
                 "after": partial(sample, partial(plan.run, feeds)),
@@ -113,14 +113,14 @@ def beside_alone(
         return None
 
 
-def main(file: str, arrays: str, threads: str, *names: str) -> None:
+def _main(file: str, arrays: str, threads: str, *names: str) -> None:
     """Time the model in *file* as often in a row as each line of the standard input says."""
     with np.load(arrays) as held:
         feeds = {name: held[f"arr_{n}"] for n, name in enumerate(names)}
-    session = start(file, int(threads))
+    session = open_session(file, int(threads))
     for line in sys.stdin:
         print(json.dumps(sample(lambda: session.run(None, feeds), int(line))), flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    _main(*sys.argv[1:])

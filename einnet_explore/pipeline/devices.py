@@ -9,12 +9,12 @@ from einnet_explore.runtime.recorded_profile import PREFIX, RATES, Recorded, rec
 from einnet_explore.strategies.options import Cost
 
 
-def cost_for(device: str, threads: int | None = None) -> Cost:
+def device_cost(device: str, threads: int | None = None) -> Cost:
     """What a search for *device* takes as its cost: seconds, and how they were found.
 
     Raises ValueError for an unknown device and a profile that does not serve.
     """
-    model = model_for(device, threads)
+    model = device_cost_model(device, threads)
 
     def seconds(program: Program) -> tuple[float, str]:
         found = model.program_cost(program)
@@ -23,7 +23,7 @@ def cost_for(device: str, threads: int | None = None) -> Cost:
     return seconds
 
 
-def model_for(device: str, threads: int | None = None) -> CostModel:
+def device_cost_model(device: str, threads: int | None = None) -> CostModel:
     """The cost model of *device*; raises as ``cost_for`` does."""
     if not device.startswith(PREFIX):
         if device != "cpu":

@@ -21,24 +21,24 @@ from einnet_explore.equivalence.program_diff import inlined
 from einnet_explore.equivalence.sampling import sliced
 from einnet_explore.interpreter.running_error import Near, running_error
 from einnet_explore.ir import EOPERATOR, Apply, Box, Program, Scalar, Scope, scopes
-from einnet_explore.pipeline.numerics import LEVELS, level, level_of
-from einnet_explore.pipeline.tuning_task import WANT_OF_MEMORY, Engine
+from einnet_explore.pipeline.numerics import LEVELS, derivation_level, rule_level
+from einnet_explore.pipeline.tuning_task import OUT_OF_MEMORY, ProgramCompiler
 from einnet_explore.rules import Derivation, Match
 from einnet_explore.runtime.outputs import Arrays
 from einnet_explore.support.limits import ROOM
 
-WORK = 200_000_000
+MAX_EVALUATED_WORK = 200_000_000
 """Work of both programs together up to which they are evaluated: multiplications in sums, some tenths of a second."""
 
-ELEMENT = 20
+ELEMENT_WORK = 20
 """The work of an element that is written, or that a function is taken of, in multiplications of a sum."""
 
-COLUMNS = 16
+MIN_BLOCK_COLUMNS = 16
 """The fewest columns in a block of a softmax in one pass."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rounded:
+class RoundingError:
     """What single precision loses in one program, relative to the largest output: at most (None: no bound), and did."""
 
     bound: float | None
@@ -46,7 +46,7 @@ class Rounded:
 
 
 @dataclass(frozen=True, slots=True)
-class Badge:
+class ErrorReport:
     """What a derivation may do to the last digits (*level*), by which *rules*, and what it does.
 
     *before* and *after* are the original and the derived program over *elements* output elements of *whole*; they are
@@ -55,8 +55,8 @@ class Badge:
 
     level: str
     rules: tuple[str, ...]
-    before: Rounded | None = None
-    after: Rounded | None = None
+    before: RoundingError | None = None
+    after: RoundingError | None = None
     elements: int = 0
     whole: int = 0
     why: str = ""
@@ -83,54 +83,61 @@ class Badge:
         }
 
     @staticmethod
-    def from_json(found: Mapping[str, Any]) -> Badge:
+    def from_json(found: Mapping[str, Any]) -> ErrorReport:
         """The badge that ``to_json`` wrote."""
         before, after = (
-            None if found[f"error_{name}"] is None else Rounded(found[f"bound_{name}"], found[f"error_{name}"])
+            None if found[f"error_{name}"] is None else RoundingError(found[f"bound_{name}"], found[f"error_{name}"])
             for name in ("before", "after")
         )
         rules = tuple(found["rules"])
-        return Badge(found["level"], rules, before, after, found["elements"], found["of"], found["why"])
+        return ErrorReport(found["level"], rules, before, after, found["elements"], found["of"], found["why"])
 
 
-def named(derivation: Derivation) -> Badge:
+def level_report(derivation: Derivation) -> ErrorReport:
     """The level of *derivation* and the rules that make it so, with the algorithms that they bring in."""
-    most = level(derivation)
-    steps = (step.match for step in derivation.steps if level_of(step.match.rule) == most != LEVELS[0])
-    return Badge(most, tuple(dict.fromkeys(_told(match) for match in steps)))
+    most = derivation_level(derivation)
+    steps = (step.match for step in derivation.steps if rule_level(step.match.rule) == most != LEVELS[0])
+    return ErrorReport(most, tuple(dict.fromkeys(_told(match) for match in steps)))
 
 
-def badge(
-    derivation: Derivation, opened: Callable[[], tuple[Callable[[], Arrays], Arrays]], constants: Arrays, engine: Engine
-) -> Badge:
+def report_errors(
+    derivation: Derivation,
+    opened: Callable[[], tuple[Callable[[], Arrays], Arrays]],
+    constants: Arrays,
+    engine: ProgramCompiler,
+) -> ErrorReport:
     """The badge of *derivation*, whose original is *opened* with the inputs that it runs on.
 
     Where the derived program does not run, or holds what no bound is known of, the badge says so.
     """
-    plain = named(derivation)
+    plain = level_report(derivation)
     try:
         original, feeds = opened()
         want, got = original(), engine(derivation.end, constants)(feeds)
-        return measured(derivation, plain, {**feeds, **constants}, want, got)
+        return measure_errors(derivation, plain, {**feeds, **constants}, want, got)
     except (BackendError, LookupError, ValueError) as problem:
-        return Badge(plain.level, plain.rules, why=str(problem))
-    except WANT_OF_MEMORY as problem:
+        return ErrorReport(plain.level, plain.rules, why=str(problem))
+    except OUT_OF_MEMORY as problem:
         ROOM.wanting += 1
-        return Badge(plain.level, plain.rules, why=f"it does not fit: {type(problem).__name__}: {problem}")
+        return ErrorReport(plain.level, plain.rules, why=f"it does not fit: {type(problem).__name__}: {problem}")
 
 
-def measured(derivation: Derivation, plain: Badge, inputs: Arrays, want: Arrays, got: Arrays) -> Badge:
+def measure_errors(
+    derivation: Derivation, plain: ErrorReport, inputs: Arrays, want: Arrays, got: Arrays
+) -> ErrorReport:
     """*plain* with bounds and errors: *want* is what the original gave for *inputs*, *got* what the derived program."""
     start, end = derivation.start, derivation.end
     meant = inlined(start, ()), inlined(end, ())
-    share = WORK // len(start.outputs)
+    share = MAX_EVALUATED_WORK // len(start.outputs)
     before, after = [], []
     elements = whole = 0
     for name in start.outputs:
         pair = meant[0][name], meant[1][name]
         window = _window(*pair, share)
         if window is None:
-            return Badge(plain.level, plain.rules, why="one output element alone takes too long in double precision")
+            return ErrorReport(
+                plain.level, plain.rules, why="one output element alone takes too long in double precision"
+            )
         largest = float(np.abs(want[name]).max(initial=0)) or 1.0
         at = tuple(slice(lo - first, hi - first) for (lo, hi), (first, _) in zip(window, pair[0].box, strict=True))
         found = running_error(sliced(pair[0], window), inputs)
@@ -139,7 +146,7 @@ def measured(derivation: Derivation, plain: Badge, inputs: Arrays, want: Arrays,
         after.append(_rounded(again, found.value, got[name][at], largest))
         elements += prod(hi - lo for lo, hi in window)
         whole += want[name].size
-    return Badge(plain.level, plain.rules, _worst(before), _worst(after), elements, whole)
+    return ErrorReport(plain.level, plain.rules, _worst(before), _worst(after), elements, whole)
 
 
 def _told(match: Match[Any]) -> str:
@@ -154,7 +161,7 @@ def _told(match: Match[Any]) -> str:
 def _window(before: Scope, after: Scope, most: int) -> Box | None:
     """The middle of the outputs that both evaluate within *most* work; None where one element is too much."""
     box = list(before.box)
-    while sum(work(sliced(scope, tuple(box))) for scope in (before, after)) > most:
+    while sum(evaluation_work(sliced(scope, tuple(box))) for scope in (before, after)) > most:
         if all(hi - lo <= 1 for lo, hi in box):
             return None
         d = max(range(len(box)), key=lambda d: box[d][1] - box[d][0])
@@ -164,14 +171,14 @@ def _window(before: Scope, after: Scope, most: int) -> Box | None:
     return tuple(box)
 
 
-def work(scope: Scope) -> int:
+def evaluation_work(scope: Scope) -> int:
     """What evaluating *scope* and the scopes below it, each distinct one once, takes: see ``WORK``."""
     total = 0
     for inner in dict.fromkeys(s for _, s in scopes(scope)):
         points, written = (
             prod(x.extent for x in xs) for xs in ((*inner.traversals, *inner.summations), inner.traversals)
         )
-        total += points + ELEMENT * (written if inner.reduce == "sum" and _polynomial(inner.body) else points)
+        total += points + ELEMENT_WORK * (written if inner.reduce == "sum" and _polynomial(inner.body) else points)
     return total
 
 
@@ -186,20 +193,20 @@ def _rescalings(program: Program) -> int:
     """How often the exponentials of a softmax in one pass are rescaled, at most."""
     passes = [e for e in program.equations if e.via and e.via.operator == EOPERATOR and _one_pass(e.via.attributes)]
     columns = [x.extent for e in passes for _, scope in scopes(e.scope) for x in scope.summations]
-    return -(-max(columns, default=0) // COLUMNS)
+    return -(-max(columns, default=0) // MIN_BLOCK_COLUMNS)
 
 
 def _one_pass(attributes: tuple[tuple[str, Any], ...]) -> bool:
     return ("kind", "one_pass") in attributes
 
 
-def _rounded(near: Near, truth: Any, got: Any, largest: float) -> Rounded:
+def _rounded(near: Near, truth: Any, got: Any, largest: float) -> RoundingError:
     error = float(np.abs(got.astype(np.float64) - truth).max(initial=0)) / largest
     bound = float(near.error.max(initial=0)) / largest
-    return Rounded(bound if isfinite(bound) else None, error)
+    return RoundingError(bound if isfinite(bound) else None, error)
 
 
-def _worst(found: list[Rounded]) -> Rounded:
+def _worst(found: list[RoundingError]) -> RoundingError:
     bounds = [r.bound for r in found]
     error = max(r.error for r in found)
-    return Rounded(None if None in bounds else max(b for b in bounds if b is not None), error)
+    return RoundingError(None if None in bounds else max(b for b in bounds if b is not None), error)

@@ -11,25 +11,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from einnet_explore.pipeline.plan import Plan
-from einnet_explore.pipeline.whole_model import least_gain, select, timed
+from einnet_explore.pipeline.plan import ExecutionPlan
+from einnet_explore.pipeline.whole_model import conservative_speedup, forward_selection, time_against_original
 from einnet_explore.runtime.outputs import Arrays
 from einnet_explore.support.wording import counted
 
-FORM = "exported"
+EXPORTED_FORM = "exported"
 """The form of a plan (``result.FORMS``) that is the file."""
 
-TRYING = 30.0
+EXPORT_SELECTION_SECONDS = 30.0
 """Seconds of trying parts in the file, as ``whole.TRYING``: the plan is what most is gained by."""
 
-LEAST = 1.0
+MIN_EXPORT_SPEEDUP = 1.0
 """How fast the file has to be in ONNX Runtime, by the same measure as all else: not slower than the original."""
 
-MEASURED = "measured beside the original in ONNX Runtime"
+MEASURED_IN_ONNXRUNTIME = "measured beside the original in ONNX Runtime"
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportSelection:
     """The file: how many times faster than the original ONNX Runtime runs it (None: it was not measured), and *why*.
 
     *parts* are the numbers of the subprograms that are derived in it, in this *form*.
@@ -38,7 +38,7 @@ class Exported:
     speedup: float | None
     why: str
     parts: tuple[int, ...] = ()
-    form: str = FORM
+    form: str = EXPORTED_FORM
 
     def lacks(self, kept: int) -> str:
         """What to say of a file that is slower or lacks some of the *kept* derivations; else empty."""
@@ -54,39 +54,39 @@ class Exported:
         )
 
 
-ORIGINAL = Exported(1.0, "nothing is kept: it is the original")
+ORIGINAL_EXPORT = ExportSelection(1.0, "nothing is kept: it is the original")
 """What there is to say where nothing is kept."""
 
-UNMEASURED = Exported(None, "it was not measured")
+UNMEASURED_EXPORT = ExportSelection(None, "it was not measured")
 
 
-def filed(
+def select_for_export(
     kept: Sequence[int],
     ratios: Mapping[str, float],
     why: str,
     groups: Sequence[Sequence[int]],
     gains: Mapping[int, float],
-    original: Plan,
-    plan_of: Callable[[list[int]], Plan],
+    original: ExecutionPlan,
+    plan_of: Callable[[list[int]], ExecutionPlan],
     feeds: Arrays,
     seconds: float,
     want: Arrays | None = None,
     clock: Callable[[], float] = perf_counter,
-    trying: float = TRYING,
-) -> Exported:
+    trying: float = EXPORT_SELECTION_SECONDS,
+) -> ExportSelection:
     """The file for the parts *kept*.
 
     *ratios* says how many times faster than the original the forms are that were measured, *why* the file with all of
     them was not.  Other arguments are those of ``select``; *plan_of* runs the file.  Raises KeyboardInterrupt.
     """
-    everything = ratios.get(FORM)
-    if everything is not None and everything >= LEAST:
-        return Exported(everything, MEASURED, tuple(kept))
-    found = select(groups, gains, original, plan_of, feeds, seconds, (), want, clock, trying)
+    everything = ratios.get(EXPORTED_FORM)
+    if everything is not None and everything >= MIN_EXPORT_SPEEDUP:
+        return ExportSelection(everything, MEASURED_IN_ONNXRUNTIME, tuple(kept))
+    found = forward_selection(groups, gains, original, plan_of, feeds, seconds, (), want, clock, trying)
     if found.stopped:
         raise KeyboardInterrupt
-    ratio = least_gain(timed(original, found.plan, feeds, seconds)) if found.kept else 0.0
-    if found.kept and ratio >= LEAST:
-        return Exported(ratio, MEASURED, tuple(found.kept))
+    ratio = conservative_speedup(time_against_original(original, found.plan, feeds, seconds)) if found.kept else 0.0
+    if found.kept and ratio >= MIN_EXPORT_SPEEDUP:
+        return ExportSelection(ratio, MEASURED_IN_ONNXRUNTIME, tuple(found.kept))
     lost = why if everything is None else f"it runs at {everything:.2f} of the original's speed there"
-    return Exported(1.0, f"none of what is kept pays in ONNX Runtime alone ({lost}): it is the original")
+    return ExportSelection(1.0, f"none of what is kept pays in ONNX Runtime alone ({lost}): it is the original")

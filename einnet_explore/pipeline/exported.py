@@ -13,19 +13,19 @@ from einnet_explore.onnx_export.export import Replacement, rewrite_model
 from einnet_explore.onnx_export.nodes import EXPORT_OPSET, IR_VERSION, ExportError, to_onnx
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.onnx_import.shapes import restore_folded_nodes
-from einnet_explore.pipeline.plan import Plan, Segment
-from einnet_explore.pipeline.submodels import answers, start
-from einnet_explore.pipeline.tuning_task import Engine
+from einnet_explore.pipeline.plan import ExecutionPlan, Segment
+from einnet_explore.pipeline.submodels import open_session, run_session
+from einnet_explore.pipeline.tuning_task import ProgramCompiler
 from einnet_explore.runtime.outputs import Array, Arrays
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Options
 
-LIBRARY_FORMS = 4
+MAX_LIBRARY_FORMS = 4
 """How many ways to write a case as library operators are tried beside the way that it is written."""
 
 
-def forms(program: Program) -> Iterable[Program]:
+def library_forms(program: Program) -> Iterable[Program]:
     """*program* as it is written, then as library operators, cheapest first; nothing is derived.
 
     One that says of every equation what runs it has no other form.
@@ -35,7 +35,7 @@ def forms(program: Program) -> Iterable[Program]:
         return
     search = Search(program, program_seconds, Options(max_depth=0))
     found = sorted(((e.seconds, e.state.program) for e in search.run() if isinstance(e, Found)), key=lambda f: f[0])
-    yield from (written for _, written in found[:LIBRARY_FORMS])
+    yield from (written for _, written in found[:MAX_LIBRARY_FORMS])
 
 
 def program_model(program: Program, constants: Arrays) -> onnx.ModelProto:
@@ -54,11 +54,11 @@ def program_model(program: Program, constants: Arrays) -> onnx.ModelProto:
     return helper.make_model(graph, functions=made.functions, opset_imports=imports, ir_version=IR_VERSION)
 
 
-def in_onnxruntime(threads: int) -> Engine:
+def onnxruntime_compiler(threads: int) -> ProgramCompiler:
     """Programs in ONNX Runtime, as a subprogram's original is run."""
 
     def engine(program: Program, constants: Arrays) -> Callable[[Arrays], Arrays]:
-        session = start(program_model(program, constants), threads)
+        session = open_session(program_model(program, constants), threads)
         outputs = list(program.outputs)
 
         def run(inputs: Arrays) -> Arrays:
@@ -69,7 +69,7 @@ def in_onnxruntime(threads: int) -> Engine:
     return engine
 
 
-def exported(model: Model, replacements: Iterable[Replacement]) -> onnx.ModelProto:
+def export_model(model: Model, replacements: Iterable[Replacement]) -> onnx.ModelProto:
     """*model* with *replacements* in standard operators; raises ExportError, also for what no protocol buffer holds."""
     made = rewrite_model(restore_folded_nodes(model), replacements)
     if made.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
@@ -77,20 +77,20 @@ def exported(model: Model, replacements: Iterable[Replacement]) -> onnx.ModelPro
     return made
 
 
-def exported_plan(model: Model, replacements: Iterable[Replacement], threads: int) -> Plan:
+def exported_plan(model: Model, replacements: Iterable[Replacement], threads: int) -> ExecutionPlan:
     """The exported model in one session of ONNX Runtime; raises ExportError, and PlanError where it is refused."""
-    return session_plan(model, exported(model, replacements), threads)
+    return session_plan(model, export_model(model, replacements), threads)
 
 
-def session_plan(model: Model, proto: onnx.ModelProto, threads: int) -> Plan:
+def session_plan(model: Model, proto: onnx.ModelProto, threads: int) -> ExecutionPlan:
     """*proto*, which has the inputs and outputs of *model*, in one session."""
-    session = start(proto, threads)
+    session = open_session(proto, threads)
     types = {v.name: v.dtype for v in model.inputs}
     feeds = tuple(v.name for v in session.get_inputs())
     outputs = tuple(v.name for v in model.outputs)
 
     def run(held: dict[str, Array]) -> Sequence[Array]:
-        return answers(session, outputs, {name: held[name] for name in feeds})
+        return run_session(session, outputs, {name: held[name] for name in feeds})
 
     segment = Segment(tuple(node.name for node in model.nodes), False, feeds, outputs, run)
-    return Plan((segment,), {name: types[name] for name in feeds}, outputs, {}, threads)
+    return ExecutionPlan((segment,), {name: types[name] for name in feeds}, outputs, {}, threads)

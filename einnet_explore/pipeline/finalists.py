@@ -13,8 +13,8 @@ from math import inf
 
 from einnet_explore.analysis.counts import intensity
 from einnet_explore.ir import EOPERATOR, VIEW, Program, Table, accesses
-from einnet_explore.pipeline.numerics import allowed, level, within
-from einnet_explore.pipeline.row_subprograms import by_rows, in_one
+from einnet_explore.pipeline.numerics import allowed_rules, derivation_level, is_within
+from einnet_explore.pipeline.row_subprograms import derive_by_rows, derive_in_one_kernel
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
 from einnet_explore.strategies.closure import Limits, candidates, compute_bound
@@ -26,15 +26,15 @@ from einnet_explore.support.limits import ROOM, Watch
 EVERY_RULE = (*RULES, *FEWER_PRODUCTS)
 """What is equal up to rounding may replace a subprogram: how much it differs is measured."""
 
-PATIENCE = 10
+FIRST_VARIANT_TIME_FACTOR = 10
 """How many times as long as it should a search may take to its first candidate."""
 
-SLACK = 3.0
+MAX_ESTIMATE_RATIO = 3.0
 """A candidate is worth measuring if its estimate is below so many times the original's measured time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Variant:
     """A candidate: its estimated *seconds*, the library operators that it calls, and what gives its *derivation*."""
 
     seconds: float
@@ -44,7 +44,7 @@ class Entry:
     """The coefficients that it reads: which algorithm takes the place of which sums."""
 
 
-def search(
+def search_subprogram(
     program: Program,
     cost: Cost,
     max_depth: int,
@@ -60,7 +60,7 @@ def search(
     """
     heavy = {e.name for e in program.equations if intensity(e.scope) >= COMPUTE_BOUND}
     fixed = frozenset(e.name for e in program.equations if heavy and e.name not in heavy)
-    made = Search(program, cost, Options(max_depth=max_depth, fixed=fixed, rules=allowed(EVERY_RULE, numerics)))
+    made = Search(program, cost, Options(max_depth=max_depth, fixed=fixed, rules=allowed_rules(EVERY_RULE, numerics)))
     watch = Watch()
     found: list[tuple[float, int]] = []
     for event in made.run():
@@ -69,50 +69,52 @@ def search(
         if ROOM.full() or (states is not None and len(made.states) >= states):
             break
         # On a busy machine the time may be over before there is anything at all.
-        if states is None and watch.seconds > (seconds if found else PATIENCE * seconds):
+        if states is None and watch.seconds > (seconds if found else FIRST_VARIANT_TIME_FACTOR * seconds):
             break
     return sorted(found), made
 
 
-def entries(
+def find_variants(
     program: Program,
     cost: Cost,
     max_depth: int,
     seconds: float,
     numerics: str = "approximate",
     states: int | None = None,
-) -> tuple[list[Entry], int]:
+) -> tuple[list[Variant], int]:
     """The candidates of a subprogram, cheapest first, and how many states were seen (0: they were not counted).
 
     Several compute-bound expressions are searched one by one and merged where that can be (Algorithm 1).  Rows that
     need not be written between two contractions are not held against forms that write them.
     """
-    if (rows := by_rows(program)) is not None and within(level(rows), numerics):
+    if (rows := derive_by_rows(program)) is not None and is_within(derivation_level(rows), numerics):
         return [_made(cost(rows.end)[0], rows)], 0
-    whole = in_one(program)
-    also = [_made(cost(whole.end)[0], whole)] if whole is not None and within(level(whole), numerics) else []
+    whole = derive_in_one_kernel(program)
+    also = (
+        [_made(cost(whole.end)[0], whole)] if whole is not None and is_within(derivation_level(whole), numerics) else []
+    )
     seen = 0
     if len(compute_bound(program)) > 1:
         limits = Limits(
             seconds=seconds if states is None else inf,
             max_depth=max_depth,
-            rules=allowed(EVERY_RULE, numerics),
+            rules=allowed_rules(EVERY_RULE, numerics),
             states=states,
         )
         found = [_made(c.seconds, c.derivation) for c in candidates(program, cost, limits)]
     else:
-        ranked, made = search(program, cost, max_depth, seconds, numerics, states)
+        ranked, made = search_subprogram(program, cost, max_depth, seconds, numerics, states)
         found = [_entry(s, made.states[state].program, partial(made.derivation, state)) for s, state in ranked]
         seen = len(made.states)
     return sorted((*found, *also), key=lambda entry: entry.seconds), seen
 
 
-def _entry(seconds: float, program: Program, derivation: Callable[[], Derivation]) -> Entry:
+def _entry(seconds: float, program: Program, derivation: Callable[[], Derivation]) -> Variant:
     read = (a.source for e in program.equations for a in accesses(e.scope.body))
-    return Entry(seconds, _kind(program), derivation, tuple(t for t in read if isinstance(t, Table)))
+    return Variant(seconds, _kind(program), derivation, tuple(t for t in read if isinstance(t, Table)))
 
 
-def _made(seconds: float, derivation: Derivation) -> Entry:
+def _made(seconds: float, derivation: Derivation) -> Variant:
     return _entry(seconds, derivation.end, lambda: derivation)
 
 
@@ -123,10 +125,10 @@ def _kind(program: Program) -> Hashable:
     return tables, *sorted(name for name in vias if name not in (EOPERATOR, VIEW))
 
 
-def finalists(ranked: Iterable[Entry], most: int, below: float) -> tuple[Entry, ...]:
+def select_finalists(ranked: Iterable[Variant], most: int, below: float) -> tuple[Variant, ...]:
     """At most *most* of *ranked* estimated below *below* seconds: the best of each kind, then the next best."""
     promising = [entry for entry in ranked if entry.seconds < below]
-    first: dict[Hashable, Entry] = {}
+    first: dict[Hashable, Variant] = {}
     for entry in promising:
         first.setdefault(entry.kind, entry)
     best = list(first.values())[:most]
@@ -134,18 +136,18 @@ def finalists(ranked: Iterable[Entry], most: int, below: float) -> tuple[Entry, 
     return tuple(sorted((*best, *rest[: most - len(best)]), key=lambda entry: entry.seconds))
 
 
-def algorithms(ranked: Iterable[Entry], most: int, below: float) -> tuple[Entry, ...]:
+def best_by_algorithm(ranked: Iterable[Variant], most: int, below: float) -> tuple[Variant, ...]:
     """The cheapest of *ranked* of each bilinear algorithm and of none, estimated below *below* seconds, at most *most*.
 
     Programs that are run in blocks do not take the time that was estimated for their equations one by one, but of those
     with the same algorithm the cheapest is the cheapest.
     """
-    return tuple(group[0] for group in by_algorithm(ranked, most, below))
+    return tuple(group[0] for group in variants_by_algorithm(ranked, most, below))
 
 
-def by_algorithm(ranked: Iterable[Entry], most: int, below: float) -> tuple[tuple[Entry, ...], ...]:
+def variants_by_algorithm(ranked: Iterable[Variant], most: int, below: float) -> tuple[tuple[Variant, ...], ...]:
     """All entries of each algorithm of ``algorithms``, cheapest first: where that is no chain, the next may be one."""
-    groups: dict[Hashable, list[Entry]] = {}
+    groups: dict[Hashable, list[Variant]] = {}
     for entry in ranked:
         if entry.seconds < below:
             groups.setdefault(tuple(sorted(t.shape for t in entry.tables)), []).append(entry)

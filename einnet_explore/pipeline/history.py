@@ -19,7 +19,7 @@ from einnet_explore.runtime.keys import device, libraries, package_version
 _TABLE = "CREATE TABLE IF NOT EXISTS remembered (what TEXT, key TEXT, found TEXT NOT NULL, PRIMARY KEY (what, key))"
 
 
-class Memory:
+class TuningHistory:
     """JSON documents by kind and key, in the file of *store*.
 
     Where that file cannot be used nothing is remembered beyond this object; the store says why.

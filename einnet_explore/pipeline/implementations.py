@@ -8,8 +8,8 @@ from functools import cached_property
 from einnet_explore.codegen.errors import BackendError
 from einnet_explore.cost import CostModel, cpu_default
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.exported import in_onnxruntime
-from einnet_explore.pipeline.tuning_task import Engine, Settings
+from einnet_explore.pipeline.exported import onnxruntime_compiler
+from einnet_explore.pipeline.tuning_task import ProgramCompiler, Settings
 from einnet_explore.runtime.device_rates import peak_flops, stream_bandwidth
 from einnet_explore.runtime.epilogues import compile_measured
 from einnet_explore.runtime.implementation_choice import ProfileStore
@@ -17,7 +17,7 @@ from einnet_explore.strategies.options import Cost
 
 
 @dataclass
-class Means:
+class Implementations:
     """The means that *settings* ask for; times are looked up, and kept, in *store*."""
 
     settings: Settings
@@ -47,9 +47,9 @@ class Means:
         return estimate
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> ProgramCompiler:
         """What runs candidates."""
         threads = self.settings.threads
         if self.settings.runtime == "onnxruntime":
-            return in_onnxruntime(threads)
+            return onnxruntime_compiler(threads)
         return lambda program, constants: compile_measured(program, threads, constants, self.store).run

@@ -36,7 +36,7 @@ class Piece:
         return tuple(self.names[name] for name in self.program.outputs)
 
 
-def joined(model: Model, pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+def join_adjacent(model: Model, pieces: Sequence[Piece]) -> tuple[Piece, ...]:
     """*pieces*, which stand in an order in which they can run, with adjacent ones joined as far as that can be."""
     graph = _graph(model, pieces)
     held: dict[int, tuple[int, ...]] = {n: (n,) for n in range(len(pieces))}
@@ -46,7 +46,7 @@ def joined(model: Model, pieces: Sequence[Piece]) -> tuple[Piece, ...]:
         if a == b or not _convex(graph, a[0], b[0]):
             continue
         both = tuple(sorted((*a, *b)))
-        if (piece := join(model, [pieces[n] for n in both])) is not None:
+        if (piece := join_programs(model, [pieces[n] for n in both])) is not None:
             made[both] = piece
             nx.contracted_nodes(graph, both[0], (b if both[0] == a[0] else a)[0], self_loops=False, copy=False)
             held |= dict.fromkeys(both, both)
@@ -86,7 +86,7 @@ def _convex(graph: nx.DiGraph, a: int, b: int) -> bool:
     return True
 
 
-def join(model: Model, pieces: Sequence[Piece]) -> Piece | None:
+def join_programs(model: Model, pieces: Sequence[Piece]) -> Piece | None:
     """*pieces*, in an order in which they can run, as one: names kept apart, shared values called as in the model.
 
     None where readers of one value expect different constants outside it.

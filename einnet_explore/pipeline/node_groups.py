@@ -11,17 +11,17 @@ from einnet_explore.ir import Equation
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.operator_table import OPERATORS_ONNX
 
-CHEAP = ("elementwise", "activation", "layout")
+CHEAP_KINDS = ("elementwise", "activation", "layout")
 """The kinds that join a neighbour."""
 
 
-def kind(node: ModelNode) -> str:
+def work_kind(node: ModelNode) -> str:
     """The kind of work of an understood node."""
     return OPERATORS_ONNX[node.op].kind
 
 
 @dataclass(slots=True)
-class Units:
+class NodeGroups:
     """The nodes of a model in disjoint groups; a group goes by one of its members."""
 
     model: Model
@@ -46,11 +46,11 @@ class Units:
 
     def kind(self, n: int) -> str:
         """The kind of work of node *n*; empty where it is not understood."""
-        return kind(self.model.nodes[n]) if n in self.understood else ""
+        return work_kind(self.model.nodes[n]) if n in self.understood else ""
 
     def free(self, n: int) -> bool:
         """Whether node *n* is cheap and in no group yet."""
-        return self.kind(n) in CHEAP and len(self.members[self.of[n]]) == 1
+        return self.kind(n) in CHEAP_KINDS and len(self.members[self.of[n]]) == 1
 
     def size(self, n: int) -> int:
         """How many elements node *n* computes."""

@@ -43,28 +43,28 @@ APPROXIMATING = frozenset(
 )
 
 
-def checked(level: str) -> str:
+def check_level(level: str) -> str:
     """*level*; raises ValueError where it is none."""
     if level not in LEVELS:
         raise ValueError(f"numerics {level!r}: expected one of {', '.join(LEVELS)}")
     return level
 
 
-def level_of(rule: Rule[Any]) -> str:
+def rule_level(rule: Rule[Any]) -> str:
     """What *rule* may do."""
     return LEVELS[(rule.name in REASSOCIATING) + 2 * (rule.name in APPROXIMATING)]
 
 
-def level(derivation: Derivation) -> str:
+def derivation_level(derivation: Derivation) -> str:
     """The most that any step of *derivation* may do."""
-    return max((level_of(step.match.rule) for step in derivation.steps), key=LEVELS.index, default=LEVELS[0])
+    return max((rule_level(step.match.rule) for step in derivation.steps), key=LEVELS.index, default=LEVELS[0])
 
 
-def allowed(rules: Iterable[Rule[Any]], most: str) -> tuple[Rule[Any], ...]:
+def allowed_rules(rules: Iterable[Rule[Any]], most: str) -> tuple[Rule[Any], ...]:
     """Those of *rules* that do no more than *most*."""
-    return tuple(rule for rule in rules if within(level_of(rule), most))
+    return tuple(rule for rule in rules if is_within(rule_level(rule), most))
 
 
-def within(level: str, most: str) -> bool:
+def is_within(level: str, most: str) -> bool:
     """Whether *level* is no more than *most*."""
-    return LEVELS.index(level) <= LEVELS.index(checked(most))
+    return LEVELS.index(level) <= LEVELS.index(check_level(most))

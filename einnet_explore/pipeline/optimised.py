@@ -20,15 +20,15 @@ from einnet_explore.ir import Program
 from einnet_explore.onnx_export.export import Replacement, rewrite_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.onnx_import.shapes import restore_folded_nodes
-from einnet_explore.pipeline.assembly import Assembled
-from einnet_explore.pipeline.backward_elimination import Attribution, Without
-from einnet_explore.pipeline.export_selection import UNMEASURED, Exported
+from einnet_explore.pipeline.assembly import PlanProgram
+from einnet_explore.pipeline.backward_elimination import Attribution, LeaveOneOut
+from einnet_explore.pipeline.export_selection import UNMEASURED_EXPORT, ExportSelection
 from einnet_explore.pipeline.numerics import LEVELS
-from einnet_explore.pipeline.outcome import Part
+from einnet_explore.pipeline.outcome import TunedSubprogram
 from einnet_explore.pipeline.partition import Skipped
-from einnet_explore.pipeline.plan import Plan
+from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.submodels import random_inputs
-from einnet_explore.pipeline.whole_model import least_gain
+from einnet_explore.pipeline.whole_model import conservative_speedup
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.measurement import Timing, compare
 from einnet_explore.support.storage import write_atomically
@@ -36,7 +36,7 @@ from einnet_explore.support.wording import counted, printable
 
 Array = npt.NDArray[Any]
 
-LEFT = "style='text-align:left'"
+_LEFT_ALIGNED = "style='text-align:left'"
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Optimised:
     """An optimised model: call it with inputs by name, ``report`` it, ``benchmark`` it, ``save`` it."""
 
     model: Model
-    plan: Plan
-    original: Plan
-    parts: tuple[Part, ...]
+    plan: ExecutionPlan
+    original: ExecutionPlan
+    parts: tuple[TunedSubprogram, ...]
     replacements: tuple[Replacement, ...]
     skipped: tuple[Skipped, ...]
     timings: Mapping[str, Timing]
@@ -57,10 +57,10 @@ class Optimised:
     threads: int
     interrupted: bool = False
     form: str = "joined"
-    programs: tuple[Assembled, ...] = ()
-    exported: Exported = UNMEASURED
+    programs: tuple[PlanProgram, ...] = ()
+    exported: ExportSelection = UNMEASURED_EXPORT
     feeds: Mapping[str, Array] = field(default_factory=dict, repr=False)
-    without: Without | None = field(default=None, repr=False)
+    without: LeaveOneOut | None = field(default=None, repr=False)
 
     def __call__(self, **inputs: npt.ArrayLike) -> dict[str, Array]:
         """The outputs by name; raises ValueError on a missing or misshapen input."""
@@ -82,7 +82,7 @@ class Optimised:
 
         By the rounds and the lower quartiles, whichever says less: a median of all samples tells what else was running.
         """
-        return least_gain(self.timings)
+        return conservative_speedup(self.timings)
 
     def report(self) -> dict[str, Any]:
         """The JSON of ``optimize``."""
@@ -224,11 +224,15 @@ class Optimised:
 
     def _repr_html_(self) -> str:
         head, *rest = self.rows()
-        cells = "".join(f"<th {LEFT}>{escape(c)}</th>" for c in head)
+        cells = "".join(f"<th {_LEFT_ALIGNED}>{escape(c)}</th>" for c in head)
         body = "".join("<tr>" + "".join(_cell(n, c) for n, c in enumerate(row)) + "</tr>" for row in rest)
         left = "".join(f"<li>{escape(line)}</li>" for line in self.untouched())
         shown = " open" if self._late() else ""  # else "1 of 1 replaced" looks as if there were no more
-        stays = f"<details{shown}><summary>in no subprogram</summary><ul {LEFT}>{left}</ul></details>" if left else ""
+        stays = (
+            f"<details{shown}><summary>in no subprogram</summary><ul {_LEFT_ALIGNED}>{left}</ul></details>"
+            if left
+            else ""
+        )
         return f"<p><b>{escape(self.summary())}</b></p><table><tr>{cells}</tr>{body}</table>{stays}"
 
 
@@ -243,5 +247,5 @@ def _shown(name: str) -> str:
 
 
 def _cell(column: int, text: str) -> str:
-    kind = "class='number'" if 1 <= column <= 3 else LEFT
+    kind = "class='number'" if 1 <= column <= 3 else _LEFT_ALIGNED
     return f"<td {kind}>{escape(text)}</td>"

@@ -21,33 +21,33 @@ from einnet_explore.ir import Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.assembly import Assembler
-from einnet_explore.pipeline.error_report import Badge, badge
-from einnet_explore.pipeline.history import Memory
-from einnet_explore.pipeline.implementations import Means
+from einnet_explore.pipeline.error_report import ErrorReport, report_errors
+from einnet_explore.pipeline.history import TuningHistory
+from einnet_explore.pipeline.implementations import Implementations
 from einnet_explore.pipeline.joining import Piece
 from einnet_explore.pipeline.optimised import Optimised
-from einnet_explore.pipeline.originals import Anonymous, anonymous, contents, original, values
-from einnet_explore.pipeline.outcome import Part, among, judged, to_json
+from einnet_explore.pipeline.originals import AnonymousProgram, anonymize, content_digest, model_values, open_original
+from einnet_explore.pipeline.outcome import TunedSubprogram, certify_trial, choose_joined_or_parts, trial_to_json
 from einnet_explore.pipeline.partition import Split, Subprogram, partition
-from einnet_explore.pipeline.plan import Plan, build_plan, random_inputs
-from einnet_explore.pipeline.post.layout_assignment import estimated, measured
-from einnet_explore.pipeline.request import NOTHING, read, seconds_of, settings
-from einnet_explore.pipeline.selection import Result
-from einnet_explore.pipeline.tuner import Contests
+from einnet_explore.pipeline.plan import ExecutionPlan, build_plan, random_inputs
+from einnet_explore.pipeline.post.layout_assignment import estimate_equation, measured_price
+from einnet_explore.pipeline.request import NOTHING, make_settings, parse_budget, read_model
+from einnet_explore.pipeline.selection import Selector
+from einnet_explore.pipeline.tuner import Tuner
 from einnet_explore.pipeline.tuning_task import Settings
-from einnet_explore.pipeline.whole_model import telling_seed
+from einnet_explore.pipeline.whole_model import discriminating_seed
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import compare
 from einnet_explore.support.limits import ROOM
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TuningProgress:
     """One subprogram is done: the *done*-th of *total*."""
 
     done: int
     total: int
-    part: Part
+    part: TunedSubprogram
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Optimiser:
     settings: Settings
     budget: float | None = None
     store: ProfileStore = field(default_factory=ProfileStore)
-    parts: list[Part] = field(default_factory=list)
+    parts: list[TunedSubprogram] = field(default_factory=list)
     interrupted: bool = False
     executor: Any = None
     """What searches subprograms elsewhere, all at once (``executors``); measured is here, or on a cluster's devices."""
@@ -66,15 +66,15 @@ class Optimiser:
     def __post_init__(self) -> None:
         self.split: Split = partition(self.model)
         self.subprograms = tuple(s for joined in self.split.subprograms for s in (*joined.parts, joined))
-        self.done: list[tuple[Subprogram, Anonymous]] = []
-        self.memory = Memory(self.store)
-        self.means = Means(self.settings, self.store)
+        self.done: list[tuple[Subprogram, AnonymousProgram]] = []
+        self.memory = TuningHistory(self.store)
+        self.means = Implementations(self.settings, self.store)
         self.digest = self.model.digest()
-        self._judged: dict[str, Part] = {}
-        self.original: Plan = build_plan(self.model, {}, self.settings.threads)
+        self._judged: dict[str, TunedSubprogram] = {}
+        self.original: ExecutionPlan = build_plan(self.model, {}, self.settings.threads)
         self.feeds = random_inputs(self.model, self._seed())
         self.seconds = self._whole()
-        self.contests = Contests(
+        self.contests = Tuner(
             self.model, self.digest, self.seconds, self.settings, self.means, self.memory, self.store, self.budget
         )
         self.original.rest()
@@ -83,7 +83,7 @@ class Optimiser:
         """The seed of inputs that tell right from wrong; remembered, as it takes at least two runs of the model."""
         known = self.memory.get("inputs", self.digest)
         if known is None:
-            known = telling_seed(self.model, self.original)
+            known = discriminating_seed(self.model, self.original)
             self.memory.put(known, "inputs", self.digest)
         return int(known)
 
@@ -95,7 +95,7 @@ class Optimiser:
             self.memory.put(known, "model", self.digest, self.settings.threads)
         return float(known)
 
-    def run(self) -> Iterable[Progress]:
+    def run(self) -> Iterable[TuningProgress]:
         """Hold every subprogram's contest, the same one once, in the order of ``anonymous``.
 
         Where there is an interrupt while others search, only what they had found competes.
@@ -103,7 +103,7 @@ class Optimiser:
         self.contests.begin()
         if self.executor is not None:
             try:
-                self.contests.ahead(self.executor, self.anonymous(), contested)
+                self.contests.ahead(self.executor, self.anonymous(), tune_named_task)
             except KeyboardInterrupt:
                 self.interrupted = self.contests.closed = True
         for n, (subprogram, anon) in enumerate(self.anonymous(), 1):
@@ -112,48 +112,48 @@ class Optimiser:
                 continue
             name = self.contests.name(subprogram, anon)
             if name not in self._judged:
-                self._judged[name] = judged(subprogram.nodes, outcome)
+                self._judged[name] = certify_trial(subprogram.nodes, outcome)
             part = replace(self._judged[name], nodes=subprogram.nodes)
             if subprogram.parts:
-                part, self.parts = among(part, self.parts)
+                part, self.parts = choose_joined_or_parts(part, self.parts)
             self.parts.append(part)
             self.done.append((subprogram, anon))
-            yield Progress(n, len(self.subprograms), part)
+            yield TuningProgress(n, len(self.subprograms), part)
 
-    def anonymous(self) -> Iterable[tuple[Subprogram, Anonymous]]:
+    def anonymous(self) -> Iterable[tuple[Subprogram, AnonymousProgram]]:
         """Every subprogram, with its program without names: joined ones after their parts.
 
         Those come first that take longest by the estimate, equal ones together: wherever time runs out, it was spent
         where there was most to gain.
         """
-        named = [[(s, anonymous(s.program)) for s in (*whole.parts, whole)] for whole in self.split.subprograms]
+        named = [[(s, anonymize(s.program)) for s in (*whole.parts, whole)] for whole in self.split.subprograms]
         seconds: defaultdict[str, float] = defaultdict(float)
         for *_, (_, anon) in named:
             seconds[anon.signature] += CostModel().program_cost(anon.program).seconds
         largest_first = sorted(named, key=lambda group: -seconds[group[-1][1].signature])
         return chain.from_iterable(largest_first)
 
-    def _badged(self, n: int, part: Part) -> Part:
+    def _badged(self, n: int, part: TunedSubprogram) -> TunedSubprogram:
         """*part*, the *n*-th, with what its derivation does to the last digits, if it is in the plan."""
         if not part.kept or part.derivation is None:
             return part
         subprogram, anon = self.done[n]
-        opened, constants = original(self.model, subprogram, anon, self.settings.threads)
+        opened, constants = open_original(self.model, subprogram, anon, self.settings.threads)
         # Equal layers have one derivation, but weights of their own, of which roundings and their bound depend.
-        key = (*self.contests.key(subprogram, anon), repr(part.derivation.end), contents(constants))
+        key = (*self.contests.key(subprogram, anon), repr(part.derivation.end), content_digest(constants))
         known = self.memory.get("numerics", *key)
         if known is None:
             wanting = ROOM.wanting
-            known = badge(part.derivation, opened, constants, self.means.engine).to_json()
+            known = report_errors(part.derivation, opened, constants, self.means.engine).to_json()
             if ROOM.wanting == wanting:
                 self.memory.put(known, "numerics", *key)
-        return replace(part, measured=Badge.from_json(known))
+        return replace(part, measured=ErrorReport.from_json(known))
 
     @cached_property
     def assembler(self) -> Assembler:
         """What makes plans of the parts."""
-        rough = partial(estimated, model=self.means.model)
-        exact = measured(self.store, self.settings.threads, rough)
+        rough = partial(estimate_equation, model=self.means.model)
+        exact = measured_price(self.store, self.settings.threads, rough)
         return Assembler(self.model, self.settings, rough, exact, self.store, self.memory)
 
     def pieces(self, kept: Iterable[int]) -> list[Piece]:
@@ -162,7 +162,7 @@ class Optimiser:
         for n in sorted(kept, key=self._places().__getitem__):
             (subprogram, anon), derivation = self.done[n], self.parts[n].derivation
             assert derivation is not None
-            out.append(Piece(subprogram.nodes, derivation.end, values(self.model, subprogram, anon)))
+            out.append(Piece(subprogram.nodes, derivation.end, model_values(self.model, subprogram, anon)))
         return out
 
     def _places(self) -> list[int]:
@@ -175,7 +175,7 @@ class Optimiser:
         order = sorted(range(len(self.done)), key=self._places().__getitem__)
         self.done, self.parts = [self.done[n] for n in order], [self.parts[n] for n in order]
         names = [self.contests.name(subprogram, anon) for subprogram, anon in self.done]
-        found = Result(
+        found = Selector(
             self.model, self.digest, self.settings, self.original, self.feeds, self.seconds, self.assembler,
             self.memory, self.parts, names, self.pieces, self.budget,
         ).optimised()  # fmt: skip
@@ -195,7 +195,7 @@ class Optimiser:
         )
 
 
-def optimize(
+def optimize_model(
     model: str | Path | Model | Program,
     *,
     shapes: Mapping[str, tuple[int, ...]] = NOTHING,
@@ -217,8 +217,8 @@ def optimize(
     *executor* (``executors``) runs the searches.  Interrupting keeps what was found so far.  Raises ModelError for a
     model that cannot be read, ValueError for an unknown device or runtime.
     """
-    chosen = replace(settings(device, threads, max_depth, target_runtime, numerics), states=states)
-    work = Optimiser(read(model, shapes), chosen, seconds_of(budget), executor=executor)
+    chosen = replace(make_settings(device, threads, max_depth, target_runtime, numerics), states=states)
+    work = Optimiser(read_model(model, shapes), chosen, parse_budget(budget), executor=executor)
     try:
         for _ in work.run():
             pass
@@ -227,11 +227,11 @@ def optimize(
     return work.result()
 
 
-def contested(model: bytes, settings: Settings, budget: float | None, name: str) -> dict[str, Any]:
+def tune_named_task(model: bytes, settings: Settings, budget: float | None, name: str) -> dict[str, Any]:
     """The outcome (``outcome.to_json``) of the contest of *model* that has this *name*, held where this runs."""
     work = _work(model, settings, budget)
     subprogram, anon = next((s, a) for s, a in work.anonymous() if work.contests.name(s, a) == name)
-    return to_json(work.contests.outcome(subprogram, anon))
+    return trial_to_json(work.contests.outcome(subprogram, anon))
 
 
 @lru_cache(maxsize=2)

@@ -16,13 +16,13 @@ from einnet_explore.ir import Equation, Program, Scope, map_tensors
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.partition import Subprogram
 from einnet_explore.pipeline.submodels import random_inputs, subgraph_session
-from einnet_explore.pipeline.tuning_task import Opened
+from einnet_explore.pipeline.tuning_task import OriginalOpener
 from einnet_explore.runtime.outputs import Arrays
 from einnet_explore.syntax import text
 
 
 @dataclass(frozen=True, slots=True)
-class Anonymous:
+class AnonymousProgram:
     """A program whose tensors are called by their positions, and the original name of each.
 
     Two layers of a model that differ in names only have equal programs here.
@@ -37,7 +37,7 @@ class Anonymous:
         return text(self.program)
 
 
-def anonymous(program: Program) -> Anonymous:
+def anonymize(program: Program) -> AnonymousProgram:
     """*program* with its inputs called ``x1, x2, …`` (weights ``w1, …``) and its equations ``y1, y2, …``."""
     to: dict[str, str] = {}
     for tensor in program.inputs:
@@ -50,22 +50,24 @@ def anonymous(program: Program) -> Anonymous:
         tuple(Equation(to[e.name], _renamed(e.scope, to), e.via) for e in program.equations),
         tuple(to[name] for name in program.outputs),
     )
-    return Anonymous(renamed, {new: old for old, new in to.items()})
+    return AnonymousProgram(renamed, {new: old for old, new in to.items()})
 
 
 def _renamed(scope: Scope, to: Mapping[str, str]) -> Scope:
     return map_tensors(scope, lambda tensor: replace(tensor, name=to[tensor.name]))
 
 
-def values(model: Model, subprogram: Subprogram, anon: Anonymous) -> dict[str, str]:
+def model_values(model: Model, subprogram: Subprogram, anon: AnonymousProgram) -> dict[str, str]:
     """The value of *model* for each tensor that *anon*, the program of *subprogram*, shares with it."""
     back = {model.identifiers[name]: name for name in (*subprogram.inputs, *subprogram.outputs)}
     return {new: back[old] for new, old in anon.names.items() if old in back}
 
 
-def original(model: Model, subprogram: Subprogram, anon: Anonymous, threads: int) -> tuple[Opened, Arrays]:
+def open_original(
+    model: Model, subprogram: Subprogram, anon: AnonymousProgram, threads: int
+) -> tuple[OriginalOpener, Arrays]:
     """The original of *subprogram*, opened where it has to be run, and its weights, by the names of *anon*."""
-    names = values(model, subprogram, anon)
+    names = model_values(model, subprogram, anon)
     wanted = [names[name] for name in anon.program.outputs]
 
     @cache
@@ -78,7 +80,7 @@ def original(model: Model, subprogram: Subprogram, anon: Anonymous, threads: int
     return opened, {t.name: model.weights[names[t.name]] for t in anon.program.inputs if t.weight}
 
 
-def written(model: Model, nodes: Collection[str]) -> str:
+def operator_digest(model: Model, nodes: Collection[str]) -> str:
     """A digest of how the *nodes* of *model* are written: operators, attributes and who reads whom, without names.
 
     Equal programs may be written by different operators, for which runtimes have different kernels.
@@ -96,7 +98,7 @@ def written(model: Model, nodes: Collection[str]) -> str:
     return digest.hexdigest()
 
 
-def contents(arrays: Arrays) -> str:
+def content_digest(arrays: Arrays) -> str:
     """A digest of *arrays*: their names and every element."""
     digest = hashlib.blake2b(digest_size=20)
     for name, array in sorted(arrays.items()):

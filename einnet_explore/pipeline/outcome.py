@@ -11,25 +11,25 @@ from typing import Any
 
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import EOPERATOR, VIEW, Program
-from einnet_explore.pipeline.error_report import Badge, named
-from einnet_explore.pipeline.tuning_task import Outcome
+from einnet_explore.pipeline.error_report import ErrorReport, level_report
+from einnet_explore.pipeline.tuning_task import Trial
 from einnet_explore.rules import Derivation, Refused
 from einnet_explore.strategies.candidate import replay, told, verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TunedSubprogram:
     """One subprogram: its nodes, how its contest ended, and whether the derived program is in the plan.
 
     *measured* is what its derivation does to the last digits, where that has been looked at.
     """
 
     nodes: tuple[str, ...]
-    outcome: Outcome
+    outcome: Trial
     kept: bool
     certificate: str
     why: str
-    measured: Badge | None = None
+    measured: ErrorReport | None = None
 
     @property
     def gain(self) -> float:
@@ -52,11 +52,11 @@ class Part:
         return self.derivation.end if self.derivation else None
 
     @property
-    def numerics(self) -> Badge | None:
+    def numerics(self) -> ErrorReport | None:
         """What the derivation in the plan does to the last digits; None where the original stays."""
         if not self.kept or self.derivation is None:
             return None
-        return self.measured or named(self.derivation)
+        return self.measured or level_report(self.derivation)
 
     def to_json(self) -> dict[str, Any]:
         """One entry of ``subprograms`` in the JSON of ``optimize``."""
@@ -79,7 +79,9 @@ class Part:
         }
 
 
-def among(whole: Part, parts: Sequence[Part]) -> tuple[Part, list[Part]]:
+def choose_joined_or_parts(
+    whole: TunedSubprogram, parts: Sequence[TunedSubprogram]
+) -> tuple[TunedSubprogram, list[TunedSubprogram]]:
     """*whole* in place of those of *parts* inside it, where it takes less time than they and what lies between them.
 
     What each gains is no measure: one by one the originals take longer than together.
@@ -97,36 +99,36 @@ def among(whole: Part, parts: Sequence[Part]) -> tuple[Part, list[Part]]:
     return whole, [part if inside.isdisjoint(part.nodes) else _without(part, together) for part in parts]
 
 
-def _without(part: Part, why: str) -> Part:
+def _without(part: TunedSubprogram, why: str) -> TunedSubprogram:
     """*part* as it was before it was derived, and not to be tried either."""
     return replace(part, outcome=replace(part.outcome, contender=None), kept=False, why=why)
 
 
-def judged(nodes: tuple[str, ...], outcome: Outcome) -> Part:
+def certify_trial(nodes: tuple[str, ...], outcome: Trial) -> TunedSubprogram:
     """What becomes of a contest: a winner is kept unless one of its steps is false, however fast it is."""
-    kind = certificate(outcome)
+    kind = _winner_certificate(outcome)
     if kind == "false":
-        return Part(nodes, outcome, False, kind, "the fastest candidate's derivation has a false step")
-    return Part(nodes, outcome, outcome.winner is not None, kind, outcome.why)
+        return TunedSubprogram(nodes, outcome, False, kind, "the fastest candidate's derivation has a false step")
+    return TunedSubprogram(nodes, outcome, outcome.winner is not None, kind, outcome.why)
 
 
-def certificate(outcome: Outcome) -> str:
+def _winner_certificate(outcome: Trial) -> str:
     """``proved`` if every step of the winner (or the contender) is, ``exact`` if some were evaluated, else ``none``."""
     derivation = outcome.winner or outcome.contender
-    return "none" if derivation is None else verdict(certificates(derivation))
+    return "none" if derivation is None else verdict(step_certificates(derivation))
 
 
-def certificates(derivation: Derivation) -> tuple[Certificate, ...]:
+def step_certificates(derivation: Derivation) -> tuple[Certificate, ...]:
     """One certificate for each step."""
     return tuple(certify(step.before, step.after) for step in derivation.steps)
 
 
-def fusions(derivation: Derivation) -> int:
+def count_fusions(derivation: Derivation) -> int:
     """How many eOperators were fused into their readers."""
     return sum(step.match.rule.name in ("expression_fusion", "expression_inlining") for step in derivation.steps)
 
 
-def to_json(outcome: Outcome) -> dict[str, Any]:
+def trial_to_json(outcome: Trial) -> dict[str, Any]:
     """*outcome* as it is remembered: derivations by their steps."""
     return {
         "seconds_before": outcome.seconds_before,
@@ -139,11 +141,11 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def from_json(found: Mapping[str, Any], program: Program) -> Outcome | None:
+def trial_from_json(found: Mapping[str, Any], program: Program) -> Trial | None:
     """The outcome of *program*'s contest that ``to_json`` told; None where its steps no longer apply."""
     try:
         derivations = [None if found[k] is None else replay(program, found[k]) for k in ("winner", "contender")]
-        return Outcome(
+        return Trial(
             found["seconds_before"], found["seconds_after"], derivations[0], 0.0, found["states"], found["why"],
             derivations[1],
         )  # fmt: skip

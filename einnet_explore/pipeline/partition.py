@@ -27,13 +27,13 @@ from einnet_explore.ir import Equation, Program, tensors
 from einnet_explore.onnx_import.assembly import assemble
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.operator_table import NotUnderstood, express
-from einnet_explore.pipeline.node_groups import Units, kind
+from einnet_explore.pipeline.node_groups import NodeGroups, work_kind
 from einnet_explore.pipeline.row_subprograms import join_rows
 from einnet_explore.rules import SIBLING_MERGING
 from einnet_explore.rules.sibling_merging import Siblings
 
 
-def join_siblings(units: Units) -> None:
+def join_siblings(units: NodeGroups) -> None:
     """Join the groups of contractions that read one value, where sibling merging accepts two of their expressions."""
     readers: dict[str, dict[int, None]] = {}
     for n in sorted(units.understood):
@@ -44,11 +44,11 @@ def join_siblings(units: Units) -> None:
     for groups in readers.values():
         for one, other in combinations(groups, 2):
             a, b = units.of[one], units.of[other]
-            if a != b and mergeable(_equations(units, a), _equations(units, b)):
+            if a != b and are_mergeable(_equations(units, a), _equations(units, b)):
                 units.join_beside(a, b)
 
 
-def mergeable(one: tuple[Equation, ...], other: tuple[Equation, ...]) -> bool:
+def are_mergeable(one: tuple[Equation, ...], other: tuple[Equation, ...]) -> bool:
     """Whether sibling merging accepts an equation of *one* with one of *other*, over what is no weight.
 
     Where one reads a result of the other they are not beside one another.
@@ -73,7 +73,7 @@ def _reads(one: tuple[Equation, ...], other: tuple[Equation, ...]) -> bool:
     return any(t.name in made for e in one for t in tensors(e.scope))
 
 
-def join_parallel(units: Units) -> None:
+def join_parallel(units: NodeGroups) -> None:
     """Join with siblings what follows them in parallel: equal sizes, one beside the other, no activation in between."""
     for group in [g for g in units.members if len(units.contractions(g)) > 1]:
         after = [n for n in sorted(units.understood) if units.kind(n) == "contraction" and _follows(n, group, units)]
@@ -87,7 +87,7 @@ def join_parallel(units: Units) -> None:
                         break
 
 
-def _follows(n: int, group: int, units: Units) -> bool:
+def _follows(n: int, group: int, units: NodeGroups) -> bool:
     """Whether node *n*, outside, reads what a contraction of *group* computes, through no activation."""
     inside = units.members[units.of[group]]
     waiting, found = list(units.before[n] & inside) if n not in inside else [], False
@@ -102,13 +102,13 @@ def _follows(n: int, group: int, units: Units) -> bool:
     return found
 
 
-def _sizes(n: int, units: Units) -> tuple[list[int], ...]:
+def _sizes(n: int, units: NodeGroups) -> tuple[list[int], ...]:
     """How many elements node *n* reads and computes, whatever their layout."""
     node = units.model.nodes[n]
     return tuple(sorted(prod(units.model.shape(name)) for name in names) for names in (node.reads, node.results))
 
 
-def _equations(units: Units, group: int) -> tuple[Equation, ...]:
+def _equations(units: NodeGroups, group: int) -> tuple[Equation, ...]:
     return tuple(e for n in sorted(units.members[group]) for e in units.understood.get(n, ()))
 
 
@@ -144,7 +144,7 @@ class Split:
     skipped: tuple[Skipped, ...]
 
 
-def split(model: Model) -> tuple[Subprogram, ...]:
+def split_model(model: Model) -> tuple[Subprogram, ...]:
     """The subprograms of *model*."""
     return partition(model).subprograms
 
@@ -166,7 +166,7 @@ def partition(model: Model, beside: bool = True) -> Split:
                 skipped[n] = reason
             case equations:
                 understood[n] = equations
-    units = Units(model, understood)
+    units = NodeGroups(model, understood)
     join_rows(units)
     _around_contractions(units)
     single = tuple(units.groups())
@@ -211,7 +211,7 @@ def _eligible(node: ModelNode, model: Model) -> tuple[Equation, ...] | NotUnders
     return found
 
 
-def _around_contractions(units: Units) -> None:
+def _around_contractions(units: NodeGroups) -> None:
     """Each contraction takes the cheap nodes that read what it has so far, and the re-indexing in front of it.
 
     A node with a larger result is left out: a small product that scales a large tensor has no part in its cost.
@@ -230,7 +230,7 @@ def _around_contractions(units: Units) -> None:
                 frontier = sorted({*frontier, *units.after[m]})
 
 
-def _closes(m: int, n: int, units: Units) -> bool:
+def _closes(m: int, n: int, units: NodeGroups) -> bool:
     """Whether what node *m* reads of the group of *n* is read by that group alone once cheap readers have joined it.
 
     Otherwise the value is written in any case.  A gate (``x·sigmoid(x)``) reads a value and what became of it.
@@ -240,7 +240,7 @@ def _closes(m: int, n: int, units: Units) -> bool:
     return all(reader in group or units.free(reader) for source in open_ for reader in units.after[source])
 
 
-def _chains(units: Units) -> None:
+def _chains(units: NodeGroups) -> None:
     """Cheap nodes and reductions left over join those that they read, where no others do."""
     left = [n for n in units.understood if units.free(n) or units.kind(n) == "reduction"]
     rest = set(left)
@@ -254,12 +254,12 @@ def _worth(group: tuple[int, ...], model: Model, understood: Mapping[int, tuple[
     if not all(n in understood for n in group):
         return False
     # A normalisation is several equations by itself.
-    several = kind(model.nodes[group[0]]) == "reduction" and len(understood[group[0]]) > 1
-    return len(group) > 1 or several or kind(model.nodes[group[0]]) == "contraction"
+    several = work_kind(model.nodes[group[0]]) == "reduction" and len(understood[group[0]]) > 1
+    return len(group) > 1 or several or work_kind(model.nodes[group[0]]) == "contraction"
 
 
 def _parts(
-    group: tuple[int, ...], single: tuple[tuple[int, ...], ...], units: Units, readers: Mapping[str, set[int]]
+    group: tuple[int, ...], single: tuple[tuple[int, ...], ...], units: NodeGroups, readers: Mapping[str, set[int]]
 ) -> tuple[Subprogram, ...]:
     """What the contractions in *group* had around them before they were joined."""
     inside = set(group)
@@ -267,7 +267,7 @@ def _parts(
     return tuple(_subprogram(part, units, readers) for part in held) if len(held) > 1 else ()
 
 
-def _subprogram(group: tuple[int, ...], units: Units, readers: Mapping[str, set[int]]) -> Subprogram:
+def _subprogram(group: tuple[int, ...], units: NodeGroups, readers: Mapping[str, set[int]]) -> Subprogram:
     model, inside = units.model, set(group)
     seen = {value.name for value in model.outputs}
     nodes = [model.nodes[n] for n in group]

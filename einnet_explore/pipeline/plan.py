@@ -36,13 +36,13 @@ from onnx import helper, numpy_helper
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.pipeline.submodels import (
     Array,
+    ModelRegions,
     PlanError,
-    Regions,
-    answers,
+    describe_nodes,
+    open_session,
     random_inputs,
-    start,
+    run_session,
     subgraph_session,
-    told,
 )
 from einnet_explore.runtime.onnx_fragment import DOMAIN, Writer, imports, lend, resident, tensor_of
 from einnet_explore.runtime.program import CompiledProgram
@@ -59,7 +59,9 @@ def check_disjoint(groups: Iterable[Collection[ModelNode]]) -> None:
         seen |= {node.name for node in nodes}
 
 
-def parts(regions: Regions, groups: Sequence[Collection[ModelNode]]) -> list[tuple[int | None, tuple[ModelNode, ...]]]:
+def execution_order(
+    regions: ModelRegions, groups: Sequence[Collection[ModelNode]]
+) -> list[tuple[int | None, tuple[ModelNode, ...]]]:
     """The groups (by number) and, between them, the nodes that stay (None), fewest sets first to last.
 
     Raises PlanError where a group is not convex.
@@ -96,7 +98,7 @@ def parts(regions: Regions, groups: Sequence[Collection[ModelNode]]) -> list[tup
     return out
 
 
-def _live(regions: Regions) -> set[str]:
+def _live(regions: ModelRegions) -> set[str]:
     """The nodes that some output needs."""
     needed = set(regions.outputs)
     live = set()
@@ -112,7 +114,7 @@ def _unit(unit: int | str, groups: Sequence[Collection[ModelNode]]) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class ByValue:
+class ProgramCall:
     """*program* as a plan calls it; *names* gives the model's value for each of its inputs and outputs."""
 
     program: CompiledProgram
@@ -142,8 +144,8 @@ class ByValue:
         return self.program.write(self.names, prefix)
 
 
-def spliced(
-    regions: Regions,
+def splice_model(
+    regions: ModelRegions,
     parts: Sequence[tuple[Sequence[ModelNode], Writer | None]],
     opset: Sequence[onnx.OperatorSetIdProto],
 ) -> onnx.ModelProto:
@@ -174,7 +176,7 @@ def spliced(
     )
 
 
-Run: TypeAlias = "Callable[[Mapping[str, Array]], Mapping[str, Array]]"
+GroupRun: TypeAlias = "Callable[[Mapping[str, Array]], Mapping[str, Array]]"
 """What computes a group: the values that leave it from those that enter it, by value name."""
 
 
@@ -191,7 +193,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExecutionPlan:
     """A model as segments in order.  ``run`` may be called from several threads at once."""
 
     segments: tuple[Segment, ...]
@@ -224,7 +226,9 @@ class Plan:
         return {name: held[name] for name in self.outputs}
 
 
-def build_plan(model: Model, replacements: Mapping[tuple[str, ...], Run] | None = None, threads: int = 1) -> Plan:
+def build_plan(
+    model: Model, replacements: Mapping[tuple[str, ...], GroupRun] | None = None, threads: int = 1
+) -> ExecutionPlan:
     """The plan of *model* in which each group of nodes (by name) is run by its callable, the others by ONNX Runtime.
 
     A callable gets the values that cross the group's border and gives those that cross it outwards, by value name;
@@ -235,15 +239,15 @@ def build_plan(model: Model, replacements: Mapping[tuple[str, ...], Run] | None 
     given = {v.name: v.dtype for v in model.inputs}
     names = tuple(v.name for v in model.outputs)
     if not replacements:
-        session = Resting(lambda: _original(model, threads))
-        return Plan((_whole(model, session, names),), given, names, {}, threads, session.rest)
-    regions = Regions(model.proto)
+        session = ReopenedSession(lambda: _original(model, threads))
+        return ExecutionPlan((_whole(model, session, names),), given, names, {}, threads, session.rest)
+    regions = ModelRegions(model.proto)
     groups = tuple((regions.named(group), run) for group, run in replacements.items())
     check_disjoint(nodes for nodes, _ in groups)
-    found = parts(regions, [nodes for nodes, _ in groups])
+    found = execution_order(regions, [nodes for nodes, _ in groups])
     runs = dict(enumerate(run for _, run in groups))
     if (joined := _joined(model, regions, found, runs, threads)) is not None:
-        return Plan((joined,), given, names, {}, threads)
+        return ExecutionPlan((joined,), given, names, {}, threads)
     segments = []
     for group, nodes in found:
         if group is None:
@@ -251,14 +255,14 @@ def build_plan(model: Model, replacements: Mapping[tuple[str, ...], Run] | None 
         else:
             segments.append(_group(model, regions, nodes, runs[group]))
     constants = {name: _array(regions, name) for name in names if regions.constant(name)}
-    return Plan(_freed(segments, names), given, names, constants, threads)
+    return ExecutionPlan(_freed(segments, names), given, names, constants, threads)
 
 
 def _joined(
     model: Model,
-    regions: Regions,
+    regions: ModelRegions,
     found: Sequence[tuple[int | None, tuple[ModelNode, ...]]],
-    runs: Mapping[int, Run],
+    runs: Mapping[int, GroupRun],
     threads: int,
 ) -> Segment | None:
     """All parts *found* in one session; None where some group is no program that a session can run.
@@ -271,32 +275,32 @@ def _joined(
         match runs.get(group) if group is not None else None:
             case None:
                 written.append((nodes, None))
-            case ByValue() as run:
+            case ProgramCall() as run:
                 made = run.write(model, nodes, regions.border(nodes)[1], f"{free}{group}/")
                 if made is None:
                     return None
                 written.append((nodes, made))
             case _:
                 return None
-    proto = spliced(regions, written, regions.proto.opset_import)
+    proto = splice_model(regions, written, regions.proto.opset_import)
     if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
         return None
     kernels = {name for node in proto.graph.node if node.domain == DOMAIN for name in node.input}
     weights = {k: v for _, made in written if made is not None for k, v in made.weights.items() if k in kernels}
     held: list[Any] = [*runs.values()]  # while this plan is there the next one need not compile them again
     try:
-        session = start(proto, threads, adjust=lambda options: held.extend(lend(options, resident(weights))))
+        session = open_session(proto, threads, adjust=lambda options: held.extend(lend(options, resident(weights))))
     except PlanError:
         return None
     feeds, outputs = tuple(v.name for v in session.get_inputs()), regions.outputs
 
     def run_all(values: dict[str, Array], _: list[Any] = held) -> Sequence[Array]:
-        return answers(session, outputs, {name: values[name] for name in feeds})
+        return run_session(session, outputs, {name: values[name] for name in feeds})
 
     return Segment(tuple(node.name for nodes, _ in written for node in nodes), False, feeds, outputs, run_all)
 
 
-def _free_prefix(regions: Regions) -> str:
+def _free_prefix(regions: ModelRegions) -> str:
     """The beginning of names that no value of the model has."""
     names = {name for node in regions.nodes for name in (*node.reads, *node.results)}
     prefix = "/"
@@ -305,7 +309,7 @@ def _free_prefix(regions: Regions) -> str:
     return prefix
 
 
-class Resting:
+class ReopenedSession:
     """A session that is open while it is run: after ``rest`` it is opened again by the next run."""
 
     def __init__(self, opened: Callable[[], onnxruntime.InferenceSession]) -> None:
@@ -327,10 +331,12 @@ class Resting:
 
 def _original(model: Model, threads: int) -> onnxruntime.InferenceSession:
     proto = model.original
-    return start(model.path if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF else proto, threads, whole=model.path)
+    return open_session(
+        model.path if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF else proto, threads, whole=model.path
+    )
 
 
-def _whole(model: Model, held: Resting, outputs: tuple[str, ...]) -> Segment:
+def _whole(model: Model, held: ReopenedSession, outputs: tuple[str, ...]) -> Segment:
     feeds = tuple(v.name for v in held.session.get_inputs())
 
     def run(values: dict[str, Array]) -> Sequence[Array]:
@@ -339,24 +345,24 @@ def _whole(model: Model, held: Resting, outputs: tuple[str, ...]) -> Segment:
     return Segment(tuple(node.name for node in model.nodes), False, feeds, outputs, run)
 
 
-def _session(regions: Regions, nodes: tuple[ModelNode, ...], threads: int) -> Segment:
+def _session(regions: ModelRegions, nodes: tuple[ModelNode, ...], threads: int) -> Segment:
     part = regions.extract(nodes)
-    session = start(part, threads, spinning=False, nodes=nodes)
+    session = open_session(part, threads, spinning=False, nodes=nodes)
     feeds = tuple(v.name for v in part.graph.input)
     outputs = tuple(v.name for v in part.graph.output)
 
     def run(held: dict[str, Array]) -> Sequence[Array]:
-        return answers(session, outputs, {name: held[name] for name in feeds})
+        return run_session(session, outputs, {name: held[name] for name in feeds})
 
     return Segment(tuple(node.name for node in nodes), False, feeds, outputs, run)
 
 
-def _group(model: Model, regions: Regions, nodes: tuple[ModelNode, ...], call: Run) -> Segment:
+def _group(model: Model, regions: ModelRegions, nodes: tuple[ModelNode, ...], call: GroupRun) -> Segment:
     inputs, outputs = regions.border(nodes)
     types = tuple(model.values[name].dtype if name in model.values else None for name in outputs)
     # Compiled programs have a context for each thread; other callables may compute in arrays of their own.
     match call:
-        case ByValue():
+        case ProgramCall():
             alone: AbstractContextManager[object] = nullcontext()
         case _:
             alone = threading.Lock()
@@ -365,13 +371,15 @@ def _group(model: Model, regions: Regions, nodes: tuple[ModelNode, ...], call: R
         with alone:
             made = call({name: held[name] for name in inputs})
         if lacking := [name for name in outputs if name not in made]:
-            raise PlanError(f"{told(nodes)}: found no result for {', '.join(lacking)}, which others read, expected one")
+            raise PlanError(
+                f"{describe_nodes(nodes)}: found no result for {', '.join(lacking)}, which others read, expected one"
+            )
         return [np.asarray(made[name], dtype) for name, dtype in zip(outputs, types, strict=True)]
 
     return Segment(tuple(node.name for node in nodes), True, inputs, outputs, run)
 
 
-def _array(regions: Regions, name: str) -> Array:
+def _array(regions: ModelRegions, name: str) -> Array:
     if name in regions.sparse:
         raise PlanError(f"graph output {name}: found a sparse weight, expected a node's result")
     return numpy_helper.to_array(regions.weights[name])
@@ -389,9 +397,9 @@ def _freed(segments: Sequence[Segment], outputs: Collection[str]) -> tuple[Segme
 
 
 __all__ = [
-    "Plan",
+    "ExecutionPlan",
+    "GroupRun",
     "PlanError",
-    "Run",
     "Segment",
     "build_plan",
     "random_inputs",

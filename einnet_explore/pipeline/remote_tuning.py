@@ -16,10 +16,10 @@ from einnet_explore.cost import CostModel
 from einnet_explore.cost.model import Device
 from einnet_explore.ir import Equation, Program, Table
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline.finalists import Entry, entries
-from einnet_explore.pipeline.implementations import Means
-from einnet_explore.pipeline.outcome import from_json
-from einnet_explore.pipeline.tuning_task import Outcome, Settings, asked_for
+from einnet_explore.pipeline.finalists import Variant, find_variants
+from einnet_explore.pipeline.implementations import Implementations
+from einnet_explore.pipeline.outcome import trial_from_json
+from einnet_explore.pipeline.tuning_task import Settings, Trial, requested_variants
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.keys import Key, device, key_of, libraries
@@ -29,12 +29,12 @@ from einnet_explore.support.limits import ROOM, limited
 
 Steps: TypeAlias = "list[dict[str, Any]]"
 
-Contested: TypeAlias = "Callable[[bytes, Settings, float | None, str], dict[str, Any]]"
+TaskRunner: TypeAlias = "Callable[[bytes, Settings, float | None, str], dict[str, Any]]"
 """Holds one contest of a serialized model on a device, by name: ``optimiser.contested``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SearchReply:
     """What a search found: every candidate's seconds, kind, tables and, if a contest may ask for it, its steps.
 
     So many *states* were seen; it was *cut* off where it had to stop for want of memory.
@@ -46,7 +46,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Rates:
+class PortableCost:
     """A cost that travels: a machine's rates, and the seconds that equations were *known* to take on it."""
 
     rates: Device
@@ -56,9 +56,9 @@ class Rates:
     library: str = field(default_factory=libraries)
 
     @staticmethod
-    def of(rates: Device, store: ProfileStore, threads: int) -> Rates:
+    def of(rates: Device, store: ProfileStore, threads: int) -> PortableCost:
         """Those of this machine, with the times that *store* holds."""
-        return Rates(rates, threads, store.known(threads))
+        return PortableCost(rates, threads, store.known(threads))
 
     def __call__(self, program: Program) -> tuple[float, str]:
         found = CostModel(self.rates, self._find).program_cost(program)
@@ -69,7 +69,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SearchRequest:
     """A *program* to be searched for *seconds*; candidates estimated *below* so many may be worth measuring."""
 
     program: Program
@@ -77,76 +77,76 @@ class Asked:
     below: float
 
 
-def ahead(
+def tune_on_executor(
     executor: Any,
-    asked: Mapping[str, Asked],
+    asked: Mapping[str, SearchRequest],
     model: Model,
-    means: Means,
+    means: Implementations,
     budget: float | None,
     seconds: float,
-    contested: Contested,
-) -> Iterable[tuple[str, Outcome | Told]]:
+    contested: TaskRunner,
+) -> Iterable[tuple[str, Trial | SearchReply]]:
     """What *executor* makes of the programs that are *asked* for: *contested* where it has devices, else searches.
 
     They are told as they come; after *seconds* the others are cancelled.
     """
     if has_device(executor):
-        return contests(executor, asked, model, means.settings, budget, seconds, contested)
-    cost = Rates.of(means.model.device, means.store, means.settings.threads)
-    return searches(executor, asked, cost, means.settings, seconds)
+        return tune_on_devices(executor, asked, model, means.settings, budget, seconds, contested)
+    cost = PortableCost.of(means.model.device, means.store, means.settings.threads)
+    return search_on_executor(executor, asked, cost, means.settings, seconds)
 
 
-def searches(
-    executor: Any, asked: Mapping[str, Asked], cost: Rates, settings: Settings, seconds: float
-) -> Iterable[tuple[str, Told]]:
+def search_on_executor(
+    executor: Any, asked: Mapping[str, SearchRequest], cost: PortableCost, settings: Settings, seconds: float
+) -> Iterable[tuple[str, SearchReply]]:
     """What *executor* finds for each program that is *asked* for; without those whose search fails there.
 
     The limit of memory of this process is that of each of its processes, too.
     """
     limit = None if clustered(executor) else ROOM.limit
     futures = {
-        name: submitted(executor, found, a.program, cost, settings, a.seconds, a.below, limit)
+        name: submitted(executor, answer_request, a.program, cost, settings, a.seconds, a.below, limit)
         for name, a in asked.items()
     }
     return settled(executor, futures, seconds)
 
 
-def contests(
+def tune_on_devices(
     executor: Any,
-    asked: Mapping[str, Asked],
+    asked: Mapping[str, SearchRequest],
     model: Model,
     settings: Settings,
     budget: float | None,
     seconds: float,
-    contested: Contested,
-) -> Iterable[tuple[str, Outcome]]:
+    contested: TaskRunner,
+) -> Iterable[tuple[str, Trial]]:
     """The outcomes of the contests of *model* that *executor*'s devices hold; without those that fail there."""
     sent = model.original.SerializeToString()
     futures = {name: submitted(executor, contested, sent, settings, budget, name, device=True) for name in asked}
     for name, said in settled(executor, futures, seconds):
-        outcome = from_json(said, asked[name].program)
+        outcome = trial_from_json(said, asked[name].program)
         if outcome is not None:
             yield name, outcome
 
 
-def found(
-    program: Program, cost: Rates, settings: Settings, seconds: float, below: float, limit: int | None = None
-) -> Told:
+def answer_request(
+    program: Program, cost: PortableCost, settings: Settings, seconds: float, below: float, limit: int | None = None
+) -> SearchReply:
     """What a search of *program* finds within the *limit* of memory; steps only of what its contest may ask for."""
     wanting = ROOM.wanting
     with limited(limit):
-        ranked, states = entries(program, cost, settings.max_depth, seconds, settings.numerics, settings.states)
-    wanted = {id(entry) for entry in asked_for(ranked, settings, below)}
+        ranked, states = find_variants(program, cost, settings.max_depth, seconds, settings.numerics, settings.states)
+    wanted = {id(entry) for entry in requested_variants(ranked, settings, below)}
     sent = [(e.seconds, e.kind, e.tables, told(e.derivation()) if id(e) in wanted else None) for e in ranked]
-    return Told(sent, states, ROOM.wanting > wanting)
+    return SearchReply(sent, states, ROOM.wanting > wanting)
 
 
-def held(program: Program, answer: Told) -> tuple[list[Entry], int]:
+def variants_of_reply(program: Program, answer: SearchReply) -> tuple[list[Variant], int]:
     """The entries that ``found`` told of *program*; the steps of one are applied when it is asked for."""
     if answer.cut:
         ROOM.stopped()
     ranked = [
-        Entry(seconds, kind, partial(_applied, program, steps), tables)
+        Variant(seconds, kind, partial(_applied, program, steps), tables)
         for seconds, kind, tables, steps in answer.ranked
     ]
     return ranked, answer.states

@@ -11,8 +11,8 @@ from einnet_explore.codegen.errors import BackendError
 from einnet_explore.ir import Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline.exported import forms, program_model
-from einnet_explore.pipeline.numerics import checked
+from einnet_explore.pipeline.exported import library_forms, program_model
+from einnet_explore.pipeline.numerics import check_level
 from einnet_explore.pipeline.tuning_task import Settings
 from einnet_explore.runtime.cuda import execution
 from einnet_explore.runtime.recorded_profile import PREFIX
@@ -23,25 +23,25 @@ RUNTIMES = ("plan", "onnxruntime")
 """What the optimised model may be run by: our plan, or ONNX Runtime alone on the exported file."""
 
 
-def read(model: str | Path | Model | Program, shapes: Mapping[str, tuple[int, ...]] = NOTHING) -> Model:
+def read_model(model: str | Path | Model | Program, shapes: Mapping[str, tuple[int, ...]] = NOTHING) -> Model:
     """*model* itself, or read from a file; a program is written as ONNX first, with library operators where it can."""
     match model:
         case Model():
             return model
         case Program():
-            return load_model(program_model(list(islice(forms(model), 2))[-1], {}), shapes)
+            return load_model(program_model(list(islice(library_forms(model), 2))[-1], {}), shapes)
         case _:
             return load_model(model, shapes)
 
 
-def settings(
+def make_settings(
     device: str, threads: int | None, max_depth: int, runtime: str = "plan", numerics: str = "approximate"
 ) -> Settings:
     """The settings of a search; raises ValueError on a device, a runtime or numerics that are not there."""
     check_device(device)
     if runtime not in RUNTIMES:
         raise ValueError(f"target runtime {runtime!r}: expected one of {', '.join(RUNTIMES)}")
-    return Settings(threads or len(os.sched_getaffinity(0)), max_depth, runtime=runtime, numerics=checked(numerics))
+    return Settings(threads or len(os.sched_getaffinity(0)), max_depth, runtime=runtime, numerics=check_level(numerics))
 
 
 def check_device(device: str) -> None:
@@ -68,7 +68,7 @@ def check_device(device: str) -> None:
         raise ValueError(f"device {device!r}: found no such device, expected cpu")
 
 
-def seconds_of(budget: float | str | None) -> float | None:
+def parse_budget(budget: float | str | None) -> float | None:
     """``60``, ``60.0`` and ``"60s"`` are sixty seconds; raises ValueError on what is no positive number."""
     if budget is None:
         return None

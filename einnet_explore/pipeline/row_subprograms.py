@@ -24,8 +24,8 @@ from einnet_explore.analysis.online_softmax import Online, online
 from einnet_explore.analysis.row_nest import nest
 from einnet_explore.ir import Access, Program, Scope, accesses, scopes
 from einnet_explore.onnx_import.assembly import assemble
-from einnet_explore.pipeline.node_groups import Units
-from einnet_explore.pipeline.post.steps import as_eoperator, number, readers, then
+from einnet_explore.pipeline.node_groups import NodeGroups
+from einnet_explore.pipeline.post.steps import apply_rule, equation_index, generate_equation, readers_by_name
 from einnet_explore.rules import (
     DEAD_EQUATION,
     EXPRESSION_FUSION,
@@ -43,18 +43,18 @@ from einnet_explore.rules import (
 from einnet_explore.rules.expression_fusion import Intermediate
 from einnet_explore.rules.expression_inlining import Inlined
 
-BETWEEN = ("elementwise", "activation", "layout", "reduction")
+ROW_WORK_KINDS = ("elementwise", "activation", "layout", "reduction")
 """The kinds of work that rows may meet between two contractions."""
 
 
-def by_rows(program: Program) -> Derivation | None:
+def derive_by_rows(program: Program) -> Derivation | None:
     """The derivation that runs *program* by rows in one kernel, or None where it is no such work.
 
     Only programs of one output and more than one sum are looked at.
     """
     if len(program.outputs) != 1 or sum(bool(e.scope.summations) for e in program.equations) < 2:
         return None
-    derivation = _moves_merged(substituted(Derivation(program)))
+    derivation = _moves_merged(substitute_into_readers(Derivation(program)))
     if derivation is None:
         return None
     scope = derivation.end.equations[0].scope
@@ -75,26 +75,26 @@ def _generated(derivation: Derivation, at: tuple[int, ...], rule: Rule[Any]) -> 
     derivation = derivation.then(Match(rule, at, next(iter(rule.propose(derivation.end, at)))))
     if len(at) == 1:
         return derivation
-    done = as_eoperator(derivation, name)
+    done = generate_equation(derivation, name)
     return None if isinstance(done, str) else done
 
 
-def substituted(derivation: Derivation) -> Derivation | None:
+def substitute_into_readers(derivation: Derivation) -> Derivation | None:
     """*derivation* with every equation but the output's substituted into its readers."""
     while len(derivation.end.equations) > 1:
         program = derivation.end
         source = next(e.name for e in program.equations if e.name not in program.outputs)
-        found = readers(program).get(source, ())
+        found = readers_by_name(program).get(source, ())
         for reader in found:
             alone = len(found) == 1
             rule: Any = EXPRESSION_FUSION if alone else EXPRESSION_INLINING
             params = Intermediate(source) if alone else Inlined(source)
-            longer = then(derivation, rule, reader, params)
+            longer = apply_rule(derivation, rule, reader, params)
             if isinstance(longer, str):
                 return None
             derivation = longer
         if len(found) != 1:
-            derivation = derivation.then(DEAD_EQUATION.match(derivation.end, (number(derivation.end, source),)))
+            derivation = derivation.then(DEAD_EQUATION.match(derivation.end, (equation_index(derivation.end, source),)))
     return derivation
 
 
@@ -118,7 +118,7 @@ def _mergeable(program: Program) -> Iterable[Match[Any]]:
             yield match
 
 
-def join_rows(units: Units) -> None:
+def join_rows(units: NodeGroups) -> None:
     """Join two contractions and what lies between them where all of it is work on rows."""
     for last in units.understood:
         if units.kind(last) == "contraction":
@@ -129,22 +129,22 @@ def join_rows(units: Units) -> None:
                         units.join(source, n)
 
 
-def _by_rows(units: Units, group: set[int]) -> bool:
+def _by_rows(units: NodeGroups, group: set[int]) -> bool:
     equations = tuple(e for n in sorted(group) for e in units.understood[n])
     try:
-        return by_rows(assemble(equations, (equations[-1].name,))) is not None
+        return derive_by_rows(assemble(equations, (equations[-1].name,))) is not None
     except Refused:
         return False
 
 
-def _between(units: Units, last: int) -> set[int]:
+def _between(units: NodeGroups, last: int) -> set[int]:
     """*last*, what it alone reads back to another contraction, and the re-indexings in front of either."""
     group, waiting = {last}, [last]
     while waiting:
         n = waiting.pop()
         for source in sorted(units.before[n] - group):
-            front = n == last or units.kind(n) in BETWEEN
-            kinds = (*BETWEEN, "contraction") if front and not _first(units, group) else ("layout",)
+            front = n == last or units.kind(n) in ROW_WORK_KINDS
+            kinds = (*ROW_WORK_KINDS, "contraction") if front and not _first(units, group) else ("layout",)
             alone = units.after[source] <= group and len(units.model.nodes[source].results) == 1
             if alone and units.kind(source) in kinds and len(units.members[units.of[source]]) == 1:
                 group.add(source)
@@ -152,12 +152,12 @@ def _between(units: Units, last: int) -> set[int]:
     return group
 
 
-def _first(units: Units, group: set[int]) -> bool:
+def _first(units: NodeGroups, group: set[int]) -> bool:
     """Whether *group* holds both contractions."""
     return sum(units.kind(n) == "contraction" for n in group) > 1
 
 
-def in_one(program: Program) -> Derivation | None:
+def derive_in_one_kernel(program: Program) -> Derivation | None:
     """The derivation that runs *program* in one kernel with all its reductions, or None where it is no such work.
 
     Only programs of one output and several equations are looked at.
@@ -165,7 +165,7 @@ def in_one(program: Program) -> Derivation | None:
     sums = any(inner.summations for e in program.equations for _, inner in scopes(e.scope))
     if len(program.outputs) != 1 or len(program.equations) < 2 or not sums:
         return None
-    derivation = substituted(Derivation(program))
+    derivation = substitute_into_readers(Derivation(program))
     if derivation is None:
         return None
     match: Match[Any] | None = next(iter(REDUCTION_GENERATION.matches(derivation.end, (0,))), None)

@@ -21,12 +21,12 @@ class PlanError(ValueError):
     """A part of a model that cannot be run by itself; the message names its nodes."""
 
 
-def told(nodes: Collection[ModelNode]) -> str:
+def describe_nodes(nodes: Collection[ModelNode]) -> str:
     """*nodes* for a message."""
     return ("node " if len(nodes) == 1 else "nodes ") + ", ".join(f"{node.name} ({node.op})" for node in nodes)
 
 
-class Regions:
+class ModelRegions:
     """The model that parts are taken from, indexed once."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
@@ -63,10 +63,12 @@ class Regions:
         """*nodes*, which stand in the order of the model, as a model from border to border."""
         inputs, outputs = self.border(nodes)
         if not outputs:
-            raise PlanError(f"{told(nodes)}: found no value that is used elsewhere, expected one")
+            raise PlanError(f"{describe_nodes(nodes)}: found no value that is used elsewhere, expected one")
         reads = {name for node in nodes for name in node.reads} | set(outputs)
         if untyped := [name for name in inputs if name not in self.infos]:
-            raise PlanError(f"{told(nodes)}: found no type for {', '.join(untyped)}, expected one from shape inference")
+            raise PlanError(
+                f"{describe_nodes(nodes)}: found no type for {', '.join(untyped)}, expected one from shape inference"
+            )
         graph = helper.make_graph(
             [node.proto for node in nodes],
             self.proto.graph.name or "region",
@@ -84,7 +86,7 @@ class Regions:
         )
 
 
-def start(
+def open_session(
     model: onnx.ModelProto | bytes | str,
     threads: int,
     spinning: bool = True,
@@ -103,11 +105,11 @@ def start(
         held = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
         return onnxruntime.InferenceSession(held, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime has a class of its own for every kind of failure
-        where = told(nodes) if nodes else whole
+        where = describe_nodes(nodes) if nodes else whole
         raise PlanError(f"{where}: ONNX Runtime refuses: {str(error).strip()}") from error
 
 
-def answers(
+def run_session(
     session: onnxruntime.InferenceSession, outputs: Collection[str], feeds: Mapping[str, Array]
 ) -> Sequence[Array]:
     """The *outputs* that *session* gives for *feeds*; raises PlanError where it fails."""
@@ -125,9 +127,9 @@ def subgraph_session(
     Its inputs and outputs are the values that cross the group's border; weights are held.  Raises PlanError, with the
     nodes, where one is unknown, a border value has no known type, or ONNX Runtime refuses.
     """
-    regions = Regions(_proto(model))
+    regions = ModelRegions(_proto(model))
     nodes = regions.named(node_names)
-    return start(regions.extract(nodes), threads, spinning, nodes)
+    return open_session(regions.extract(nodes), threads, spinning, nodes)
 
 
 def random_inputs(of: Model | onnx.ModelProto | onnxruntime.InferenceSession, seed: int = 0) -> dict[str, Array]:
@@ -164,7 +166,7 @@ def _signature(
             for value in inputs:
                 yield value.name, value.dtype, ("?",) if value.shape is None else value.shape
         case onnx.ModelProto():
-            regions = Regions(of)
+            regions = ModelRegions(of)
             for name in regions.inputs:
                 tensor = regions.infos[name].type.tensor_type
                 dims = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in tensor.shape.dim)

@@ -14,9 +14,15 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, RuntimeException
 from einnet_explore.codegen.errors import BackendError
 from einnet_explore.cost.counted_work import ELEMENT
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.finalists import SLACK, Entry, by_algorithm, entries, finalists
-from einnet_explore.pipeline.post.chaining import chained
-from einnet_explore.pipeline.post.fusing import fuse
+from einnet_explore.pipeline.finalists import (
+    MAX_ESTIMATE_RATIO,
+    Variant,
+    find_variants,
+    select_finalists,
+    variants_by_algorithm,
+)
+from einnet_explore.pipeline.post.chaining import chain_in_blocks
+from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.keys import Key, key_of
@@ -27,31 +33,31 @@ from einnet_explore.strategies.options import Cost
 from einnet_explore.support.limits import ROOM
 from einnet_explore.support.wording import counted
 
-Engine = Callable[[Program, Arrays], Callable[[Arrays], Arrays]]
+ProgramCompiler = Callable[[Program, Arrays], Callable[[Arrays], Arrays]]
 """Makes a program, with the arrays of its weights, into what computes its outputs from its inputs, all by name."""
 
-CHAINS = 4
+MAX_CHAIN_VARIANTS = 4
 """How many entries of one algorithm are looked at for one that runs in blocks."""
 
-WANT_OF_MEMORY = (MemoryError, Fail, RuntimeException)
+OUT_OF_MEMORY = (MemoryError, Fail, RuntimeException)
 """What it is called by NumPy and by ONNX Runtime, which has classes of its own for what fails in a run."""
 
-MARGIN = 0.95
+MAX_WINNER_RATIO = 0.95
 """A candidate replaces the original when it takes less than this part of its time: less is within the noise."""
 
-NEAR = 1.25
+MAX_CONTENDER_RATIO = 1.25
 """The fastest candidate that takes less than this part of the original's time may still pay beside its neighbours."""
 
-EFFORT = 45.0
+MODEL_SEARCH_SECONDS = 45.0
 """Seconds of search for a whole model, dealt out to its subprograms by their part of its time."""
 
-LEAST = 0.5
+MIN_SEARCH_SECONDS = 0.5
 """Seconds of search for the smallest subprogram that is worth one."""
 
-MOST = 120.0
+MAX_SEARCH_SECONDS = 120.0
 """Seconds of search for any subprogram."""
 
-NEGLIGIBLE = 1e-3
+NEGLIGIBLE_SHARE = 1e-3
 """The part of the model's time below which a subprogram is left alone: any gain drowns in the noise of the whole."""
 
 
@@ -74,7 +80,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Trial:
     """What came of a contest: the winner's derivation (None: the original stays) and the times measured.
 
     Without a winner, *contender* is the fastest candidate if it came near.
@@ -89,12 +95,12 @@ class Outcome:
     contender: Derivation | None = None
 
 
-Opened = Callable[[], "tuple[Callable[[], Arrays], Arrays]"]
+OriginalOpener = Callable[[], "tuple[Callable[[], Arrays], Arrays]"]
 """The original, ready to run, with what it is run on: its outputs by name, and the inputs by the program's names."""
 
 
 @dataclass(frozen=True)
-class Contest:
+class TuningTask:
     """*program* against its original, which is *opened* if it has to be run.
 
     *constants* are the arrays of its weights, *engine* runs candidates, *cost* orders them, times go to *store*.
@@ -102,13 +108,13 @@ class Contest:
     """
 
     program: Program
-    opened: Opened
+    opened: OriginalOpener
     constants: Arrays
-    engine: Engine
+    engine: ProgramCompiler
     cost: Cost
     settings: Settings
     store: ProfileStore
-    found: Callable[[], tuple[list[Entry], int]] | None = None
+    found: Callable[[], tuple[list[Variant], int]] | None = None
     """The candidates, where they were searched elsewhere."""
     written: str = ""
 
@@ -131,18 +137,18 @@ class Contest:
         None where that part is too small for any gain to be seen in the whole.
         """
         share = self.alone / model_seconds
-        if share < NEGLIGIBLE:
+        if share < NEGLIGIBLE_SHARE:
             return None
         most = self.settings.seconds * max(1, len(compute_bound(self.program)))
-        return min(most, max(LEAST, EFFORT * share), MOST)
+        return min(most, max(MIN_SEARCH_SECONDS, MODEL_SEARCH_SECONDS * share), MAX_SEARCH_SECONDS)
 
-    def negligible(self, model_seconds: float) -> Outcome:
+    def negligible(self, model_seconds: float) -> Trial:
         """The outcome where ``effort`` is None."""
         before = self.alone
         why = f"takes {before * 1e6:.0f} µs of the model's {model_seconds * 1e3:.1f} ms: no gain there could be seen"
-        return Outcome(before, before, None, 0.0, 0, why)
+        return Trial(before, before, None, 0.0, 0, why)
 
-    def hold(self, seconds: float) -> Outcome:
+    def hold(self, seconds: float) -> Trial:
         """Search for *seconds*, run the finalists beside the original and say which is the fastest that agrees.
 
         A contest whose times are all stored is not measured again.
@@ -150,35 +156,35 @@ class Contest:
         began = perf_counter()
         before = self.alone
         ranked, states = self.found() if self.found else self._searched(seconds)
-        promising = finalists(ranked, self.settings.finalists, SLACK * before)
+        promising = select_finalists(ranked, self.settings.finalists, MAX_ESTIMATE_RATIO * before)
         if not promising:
             least = f"{ranked[0].seconds * 1e6:.0f} µs" if ranked else "no candidate"
             found = counted(len(ranked), "candidate")
             why = f"the cheapest of {found}: estimated {least}, the original takes {before * 1e6:.0f} µs"
-            return Outcome(before, before, None, perf_counter() - began, states, why)
-        if (lacks := ROOM.lacks(working_set(self.program), "the original")) is not None:
-            return Outcome(before, before, None, perf_counter() - began, states, lacks)
+            return Trial(before, before, None, perf_counter() - began, states, why)
+        if (lacks := ROOM.lacks(working_set_bytes(self.program), "the original")) is not None:
+            return Trial(before, before, None, perf_counter() - began, states, lacks)
         original, feeds = self.opened()
-        forms = [fuse(entry.derivation()) for entry in promising]
-        forms += blocked(chains(ranked, self.settings, SLACK * before))
+        forms = [fuse_eoperators(entry.derivation()) for entry in promising]
+        forms += blocked_forms(chain_groups(ranked, self.settings, MAX_ESTIMATE_RATIO * before))
         entered, runners, refused = self._entered(forms, original(), feeds)
         keys = {name: self._key("program", derivation.end) for name, derivation in entered.items()}
         times = _times(self.store, {"original": self._key("onnxruntime"), **keys}, {"original": original, **runners})
         before = times.pop("original")
         spent = perf_counter() - began
         if not times:
-            return Outcome(before, before, None, spent, states, "; ".join(refused))
+            return Trial(before, before, None, spent, states, "; ".join(refused))
         best = min(times, key=lambda name: times[name])
         after = times[best]
-        if after <= MARGIN * before:
-            return Outcome(before, after, entered[best], spent, states, f"{before / after:.2f}x in its own right")
+        if after <= MAX_WINNER_RATIO * before:
+            return Trial(before, after, entered[best], spent, states, f"{before / after:.2f}x in its own right")
         why = f"the fastest of {len(entered)} measured candidates takes {after / before:.2f} of the original's time"
-        contender = entered[best] if after <= NEAR * before else None
-        return Outcome(before, after, None, spent, states, why, contender)
+        contender = entered[best] if after <= MAX_CONTENDER_RATIO * before else None
+        return Trial(before, after, None, spent, states, why, contender)
 
-    def _searched(self, seconds: float) -> tuple[list[Entry], int]:
+    def _searched(self, seconds: float) -> tuple[list[Variant], int]:
         chosen = self.settings
-        return entries(self.program, self.cost, chosen.max_depth, seconds, chosen.numerics, chosen.states)
+        return find_variants(self.program, self.cost, chosen.max_depth, seconds, chosen.numerics, chosen.states)
 
     def _entered(
         self, forms: Iterable[Derivation], want: Arrays, feeds: Arrays
@@ -188,7 +194,7 @@ class Contest:
         runners: dict[str, Callable[[], object]] = {}
         refused: list[str] = []
         for n, derivation in enumerate(forms):
-            if why := ROOM.lacks(working_set(derivation.end), "a candidate"):
+            if why := ROOM.lacks(working_set_bytes(derivation.end), "a candidate"):
                 refused.append(why)
                 continue
             try:
@@ -197,7 +203,7 @@ class Contest:
             except (BackendError, ValueError) as problem:
                 refused.append(str(problem))
                 continue
-            except WANT_OF_MEMORY as problem:
+            except OUT_OF_MEMORY as problem:
                 ROOM.wanting += 1
                 refused.append(f"a candidate does not fit: {type(problem).__name__}: {problem}")
                 continue
@@ -205,7 +211,7 @@ class Contest:
                 refused.append(f"a candidate differs by {error:.1e} of the largest output")
                 continue
             entered[str(n)] = derivation
-            runners[str(n)] = runner(run, feeds)
+            runners[str(n)] = _runner(run, feeds)
         return entered, runners, refused
 
     def _key(self, operator: str, program: Program | None = None) -> Key:
@@ -217,24 +223,24 @@ class Contest:
         return replace(key, operator=f"{operator} in {self.settings.runtime}")
 
 
-def chains(ranked: Iterable[Entry], settings: Settings, below: float) -> tuple[tuple[Entry, ...], ...]:
+def chain_groups(ranked: Iterable[Variant], settings: Settings, below: float) -> tuple[tuple[Variant, ...], ...]:
     """Those of *ranked*, estimated *below* so many seconds, that are looked at for one in blocks, by algorithm.
 
     None where *settings* ask for standard operators: there nothing is blocked.
     """
     if settings.runtime != "plan":
         return ()
-    return tuple(group[:CHAINS] for group in by_algorithm(ranked, settings.finalists, below))
+    return tuple(group[:MAX_CHAIN_VARIANTS] for group in variants_by_algorithm(ranked, settings.finalists, below))
 
 
-def asked_for(ranked: Sequence[Entry], settings: Settings, below: float) -> Iterable[Entry]:
+def requested_variants(ranked: Sequence[Variant], settings: Settings, below: float) -> Iterable[Variant]:
     """Those of *ranked* whose derivations a contest may ask for."""
-    return chain(finalists(ranked, settings.finalists, below), *chains(ranked, settings, below))
+    return chain(select_finalists(ranked, settings.finalists, below), *chain_groups(ranked, settings, below))
 
 
-def blocked(groups: Iterable[Iterable[Entry]]) -> tuple[Derivation, ...]:
+def blocked_forms(groups: Iterable[Iterable[Variant]]) -> tuple[Derivation, ...]:
     """The cheapest of each of *groups*, run in blocks, where one is a chain; equal estimates may differ in order."""
-    forms = ((chained(fuse(entry.derivation())) for entry in group) for group in groups)
+    forms = ((chain_in_blocks(fuse_eoperators(entry.derivation())) for entry in group) for group in groups)
     return tuple(made for group in forms if (made := next(filter(None, group), None)) is not None)
 
 
@@ -261,12 +267,12 @@ def _times(store: ProfileStore, keys: Mapping[str, Key], calls: Mapping[str, Cal
     return measured
 
 
-def working_set(program: Program) -> int:
+def working_set_bytes(program: Program) -> int:
     """Bytes of all that *program* reads and writes when it is run beside its original, each held twice."""
     shapes = (*(t.shape for t in program.inputs), *(e.scope.shape for e in program.equations))
     return 2 * ELEMENT * sum(prod(shape) for shape in shapes)
 
 
-def runner(run: Callable[[Arrays], Arrays], feeds: Arrays) -> Callable[[], object]:
+def _runner(run: Callable[[Arrays], Arrays], feeds: Arrays) -> Callable[[], object]:
     """A call that runs on *feeds* as a plan does: inputs copied in, outputs out."""
     return lambda: run(feeds)

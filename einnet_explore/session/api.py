@@ -80,9 +80,9 @@ def search(
     """
     cost: Cost = program_seconds
     if device != "cpu":
-        from einnet_explore.pipeline.devices import cost_for
+        from einnet_explore.pipeline.devices import device_cost
 
-        cost = cost_for(device)
+        cost = device_cost(device)
     return Run(program, cost, target=target, limit=limit, operators=operators, options=Options(**options))
 
 
@@ -107,7 +107,7 @@ def graph(program: Program, title: str = "") -> Figure:
 
 
 def optimize(model: str | Path | Program, **options: Any) -> Optimised:
-    """Optimise an ONNX model or a program; see ``pipeline.optimiser.optimize`` for the options."""
-    from einnet_explore.pipeline.optimiser import optimize as run
+    """Optimise an ONNX model or a program; see ``pipeline.optimiser.optimize_model`` for the options."""
+    from einnet_explore.pipeline.optimiser import optimize_model as run
 
     return run(model, **options)

@@ -142,9 +142,9 @@ def _on_cpu(programs: Mapping[str, Program], rounds: int, threads: int, seed: in
 
 
 def _recorded(programs: Mapping[str, Program], device: str) -> Iterable[Benched]:
-    from einnet_explore.pipeline.devices import model_for
+    from einnet_explore.pipeline.devices import device_cost_model
 
-    model = model_for(device)
+    model = device_cost_model(device)
     found = {name: model.program_cost(program) for name, program in programs.items()}
     roofs = {
         name: Roof(model.device.peak_flops, model.device.bandwidth(program_work(program).nbytes))

@@ -8,8 +8,8 @@ from typing import Any
 
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.outcome import Part
-from einnet_explore.pipeline.request import read, seconds_of, settings
+from einnet_explore.pipeline.outcome import TunedSubprogram
+from einnet_explore.pipeline.request import make_settings, parse_budget, read_model
 from einnet_explore.viz.graph_figures import graph_figure
 from einnet_widgets.face import Face
 from einnet_widgets.look import Shown, library_calls
@@ -116,12 +116,12 @@ class OptimizeCell(Face):
     def _work(self) -> None:
         try:
             given = self.options
-            chosen = settings(
+            chosen = make_settings(
                 *(given.get("device", "cpu"), given.get("threads"), given.get("max_depth", 7)),
                 *(given.get("target_runtime", "plan"), given.get("numerics", "approximate")),
             )
-            model = read(self.model, given.get("shapes", {}))
-            work = Optimiser(model, chosen, seconds_of(given.get("budget")))
+            model = read_model(self.model, given.get("shapes", {}))
+            work = Optimiser(model, chosen, parse_budget(given.get("budget")))
             self._total, self._says = len(work.split.subprograms), ""
             self._show()
             for step in work.run():
@@ -165,7 +165,7 @@ class OptimizeCell(Face):
         return {"text/html": self.result._repr_html_(), "text/plain": repr(self.result)}
 
 
-def _row(part: Part) -> Shown:
+def _row(part: TunedSubprogram) -> Shown:
     before = part.outcome.seconds_before
     program = part.program
     now = library_calls(program) if part.kept and program is not None else f"original ({part.why})"

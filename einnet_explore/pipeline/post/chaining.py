@@ -22,17 +22,23 @@ from einnet_explore.analysis.fused_chain import Stage
 from einnet_explore.codegen.blocked_chains.block_sizes import blocked
 from einnet_explore.codegen.machine import this_machine
 from einnet_explore.ir import Access, Index, Iterator, Program, Scope, Tensor, accesses, as_index, tensors
-from einnet_explore.pipeline.post.steps import as_eoperator, equation, merged, readers, then
+from einnet_explore.pipeline.post.steps import (
+    apply_rule,
+    equation_named,
+    generate_equation,
+    merge_scopes,
+    readers_by_name,
+)
 from einnet_explore.rules import BLOCKED_GENERATION, EXPRESSION_FUSION, STORAGE_LAYOUT, Derivation
 from einnet_explore.rules.base import Place
 from einnet_explore.rules.expression_fusion import Intermediate
 from einnet_explore.rules.storage_layout import Stored
 
-PANEL = 64
+PANEL_COLUMNS = 64
 """Columns of a product that lie side by side, for every step of its sum."""
 
 
-def chained(derivation: Derivation) -> Derivation | None:
+def chain_in_blocks(derivation: Derivation) -> Derivation | None:
     """*derivation* with what leads to each output as one blocked kernel; None where that cannot be for any of them."""
     done = derivation
     for name in derivation.end.outputs:
@@ -46,13 +52,13 @@ def _chained(derivation: Derivation, name: str) -> Derivation | None:
         return None
     fused = _panelled(_reshapes_merged(derivation, name))
     while (source := next(iter(_alone(fused.end, name)), None)) is not None:
-        longer = then(fused, EXPRESSION_FUSION, name, Intermediate(source))
+        longer = apply_rule(fused, EXPRESSION_FUSION, name, Intermediate(source))
         if isinstance(longer, str):
             return None
         fused = longer
-    if not runs_in_blocks(equation(fused.end, name).scope):
+    if not runs_in_blocks(equation_named(fused.end, name).scope):
         return None
-    longer = then(fused, BLOCKED_GENERATION, name, Place())
+    longer = apply_rule(fused, BLOCKED_GENERATION, name, Place())
     return None if isinstance(longer, str) else longer
 
 
@@ -65,14 +71,14 @@ def _reshapes_merged(derivation: Derivation, name: str) -> Derivation:
     """*derivation* with every reshape on the way to the equation called *name* merged into its only reader."""
     while (pair := next(_reshapes(derivation.end, name), None)) is not None:
         source, reader = pair
-        longer = then(derivation, EXPRESSION_FUSION, reader, Intermediate(source))
+        longer = apply_rule(derivation, EXPRESSION_FUSION, reader, Intermediate(source))
         assert not isinstance(longer, str), longer
-        derivation = merged(longer, reader)
+        derivation = merge_scopes(longer, reader)
     return derivation
 
 
 def _reshapes(program: Program, name: str) -> Generator[tuple[str, str]]:
-    found, known = readers(program), constants(program)
+    found, known = readers_by_name(program), constants(program)
     for e in program.equations:
         if e.name not in known and e.name not in program.outputs and _reshape(e.scope):
             (reader, *others) = found[e.name]
@@ -89,9 +95,9 @@ def _reshape(scope: Scope) -> bool:
 
 def _alone(program: Program, name: str) -> Iterable[str]:
     """The equations that the one called *name* reads, nobody else does, and that are not known at compile time."""
-    found, known = readers(program), constants(program)
+    found, known = readers_by_name(program), constants(program)
     made = {e.name for e in program.equations} - known - set(program.outputs)
-    for tensor in tensors(equation(program, name).scope):
+    for tensor in tensors(equation_named(program, name).scope):
         if tensor.name in made and found[tensor.name] == (name,):
             yield tensor.name
 
@@ -105,11 +111,13 @@ def _panelled(derivation: Derivation) -> Derivation:
             continue
         for access in accesses(e.scope.body):
             match access.source:
-                case Tensor(weight) if weight in made and readers(derivation.end)[weight] == (e.name,):
-                    phi = _panels(equation(derivation.end, weight).scope.traversals, access, e.scope.traversals[-1])
-                    longer = then(derivation, STORAGE_LAYOUT, weight, Stored(phi)) if phi else ""
+                case Tensor(weight) if weight in made and readers_by_name(derivation.end)[weight] == (e.name,):
+                    phi = _panels(
+                        equation_named(derivation.end, weight).scope.traversals, access, e.scope.traversals[-1]
+                    )
+                    longer = apply_rule(derivation, STORAGE_LAYOUT, weight, Stored(phi)) if phi else ""
                     if not isinstance(longer, str):
-                        again = as_eoperator(longer, weight)
+                        again = generate_equation(longer, weight)
                         derivation = longer if isinstance(again, str) else again
     return derivation
 
@@ -117,12 +125,12 @@ def _panelled(derivation: Derivation) -> Derivation:
 def _panels(own: tuple[Iterator, ...], access: Access, last: Iterator) -> tuple[tuple[str, Index], ...]:
     """Φ that puts panels of *last* innermost; empty where *last* is no dimension, or is innermost already."""
     at = [d for d, i in enumerate(access.index) if i.single == last]
-    if len(at) != 1 or (at[0] == len(own) - 1 and last.extent <= PANEL):
+    if len(at) != 1 or (at[0] == len(own) - 1 and last.extent <= PANEL_COLUMNS):
         return ()
     k = own[at[0]]
     sums = own[-1] if own[-1] != k else own[-2]
-    width = gcd(k.extent, PANEL)
-    width = width if width >= PANEL // 4 else k.extent
+    width = gcd(k.extent, PANEL_COLUMNS)
+    width = width if width >= PANEL_COLUMNS // 4 else k.extent
     others = tuple((x.name, as_index(x)) for x in own if x not in (k, sums))
     names = {x.name for x in own}
     outer, inner = (next(n for n in (f"{k.name}{c}", f"{k.name}{c}{c}") if n not in names) for c in "oi")

@@ -20,7 +20,14 @@ from einnet_explore.analysis.bijection import bijection
 from einnet_explore.analysis.counts import reads_once, turned_for
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.ir import EOPERATOR, VIEW, Access, Equation, Program, Scope, Tensor, accesses, scopes
-from einnet_explore.pipeline.post.steps import as_eoperator, equation, generated, merged, readers, then
+from einnet_explore.pipeline.post.steps import (
+    apply_rule,
+    equation_named,
+    generate_equation,
+    is_generated,
+    merge_scopes,
+    readers_by_name,
+)
 from einnet_explore.rules import (
     COMMON_SUBEXPRESSION,
     DEAD_EQUATION,
@@ -35,30 +42,30 @@ from einnet_explore.rules.expression_inlining import Inlined
 
 
 @dataclass(frozen=True, slots=True)
-class Fused:
+class FusionResult:
     """A derivation that has been fused to the end, and why each pair that is left was not: by (source, reader)."""
 
     derivation: Derivation
     refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
-def fuse(derivation: Derivation) -> Derivation:
+def fuse_eoperators(derivation: Derivation) -> Derivation:
     """*derivation* continued until no eOperator can be fused into another, and nothing is computed twice or in vain."""
-    return fused(derivation).derivation
+    return fuse_with_refusals(derivation).derivation
 
 
-def fused(derivation: Derivation) -> Fused:
+def fuse_with_refusals(derivation: Derivation) -> FusionResult:
     """As ``fuse``, with what was refused."""
     while True:
-        derivation = shared(derivation)
+        derivation = share_results(derivation)
         refused: dict[tuple[str, str], str] = {}
         longer = _one_pair(derivation, refused)
         if longer is None:
-            return Fused(derivation, refused)
+            return FusionResult(derivation, refused)
         derivation = longer
 
 
-def shared(derivation: Derivation) -> Derivation:
+def share_results(derivation: Derivation) -> Derivation:
     """*derivation* with what is computed twice computed once, copies read at their source, and dead equations gone."""
     while True:
         before = derivation
@@ -83,12 +90,12 @@ def _one_pair(derivation: Derivation, refused: dict[tuple[str, str], str]) -> De
     program = derivation.end
     made = {e.name: e for e in program.equations}
     known = weight_only(program)
-    for name, found in readers(program).items():
-        if name in made and generated(made[name]):
+    for name, found in readers_by_name(program).items():
+        if name in made and is_generated(made[name]):
             for reader in found:
-                if name in known and in_blocks(made[reader]):
+                if name in known and is_blocked_chain(made[reader]):
                     refused[name, reader] = f"{name} is made beforehand, stored as the products of {reader} read it"
-                elif generated(made[reader]):
+                elif is_generated(made[reader]):
                     longer = _pair(derivation, made[name], made[reader])
                     if not isinstance(longer, str):
                         return longer
@@ -97,29 +104,29 @@ def _one_pair(derivation: Derivation, refused: dict[tuple[str, str], str]) -> De
 
 
 def _pair(derivation: Derivation, source: Equation, reader: Equation) -> Derivation | str:
-    if moves(source):
+    if is_movement(source):
         if turned_for(source, reader):
             return f"{reader.name} sums elements of {source.name} several times, which are turned for it once"
         return _read_through(derivation, source, reader)
     if reader.via is None or reader.via.operator != EOPERATOR:
         return f"{reader.name} is a view, it computes nothing"
-    if (why := computed_again(source, reader)) is not None:
+    if (why := recomputation_reason(source, reader)) is not None:
         return why
-    longer = then(derivation, EXPRESSION_FUSION, reader.name, Intermediate(source.name))
-    return longer if isinstance(longer, str) else as_eoperator(merged(longer, reader.name), reader.name)
+    longer = apply_rule(derivation, EXPRESSION_FUSION, reader.name, Intermediate(source.name))
+    return longer if isinstance(longer, str) else generate_equation(merge_scopes(longer, reader.name), reader.name)
 
 
-def in_blocks(e: Equation) -> bool:
+def is_blocked_chain(e: Equation) -> bool:
     """Whether *e* is a chain that is run block by block."""
     return e.via == BLOCKED
 
 
-def moves(e: Equation) -> bool:
+def is_movement(e: Equation) -> bool:
     """Whether *e* only re-indexes one tensor."""
     return not e.scope.summations and isinstance(e.scope.body, Access) and not isinstance(e.scope.body.source, Scope)
 
 
-def computed_again(source: Equation, reader: Equation) -> str | None:
+def recomputation_reason(source: Equation, reader: Equation) -> str | None:
     """Why *reader* would compute elements of *source* more than once, in words; None if it would not."""
     reads = {a for _, scope in scopes(reader.scope) for a in accesses(scope.body) if _reads(a, source)}
     if len(reads) > 1:
@@ -127,7 +134,7 @@ def computed_again(source: Equation, reader: Equation) -> str | None:
     read = next(iter(reads))
     if read not in set(accesses(reader.scope.body)):
         return f"a scope inside {reader.name} reads {source.name}"
-    if not once(reader.scope, read):
+    if not reads_each_once(reader.scope, read):
         return f"{reader.name} reads elements of {source.name} again at {read!r}"
     return None
 
@@ -136,7 +143,7 @@ def _reads(access: Access, source: Equation) -> bool:
     return isinstance(access.source, Tensor) and access.source.name == source.name
 
 
-def once(reader: Scope, access: Access) -> bool:
+def reads_each_once(reader: Scope, access: Access) -> bool:
     """Whether *reader* reads every element at most once through *access*: its index is injective in its iterators."""
     if reads_once(reader, access):
         return True
@@ -154,18 +161,18 @@ def once(reader: Scope, access: Access) -> bool:
 
 def _read_through(derivation: Derivation, source: Equation, reader: Equation) -> Derivation | str:
     """*reader* reading what *source* only moves; a view does so only where it stays one, or is the only reader."""
-    alone = readers(derivation.end)[source.name] == (reader.name,) and source.name not in derivation.end.outputs
+    alone = readers_by_name(derivation.end)[source.name] == (reader.name,) and source.name not in derivation.end.outputs
     longer = (
-        then(derivation, EXPRESSION_FUSION, reader.name, Intermediate(source.name))
+        apply_rule(derivation, EXPRESSION_FUSION, reader.name, Intermediate(source.name))
         if alone
-        else then(derivation, EXPRESSION_INLINING, reader.name, Inlined(source.name))
+        else apply_rule(derivation, EXPRESSION_INLINING, reader.name, Inlined(source.name))
     )
     if isinstance(longer, str):
         return longer
-    longer = as_eoperator(merged(longer, reader.name), reader.name)
+    longer = generate_equation(merge_scopes(longer, reader.name), reader.name)
     if isinstance(longer, str):
         return longer
-    became = equation(longer.end, reader.name)
+    became = equation_named(longer.end, reader.name)
     was_view = reader.via is not None and reader.via.operator == VIEW
     is_view = became.via is not None and became.via.operator == VIEW
     if was_view and not is_view and not alone:
@@ -173,6 +180,6 @@ def _read_through(derivation: Derivation, source: Equation, reader: Equation) ->
     return longer
 
 
-def tidied(program: Program) -> Derivation:
+def fuse_program(program: Program) -> Derivation:
     """The derivation that fuses *program*, which is instantiated, to the end."""
-    return fuse(Derivation(program))
+    return fuse_eoperators(Derivation(program))

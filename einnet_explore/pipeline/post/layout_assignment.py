@@ -48,7 +48,7 @@ class Mode:
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned:
+class LayoutAssignment:
     """The number of each operator's mode, the transforms that are left, and the seconds of all together."""
 
     modes: tuple[int, ...]
@@ -56,7 +56,7 @@ class Assigned:
     seconds: float
 
 
-def transforms(modes: Iterable[Mode]) -> frozenset[Transform]:
+def needed_transforms(modes: Iterable[Mode]) -> frozenset[Transform]:
     """The transforms that operators in *modes* need; what none of them makes comes in layout 0."""
     held = tuple(modes)
     made = {name: layout for mode in held for name, layout in mode.makes.items()}
@@ -68,13 +68,13 @@ def transforms(modes: Iterable[Mode]) -> frozenset[Transform]:
     )
 
 
-def total(modes: Iterable[Mode], seconds: Callable[[Transform], float]) -> float:
+def total_seconds(modes: Iterable[Mode], seconds: Callable[[Transform], float]) -> float:
     """The seconds of operators in *modes*, with the transforms between them."""
     held = tuple(modes)
-    return sum(mode.seconds for mode in held) + sum(map(seconds, transforms(held)))
+    return sum(mode.seconds for mode in held) + sum(map(seconds, needed_transforms(held)))
 
 
-def assign(operators: Sequence[Sequence[Mode]], seconds: Callable[[Transform], float]) -> Assigned:
+def assign_modes(operators: Sequence[Sequence[Mode]], seconds: Callable[[Transform], float]) -> LayoutAssignment:
     """The cheapest mode for every operator; *seconds* is the cost of a transform.
 
     Raises ValueError for an operator without modes, and where the solver finds nothing.
@@ -82,7 +82,7 @@ def assign(operators: Sequence[Sequence[Mode]], seconds: Callable[[Transform], f
     if empty := [n for n, modes in enumerate(operators) if not modes]:
         raise ValueError(f"operator {empty[0]} has no mode, expected at least one")
     if not operators:
-        return Assigned((), frozenset(), 0.0)
+        return LayoutAssignment((), frozenset(), 0.0)
     places = [(o, m) for o, modes in enumerate(operators) for m in range(len(modes))]
     column = {place: n for n, place in enumerate(places)}
     possible = sorted(_possible(operators))
@@ -124,7 +124,7 @@ def assign(operators: Sequence[Sequence[Mode]], seconds: Callable[[Transform], f
         for o, modes in enumerate(operators)
     )
     taken = [operators[o][m] for o, m in enumerate(chosen)]
-    return Assigned(chosen, transforms(taken), total(taken, seconds))
+    return LayoutAssignment(chosen, needed_transforms(taken), total_seconds(taken, seconds))
 
 
 def _possible(operators: Sequence[Sequence[Mode]]) -> set[Transform]:
@@ -141,11 +141,11 @@ def _possible(operators: Sequence[Sequence[Mode]]) -> set[Transform]:
 Phi: TypeAlias = "tuple[tuple[str, Index], ...]"
 """New traversals in order: a name, and an index in the old ones."""
 
-MOST = 4
+MAX_LAYOUTS = 4
 """Layouts of one tensor that are tried, the one that it has among them."""
 
 
-def layouts(program: Program, equation: Equation) -> tuple[Phi, ...]:
+def candidate_layouts(program: Program, equation: Equation) -> tuple[Phi, ...]:
     """The layouts of the result of *equation*, the one that it has first; only that one for an output."""
     xs = equation.scope.traversals
     found = {tuple(map(as_index, xs)): _phi(xs, tuple(map(as_index, xs)))}
@@ -154,7 +154,7 @@ def layouts(program: Program, equation: Equation) -> tuple[Phi, ...]:
             whole = (*forward, *(as_index(x) for x in xs if not any(x in i.iterators for i in forward)))
             if whole not in found and _box(xs, whole):
                 found[whole] = _phi(xs, whole)
-    return tuple(found.values())[:MOST]
+    return tuple(found.values())[:MAX_LAYOUTS]
 
 
 def _as_sources(scope: Scope) -> Iterable[tuple[Index, ...]]:
@@ -222,14 +222,14 @@ def _phi(xs: tuple[Iterator, ...], forward: tuple[Index, ...]) -> Phi:
     return tuple(zip(names, forward, strict=True))
 
 
-STRIDED = 2.0
+STRIDED_FACTOR = 2.0
 """How many times as long bytes take that do not lie one after the other, where nothing was measured."""
 
-DIVIDED = 1.1
+DIVIDED_FACTOR = 1.1
 """The same for an index with a quotient or a remainder."""
 
 
-def estimated(equation: Equation, model: CostModel | None = None) -> float:
+def estimate_equation(equation: Equation, model: CostModel | None = None) -> float:
     """Seconds by roofline, more for reads that jump from one element to the next."""
     return (model or CostModel()).estimate(equation).seconds * max(
         (_slower(scope, a) for _, scope in scopes(equation.scope) for a in accesses(scope.body)), default=1.0
@@ -239,10 +239,12 @@ def estimated(equation: Equation, model: CostModel | None = None) -> float:
 def _slower(scope: Scope, access: Access) -> float:
     moving = [x for x in scope.traversals if x.extent > 1]
     jumps = moving and abs(address_step(access, moving[-1])) > 1
-    return (STRIDED if jumps else 1.0) * (1.0 if all(i.affine for i in access.index) else DIVIDED)
+    return (STRIDED_FACTOR if jumps else 1.0) * (1.0 if all(i.affine for i in access.index) else DIVIDED_FACTOR)
 
 
-def measured(store: ProfileStore, threads: int, otherwise: Callable[[Equation], float]) -> Callable[[Equation], float]:
+def measured_price(
+    store: ProfileStore, threads: int, otherwise: Callable[[Equation], float]
+) -> Callable[[Equation], float]:
     """Seconds as stored, else measured now; *otherwise* where an equation cannot be compiled."""
 
     def price(equation: Equation) -> float:

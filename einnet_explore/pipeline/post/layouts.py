@@ -14,56 +14,70 @@ from itertools import product
 from einnet_explore.analysis.bijection import Bijection, bijection
 from einnet_explore.analysis.equations import map_reads, weight_only
 from einnet_explore.ir import VIEW, Access, Equation, Program, Scope, Tensor, tensors
-from einnet_explore.pipeline.post.layout_assignment import Mode, Phi, Transform, assign, layouts, total
-from einnet_explore.pipeline.post.steps import as_eoperator, as_library, equation, generated, merged, then
+from einnet_explore.pipeline.post.layout_assignment import (
+    Mode,
+    Phi,
+    Transform,
+    assign_modes,
+    candidate_layouts,
+    total_seconds,
+)
+from einnet_explore.pipeline.post.steps import (
+    apply_rule,
+    equation_named,
+    generate_equation,
+    is_generated,
+    match_library_again,
+    merge_scopes,
+)
 from einnet_explore.rules import STORAGE_LAYOUT, Derivation, Refused
 from einnet_explore.rules.storage_layout import Stored, moved, stored
 
 Price = Callable[[Equation], float]
 """The seconds of one run of an equation, as its ``via`` says."""
 
-WORTH = 0.98
+MIN_MEASURED_GAIN = 0.98
 """Layouts are changed where all operators together then take less than this part of their time, as measured."""
 
-NOTICEABLE = 0.999
+MIN_ESTIMATED_GAIN = 0.999
 """The same where their time is estimated, which has no noise."""
 
-MEASURED = 48
+MAX_MEASURED_MODES = 48
 """Modes of one program that are measured: with more, layouts are chosen by the estimate."""
 
-MEASURING = 20.0
+MAX_MEASURING_SECONDS = 20.0
 """Seconds that measuring them may take by the estimate; where it would be more, too, the estimate chooses."""
 
-RUNS = 50
+RUNS_PER_MODE = 50
 """How often about a mode is run to measure it, by all engines together."""
 
-MODES = 12
+MAX_MODES = 12
 """Modes of one equation that are priced; with more, only those that change one tensor."""
 
 
-def laid_out(derivation: Derivation, rough: Price, exact: Price | None = None) -> Derivation:
+def assign_layouts(derivation: Derivation, rough: Price, exact: Price | None = None) -> Derivation:
     """*derivation* with the cheapest layouts; as it is where that gains nothing worth mentioning.
 
     The price is *exact* where there are at most ``MEASURED`` modes to choose among and they are short, else *rough*.
     """
-    problem = Problem(derivation.end, rough)
+    problem = LayoutProblem(derivation.end, rough)
     if not any(len(found) > 1 for found in problem.layouts.values()):
         return derivation
-    operators, worth = [problem.modes(e) for e in derivation.end.equations], NOTICEABLE
+    operators, worth = [problem.modes(e) for e in derivation.end.equations], MIN_ESTIMATED_GAIN
     free = [mode.seconds for modes in operators if len(modes) > 1 for mode in modes]
-    if exact is not None and len(free) <= MEASURED and RUNS * sum(free) <= MEASURING:
-        problem, worth = Problem(derivation.end, exact), WORTH
+    if exact is not None and len(free) <= MAX_MEASURED_MODES and RUNS_PER_MODE * sum(free) <= MAX_MEASURING_SECONDS:
+        problem, worth = LayoutProblem(derivation.end, exact), MIN_MEASURED_GAIN
         operators = [problem.modes(e) for e in derivation.end.equations]
-    chosen = assign(operators, problem.transform)
+    chosen = assign_modes(operators, problem.transform)
     taken = [modes[m] for modes, m in zip(operators, chosen.modes, strict=True)]
     changed = {name: layout for mode in taken for name, layout in mode.makes.items() if layout}
-    if chosen.seconds > worth * total((modes[0] for modes in operators), problem.transform):
+    if chosen.seconds > worth * total_seconds((modes[0] for modes in operators), problem.transform):
         return derivation
     return problem.applied(derivation, changed, chosen.transforms, taken) or derivation
 
 
 @dataclass(frozen=True)
-class Problem:
+class LayoutProblem:
     """The modes of *program*'s equations and what transforms cost, by *price*."""
 
     program: Program
@@ -80,7 +94,7 @@ class Problem:
         """The layouts that each intermediate may have, by name; weights' are made beforehand, views cost nothing."""
         known = self.known
         return {
-            e.name: layouts(self.program, e)
+            e.name: candidate_layouts(self.program, e)
             for e in self.program.equations
             if e.name not in known and not _view(e) and e.via is not None
         }
@@ -91,7 +105,7 @@ class Problem:
         read = [t.name for t in tensors(e.scope) if t.name in self.layouts]
         free = [*own, *dict.fromkeys(read)]
         choices = list(product(*(range(len(self.layouts[name])) for name in free)))
-        if len(choices) > MODES:
+        if len(choices) > MAX_MODES:
             choices = [c for c in choices if sum(map(bool, c)) <= 1]
         found = []
         for choice in choices:
@@ -115,7 +129,7 @@ class Problem:
             if layout:
                 phi = self.phi(name, layout)
                 try:
-                    made = Equation(name, stored(equation(self.program, name).scope, phi)).tensor
+                    made = Equation(name, stored(equation_named(self.program, name).scope, phi)).tensor
                 except Refused:
                     return None
                 if name == e.name:
@@ -127,7 +141,7 @@ class Problem:
     def phi(self, name: str, layout: int) -> Bijection:
         """The bijection from the tensor's layout to another one."""
         found = self.layouts[name][layout]
-        xs = equation(self.program, name).scope.traversals
+        xs = equation_named(self.program, name).scope.traversals
         return bijection(xs, tuple(n for n, _ in found), tuple(i for _, i in found))
 
     def transform(self, what: Transform) -> float:
@@ -139,15 +153,15 @@ class Problem:
     def _turn(self, name: str, before: int, after: int) -> float:
         source = self._tensor(name, before)
         back = self.phi(name, after)
-        xs = equation(self.program, name).scope.traversals
+        xs = equation_named(self.program, name).scope.traversals
         old = tuple(back.to_target[x] for x in xs)
         index = moved(self.phi(name, before), old) if before else old
         copy = Equation(f"{name}__copy", Scope(back.target, (), Access(source, index)))
-        made = as_eoperator(Derivation(_program(copy)), copy.name)
+        made = generate_equation(Derivation(_program(copy)), copy.name)
         return 0.0 if isinstance(made, str) else self._seconds(made.end.equations[0])
 
     def _tensor(self, name: str, layout: int) -> Tensor:
-        e = equation(self.program, name)
+        e = equation_named(self.program, name)
         return Equation(name, stored(e.scope, self.phi(name, layout))).tensor if layout else e.tensor
 
     def applied(
@@ -160,10 +174,10 @@ class Problem:
             # Copies are made from the old layout: what changes that one changes their reads of it too.
             wanting = tuple(reader for reader, found in reads.items() if found.get(name) == after)
             if after and not isinstance(longer, str):
-                longer = then(longer, STORAGE_LAYOUT, name, Stored(self.layouts[name][after], wanting))
+                longer = apply_rule(longer, STORAGE_LAYOUT, name, Stored(self.layouts[name][after], wanting))
         for name, layout in changed.items():
             if not isinstance(longer, str):
-                longer = then(longer, STORAGE_LAYOUT, name, Stored(self.layouts[name][layout]))
+                longer = apply_rule(longer, STORAGE_LAYOUT, name, Stored(self.layouts[name][layout]))
         if isinstance(longer, str) or any(after == 0 for _, _, after in copies):
             return None
         old = {e.name: e for e in self.program.equations}
@@ -178,9 +192,9 @@ class Problem:
 
 def _again(derivation: Derivation, name: str, old: Equation | None) -> Derivation | None:
     """Means for the equation called *name*, as *old* had."""
-    if old is not None and old.via is not None and not generated(old):
-        return as_library(derivation, name, old.via.operator)
-    made = as_eoperator(merged(derivation, name), name)
+    if old is not None and old.via is not None and not is_generated(old):
+        return match_library_again(derivation, name, old.via.operator)
+    made = generate_equation(merge_scopes(derivation, name), name)
     return None if isinstance(made, str) else made
 
 

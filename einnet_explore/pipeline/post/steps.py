@@ -24,25 +24,25 @@ GENERATED = (EOPERATOR, VIEW)
 """What is run by a kernel of ours or by no kernel at all."""
 
 
-def number(program: Program, name: str) -> int:
+def equation_index(program: Program, name: str) -> int:
     """The number of the equation called *name*."""
     return next(n for n, e in enumerate(program.equations) if e.name == name)
 
 
-def equation(program: Program, name: str) -> Equation:
+def equation_named(program: Program, name: str) -> Equation:
     """The equation called *name*."""
-    return program.equations[number(program, name)]
+    return program.equations[equation_index(program, name)]
 
 
-def then(derivation: Derivation, rule: Rule[Any], name: str, params: Any) -> Derivation | str:
+def apply_rule(derivation: Derivation, rule: Rule[Any], name: str, params: Any) -> Derivation | str:
     """*derivation* and one more step at the equation called *name*, or why the rule refuses it."""
     try:
-        return derivation.then(Match(rule, (number(derivation.end, name),), params))
+        return derivation.then(Match(rule, (equation_index(derivation.end, name),), params))
     except Refused as why:
         return str(why)
 
 
-def readers(program: Program) -> Mapping[str, tuple[str, ...]]:
+def readers_by_name(program: Program) -> Mapping[str, tuple[str, ...]]:
     """The equations that read each tensor, by name."""
     found: dict[str, tuple[str, ...]] = {}
     for e in program.equations:
@@ -51,12 +51,12 @@ def readers(program: Program) -> Mapping[str, tuple[str, ...]]:
     return found
 
 
-def generated(e: Equation) -> bool:
+def is_generated(e: Equation) -> bool:
     """Whether *e* is run by a kernel of ours or is a view."""
     return e.via is not None and e.via.operator in GENERATED
 
 
-def merged(derivation: Derivation, name: str) -> Derivation:
+def merge_scopes(derivation: Derivation, name: str) -> Derivation:
     """Every nested scope without a summation, in the equation called *name*, merged into what reads it."""
     while (match := next(iter(_mergeable(derivation.end, name)), None)) is not None:
         derivation = derivation.then(match)
@@ -64,7 +64,7 @@ def merged(derivation: Derivation, name: str) -> Derivation:
 
 
 def _mergeable(program: Program, name: str) -> Iterable[Match[Any]]:
-    n = number(program, name)
+    n = equation_index(program, name)
     for at, scope in places(program):
         if at[0] == n:
             inner = list(accesses(scope.body))
@@ -74,9 +74,9 @@ def _mergeable(program: Program, name: str) -> Iterable[Match[Any]]:
                     yield match
 
 
-def as_eoperator(derivation: Derivation, name: str) -> Derivation | str:
+def generate_equation(derivation: Derivation, name: str) -> Derivation | str:
     """The equation called *name* generated as an eOperator or view, block by block where it is a chain, or why not."""
-    at = (number(derivation.end, name),)
+    at = (equation_index(derivation.end, name),)
     try:
         return derivation.then(EOPERATOR_GENERATION.match(derivation.end, at))
     except Refused as why:
@@ -86,20 +86,20 @@ def as_eoperator(derivation: Derivation, name: str) -> Derivation | str:
             return str(why)
 
 
-def as_library(derivation: Derivation, name: str, operator: str) -> Derivation | None:
+def match_library_again(derivation: Derivation, name: str, operator: str) -> Derivation | None:
     """The equation called *name* run by *operator* again, with nothing computed beside it; None where that fails."""
     program = derivation.end
-    at = (number(program, name),)
+    at = (equation_index(program, name),)
     for match in matching_rule(OPERATORS).matches(program, at):
-        if named(match.params.operator, operator):
+        if is_named(match.params.operator, operator):
             longer = derivation.then(match)
             new = [e for e in longer.end.equations if e.name not in program.names() or e.name == name]
-            calls = [e for e in new if not generated(e)]
+            calls = [e for e in new if not is_generated(e)]
             if len(calls) == 1 and all(e.via and e.via.operator == VIEW for e in new if e is not calls[0]):
                 return longer
     return None
 
 
-def named(pattern: str, operator: str) -> bool:
+def is_named(pattern: str, operator: str) -> bool:
     """Whether *operator* is one of the names of the operator called *pattern*."""
     return any(pattern in o.names and operator in o.names for o in OPERATORS)
