@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from fractions import Fraction
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from einnet_explore.ir import Scalar, Scope, Table
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
@@ -30,8 +32,86 @@ class Part(NamedTuple):
     size: int
 
 
-def integers(name: str, array: Array) -> Part:
-    """An input of an exact evaluation; raises ValueError where an entry is no integer (infinities are allowed)."""
+Value: TypeAlias = "tuple[Part, ...]"
+"""A number at every point of a grid: one array, or several where a number is a value with an error bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class RealNumbers:
+    """Exact integers and rationals (*dtype* None), or floating-point numbers of *dtype*."""
+
+    dtype: np.dtype[Any] | None = None
+
+    def input(self, name: str, array: Array) -> Value:
+        """Return an input's array; raises ValueError for a non-integer in an exact evaluation."""
+        return (_integers(name, array) if self.dtype is None else Part(array.astype(self.dtype, copy=False), 0),)
+
+    def constant(self, value: float) -> Value:
+        if self.dtype is not None:
+            return (Part(np.asarray(value, self.dtype), 0),)
+        if isinstance(value, int) or (math.isfinite(value) and value == int(value)):
+            exact = int(value)
+            return (Part(np.asarray(exact, np.int64 if abs(exact) < INT64 else object), abs(exact)),)
+        return (Part(np.asarray(value, np.float64), 0),)
+
+    def table(self, table: Table) -> Value:
+        shape, entries = table.shape, table.entries
+        if self.dtype is not None:
+            return (Part(np.array([float(x) for x in entries], self.dtype).reshape(shape), 0),)
+        whole = all(x.denominator == 1 for x in entries)
+        array = np.empty(len(entries), object)
+        array[:] = [int(x) for x in entries] if whole else list(entries)
+        array = array.reshape(shape)
+        return (_integers("a table", array) if whole else Part(array, INT64),)
+
+    def apply(self, op: str, values: Sequence[Value], args: tuple[Scalar, ...]) -> Value:
+        return (apply(op, [part for (part,) in values]),)
+
+    def reduce(self, monoid: str, value: Value, axes: range, extents: Sequence[int]) -> Value:
+        (part,) = value
+        present = tuple(i for i in axes if part.array.shape[i] != 1)
+        if monoid == "prod":
+            part, count = product(part, present), absent_extent(value, axes, extents)
+            return (part if count == 1 else power(part, *self.constant(count)),)
+        best = np.max if monoid == "max" else np.min
+        return (Part(best(part.array, axis=present, keepdims=True), part.size) if present else part,)
+
+    def contract(self, factors: Sequence[Value], axes: range, extents: Sequence[int]) -> Value:
+        parts = [part for (part,) in factors]
+        out, count = contract_factors(parts, axes), absent_extent(parts, axes, extents)
+        out = total(out, tuple(i for i in axes if out.array.shape[i] != 1))
+        return (out if count == 1 else multiply(out, *self.constant(count)),)
+
+    def add(self, a: Value, b: Value) -> Value:
+        return (add(*a, *b),)
+
+    def negate(self, a: Value) -> Value:
+        return (apply("neg", a),)
+
+    def finish(self, scope: Scope, reduced: Value) -> Value:
+        return reduced
+
+
+def absent_extent(parts: Sequence[Part], axes: range, extents: Sequence[int]) -> int:
+    """Return the number of points over those of *axes* along which all *parts* are constant."""
+    return math.prod(extents[i] for i in axes if all(p.array.shape[i] == 1 for p in parts))
+
+
+def contract_factors(
+    factors: Sequence[Part],
+    axes: range,
+    contract: Callable[[Part, Part, frozenset[int]], Part] | None = None,
+) -> Part:
+    """Multiply *factors* pairwise and sum each of *axes* once its last factor is in; a lone factor is not summed."""
+    contract = contract or contract_pair
+    out = factors[0]
+    for n, factor in enumerate(factors[1:], 2):
+        out = contract(out, factor, frozenset(i for i in axes if all(f.array.shape[i] == 1 for f in factors[n:])))
+    return out
+
+
+def _integers(name: str, array: Array) -> Part:
+    """Return integer entries with their bound; raises ValueError for a non-integer (infinities are allowed)."""
     array = np.asarray(array)
     if array.dtype.kind == "f":
         odd = array[np.isfinite(array) & (array != np.floor(array)) | np.isnan(array)]
@@ -52,26 +132,6 @@ def integers(name: str, array: Array) -> Part:
         return Part(array.astype(np.int64), size)
     # Python ints throughout: NumPy ones among objects overflow
     return Part(np.asarray([int(v) for v in array.flat], object).reshape(array.shape), size)
-
-
-def rationals(shape: tuple[int, ...], entries: Sequence[Fraction], dtype: npt.DTypeLike | None) -> Part:
-    """The entries of a table; *dtype* is None in exact evaluation, where they stay fractions if one is."""
-    if dtype is not None:
-        return Part(np.array([float(x) for x in entries], dtype).reshape(shape), 0)
-    whole = all(x.denominator == 1 for x in entries)
-    array = np.empty(len(entries), object)
-    array[:] = [int(x) for x in entries] if whole else list(entries)
-    return integers("a table", array.reshape(shape)) if whole else Part(array.reshape(shape), INT64)
-
-
-def number(value: float, dtype: npt.DTypeLike | None) -> Part:
-    """A constant as a 0-d part; *dtype* is None in exact evaluation."""
-    if dtype is not None:
-        return Part(np.asarray(value, dtype), 0)
-    if isinstance(value, int) or (math.isfinite(value) and value == int(value)):
-        exact = int(value)
-        return Part(np.asarray(exact, np.int64 if abs(exact) < INT64 else object), abs(exact))
-    return Part(np.asarray(value, np.float64), 0)
 
 
 def joined(parts: Sequence[Part]) -> tuple[list[Array], int]:
@@ -140,7 +200,7 @@ def product(a: Part, axes: tuple[int, ...]) -> Part:
     return Part(_wide(a.array, size).prod(axis=axes, keepdims=True), size) if axes else a
 
 
-def contract(a: Part, b: Part, axes: frozenset[int]) -> Part:
+def contract_pair(a: Part, b: Part, axes: frozenset[int]) -> Part:
     """Σ over *axes* of a · b, both of one rank and broadcastable; the axes are kept with extent 1.
 
     Axes that both have become the inner dimension of a (batched) matrix product, the others are summed before it.

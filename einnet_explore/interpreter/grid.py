@@ -24,7 +24,6 @@ from einnet_explore.ir import (
     Scope,
     Table,
     Tensor,
-    accesses,
 )
 
 
@@ -71,18 +70,6 @@ class Grid:
         lo, hi = self.ranges[x]
         middle = (lo + hi) // 2
         return Grid({**self.ranges, x: (lo, middle)}), Grid({**self.ranges, x: (middle, hi)})
-
-    def too_large(self, scope: Scope, limit: int) -> Iterator | None:
-        """What to halve of *scope*'s iterators so that no read gathers more than *limit*; traversals before summations.
-
-        None where nothing need be, and for summations that are no sum: their halves would have to be combined.
-        """
-        for access in accesses(scope.body):
-            over = {x for i in access.index for x in i.iterators if self.extent(x) > 1}
-            outer = [x for x in scope.traversals if x in over]
-            if self.volume(over) > limit and (outer or scope.reduce == "sum"):
-                return max(outer or over, key=self.extent)
-        return None
 
 
 @lru_cache(1 << 12)

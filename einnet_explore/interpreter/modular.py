@@ -16,8 +16,8 @@ Arrays over the field of integers modulo the prime :math:`2^{31}-1`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import reduce
 from math import isinf, isnan, prod
@@ -26,11 +26,17 @@ from zlib import crc32
 
 import numpy as np
 
-from einnet_explore.interpreter import exact_arrays
-from einnet_explore.interpreter.exact_arrays import Array, Part
-from einnet_explore.interpreter.grid import Grid, branches, gathered, holds
+from einnet_explore.interpreter.evaluation import Evaluation
+from einnet_explore.interpreter.exact_arrays import (
+    Array,
+    Part,
+    Value,
+    absent_extent,
+    contract_factors,
+    contract_pair,
+)
 from einnet_explore.interpreter.numbers import rounded
-from einnet_explore.ir import Access, Apply, Compare, Const, Program, Scalar, Scope, Table, Tensor
+from einnet_explore.ir import Access, Apply, Const, Program, Scalar, Scope, Table, Tensor
 from einnet_explore.support.wording import counted
 
 
@@ -106,7 +112,7 @@ def contract(a: Array, b: Array, axes: frozenset[int]) -> Array:
             contract(a.take(low, i), b.take(low, i), axes) + contract(a.take(high, i), b.take(high, i), axes)
         ) % PRIME
     limbs = [[Part(x >> _LIMB, 1 << _LIMB), Part(x & ((1 << _LIMB) - 1), 1 << _LIMB)] for x in (a, b)]
-    high_low, low_low = [[exact_arrays.contract(x, y, axes).array for y in limbs[1]] for x in limbs[0]]
+    high_low, low_low = [[contract_pair(x, y, axes).array for y in limbs[1]] for x in limbs[0]]
     top, middle = high_low[0] % PRIME, (high_low[1] + low_low[0]) % PRIME
     return ((top << _LIMB) % PRIME * (1 << _LIMB) + (middle << _LIMB) + low_low[1]) % PRIME
 
@@ -190,137 +196,81 @@ def second_opinion(before: Program, after: Program, *, rounds: int = 1, seed: in
 
 
 def residues(program: Program, inputs: Mapping[str, Array], *, seed: int = 0) -> dict[str, Array]:
-    """Every output of *program* (an input among them too) modulo ``PRIME``."""
-    run = _Run({name: Part(np.asarray(a, np.int64), PRIME) for name, a in inputs.items()}, seed)
-    for equation in program.equations:
-        run.tensors[equation.name] = run.scope(equation.scope)
-    return {name: run.tensors[name].array for name in program.outputs}
+    """Return every output of *program*, also one that is an input, modulo ``PRIME``."""
+    run = Evaluation(PrimeField(seed), {name: _value(np.asarray(a, np.int64)) for name, a in inputs.items()}, _LIMIT)
+    run.program(program)
+    return {name: run.tensors[name][0].array for name in program.outputs}
 
 
-@dataclass(slots=True)
-class _Run:
-    """Arrays of residues by name, and scopes that were evaluated already."""
+def _value(residues: Array) -> Value:
+    return (Part(residues, PRIME),)
 
-    tensors: dict[str, Part]
+
+@dataclass(frozen=True, slots=True)
+class PrimeField:
+    """Residues modulo ``PRIME``; *seed* draws the polynomials that stand for functions over the reals."""
+
     seed: int
-    known: dict[Scope, Part] = field(default_factory=dict)
 
-    def scope(self, scope: Scope) -> Part:
-        if scope in self.known:
-            return self.known[scope]
-        array = self.region(scope, Grid({x: (x.lo, x.hi) for x in (*scope.traversals, *scope.summations)}))
-        if scope.domain:
-            here = Grid({x: (x.lo, x.hi) for x in scope.traversals})
-            array = np.where(holds(scope.domain, here), array, number(scope.value))
-        self.known[scope] = Part(np.ascontiguousarray(array).reshape(scope.shape), PRIME)
-        return self.known[scope]
+    def constant(self, value: float) -> Value:
+        return _value(np.asarray(number(value), np.int64))
 
-    def region(self, scope: Scope, grid: Grid) -> Array:
-        """The raw reduction over a part of the grid, halved until what is gathered of it is small."""
-        if (x := grid.too_large(scope, _LIMIT)) is not None:
-            low, high = (self.region(scope, half) for half in grid.halves(x))
-            if x in scope.summations:
-                return (low + high) % PRIME
-            return np.concatenate((low, high), scope.traversals.index(x))
-        active = holds(scope.domain, grid) if scope.domain else None
-        axes = range(len(scope.traversals), len(grid.ranges))
-        if grid.volume(scope.summations) == 1:
-            out = self.value(scope.body, grid, active)  # it may copy infinities
-        elif scope.reduce == "sum":
-            out = self.summed(scope.body, grid, axes, active)
-        else:
-            out = _reduced(scope.reduce, self.value(scope.body, grid, active), grid, axes)
-        return np.broadcast_to(out.reshape(out.shape[: len(scope.traversals)]), _sizes(grid)[: len(scope.traversals)])
+    def table(self, table: Table) -> Value:
+        return _value(np.array([number(x) for x in table.entries], np.int64).reshape(table.shape))
 
-    def summed(self, body: Scalar, grid: Grid, axes: range, active: Array | None) -> Array:
-        """Σ over *axes*: distributed over sums, products contracted pairwise."""
-        match body:
-            case Apply("+", args):
-                return reduce(lambda a, b: (a + b) % PRIME, (self.summed(a, grid, axes, active) for a in args))
-            case Apply("-", (a, b)):
-                return (self.summed(a, grid, axes, active) - self.summed(b, grid, axes, active)) % PRIME
-            case Apply("neg", (a,)):
-                return -self.summed(a, grid, axes, active) % PRIME
-            case Apply("*", args):
-                factors = [self.value(a, grid, active) for a in args]
-            case _:
-                factors = [self.value(body, grid, active)]
-        finite(factors)
-        missing = prod(grid.extent(x) for i, x in enumerate(grid.ranges) if i in axes and _flat(factors, i))
-        out = factors[0]
-        for n, factor in enumerate(factors[1:], 2):
-            out = contract(out, factor, frozenset(i for i in axes if _flat(factors[n:], i)))
-        over = tuple(i for i in axes if out.shape[i] != 1)
-        return np.asarray(out.sum(axis=over, keepdims=True) % PRIME * (missing % PRIME) % PRIME)
-
-    def value(self, body: Scalar, grid: Grid, active: Array | None) -> Array:
-        """The body over the grid, broadcastable to it; *active* says where its reads are made."""
-        match body:
-            case Const(value):
-                return np.full((1,) * len(grid.ranges), number(value))
-            case Access():
-                return self.read(body, grid, active)
-            case Apply("where", (Compare() as condition, yes, no)):
-                taken, here, there = branches(condition, grid, active)
-                return np.where(taken, self.value(yes, grid, here), self.value(no, grid, there))
-            case Apply(op, args):
-                return self.applied(op, [self.value(a, grid, active) for a in args], args)
-        raise ValueError(f"comparison {body!r} outside the condition of where")
-
-    def applied(self, op: str, values: list[Array], args: tuple[Scalar, ...]) -> Array:
+    def apply(self, op: str, values: Sequence[Value], args: tuple[Scalar, ...]) -> Value:
+        arrays = [part.array for (part,) in values]
         if op in ("maximum", "minimum"):
-            return (np.maximum if op == "maximum" else np.minimum)(*values)
-        finite(values)
-        match op, values:
+            return _value((np.maximum if op == "maximum" else np.minimum)(*arrays))
+        finite(arrays)
+        match op, arrays:
             case "+", _:
-                return reduce(lambda a, b: (a + b) % PRIME, values)
+                return _value(reduce(lambda a, b: (a + b) % PRIME, arrays))
             case "*", _:
-                return reduce(lambda a, b: a * b % PRIME, values)
+                return _value(reduce(lambda a, b: a * b % PRIME, arrays))
             case "-", [a, b]:
-                return (a - b) % PRIME
+                return _value((a - b) % PRIME)
             case "neg", [a]:
-                return -a % PRIME
+                return _value(-a % PRIME)
             case "/", [a, b]:
-                return a * power(b, PRIME - 2) % PRIME
+                return _value(a * power(b, PRIME - 2) % PRIME)
         match args:
             case (_, Const(value)) if op == "pow" and 0 <= value == int(value):
-                return power(values[0], int(value))
+                return _value(power(arrays[0], int(value)))
+        return _value(self._random_polynomial(op, arrays))
+
+    def _random_polynomial(self, op: str, arrays: list[Array]) -> Array:
         random = np.random.default_rng((self.seed, crc32(op.encode())))
-        out = np.zeros_like(values[0]) + random.integers(PRIME)
-        for v in values:
+        out = np.zeros_like(arrays[0]) + random.integers(PRIME)
+        for v in arrays:
             a, b, c = random.integers(0, PRIME, 3)
             out = (out + ((a * v + b) % PRIME * v + c) % PRIME * v) % PRIME
-        # Several arguments are not only added: one of them alone would not tell f(x, y) from f(y, x) + f(x, x) - ….
-        return out if len(values) == 1 else (out + reduce(lambda a, b: a * b % PRIME, values)) % PRIME
+        # the product tells f(x, y) from f(y, x) + f(x, x) - …, which a sum of one-argument polynomials does not
+        return out if len(arrays) == 1 else (out + reduce(lambda a, b: a * b % PRIME, arrays)) % PRIME
 
-    def read(self, access: Access, grid: Grid, active: Array | None) -> Array:
-        match access.source:
-            case Tensor(name=name):
-                held = self.tensors[name]
-            case Table(shape, entries):
-                held = Part(np.array([number(x) for x in entries], np.int64).reshape(shape), PRIME)
-            case Scope() as scope:
-                held = self.scope(scope)
-        outside = Part(np.asarray(number(access.source.value), np.int64), PRIME)
-        (found,) = gathered(access, [(held, outside)], grid, active)
-        return found.array
+    def reduce(self, monoid: str, value: Value, axes: range, extents: Sequence[int]) -> Value:
+        array = value[0].array
+        over = tuple(i for i in axes if array.shape[i] != 1)
+        if monoid == "prod":
+            finite([array])
+            for i in over:
+                array = reduce(lambda a, b: a * b % PRIME, (array.take([n], i) for n in range(array.shape[i])))
+            return _value(power(array, absent_extent(value, axes, extents)))
+        best = np.max if monoid == "max" else np.min
+        return _value(best(array, axis=over, keepdims=True)) if over else value
 
+    def contract(self, factors: Sequence[Value], axes: range, extents: Sequence[int]) -> Value:
+        parts = [part for (part,) in factors]
+        finite(part.array for part in parts)
+        out = contract_factors(parts, axes, lambda a, b, over: Part(contract(a.array, b.array, over), PRIME)).array
+        over = tuple(i for i in axes if out.shape[i] != 1)
+        return _value(out.sum(axis=over, keepdims=True) % PRIME * (absent_extent(parts, axes, extents) % PRIME) % PRIME)
 
-def _reduced(monoid: str, value: Array, grid: Grid, axes: range) -> Array:
-    over = tuple(i for i in axes if value.shape[i] != 1)
-    if monoid == "prod":
-        finite([value])
-        for i in over:
-            value = reduce(lambda a, b: a * b % PRIME, (value.take([n], i) for n in range(value.shape[i])))
-        left = (grid.extent(x) for i, x in enumerate(grid.ranges) if i in axes and i not in over)
-        return power(value, prod(left))
-    best = np.max if monoid == "max" else np.min
-    return np.asarray(best(value, axis=over, keepdims=True)) if over else value
+    def add(self, a: Value, b: Value) -> Value:
+        return _value((a[0].array + b[0].array) % PRIME)
 
+    def negate(self, a: Value) -> Value:
+        return _value(-a[0].array % PRIME)
 
-def _flat(factors: list[Array], i: int) -> bool:
-    return all(f.shape[i] == 1 for f in factors)
-
-
-def _sizes(grid: Grid) -> tuple[int, ...]:
-    return tuple(grid.extent(x) for x in grid.ranges)
+    def finish(self, scope: Scope, reduced: Value) -> Value:
+        return reduced
