@@ -165,7 +165,8 @@ def test_what_is_no_kernel_or_does_not_compile_is_refused(monkeypatch: pytest.Mo
 
 ONE_THEN_TWO = """
 import numpy as np
-from einnet_explore.runtime import aligned, aligned_empty, native
+from einnet_explore.runtime import native
+from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.implementations import NativeCall
 from einnet_explore.syntax import parse

@@ -41,7 +41,8 @@ def test_long_windows_leave_whole_tiles_of_rows(n: int, monkeypatch: pytest.Monk
 MASKED = """
 import ctypes, mmap
 import numpy as np
-from einnet_explore.runtime import aligned, aligned_empty, tvm_cpu
+from einnet_explore.runtime import tvm_cpu
+from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.syntax import parse
 
 SIZES = "[b:2, m:17, w:300]"

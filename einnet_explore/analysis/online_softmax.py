@@ -27,10 +27,20 @@ class Online:
     total: int | None
 
 
+def row_work(scope: Scope) -> Online | Nest | None:
+    """*scope* as a softmax-weighted sum, else as other work on rows; None where it is neither."""
+    found = nest(scope)
+    weighted = _weighted(scope, found)
+    return weighted if isinstance(weighted, Online) else found
+
+
 def online(scope: Scope) -> Online | str:
     """*scope* as a softmax-weighted sum; where it is none, why."""
-    found = nest(scope)
-    found = dense(scope) if found is None or found.product is None else found
+    return _weighted(scope, nest(scope))
+
+
+def _weighted(scope: Scope, rows: Nest | None) -> Online | str:
+    found = dense(scope) if rows is None or rows.product is None else rows
     if found is None or found.product is None:
         return "no row values, of a band or of every column, are summed with a matrix over the columns"
     match _whole(found, found.result):

@@ -20,8 +20,8 @@ from math import isfinite, prod
 
 import numpy as np
 
-from einnet_explore.analysis.online_softmax import Online, online
-from einnet_explore.analysis.row_nest import nest
+from einnet_explore.analysis.online_softmax import Online, row_work
+from einnet_explore.analysis.row_nest import Nest
 from einnet_explore.analysis.substitution import fresh, substitute, substitute_domain
 from einnet_explore.codegen.preparation import prepare
 from einnet_explore.ir import (
@@ -111,17 +111,16 @@ def lower_scope(scope: Scope, places: Mapping[str, str], body: NodeBuilder) -> s
 
     Raises ValueError for a function that is none of ``FUNCTIONS`` and for a tensor without a place.
     """
-    weighted = online(scope)
-    if isinstance(weighted, Online):
-        return banded.write_online_softmax(
-            weighted, places, body, lambda s, held: _Scopes(held, body, {}).instantiate(prepare(s))
-        )
-    found = nest(scope)
-    if found is not None and found.banded:
-        return banded.write_row_nest(
-            found, places, body, lambda s, held: _Scopes(held, body, {}).instantiate(prepare(s))
-        )
-    return _Scopes(places, body, {}).instantiate(prepare(scope))
+
+    def plain(scope: Scope, held: Mapping[str, str]) -> str:
+        return _Scopes(held, body, {}).instantiate(prepare(scope))
+
+    match row_work(scope):
+        case Online() as weighted:
+            return banded.write_online_softmax(weighted, places, body, plain)
+        case Nest(banded=True) as rows:
+            return banded.write_row_nest(rows, places, body, plain)
+    return plain(scope, places)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from einnet_explore.analysis.flattening import view_strides
-from einnet_explore.analysis.online_softmax import Online, online
-from einnet_explore.analysis.row_nest import nest
-from einnet_explore.codegen.blocked_chains.block_sizes import blocked
+from einnet_explore.codegen.kernel_kind import kernel_kind, outperforms_tiles
 from einnet_explore.codegen.machine import this_machine
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Scope, Tensor, accesses, map_tensors
 from einnet_explore.operators import OnnxNode, Operator
@@ -163,10 +161,8 @@ def engines(
             if matrix_products.bind(product, left, right, out) is not None:
                 yield call
     seen = through_views(equation.scope, views)
-    rows = nest(seen)
-    own = (rows is not None and rows.banded) or isinstance(online(seen), Online)
-    own = own or blocked(seen, this_machine()) is not None
-    if own:
+    kernel_first = outperforms_tiles(kernel_kind(seen, this_machine()))
+    if kernel_first:
         yield KernelCall(seen, threads, tune)
     made = generated.contraction(equation.scope, constants or {}, threads)
     tiled = (
@@ -174,7 +170,7 @@ def engines(
     )
     if tiled is not None and tiled.made.worthwhile:
         yield tiled
-    if not own:
+    if not kernel_first:
         yield KernelCall(seen, threads, tune)
     if tiled is not None and not tiled.made.worthwhile:
         yield tiled

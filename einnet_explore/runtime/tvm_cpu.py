@@ -13,14 +13,12 @@ import numpy as np
 from tvm import te
 from tvm.s_tir import Schedule, ScheduleError
 
-from einnet_explore.analysis.fused_chain import Chain
-from einnet_explore.analysis.online_softmax import Online, online
-from einnet_explore.analysis.row_nest import Nest, nest
 from einnet_explore.codegen import body_structure, versions
 from einnet_explore.codegen.blocked_chains import kernel as blocks
-from einnet_explore.codegen.blocked_chains.block_sizes import blocked, parts_of
+from einnet_explore.codegen.blocked_chains.block_sizes import parts_of
 from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.identity import scope_identity
+from einnet_explore.codegen.kernel_kind import BlockedChain, KernelKind, LoopNests, OnePass, Rows, kernel_kind
 from einnet_explore.codegen.machine import this_machine
 from einnet_explore.codegen.preparation import collapse_dimensions, prepare
 from einnet_explore.codegen.rows import kernel as rows
@@ -55,41 +53,33 @@ class Source:
         return tuple(dict.fromkeys(t.name for t in tensors(self.scope)))
 
     @cached_property
+    def kind(self) -> KernelKind:
+        """The kind of the kernel; simpler than the scope's own where the *rank* or the *dtype* asks for it."""
+        found = kernel_kind(self.scope, this_machine()) if self.dtype == "float32" else LoopNests()
+        return found if self.rank == 0 or isinstance(found, BlockedChain) else LoopNests()
+
+    @cached_property
     def prepared(self) -> Scope:
         """What the kernel computes: equal to *scope*, with dimensions merged where nothing looks between them."""
-        return prepare(self.scope) if self.nest or self.online else collapse_dimensions(prepare(self.scope))
-
-    @cached_property
-    def nest(self) -> Nest | None:
-        """The scope as work on rows, where it is that: how the kernel of rank 0 does it."""
-        return nest(self.scope) if self.dtype == "float32" else None
-
-    @cached_property
-    def online(self) -> Online | None:
-        """The scope as a softmax-weighted sum in one pass, where it is that: how the kernel of rank 0 does it."""
-        found = online(self.scope) if self.dtype == "float32" else None
-        return found if isinstance(found, Online) and one_pass.worthwhile(found, this_machine()) else None
-
-    @cached_property
-    def chain(self) -> Chain | None:
-        """The scope as a chain to be gone through block by block, where it is that."""
-        own = self.dtype == "float32" and self.nest is None and self.online is None
-        return blocked(self.scope, this_machine()) if own else None
+        ready = prepare(self.scope)
+        return ready if isinstance(replace(self, rank=0).kind, OnePass | Rows) else collapse_dimensions(ready)
 
     @property
     def shared(self) -> bool:
         """Whether several threads run the kernel."""
         if self.threads == 1:
             return False
-        if self.chain is not None:
-            return any(part.blocks > 1 for part in parts_of(self.chain, self.threads, this_machine()))
-        rows = self.rank == 0 and (self.online is not None or self.nest is not None)
-        return rows or body_structure.moved_elements(self.prepared) >= schedule.PARALLEL_ELEMENTS
+        match self.kind:
+            case BlockedChain(chain):
+                return any(part.blocks > 1 for part in parts_of(chain, self.threads, this_machine()))
+            case OnePass() | Rows():
+                return True
+        return body_structure.moved_elements(self.prepared) >= schedule.PARALLEL_ELEMENTS
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of inputs and result as the kernel sees them: the same elements in the same order."""
-        if self.chain is not None:
+        if isinstance(self.kind, BlockedChain):
             sizes = {t.name: (prod(t.shape),) for t in tensors(self.scope)}
             return (*(sizes[name] for name in self.inputs), (prod(self.scope.shape),))
         shapes = {t.name: t.shape for t in (*tensors(self.scope), *tensors(self.prepared))}
@@ -97,14 +87,14 @@ class Source:
 
     @cached_property
     def template(self) -> str:
-        """The schedule template of the last stage; ``nest`` where the whole is written as work on rows, ``online``
-        where that is one pass over the columns, ``blocked`` where it is a chain."""
-        if self.chain is not None:
-            return "blocked"
-        if self.online is not None and self.rank == 0:
-            return "online"
-        if self.nest is not None and self.rank == 0:
-            return "nest"
+        """The schedule template of the last stage; ``nest``, ``online`` or ``blocked`` where no template is used."""
+        match self.kind:
+            case BlockedChain():
+                return "blocked"
+            case OnePass():
+                return "online"
+            case Rows():
+                return "nest"
         names = body_structure.schedule_templates(self.prepared)
         names = tuple(n for n in names if n != "turn") if self.dtype != "float32" else names
         return names[min(self.rank, len(names) - 1)]
@@ -112,16 +102,15 @@ class Source:
     @cached_property
     def function(self) -> Any:
         """The scheduled PrimFunc."""
-        if self.chain is not None:
-            flat = {name: size for name, (size,) in zip(self.inputs, self.shapes, strict=False)}
-            parts = parts_of(self.chain, self.threads, this_machine())
-            return blocks.function(parts, flat, self.threads, this_machine())
-        if self.online is not None and self.rank == 0:
-            inputs = dict(zip(self.inputs, self.shapes, strict=False))
-            return one_pass.function(self.online, inputs, self.threads, this_machine())
-        if self.nest is not None and self.rank == 0:
-            inputs = dict(zip(self.inputs, self.shapes, strict=False))
-            return rows.function(self.nest, inputs, self.threads, this_machine())
+        inputs, machine = dict(zip(self.inputs, self.shapes, strict=False)), this_machine()
+        match self.kind:
+            case BlockedChain(chain):
+                flat = {name: size for name, (size,) in inputs.items()}
+                return blocks.function(parts_of(chain, self.threads, machine), flat, self.threads, machine)
+            case OnePass(online):
+                return one_pass.function(online, inputs, self.threads, machine)
+            case Rows(nest):
+                return rows.function(nest, inputs, self.threads, machine)
         if self.template == "turn" and (view := body_structure.transposed_view(self.prepared)) is not None:
             function, _ = self._lowered(view)
             trial = Schedule(function)
