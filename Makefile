@@ -68,6 +68,7 @@ bench: $(STAMP)
 
 pictures: $(STAMP)
 	PYTHONPATH=. $(PY) docs/pictures.py
+	$(PY) docs/packages.py
 
 format: $(STAMP)
 	$(PY) -m ruff check --fix-only --quiet .
