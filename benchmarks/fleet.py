@@ -31,7 +31,7 @@ from itertools import accumulate, count
 from math import cos, pi
 from pathlib import Path
 
-from einnet_explore.cli.output import table
+from einnet_explore.cli.output import format_table
 
 MEASURED = Path(__file__).parent / "history" / "fleet.csv"
 DAY = 86_400.0
@@ -55,9 +55,9 @@ def main(argv: Sequence[str] = ()) -> None:
         return
     asked = Plan(**{name: getattr(given, name) for name, _, _ in _PLAN})
     held = Samples.read(MEASURED)
-    print(table([["", "value"], *Fleet(asked, held).run().rows()]))
+    print(format_table([["", "value"], *Fleet(asked, held).run().rows()]))
     print("\nwhat saturates, alone, at how many models a day:")
-    print(table([["", "models a day"], *([k, f"{v:,.0f}"] for k, v in limits(asked, held))]))
+    print(format_table([["", "models a day"], *([k, f"{v:,.0f}"] for k, v in limits(asked, held))]))
 
 
 def measure(models: Sequence[str], each: int, out: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import einnet_explore as ee
 from einnet_evaluation.models import write
-from einnet_explore.cli.output import table
+from einnet_explore.cli.output import format_table
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.partition import Subprogram, partition
@@ -103,7 +103,7 @@ def main() -> None:
             f"{pairs:.2f}",
         ]
         rows.append([name, str(plan.sessions), str(len(plan.segments)), *figures])
-    print(table(rows))
+    print(format_table(rows))
 
 
 if __name__ == "__main__":

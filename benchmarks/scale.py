@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import einnet_explore as ee
-from einnet_explore.cli.output import table
+from einnet_explore.cli.output import format_table
 from einnet_explore.ir import Program
 from einnet_explore.session.many_searches import search_one
 from einnet_explore.support.executors import Processes, Serial, gathered, submitted
@@ -125,7 +125,7 @@ def main(argv: Sequence[str] = ()) -> None:
         numbers = (middle.wall, wall, middle.total, middle.critical, path)
         rows.append([name, *(f"{n:.2f}" for n in numbers), "the same" if same else "DIFFERENT"])
     print(f"{len(programs)} searches of at most {STATES} states; speed-ups over one worker of the same kind")
-    print(table(rows))
+    print(format_table(rows))
     if any(run.reports != first for runs in found.values() for run in runs):
         sys.exit("error: reports differ from those of one process")
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import einnet_explore as ee
 from benchmarks.bars import BARS, Bar, median, unsure
 from einnet_explore.analysis.canonical_keys import program_key
-from einnet_explore.cli.output import table
+from einnet_explore.cli.output import format_table
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program
 from einnet_explore.session.run import Run
@@ -100,7 +100,7 @@ def bars(runs: int, record: bool, chosen: Sequence[Bar] = BARS) -> int:
             ]
         )
         lines.append([date.today(), bar.name, int(done.found), done.states, f"{done.seconds:.4f}", f"{done.loops:.3f}"])
-    print(table(rows))
+    print(format_table(rows))
     if record:
         HISTORY.parent.mkdir(exist_ok=True)
         new = not HISTORY.exists()
@@ -158,7 +158,7 @@ def whole(chosen: Sequence[Case] = CASES) -> int:
                 f"{kinds.count('proved')}/{kinds.count('exact')}/{unsure(kinds)}",
             ]
         )
-    print(table(rows))
+    print(format_table(rows))
     return unproved
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import onnxruntime
 
 from einnet_evaluation.models import write
-from einnet_explore.cli.output import table
+from einnet_explore.cli.output import format_table
 from einnet_explore.pipeline.submodels import random_inputs
 from einnet_explore.runtime import measurement
 from einnet_explore.runtime.onnx_fragment import session_options
@@ -68,7 +68,7 @@ def main() -> None:
     rows = [["threads wait", "processor ms in the 200 ms after a run"]]
     for name, session in held.items():
         rows.append([name, " ".join(f"{after(session, feeds) * 1e3:.1f}" for _ in range(chosen.times))])
-    print(table(rows))
+    print(format_table(rows))
     twins = sessions(proto, chosen.threads)["ours"], held["ours"]
     calls = {str(n): partial(twin.run, None, feeds) for n, twin in enumerate(twins)}
     rows = [["a sample lasts", "seconds", "equal sessions: pairs, quartiles"]]
@@ -77,7 +77,7 @@ def main() -> None:
         ratios = [equal(calls, seconds, measurement.pause(chosen.threads), 21) for _ in range(chosen.times)]
         spent = (perf_counter() - began) / chosen.times
         rows.append([f"{seconds * 1e3:.0f} ms", f"{spent:.1f}", "; ".join(f"{a:.2f}, {b:.2f}" for a, b in ratios)])
-    print(table(rows))
+    print(format_table(rows))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from einnet_evaluation.plots import COLOURS
 from einnet_explore.support.wording import counted
 from einnet_explore.viz.figure import Figure
-from einnet_explore.viz.tables import Sheet
+from einnet_explore.viz.tables import ResultTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,7 @@ class Panel:
     line: float | None = None
 
 
-def bars(sheet: Sheet) -> Figure:
+def bars(sheet: ResultTable) -> Figure:
     """The figure of a measured table; raises ValueError where Matplotlib is missing or no figure is known."""
     drawn = {"e1": _end_to_end, "e2": _table3, "e3": _backends}
     if sheet.name not in drawn:
@@ -152,7 +152,7 @@ def _backends(rows: Sequence[Mapping[str, Any]]) -> Iterable[Panel]:
         yield Panel(case, tuple(r["backend"] for r in here), series, above, "milliseconds")
 
 
-def figure(sheet: Sheet) -> Figure:
+def figure(sheet: ResultTable) -> Figure:
     """The figure of the first table of an experiment; raises ValueError where it is empty or Matplotlib is missing."""
     drawn = {"e1": _models, "e2": _operators, "e3": _ways}[sheet.name]
     rows = [dict(zip(sheet.head, row, strict=True)) for row in sheet.rows]

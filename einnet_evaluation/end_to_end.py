@@ -16,7 +16,7 @@ from einnet_evaluation.engines import COMPILED, EXPORTED, ORT, OURS, TORCH
 from einnet_evaluation.models import MODELS, PARTS, write
 from einnet_evaluation.results_file import Resumed, busy
 from einnet_explore.support.wording import counted
-from einnet_explore.viz.tables import Cell, Sheet
+from einnet_explore.viz.tables import Cell, ResultTable
 
 ENGINES = (OURS, EXPORTED, ORT, TORCH, COMPILED)
 """In the order of the tables and of the figure."""
@@ -122,13 +122,15 @@ class Lab(Resumed[Effort, Unit, Mapping[str, Any]]):
         return Unit(**told["unit"]), told["result"]
 
 
-def sheets(results: Mapping[Unit, Mapping[str, Any]], failures: Mapping[Unit, str] | None = None) -> tuple[Sheet, ...]:
+def sheets(
+    results: Mapping[Unit, Mapping[str, Any]], failures: Mapping[Unit, str] | None = None
+) -> tuple[ResultTable, ...]:
     """The table of Fig. 12, and what each kept derivation brings where that was measured."""
     found = (_ratios(results, failures or {}), _attribution(results))
     return tuple(sheet for n, sheet in enumerate(found) if sheet.rows or not n)
 
 
-def _ratios(results: Mapping[Unit, Mapping[str, Any]], failures: Mapping[Unit, str]) -> Sheet:
+def _ratios(results: Mapping[Unit, Mapping[str, Any]], failures: Mapping[Unit, str]) -> ResultTable:
     rows: list[tuple[Cell, ...]] = []
     for unit, result in results.items():
         engines = result["engines"]
@@ -152,7 +154,7 @@ def _ratios(results: Mapping[Unit, Mapping[str, Any]], failures: Mapping[Unit, s
         *(f"{_short(name)}_times_ours" for name in ENGINES[1:]), "ours_iqr_ms", "best_rival", "speedup",
         "max_rel_error", "load", "ours_is", "refused",
     )  # fmt: skip
-    return Sheet("e1", "Fig. 12: end to end", head, tuple(rows), _note(results, failures))
+    return ResultTable("e1", "Fig. 12: end to end", head, tuple(rows), _note(results, failures))
 
 
 NOTE = (
@@ -200,7 +202,7 @@ def _short(name: str) -> str:
     return {OURS: "ours", EXPORTED: "out_onnx", COMPILED: "torch_compile"}.get(name, name)
 
 
-def _attribution(results: Mapping[Unit, Mapping[str, Any]]) -> Sheet:
+def _attribution(results: Mapping[Unit, Mapping[str, Any]]) -> ResultTable:
     rows: list[tuple[Cell, ...]] = [
         (unit.model, unit.batch, unit.threads, len(one["nodes"]), ", ".join(one["nodes"][0]), one["speedup"])
         for unit, result in results.items()
@@ -208,4 +210,4 @@ def _attribution(results: Mapping[Unit, Mapping[str, Any]]) -> Sheet:
     ]
     head = ("model", "batch", "threads", "equal_parts", "nodes_of_the_first", "speedup")
     note = "Speed-up: the time of the optimised model without this derivation over that with all, in turns."
-    return Sheet("e1_attribution", "What each kept derivation brings", head, tuple(rows), note)
+    return ResultTable("e1_attribution", "What each kept derivation brings", head, tuple(rows), note)

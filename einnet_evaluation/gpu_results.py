@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from einnet_explore.viz.tables import Cell, Sheet
+from einnet_explore.viz.tables import Cell, ResultTable
 
 DEFAULT = Path("benchmarks/results/gpu.json")
 
@@ -39,7 +39,7 @@ def results(path: Path) -> Mapping[str, Any]:
     return held
 
 
-def sheets(experiment: str, held: Mapping[str, Any]) -> tuple[Sheet, ...]:
+def sheets(experiment: str, held: Mapping[str, Any]) -> tuple[ResultTable, ...]:
     """The tables of *experiment* (``e1``, ``e2`` or ``e3``); raises ValueError for another one."""
     match experiment:
         case "e1":
@@ -66,7 +66,7 @@ def said(held: Mapping[str, Any]) -> str:
     )
 
 
-def end_to_end(held: Mapping[str, Any]) -> Sheet:
+def end_to_end(held: Mapping[str, Any]) -> ResultTable:
     """Fig. 12: every model beside the library's way of every part and torch; speed-up over the best of them."""
     rows: list[tuple[Cell, ...]] = []
     speedups: dict[tuple[int, str], list[float]] = {}
@@ -97,7 +97,9 @@ def end_to_end(held: Mapping[str, Any]) -> Sheet:
         f"least {min(found):.2f}, most {max(found):.2f}."
         for (batch, precision), found in speedups.items()
     )
-    return Sheet("e1", f"Fig. 12 on {held['device']['name']}", head, tuple(rows), f"{E1_NOTE} {means} {said(held)}")
+    return ResultTable(
+        "e1", f"Fig. 12 on {held['device']['name']}", head, tuple(rows), f"{E1_NOTE} {means} {said(held)}"
+    )
 
 
 E1_NOTE = (
@@ -107,7 +109,7 @@ E1_NOTE = (
 )
 
 
-def table3(held: Mapping[str, Any]) -> Sheet:
+def table3(held: Mapping[str, Any]) -> ResultTable:
     """Table 3: the library's best algorithm before (where there is none, generated), the derived program after."""
     rows: list[tuple[Cell, ...]] = []
     for name, one in _table3_cases(held):
@@ -127,7 +129,7 @@ def table3(held: Mapping[str, Any]) -> Sheet:
         "case", "figure", "precision", "before_by", "before_ms", "after_by", "after_ms", "speedup",
         "published_before_ms", "published_after_ms", "published_speedup", "right",
     )  # fmt: skip
-    return Sheet("e2", f"Table 3 on {held['device']['name']}", head, tuple(rows), f"{TABLE3_NOTE} {said(held)}")
+    return ResultTable("e2", f"Table 3 on {held['device']['name']}", head, tuple(rows), f"{TABLE3_NOTE} {said(held)}")
 
 
 TABLE3_NOTE = (
@@ -136,7 +138,7 @@ TABLE3_NOTE = (
 )
 
 
-def kernels(held: Mapping[str, Any]) -> Sheet:
+def kernels(held: Mapping[str, Any]) -> ResultTable:
     """Kernels that move memory: against CuPy, torch, and the device's own copy."""
     rates = held.get("ceilings", {}).get("all", {}).get("rates", {})
     copy = rates.get("memory_bandwidth")
@@ -158,13 +160,13 @@ def kernels(held: Mapping[str, Any]) -> Sheet:
         "case", "ours_ms", "gigabytes_per_second", "of_copy_bandwidth", *(f"{n}_times_ours" for n in short),
         "nearest_rival", "right",
     )  # fmt: skip
-    return Sheet("e2_kernels", f"Kernels on {held['device']['name']}", head, tuple(rows), said(held))
+    return ResultTable("e2_kernels", f"Kernels on {held['device']['name']}", head, tuple(rows), said(held))
 
 
 KERNEL_RIVALS = ("cupy", "cupy.fuse", "torch", "torch.compile", "tvm", "unfused", "one element a thread")
 
 
-def by_way(held: Mapping[str, Any]) -> Sheet:
+def by_way(held: Mapping[str, Any]) -> ResultTable:
     """Fig. 16: each operator of Table 3 before and after, by library and by generators."""
     rows: list[tuple[Cell, ...]] = []
     for name, one in _table3_cases(held):
@@ -174,7 +176,7 @@ def by_way(held: Mapping[str, Any]) -> Sheet:
                 seconds = one["times"].get(way, {}).get("seconds")
                 rows.append((case, precision, way, _ms(seconds), _ratio(one, way, "after"), one["failures"].get(way)))
     head = ("case", "precision", "way", "ms", "times_after", "failure")
-    return Sheet("e3", f"Fig. 16 on {held['device']['name']}", head, tuple(rows), said(held))
+    return ResultTable("e3", f"Fig. 16 on {held['device']['name']}", head, tuple(rows), said(held))
 
 
 def _table3_cases(held: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]]]:

@@ -38,7 +38,7 @@ from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Options
 from einnet_explore.syntax.printer import text
-from einnet_explore.viz.tables import Cell, Sheet
+from einnet_explore.viz.tables import Cell, ResultTable
 
 BEFORE, AFTER = "before", "after"
 
@@ -245,7 +245,7 @@ def compared(case: Operator, effort: Effort) -> Compared:
     return Compared(case, derivation, certificate, times)
 
 
-def table3(results: Collection[Compared], failures: Mapping[str, str]) -> Sheet:
+def table3(results: Collection[Compared], failures: Mapping[str, str]) -> ResultTable:
     """Table 3: the fastest way to run each operator before, and after; what is computed and moved."""
     rows: list[tuple[Cell, ...]] = []
     for one in results:
@@ -276,7 +276,7 @@ def table3(results: Collection[Compared], failures: Mapping[str, str]) -> Sheet:
         "after_gflop", "before_mb", "after_mb", "published_before_ms", "published_after_ms", "published_speedup",
         "steps", "certificate", "kept_here", "kept_ms", "kept_speedup", "max_rel_error", "load",
     )  # fmt: skip
-    return Sheet("e2", "Table 3: the case studies", head, tuple(rows), _with(TABLE3_NOTE, results, failures))
+    return ResultTable("e2", "Table 3: the case studies", head, tuple(rows), _with(TABLE3_NOTE, results, failures))
 
 
 TABLE3_NOTE = (
@@ -299,7 +299,7 @@ def _plan(backend: str) -> str:
     return {DIRECT: "our plan", OURS: "what is kept"}.get(backend, backend)
 
 
-def fig16(results: Collection[Compared], failures: Mapping[str, str], backends: Iterable[str]) -> Sheet:
+def fig16(results: Collection[Compared], failures: Mapping[str, str], backends: Iterable[str]) -> ResultTable:
     """Fig. 16: each operator before and after by each backend."""
     rows: list[tuple[Cell, ...]] = []
     for one in results:
@@ -321,7 +321,7 @@ def fig16(results: Collection[Compared], failures: Mapping[str, str], backends: 
                 )
             )
     head = ("case", "backend", "before_ms", "after_ms", "speedup", "before_by", "max_rel_error", "refused")
-    return Sheet("e3", "Fig. 16: by backend", head, tuple(rows), _with(FIG16_NOTE, results, failures))
+    return ResultTable("e3", "Fig. 16: by backend", head, tuple(rows), _with(FIG16_NOTE, results, failures))
 
 
 FIG16_NOTE = (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from einnet_explore.viz.figure import Figure
-from einnet_explore.viz.tables import Cell, Sheet
+from einnet_explore.viz.tables import Cell, ResultTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,9 +18,9 @@ FAINT = 0.45
 """The opacity of what is set beside our own results."""
 
 
-def plot(sheets: tuple[Sheet, ...]) -> Figure:
+def plot(sheets: tuple[ResultTable, ...]) -> Figure:
     """The figure of an experiment's tables; raises ValueError where Matplotlib is missing or no figure is known."""
-    drawn: dict[str, Callable[[Axes, Sheet], None]] = {
+    drawn: dict[str, Callable[[Axes, ResultTable], None]] = {
         "e4": _speedups,
         "e5": _growth,
         "e5_steps": _steps,
@@ -46,11 +46,11 @@ def plot(sheets: tuple[Sheet, ...]) -> Figure:
     return Figure(text[text.index("<svg") :], "; ".join(sheet.title for sheet in sheets))
 
 
-def _records(sheet: Sheet) -> list[dict[str, Any]]:
+def _records(sheet: ResultTable) -> list[dict[str, Any]]:
     return [dict(zip(sheet.head, row, strict=True)) for row in sheet.rows]
 
 
-def _cases(sheet: Sheet) -> dict[str, list[dict[str, Any]]]:
+def _cases(sheet: ResultTable) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for row in _records(sheet):
         found.setdefault(row["case"], []).append(row)
@@ -63,7 +63,7 @@ def _line(axes: Axes, points: Iterable[tuple[Cell, Cell]], label: str, **look: A
         axes.plot(*zip(*there, strict=True), label=label, **look)
 
 
-def _speedups(axes: Axes, sheet: Sheet) -> None:
+def _speedups(axes: Axes, sheet: ResultTable) -> None:
     kinds = (("measured", "-", "o"), ("estimated", "--", "s"), ("published", ":", "x"))
     for (name, rows), colour in zip(_cases(sheet).items(), COLOURS, strict=False):
         for kind, style, marker in kinds:
@@ -77,7 +77,7 @@ def _speedups(axes: Axes, sheet: Sheet) -> None:
     _labels(axes, "MaxDepth", "times as fast as the original")
 
 
-def _growth(axes: Axes, sheet: Sheet) -> None:
+def _growth(axes: Axes, sheet: ResultTable) -> None:
     for (name, rows), colour in zip(_cases(sheet).items(), COLOURS, strict=False):
         for converging, style, marker in ((True, "-", "o"), (False, "--", "s")):
             mine = [r for r in rows if r["converging"] == converging]
@@ -91,7 +91,7 @@ def _growth(axes: Axes, sheet: Sheet) -> None:
     _labels(axes, "MaxDepth", "seconds")
 
 
-def _steps(axes: Axes, sheet: Sheet) -> None:
+def _steps(axes: Axes, sheet: ResultTable) -> None:
     """Bars up to the depth that was searched where the target was not found: those are hatched."""
     for k, (converging, colour) in enumerate(((True, COLOURS[0]), (False, COLOURS[1]))):
         for n, rows in enumerate(_cases(sheet).values()):
@@ -112,7 +112,7 @@ def _steps(axes: Axes, sheet: Sheet) -> None:
     _labels(axes, "", "explorative steps to the target (hatched: more)")
 
 
-def _ablation(axes: Axes, sheet: Sheet) -> None:
+def _ablation(axes: Axes, sheet: ResultTable) -> None:
     """For each case the deepest MaxDepth done both ways, and the artifact's."""
     shown = {name: done[-1] for name, rows in _cases(sheet).items() if (done := [r for r in rows if r["complete"]])}
     order = sorted(shown, key=lambda name: (name.split(",")[0], name))

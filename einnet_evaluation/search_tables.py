@@ -8,12 +8,12 @@ from typing import TypeAlias
 
 from einnet_evaluation.cases import CASES, PUBLISHED_PRUNED, UNPRUNED_DEPTH, Case, Published
 from einnet_evaluation.searches import UNPRUNED, WITH, Depth, Variant, measured_seconds, needed
-from einnet_explore.viz.tables import Cell, Sheet
+from einnet_explore.viz.tables import Cell, ResultTable
 
 Results: TypeAlias = "Mapping[Variant, tuple[Depth, ...]]"
 
 
-def sheets(experiment: str, results: Results, measure: bool = False) -> tuple[Sheet, ...]:
+def sheets(experiment: str, results: Results, measure: bool = False) -> tuple[ResultTable, ...]:
     """The tables of *experiment*, from the searches that are in *results*; raises ValueError for an unknown one."""
     have = {v: results[v] for v in needed(experiment) if v in results}
     match experiment:
@@ -25,7 +25,7 @@ def sheets(experiment: str, results: Results, measure: bool = False) -> tuple[Sh
             return (ablation(have),)
 
 
-def speedups(results: Results, measure: bool) -> Sheet:
+def speedups(results: Results, measure: bool) -> ResultTable:
     """Fig. 17: how many times faster than the original the best candidate within a MaxDepth is."""
     rows: list[tuple[Cell, ...]] = []
     for (name, *_), depths in results.items():
@@ -57,7 +57,7 @@ def speedups(results: Results, measure: bool) -> Sheet:
         "case", "max_depth", "speedup_estimated", "speedup_measured", "speedup_published", "published_ms",
         "estimated_ms", "measured_ms", "states", "complete",
     )  # fmt: skip
-    return Sheet("e4", "Fig. 17: speed-up against MaxDepth", head, tuple(rows), SPEEDUP_NOTE)
+    return ResultTable("e4", "Fig. 17: speed-up against MaxDepth", head, tuple(rows), SPEEDUP_NOTE)
 
 
 SPEEDUP_NOTE = (
@@ -69,7 +69,7 @@ SPEEDUP_NOTE = (
 )
 
 
-def growth(results: Results) -> Sheet:
+def growth(results: Results) -> ResultTable:
     """Fig. 18(a): search time and states against MaxDepth, with and without converging derivation."""
     rows: list[tuple[Cell, ...]] = []
     for (name, _, converging), depths in results.items():
@@ -96,7 +96,7 @@ def growth(results: Results) -> Sheet:
         "case", "converging", "max_depth", "seconds", "times_per_depth", "states", "candidates", "published_seconds",
         "published_times_per_depth", "published_states", "complete",
     )  # fmt: skip
-    return Sheet("e5", "Fig. 18(a): search time against MaxDepth", head, tuple(rows), GROWTH_NOTE)
+    return ResultTable("e5", "Fig. 18(a): search time against MaxDepth", head, tuple(rows), GROWTH_NOTE)
 
 
 GROWTH_NOTE = (
@@ -119,7 +119,7 @@ def _published_growth(depth: int, published: Mapping[int, Published]) -> float |
     return float((published[depth].seconds / published[before].seconds) ** (1 / (depth - before)))
 
 
-def steps(results: Results) -> Sheet:
+def steps(results: Results) -> ResultTable:
     """Fig. 18(b): the explorative steps after which the target is found, with and without converging derivation."""
     rows: list[tuple[Cell, ...]] = []
     for (name, _, converging), depths in results.items():
@@ -134,7 +134,7 @@ def steps(results: Results) -> Sheet:
         "case", "target", "converging", "explorative_steps", "paper_steps", "artifact_steps", "searched_to_depth",
         "found",
     )  # fmt: skip
-    return Sheet("e5_steps", "Fig. 18(b): explorative steps to the target", head, tuple(rows), STEPS_NOTE)
+    return ResultTable("e5_steps", "Fig. 18(b): explorative steps to the target", head, tuple(rows), STEPS_NOTE)
 
 
 STEPS_NOTE = (
@@ -148,7 +148,7 @@ def _target(case: Case) -> str:
     return f"{case.wanted}({', '.join(f'{k}={v}' for k, v in case.attributes.items())})"
 
 
-def ablation(results: Results) -> Sheet:
+def ablation(results: Results) -> ResultTable:
     """Fig. 19: states and time without the fingerprint, at each MaxDepth that both searches completed."""
     rows: list[tuple[Cell, ...]] = []
     last: list[tuple[float, float]] = []
@@ -186,7 +186,7 @@ def ablation(results: Results) -> Sheet:
         "case", "max_depth", "states_with", "states_without", "pruned_percent", "seconds_with", "seconds_without",
         "time_saved_percent", "candidates_with", "candidates_without", "complete",
     )  # fmt: skip
-    return Sheet("e6", "Fig. 19: what the fingerprint prunes", head, tuple(rows), _ablation_note(last))
+    return ResultTable("e6", "Fig. 19: what the fingerprint prunes", head, tuple(rows), _ablation_note(last))
 
 
 def _ablation_note(last: list[tuple[float, float]]) -> str:

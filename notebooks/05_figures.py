@@ -37,7 +37,7 @@ from einnet_explore.pipeline.post.layout_assignment import estimate_equation
 from einnet_explore.pipeline.post.layouts import assign_layouts
 from einnet_explore.session.comparison import mapping_table
 from einnet_explore.strategies.closure import Limits, candidates
-from einnet_explore.viz.tables import Table
+from einnet_explore.viz.tables import TextTable
 
 CONV = ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3)
 MATMULS = ee.search(CONV, max_depth=3, limit=60).start().wait()
@@ -173,7 +173,7 @@ table2
 def distances(derivation):
     rows = [("0", "start", distance_to_matmul(derivation.start))]
     rows += [(str(n), s.match.rule.name, distance_to_matmul(s.after)) for n, s in enumerate(derivation.steps, 1)]
-    return Table(("E", "rule", "distance to Matmul"), tuple(rows))
+    return TextTable(("E", "rule", "distance to Matmul"), tuple(rows))
 
 
 def distance_to_matmul(program):

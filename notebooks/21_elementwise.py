@@ -46,7 +46,7 @@ from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.runtime.elementwise import Elementwise
 from einnet_explore.viz.figure import Figure
 from einnet_explore.viz.kernels import kernel_texts
-from einnet_explore.viz.tables import Sheet
+from einnet_explore.viz.tables import ResultTable
 
 # %% [markdown]
 # ## How many threads, how many blocks
@@ -67,7 +67,7 @@ rows = tuple(
     (packs, block_count(packs, A100), block_count(packs, H100))
     for packs in (0, 1, 256, 257, 10**5, 10**6, 10**7, 10**8)
 )
-Markdown("##" + Sheet("blocks", f"Blocks, at most {MAX_WAVES} waves", ("packs", "A100", "H100"), rows).markdown())
+Markdown("##" + ResultTable("blocks", f"Blocks, at most {MAX_WAVES} waves", ("packs", "A100", "H100"), rows).markdown())
 
 # %%
 picture = Page(figsize=(6, 3), layout="constrained")
@@ -99,7 +99,7 @@ rows = tuple(
     )
     for mix in mixes
 )
-Markdown("##" + Sheet("packs", "Packs", ("result ← operands", "elements", "bits a transfer"), rows).markdown())
+Markdown("##" + ResultTable("packs", "Packs", ("result ← operands", "elements", "bits a transfer"), rows).markdown())
 
 # %% [markdown]
 # A *plan* puts both together. What is left over is done one by one; an array that does not begin at a multiple of its pack's size makes
@@ -119,7 +119,7 @@ rows = tuple(
 )
 Markdown(
     "##"
-    + Sheet(
+    + ResultTable(
         "plans", "Plans: half ← float32 on an A100", ("what", "pack", "packs", "tail", "blocks", "positions"), rows
     ).markdown()
 )
@@ -164,7 +164,7 @@ if nvrtc.version():
     )
 else:
     rows = (("NVRTC is not installed", None, None, None),)
-Markdown("##" + Sheet("ptx", "Instructions", ("kernel", "loads", "stores", "conversions"), rows).markdown())
+Markdown("##" + ResultTable("ptx", "Instructions", ("kernel", "loads", "stores", "conversions"), rows).markdown())
 
 # %% [markdown]
 # It compiles to machine code for the A100 (sm_80) and the H100 (sm_90):

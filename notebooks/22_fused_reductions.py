@@ -36,8 +36,8 @@ from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.runtime.emulated_blocks import gpu_launch, run_blocks
 from einnet_explore.runtime.fused import FusedProgram
 from einnet_explore.runtime.unfused import contest
-from einnet_explore.viz.graph_figures import drawn_figure
-from einnet_explore.viz.kernels import diagram, summary
+from einnet_explore.viz.graph_figures import draw_graph
+from einnet_explore.viz.kernels import stage_graph, stage_summary
 
 # %% [markdown]
 # ## A variable instead of an array
@@ -54,7 +54,7 @@ y[i:1000] = x[i] + m[i]
 output y
 """)
 )
-print(summary(square))
+print(stage_summary(square))
 
 # %%
 print(emit(gpu_launch(square, {"x": (1000,)})[1], "cuda"))
@@ -69,20 +69,20 @@ print(ee.text(batch_norm(32, 256, 56, 56)))
 
 # %%
 norm = fuse(batch_norm(32, 256, 56, 56))
-print(summary(norm))
+print(stage_summary(norm))
 
 # %% [markdown]
 # How to read it. Nothing crosses from one channel to another, so the *grid* has a point for each channel (`i0`), and a point does all that belongs to it. A reduction ends a *stage*:
 # everybody waits for its result once. `D` is computed twice and never stored, as a subtraction is cheaper than memory. Only `Y` goes to memory.
 
 # %%
-drawn_figure(diagram(norm), "batch normalisation: three stages, one kernel")
+draw_graph(stage_graph(norm), "batch normalisation: three stages, one kernel")
 
 # %% [markdown]
 # Softmax is different: `exp` is not cheap. It is computed once, and kept in the memory of the *result*, which is written only when and where `E` is read for the last time.
 
 # %%
-drawn_figure(diagram(fuse(softmax(512, 768))), "softmax")
+draw_graph(stage_graph(fuse(softmax(512, 768))), "softmax")
 
 # %% [markdown]
 # Where sizes change between reductions, a temporary in memory is needed; and temporaries whose lifetimes are disjoint share a slot. Four of them, two slots:
@@ -98,7 +98,7 @@ D[j:60] = sum[i:40] X[i, j] * C[i]
 E[i:40] = sum[j:60] X[i, j] * D[j]
 """)
 )
-print(summary(zigzag))
+print(stage_summary(zigzag))
 
 # %% [markdown]
 # ## Sizes are symbols

@@ -22,7 +22,7 @@ import time
 import matplotlib.pyplot as plt
 
 import einnet_explore as ee
-from einnet_explore.viz.tables import Table
+from einnet_explore.viz.tables import TextTable
 
 # %% [markdown]
 # ## A convolution is a product and a sum of offsets, for all H, C and F
@@ -193,7 +193,7 @@ plt.show()
 # - Nonlinear integer arithmetic is undecidable, so some true steps stay unproved. At any one size they can still be proved as ever, and `instantiate` then does so.
 
 # %%
-Table(
+TextTable(
     ("derivation", "steps", "for all sizes", "by"),
     tuple(
         (name, str(len(d.steps)), str(d.proof), ", ".join(d.proof.means))

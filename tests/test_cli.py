@@ -18,7 +18,8 @@ from onnx_building import build, node
 
 import einnet_explore as ee
 from einnet_explore.cli import main
-from einnet_explore.cli.output import seconds, table, write_json
+from einnet_explore.cli.output import format_table, write_json
+from einnet_explore.support.wording import format_seconds
 
 CASE = """
 tensor A[1, 5, 6, 3] pad [0, 1, 1, 0]
@@ -320,8 +321,8 @@ def test_json_knows_no_infinity(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_table_and_seconds() -> None:
-    assert table([["name", "n"], ["a", 1], ["bcd", 22]]) == "name   n\na      1\nbcd   22"
-    assert [seconds(s) for s in (2, 0.0315, 4.5e-6, 8e-9)] == ["2 s", "31.5 ms", "4.5 µs", "8 ns"]
+    assert format_table([["name", "n"], ["a", 1], ["bcd", 22]]) == "name   n\na      1\nbcd   22"
+    assert [format_seconds(s) for s in (2, 0.0315, 4.5e-6, 8e-9)] == ["2 s", "31.5 ms", "4.5 µs", "8 ns"]
 
 
 # A test run in the background inherits that Ctrl-C is ignored; a command on a terminal does not.

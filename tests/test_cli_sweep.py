@@ -14,7 +14,7 @@ from test_cli import CASE
 from einnet_explore.cli import main, sweep
 from einnet_explore.session.many_searches import search_one
 from einnet_explore.support.executors import Serial
-from einnet_explore.viz.tables import Sheet
+from einnet_explore.viz.tables import ResultTable
 
 
 @pytest.fixture
@@ -102,6 +102,6 @@ def test_interrupted_searches_that_were_done_out_of_turn_are_kept(
 
 def test_small_numbers_keep_their_figures_in_a_table() -> None:
     numbers = (2.9612345678e-07, 1.23456789, 123456.789, 0.0, 1e-12, 3.0)
-    sheet = Sheet("s", "", ("x",), tuple((x,) for x in numbers))
+    sheet = ResultTable("s", "", ("x",), tuple((x,) for x in numbers))
     written = [row[0] for row in csv.reader(sheet.csv().splitlines()[1:])]
     assert written == ["2.961235e-07", "1.234568", "123456.8", "0.0", "1e-12", "3.0"]

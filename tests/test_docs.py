@@ -14,7 +14,7 @@ from onnx_building import build, node
 
 from einnet_evaluation import end_to_end, operator_cases, searches
 from einnet_explore.cli import main
-from einnet_explore.cli.arguments import parser
+from einnet_explore.cli.arguments import command_parser
 from einnet_explore.pipeline.tuner import DEFAULT_BUDGET_SECONDS
 from einnet_explore.pipeline.tuning_task import Settings
 from einnet_explore.strategies.options import Options
@@ -152,7 +152,7 @@ def shown(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     """What ``--help`` of *command* prints, on one line."""
     monkeypatch.setenv("COLUMNS", "300")
     with pytest.raises(SystemExit):
-        parser().parse_args([command, "--help"])
+        command_parser().parse_args([command, "--help"])
     return " ".join(capsys.readouterr().out.split())
 
 

@@ -13,8 +13,8 @@ from einnet_explore.session.comparison import changed
 from einnet_explore.strategies.events import State
 from einnet_explore.syntax.computation_graph import Graph, GraphNode, graph
 from einnet_explore.viz import views
-from einnet_explore.viz.graph_figures import Figure, TreeNode, draw_tree, graph_figure, layered, tree_figure
-from einnet_explore.viz.pictures import width_of
+from einnet_explore.viz.graph_figures import Figure, TreeNode, draw_tree, graph_figure, layout_graph, tree_figure
+from einnet_explore.viz.pictures import text_width
 from einnet_explore.viz.views import formula_figure
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -67,7 +67,7 @@ def boxes(svg: str) -> dict[str, tuple[float, float, float, float]]:
 @settings(max_examples=60)
 @given(graphs())
 def test_our_layout_keeps_nodes_apart_and_edges_downwards(drawn: Graph) -> None:
-    svg = layered(drawn, "title").svg()
+    svg = layout_graph(drawn, "title").svg()
     found = boxes(svg)
     assert set(found) == {node.name for node in drawn.nodes}
     wide, high = (float(read(svg).get(k, "")) for k in ("width", "height"))
@@ -81,7 +81,7 @@ def test_our_layout_keeps_nodes_apart_and_edges_downwards(drawn: Graph) -> None:
 
 
 def test_our_layout_shows_kinds_labels_and_odd_names() -> None:
-    svg = layered(graph(TWO), "a < b & 'c'").svg()
+    svg = layout_graph(graph(TWO), "a < b & 'c'").svg()
     shown = texts(svg)
     assert shown[0] == "a < b & 'c'" and "w<&>'1" in shown and "3×5" in shown
     classes = {it.get("class") for it in read(svg).iter(f"{SVG}g")}
@@ -89,7 +89,7 @@ def test_our_layout_shows_kinds_labels_and_odd_names() -> None:
 
 
 def test_our_layout_of_an_empty_graph() -> None:
-    assert texts(layered(Graph((), ()), "nothing").svg()) == ["nothing"]
+    assert texts(layout_graph(Graph((), ()), "nothing").svg()) == ["nothing"]
 
 
 def test_graphs_with_and_without_graphviz_say_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
@@ -146,7 +146,7 @@ def test_no_label_hides_a_node(many: int, chosen: int) -> None:
     svg = read(draw_tree(nodes, way, "").svg)
     dots = [tuple(float(dot.get(name, "")) for name in ("cx", "cy", "r")) for dot in svg.iter(f"{SVG}circle")]
     (label,) = [words for words in svg.iter(f"{SVG}text") if words.text == "boundary_relaxing"]
-    x, y, wide = float(label.get("x", "")), float(label.get("y", "")), width_of("boundary_relaxing", 12)
+    x, y, wide = float(label.get("x", "")), float(label.get("y", "")), text_width("boundary_relaxing", 12)
     left = x - wide if label.get("text-anchor") == "end" else x
     beside = [(across, r) for across, down, r in dots if abs(y - 4 - down) < 6]
     assert not [across for across, r in beside if left < across + r and across - r < left + wide]

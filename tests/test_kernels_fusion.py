@@ -27,8 +27,8 @@ from einnet_explore.runtime.emulated_blocks import gpu_launch, run_blocks
 from einnet_explore.runtime.fused import FusedProgram
 from einnet_explore.runtime.unfused import apart, bind_apart, contest
 from einnet_explore.syntax import parse
-from einnet_explore.viz.graph_figures import drawn_figure
-from einnet_explore.viz.kernels import diagram, summary
+from einnet_explore.viz.graph_figures import draw_graph
+from einnet_explore.viz.kernels import stage_graph, stage_summary
 from tests import kernel_machine
 from tests.fusion_programs import (
     NORMS,
@@ -80,7 +80,7 @@ def normal(program: Program, dtype: str = "float32", seed: int = 0) -> dict[str,
 def test_plan(name: str, snapshot: SnapshotAssertion) -> None:
     make, sizes = NORMS[name]
     made = fuse(make(*sizes))
-    assert summary(made) == snapshot
+    assert stage_summary(made) == snapshot
     assert emit(gpu_launch(made, {t.name: t.shape for t in made.inputs})[1], "cuda") == snapshot(name="cuda")
 
 
@@ -149,12 +149,12 @@ def test_same_axes_in_the_same_order_need_no_barrier() -> None:
 
 
 def test_diagram_shows_what_is_read_and_kept() -> None:
-    drawn = diagram(fuse(softmax(4, 9)))
+    drawn = stage_graph(fuse(softmax(4, 9)))
     labels = {node.name: node.label for node in drawn.nodes}
     assert labels["E in memory"] == "E\nin the memory of Y"
     assert "max=" in labels["stage 0 nest"] and "S sum= E" in labels["stage 1 nest"]
     assert ("X", "stage 0 nest", "") in drawn.edges and ("stage 0 nest", "stage 1 nest", "M") in drawn.edges
-    assert "<svg" in drawn_figure(drawn, "softmax").svg
+    assert "<svg" in draw_graph(drawn, "softmax").svg
 
 
 # Sizes

@@ -35,7 +35,7 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Scope, program, tensors
 from einnet_explore.runtime import opencl
 from einnet_explore.syntax import parse
-from einnet_explore.viz.kernels import kernel_texts, of_tiles, tile_figure
+from einnet_explore.viz.kernels import kernel_texts, tile_figure, tiled_kernel
 from tests import kernel_machine
 from tests.strategies import inputs_for, scopes_
 from tests.test_kernels_flattening import PLAIDML
@@ -404,7 +404,7 @@ def test_kernels_of_contractions_are_shown_in_every_dialect() -> None:
         assert sign in shown.text
     nested = parse("tensor A[3]\nY[x:3] = sum[k:2] {[i:3] relu(A[i])}[x] * A[x]")
     with pytest.raises(KernelError, match="reads no tensor"):
-        of_tiles(nested.equations[0], F32, "cuda")
+        tiled_kernel(nested.equations[0], F32, "cuda")
     (shown,) = kernel_texts(nested, "cuda")  # in stages instead
     assert "__global__" in shown.text
 

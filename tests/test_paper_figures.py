@@ -12,7 +12,7 @@ from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.viz import figure as figure_module
 from einnet_explore.viz.figure import Figure, FigureError
 from einnet_explore.viz.graph_figures import TreeNode, draw_tree
-from einnet_explore.viz.tables import Table, history
+from einnet_explore.viz.tables import TextTable, step_table
 from einnet_explore.viz.views import show, text_figure
 
 ODD = r"a_b & 50% of {x} <#1> ^~\ $ × Σ"
@@ -33,7 +33,7 @@ def picture(found: Candidate) -> Figure:
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex")
 def test_tex_compiles_what_it_gets(found: Candidate, picture: Figure, tmp_path: Path) -> None:
     tree = draw_tree([TreeNode(0, -1, "start", ""), TreeNode(1, 0, ODD, "", True)], 1, ODD)
-    table = Table(("n", ODD), (("1", ODD), ("2", "text")))
+    table = TextTable(("n", ODD), (("1", ODD), ("2", "text")))
     document = [
         r"\documentclass{article}",
         r"\usepackage{amsmath,amssymb,booktabs,tikz,xcolor}",
@@ -41,7 +41,7 @@ def test_tex_compiles_what_it_gets(found: Candidate, picture: Figure, tmp_path: 
         show(found.derivation).latex(),
         f"${show(found.program).latex()}$",
         table.to_latex(),
-        history(found.derivation).to_latex(),
+        step_table(found.derivation).to_latex(),
         picture.tikz(),
         tree.tikz(),
         r"\end{document}",

@@ -23,7 +23,7 @@ from einnet_explore.operators import find_operators
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, Reached
 from einnet_explore.strategies.options import Options
-from einnet_explore.viz.tables import Sheet
+from einnet_explore.viz.tables import ResultTable
 
 SMALL = Case(
     "small",
@@ -154,11 +154,11 @@ def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="experiment 'e9': expected one of e4, e5, e6"):
         needed("e9")
     with pytest.raises(ValueError, match="table 'e9': expected one of e4, e5, e5_steps, e6"):
-        plot((Sheet("e9", "", (), ()),))
+        plot((ResultTable("e9", "", (), ()),))
 
 
 def test_sheets_as_csv_and_markdown():
-    sheet = Sheet(
+    sheet = ResultTable(
         "s", "Title", ("a_b", "n", "x", "ok"), (("p|q, r", 1234, 0.5, True), ("", None, 12345.6, False)), "How"
     )
     assert list(csv.reader(sheet.csv().splitlines())) == [

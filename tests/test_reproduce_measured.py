@@ -23,7 +23,7 @@ from einnet_evaluation.operator_cases import AFTER, BEFORE, Compared, Operator, 
 from einnet_explore.cli import main
 from einnet_explore.operators import expressions as ops
 from einnet_explore.syntax import text
-from einnet_explore.viz.tables import Sheet
+from einnet_explore.viz.tables import ResultTable
 
 
 def result(**milliseconds: float) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def test_an_operator_before_and_after_on_each_backend(lab: operator_cases.Lab) -
         assert bars(sheet).svg.startswith("<svg")
 
 
-def fig16_with(refused: dict[str, str]) -> Sheet:
+def fig16_with(refused: dict[str, str]) -> ResultTable:
     samples = {f"{BEFORE}, {ORT}": (0.002, 0.002), f"{AFTER}, {DIRECT}": (0.001, 0.001)}
     times = bench.Measured(samples, dict.fromkeys(samples, ""), dict.fromkeys(samples, 0.0), {}, "", refused)
     case = operators(True)[0]
@@ -191,7 +191,7 @@ def test_a_place_without_a_panel_is_empty() -> None:
 
 def test_figures_that_cannot_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="table 'e9': expected one of e1, e2, e3"):
-        bars(Sheet("e9", "", ("a",), ((1,),)))
+        bars(ResultTable("e9", "", ("a",), ((1,),)))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match="matplotlib is not installed; expected it for figures"):
         bars(end_to_end.sheets(RESULTS)[0])

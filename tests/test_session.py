@@ -271,7 +271,7 @@ def test_show_refuses_a_value_that_cannot_be_shown(it: object) -> None:
 
 def test_parameters_stand_apart_from_what_one_of_them_holds() -> None:
     cut = EXPRESSION_SPLITTING.match(ee.ops.matmul(4, 5, 6), (0,), iterator="m", cuts=[1, 2])
-    assert tables.said(cut) == "iterator = m; cuts = 1, 2"
+    assert tables.format_parameters(cut) == "iterator = m; cuts = 1, 2"
 
 
 def test_a_certificate_shows_its_verdict() -> None:

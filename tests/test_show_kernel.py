@@ -11,7 +11,7 @@ import einnet_explore as ee
 from einnet_explore.cli import main
 from einnet_explore.codegen.language import KernelError
 from einnet_explore.viz import kernels
-from einnet_explore.viz.kernels import MAKERS, kernel_texts, of_elements
+from einnet_explore.viz.kernels import KERNEL_GENERATORS, elementwise_kernel, kernel_texts
 
 CASE = """
 tensor A[33, 31]
@@ -33,7 +33,7 @@ def case(tmp_path: Path) -> str:
 @pytest.fixture
 def elements_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever other generators make of the rest."""
-    monkeypatch.setattr(kernels, "kernel_texts", partial(kernel_texts, makers=(of_elements,)))
+    monkeypatch.setattr(kernels, "kernel_texts", partial(kernel_texts, makers=(elementwise_kernel,)))
 
 
 @pytest.mark.usefixtures("elements_only")
@@ -78,9 +78,9 @@ def test_an_unknown_dialect(case: str, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_an_element_wise_equation_is_none_for_the_others() -> None:
     program = ee.parse(CASE)
-    assert MAKERS[0] is of_elements
+    assert KERNEL_GENERATORS[0] is elementwise_kernel
     for dialect in ("cuda", "opencl", "c"):
-        alone = kernel_texts(program, dialect, makers=(of_elements,))
+        alone = kernel_texts(program, dialect, makers=(elementwise_kernel,))
         assert [bool(k.text) for k in alone] == [True, True, False]
         assert [k.text for k in kernel_texts(program, dialect)[:2]] == [k.text for k in alone[:2]]
 

@@ -19,7 +19,7 @@ import onnx
 
 from benchmarks.zoo import KINDS
 from benchmarks.zoo.measured import Effort, Lab
-from einnet_explore.cli.output import table
+from einnet_explore.cli.output import format_table
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.optimised import Optimised
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows.append(row)
         print(*row, sep=" | ", flush=True)
     if not asked.write:
-        print(table(rows))
+        print(format_table(rows))
 
 
 def _asked(names: Sequence[str]) -> Iterable[tuple[str, str, onnx.ModelProto]]:

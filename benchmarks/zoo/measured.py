@@ -21,7 +21,7 @@ from einnet_evaluation.bench import benchmark
 from einnet_evaluation.engines import EXPORTED, ORT, OURS
 from einnet_evaluation.results_file import Kept, busy
 from einnet_explore.support.storage import write_atomically
-from einnet_explore.viz.tables import Cell, Sheet
+from einnet_explore.viz.tables import Cell, ResultTable
 
 SLOWER = 0.98
 """A model that is below this times ONNX Runtime's speed is said to be slower: less is within the noise."""
@@ -46,7 +46,7 @@ class Lab:
     note: Callable[[str], object] = print
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def run(self, models: Iterable[tuple[str, str, onnx.ModelProto]], again: bool = False) -> Sheet:
+    def run(self, models: Iterable[tuple[str, str, onnx.ModelProto]], again: bool = False) -> ResultTable:
         """Measure those of *models*, (name, title, model), that are not held, or *again* all; the table of all held."""
         self.out.mkdir(parents=True, exist_ok=True)
         self.results = {one["model"]: one for one in self._kept.read()}
@@ -88,7 +88,7 @@ class Lab:
         write_atomically(str(self.out / "zoo.csv"), sheet.csv())
 
 
-def table(results: Iterable[Mapping[str, Any]]) -> Sheet:
+def table(results: Iterable[Mapping[str, Any]]) -> ResultTable:
     """A row a model: medians, and the ratio of the rounds as median and quartiles."""
     rows: list[tuple[Cell, ...]] = []
     said: list[str] = []
@@ -110,7 +110,7 @@ def table(results: Iterable[Mapping[str, Any]]) -> Sheet:
         "model", "what_it_is", "onnxruntime_ms", "ours_ms", "times_faster", "from", "to", "file_times_faster",
         "max_rel_error", "load", "seconds",
     )  # fmt: skip
-    return Sheet(
+    return ResultTable(
         "zoo", "Models of the kinds that people bring", head, tuple(rows), " ".join([NOTE, *_sums(rows), *said])
     )
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from io import TextIOWrapper
 
-from einnet_explore.cli.arguments import parser
+from einnet_explore.cli.arguments import command_parser
 from einnet_explore.cli.errors import BAD_INPUT, INTERRUPTED, OK, one_line
 
 
@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Bad input gives one line on standard error, without a traceback unless ``--debug`` is given.
     """
-    arguments = parser().parse_args(argv)
+    arguments = command_parser().parse_args(argv)
     code: int = OK
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # what a terminal has no character for costs no answer

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from einnet_explore.cli.errors import BAD_INPUT
-from einnet_explore.cli.values import count, memory, natural, seconds
+from einnet_explore.cli.values import parse_count, parse_memory, parse_natural, parse_seconds
 
 
 def search_options(command: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def target_options(command: argparse.ArgumentParser) -> None:
 def depth_options(command: argparse.ArgumentParser) -> None:
     """How deep a search goes."""
     command.add_argument(
-        "--max-depth", type=natural, default=7, metavar="N", help="levels of choices (default: %(default)s)"
+        "--max-depth", type=parse_natural, default=7, metavar="N", help="levels of choices (default: %(default)s)"
     )
 
 
@@ -50,7 +50,10 @@ def json_options(command: argparse.ArgumentParser) -> None:
 def states_options(command: argparse.ArgumentParser) -> None:
     """A bound of searches that is the same on every machine."""
     command.add_argument(
-        "--limit-states", type=count, metavar="N", help="end each search after N states: the same whenever it runs"
+        "--limit-states",
+        type=parse_count,
+        metavar="N",
+        help="end each search after N states: the same whenever it runs",
     )
 
 
@@ -58,7 +61,7 @@ def memory_options(command: argparse.ArgumentParser) -> None:
     """A bound of memory."""
     command.add_argument(
         "--memory",
-        type=memory,
+        type=parse_memory,
         metavar="512M|2G",
         help="stop searching near this much memory, with what there is, and measure nothing that does not fit",
     )
@@ -67,7 +70,7 @@ def memory_options(command: argparse.ArgumentParser) -> None:
 def elsewhere_options(command: argparse.ArgumentParser) -> None:
     """Where searches run."""
     where = command.add_mutually_exclusive_group()
-    where.add_argument("--jobs", type=count, metavar="N", help="search in N processes (default: here, in turn)")
+    where.add_argument("--jobs", type=parse_count, metavar="N", help="search in N processes (default: here, in turn)")
     where.add_argument(
         "--cluster", metavar="tcp://HOST:PORT", help="search on the workers of this dask.distributed scheduler"
     )
@@ -82,11 +85,14 @@ def model_options(command: argparse.ArgumentParser) -> None:
         "--device", default="cpu", metavar="cpu", help="only cpu: for a GPU see python -m benchmarks.gpu bundle"
     )
     command.add_argument(
-        "--threads", type=count, metavar="N", help="of all engines (default: every core that this process may use)"
+        "--threads",
+        type=parse_count,
+        metavar="N",
+        help="of all engines (default: every core that this process may use)",
     )
 
 
-EXPERIMENTS = ("e1", "e2", "e3", "e4", "e5", "e6")
+_EXPERIMENTS = ("e1", "e2", "e3", "e4", "e5", "e6")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -110,7 +116,7 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
     """The parser of all commands; ``arguments.run`` is the function that answers."""
     top = _Parser(prog="einnet-explore", description="Explore and optimise tensor programs by derivation.")
     top.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
@@ -119,7 +125,7 @@ def parser() -> argparse.ArgumentParser:
     def command(name: str, says: str, reads: str = "") -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=says, description=says)
         made.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        made.set_defaults(run=_later(f"einnet_explore.cli.{name}", reads))
+        made.set_defaults(run=_lazy_runner(name, reads))
         return made
 
     lab = command("lab", "open JupyterLab on the tour")
@@ -152,7 +158,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="the paper's ablation: match operators only where no mismatch is left",
     )
-    derive.add_argument("--limit-seconds", type=seconds, metavar="S", help="of the search (default: no limit)")
+    derive.add_argument("--limit-seconds", type=parse_seconds, metavar="S", help="of the search (default: no limit)")
     states_options(derive)
     memory_options(derive)
     derive.add_argument("--save", metavar="RECORD.json", help="write the best derivation with its certificates")
@@ -162,14 +168,14 @@ def parser() -> argparse.ArgumentParser:
         metavar="cpu|profile:FILE.sqlite",
         help="whose times order candidates: this machine's usual ones, or those of a profile recorded elsewhere",
     )
-    derive.add_argument("--threads", type=count, metavar="N", help="of the profile, where it holds several")
+    derive.add_argument("--threads", type=parse_count, metavar="N", help="of the profile, where it holds several")
     json_options(derive)
 
     sweep = command("sweep", "derive for many cases at once, on processes or a cluster")
     sweep.add_argument("cases", nargs="+", metavar="CASE.ein")
     search_options(sweep)
     sweep.add_argument(
-        "--limit-seconds", type=seconds, metavar="S", help="for each of the searches (default: no limit)"
+        "--limit-seconds", type=parse_seconds, metavar="S", help="for each of the searches (default: no limit)"
     )
     states_options(sweep)
     elsewhere_options(sweep)
@@ -181,7 +187,7 @@ def parser() -> argparse.ArgumentParser:
     family.add_argument(
         "--assume", action="append", default=[], metavar="'W >= K'", help="what more is assumed; repeatable"
     )
-    family.add_argument("--limit-seconds", type=seconds, metavar="S", help="of the search (default: no limit)")
+    family.add_argument("--limit-seconds", type=parse_seconds, metavar="S", help="of the search (default: no limit)")
     family.add_argument("--sizes", metavar="H=11,W=17", help="where to search (default: small primes)")
     family.add_argument("--at", metavar="H=56,W=56", help="print the program at these sizes, too")
     family.add_argument("--latex", action="store_true")
@@ -201,7 +207,9 @@ def parser() -> argparse.ArgumentParser:
     grad.add_argument(
         "--stash", action="store_true", help="both passes, with what the forward pass keeps for the other"
     )
-    grad.add_argument("--stash-budget", type=natural, metavar="BYTES", help="the same, with at most so much memory")
+    grad.add_argument(
+        "--stash-budget", type=parse_natural, metavar="BYTES", help="the same, with at most so much memory"
+    )
     shown = grad.add_mutually_exclusive_group()
     shown.add_argument("--latex", action="store_true")
     shown.add_argument("--text", action="store_true", help="the text form (the default)")
@@ -221,7 +229,7 @@ def parser() -> argparse.ArgumentParser:
     depth_options(optimize)
     optimize.add_argument(
         "--budget",
-        type=seconds,
+        type=parse_seconds,
         metavar="SECONDS",
         help="begin no part's contest after this (default: 480 s); choosing among the winners and measuring the whole "
         "come after it",
@@ -255,35 +263,46 @@ def parser() -> argparse.ArgumentParser:
     )
     bench.add_argument(
         "--budget",
-        type=seconds,
+        type=parse_seconds,
         metavar="SECONDS",
         help="of a model as in optimize (default: 480 s), of a case the seconds of search (default: 4 s)",
     )
     bench.add_argument(
-        "--rounds", type=count, default=20, metavar="N", help="in which all engines take turns (default: %(default)s)"
+        "--rounds",
+        type=parse_count,
+        default=20,
+        metavar="N",
+        help="in which all engines take turns (default: %(default)s)",
     )
     model_options(bench)
     json_options(bench)
 
     reproduce = command("reproduce", "tables and figures of the paper's evaluation, from this engine")
-    reproduce.add_argument("experiments", nargs="+", choices=EXPERIMENTS, metavar="|".join(EXPERIMENTS))
+    reproduce.add_argument("experiments", nargs="+", choices=_EXPERIMENTS, metavar="|".join(_EXPERIMENTS))
     reproduce.add_argument("--quick", action="store_true", help="smaller depths and limits: less than a minute")
     reproduce.add_argument("--out", metavar="DIR", help="write CSV, Markdown and SVG files there")
-    reproduce.add_argument("--max-depth", type=count, metavar="N", help="of the searches of e4 to e6 (default: 6)")
+    reproduce.add_argument(
+        "--max-depth", type=parse_count, metavar="N", help="of the searches of e4 to e6 (default: 6)"
+    )
     reproduce.add_argument(
         "--limit-seconds",
-        type=seconds,
+        type=parse_seconds,
         metavar="S",
         help="for each search (default: 20 for e2 and e3, 60 for e4 to e6); of e1 the --budget of a model (480)",
     )
     reproduce.add_argument(
-        "--threads", type=count, metavar="N", help="of e1 to e3 (default: 1 and then 2 for e1, 1 for e2 and e3)"
+        "--threads", type=parse_count, metavar="N", help="of e1 to e3 (default: 1 and then 2 for e1, 1 for e2 and e3)"
     )
     reproduce.add_argument(
         "--model", action="append", default=[], metavar="NAME", help="of e1 only this (default: all); repeatable"
     )
     reproduce.add_argument(
-        "--batch", action="append", type=count, default=[], metavar="N", help="of e1 (default: 1 and 16); repeatable"
+        "--batch",
+        action="append",
+        type=parse_count,
+        default=[],
+        metavar="N",
+        help="of e1 (default: 1 and 16); repeatable",
     )
     reproduce.add_argument("--again", action="store_true", help="measure what DIR holds of an earlier run, too")
     reproduce.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: e1 to e3 of --results")
@@ -294,18 +313,23 @@ def parser() -> argparse.ArgumentParser:
     actions.add_parser("list", help="their names")
     write = actions.add_parser("write", help="write one as ONNX")
     write.add_argument("name")
-    write.add_argument("--batch", type=count, default=1, metavar="N")
-    write.add_argument("--size", type=count, metavar="S", help="another size than the published one, see list")
+    write.add_argument("--batch", type=parse_count, default=1, metavar="N")
+    write.add_argument("--size", type=parse_count, metavar="S", help="another size than the published one, see list")
     write.add_argument("-o", "--output", required=True, metavar="FILE.onnx")
     return top
 
 
-def _later(module: str, reads: str) -> Callable[[argparse.Namespace], int]:
-    # A command's module is imported when it runs: ``--help`` and ``show`` need not wait for compilers to load.
+def _lazy_runner(command: str, path_argument: str) -> Callable[[argparse.Namespace], int]:
+    """Return the function that imports the module of *command* and calls its ``run_<command>``.
+
+    The import is lazy because some commands load compilers; ``--help`` and ``show`` must not wait for them.
+    """
+
     def run(arguments: argparse.Namespace) -> int:
-        if reads:
-            os.stat(getattr(arguments, reads))  # a name that was misspelt is said before they load
-        code: int = import_module(module).run(arguments)
+        if path_argument:
+            os.stat(getattr(arguments, path_argument))  # reports a misspelt file name before compilers are loaded
+        module = import_module(f"einnet_explore.cli.{command}")
+        code: int = getattr(module, f"run_{command}")(arguments)
         return code
 
     return run

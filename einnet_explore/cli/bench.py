@@ -9,26 +9,26 @@ from typing import Any
 from einnet_evaluation.bench import benchmark
 from einnet_evaluation.engines import check_engines
 from einnet_explore.cli.errors import BAD_INPUT, INTERRUPTED, OK, one_line
-from einnet_explore.cli.output import STDOUT, progress, say, seconds, table, writable, write_json
-from einnet_explore.cli.values import shapes
-from einnet_explore.support.wording import counted
+from einnet_explore.cli.output import STDOUT, check_writable, format_table, progress_bar, say, write_json
+from einnet_explore.cli.values import parse_shapes
+from einnet_explore.support.wording import counted, format_seconds
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_bench(arguments: argparse.Namespace) -> int:
     """Measure every case in turn; one table each, or one JSON document of all.
 
     Interrupted, those that were done.  A case that fails is said and does not end the others: exit code 2, and no
     document where nothing was measured.
     """
-    writable(json=arguments.json, reads=arguments.cases)
+    check_writable(json=arguments.json, reads=arguments.cases)
     against = tuple(name.strip() for name in arguments.against.split(",") if name.strip())
     for case in arguments.cases:
         check_engines(case, against)
-    given = shapes(arguments.shape)
+    given = parse_shapes(arguments.shape)
     results: list[Mapping[str, Any]] = []
     failures: dict[str, str] = {}
     interrupted = False
-    with progress(len(arguments.cases), "cases") as bar:
+    with progress_bar(len(arguments.cases), "cases") as bar:
         for case in arguments.cases:
             try:
                 result = benchmark(
@@ -65,6 +65,8 @@ def _table(result: Mapping[str, Any]) -> str:
     for name, engine in result["engines"].items():
         error = f"{result['max_rel_error'][name]:.1e}"
         ratio = f"{result['ratios'][name]:.2f}"
-        rows.append([name, seconds(engine["seconds"]), seconds(engine["iqr"]), ratio, error, engine["says"]])
+        rows.append(
+            [name, format_seconds(engine["seconds"]), format_seconds(engine["iqr"]), ratio, error, engine["says"]]
+        )
     refused = [f"{name}: not measured: {why}" for name, why in result["refused"].items()]
-    return "\n".join([head, table(rows), *refused, ""])
+    return "\n".join([head, format_table(rows), *refused, ""])

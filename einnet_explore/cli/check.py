@@ -6,12 +6,12 @@ import argparse
 
 from einnet_explore.checker import check_record, load_json, read_record
 from einnet_explore.cli.errors import NO, OK
-from einnet_explore.cli.output import STDOUT, writable, write_json
+from einnet_explore.cli.output import STDOUT, check_writable, write_json
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_check(arguments: argparse.Namespace) -> int:
     """Exit code 0: every step holds; 1: one is false (its counterexample is printed), or evaluation differs."""
-    writable(json=arguments.json, reads=[arguments.record])
+    check_writable(json=arguments.json, reads=[arguments.record])
     record = load_json(arguments.record)
     report = check_record(record, source=arguments.record)
     said, opinion = report.to_json(), None

@@ -6,7 +6,7 @@ import argparse
 import gc
 
 from einnet_explore.cli.errors import INTERRUPTED, NO, OK
-from einnet_explore.cli.output import STDOUT, progress, say, seconds, table, writable, write_json
+from einnet_explore.cli.output import STDOUT, check_writable, format_table, progress_bar, say, write_json
 from einnet_explore.cost import program_seconds
 from einnet_explore.session.run import Run
 from einnet_explore.session.saved_search import SUFFIX
@@ -14,14 +14,14 @@ from einnet_explore.session.search_explanations import how_ended
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.support.limits import limited, shown
-from einnet_explore.support.wording import counted
+from einnet_explore.support.wording import counted, format_seconds
 from einnet_explore.syntax import load_text, text
 
-ROWS = 10
+_TABLE_ROWS = 10
 """Kinds of candidates that the table shows."""
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_derive(arguments: argparse.Namespace) -> int:
     """Exit code 0 when a candidate was found (for the targets asked for), 1 when none was, 130 when interrupted."""
     options = Options(
         strategy=arguments.strategy,
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         options=options,
         states=arguments.limit_states,
     )
-    writable(arguments.save, json=arguments.json, reads=[arguments.case])
+    check_writable(arguments.save, json=arguments.json, reads=[arguments.case])
     with limited(arguments.memory):
         interrupted = _search(search)
     if search.full:
@@ -76,7 +76,7 @@ def _search(search: Run) -> bool:
     # Expressions are trees that refer to nothing above them: looking for cycles among them costs a fifth of the time.
     gc.set_threshold(50_000, 20, 20)
     try:
-        with progress() as bar:
+        with progress_bar() as bar:
             for _ in search:
                 bar.update()
                 bar.set_postfix(candidates=len(search.candidates), refresh=False)
@@ -97,10 +97,10 @@ def _summary(search: Run) -> str:
         return "\n".join([head, f"no candidate was found{'; refusals:' if whys else ''}", *whys[:8]])
     kinds = _kinds(search)
     head_row: list[object] = ["estimate", "ways", "steps", "eOperators", "certificate", "library operators"]
-    rows = [_row(search, operators, ways) for operators, ways in kinds[:ROWS]]
-    left = counted(len(kinds) - ROWS, "kind")
-    more = [f"and {left} more (--json lists every candidate)"] if len(kinds) > ROWS else []
-    return "\n".join([head, "", table([head_row, *rows]), *more, "", "the best:", text(best.program).rstrip()])
+    rows = [_row(search, operators, ways) for operators, ways in kinds[:_TABLE_ROWS]]
+    left = counted(len(kinds) - _TABLE_ROWS, "kind")
+    more = [f"and {left} more (--json lists every candidate)"] if len(kinds) > _TABLE_ROWS else []
+    return "\n".join([head, "", format_table([head_row, *rows]), *more, "", "the best:", text(best.program).rstrip()])
 
 
 def _found(search: Run) -> str:
@@ -120,4 +120,4 @@ def _row(search: Run, operators: str, ways: list[Candidate]) -> list[object]:
     """A kind by its cheapest candidate of fewest steps, which is proved here."""
     c = min(ways, key=lambda c: (c.seconds, len(c.derivation.steps)))
     steps = len(c.derivation.steps)
-    return [seconds(c.seconds), len(ways), steps, c.eoperators, search.verdict(c), operators]
+    return [format_seconds(c.seconds), len(ways), steps, c.eoperators, search.verdict(c), operators]

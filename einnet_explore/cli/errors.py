@@ -6,7 +6,7 @@ from einnet_explore.support.wording import printable
 
 OK, NO, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
-LONGEST = 600
+_MAX_MESSAGE_CHARACTERS = 600
 """Characters of a message that are shown: some libraries put whole programs into theirs."""
 
 
@@ -26,7 +26,7 @@ def one_line(error: BaseException) -> str:
         case _:
             message = str(error)
     line = printable(" ".join(message.split()))
-    shown = line if len(line) <= LONGEST else f"{line[:LONGEST]} …"
+    shown = line if len(line) <= _MAX_MESSAGE_CHARACTERS else f"{line[:_MAX_MESSAGE_CHARACTERS]} …"
     if isinstance(error, ValueError | LookupError | OSError) and " " in shown:
         return shown
     # A bare key or number, or another kind of exception: it was not written for a user.

@@ -6,29 +6,29 @@ import argparse
 from typing import Any
 
 from einnet_explore.cli.errors import NO, OK
-from einnet_explore.cli.output import STDOUT, writable, write_json
+from einnet_explore.cli.output import STDOUT, check_writable, write_json
 from einnet_explore.parametric.family import Derived, Instance, load_family
 from einnet_explore.syntax import text
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_family(arguments: argparse.Namespace) -> int:
     """Exit code 0 when every step is proved for all sizes, 1 when one is not."""
-    writable(json=arguments.json, reads=[arguments.case])
+    check_writable(json=arguments.json, reads=[arguments.case])
     family = load_family(arguments.case, assume=arguments.assume)
-    wanted = None if arguments.at is None else sizes(arguments.at)
+    wanted = None if arguments.at is None else _parse_sizes(arguments.at)
     if wanted is not None:
         family.ground.refuse(wanted)
-    found = None if arguments.sizes is None else sizes(arguments.sizes)
+    found = None if arguments.sizes is None else _parse_sizes(arguments.sizes)
     derived = family.derive(arguments.target, arguments.limit_seconds, found)
     instance = None if wanted is None else derived.instantiate(**wanted)
     if arguments.json:
-        write_json(arguments.json, document(arguments.case, derived, instance))
+        write_json(arguments.json, _report(arguments.case, derived, instance))
     if arguments.json != STDOUT:
-        print(_shown(derived, instance, arguments.latex))
+        print(_format(derived, instance, arguments.latex))
     return OK if derived.proof.kind == "proved" else NO
 
 
-def sizes(said: str) -> dict[str, int]:
+def _parse_sizes(said: str) -> dict[str, int]:
     """``H=56,W=56``; raises ValueError on anything else."""
     out: dict[str, int] = {}
     for part in said.split(","):
@@ -41,7 +41,7 @@ def sizes(said: str) -> dict[str, int]:
     return out
 
 
-def document(case: str, derived: Derived, instance: Instance | None) -> dict[str, Any]:
+def _report(case: str, derived: Derived, instance: Instance | None) -> dict[str, Any]:
     """What ``--json`` writes."""
     steps = zip(derived.proof.rules, derived.proof.verdicts, strict=True)
     return {
@@ -65,7 +65,7 @@ def document(case: str, derived: Derived, instance: Instance | None) -> dict[str
     }
 
 
-def _shown(derived: Derived, instance: Instance | None, latex: bool) -> str:
+def _format(derived: Derived, instance: Instance | None, latex: bool) -> str:
     lines = [repr(derived.proof)]
     if derived.inferred:
         lines.append(f"inferred: {', '.join(derived.inferred)}")

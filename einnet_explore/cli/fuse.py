@@ -6,20 +6,20 @@ import argparse
 from pathlib import Path
 
 from einnet_explore.cli.errors import OK
-from einnet_explore.cli.output import save, writable
+from einnet_explore.cli.output import check_writable, save_file
 from einnet_explore.codegen.fusion import fuse
 from einnet_explore.support.wording import printable
 from einnet_explore.syntax import load_text
-from einnet_explore.viz.graph_figures import drawn_figure
-from einnet_explore.viz.kernels import diagram, fused_text, stages_text
+from einnet_explore.viz.graph_figures import draw_graph
+from einnet_explore.viz.kernels import fused_text, stage_graph, stages_text
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_fuse(arguments: argparse.Namespace) -> int:
     """Print the plan, or the kernel's text, or draw the stages."""
-    writable(arguments.svg, reads=[arguments.case])
+    check_writable(arguments.svg, reads=[arguments.case])
     made = fuse(load_text(arguments.case))
     if arguments.svg:
-        save(arguments.svg, drawn_figure(diagram(made), printable(Path(arguments.case).stem)).svg)
+        save_file(arguments.svg, draw_graph(stage_graph(made), printable(Path(arguments.case).stem)).svg)
     elif arguments.kernel:
         print(fused_text(made, arguments.kernel, arguments.dtype))
     else:

@@ -11,27 +11,25 @@ from collections.abc import Callable
 from einnet_explore.autodiff import Passes, cse
 from einnet_explore.autodiff.gradients import grad
 from einnet_explore.cli.errors import OK
-from einnet_explore.cli.output import STDOUT, table, writable, write_json
+from einnet_explore.cli.output import STDOUT, check_writable, format_table, write_json
 from einnet_explore.ir import Program
 from einnet_explore.support.wording import counted
 from einnet_explore.syntax import latex, load_text, text
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_grad(arguments: argparse.Namespace) -> int:
     """Print the program of the gradients; each output is the gradient of one input."""
-    writable(json=arguments.json, reads=[arguments.case])
+    check_writable(json=arguments.json, reads=[arguments.case])
     program = load_text(arguments.case)
-    wrt = names(arguments.wrt, program)
+    wrt = _parse_inputs(arguments.wrt, program)
     made = grad(program, wrt, inline=arguments.inline)
-    found = document(arguments.case, program, wrt, made)
+    found = _report(arguments.case, program, wrt, made)
     if arguments.stash or arguments.stash_budget is not None:
-        pass
-
-        passes = stashed(program, made, arguments.stash_budget)
+        passes = cse(program, made, arguments.stash_budget)
         if arguments.json:
-            write_json(arguments.json, found | {"stash": stash_document(passes)})
+            write_json(arguments.json, found | {"stash": _stash_report(passes)})
         if arguments.json != STDOUT:
-            print(shown(passes, latex if arguments.latex else text))
+            print(_format(passes, latex if arguments.latex else text))
         return OK
     if arguments.json:
         write_json(arguments.json, found)
@@ -40,14 +38,14 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def names(given: list[str], program: Program) -> tuple[str, ...] | None:
+def _parse_inputs(given: list[str], program: Program) -> tuple[str, ...] | None:
     """The inputs that ``--wrt A,K --wrt B`` names, None where it is not given; a whole word may be one name."""
     known = {t.name for t in program.inputs}
     found = [n for word in given for n in ((word,) if word in known else map(str.strip, word.split(",")))]
     return tuple(found) if given else None
 
 
-def document(case: str, program: Program, wrt: tuple[str, ...] | None, made: Program) -> dict[str, object]:
+def _report(case: str, program: Program, wrt: tuple[str, ...] | None, made: Program) -> dict[str, object]:
     """What ``--json`` writes: which output is whose gradient, and which input."""
     chosen = [t.name for t in program.inputs] if wrt is None else wrt
     seeds = [t.name for t in made.inputs[len(program.inputs) :]]
@@ -59,12 +57,7 @@ def document(case: str, program: Program, wrt: tuple[str, ...] | None, made: Pro
     }
 
 
-def stashed(forward: Program, backward: Program, budget: int | None) -> Passes:
-    """Both passes with at most *budget* bytes stashed; raises ValueError as ``cse`` does."""
-    return cse(forward, backward, budget)
-
-
-def shown(passes: Passes, written: Callable[[Program], str] = text) -> str:
+def _format(passes: Passes, written: Callable[[Program], str] = text) -> str:
     """The passes as *written*, the stash and the curve, to be read."""
     rows: list[list[object]] = [["stash", "bytes", "evaluations", "with it"]]
     rows += [[s.name, s.nbytes, *s.evaluations] for s in passes.stashes]
@@ -78,13 +71,13 @@ def shown(passes: Passes, written: Callable[[Program], str] = text) -> str:
             f"{counted(passes.before, 'operation')} backward become {passes.operations}, "
             f"{counted(passes.nbytes, 'byte')} stashed; {proofs}",
             "",
-            *((table(rows), "") if passes.stashes else ()),
-            table(curve),
+            *((format_table(rows), "") if passes.stashes else ()),
+            format_table(curve),
         ]
     )
 
 
-def stash_document(passes: Passes) -> dict[str, object]:
+def _stash_report(passes: Passes) -> dict[str, object]:
     """What ``--json`` says of the stash."""
     return {
         "forward": text(passes.forward),

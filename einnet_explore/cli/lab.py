@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_lab(arguments: argparse.Namespace) -> int:
     """Open JupyterLab on a notebook; a percent script is paired with an ``.ipynb`` first."""
     if importlib.util.find_spec("jupyterlab") is None:
         raise ValueError("JupyterLab is not installed; expected the extra: pip install 'einnet-explore[notebook]'")

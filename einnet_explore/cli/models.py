@@ -6,15 +6,15 @@ import argparse
 
 from einnet_evaluation.models import MODELS, PARTS, write
 from einnet_explore.cli.errors import OK
-from einnet_explore.cli.output import save, table, writable
+from einnet_explore.cli.output import check_writable, format_table, save_file
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_models(arguments: argparse.Namespace) -> int:
     """``list`` prints the names, ``write`` writes one model (weights are the same every time)."""
     if arguments.action == "list":
         rows = [[m.name, m.title, f"{m.size} {m.counts}" if m.counts else ""] for m in (*MODELS, *PARTS)]
-        print(table([["name", "what it is", "size"], *rows]))
+        print(format_table([["name", "what it is", "size"], *rows]))
         return OK
-    writable(arguments.output)
-    save(arguments.output, write(arguments.name, arguments.batch, arguments.size).SerializeToString())
+    check_writable(arguments.output)
+    save_file(arguments.output, write(arguments.name, arguments.batch, arguments.size).SerializeToString())
     return OK

@@ -12,8 +12,8 @@ from typing import Any
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from einnet_explore.cli.errors import INTERRUPTED, NO, OK, one_line
-from einnet_explore.cli.output import STDOUT, progress, save, say, table, writable, write_json
-from einnet_explore.cli.values import shapes
+from einnet_explore.cli.output import STDOUT, check_writable, format_table, progress_bar, save_file, say, write_json
+from einnet_explore.cli.values import parse_shapes
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.outcome import step_certificates
@@ -26,21 +26,21 @@ from einnet_explore.support.executors import Serial, executor
 from einnet_explore.support.limits import limited, shown
 from einnet_explore.support.wording import counted
 from einnet_explore.viz.graph_figures import graph_figure
-from einnet_explore.viz.page import page
+from einnet_explore.viz.page import html_page
 
-LINES = 8
+_REASON_LINES = 8
 """How many reasons are shown why nodes are in no subprogram; the JSON has one for each node."""
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_optimize(arguments: argparse.Namespace) -> int:
     """Exit code 0: done; 1: the optimised model does not agree; 130: interrupted, with what was found so far saved."""
     asked = (arguments.threads, arguments.max_depth, arguments.target_runtime, arguments.numerics)
     chosen = make_settings(arguments.device, *asked)
-    model = read_model(arguments.model, shapes(arguments.shape))
-    writable(arguments.output, arguments.html, json=arguments.json, reads=[arguments.model])
+    model = read_model(arguments.model, parse_shapes(arguments.shape))
+    check_writable(arguments.output, arguments.html, json=arguments.json, reads=[arguments.model])
     if arguments.certificates:
         Path(arguments.certificates).mkdir(parents=True, exist_ok=True)
-        writable(str(Path(arguments.certificates) / "RECORD.json"))
+        check_writable(str(Path(arguments.certificates) / "RECORD.json"))
     chosen = replace(chosen, states=arguments.limit_states)
     with limited(arguments.memory) as room, executor(arguments.jobs, arguments.cluster) as where:
         work = Optimiser(model, chosen, arguments.budget, executor=None if isinstance(where, Serial) else where)
@@ -50,9 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
     report = fast.report()
     failures = _written(arguments, fast, report)
     if arguments.json != STDOUT:
-        print(table(fast.rows()))
+        print(format_table(fast.rows()))
         print(fast.summary())
-        for line in fast.untouched()[:LINES]:
+        for line in fast.untouched()[:_REASON_LINES]:
             print(f"in no subprogram: {line}")
     if work.interrupted:
         every = counted(len(work.subprograms), "subprogram")
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _result(work: Optimiser) -> Optimised:
     """Everything that was found; Ctrl-C ends the search or the selecting, and a second one ends the command."""
     try:
-        with progress(len(work.subprograms), "subprograms") as bar:
+        with progress_bar(len(work.subprograms), "subprograms") as bar:
             for step in work.run():
                 bar.update()
                 bar.set_postfix(kept=sum(p.kept for p in work.parts), states=step.part.outcome.states)
@@ -82,10 +82,13 @@ def _result(work: Optimiser) -> Optimised:
 def _written(arguments: argparse.Namespace, fast: Optimised, report: dict[str, Any]) -> list[Exception]:
     """Write everything that was asked for; one that cannot be written is said, given back, and costs no other."""
     outputs: list[tuple[str | None, Callable[[str], None]]] = [
-        (arguments.output, lambda path: exported(path, fast)),
-        (arguments.html, lambda path: save(path, report_page(fast))),
-        (arguments.certificates, lambda path: records(path, fast)),
-        (arguments.json, lambda path: write_json(path, attributed(report, fast, selection_seconds(arguments.budget)))),
+        (arguments.output, lambda path: _write_model(path, fast)),
+        (arguments.html, lambda path: save_file(path, _report_page(fast))),
+        (arguments.certificates, lambda path: _write_records(path, fast)),
+        (
+            arguments.json,
+            lambda path: write_json(path, _with_attributions(report, fast, selection_seconds(arguments.budget))),
+        ),
     ]
     failures: list[Exception] = []
     for path, write in outputs:
@@ -99,14 +102,14 @@ def _written(arguments: argparse.Namespace, fast: Optimised, report: dict[str, A
     return failures
 
 
-def exported(path: str, fast: Optimised) -> None:
+def _write_model(path: str, fast: Optimised) -> None:
     """The optimised model as a file, and what it lacks."""
-    save(path, fast.onnx().SerializeToString())
+    save_file(path, fast.onnx().SerializeToString())
     if lacks := fast.exported.lacks(sum(part.kept for part in fast.parts)):
         say(f"{path}: {lacks}")
 
 
-def attributed(report: dict[str, Any], fast: Optimised, seconds: float) -> dict[str, Any]:
+def _with_attributions(report: dict[str, Any], fast: Optimised, seconds: float) -> dict[str, Any]:
     """*report* with what kept derivations bring, as far as that is measured in *seconds*; Ctrl-C ends it."""
     report["attribution"] = []
     try:
@@ -119,7 +122,7 @@ def attributed(report: dict[str, Any], fast: Optimised, seconds: float) -> dict[
     return report
 
 
-def records(directory: str, fast: Optimised) -> None:
+def _write_records(directory: str, fast: Optimised) -> None:
     """One record with its certificates for each kept derivation, in *directory*."""
     where = Path(directory)
     for name, derivation in fast.derivations().items():
@@ -127,7 +130,7 @@ def records(directory: str, fast: Optimised) -> None:
     say(f"saved {counted(len(fast.derivations()), 'record')} in {directory}")
 
 
-def report_page(fast: Optimised) -> str:
+def _report_page(fast: Optimised) -> str:
     """The report as one page: the table, then the graphs of every kept subprogram before and after."""
     parts = [fast._repr_html_()]
     for name, before, after in fast.graphs():
@@ -136,4 +139,4 @@ def report_page(fast: Optimised) -> str:
             for when, program in (("before", before), ("after", after))
         )
         parts.append(f"<h2>{escape(name)}</h2><div class='pair'>{drawn}</div>")
-    return page(f"optimised: {fast.model.path}", parts)
+    return html_page(f"optimised: {fast.model.path}", parts)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 STDOUT = "-"
 
 
-def writable(*paths: str | None, json: str | None = None, reads: Iterable[str] = ()) -> None:
+def check_writable(*paths: str | None, json: str | None = None, reads: Iterable[str] = ()) -> None:
     """Raise OSError, about the first of *paths* and *json* that cannot be written, before any work is done for it.
 
     Raises ValueError for one that would be written over another, or over what the command *reads*, and where another
@@ -48,7 +48,7 @@ def _said(number: int, path: str) -> OSError:
     return OSError(number, os.strerror(number), path)
 
 
-def save(path: str, content: str | bytes) -> None:
+def save_file(path: str, content: str | bytes) -> None:
     """Write *content* to the file at *path*, whole or not at all, and say so."""
     write_atomically(path, content)
     say(f"saved {path}")
@@ -66,7 +66,7 @@ def write_json(where: str, document: Mapping[str, Any]) -> None:
     if where == STDOUT:
         sys.stdout.write(held.decode())
     else:
-        save(where, held)
+        save_file(where, held)
 
 
 def _finite(value: Any) -> Any:
@@ -82,14 +82,14 @@ def _finite(value: Any) -> Any:
             return value
 
 
-def progress(total: int | None = None, unit: str = "states") -> tqdm[Any]:
+def progress_bar(total: int | None = None, unit: str = "states") -> tqdm[Any]:
     """A progress bar on standard error; silent unless that is a terminal."""
     from tqdm import tqdm
 
     return tqdm(total=total, unit=f" {unit}", file=sys.stderr, disable=not sys.stderr.isatty(), leave=False)
 
 
-def table(rows: Sequence[Sequence[object]]) -> str:
+def format_table(rows: Sequence[Sequence[object]]) -> str:
     """Rows as columns of text; the first row is the heading, numbers are flush right."""
     cells = [[str(c) for c in row] for row in rows]
     widths = [max(len(row[n]) for row in cells) for n in range(len(cells[0]))]
@@ -102,11 +102,3 @@ def table(rows: Sequence[Sequence[object]]) -> str:
 
 def _numeric(cell: str) -> bool:
     return not cell or cell[0].isdigit() or (cell[0] in "-+." and cell[1:2].isdigit())
-
-
-def seconds(value: float) -> str:
-    """A time with three figures and a unit."""
-    for scale, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value / 1e-9:.3g} ns"

@@ -12,38 +12,38 @@ from einnet_evaluation.plots import plot
 from einnet_evaluation.search_tables import sheets
 from einnet_evaluation.searches import QUICK, Effort, Lab, needed
 from einnet_explore.cli.errors import INTERRUPTED, OK
-from einnet_explore.cli.output import save, say
+from einnet_explore.cli.output import save_file, say
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import counted
 from einnet_explore.viz.figure import Figure
-from einnet_explore.viz.tables import Sheet
+from einnet_explore.viz.tables import ResultTable
 
-READERS = {
+_OPTION_READERS = {
     "quick": "e1 e2 e3 e4 e5 e6", "limit_seconds": "e1 e2 e3 e4 e5 e6", "max_depth": "e4 e5 e6", "threads": "e1 e2 e3",
     "model": "e1", "batch": "e1", "again": "e1 e2 e3", "results": "--device cuda",
 }  # fmt: skip
 """What reads an option that not everything reads."""
 
-Experiment: TypeAlias = "Callable[[bool], tuple[Sheet, ...]]"
+Experiment: TypeAlias = "Callable[[bool], tuple[ResultTable, ...]]"
 """The tables of an experiment from what was done so far; the argument says whether that is all there will be."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class _Experiments:
     """What experiments need to have done, and what of it was."""
 
     run: Callable[[], None]
     done: Callable[[], str]
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_reproduce(arguments: argparse.Namespace) -> int:
     """Do the experiments, print the tables, and write CSV, Markdown and SVG files where ``--out`` is given.
 
     Interrupted, what was done so far is printed and written.
     """
     _read(arguments)
     if arguments.device == "cuda":
-        from einnet_explore.cli.reproduce_gpu import run as draw
+        from einnet_explore.cli.reproduce_gpu import run_reproduce_gpu as draw
 
         return draw(arguments)
     if arguments.out:
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         if any(sheet.rows for sheet in made):
             print(_markdown(made))
             if arguments.out:
-                _write(Path(arguments.out), experiment, made, save)
+                _write(Path(arguments.out), experiment, made, save_file)
                 _draw(Path(arguments.out), experiment, made)
     if interrupted:
         done = " and ".join(work.done() for work in works if work)
@@ -75,12 +75,14 @@ def run(arguments: argparse.Namespace) -> int:
 def _read(arguments: argparse.Namespace) -> None:
     """Raise ValueError for an option that nothing reads of what was asked for."""
     asked = "--device cuda" if arguments.device == "cuda" else " ".join(arguments.experiments)
-    for name, readers in READERS.items():
+    for name, readers in _OPTION_READERS.items():
         if getattr(arguments, name) and not {*asked.split()} & {*readers.split()}:
             raise ValueError(f"--{name.replace('_', '-')}: found with {asked}, expected with {readers}")
 
 
-def _searches(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: dict[str, Experiment]) -> Work | None:
+def _searches(
+    arguments: argparse.Namespace, wanted: tuple[str, ...], tables: dict[str, Experiment]
+) -> _Experiments | None:
     """``e4`` to ``e6`` share their searches."""
     mine = [name for name in wanted if name in ("e4", "e5", "e6")]
     base = QUICK if arguments.quick else Effort()
@@ -90,13 +92,15 @@ def _searches(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: di
         tables[name] = lambda all_, name=name: sheets(name, lab.results, measure=effort.measure and all_)  # type: ignore[misc]
     if not mine:
         return None
-    return Work(
+    return _Experiments(
         lambda: lab.run(variant for name in mine for variant in needed(name)),
         lambda: counted(len(lab.results), "search", "searches"),
     )
 
 
-def _end_to_end(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: dict[str, Experiment]) -> Work | None:
+def _end_to_end(
+    arguments: argparse.Namespace, wanted: tuple[str, ...], tables: dict[str, Experiment]
+) -> _Experiments | None:
     """``e1``: the models."""
     if "e1" not in wanted:
         return None
@@ -116,10 +120,12 @@ def _end_to_end(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: 
         say(f"found {counted(held, 'model')} measured before: {lab.out}")
     tables["e1"] = lambda _: end_to_end.sheets(lab.shown, lab.failures)
     lab.done = lambda: _so_far(arguments, "e1", tables)
-    return Work(lab.run, lambda: counted(len(lab.results), "model"))
+    return _Experiments(lab.run, lambda: counted(len(lab.results), "model"))
 
 
-def _operators(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: dict[str, Experiment]) -> Work | None:
+def _operators(
+    arguments: argparse.Namespace, wanted: tuple[str, ...], tables: dict[str, Experiment]
+) -> _Experiments | None:
     """``e2`` and ``e3`` share their measurements."""
     mine = [name for name in wanted if name in ("e2", "e3")]
     if not mine:
@@ -141,7 +147,7 @@ def _operators(arguments: argparse.Namespace, wanted: tuple[str, ...], tables: d
     }
     tables |= {name: made[name] for name in mine}
     lab.done = lambda: _so_far(arguments, mine[0], tables)
-    return Work(lab.run, lambda: counted(len(lab.results), "operator"))
+    return _Experiments(lab.run, lambda: counted(len(lab.results), "operator"))
 
 
 def _samples(arguments: argparse.Namespace, name: str) -> Path | None:
@@ -149,7 +155,7 @@ def _samples(arguments: argparse.Namespace, name: str) -> Path | None:
     return Path(arguments.out) / f"{name}.json" if arguments.out else None
 
 
-def _markdown(made: tuple[Sheet, ...]) -> str:
+def _markdown(made: tuple[ResultTable, ...]) -> str:
     return "\n".join(sheet.markdown() for sheet in made)
 
 
@@ -159,20 +165,20 @@ def _so_far(arguments: argparse.Namespace, experiment: str, tables: dict[str, Ex
         _write(Path(arguments.out), experiment, tables[experiment](False), write_atomically)
 
 
-def _write(folder: Path, name: str, made: tuple[Sheet, ...], write: Callable[[str, str], object]) -> None:
+def _write(folder: Path, name: str, made: tuple[ResultTable, ...], write: Callable[[str, str], object]) -> None:
     write(str(folder / f"{name}.md"), _markdown(made))
     for sheet in made:
         write(str(folder / f"{sheet.name}.csv"), sheet.csv())
 
 
-def _draw(folder: Path, name: str, made: tuple[Sheet, ...]) -> None:
+def _draw(folder: Path, name: str, made: tuple[ResultTable, ...]) -> None:
     try:
-        save(str(folder / f"{name}.svg"), _figure(name, made).svg + "\n")
+        save_file(str(folder / f"{name}.svg"), _figure(name, made).svg + "\n")
     except ValueError as missing:
         say(f"{name}.svg: not written: {missing}")
 
 
-def _figure(name: str, made: tuple[Sheet, ...]) -> Figure:
+def _figure(name: str, made: tuple[ResultTable, ...]) -> Figure:
     if name in ("e1", "e2", "e3"):
         from einnet_evaluation.bars import bars
 

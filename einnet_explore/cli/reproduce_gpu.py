@@ -8,10 +8,10 @@ from pathlib import Path
 from einnet_evaluation.bars import figure
 from einnet_evaluation.gpu_results import DEFAULT, results, sheets
 from einnet_explore.cli.errors import NO, OK
-from einnet_explore.cli.output import save, say
+from einnet_explore.cli.output import save_file, say
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_reproduce_gpu(arguments: argparse.Namespace) -> int:
     """Print the tables, and write CSV, Markdown and SVG files where ``--out`` is given.
 
     Exit code 1 where something in the results is wrong.  Raises ValueError, which says how to get some, where there are
@@ -27,11 +27,11 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.out:
             continue
         place = Path(arguments.out) / f"{name}_cuda"
-        save(f"{place}.md", text)
+        save_file(f"{place}.md", text)
         for sheet in found:
-            save(str(Path(arguments.out) / f"{sheet.name}_cuda.csv"), sheet.csv())
+            save_file(str(Path(arguments.out) / f"{sheet.name}_cuda.csv"), sheet.csv())
         try:
-            save(f"{place}.svg", figure(found[0]).svg + "\n")
+            save_file(f"{place}.svg", figure(found[0]).svg + "\n")
         except ValueError as missing:
             say(f"{place.name}.svg: not written: {missing}")
     wrong = [

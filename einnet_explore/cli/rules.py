@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 
 from einnet_explore.cli.errors import OK
-from einnet_explore.cli.output import STDOUT, table, writable, write_json
+from einnet_explore.cli.output import STDOUT, check_writable, format_table, write_json
 from einnet_explore.ir import show_path
 from einnet_explore.rules.base import places
 from einnet_explore.session.session import Session
 from einnet_explore.syntax import load_text
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_rules(arguments: argparse.Namespace) -> int:
     """Print the legal matches at a path (or everywhere) and the refusals."""
-    writable(json=arguments.json, reads=[arguments.case])
+    check_writable(json=arguments.json, reads=[arguments.case])
     session = Session(load_text(arguments.case))
     paths = [session.path(arguments.at)] if arguments.at is not None else [path for path, _ in places(session.program)]
     matches = [m.to_json() for path in paths for m in session.rules(path)]
@@ -23,10 +23,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         write_json(arguments.json, {"case": arguments.case, "matches": matches, "refused": refused})
     if arguments.json != STDOUT:
-        print(table([["at", "rule", "parameters"], *([m["at"], m["rule"], _short(m["params"])] for m in matches)]))
+        print(
+            format_table([["at", "rule", "parameters"], *([m["at"], m["rule"], _short(m["params"])] for m in matches)])
+        )
         if refused:
             print()
-            print(table([["at", "rule", "refused because"], *([r["at"], r["rule"], r["why"]] for r in refused)]))
+            print(format_table([["at", "rule", "refused because"], *([r["at"], r["rule"], r["why"]] for r in refused)]))
     return OK
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from einnet_explore.analysis.flattening import flattened
 from einnet_explore.cli.errors import OK
-from einnet_explore.cli.output import save, say, writable
+from einnet_explore.cli.output import check_writable, save_file, say
 from einnet_explore.ir import Program, show_path
 from einnet_explore.rules import Derivation
 from einnet_explore.session.api import load
@@ -21,23 +21,23 @@ from einnet_explore.viz.graph_figures import graph_figure
 from einnet_explore.viz.page import derivation_page
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_show(arguments: argparse.Namespace) -> int:
     """Print or draw; a record is shown with all its steps."""
-    writable(arguments.svg, arguments.html, reads=[arguments.case])
-    derivation = derivation_of(load(arguments.case))
+    check_writable(arguments.svg, arguments.html, reads=[arguments.case])
+    derivation = _derivation_of(load(arguments.case))
     title = printable(Path(arguments.case).stem)
     if arguments.svg:
-        save(arguments.svg, graph_figure(derivation.end, title).svg)
+        save_file(arguments.svg, graph_figure(derivation.end, title).svg)
     elif arguments.html:
-        save(arguments.html, derivation_page(derivation, title))
+        save_file(arguments.html, derivation_page(derivation, title))
     elif arguments.table:
         _tables(derivation.end)
     elif arguments.kernel:
         _kernels(derivation.end, arguments.kernel, arguments.dtype)
     elif arguments.latex:
-        print(align(programs(derivation), reasons(derivation)) if derivation.steps else latex(derivation.end))
+        print(align(_programs(derivation), _reasons(derivation)) if derivation.steps else latex(derivation.end))
     else:
-        print(*map(_said, [None, *reasons(derivation)], map(text, programs(derivation))), sep="\n", end="")
+        print(*map(_said, [None, *_reasons(derivation)], map(text, _programs(derivation))), sep="\n", end="")
     return OK
 
 
@@ -62,7 +62,7 @@ def _kernels(program: Program, dialect: str, dtype: str) -> None:
             say(f"no kernel for {kernel.why}")
 
 
-def derivation_of(case: Program | Derivation | Run | Session) -> Derivation:
+def _derivation_of(case: Program | Derivation | Run | Session) -> Derivation:
     """A record's derivation, a session's, the best one of a search, or a program as a derivation without steps."""
     match case:
         case Session():
@@ -75,12 +75,12 @@ def derivation_of(case: Program | Derivation | Run | Session) -> Derivation:
             raise ValueError("the search has found no candidate yet, so there is no derivation to show")
 
 
-def programs(derivation: Derivation) -> list[Program]:
+def _programs(derivation: Derivation) -> list[Program]:
     """E0, E1, …, En."""
     return [derivation.start, *(step.after for step in derivation.steps)]
 
 
-def reasons(derivation: Derivation) -> list[str]:
+def _reasons(derivation: Derivation) -> list[str]:
     """What was done at each step: the rule and the place."""
     return [f"{step.match.rule.name} at {show_path(step.match.at)}" for step in derivation.steps]
 

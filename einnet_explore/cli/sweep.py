@@ -7,23 +7,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from einnet_explore.cli.errors import BAD_INPUT, INTERRUPTED, NO, OK, one_line
-from einnet_explore.cli.output import STDOUT, say, seconds, table, writable, write_json
+from einnet_explore.cli.output import STDOUT, check_writable, format_table, say, write_json
 from einnet_explore.ir import Program
 from einnet_explore.session.many_searches import check, search_one
 from einnet_explore.support.executors import executor, submitted
-from einnet_explore.support.wording import counted
+from einnet_explore.support.wording import counted, format_seconds
 from einnet_explore.syntax import load_text
 
 Report = dict[str, Any]
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_sweep(arguments: argparse.Namespace) -> int:
     """Exit code 0 when every case has a candidate (for the targets asked for), else 1.
 
     Interrupted, the searches that were done are reported.  One that fails is said and does not end the others: exit
     code 2, and no document where none was done.
     """
-    writable(json=arguments.json, reads=arguments.cases)
+    check_writable(json=arguments.json, reads=arguments.cases)
     reports: dict[str, Report] = {}
     failures: dict[str, Exception] = {}
     programs = _programs(arguments, failures)
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         write_json(arguments.json, {"reports": done, "failures": said})
     if done and arguments.json != STDOUT:
         head = ["case", "states", "seconds", "candidates", "estimate", "certificate", "library operators"]
-        print(table([head, *map(_row, done)]))
+        print(format_table([head, *map(_row, done)]))
     if interrupted or failures:
         return INTERRUPTED if interrupted else BAD_INPUT
     return OK if all(map(_wanted, done)) else NO
@@ -106,4 +106,4 @@ def _row(report: Report) -> list[object]:
         return [*counts, "", "", "none"]
     best = report["candidates"][report["best"]]
     named = "; ".join(o["name"] for o in best["operators"])
-    return [*counts, seconds(best["estimated_seconds"]), best["certificate"], named or "none"]
+    return [*counts, format_seconds(best["estimated_seconds"]), best["certificate"], named or "none"]

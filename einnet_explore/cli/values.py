@@ -7,7 +7,7 @@ import argparse
 from einnet_explore.support.limits import size
 
 
-def shapes(given: list[str]) -> dict[str, tuple[int, ...]]:
+def parse_shapes(given: list[str]) -> dict[str, tuple[int, ...]]:
     """``NAME=1,3,224,224`` as names and shapes; raises ValueError on anything else."""
     out: dict[str, tuple[int, ...]] = {}
     for text in given:
@@ -19,17 +19,17 @@ def shapes(given: list[str]) -> dict[str, tuple[int, ...]]:
     return out
 
 
-def natural(text: str) -> int:
+def parse_natural(text: str) -> int:
     """A whole number from 0."""
     return _number(text, 0)
 
 
-def count(text: str) -> int:
+def parse_count(text: str) -> int:
     """A whole number from 1."""
     return _number(text, 1)
 
 
-def memory(text: str) -> int:
+def parse_memory(text: str) -> int:
     """An amount of memory in bytes, such as 512M."""
     try:
         return size(text)
@@ -37,7 +37,7 @@ def memory(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """A positive number of seconds, with or without an s."""
     try:
         value = float(text.removesuffix("s"))

@@ -11,7 +11,7 @@ from einnet_explore.ir import Program, scopes
 from einnet_explore.parametric.parameters import Ground, OutsideError, Parameter
 from einnet_explore.parametric.proof import Verdict, prove
 from einnet_explore.parametric.schema import Schema, instantiated
-from einnet_explore.viz.tables import Table
+from einnet_explore.viz.tables import TextTable
 
 ROUND = 3
 """How many sizes of a parameter, from the least on, are tried where there is no proof."""
@@ -36,10 +36,10 @@ class Proof:
         """What was needed: ``isl``, ``z3``, ``digits``."""
         return tuple(sorted({m for v in self.verdicts for m in v.means}))
 
-    def table(self) -> Table:
+    def table(self) -> TextTable:
         """One row a step."""
         rows = ((str(n), rule, str(v)) for n, (rule, v) in enumerate(zip(self.rules, self.verdicts, strict=True)))
-        return Table(("", "step", "for all sizes"), tuple(rows), str(self))
+        return TextTable(("", "step", "for all sizes"), tuple(rows), str(self))
 
     def __str__(self) -> str:
         return f"{self.kind} for {', '.join(self.ground.guards)}"

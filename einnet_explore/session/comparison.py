@@ -18,8 +18,9 @@ from einnet_explore.ir import Access, Path, Program, Scope, Tensor, accesses, ma
 from einnet_explore.operators import OPERATORS, Operator, Unmatched, distance, match
 from einnet_explore.operators.form import Distance
 from einnet_explore.strategies.instantiation import nearest
+from einnet_explore.support.wording import format_seconds
 from einnet_explore.syntax import text
-from einnet_explore.viz.tables import Table, seconds
+from einnet_explore.viz.tables import TextTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class MappingTable:
         pattern = self.operator.pattern
         return (*(operand.name for operand in pattern.operands), pattern.output)
 
-    def table(self) -> Table:
+    def table(self) -> TextTable:
         """One row a group of the table."""
         rows = tuple(
             (
@@ -56,7 +57,7 @@ class MappingTable:
         far = "cannot be compared" if self.distance is None else f"distance {self.distance.total}"
         says = f"scope {show_path(self.at)} against {self.operator.name}: {far}"
         head = (f"in {', '.join(self.tensors)}", f"{self.operator.name} has", "the scope has", "mismatch")
-        return Table(head, rows, f"{says}; {self.why}" if self.why else says)
+        return TextTable(head, rows, f"{says}; {self.why}" if self.why else says)
 
     def __repr__(self) -> str:
         return repr(self.table())
@@ -161,16 +162,16 @@ class Comparison:
         """The paths in each of the smallest scopes that the other does not have in the same place."""
         return changed(self.after, self.before), changed(self.before, self.after)
 
-    def table(self) -> Table:
+    def table(self) -> TextTable:
         """One row a program."""
         programs = (self.before, self.after)
         rows = tuple(
-            (name, "?" if d is None else str(d), seconds(s), str(len(p.equations)), text(p).rstrip("\n"))
+            (name, "?" if d is None else str(d), format_seconds(s), str(len(p.equations)), text(p).rstrip("\n"))
             for name, d, s, p in zip(self.names, self.distances, self.seconds, programs, strict=True)
         )
         verdict = "the same program" if self.same else "different programs"
         caption = f"{verdict}; {self.certificate.kind}"
-        return Table(("", "distance", "estimated", "equations", "program"), rows, caption)
+        return TextTable(("", "distance", "estimated", "equations", "program"), rows, caption)
 
     def __repr__(self) -> str:
         return repr(self.table())

@@ -20,10 +20,10 @@ from einnet_explore.analysis.equations import weight_only
 from einnet_explore.cost import program_seconds
 from einnet_explore.cost.counted_work import Work, work
 from einnet_explore.ir import VIEW, Program
-from einnet_explore.support.wording import counted
-from einnet_explore.viz.figure import Figure, of_picture
-from einnet_explore.viz.pictures import Box, Look, Outline, Picture, Shape, Words, width_of
-from einnet_explore.viz.tables import Sheet, Table, seconds
+from einnet_explore.support.wording import counted, format_seconds
+from einnet_explore.viz.figure import Figure, figure_from_picture
+from einnet_explore.viz.pictures import Picture, Polyline, Rectangle, Shape, ShapeStyle, TextLine, text_width
+from einnet_explore.viz.tables import ResultTable, TextTable
 
 SMALLEST, LARGEST = 1 << 18, 1 << 28
 """Bytes between which the triad's working set is chosen: less is all overhead, more is all memory anyway."""
@@ -152,7 +152,7 @@ class Benched:
         how = "as recorded, not run here" if self.hows else f"{counted(self.rounds, 'interleaved round')}, {threads}"
         return ", ".join(filter(None, (how, self.device, self.library)))
 
-    def sheet(self) -> Sheet:
+    def sheet(self) -> ResultTable:
         """One row a program, with every figure."""
         rows = []
         for name, p in self.programs.items():
@@ -169,14 +169,14 @@ class Benched:
             *("program", "estimated_seconds", "seconds", "iqr", "speedup", "max_rel_error"),
             *("flops_per_second", "bytes_per_second", "part_of_roof", "bound", "how", "failure"),
         )
-        return Sheet("bench", "Measured candidates", head, tuple(rows), self.caption)
+        return ResultTable("bench", "Measured candidates", head, tuple(rows), self.caption)
 
-    def table(self) -> Table:
+    def table(self) -> TextTable:
         """The same for reading."""
         rows = tuple(
             (
                 name,
-                seconds(program_seconds(p)[0]),
+                format_seconds(program_seconds(p)[0]),
                 self.failures.get(name) or _measured(self.median(name), self.iqr(name), self.hows.get(name)),
                 "" if self.speedup(name) is None else f"{self.speedup(name):.2f}×",
                 f"{self.errors[name]:.1e}" if name in self.errors else "",
@@ -184,14 +184,14 @@ class Benched:
             )
             for name, p in self.programs.items()
         )
-        return Table(
+        return TextTable(
             ("program", "estimated", "measured ± IQR", "speed-up", "max |err|", "roofline"), rows, self.caption
         )
 
     def plot(self) -> Figure:
         """A bar a program, its quartiles as a line."""
         names = [name for name in self.programs if self.samples.get(name)]
-        left = max((width_of(name, TEXT) for name in names), default=0.0) + 16
+        left = max((text_width(name, TEXT) for name in names), default=0.0) + 16
         slowest = max((max(self.samples[name]) for name in names), default=1.0)
         high = ROW * len(names) + 34
         shapes: list[Shape] = []
@@ -200,13 +200,13 @@ class Benched:
             end = left + BAR * middle / slowest
             lo, hi = (left + BAR * max(0.0, middle + d) / slowest for d in (-half, half))
             shapes += [
-                Words(left - 8, y + 14, name, TEXT, "end"),
-                Box(left, y + 3, end - left, 14, Look("#2e6da4")),
-                Outline(((lo, y + 10), (hi, y + 10)), Look(stroke="#000000")),
-                Words(hi + 6, y + 14, seconds(middle), 11),
+                TextLine(left - 8, y + 14, name, TEXT, "end"),
+                Rectangle(left, y + 3, end - left, 14, ShapeStyle("#2e6da4")),
+                Polyline(((lo, y + 10), (hi, y + 10)), ShapeStyle(stroke="#000000")),
+                TextLine(hi + 6, y + 14, format_seconds(middle), 11),
             ]
-        shapes.append(Words(8, high - 8, self.table().caption, 11))
-        return of_picture(Picture(left + BAR + 100, high, tuple(shapes)), repr(self.table()))
+        shapes.append(TextLine(8, high - 8, self.table().caption, 11))
+        return figure_from_picture(Picture(left + BAR + 100, high, tuple(shapes)), repr(self.table()))
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return {**self.table()._repr_mimebundle_(), "image/svg+xml": self.plot().svg}
@@ -225,4 +225,4 @@ def arrays(program: Program, seed: int) -> tuple[dict[str, Any], dict[str, Any]]
 def _measured(middle: float | None, iqr: float, how: str | None) -> str:
     if middle is None:
         return ""
-    return f"{seconds(middle)}, {how}" if how else f"{seconds(middle)} ± {seconds(iqr)}"
+    return f"{format_seconds(middle)}, {how}" if how else f"{format_seconds(middle)} ± {format_seconds(iqr)}"

@@ -23,8 +23,8 @@ from einnet_explore.session.refusals import why_refused
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.support.wording import GREEN, RED, counted, tinted
 from einnet_explore.syntax import latex, text
-from einnet_explore.viz.tables import Table, said
-from einnet_explore.viz.views import CHANGED, Formula, formula_figure, mathtext_lines
+from einnet_explore.viz.tables import TextTable, format_parameters
+from einnet_explore.viz.views import _CHANGED_COLOUR, Formula, formula_figure, mathtext_lines
 
 SIGNS = {"right": "✓", "wrong": "✗", "shown": "→"}
 
@@ -57,7 +57,7 @@ class Question:
         """Both programs as a picture, without TeX."""
         lines = mathtext_lines(latex(self.before, dialect="mathtext"))
         lines.append(r"\Downarrow\ ?")
-        marks = dict.fromkeys(changed(self.before, self.after), CHANGED)
+        marks = dict.fromkeys(changed(self.before, self.after), _CHANGED_COLOUR)
         lines += mathtext_lines(latex(self.after, dialect="mathtext", marks=marks))
         return formula_figure(lines, repr(self)).svg
 
@@ -170,7 +170,7 @@ class Quiz:
         self.answers.append(answer)
         return answer
 
-    def score(self) -> Table:
+    def score(self) -> TextTable:
         """One row a question: what was guessed, how many hints were taken."""
         rows = []
         for n in range(1, min(self.number, len(self.steps)) + 1):
@@ -183,7 +183,7 @@ class Quiz:
         shown = sum(a.shown for a in self.answers)
         guessed = f"{self.number - 1 - shown} of {len(self.steps)} guessed, {at_once} at once"
         caption = f"{guessed}, {shown} shown" if shown else guessed
-        return Table(("step", "guesses", "hints"), tuple(rows), caption)
+        return TextTable(("step", "guesses", "hints"), tuple(rows), caption)
 
     def __repr__(self) -> str:
         steps, guesses = counted(len(self.steps), "step"), counted(len(self.answers), "guess", "guesses")
@@ -204,7 +204,7 @@ def _judged(step: Step, rule: Rule[Any]) -> tuple[bool, str]:
     if same is not None:
         return True, f"{_reason(step, same)} (the derivation has it as {step.match.rule.name})"
     first, after = made[0]
-    with_these = f" ({said(first)})" if said(first) else ""
+    with_these = f" ({format_parameters(first)})" if format_parameters(first) else ""
     count = f"in {'more than ' if len(ways) == TRIED else ''}{counted(len(ways), 'way')}"
     known = set(_lines(step.before))
     instead = [line for line in _lines(after) if line not in known]
@@ -215,7 +215,7 @@ def _judged(step: Step, rule: Rule[Any]) -> tuple[bool, str]:
 
 
 def _reason(step: Step, match: Match[Any]) -> str:
-    params = said(match)
+    params = format_parameters(match)
     shown = f" ({params})" if params else ""
     return f"{match.rule.name} at {show_path(match.at)}{shown}, {certify(step.before, step.after)}"
 

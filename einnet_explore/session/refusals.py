@@ -7,7 +7,7 @@ from typing import Any
 
 from einnet_explore.ir import Path, Program, show_path
 from einnet_explore.rules import Refused, Rule
-from einnet_explore.viz.tables import Table
+from einnet_explore.viz.tables import TextTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,10 @@ class Refusals(tuple[Refusal, ...]):
 
     __slots__ = ()
 
-    def table(self) -> Table:
+    def table(self) -> TextTable:
         """One row a rule."""
         rows = tuple((r.rule, show_path(r.at), r.why) for r in self)
-        return Table(("rule", "at", "refused because"), rows, "" if self else "every rule has a legal match")
+        return TextTable(("rule", "at", "refused because"), rows, "" if self else "every rule has a legal match")
 
     def __repr__(self) -> str:
         return repr(self.table())

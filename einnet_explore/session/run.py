@@ -17,7 +17,7 @@ from einnet_explore.strategies.options import Cost
 from einnet_explore.support.wording import counted
 from einnet_explore.viz import tables
 from einnet_explore.viz.graph_figures import Figure, search_graph, tree_figure
-from einnet_explore.viz.tables import Table
+from einnet_explore.viz.tables import TextTable
 from einnet_explore.viz.views import Steps
 
 
@@ -143,7 +143,7 @@ class Run(Running):
         shown = to or self.best
         return tree_figure(self.search.states, shown.state if shown else None, limit)
 
-    def table(self, limit: int = 8) -> Table:
+    def table(self, limit: int = 8) -> TextTable:
         """The *limit* cheapest candidates by estimate, each with its certificate."""
         ordered = sorted(self.candidates, key=lambda c: c.rank)
         states = self.search.states
@@ -151,7 +151,7 @@ class Run(Running):
             f"{min(limit, len(ordered))} of {counted(len(ordered), 'candidate')}; {counted(len(states), 'state')}, "
             f"{self.search.pruned} pruned, {search_explanations.how_ended(self.search)}, {self.seconds:.2f} s"
         )
-        return tables.candidates(((c, verdict(self.certificates(c.derivation))) for c in ordered[:limit]), caption)
+        return tables.candidate_table(((c, verdict(self.certificates(c.derivation))) for c in ordered[:limit]), caption)
 
     def __repr__(self) -> str:
         candidates, states = counted(len(self.candidates), "candidate"), counted(len(self.search.states), "state")

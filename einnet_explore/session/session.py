@@ -31,7 +31,7 @@ from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import counted
 from einnet_explore.viz import tables
 from einnet_explore.viz.graph_figures import Figure, TreeNode, draw_tree, graph_figure
-from einnet_explore.viz.tables import Matches, Table
+from einnet_explore.viz.tables import Matches, TextTable
 from einnet_explore.viz.views import Formula
 
 
@@ -256,10 +256,10 @@ class Session(Applying):
         """
         write_atomically(path, face().page(self, title))
 
-    def history(self, certificates: bool = False) -> Table:
+    def history(self, certificates: bool = False) -> TextTable:
         """The steps from the start to here; with *certificates*, how each was proved."""
         kinds = [c.kind for c in self.certificates()] if certificates else []
-        return tables.history(self.derivation, kinds)
+        return tables.step_table(self.derivation, kinds)
 
     def tree(self) -> Figure:
         """The tree of everything that was done here, the way to here drawn thick."""

@@ -13,6 +13,14 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
+def format_seconds(value: float) -> str:
+    """Return *value* seconds with three significant digits in s, ms, µs or ns."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value * 1e9:.3g} ns"
+
+
 def tinted(hue: str) -> str:
     """*hue* as the colour of words, mixed with that of the words around: dark where these are dark, light where light.
 

@@ -16,7 +16,7 @@ from einnet_explore.viz.pictures import Picture
 
 _FAMILY = re.compile(r"font-family=(['\"])(.*?)\1")
 
-PIXELS = {"px": 1.0, "pt": 96 / 72.27, "bp": 96 / 72, "mm": 96 / 25.4, "cm": 96 / 2.54, "in": 96.0}
+PIXELS_PER_UNIT = {"px": 1.0, "pt": 96 / 72.27, "bp": 96 / 72, "mm": 96 / 25.4, "cm": 96 / 2.54, "in": 96.0}
 """A unit of length in pixels; pt is TeX's."""
 
 
@@ -44,7 +44,7 @@ class Figure:
     def pdf(self) -> bytes:
         """The picture as PDF, its text as text, in a font that goes with it; raises FigureError without the library."""
         converter = _converter()
-        points = _sized(self.svg, _width(self.svg) / PIXELS["bp"])  # the library takes pixels for points
+        points = _sized(self.svg, _width(self.svg) / PIXELS_PER_UNIT["bp"])  # the library takes pixels for points
         made: bytes = converter.svg_to_pdf(_embedded(points))
         return made
 
@@ -85,7 +85,7 @@ class Figure:
 def _width(svg: str) -> float:
     """The width of *svg* in pixels; its points are CSS's."""
     found = re.search(r"\bwidth=(['\"])([0-9.]+)(px|pt|)\1", svg.split(">", 1)[0])
-    return float(found[2]) * (PIXELS["bp"] if found[3] == "pt" else 1) if found else 0.0
+    return float(found[2]) * (PIXELS_PER_UNIT["bp"] if found[3] == "pt" else 1) if found else 0.0
 
 
 def _sized(svg: str, wide: float) -> str:
@@ -102,15 +102,17 @@ def _sized(svg: str, wide: float) -> str:
 def _pixels(width: str) -> float:
     found = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]+)\s*", width)
     try:
-        wide = float(found[1]) * PIXELS[found[2]] if found else 0.0
+        wide = float(found[1]) * PIXELS_PER_UNIT[found[2]] if found else 0.0
     except (KeyError, ValueError):
         wide = 0.0
     if wide <= 0:
-        raise FigureError(f"width {width!r}: expected a number above 0 and one of {', '.join(PIXELS)}, as in '3.3in'")
+        raise FigureError(
+            f"width {width!r}: expected a number above 0 and one of {', '.join(PIXELS_PER_UNIT)}, as in '3.3in'"
+        )
     return wide
 
 
-def of_picture(picture: Picture, says: str) -> Figure:
+def figure_from_picture(picture: Picture, says: str) -> Figure:
     """A figure of shapes."""
     return Figure(picture.svg(), says, picture)
 

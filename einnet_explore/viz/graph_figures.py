@@ -25,24 +25,24 @@ from einnet_explore.rules import Match
 from einnet_explore.strategies.events import Pruned, State
 from einnet_explore.support.wording import counted
 from einnet_explore.syntax.computation_graph import COLOURS, Graph, GraphNode, dot_of, graph
-from einnet_explore.viz.figure import Figure, of_picture
+from einnet_explore.viz.figure import Figure, figure_from_picture
 from einnet_explore.viz.pictures import (
-    Box,
-    Group,
-    Look,
-    Outline,
-    Oval,
+    Curve,
+    Ellipse,
     Picture,
     Point,
+    Polyline,
+    Rectangle,
     Shape,
-    Way,
-    Words,
-    legal,
-    width_of,
+    ShapeGroup,
+    ShapeStyle,
+    TextLine,
+    replace_illegal_characters,
+    text_width,
 )
 
-GAP, STEP, LINE = 28.0, 46.0, 14.0
-SWEEPS = 8
+_GAP_PIXELS, _LAYER_PIXELS, _LINE_PIXELS = 28.0, 46.0, 14.0
+_ORDERING_SWEEPS = 8
 
 
 @dataclass
@@ -58,20 +58,20 @@ class _Layout:
     y: dict[str, float] = field(default_factory=dict)
 
 
-def layered(drawn: Graph, title: str = "") -> Picture:
+def layout_graph(drawn: Graph, title: str = "") -> Picture:
     """*drawn* from top to bottom."""
     nodes = {node.name: node for node in drawn.nodes}
     layout, bends = _layers(nodes, drawn.edges)
     _order(layout)
     _place(layout)
-    left = min((layout.x[c] - layout.wide[c] / 2 for c in layout.x), default=0) - GAP
-    right = max((layout.x[c] + layout.wide[c] / 2 for c in layout.x), default=0) + GAP
-    right = max(right, left + width_of(title, 14) + 2 * GAP)
+    left = min((layout.x[c] - layout.wide[c] / 2 for c in layout.x), default=0) - _GAP_PIXELS
+    right = max((layout.x[c] + layout.wide[c] / 2 for c in layout.x), default=0) + _GAP_PIXELS
+    right = max(right, left + text_width(title, 14) + 2 * _GAP_PIXELS)
     for cell in layout.x:
         layout.x[cell] -= left
     width = right - left
-    height = max((layout.y[c] + layout.high[c] for c in layout.y), default=30.0) + GAP / 2
-    heading = Words(width / 2, 20, title, 14, "middle")
+    height = max((layout.y[c] + layout.high[c] for c in layout.y), default=30.0) + _GAP_PIXELS / 2
+    heading = TextLine(width / 2, 20, title, 14, "middle")
     edges = (shape for n, edge in enumerate(drawn.edges) for shape in _edge(layout, edge, bends[n]))
     return Picture(width, height, (heading, *edges, *(_node(layout, node) for node in drawn.nodes)))
 
@@ -87,8 +87,8 @@ def _layers(nodes: Mapping[str, GraphNode], edges: Sequence[tuple[str, str, str]
         if node.kind in ("input", "weight") and readers:
             rank[name] = min(readers) - 1
     lines = {name: node.label.split("\n") for name, node in nodes.items()}
-    wide = {name: max(70.0, max(width_of(line, 11) for line in lines[name]) + 24) for name in nodes}
-    high = {name: LINE * len(lines[name]) + 14 for name in nodes}
+    wide = {name: max(70.0, max(text_width(line, 11) for line in lines[name]) + 24) for name in nodes}
+    high = {name: _LINE_PIXELS * len(lines[name]) + 14 for name in nodes}
     layout = _Layout([[] for _ in range(max(rank.values(), default=0) + 1)], wide, high, {}, {})
     for name in nodes:
         layout.layers[rank[name]].append(name)
@@ -106,7 +106,7 @@ def _layers(nodes: Mapping[str, GraphNode], edges: Sequence[tuple[str, str, str]
 
 
 def _order(layout: _Layout) -> None:
-    for sweep in range(SWEEPS):
+    for sweep in range(_ORDERING_SWEEPS):
         down = sweep % 2 == 0
         neighbours = layout.above if down else layout.below
         for layer in layout.layers if down else reversed(layout.layers):
@@ -123,9 +123,9 @@ def _place(layout: _Layout) -> None:
         for cell in layer:
             layout.x[cell] = at + layout.wide[cell] / 2
             layout.y[cell] = top + (tall - layout.high[cell]) / 2
-            at += layout.wide[cell] + GAP
-        top += tall + STEP
-    for sweep in range(SWEEPS):
+            at += layout.wide[cell] + _GAP_PIXELS
+        top += tall + _LAYER_PIXELS
+    for sweep in range(_ORDERING_SWEEPS):
         down = sweep % 2 == 0
         neighbours = layout.above if down else layout.below
         for layer in layout.layers if down else reversed(layout.layers):
@@ -138,10 +138,10 @@ def _apart(wanted: Sequence[float], wide: Sequence[float]) -> Iterable[float]:
     """Places in this order that do not overlap, near *wanted*: between those pushed right and those pushed left."""
     from_left, from_right = list(wanted), list(wanted)
     for n in range(1, len(wanted)):
-        room = (wide[n - 1] + wide[n]) / 2 + GAP
+        room = (wide[n - 1] + wide[n]) / 2 + _GAP_PIXELS
         from_left[n] = max(wanted[n], from_left[n - 1] + room)
     for n in range(len(wanted) - 2, -1, -1):
-        room = (wide[n] + wide[n + 1]) / 2 + GAP
+        room = (wide[n] + wide[n + 1]) / 2 + _GAP_PIXELS
         from_right[n] = min(wanted[n], from_right[n + 1] - room)
     return [(a + b) / 2 for a, b in zip(from_left, from_right, strict=True)]
 
@@ -152,57 +152,58 @@ def _edge(layout: _Layout, edge: tuple[str, str, str], way: Sequence[str]) -> tu
     points += [(layout.x[bend], layout.y[bend]) for bend in way]
     points.append((layout.x[b], layout.y[b] - 1))
     (px, py), (x, y) = points[0], points[1]
-    shape = Words(0.7 * px + 0.3 * x + 5, 0.6 * py + 0.4 * y + 3, label, 10, halo=3)
-    return Way(tuple(points), Look(stroke="#666666"), arrow=True), shape
+    shape = TextLine(0.7 * px + 0.3 * x + 5, 0.6 * py + 0.4 * y + 3, label, 10, halo=3)
+    return Curve(tuple(points), ShapeStyle(stroke="#666666"), arrow=True), shape
 
 
-def _node(layout: _Layout, node: GraphNode) -> Group:
+def _node(layout: _Layout, node: GraphNode) -> ShapeGroup:
     wide, high = layout.wide[node.name], layout.high[node.name]
     x, y = layout.x[node.name] - wide / 2, layout.y[node.name]
-    look = Look(COLOURS[node.kind], "black", 2 if node.kind == "eOperator" else 1)
+    look = ShapeStyle(COLOURS[node.kind], "black", 2 if node.kind == "eOperator" else 1)
     shapes: tuple[Shape, ...]
     match node.kind:
         case "input" | "weight":
-            shapes = (Oval(x + wide / 2, y + high / 2, wide / 2, high / 2, look),)
+            shapes = (Ellipse(x + wide / 2, y + high / 2, wide / 2, high / 2, look),)
         case "view":
             right, ear = x + wide, 9.0
             corners = ((x, y), (right - ear, y), (right, y + ear), (right, y + high), (x, y + high))
             fold = ((right - ear, y), (right - ear, y + ear), (right, y + ear))
-            shapes = (Outline(corners, look), Outline(fold, Look(stroke="black")))
+            shapes = (Polyline(corners, look), Polyline(fold, ShapeStyle(stroke="black")))
         case _:
-            shapes = (Box(x, y, wide, high, look),)
+            shapes = (Rectangle(x, y, wide, high, look),)
     lines = (
-        Words(x + wide / 2, y + 18 + LINE * n, line, 11, "middle") for n, line in enumerate(node.label.split("\n"))
+        TextLine(x + wide / 2, y + 18 + _LINE_PIXELS * n, line, 11, "middle")
+        for n, line in enumerate(node.label.split("\n"))
     )
-    return Group(f"node {node.kind}", node.name, (*shapes, *lines))
+    return ShapeGroup(f"node {node.kind}", node.name, (*shapes, *lines))
 
 
-LARGEST = 60
+MAX_GRAPHVIZ_NODES = 60
 """Nodes up to which Graphviz is asked: beyond, with tensors that many nodes read, it may take minutes."""
 
-ON, OFF, FOUND = "#c0392b", "#2e6da4", "#e0a526"
-WIDTH, ROW = 840.0, 60.0
+_PATH_COLOUR, _STATE_COLOUR, _CANDIDATE_COLOUR = "#c0392b", "#2e6da4", "#e0a526"
+_TREE_PIXELS, _TREE_ROW_PIXELS = 840.0, 60.0
 """Of a tree: JupyterLab shows pictures as they are, and beside its files a page of 1280 pixels has 860 for them."""
 
 
 def graph_figure(program: Program, title: str = "") -> Figure:
     """The computation graph of *program*."""
-    return drawn_figure(graph(program), title)
+    return draw_graph(graph(program), title)
 
 
-def drawn_figure(drawn: Graph, title: str = "") -> Figure:
+def draw_graph(drawn: Graph, title: str = "") -> Figure:
     """A graph of nodes and edges."""
-    own = layered(drawn, title)
-    if len(drawn.nodes) > LARGEST:
-        return of_picture(own, _says(drawn, title))
+    own = layout_graph(drawn, title)
+    if len(drawn.nodes) > MAX_GRAPHVIZ_NODES:
+        return figure_from_picture(own, _says(drawn, title))
     try:
         return Figure(_graphviz(dot_of(drawn, title)), _says(drawn, title), own)
     except (graphviz.ExecutableNotFound, graphviz.CalledProcessError):
-        return of_picture(own, _says(drawn, title))
+        return figure_from_picture(own, _says(drawn, title))
 
 
 def _graphviz(source: str) -> str:
-    drawn = legal(graphviz.Source(source).pipe(format="svg", encoding="utf-8"))
+    drawn = replace_illegal_characters(graphviz.Source(source).pipe(format="svg", encoding="utf-8"))
     return drawn[drawn.index("<svg") :].replace("<svg ", "<svg style='max-width:100%;height:auto' ", 1)
 
 
@@ -270,22 +271,22 @@ def draw_tree(nodes: Sequence[TreeNode], chosen: int | None, caption: str) -> Fi
         here = known[here].parent
     x = _spread(nodes, below)
     leaves = max(1, sum(node.id not in below for node in nodes))
-    radius = min(6.0, max(1.6, (WIDTH - 60) / leaves / 2.4))
-    height = 56 + ROW * max(depth.values(), default=0)
-    at = {node.id: (x[node.id], 22 + ROW * depth[node.id]) for node in nodes}
+    radius = min(6.0, max(1.6, (_TREE_PIXELS - 60) / leaves / 2.4))
+    height = 56 + _TREE_ROW_PIXELS * max(depth.values(), default=0)
+    at = {node.id: (x[node.id], 22 + _TREE_ROW_PIXELS * depth[node.id]) for node in nodes}
     shapes: list[Shape] = []
     for on in (False, True):  # the chosen way lies above the rest
-        look = Look(stroke=ON, thick=2.5) if on else Look(stroke="#bbbbbb", thick=0.8)
+        look = ShapeStyle(stroke=_PATH_COLOUR, thick=2.5) if on else ShapeStyle(stroke="#bbbbbb", thick=0.8)
         for node in nodes:
             if node.parent >= 0 and (node.id in path) == on:
-                shapes.append(Way((at[node.parent], at[node.id]), look))
+                shapes.append(Curve((at[node.parent], at[node.id]), look))
         shapes += [_dot(at[node.id], node, radius + on, on) for node in nodes if (node.id in path) == on]
     rows: dict[float, list[float]] = {}
     for across, down in at.values():
         rows.setdefault(down, []).append(across)
     shapes += [_label(at[n.id], n.label, radius, rows[at[n.id][1]]) for n in nodes if n.id in path]
-    shapes.append(Words(8, height - 8, caption, 12))
-    return of_picture(Picture(WIDTH, height, tuple(shapes)), f"tree: {caption}")
+    shapes.append(TextLine(8, height - 8, caption, 12))
+    return figure_from_picture(Picture(_TREE_PIXELS, height, tuple(shapes)), f"tree: {caption}")
 
 
 def _spread(nodes: Sequence[TreeNode], below: dict[int, list[TreeNode]]) -> dict[int, float]:
@@ -304,25 +305,25 @@ def _spread(nodes: Sequence[TreeNode], below: dict[int, list[TreeNode]]) -> dict
         else:
             stack.append((node, True))
             stack += [(child, False) for child in reversed(children)]
-    return {node.id: 30 + (WIDTH - 60) * slot[node.id] / max(1, free) for node in nodes}
+    return {node.id: 30 + (_TREE_PIXELS - 60) * slot[node.id] / max(1, free) for node in nodes}
 
 
 def _dot(at: Point, node: TreeNode, radius: float, on: bool) -> Shape:
     x, y = at
-    look = Look(ON if on else FOUND if node.candidate else OFF)
+    look = ShapeStyle(_PATH_COLOUR if on else _CANDIDATE_COLOUR if node.candidate else _STATE_COLOUR)
     if node.candidate:
-        return Box(x - radius, y - radius, 2 * radius, 2 * radius, look, node.tip)
-    return Oval(x, y, radius, radius, look, node.tip)
+        return Rectangle(x - radius, y - radius, 2 * radius, 2 * radius, look, node.tip)
+    return Ellipse(x, y, radius, radius, look, node.tip)
 
 
 def _label(at: Point, label: str, radius: float, row: Sequence[float]) -> Shape:
     """Beside its node, or above its *row* where it would hide another node of that."""
-    wide = radius + 6 + width_of(label, 12)
-    right = at[0] + wide < WIDTH
+    wide = radius + 6 + text_width(label, 12)
+    right = at[0] + wide < _TREE_PIXELS
     x, anchor = (at[0] + radius + 6, "start") if right else (at[0] - radius - 6, "end")
     low, high = (at[0], at[0] + wide + radius) if right else (at[0] - wide - radius, at[0])
     hides = any(low < other < high for other in row)
-    return Words(x, at[1] - radius - 6 if hides else at[1] + 4, label, 12, anchor, halo=4)
+    return TextLine(x, at[1] - radius - 6 if hides else at[1] + 4, label, 12, anchor, halo=4)
 
 
 def search_graph(states: Sequence[State], pruned: Iterable[Pruned] = (), costs: dict[int, float] | None = None) -> Any:
@@ -355,8 +356,8 @@ def _edge_json(start: int, end: int, kind: str, matches: Iterable[Match[Any]]) -
 __all__ = [
     "Figure",
     "TreeNode",
+    "draw_graph",
     "draw_tree",
-    "drawn_figure",
     "graph_figure",
     "tree_figure",
 ]

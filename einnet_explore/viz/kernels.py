@@ -34,7 +34,7 @@ from einnet_explore.syntax.computation_graph import Graph, GraphNode
 from einnet_explore.syntax.printer import scalar as said
 from einnet_explore.viz.figure import Figure
 
-Maker: TypeAlias = "Callable[[Equation, Type, str], Kernel]"
+KernelGenerator: TypeAlias = "Callable[[Equation, Type, str], Kernel]"
 """The kernel of an equation over elements of a type in a dialect; raises KernelError where it makes none."""
 
 
@@ -47,7 +47,7 @@ class KernelText:
     why: str = ""
 
 
-def of_elements(equation: Equation, kind: Type, dialect: str) -> Kernel:
+def elementwise_kernel(equation: Equation, kind: Type, dialect: str) -> Kernel:
     """An element-wise equation: packs in a grid-stride loop; neighbouring elements a block in C, for CPUs."""
     made = build_functor(equation.scope, equation.name, kind)
     return (
@@ -57,7 +57,7 @@ def of_elements(equation: Equation, kind: Type, dialect: str) -> Kernel:
     )
 
 
-def of_tiles(equation: Equation, kind: Type, dialect: str) -> Kernel:
+def tiled_kernel(equation: Equation, kind: Type, dialect: str) -> Kernel:
     """A contraction in tiles of the size that the best-first search finds; for a core's caches in C."""
     hardware = processor(this_machine()) if dialect == "c" else Hardware()
     try:
@@ -68,7 +68,7 @@ def of_tiles(equation: Equation, kind: Type, dialect: str) -> Kernel:
         raise KernelError(f"kernel {equation.name}: {error}") from None
 
 
-def of_reductions(equation: Equation, kind: Type, dialect: str) -> Kernel:
+def staged_kernel(equation: Equation, kind: Type, dialect: str) -> Kernel:
     """Anything else, nested reductions too: stages at every point of a grid; sizes and strides are arguments in C."""
     inputs = tuple(dict.fromkeys(tensors(equation.scope)))
     shapes = {t.name: t.shape for t in inputs}
@@ -80,11 +80,11 @@ def of_reductions(equation: Equation, kind: Type, dialect: str) -> Kernel:
         raise KernelError(f"kernel {equation.name}: {error}") from None
 
 
-MAKERS: tuple[Maker, ...] = (of_elements, of_tiles, of_reductions)
+KERNEL_GENERATORS: tuple[KernelGenerator, ...] = (elementwise_kernel, tiled_kernel, staged_kernel)
 
 
 def kernel_texts(
-    program: Program, dialect: str, dtype: str = "float32", makers: tuple[Maker, ...] = MAKERS
+    program: Program, dialect: str, dtype: str = "float32", makers: tuple[KernelGenerator, ...] = KERNEL_GENERATORS
 ) -> tuple[KernelText, ...]:
     """For each equation of *program* the kernel of the first of *makers* that makes one.
 
@@ -98,7 +98,7 @@ def kernel_texts(
     return found
 
 
-def _text(equation: Equation, kind: Type, dialect: str, makers: tuple[Maker, ...]) -> KernelText:
+def _text(equation: Equation, kind: Type, dialect: str, makers: tuple[KernelGenerator, ...]) -> KernelText:
     why: list[str] = []
     for make in makers:
         try:
@@ -108,7 +108,7 @@ def _text(equation: Equation, kind: Type, dialect: str, makers: tuple[Maker, ...
     return KernelText(equation.name, "", "; ".join(dict.fromkeys(why)))
 
 
-def diagram(fused: Fused) -> Graph:
+def stage_graph(fused: Fused) -> Graph:
     """The graph of *fused*: memory, per stage its heads and nests, and an edge for everything that is read.
 
     Kinds are those of ``syntax.computation_graph``: inputs and outputs in memory, a nest that reduces as a library
@@ -183,7 +183,7 @@ def _plain(fused: Fused, body: Scalar) -> Scalar:
     return map_accesses(body, number)
 
 
-def summary(fused: Fused) -> str:
+def stage_summary(fused: Fused) -> str:
     """The plan in words: the grid, then a line a value."""
     lines = [f"grid: {_names(fused.grid) or 'one point'}; waits: {fused.barriers}; slots: {fused.slots}"]
     for n, stage in enumerate(fused.stages):
@@ -202,7 +202,7 @@ def _kept(fused: Fused, step: Step) -> str:
     return "memory" if space.slot is None else f"slot {space.slot}"
 
 
-def packed(fused: Fused) -> Flat:
+def contiguous_plan(fused: Fused) -> Flat:
     """*fused* for contiguous arrays of the sizes that it was analysed with."""
     shapes = {t.name: t.shape for t in fused.program.inputs}
     outputs = {o.name: o.scope.shape for o in fused.operations if o.output}
@@ -213,9 +213,9 @@ def packed(fused: Fused) -> Flat:
 
 def stages_text(fused: Fused) -> str:
     """The plan, the recorded equalities, the axes that are left for contiguous arrays, and both estimates."""
-    flat = packed(fused)
+    flat = contiguous_plan(fused)
     axes = " ".join(f"{x.name}:{flat.extents[x]}" for x in flat.order)
-    lines = [summary(fused), f"equalities: {', '.join(fused.sizes.equalities) or 'none'}"]
+    lines = [stage_summary(fused), f"equalities: {', '.join(fused.sizes.equalities) or 'none'}"]
     lines.append(f"axes of contiguous arrays: {axes or 'none'}")
     lines += [str(verdict(flat, target)) for target in (A100, CORE)]
     return "\n".join(lines)
@@ -226,14 +226,14 @@ def fused_text(fused: Fused, dialect: str, dtype: str = "float32") -> str:
 
     Raises KernelError for an unknown dialect or dtype.
     """
-    flat, kind = packed(fused), type_of(dtype)
+    flat, kind = contiguous_plan(fused), type_of(dtype)
     return emit(cpu_kernel(flat, kind) if dialect == "c" else gpu_kernel(flat, kind), dialect)
 
 
-REASONS = {"over memory": ("v", "#c0392b"), "over regs": ("x", "#8e5ea2")}
+_REJECTION_MARKERS = {"over memory": ("v", "#c0392b"), "over regs": ("x", "#8e5ea2")}
 """The marker and the colour of each."""
 
-BELOW = -0.06
+_REJECTED_SCORE = -0.06
 """Where rejected sizes are drawn: they have no score."""
 
 
@@ -260,9 +260,9 @@ def tile_figure(search: TileSearch, title: str = "") -> Figure:
             label="possible, early (dark) to late",
         )
         page.colorbar(drawn, ax=axes, label="order of visit")
-        for n, (reason, (marker, colour)) in enumerate(REASONS.items()):
+        for n, (reason, (marker, colour)) in enumerate(_REJECTION_MARKERS.items()):
             bad = [c for c in search.visited if c.rejected == reason]
-            height = BELOW * (n + 1)
+            height = _REJECTED_SCORE * (n + 1)
             across, label = [_products(c) for c in bad], f"{reason}: {len(bad)}"
             axes.scatter(across, [height] * len(bad), label=label, marker=marker, color=colour, s=12, linewidths=0.8)
         best = search.chosen
@@ -270,7 +270,7 @@ def tile_figure(search: TileSearch, title: str = "") -> Figure:
         said = ", ".join(map(str, best.tile))
         axes.annotate(f"[{said}]", (_products(best), best.score), xytext=(0, 9), textcoords="offset points", ha="right")
         axes.set_xscale("log", base=2)
-        axes.set_ylim(BELOW * (len(REASONS) + 1), 1.14)
+        axes.set_ylim(_REJECTED_SCORE * (len(_REJECTION_MARKERS) + 1), 1.14)
         axes.set_xlabel("products in a tile")
         axes.set_ylabel("score")
         axes.set_title(title or f"{len(search.visited)} tile sizes, {search.ties} of them the best", fontsize=10)
@@ -279,7 +279,7 @@ def tile_figure(search: TileSearch, title: str = "") -> Figure:
         written = io.StringIO()
         page.savefig(written, format="svg", metadata={"Date": None})
     text = written.getvalue()
-    counts = ", ".join(f"{sum(c.rejected == r for c in search.visited)} {r}" for r in REASONS)
+    counts = ", ".join(f"{sum(c.rejected == r for c in search.visited)} {r}" for r in _REJECTION_MARKERS)
     return Figure(text[text.index("<svg") :], f"{len(search.visited)} tile sizes ({counts}); chosen: [{said}]")
 
 

@@ -12,7 +12,7 @@ from einnet_explore.rules import Derivation
 from einnet_explore.syntax import latex, text
 from einnet_explore.viz.graph_figures import graph_figure
 
-STYLE = """
+_STYLESHEET = """
 body { font: 15px/1.5 Helvetica, Arial, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem;
   color: #222; background: white; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin: 1.6rem 0 .3rem; } p { margin: .3rem 0; }
@@ -34,12 +34,12 @@ svg { max-width: 100%; height: auto; background: white; }
 """
 
 
-def page(title: str, parts: Sequence[str]) -> str:
+def html_page(title: str, parts: Sequence[str]) -> str:
     """An HTML page without scripts and without any reference to elsewhere."""
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         f"<meta name='viewport' content='width=device-width'><title>{escape(title)}</title>"
-        f"<style>{STYLE}</style></head><body><h1>{escape(title)}</h1>{''.join(parts)}</body></html>\n"
+        f"<style>{_STYLESHEET}</style></head><body><h1>{escape(title)}</h1>{''.join(parts)}</body></html>\n"
     )
 
 
@@ -57,7 +57,7 @@ def derivation_page(derivation: Derivation, title: str) -> str:
             f"<p>{_params(said['params'])} <b class='{kind}'>{kind}</b></p>",
             _program(step.after, step.before),
         ]
-    return page(title, parts)
+    return html_page(title, parts)
 
 
 def _figure(program: Program, caption: str) -> str:

@@ -21,22 +21,22 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 FONT = "font-family='Helvetica, Arial, sans-serif'"
 
 
-def legal(text: str) -> str:
+def replace_illegal_characters(text: str) -> str:
     """*text* without what XML has no way to write: names in files may have any control character."""
     return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def escaped(text: str) -> str:
+def escape_xml(text: str) -> str:
     """*text* as XML holds it."""
-    return escape(legal(text))
+    return escape(replace_illegal_characters(text))
 
 
-def width_of(text: str, size: float) -> float:
+def text_width(text: str, size: float) -> float:
     """About how wide *text* is in a sans-serif font of *size* pixels."""
     return 0.58 * size * len(text)
 
 
-def opened(width: float, height: float) -> str:
+def _svg_head(width: float, height: float) -> str:
     """The beginning of a picture on white, with an arrow head to use; it shrinks where it is shown narrower."""
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{width:.0f}' height='{height:.0f}' "
@@ -51,7 +51,7 @@ Point: TypeAlias = "tuple[float, float]"
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ShapeStyle:
     """Fill (none: only the outline), outline and its thickness."""
 
     fill: str = "none"
@@ -60,48 +60,48 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class Rectangle:
     """A rectangle by its upper left corner."""
 
     x: float
     y: float
     wide: float
     high: float
-    look: Look
+    look: ShapeStyle
     tip: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Oval:
+class Ellipse:
     """An ellipse by its centre."""
 
     x: float
     y: float
     rx: float
     ry: float
-    look: Look
+    look: ShapeStyle
     tip: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class Polyline:
     """Straight lines from point to point, closed if they have a fill."""
 
     points: tuple[Point, ...]
-    look: Look
+    look: ShapeStyle
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Curve:
     """A smooth line from point to point that leaves and arrives vertically."""
 
     points: tuple[Point, ...]
-    look: Look
+    look: ShapeStyle
     arrow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class TextLine:
     """A line of text at its base line; *anchor*: start, middle or end; *halo*: as thick as it is, in white."""
 
     x: float
@@ -113,7 +113,7 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ShapeGroup:
     """What belongs together, with a name that pops up."""
 
     kind: str
@@ -121,7 +121,7 @@ class Group:
     shapes: tuple[Shape, ...]
 
 
-Shape: TypeAlias = "Box | Oval | Outline | Way | Words | Group"
+Shape: TypeAlias = "Rectangle | Ellipse | Polyline | Curve | TextLine | ShapeGroup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Picture:
 
     def svg(self) -> str:
         """The picture as an SVG document."""
-        return "".join([opened(self.wide, self.high), *map(_svg, self.shapes), "</svg>"])
+        return "".join([_svg_head(self.wide, self.high), *map(_svg, self.shapes), "</svg>"])
 
     def tikz(self) -> str:
         """The picture as a ``tikzpicture``; it needs the package ``tikz`` alone."""
@@ -145,34 +145,34 @@ class Picture:
 
 def _svg(shape: Shape) -> str:
     match shape:
-        case Box(x, y, wide, high, look, tip):
+        case Rectangle(x, y, wide, high, look, tip):
             return _closed(f"rect x='{x:.1f}' y='{y:.1f}' width='{wide:.1f}' height='{high:.1f}'", "rect", look, tip)
-        case Oval(x, y, rx, ry, look, tip) if rx == ry:
+        case Ellipse(x, y, rx, ry, look, tip) if rx == ry:
             return _closed(f"circle cx='{x:.1f}' cy='{y:.1f}' r='{rx:.1f}'", "circle", look, tip)
-        case Oval(x, y, rx, ry, look, tip):
+        case Ellipse(x, y, rx, ry, look, tip):
             return _closed(f"ellipse cx='{x:.1f}' cy='{y:.1f}' rx='{rx:.1f}' ry='{ry:.1f}'", "ellipse", look, tip)
-        case Outline(points, look):
+        case Polyline(points, look):
             way = " L".join(f"{x:.1f},{y:.1f}" for x, y in points)
             return _closed(f"path d='M{way}{'' if look.fill == 'none' else ' z'}'", "path", look, "")
-        case Way(points, look, arrow):
+        case Curve(points, look, arrow):
             way = "".join(f" C{' '.join(f'{x:.1f},{y:.1f}' for x, y in bend)}" for bend in _bends(points))
             head = " marker-end='url(#arrow)'" if arrow else ""
             return f"<path d='M{points[0][0]:.1f},{points[0][1]:.1f}{way}' {_looks(look)}{head}/>"
-        case Words(x, y, text, size, anchor, halo):
+        case TextLine(x, y, text, size, anchor, halo):
             white = f" stroke='white' stroke-width='{halo:g}' paint-order='stroke'" if halo else ""
             at = f"x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}' font-size='{size:g}'"
-            return f"<text {at} {FONT}{white}>{escaped(text)}</text>"
-        case Group(kind, title, shapes):
+            return f"<text {at} {FONT}{white}>{escape_xml(text)}</text>"
+        case ShapeGroup(kind, title, shapes):
             inside = "".join(map(_svg, shapes))
-            return f"<g class='{escaped(kind)}'><title>{escaped(title)}</title>{inside}</g>"
+            return f"<g class='{escape_xml(kind)}'><title>{escape_xml(title)}</title>{inside}</g>"
 
 
-def _closed(inside: str, tag: str, look: Look, tip: str) -> str:
-    end = f"><title>{escaped(tip)}</title></{tag}>" if tip else "/>"
+def _closed(inside: str, tag: str, look: ShapeStyle, tip: str) -> str:
+    end = f"><title>{escape_xml(tip)}</title></{tag}>" if tip else "/>"
     return f"<{inside} {_looks(look)}{end}"
 
 
-def _looks(look: Look) -> str:
+def _looks(look: ShapeStyle) -> str:
     line = "" if look.stroke == "none" else f" stroke='{look.stroke}' stroke-width='{look.thick:g}'"
     return f"fill='{look.fill}'{line}"
 
@@ -186,32 +186,32 @@ def _bends(points: tuple[Point, ...]) -> Iterable[tuple[Point, Point, Point]]:
 
 def _tikz(shape: Shape) -> Iterable[str]:
     match shape:
-        case Box(x, y, wide, high, look, _):
+        case Rectangle(x, y, wide, high, look, _):
             yield rf"\path{_style(look)} ({x:.1f},{y:.1f}) rectangle ({x + wide:.1f},{y + high:.1f});"
-        case Oval(x, y, rx, ry, look, _):
+        case Ellipse(x, y, rx, ry, look, _):
             yield rf"\path{_style(look)} ({x:.1f},{y:.1f}) ellipse [x radius={rx:.1f}, y radius={ry:.1f}];"
-        case Outline(points, look):
+        case Polyline(points, look):
             way = " -- ".join(f"({x:.1f},{y:.1f})" for x, y in points)
             yield rf"\path{_style(look)} {way}{'' if look.fill == 'none' else ' -- cycle'};"
-        case Way(points, look, arrow):
+        case Curve(points, look, arrow):
             start = f"({points[0][0]:.1f},{points[0][1]:.1f})"
             bends = (
                 f" .. controls ({a[0]:.1f},{a[1]:.1f}) and ({b[0]:.1f},{b[1]:.1f}) .. ({c[0]:.1f},{c[1]:.1f})"
                 for a, b, c in _bends(points)
             )
             yield rf"\path{_style(look, '->, ' if arrow else '')} {start}{''.join(bends)};"
-        case Words(x, y, text, size, anchor, halo):
+        case TextLine(x, y, text, size, anchor, halo):
             where = {"start": "base west", "middle": "base", "end": "base east"}[anchor]
             white = ", fill=white" if halo else ""
             font = rf"font=\sffamily\fontsize{{{0.75 * size:g}}}{{{0.9 * size:g}}}\selectfont"
             if text:
                 yield rf"\node[anchor={where}, {font}{white}] at ({x:.1f},{y:.1f}) {{{words(text)}}};"
-        case Group(_, _, shapes):
+        case ShapeGroup(_, _, shapes):
             for inside in shapes:
                 yield from _tikz(inside)
 
 
-def _style(look: Look, more: str = "") -> str:
+def _style(look: ShapeStyle, more: str = "") -> str:
     parts = [] if look.fill == "none" else [f"fill={_colour(look.fill)}"]
     if look.stroke != "none":
         parts += [f"draw={_colour(look.stroke)}", f"line width={0.75 * look.thick:g}bp"]

@@ -15,11 +15,12 @@ from typing import Any, TypeAlias
 from einnet_explore.ir import EOPERATOR, VIEW, show_path
 from einnet_explore.rules import Derivation, Match
 from einnet_explore.strategies.candidate import Candidate
+from einnet_explore.support.wording import format_seconds
 from einnet_explore.syntax.notation import words
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TextTable:
     """Rows of text under a head, and a line below them."""
 
     head: tuple[str, ...]
@@ -58,11 +59,11 @@ class Matches(tuple[Match[Any], ...]):
 
     __slots__ = ()
 
-    def table(self) -> Table:
+    def table(self) -> TextTable:
         """One row a match: its number here, the rule, the place, the parameters."""
-        return Table(
+        return TextTable(
             ("", "rule", "at", "parameters"),
-            tuple((str(n), m.rule.name, show_path(m.at), said(m)) for n, m in enumerate(self)),
+            tuple((str(n), m.rule.name, show_path(m.at), format_parameters(m)) for n, m in enumerate(self)),
             "" if self else "no legal match",
         )
 
@@ -73,7 +74,7 @@ class Matches(tuple[Match[Any], ...]):
         return self.table()._repr_mimebundle_()
 
 
-def said(match: Match[Any]) -> str:
+def format_parameters(match: Match[Any]) -> str:
     """A match's parameters on one line."""
     params = match.to_json()["params"]
     match params:
@@ -98,55 +99,47 @@ def _value(value: object) -> str:
             return str(value)
 
 
-def history(derivation: Derivation, certificates: Sequence[str] = ()) -> Table:
+def step_table(derivation: Derivation, certificates: Sequence[str] = ()) -> TextTable:
     """One row a step: what was done where, and its *certificates* where they are given."""
     rows = [("0", "start", "", "")] + [
-        (str(n), step.match.rule.name, show_path(step.match.at), said(step.match))
+        (str(n), step.match.rule.name, show_path(step.match.at), format_parameters(step.match))
         for n, step in enumerate(derivation.steps, 1)
     ]
     if not certificates:
-        return Table(("E", "rule", "at", "parameters"), tuple(rows))
+        return TextTable(("E", "rule", "at", "parameters"), tuple(rows))
     proofs = ("", *certificates)
-    return Table(
+    return TextTable(
         ("E", "rule", "at", "parameters", "certificate"), tuple((*r, p) for r, p in zip(rows, proofs, strict=True))
     )
 
 
-def candidates(found: Iterable[tuple[Candidate, str]], caption: str) -> Table:
+def candidate_table(found: Iterable[tuple[Candidate, str]], caption: str) -> TextTable:
     """One row a candidate, with its certificate beside it."""
     rows = tuple(
         (
             str(c.state),
-            " + ".join(operator(e.via.operator, dict(e.via.attributes)) for e in c.operators if e.via) or "none",
+            " + ".join(format_operator(e.via.operator, dict(e.via.attributes)) for e in c.operators if e.via) or "none",
             str(c.eoperators),
             str(len(c.derivation.steps)),
-            seconds(c.seconds),
+            format_seconds(c.seconds),
             certificate,
         )
         for c, certificate in found
     )
-    return Table(("state", "library operators", "eOperators", "steps", "estimated", "certificate"), rows, caption)
+    return TextTable(("state", "library operators", "eOperators", "steps", "estimated", "certificate"), rows, caption)
 
 
-def operator(name: str, attributes: dict[str, Any]) -> str:
+def format_operator(name: str, attributes: dict[str, Any]) -> str:
     """``Matmul(m=49, n=4608, k=512)``: attributes that are 0 or 1 are left out, as most of them say nothing."""
     sizes = ", ".join(f"{k}={v}" for k, v in attributes.items() if v not in (0, 1))
     return f"{name}({sizes})" if name not in (EOPERATOR, VIEW) else name
-
-
-def seconds(value: float) -> str:
-    """A duration in the unit that leaves one to three digits before the point."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value * 1e9:.3g} ns"
 
 
 Cell: TypeAlias = "str | bool | int | float | None"
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class ResultTable:
     """Rows of values under a head; *name* is the file's, *note* says how to read them."""
 
     name: str

@@ -28,10 +28,10 @@ from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.syntax import align, latex, notation, text
 from einnet_explore.viz.figure import Figure
 from einnet_explore.viz.graph_figures import graph_figure
-from einnet_explore.viz.pictures import escaped, legal
-from einnet_explore.viz.tables import history
+from einnet_explore.viz.pictures import escape_xml, replace_illegal_characters
+from einnet_explore.viz.tables import step_table
 
-SIZE = 12
+_FONT_POINTS = 12
 """Points."""
 
 
@@ -52,11 +52,11 @@ def _mathtext(lines: Sequence[str]) -> str:
     with mpl.rc_context({"svg.fonttype": "path", "svg.hashsalt": "einnet", "mathtext.fontset": "cm"}):
         page = Page(figsize=(1, 1))
         for n, line in enumerate(lines):
-            page.text(0, -n * 2.4 * SIZE / 72, f"${line}$", fontsize=SIZE, va="top")
+            page.text(0, -n * 2.4 * _FONT_POINTS / 72, f"${line}$", fontsize=_FONT_POINTS, va="top")
         written = io.StringIO()
         page.savefig(written, format="svg", bbox_inches="tight", pad_inches=0.05, metadata={"Date": None})
     drawn = written.getvalue()
-    return legal(drawn[drawn.index("<svg") :])
+    return replace_illegal_characters(drawn[drawn.index("<svg") :])
 
 
 def text_figure(text: str) -> Figure:
@@ -64,17 +64,17 @@ def text_figure(text: str) -> Figure:
     lines = text.rstrip("\n").split("\n")
     wide, high = 7.3 * max(map(len, lines)) + 16, 17 * len(lines) + 12
     font = "font-size='12' font-family='monospace' xml:space='preserve'"
-    rows = "".join(f"<text x='8' y='{20 + 17 * n}' {font}>{escaped(line)}</text>" for n, line in enumerate(lines))
+    rows = "".join(f"<text x='8' y='{20 + 17 * n}' {font}>{escape_xml(line)}</text>" for n, line in enumerate(lines))
     return Figure(
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{wide:.0f}' height='{high}' viewBox='0 0 {wide:.0f} {high}'>"
         f"<rect width='100%' height='100%' fill='white'/>{rows}</svg>"
     )
 
 
-ENVIRONMENTS = ("align", "align*", "aligned", "flalign", "flalign*")
+ALIGN_ENVIRONMENTS = ("align", "align*", "aligned", "flalign", "flalign*")
 """Environments of ``amsmath`` in which a derivation may stand."""
 
-CHANGED = "teal"
+_CHANGED_COLOUR = "teal"
 """What the last step put in: dark enough on white, light enough on black."""
 
 
@@ -88,12 +88,14 @@ class Formula:
 
     def latex(self) -> str:
         """The LaTeX, without dollar signs; marked sub-terms are coloured."""
-        shown = latex(self.program, marks=dict.fromkeys(self.marks, CHANGED))
+        shown = latex(self.program, marks=dict.fromkeys(self.marks, _CHANGED_COLOUR))
         return rf"{self.title}\quad {shown}" if self.title else shown
 
     def figure(self) -> Figure:
         """The formula as a picture, without TeX."""
-        lines = mathtext_lines(latex(self.program, dialect="mathtext", marks=dict.fromkeys(self.marks, CHANGED)))
+        lines = mathtext_lines(
+            latex(self.program, dialect="mathtext", marks=dict.fromkeys(self.marks, _CHANGED_COLOUR))
+        )
         if self.title:
             lines[0] = rf"{self.title}:\ \ {lines[0]}"
         return formula_figure(lines, text(self.program))
@@ -133,8 +135,8 @@ class Steps:
 
     def to_latex(self, environment: str = "align*") -> str:
         """The steps in an *environment* of ``amsmath``, one of ``ENVIRONMENTS``; raises ValueError for another."""
-        if environment not in ENVIRONMENTS:
-            raise ValueError(f"environment {environment!r}: expected one of {', '.join(ENVIRONMENTS)}")
+        if environment not in ALIGN_ENVIRONMENTS:
+            raise ValueError(f"environment {environment!r}: expected one of {', '.join(ALIGN_ENVIRONMENTS)}")
         return self.latex().replace("{align*}", f"{{{environment}}}")
 
     def graph(self) -> Figure:
@@ -155,17 +157,17 @@ class Steps:
                     latex(replace(step.after, equations=new or step.after.equations), "mathtext")
                 )
             ]
-        return formula_figure(lines, repr(history(self.derivation)))
+        return formula_figure(lines, repr(step_table(self.derivation)))
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return {
             "text/latex": self.latex(),
             "image/svg+xml": self.figure().svg,
-            "text/plain": repr(history(self.derivation)),
+            "text/plain": repr(step_table(self.derivation)),
         }
 
 
-D = TypeVar("D")
+_Displayable = TypeVar("_Displayable")
 
 
 @overload
@@ -173,7 +175,7 @@ def show(it: Derivation) -> Steps: ...
 @overload
 def show(it: Program | Scope | Candidate) -> Formula: ...
 @overload
-def show(it: D) -> D: ...
+def show(it: _Displayable) -> _Displayable: ...
 def show(it: object) -> object:
     """Return *it* as a notebook shows it: an expression in LaTeX, or all the steps of a derivation.
 

@@ -8,7 +8,7 @@ from einnet_explore.cost import program_seconds
 from einnet_explore.ir import show_path
 from einnet_explore.session.session import Session
 from einnet_explore.strategies.instantiation import nearest
-from einnet_explore.viz.tables import said
+from einnet_explore.viz.tables import format_parameters
 from einnet_widgets.look import Look, Shown, certified, formula, marks
 
 
@@ -29,7 +29,7 @@ def history(session: Session, look: Look) -> Shown:
                 "way": n in way,
                 "rule": match.rule.name if match else "",
                 "at": show_path(match.at) if match else "",
-                "says": said(match) if match else "",
+                "says": format_parameters(match) if match else "",
                 "certificate": known[n].kind if n in known else None,
             }
         )

@@ -13,7 +13,7 @@ from einnet_explore.session.comparison import changed
 from einnet_explore.session.session import Session
 from einnet_explore.strategies.candidate import verdict
 from einnet_explore.strategies.instantiation import nearest
-from einnet_explore.viz.tables import said
+from einnet_explore.viz.tables import format_parameters
 from einnet_widgets.look import Look, Reach, Shown, certified, formula, marks, named_scopes, settled
 
 PAYLOAD = 40_000
@@ -88,7 +88,7 @@ def rules(session: Session, look: Look) -> Shown:
         now = nearest(after, targets)
         row = {
             **match.to_json(),
-            "says": said(match),
+            "says": format_parameters(match),
             "distance": None if now is None or far is None else now - far,
             "seconds": program_seconds(after)[0] - cost,
             "latex": None,

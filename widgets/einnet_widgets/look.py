@@ -12,7 +12,7 @@ from einnet_explore.operators import Operator, find_operators
 from einnet_explore.rules.base import places
 from einnet_explore.session.session import Session
 from einnet_explore.syntax import latex, text
-from einnet_explore.viz.tables import operator
+from einnet_explore.viz.tables import format_operator
 
 Shown: TypeAlias = "dict[str, Any]"
 Reach: TypeAlias = Literal["selection", "scope", "everywhere"]
@@ -29,7 +29,7 @@ class Look:
     reach: Reach = "scope"
     target: str = ""
     compare: tuple[int, int] | None = None
-    operator: str = ""
+    format_operator: str = ""
 
     def operators(self, session: Session) -> tuple[Operator, ...]:
         """The operators that distances are to."""
@@ -84,4 +84,4 @@ def certified(certificate: Certificate) -> str:
 def library_calls(program: Program) -> str:
     """The library operators that *program* calls, with their sizes."""
     calls = [e.via for e in program.equations if e.via and e.via.operator not in (EOPERATOR, VIEW)]
-    return " + ".join(operator(via.operator, dict(via.attributes)) for via in calls) or "none"
+    return " + ".join(format_operator(via.operator, dict(via.attributes)) for via in calls) or "none"
