@@ -18,7 +18,6 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from einnet_explore.analysis.row_nest import nest
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.ir import Const, Iterator, Program, Scope, Tensor, accesses, add, mul, tensors
 from einnet_explore.operators import expressions as ops
 from einnet_explore.rules import ROW_GENERATION, VARIABLE_SUBSTITUTION, Derivation
@@ -29,6 +28,7 @@ from einnet_explore.runtime.measurement import compare, times_faster
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.runtime.tvm_cpu import compile_scope
+from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 
 CASES = {

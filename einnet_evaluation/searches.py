@@ -29,6 +29,7 @@ from einnet_explore.operators import find_operators
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, Level, Pruned, Reached, Refused, SearchEvent, State
 from einnet_explore.strategies.options import Options
+from einnet_explore.support.errors import BackendError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -266,7 +267,6 @@ def measured_seconds(depths: Iterable[Depth]) -> dict[Program, float]:
 
     A program that no engine here runs is left out.
     """
-    from einnet_explore.codegen.errors import BackendError
     from einnet_explore.runtime.measurement import compare
     from einnet_explore.runtime.program import CompiledProgram, compile_program
 

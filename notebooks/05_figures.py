@@ -30,13 +30,14 @@ from pathlib import Path
 
 import einnet_explore as ee
 from einnet_explore.ir import scopes
-from einnet_explore.operators import Unmatched, distance
+from einnet_explore.operators import distance
 from einnet_explore.operators.library import MATMUL
 from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.pipeline.post.layout_assignment import estimate_equation
 from einnet_explore.pipeline.post.layouts import assign_layouts
 from einnet_explore.session.comparison import mapping_table
 from einnet_explore.strategies.closure import Limits, candidates
+from einnet_explore.support.errors import Refused
 from einnet_explore.viz.tables import TextTable
 
 CONV = ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3)
@@ -186,7 +187,7 @@ def distance_to_matmul(program):
 def compared(scope):
     try:
         yield distance(scope, MATMUL).total
-    except Unmatched:  # another shape of expression altogether
+    except Refused:  # another shape of expression altogether
         return
 
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.preparation import prepare
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program, Scope, program, tensors
@@ -18,6 +17,7 @@ from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import aligned_empty
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.runtime.tvm_cpu import compile_scope, emit, load
+from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 from tests.strategies import inputs_for, programs, scopes_
 

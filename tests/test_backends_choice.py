@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from einnet_explore.codegen import versions
-from einnet_explore.codegen.errors import BackendError, NoKernel
 from einnet_explore.ir import Equation, program, tensors
 from einnet_explore.operators import OPERATORS
 from einnet_explore.runtime import implementation_choice
@@ -17,6 +16,7 @@ from einnet_explore.runtime.arrays import aligned_empty
 from einnet_explore.runtime.keys import key_of
 from einnet_explore.runtime.profile_store import Store
 from einnet_explore.runtime.program import compile_program
+from einnet_explore.support.errors import BackendError, NoKernel
 from einnet_explore.syntax import parse
 
 SCOPE = parse("tensor A[4, 4]\ntensor B[4, 4] weight\nY[m:4, n:4] = sum[k:4] A[m, k] * B[k, n]").equations[-1].scope

@@ -18,9 +18,8 @@ from hypothesis import given, settings
 from onnx import TensorProto, helper, numpy_helper
 
 from einnet_evaluation import fused_programs as known
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.functor import build_functor
-from einnet_explore.codegen.language import KernelError, emit
+from einnet_explore.codegen.language import emit
 from einnet_explore.codegen.phase_regions import regions_kernel
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
@@ -38,6 +37,7 @@ from einnet_explore.runtime.keys import key_of
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.profile_store import Store
 from einnet_explore.runtime.program import compile_program
+from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 from tests import kernel_machine
 from tests.strategies import inputs_for, scopes_
@@ -98,7 +98,7 @@ def test_regions_are_exact(text: str) -> None:
 @given(scopes_(depth=0, domains=False))
 @settings(max_examples=60)
 def test_regions_of_drawn_scopes_are_exact(scope: Scope) -> None:
-    with suppress(KernelError):  # what has no such kernel: test_no_regions
+    with suppress(Refused):  # what has no such kernel: test_no_regions
         by_machine(scope)
 
 
@@ -127,7 +127,7 @@ def test_a_parity_split_reads_each_line_of_memory_once() -> None:
     ],
 )
 def test_no_regions(text: str, why: str) -> None:
-    with pytest.raises(KernelError, match=why):
+    with pytest.raises(Refused, match=why):
         regions_kernel(scope_of(text), "Y'")
 
 

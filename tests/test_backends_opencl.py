@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.language import (
     F32,
     F64,
@@ -27,6 +26,7 @@ from einnet_explore.codegen.language import (
 from einnet_explore.runtime import c_kernels, compiled, opencl
 from einnet_explore.runtime import opencl as pocl
 from einnet_explore.runtime.cuda import nvrtc
+from einnet_explore.support.errors import BackendError
 from tests import kernel_machine
 from tests.test_kernels_source import everything, halves, sums
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Instance, Program, tensors
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.runtime import execution, matrix_products, onnx_fragment
 from einnet_explore.runtime.program import CompiledProgram, compile_program
+from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 
 CALLS: Mapping[str, Mapping[str, int]] = {

@@ -40,11 +40,11 @@ from einnet_explore.onnx_export.nodes import (
     IR_VERSION,
     MIN_OPSET,
     ExportedNodes,
-    ExportError,
     function_of,
     to_onnx,
 )
 from einnet_explore.operators import OPERATORS
+from einnet_explore.support.errors import Refused
 
 LARGEST_EXACT = 1 << 24
 """Integers beyond this are not exact in single precision."""
@@ -287,14 +287,14 @@ def test_a_program_of_weights_only_has_outputs() -> None:
 def test_what_cannot_be_written_is_said() -> None:
     x = Iterator("x", 0, 4)
     of = program(Scope((x,), (), Tensor("K", (4,), weight=True)[x,]))
-    with pytest.raises(ExportError, match="input K: neither a value"):
+    with pytest.raises(Refused, match="input K: neither a value"):
         to_onnx(of, {"Y": "Y"})
-    with pytest.raises(ExportError, match=r"constant K has shape \(3,\), expected \(4,\)"):
+    with pytest.raises(Refused, match=r"constant K has shape \(3,\), expected \(4,\)"):
         to_onnx(of, {"Y": "Y"}, {"K": np.zeros(3)})
-    with pytest.raises(ExportError, match="output Z: no equation"):
+    with pytest.raises(Refused, match="output Z: no equation"):
         to_onnx(replace(of, outputs=("Z",)), {"Y": "Y"})
     odd = program(Scope((x,), (), Apply("sinh", (Tensor("K", (4,))[x,],))))
-    with pytest.raises(ExportError, match=r"equation Y: .*sinh.* no scalar function"):
+    with pytest.raises(Refused, match=r"equation Y: .*sinh.* no scalar function"):
         to_onnx(odd, {"Y": "Y", "K": "K"})
 
 
@@ -382,7 +382,7 @@ def test_an_old_model_without_converter_is_refused(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("onnx.version_converter.convert_version", refuse)
     replacement = Replacement(("bias", "relu"), biased_relu(), NAMES)
-    with pytest.raises(ExportError, match=f"operator set 11: .* expected {MIN_OPSET} or later"):
+    with pytest.raises(Refused, match=f"operator set 11: .* expected {MIN_OPSET} or later"):
         rewrite_model(two_layers(11, 6), [replacement])
     kept = rewrite_model(two_layers(MIN_OPSET), [replacement])
     assert next(o.version for o in kept.opset_import if not o.domain) == MIN_OPSET
@@ -390,11 +390,11 @@ def test_an_old_model_without_converter_is_refused(monkeypatch: pytest.MonkeyPat
 
 def test_groups_that_do_not_fit_are_refused() -> None:
     good = Replacement(("bias", "relu"), biased_relu(), NAMES)
-    with pytest.raises(ExportError, match="node nobody: found no such node"):
+    with pytest.raises(Refused, match="node nobody: found no such node"):
         rewrite_model(two_layers(), [replace(good, nodes=("nobody",))])
-    with pytest.raises(ExportError, match="node relu: found in two groups"):
+    with pytest.raises(Refused, match="node relu: found in two groups"):
         rewrite_model(two_layers(), [good, replace(good, nodes=("relu",))])
-    with pytest.raises(ExportError, match=r"found input m that nothing computes"):
+    with pytest.raises(Refused, match=r"found input m that nothing computes"):
         rewrite_model(two_layers(), [replace(good, nodes=("first", "bias", "relu"))])
     i, j = Iterator("i", 0, 3), Iterator("j", 0, 4)
     body = Apply("+", (Tensor("r", (3, 4))[i, j], Tensor("n", (3, 4))[i, j]))
@@ -407,5 +407,5 @@ def test_groups_that_do_not_fit_are_refused() -> None:
     assert rewrite_model(two_layers(), [around]).graph.node  # separate nodes of a program need not be convex together
     looped = replace(both, equations=(replace(both.equations[0], scope=both.equations[1].scope),), outputs=("r",))
     looped = replace(looped, equations=(Equation("r", Scope((i, j), (), Tensor("n", (3, 4))[i, j])),))
-    with pytest.raises(ExportError, match="cycle"):
+    with pytest.raises(Refused, match="cycle"):
         rewrite_model(two_layers(), [Replacement(("bias", "relu"), looped, {"n": "n", "r": "r"})])

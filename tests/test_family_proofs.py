@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import einnet_explore as ee
-from einnet_explore.equivalence.linear_space import Beyond, Form
+from einnet_explore.equivalence.linear_space import Form, Undecided
 from einnet_explore.ir import Program
 from einnet_explore.parametric import schema as display
 from einnet_explore.parametric.decision import impossible, unsatisfiable
 from einnet_explore.parametric.family import Derived, family
-from einnet_explore.parametric.interpolation import Lattice, NoPolynomial
+from einnet_explore.parametric.interpolation import Lattice
 from einnet_explore.parametric.linear_forms import plus
 from einnet_explore.parametric.operator_calls import wrong_call
 from einnet_explore.parametric.parameters import Ground, Parameter, form_of
@@ -30,6 +30,7 @@ from einnet_explore.parametric.size_polynomials import Poly, Whole, terms_of, va
 from einnet_explore.parametric.space import ParametricSpace
 from einnet_explore.parametric.statement import statement
 from einnet_explore.parametric.verdicts import least, verdict
+from einnet_explore.support.errors import Refused
 from einnet_explore.syntax import TextError
 from einnet_explore.syntax.parametric_text import parse_template
 
@@ -59,7 +60,7 @@ def test_polynomials_are_integers_at_every_size(a: Whole, b: Whole, sizes: dict[
 
 
 def test_polynomials_are_not_ordered() -> None:
-    with pytest.raises(Beyond, match="whether H is below 3 depends on the sizes"):
+    with pytest.raises(Undecided, match="whether H is below 3 depends on the sizes"):
         _ = H.value < 3
 
 
@@ -73,9 +74,9 @@ def test_polynomials_are_found_from_their_values(wanted: Whole) -> None:
 
 def test_what_is_no_polynomial_is_refused() -> None:
     lattice = Lattice(Ground((H,)), (11,), 2)
-    with pytest.raises(NoPolynomial, match="a polynomial of degree 2 gives"):
+    with pytest.raises(Refused, match="a polynomial of degree 2 gives"):
         lattice.fit(lambda k: (11 + k[0]) ** 3)
-    with pytest.raises(NoPolynomial, match=r"has the coefficient 1/2|a polynomial of degree 2 gives"):
+    with pytest.raises(Refused, match=r"has the coefficient 1/2|a polynomial of degree 2 gives"):
         lattice.fit(lambda k: (11 + k[0]) * (12 + k[0]) // 2)
 
 
@@ -107,7 +108,7 @@ def test_quotients_and_spans(
         low, high = space.span(e)
         assert _value(low, values) <= _value(e, values) <= _value(high, values)
         q = space.quotient(e, form_of(d))
-    except Beyond:
+    except Undecided:
         return
     for name, (of, by) in space.divisions.items():  # in the order in which they were made
         values[name] = _value(of, values) // _value(by, values)
@@ -160,7 +161,7 @@ def _mutants(derived: Derived, n: int) -> Iterable[Schema]:
         if token.start() >= equations:
             for off in offs:
                 mutant = f"{text[: token.start()]}({token[0]}+{off}){text[token.end() :]}"
-                with suppress(Beyond):  # a quotient that need not be whole
+                with suppress(Undecided):  # a quotient that need not be whole
                     yield statement(parse_template(mutant), derived.ground)
     assert statement(template, derived.ground).outputs
 
@@ -224,7 +225,7 @@ Y[h:H, w:W, f:F] = sum[c:4, r:3, s:3] A[h+r-1, w+s-1, c] * K[r, s, f, c]
     for token in re.finditer(r"(?<!\w)(\d+|[HWF])(?!\w)", end):
         for off in ("1", "0-1", "H-5", "W-H") if token.start() > end.index("A1[") else ():
             mutant = f"{end[: token.start()]}({token[0]}+{off}){end[token.end() :]}"
-            with suppress(Beyond):
+            with suppress(Undecided):
                 wrong = statement(parse_template(mutant), derived.ground)
                 assert prove(derived.ground, derived.schemas[0], wrong)[0].kind != "proved", mutant
 
@@ -268,7 +269,7 @@ def test_what_is_proved_holds_at_small_sizes(head: str, other: str) -> None:
     while tried < 20:
         try:
             mutant = statement(parse_template(declarations + _changed(other, names, random)), made.ground)
-        except (Beyond, TextError):
+        except (Undecided, TextError):
             continue
         tried += 1
         if prove(made.ground, made.schema, mutant)[0].kind == "proved":
@@ -287,7 +288,7 @@ def test_a_wrong_guard_proves_nothing() -> None:
     derived = _derived("split")
     weaker = derived.text().replace("% 4 ==", "% 2 ==")
     # Quarters of what is only even are no whole number; halves, or a quarter more, are not what the step made.
-    with pytest.raises(Beyond, match="a size is divided by what need not divide it"):
+    with pytest.raises(Undecided, match="a size is divided by what need not divide it"):
         statement(parse_template(weaker), family(TEXTS["split"].replace("% 4", "% 2")).ground)
     even = family(TEXTS["split"].replace("% 4", "% 2"))
     for extent in ("H//2", "H//2-1"):
@@ -371,11 +372,11 @@ def test_what_the_theory_does_not_reach_is_said() -> None:
         C.unknown.of(6)
     space = ParametricSpace(GROUND, ((0, H.value), (0, W.value)), lambda a, b: False)  # type: ignore[arg-type]
     x, y = space.point
-    with pytest.raises(Beyond, match="are multiplied"):
+    with pytest.raises(Undecided, match="are multiplied"):
         space.times(x, y)
-    with pytest.raises(Beyond, match=r"whether the divisor -5 \+ H is positive depends on the sizes"):
+    with pytest.raises(Undecided, match=r"whether the divisor -5 \+ H is positive depends on the sizes"):
         space.quotient(x, {"": -5, "PH": 1})
-    with pytest.raises(Beyond, match=r"the sign of .* depends on the sizes"):
+    with pytest.raises(Undecided, match=r"the sign of .* depends on the sizes"):
         space.span(space.times(x, {"PH": 1, "": -5}))
     sums = family("param H\ntensor A[H]\nY[] = sum[h:H] A[h]")
     most = family("param H\ntensor A[H]\nY[] = max[h:H] A[h]")

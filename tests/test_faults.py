@@ -20,7 +20,6 @@ import einnet_explore
 from benchmarks.soak import kills
 from einnet_explore.cli import main
 from einnet_explore.cli.errors import one_line
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.onnx_import.checks import check_memory
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import ModelError, ModelValue
@@ -28,6 +27,7 @@ from einnet_explore.pipeline.optimiser import optimize_model
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime import compiled as trial
 from einnet_explore.runtime.tvm_cpu import compile_scope
+from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 
 pytestmark = pytest.mark.timeout(300)

@@ -24,7 +24,7 @@ from einnet_explore.pipeline.assembly import WeightFolder
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import build_plan
-from einnet_explore.pipeline.submodels import PlanError, random_inputs
+from einnet_explore.pipeline.submodels import random_inputs
 from einnet_explore.pipeline.whole_model import discriminating_inputs
 from einnet_explore.rules import BILINEAR_SUBSTITUTION, SIBLING_MERGING, TRAVERSAL_MERGING, Derivation, Refused
 from einnet_explore.session.records import from_record, to_record
@@ -247,10 +247,10 @@ def test_a_model_that_random_inputs_break_is_refused_in_one_line() -> None:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, "h", "w", 2])],
     )
     model = load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
-    with pytest.raises(PlanError, match="fails on random inputs") as told_:
+    with pytest.raises(Refused, match="fails on random inputs") as told_:
         discriminating_inputs(model, build_plan(model, {}, 1))
     assert "\n" not in str(told_.value)
-    with pytest.raises(PlanError):
+    with pytest.raises(Refused):
         Optimiser(model, graphs.QUICK)
 
 

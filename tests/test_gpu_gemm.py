@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.runtime.cuda import convolutions, execution
 from einnet_explore.runtime.cuda.execution import MOST_CALLS, Gemm, gemms
 from einnet_explore.runtime.cuda.steps import PRECISIONS, Convolution, CudaPlan, Launch, Product, View, from_json
+from einnet_explore.support.errors import BackendError
 
 
 def view(name: str, array: np.ndarray, base: np.ndarray) -> View:

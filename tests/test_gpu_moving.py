@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.gpu_copies import MAX_PRODUCT_TERMS, MAX_SUM_TERMS, CopyKernel, copy_kernel
-from einnet_explore.codegen.language import F16, F64, KernelError, emit
+from einnet_explore.codegen.language import F16, F64, emit
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
 from einnet_explore.runtime import c_kernels, opencl
 from einnet_explore.runtime.cuda import nvrtc, plan
+from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.syntax import parse
 
 CASES = {
@@ -123,11 +123,11 @@ def test_what_is_not_moved() -> None:
         ("tensor A[3, 17]\ntensor B[17]\nY[i:3] = sum[k:17] A[i, k] * B[k]", f"expected at most {MAX_PRODUCT_TERMS}"),
         ("tensor A[4, 4]\nY[] = sum[i:4, j:4] A[i, j]", "sums of 16 terms over"),
     ):
-        with pytest.raises(KernelError, match=says):
+        with pytest.raises(Refused, match=says):
             copy_kernel(parse(text).equations[0].scope)
     scope = parse("tensor A[4]\nY[i:4] = exp(A[i])").equations[0].scope
     assert copy_kernel(scope, kind=F64).kernel.params[0].kind == F64
-    with pytest.raises(KernelError):
+    with pytest.raises(Refused):
         copy_kernel(scope, kind=F16)
 
 

@@ -5,25 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from einnet_explore.codegen.errors import BackendError
-from einnet_explore.codegen.language import (
-    F16,
-    F32,
-    Array,
-    Barrier,
-    Copy,
-    Kernel,
-    KernelError,
-    LocalArray,
-    Store,
-    emit,
-    literal,
-)
+from einnet_explore.codegen.language import F16, F32, Array, Barrier, Copy, Kernel, LocalArray, Store, emit, literal
 from einnet_explore.codegen.tiling import Hardware, Tiled, thread_layout, tiled
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.runtime import c_kernels, opencl
 from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.runtime.cuda.plan import GPU
+from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.syntax import parse
 
 PROGRAMS = {
@@ -109,7 +97,7 @@ def test_what_is_not_copied_so() -> None:
     out, half, own = Array("o", F32, 8), Array("h", F16, 8, const=True), Array("p", F32, 8, "private")
     for target, given, size in ((own, source, 1), (tile, source, 3), (Array("t", F16, 8, "shared"), half, 1)):
         body = (LocalArray(target), Copy(target, literal(0), given, literal(0), size, asynchronous=True))
-        with pytest.raises(KernelError, match="expected 4, 8 or 16 bytes from global to shared"):
+        with pytest.raises(Refused, match="expected 4, 8 or 16 bytes from global to shared"):
             emit(Kernel("k", (given, out), body), "cuda")
     body = (
         LocalArray(tile), Copy(tile, literal(0), source, literal(4), 4, asynchronous=True), Barrier(copies=True),

@@ -30,7 +30,6 @@ from benchmarks.gpu.profile import convert
 from einnet_evaluation.operator_cases import derive, operators
 from einnet_explore.cli import main
 from einnet_explore.codegen import language
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.cost import CPU_DEFAULT, program_seconds
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
@@ -44,6 +43,7 @@ from einnet_explore.runtime.profile_store import Store
 from einnet_explore.runtime.recorded_profile import RATES, record_rates, recorded, recorded_key
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
+from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import load_text, parse
 
 ROOT = Path(__file__).parents[1]
@@ -344,10 +344,10 @@ def test_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     execution.package.cache_clear()
     if not execution.missing():
         pytest.skip("there is a GPU")
-    with pytest.raises(execution.DeviceMissing, match=r"no CUDA backend can run here: missing .*(CuPy|driver|GPU)"):
+    with pytest.raises(execution.BackendError, match=r"no CUDA backend can run here: missing .*(CuPy|driver|GPU)"):
         execution.check()
     for act in (execution.package, execution.device, lambda: execution.compile_plan(CudaPlan({}, (), (), (), ()))):
-        with pytest.raises(execution.DeviceMissing):
+        with pytest.raises(execution.BackendError):
             act()
     monkeypatch.setattr(cuda_device, "find_spec", lambda name: None)
     monkeypatch.setattr(cuda_device, "_no_driver", lambda: ("an NVIDIA driver (libcuda)",))

@@ -15,7 +15,6 @@ from einnet_explore.analysis.equations import map_reads, read_instead
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Access, Program, tensors
 from einnet_explore.onnx_export.export import Replacement
-from einnet_explore.onnx_export.nodes import ExportError
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.operators import OPERATORS
@@ -33,6 +32,7 @@ from einnet_explore.pipeline.tuning_task import Settings, Trial
 from einnet_explore.rules import EOPERATOR_GENERATION, RULES, Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.strategies.instantiation import matching_rule
+from einnet_explore.support.errors import Refused
 
 
 def weights(**shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -283,7 +283,7 @@ def test_models_beyond_a_protocol_buffer_are_not_exported(monkeypatch: pytest.Mo
     replacement = Replacement(whole.nodes, whole.program, names, constants)
     assert export_model(model, [replacement]).graph.node
     monkeypatch.setattr(onnx.checker, "MAXIMUM_PROTOBUF", 10)
-    with pytest.raises(ExportError, match="bytes, expected at most 10"):
+    with pytest.raises(Refused, match="bytes, expected at most 10"):
         export_model(model, [replacement])
 
 

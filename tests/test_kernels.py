@@ -8,7 +8,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.machine import Machine, this_machine
 from einnet_explore.codegen.packing import gather_positions
 from einnet_explore.codegen.register_tiles import MAX_UNROLLED_PRODUCTS, best_tile, register_tiles
@@ -18,6 +17,7 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Index, Iterator, Scope, tensors
 from einnet_explore.runtime.arrays import aligned_empty
 from einnet_explore.runtime.generated import contraction
+from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 
 CASES = {

@@ -32,29 +32,13 @@ from einnet_explore.codegen.elementwise import (
     pack_size,
     plan_launch,
 )
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.functor import Functor, build_functor, compose_functors, operand_read
-from einnet_explore.codegen.language import (
-    BOOL,
-    F16,
-    F32,
-    F64,
-    I8,
-    I16,
-    I32,
-    I64,
-    U8,
-    U16,
-    U32,
-    U64,
-    KernelError,
-    Type,
-    emit,
-)
+from einnet_explore.codegen.language import BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, Type, emit
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Apply, Compare, Const, Iterator, Scalar, Scope, Table, Tensor, as_index
 from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.runtime.elementwise import Elementwise
+from einnet_explore.support.errors import BackendError, Refused
 from tests import kernel_machine
 from tests.test_backends_opencl import needs_c, needs_nvrtc, needs_opencl, shifted
 
@@ -177,9 +161,9 @@ def test_64_bits_beyond_2_to_31() -> None:
 
 def test_plans_that_cannot_be() -> None:
     for arguments in ((-1, (F32,), (0,)), (1, (F32,), ()), (1, (F32,), (0,), Gpu(0))):
-        with pytest.raises(KernelError, match=r"elements of 1 arrays at"):
+        with pytest.raises(Refused, match=r"elements of 1 arrays at"):
             plan_launch(*arguments)  # type: ignore[arg-type]
-    with pytest.raises(KernelError, match="functor cast: a pack of 0 elements"):
+    with pytest.raises(Refused, match="functor cast: a pack of 0 elements"):
         elementwise_kernel(CAST, ElementwiseLaunch(0, 1, 0, 1, I32))
 
 
@@ -397,9 +381,9 @@ def test_composition() -> None:
     )
     assert both.body == real("*", real("relu", real("+", X, operand_read("y"))), operand_read("s"))
     assert both.operands == (("x", F32), ("y", F32)) and both.scalars == (("s", F32),)
-    with pytest.raises(KernelError, match="functor relu has no operand z: it has x"):
+    with pytest.raises(Refused, match="functor relu has no operand z: it has x"):
         compose_functors(relu, {"z": relu})
-    with pytest.raises(KernelError, match="an operand is named twice: s, s"):
+    with pytest.raises(Refused, match="an operand is named twice: s, s"):
         compose_functors(scale, {"v": Functor(operand_read("s"), F32, (("s", F16),))})
 
 
@@ -435,20 +419,20 @@ def test_the_type_of_arithmetic(output: Type, given_kinds: tuple[Type, ...], com
 )
 def test_mixes_without_a_common_type(output: Type, given_kinds: tuple[Type, ...], says: str) -> None:
     operands = tuple((f"x{k}", kind) for k, kind in enumerate(given_kinds))
-    with pytest.raises(KernelError, match=says):
+    with pytest.raises(Refused, match=says):
         Functor(operand_read("x0"), output, operands, name="f")
 
 
 def test_functors_that_cannot_be() -> None:
     i = Iterator("i", 0, 3)
-    with pytest.raises(KernelError, match="functor f reads z"):
+    with pytest.raises(Refused, match="functor f reads z"):
         Functor(operand_read("z"), F32, (("x", F32),), name="f")
     body = Apply("where", (Compare("<", as_index(i), as_index(2)), X, Const(0)))
-    with pytest.raises(KernelError, match=r"functor f compares i < 2: what depends on the position"):
+    with pytest.raises(Refused, match=r"functor f compares i < 2: what depends on the position"):
         Functor(body, F32, (("x", F32),), name="f")
-    with pytest.raises(KernelError, match="exp of int32: it gives no integers"):
+    with pytest.raises(Refused, match="exp of int32: it gives no integers"):
         aligned_kernel(Functor(real("exp", X), I32, (("x", I32),)), 4)
-    with pytest.raises(KernelError, match=r"0.5 is no number of type int32"):
+    with pytest.raises(Refused, match=r"0.5 is no number of type int32"):
         aligned_kernel(Functor(real("*", X, Const(0.5)), I32, (("x", I32),)), 4)
 
 
@@ -493,7 +477,7 @@ def test_expressions_become_kernels(name: str) -> None:
     ],
 )
 def test_expressions_that_are_not_element_wise(text: str, says: str) -> None:
-    with pytest.raises(KernelError, match=says):
+    with pytest.raises(Refused, match=says):
         build_functor(ee.parse(text).equations[0].scope, "Y")
 
 
@@ -503,9 +487,9 @@ def test_tables_and_domains_are_not_element_wise() -> None:
     from einnet_explore.ir import Bound
 
     i = Iterator("i", 0, 2)
-    with pytest.raises(KernelError, match="Y reads a table"):
+    with pytest.raises(Refused, match="Y reads a table"):
         build_functor(Scope((i,), (), Table((2,), (Fraction(1), Fraction(2)))[(i,)]), "Y")
-    with pytest.raises(KernelError, match="Y is computed where 0 <= i < 1 only"):
+    with pytest.raises(Refused, match="Y is computed where 0 <= i < 1 only"):
         build_functor(Scope((i,), (), Const(1), domain=(Bound(as_index(i), 0, 1),)), "Y")
 
 

@@ -32,7 +32,6 @@ from einnet_explore.codegen.language import (
     For,
     If,
     Kernel,
-    KernelError,
     LaunchIndex,
     LoadPair,
     LocalArray,
@@ -57,6 +56,7 @@ from einnet_explore.codegen.language import (
 from einnet_explore.codegen.language.lowering import lower_index, lower_scalar
 from einnet_explore.codegen.language.values import Binary, Cast, Select, Unary
 from einnet_explore.ir import Apply, Compare, Const, Index, Iterator, Tensor, as_index
+from einnet_explore.support.errors import Refused
 from tests import kernel_machine
 from tests.pointwise import index_at
 
@@ -430,10 +430,10 @@ BROKEN: list[tuple[tuple[Statement, ...], str]] = [
 @pytest.mark.parametrize(("body", "says"), BROKEN, ids=[says for _, says in BROKEN])
 def test_broken_kernels_are_refused(body: tuple[Statement, ...], says: str) -> None:
     kernel = Kernel("broken", (Y, CONST, HALF, LIMITED, W), body, (4, 1, 1))
-    with pytest.raises(KernelError, match=f"kernel broken: .*{says}"):
+    with pytest.raises(Refused, match=f"kernel broken: .*{says}"):
         check_kernel(kernel)
     for dialect in ("cuda", "opencl", "c"):
-        with pytest.raises(KernelError):
+        with pytest.raises(Refused):
             emit(kernel, dialect)
 
 
@@ -451,7 +451,7 @@ def test_a_pair_kept_over_a_barrier() -> None:
     body = (LocalArray(mine), PairOperation("+", mine, ZERO, HALF, HALF), Barrier(), Store(HALF, T, mine[0]))
     kernel = Kernel("kept", (HALF,), body, (4, 1, 1))
     assert "__hadd2" in emit(kernel, "cuda")
-    with pytest.raises(KernelError, match="kept over a barrier"):
+    with pytest.raises(Refused, match="kept over a barrier"):
         emit(kernel, "c")
 
 
@@ -494,7 +494,7 @@ def test_a_pair_kept_over_a_barrier() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(made: object, says: str) -> None:
-    with pytest.raises(KernelError, match=says):
+    with pytest.raises(Refused, match=says):
         made()  # type: ignore[operator]
 
 

@@ -15,7 +15,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from einnet_explore.analysis.flattening import Column, Flattened, Row, flattened
 from einnet_explore.cli import main
-from einnet_explore.codegen.language import F32, I32, I64, KernelError, check_kernel, emit
+from einnet_explore.codegen.language import F32, I32, I64, check_kernel, emit
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.tiling import (
     Hardware,
@@ -34,6 +34,7 @@ from einnet_explore.codegen.tiling import (
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Scope, program, tensors
 from einnet_explore.runtime import opencl
+from einnet_explore.support.errors import Refused
 from einnet_explore.syntax import parse
 from einnet_explore.viz.kernels import kernel_texts, tile_figure, tiled_kernel
 from tests import kernel_machine
@@ -225,7 +226,7 @@ def test_refusals_show_numbers() -> None:
         contraction(parse("tensor A[3]\nY[x:3] = sum[k:2] {[i:3] relu(A[i])}[x] * A[x]").equations[0].scope)
     with pytest.raises(ValueError, match="0 traversals is not tiled"):
         contraction(parse("tensor A[3]\nY[] = sum[k:3] A[k]").equations[0].scope)
-    with pytest.raises(KernelError, match="exp of int32"):
+    with pytest.raises(Refused, match="exp of int32"):
         tiled(parse("tensor A[3]\nY[x:3] = exp(A[x])"), kind=I32)
 
 
@@ -403,7 +404,7 @@ def test_kernels_of_contractions_are_shown_in_every_dialect() -> None:
         (shown,) = kernel_texts(whole, dialect)
         assert sign in shown.text
     nested = parse("tensor A[3]\nY[x:3] = sum[k:2] {[i:3] relu(A[i])}[x] * A[x]")
-    with pytest.raises(KernelError, match="reads no tensor"):
+    with pytest.raises(Refused, match="reads no tensor"):
         tiled_kernel(nested.equations[0], F32, "cuda")
     (shown,) = kernel_texts(nested, "cuda")  # in stages instead
     assert "__global__" in shown.text

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from einnet_explore.codegen import transposed_writes
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.language import (
     F16,
     F32,
@@ -22,7 +21,6 @@ from einnet_explore.codegen.language import (
     Copy,
     If,
     Kernel,
-    KernelError,
     LaunchIndex,
     LocalArray,
     Prefetch,
@@ -49,6 +47,7 @@ from einnet_explore.runtime.c_kernels import load
 from einnet_explore.runtime.implementations import NativeCall
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.program import compile_program
+from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.syntax import parse
 from tests import kernel_machine
 from tests.strategies import inputs_for
@@ -90,7 +89,7 @@ TURNED = [
 def test_turned_kernels_are_exact(text: str, machine: Machine) -> None:
     scope = scope_of(text)
     if scope.traversals[-2].name == "u":
-        with pytest.raises(KernelError, match="3 x 8 elements: expected 4 x 4 and more"):
+        with pytest.raises(Refused, match="3 x 8 elements: expected 4 x 4 and more"):
             transpose_kernel(scope, "Y'", machine)
         return
     by_machine(scope, *transpose_kernel(scope, "Y'", machine))
@@ -135,7 +134,7 @@ def test_what_leaves_the_caches_is_streamed_in_whole_lines() -> None:
     ],
 )
 def test_not_turned(text: str, why: str) -> None:
-    with pytest.raises(KernelError, match=why):
+    with pytest.raises(Refused, match=why):
         transpose_kernel(scope_of(text), "Y'", SMALL)
 
 
@@ -252,14 +251,12 @@ OUT = Array("out", F32)
     ],
 )
 def test_broken_squares_are_refused(turn: StoreTransposed) -> None:
-    with pytest.raises(
-        KernelError, match=r"a square of \d of (private|shared) float\d\d, \d+ elements, is turned into"
-    ):
+    with pytest.raises(Refused, match=r"a square of \d of (private|shared) float\d\d, \d+ elements, is turned into"):
         check_kernel(Kernel("broken", (OUT,), (LocalArray(turn.tile), turn)))
 
 
 def test_hints_have_whole_numbers() -> None:
-    with pytest.raises(KernelError, match="array out has an index of float32"):
+    with pytest.raises(Refused, match="array out has an index of float32"):
         check_kernel(Kernel("broken", (OUT,), (Prefetch(OUT, literal(1.0)),)))
     assert "FETCH_LINE(out + -7, 1);" in emit(Kernel("k", (OUT,), (Prefetch(OUT, literal(-7), True),)), "c")
 
@@ -275,7 +272,7 @@ def test_squares_in_the_other_dialects_are_loops() -> None:
     for dialect in ("cuda", "opencl"):
         text = emit(kernel, dialect)
         assert re.search(r"out\[16 \+ \(?j_?\w* \* 4 \+ i\)?\] = tile\[i \* 4 \+ j_?\w*\];", text), text
-    with pytest.raises(KernelError, match="kept over a barrier, and turned"):
+    with pytest.raises(Refused, match="kept over a barrier, and turned"):
         fission_at_barriers(Kernel("kept", (OUT,), (*body[:2], Barrier(), body[2]), (4, 1, 1)))
 
 

@@ -14,7 +14,6 @@ from onnx_building import build, node
 
 import einnet_explore as ee
 from einnet_explore.analysis.bilinear import Bilinear, correlation, karatsuba, laderman, nested, strassen
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.program_diff import inlined
 from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
@@ -74,6 +73,7 @@ from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Options
+from einnet_explore.support.errors import BackendError
 from tests.test_online_softmax import attention
 
 TRIPLES = [correlation(m, 3) for m in (2, 4, 6)] + [strassen(), laderman(), nested(strassen(), strassen()), karatsuba()]

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from einnet_explore.analysis.legality import excess
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Access, Iterator, Program, Scope, Tensor, as_index, mul, program
-from einnet_explore.operators import OPERATORS, Unmatched, match
+from einnet_explore.operators import OPERATORS, match
 from einnet_explore.operators.layout import by_digits, overlaps
+from einnet_explore.support.errors import Refused
 
 
 def reader(read: Access) -> Program:
@@ -85,5 +86,5 @@ def test_digits_of_a_weight_are_no_window() -> None:
     scope = Scope((p, f), (q, c), mul(image[p * 2 + q, c], other[f, q, c]))
     assert any(dict(way.attributes)["sh"] == 2 for way in match(scope, conv1d))
     weight = Tensor("K", (4, 2), weight=True)
-    with pytest.raises(Unmatched):
+    with pytest.raises(Refused):
         match(Scope((p, f), (q, c), mul(weight[p * 2 + q, c], other[f, q, c])), conv1d)

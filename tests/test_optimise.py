@@ -29,7 +29,7 @@ from einnet_explore.pipeline import whole_model as whole_module
 from einnet_explore.pipeline.optimiser import Optimiser, optimize_model
 from einnet_explore.pipeline.outcome import TunedSubprogram, certify_trial
 from einnet_explore.pipeline.partition import Subprogram
-from einnet_explore.pipeline.plan import PlanError, build_plan
+from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.remote_tuning import PortableCost, answer_request
 from einnet_explore.pipeline.request import make_settings, parse_budget
 from einnet_explore.pipeline.tuner import Tuner
@@ -39,6 +39,7 @@ from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match, Step
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import Timing, compare, times_faster
 from einnet_explore.support import limits
+from einnet_explore.support.errors import Refused
 from einnet_explore.support.executors import Serial
 from tests.optimising_kit import (
     SHORT,
@@ -180,14 +181,14 @@ def test_a_part_that_cannot_be_opened_costs_no_other_where_others_search(monkeyp
 
     def first_fails(held: Model, subprogram: Subprogram, *rest: Any) -> Any:
         if subprogram.nodes[0] == "convtranspose_a":
-            raise PlanError("no such type")
+            raise Refused("no such type")
         return opening(held, subprogram, *rest)
 
     monkeypatch.setattr(contests_module, "open_original", first_fails)
     work = Optimiser(model(transposed()), SHORT, executor=Serial())
     with pytest.warns(RuntimeWarning, match="no such type"):
         parts = {step.part.nodes[0]: step.part for step in work.run()}
-    assert parts["convtranspose_a"].why == "its search failed: PlanError: no such type"
+    assert parts["convtranspose_a"].why == "its search failed: Refused: no such type"
     assert not parts["convtranspose_c"].why.startswith("its search failed")
 
 

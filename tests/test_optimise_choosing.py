@@ -12,7 +12,6 @@ import pytest
 import einnet_explore as ee
 from einnet_evaluation.models import write
 from einnet_explore.codegen import versions
-from einnet_explore.onnx_export.nodes import ExportError
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline import baseline as against_module
 from einnet_explore.pipeline import selection as result_module
@@ -29,6 +28,7 @@ from einnet_explore.pipeline.whole_model import Chosen
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import Timing
+from einnet_explore.support.errors import Refused
 from tests.optimising_kit import SHORT, everything, model, nothing_remembered, searched, sound, transposed
 
 forgetting = pytest.fixture(autouse=True)(nothing_remembered)
@@ -119,7 +119,7 @@ def test_the_report_says_how_fast_the_export_is(tmp_path: Path, monkeypatch: pyt
     assert said["export"]["speedup"] > 0 and "beside the original" in said["export"]["why"]
 
     def refuse(*_: object) -> None:
-        raise ExportError("no such operator")
+        raise Refused("no such operator")
 
     monkeypatch.setattr(result_module.Assembler, "export", refuse)
     again = searched(model(transposed()), replace(SHORT, max_depth=2)).report()

@@ -9,8 +9,9 @@ import pytest
 
 import einnet_explore as ee
 from einnet_explore.strategies.candidate import Candidate
+from einnet_explore.support.errors import Refused
 from einnet_explore.viz import figure as figure_module
-from einnet_explore.viz.figure import Figure, FigureError
+from einnet_explore.viz.figure import Figure
 from einnet_explore.viz.graph_figures import TreeNode, draw_tree
 from einnet_explore.viz.tables import TextTable, step_table
 from einnet_explore.viz.views import show, text_figure
@@ -89,18 +90,18 @@ def test_a_width_is_kept(picture: Figure) -> None:
 
 @pytest.mark.parametrize("width", ["", "3.3", "in", "0in", "-1in", "3 feet", "1.2.3cm"])
 def test_a_width_that_is_none_is_refused(picture: Figure, width: str) -> None:
-    with pytest.raises(FigureError, match="expected a number above 0 and one of px, pt"):
+    with pytest.raises(Refused, match="expected a number above 0 and one of px, pt"):
         picture.scaled(width)
 
 
 def test_what_cannot_be_had_is_said(picture: Figure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FigureError, match=r"g.bmp: found the ending .bmp, expected one of .svg, .pdf"):
+    with pytest.raises(Refused, match=r"g.bmp: found the ending .bmp, expected one of .svg, .pdf"):
         picture.save(tmp_path / "g.bmp")
-    with pytest.raises(FigureError, match="no TikZ form"):
+    with pytest.raises(Refused, match="no TikZ form"):
         text_figure("x").save(tmp_path / "x.tikz")
     figure_module._converter.cache_clear()
     monkeypatch.setattr(figure_module.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(FigureError, match="need vl-convert-python and matplotlib: pip install"):
+    with pytest.raises(Refused, match="need vl-convert-python and matplotlib: pip install"):
         picture.save(tmp_path / "g.pdf")
     assert not list(tmp_path.iterdir())
     figure_module._converter.cache_clear()

@@ -14,10 +14,11 @@ from onnx import TensorProto, helper, numpy_helper
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.partition import partition
-from einnet_explore.pipeline.plan import GroupRun, PlanError, ProgramCall, build_plan, random_inputs, subgraph_session
+from einnet_explore.pipeline.plan import GroupRun, ProgramCall, build_plan, random_inputs, subgraph_session
 from einnet_explore.runtime import measurement, onnx_fragment
 from einnet_explore.runtime.onnx_fragment import session_options
 from einnet_explore.runtime.program import compile_program
+from einnet_explore.support.errors import Refused
 from einnet_explore.syntax import parse
 
 Arrays = Mapping[str, Any]
@@ -310,13 +311,13 @@ def refusing(_: Arrays) -> Arrays:
     ],
 )
 def test_groups_that_do_not_fit_are_refused(groups: list[tuple[str, ...]], message: str) -> None:
-    with pytest.raises(PlanError, match=message):
+    with pytest.raises(Refused, match=message):
         build_plan(chain(), dict.fromkeys(groups, refusing))
 
 
 def test_a_missing_result_or_input_is_said() -> None:
     plan = build_plan(chain(), {("b",): refusing})
-    with pytest.raises(PlanError, match=r"node b \(MatMul\): found no result for q"):
+    with pytest.raises(Refused, match=r"node b \(MatMul\): found no result for q"):
         plan.run(random_inputs(chain()))
     with pytest.raises(ValueError, match="input x is missing, given z"):
         plan.run({"z": np.zeros(3)})
@@ -332,9 +333,9 @@ def test_a_region_that_does_not_load_names_its_nodes() -> None:
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("elsewhere", 1)]
     of = load_model(helper.make_model(graph, opset_imports=opsets, ir_version=10))
-    with pytest.raises(PlanError, match=r"nodes? .*odd \(Unknown\).*ONNX Runtime refuses"):
+    with pytest.raises(Refused, match=r"nodes? .*odd \(Unknown\).*ONNX Runtime refuses"):
         build_plan(of, {("a",): refusing})
-    with pytest.raises(PlanError, match=r"node b \(Neg\): found no type for q"):
+    with pytest.raises(Refused, match=r"node b \(Neg\): found no type for q"):
         subgraph_session(of, ["b"])
 
 
@@ -365,7 +366,7 @@ def test_inputs_that_cannot_be_drawn_are_refused() -> None:
         (info("x", TensorProto.STRING, [2]), "input x: found type .*, expected a tensor of numbers"),
     ):
         graph = helper.make_graph([node("Identity", "a", "x", "y")], "g", [bad], [onnx.ValueInfoProto(name="y")])
-        with pytest.raises(PlanError, match=message):
+        with pytest.raises(Refused, match=message):
             random_inputs(helper.make_model(graph))
 
 
@@ -475,7 +476,7 @@ def test_a_program_that_lacks_a_result_is_refused_when_it_runs() -> None:
         compile_program(parse("tensor a[3, 4]\nb[i:3, j:4] = relu(a[i, j])")), {"a": "p", "b": "elsewhere"}
     )
     plan = build_plan(of, {("b",): run})
-    with pytest.raises(PlanError, match=r"node b \(MatMul\): found no result for q"):
+    with pytest.raises(Refused, match=r"node b \(MatMul\): found no result for q"):
         plan.run(random_inputs(of))
 
 

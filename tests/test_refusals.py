@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
 from einnet_explore.runtime import compiled, implementation_choice, onnx_fragment, tvm_cpu
 from einnet_explore.runtime.keys import key_of
 from einnet_explore.runtime.profile_store import Store
 from einnet_explore.runtime.program import compile_program
+from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 
 MATMUL = Instance("Matmul", (("m", 6), ("n", 7), ("k", 5)))

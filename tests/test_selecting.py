@@ -16,9 +16,7 @@ from onnx_building import build, node
 
 from einnet_explore.cli import main
 from einnet_explore.cli import optimize as command
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.onnx_export.export import rewrite_model
-from einnet_explore.onnx_export.nodes import ExportError
 from einnet_explore.pipeline import assembly as assembling_module
 from einnet_explore.pipeline import backward_elimination as attribution_module
 from einnet_explore.pipeline import plan as plan_module
@@ -29,12 +27,13 @@ from einnet_explore.pipeline.export_selection import EXPORT_SELECTION_SECONDS as
 from einnet_explore.pipeline.export_selection import ExportSelection
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.plan import ExecutionPlan, PlanError, build_plan
+from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
 from einnet_explore.pipeline.selection import MIN_SELECTION_SECONDS, Selector, selection_seconds
 from einnet_explore.pipeline.submodels import open_session, random_inputs, run_session
 from einnet_explore.pipeline.whole_model import FORWARD_SELECTION_SECONDS, UNTRIED, Chosen, forward_selection
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.onnx_fragment import Writer
+from einnet_explore.support.errors import BackendError, Refused
 from tests.optimising_kit import SHORT, agree, everything, model, nothing_remembered, runs, searched, transposed
 
 forgetting = pytest.fixture(autouse=True)(nothing_remembered)
@@ -95,7 +94,7 @@ def test_what_fails_at_run_time_is_not_kept(work: Optimiser, monkeypatch: pytest
     monkeypatch.setattr(assembling_module.CompiledProgram, "run", run)
     assert all(not part.kept and "RuntimeError: no such address" in part.why for part in work.result().parts)
     held = open_session(build([node("Relu", ["x"], ["y"])], {"x": [2]}, ["y"]), 1)
-    with pytest.raises(PlanError, match=r"ONNX Runtime fails: .*INVALID_ARGUMENT"):
+    with pytest.raises(Refused, match=r"ONNX Runtime fails: .*INVALID_ARGUMENT"):
         run_session(held, ["y"], {"x": np.zeros(3, np.float32)})
 
 
@@ -129,7 +128,7 @@ def test_what_kept_parts_bring_as_far_as_plans_without_them_are_made(
     def plan_of(kept: Sequence[int]) -> ExecutionPlan:
         asked.append(tuple(kept))
         if len(asked) == 1:
-            raise PlanError("cannot be made")
+            raise Refused("cannot be made")
         return fast.plan
 
     assert fast.without is not None and list(fast.attributions(-1.0)) == []
@@ -243,7 +242,7 @@ def test_an_output_that_fails_costs_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = commanded(tmp_path, monkeypatch)
-    monkeypatch.setattr(Optimised, "onnx", raising(ExportError("found no way to write it")))
+    monkeypatch.setattr(Optimised, "onnx", raising(Refused("found no way to write it")))
     assert main(argv) == 2
     out, err = capsys.readouterr()
     assert f"{tmp_path / 'o.onnx'} was not written: found no way to write it\n" in err
@@ -293,7 +292,7 @@ def test_a_model_that_the_converter_refuses(opset: int, tmp_path: Path, monkeypa
     """It is optimised as a plan; the file is the model as it is."""
     held = model(old(opset))
     assert held.opset == opset
-    with pytest.raises(ExportError):
+    with pytest.raises(Refused):
         rewrite_model(held.proto, ())
     everything(monkeypatch)
     monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined", "apart", "exported")})
@@ -314,7 +313,7 @@ def test_programs_that_a_models_operator_set_cannot_hold_run_beside_it(
     def refuse(proto: Any, *rest: object, **more: object) -> Any:
         if any(n.domain == "einnet" or n.op_type == "Reshape" for n in proto.graph.node):
             refused.append(proto)
-            raise PlanError("ONNX Runtime refuses: Unrecognized attribute: allowzero")
+            raise Refused("ONNX Runtime refuses: Unrecognized attribute: allowzero")
         return open_session(proto, *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(plan_module, "open_session", refuse)

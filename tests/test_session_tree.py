@@ -15,6 +15,7 @@ from einnet_explore.session import candidate_benchmark as measuring
 from einnet_explore.session import faces
 from einnet_explore.session.candidate_benchmark import bench
 from einnet_explore.session.session import Session
+from einnet_explore.support.errors import BackendError
 
 CONV = ee.ops.conv2d(N=1, H=5, W=4, C=3, F=2, R=3, S=3)
 
@@ -237,7 +238,6 @@ def test_programs_are_measured_in_turn() -> None:
 
 
 def test_a_program_that_does_not_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    from einnet_explore.codegen.errors import BackendError
 
     real = measuring._compiled
 

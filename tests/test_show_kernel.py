@@ -9,7 +9,7 @@ import pytest
 
 import einnet_explore as ee
 from einnet_explore.cli import main
-from einnet_explore.codegen.language import KernelError
+from einnet_explore.support.errors import Refused
 from einnet_explore.viz import kernels
 from einnet_explore.viz.kernels import KERNEL_GENERATORS, elementwise_kernel, kernel_texts
 
@@ -72,7 +72,7 @@ def test_an_unknown_dialect(case: str, capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit) as stopped:
         main(["show", case, "--kernel", "metal"])
     assert stopped.value.code == 2 and "metal" in capsys.readouterr().err
-    with pytest.raises(KernelError, match="dialect 'metal'"):
+    with pytest.raises(Refused, match="dialect 'metal'"):
         kernel_texts(ee.parse("tensor A[3]\nY[i:3] = A[i]"), "metal")
 
 
@@ -90,5 +90,5 @@ def test_reductions_inside_an_equation(dialect: str, said: str) -> None:
     program = ee.parse("tensor X[4, 5]\nY[i:4, j:5] = exp(X[i, j]) / {[i:4] sum[j:5] exp(X[i, j])}[i]")
     (kernel,) = kernel_texts(program, dialect)
     assert said in kernel.text and "// stage 1" in kernel.text  # the sum, then what is divided by it
-    with pytest.raises(KernelError, match="a table of known numbers is read"):
+    with pytest.raises(Refused, match="a table of known numbers is read"):
         kernel_texts(ee.parse("tensor X[2]\nY[i:2] = X[i] * table[2] (1, 1/2) [i]"), dialect)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from einnet_explore.codegen import versions
-from einnet_explore.codegen.errors import NoKernel
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Scope, tensors
 from einnet_explore.runtime import generated, implementation_choice, library_calls
 from einnet_explore.runtime.arrays import aligned_empty
@@ -16,6 +15,7 @@ from einnet_explore.runtime.implementations import Alone, NativeCall, TiledCall,
 from einnet_explore.runtime.keys import ALONE, key_of
 from einnet_explore.runtime.native import ENGINE, NativeSource
 from einnet_explore.runtime.profile_store import Store
+from einnet_explore.support.errors import NoKernel
 from einnet_explore.syntax import parse
 
 MOVES = parse("tensor A[512, 600]\nY[m:512, n:600] = relu(A[m, n]) + A[m, n]").equations[-1].scope

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.ir import Scope
 from einnet_explore.runtime import compiled, native
 from einnet_explore.runtime import compiled as trial
 from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.implementations import NativeCall
 from einnet_explore.runtime.native import NativeSource
+from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 
 pytestmark = pytest.mark.skipif(compiled._linker() is None, reason="no C compiler: kernels are not tried")

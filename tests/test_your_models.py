@@ -22,8 +22,8 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.operator_table import NotUnderstood, express
 from einnet_explore.pipeline.optimiser import optimize_model
 from einnet_explore.pipeline.partition import partition
-from einnet_explore.pipeline.submodels import PlanError
 from einnet_explore.runtime.outputs import differences, largest_error
+from einnet_explore.support.errors import Refused
 
 PAGE = Path(__file__).parents[1] / "docs" / "your-models.md"
 
@@ -211,7 +211,7 @@ def test_shapes_behind_operators_that_nobody_knows() -> None:
     model = load_model(proto)
     assert not model.known("y")
     assert rewrite_model(model.proto, ()).graph.node[-1].op_type == "Mystery"
-    with pytest.raises(PlanError, match=r"^<model>: ONNX Runtime refuses: .*Mystery"):
+    with pytest.raises(Refused, match=r"^<model>: ONNX Runtime refuses: .*Mystery"):
         optimize_model(model, threads=1, budget=NOW)
 
 

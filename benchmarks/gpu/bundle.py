@@ -18,12 +18,12 @@ import numpy as np
 import benchmarks
 import einnet_explore
 from benchmarks.gpu import cases, models, whole
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
 from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.runtime.cuda.steps import CudaPlan, Launch, from_json
 from einnet_explore.strategies.options import Cost
+from einnet_explore.support.errors import BackendError
 
 Note = Callable[[str], object]
 

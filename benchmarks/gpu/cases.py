@@ -10,7 +10,6 @@ from typing import Any
 from benchmarks.fusion import batch_norm, layer_norm, softmax
 from einnet_evaluation.operator_cases import derive, operators
 from einnet_explore.codegen import elementwise
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.functor import Functor, operand_read
 from einnet_explore.codegen.language import F16, F32, I32
 from einnet_explore.cost import program_seconds
@@ -22,6 +21,7 @@ from einnet_explore.runtime.keys import key_of
 from einnet_explore.runtime.unfused import apart
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
+from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 
 POINTWISE = {

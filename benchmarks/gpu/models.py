@@ -17,9 +17,6 @@ from typing import Any
 import numpy as np
 
 from einnet_evaluation.models import MODELS, write
-from einnet_explore.codegen.errors import BackendError
-from einnet_explore.codegen.fusion import FusionError
-from einnet_explore.codegen.language import KernelError
 from einnet_explore.cost import CostModel, Device
 from einnet_explore.cost.counted_work import work
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program
@@ -35,6 +32,7 @@ from einnet_explore.rules import Derivation
 from einnet_explore.runtime.cuda.plan import cuda_plan, fused_launch
 from einnet_explore.runtime.cuda.steps import CudaPlan
 from einnet_explore.strategies.options import Cost
+from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.syntax import parse
 
 LIBRARY = "library"
@@ -138,7 +136,7 @@ def with_plan(found: dict[str, CudaPlan], name: str, make: Callable[[], CudaPlan
     """Put the plan that *make* makes into *found*, unless none can be made or it is there already."""
     try:
         plan = make()
-    except (BackendError, FusionError, KernelError):
+    except (BackendError, Refused):
         return
     if all(plan.steps != other.steps for other in found.values()):
         found[name] = plan
@@ -246,7 +244,7 @@ def derived(program: Program, first: Program, cost: Cost, seconds: float) -> Ite
 
 
 def fused(program: Program) -> CudaPlan:
-    """All of *program* as one kernel; raises FusionError, KernelError, and BackendError where a library is called."""
+    """All of *program* as one kernel; raises Refused, and BackendError where a library is called."""
     if calls(program) or len(program.equations) < 2:
         raise BackendError("there is nothing to fuse")
     buffers = {t.name: t.shape for t in program.inputs}

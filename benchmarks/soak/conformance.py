@@ -23,8 +23,8 @@ from benchmarks.soak.outcome import Outcome
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import ModelError
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.submodels import PlanError
 from einnet_explore.runtime.outputs import largest_error
+from einnet_explore.support.errors import Refused
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 
@@ -123,7 +123,7 @@ def _examined(
         shapes = {k: np.shape(v) for k, v in feeds.items() if isinstance(v, np.ndarray)}
         model = load_model(proto, {k: s for k, s in shapes.items() if _open(proto, k)})
         work = Optimiser(model, QUICK, store=Lots(folder / "none" / "profiles", number))
-    except (ModelError, PlanError) as error:
+    except (ModelError, Refused) as error:
         why = str(error).partition(": ")[2]
         outcome.counts["tests refused: " + _kind(why)] += 1
         outcome.counts["tests refused"] += 1

@@ -34,13 +34,10 @@ from einnet_explore.ir import (
     factors,
     map_accesses,
 )
+from einnet_explore.support.errors import Refused
 
 PERIODS = range(1, 17)
 """How many steps of a traversal belong together, at most."""
-
-
-class Unfit(Exception):
-    """Why a scope is no chain that can be cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +152,7 @@ class Chain:
 
 
 def chain(scope: Scope) -> Chain:
-    """*scope* as a chain; raises Unfit with what stands in the way."""
+    """*scope* as a chain; raises Refused with what stands in the way."""
     stages: list[Stage] = []
     done: dict[Scope, Tensor] = {}
 
@@ -167,9 +164,9 @@ def chain(scope: Scope) -> Chain:
                 return visit(replace(inner, padding=scope.padding, value=scope.value))
         if scope not in done:
             if scope.domain:
-                raise Unfit(f"a stage has the domain {', '.join(map(repr, scope.domain))}")
+                raise Refused(f"a stage has the domain {', '.join(map(repr, scope.domain))}")
             if scope.summations and scope.reduce != "sum":
-                raise Unfit(f"a stage is reduced by {scope.reduce}, expected sum")
+                raise Refused(f"a stage is reduced by {scope.reduce}, expected sum")
             body = map_accesses(scope.body, put)
             stages.append(Stage(f"#{len(stages)}", replace(scope, body=body)))
             done[scope] = stages[-1].tensor

@@ -25,13 +25,13 @@ from einnet_explore.analysis.row_nodes import (
     Reduced,
     Row,
     RowNodes,
-    Unfit,
     flat,
     name,
     reads,
     support,
 )
 from einnet_explore.ir import Access, Apply, Const, Iterator, Scalar, Scope, Tensor, factors, map_accesses, mul
+from einnet_explore.support.errors import Refused
 
 __all__ = ["Band", "Column", "Nest", "Node", "Product", "Reduced", "Row", "dense", "name", "nest", "reads"]
 
@@ -99,7 +99,7 @@ def nest(scope: Scope) -> Nest | None:
         for row in reversed(scope.traversals[:-1]):
             try:
                 found = attempt(scope, row)
-            except Unfit:
+            except Refused:
                 continue
             if found.banded:
                 return found
@@ -107,7 +107,7 @@ def nest(scope: Scope) -> Nest | None:
         return None
     try:
         plain = _rows(scope, scope.traversals[-2])
-    except Unfit:
+    except Refused:
         return None
     return plain if any(isinstance(n, Reduced) for n in plain.nodes) else None
 
@@ -119,7 +119,7 @@ def dense(scope: Scope) -> Nest | None:
     for row in reversed(scope.traversals[:-1]):
         try:
             return _product(scope, row, dense=True)
-        except Unfit:
+        except Refused:
             continue
     return None
 
@@ -127,14 +127,14 @@ def dense(scope: Scope) -> Nest | None:
 def _product(scope: Scope, row: Iterator, *, dense: bool = False) -> Nest:
     """Σ_w of row values and what is read along a band (or, *dense*, of every column)."""
     if len(scope.summations) != 1 or scope.summations[0].lo:
-        raise Unfit("it sums over more than one iterator")
+        raise Refused("it sums over more than one iterator")
     (along,), n = scope.summations, scope.traversals[-1]
     batch = tuple(x for x in scope.traversals[:-1] if x != row)
     places = Places(row, along, _dense_column(along) if dense else _column(row, along), dense)
     right = [f for f in factors(scope.body) if n in iterators_of(f)]
     left = [f for f in factors(scope.body) if f not in right]
     if not right or len(left) + len(right) != len(factors(scope.body)):
-        raise Unfit(f"no factor is {n.name}'s")
+        raise Refused(f"no factor is {n.name}'s")
     moved = places.moved(mul(*map(flat, right)))
     rows = RowNodes(places)
     product = Product(n, moved, support(moved, places.column))
@@ -154,7 +154,7 @@ def _band(scope: Scope, row: Iterator) -> Nest:
 def _rows(scope: Scope, row: Iterator) -> Nest:
     along = scope.traversals[-1]
     if along.extent < LEAST_ROW:
-        raise Unfit(f"rows have {along.extent} elements")
+        raise Refused(f"rows have {along.extent} elements")
     batch = tuple(x for x in scope.traversals[:-1] if x != row)
     rows = RowNodes(Places(row, along, _column(row, along)))
     return _finished(Nest(scope, batch, row, along, rows.places.column, (), rows.scalar(scope.body), Const(1)), rows)

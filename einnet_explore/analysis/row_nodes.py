@@ -26,10 +26,7 @@ from einnet_explore.ir import (
     map_accesses,
     mul,
 )
-
-
-class Unfit(Exception):
-    """Why a scope is no work on rows."""
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +87,13 @@ class Places:
         return {self.row.name, self.along.name, self.column.name}
 
     def moved(self, body: Scalar) -> Scalar:
-        """*body* over *column*; raises Unfit where it depends on more of a row and a place in it."""
+        """*body* over *column*; raises Refused where it depends on more of a row and a place in it."""
         to = {self.along: as_index(self.column)} if self.dense else {self.row: as_index(self.column) - self.along}
         moved = substitute(body, to)
         left = set(iterators_of(moved))
         if self.along in left or self.row in left or self.column not in left:
             on = self.along.name if self.dense else f"{self.row.name} + {self.along.name}"
-            raise Unfit(f"{body!r} does not depend on {on} alone")
+            raise Refused(f"{body!r} does not depend on {on} alone")
         return moved
 
 
@@ -116,14 +113,14 @@ class RowNodes:
             case Tensor():
                 return self._read(access)
             case Table():
-                raise Unfit("coefficients of an algorithm are read")
+                raise Refused("coefficients of an algorithm are read")
             case Scope() as inner:
                 return guard(access.index, inner.box, self._scope(inner, access.index), inner.value)
 
     def _read(self, access: Access) -> Scalar:
         try:
             return self._node(Column(self.places.moved(access)))
-        except Unfit:
+        except Refused:
             return access
 
     def _scope(self, inner: Scope, index: tuple[Index, ...]) -> Scalar:
@@ -132,7 +129,7 @@ class RowNodes:
         at: dict[Iterator, IndexLike] = dict(zip(inner.traversals, index, strict=True))
         body = substitute(inner.body, at)
         if inner.domain:
-            raise Unfit("a nested scope has a domain")
+            raise Refused("a nested scope has a domain")
         if not inner.summations:
             found = self.scalar(body)
             if isinstance(found, Access | Const) or self.places.along not in iterators_of(found):
@@ -140,24 +137,24 @@ class RowNodes:
             return self._node(Row(found))
         if self.places.along in iterators_of(body):
             if inner.reduce != "sum":
-                raise Unfit(f"a nested scope reduces by {inner.reduce} at each place of a row")
+                raise Refused(f"a nested scope reduces by {inner.reduce} at each place of a row")
             return self.band(inner.summations, body)
         if (
             len(inner.summations) != 1
             or inner.summations[0].lo
             or inner.summations[0].extent != self.places.along.extent
         ):
-            raise Unfit("a nested reduction is not along the row")
+            raise Refused("a nested reduction is not along the row")
         return self._node(
             Reduced(inner.reduce, self.scalar(substitute(body, {inner.summations[0]: self.places.along})))
         )
 
     def band(self, sums: tuple[Iterator, ...], body: Scalar) -> Scalar:
-        """Σ over *sums* of *body* as a band; raises Unfit where it is none."""
+        """Σ over *sums* of *body* as a band; raises Refused where it is none."""
         right = [f for f in factors(body) if self.places.along in iterators_of(f)]
         left = [f for f in factors(body) if f not in right]
         if len(left) + len(right) != len(factors(body)) or any(s.lo for s in sums):
-            raise Unfit("a factor stands twice")
+            raise Refused("a factor stands twice")
         moved = self.places.moved(mul(*map(flat, right)))
         return self._node(Band(sums, mul(*map(flat, left)), moved, support(moved, self.places.column)))
 
@@ -173,7 +170,7 @@ class RowNodes:
 
 
 def flat(body: Scalar) -> Scalar:
-    """*body* without nested scopes; raises Unfit where one of them sums."""
+    """*body* without nested scopes; raises Refused where one of them sums."""
 
     def element(access: Access) -> Scalar:
         match access.source:
@@ -181,9 +178,9 @@ def flat(body: Scalar) -> Scalar:
                 at: Mapping[Iterator, IndexLike] = dict(zip(traversals, access.index, strict=True))
                 return guard(access.index, scope.box, flat(substitute(inner, at)), scope.value)
             case Scope():
-                raise Unfit("an operand is computed by a sum")
+                raise Refused("an operand is computed by a sum")
             case Table():
-                raise Unfit("coefficients of an algorithm are read")
+                raise Refused("coefficients of an algorithm are read")
         return access
 
     return map_accesses(body, element)

@@ -32,10 +32,7 @@ from einnet_explore.ir import (
     mul,
     tensors,
 )
-
-
-class Nowhere(Exception):
-    """A value would be computed where its sources are read beyond their reach; the message says of what and how."""
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True)
@@ -116,7 +113,7 @@ class Writer:
         """*equation*, which computes *term*, with stashed tensors read; itself where it reads what it did."""
         try:
             return self._rewritten(equation, term, position) if self.shelf.touches(term) else equation
-        except Nowhere:
+        except Refused:
             return equation
 
     def _rewritten(self, equation: Equation, term: Term, position: int) -> Equation:
@@ -134,7 +131,7 @@ class Writer:
         return equation if before == after else replace(equation, scope=new, via=None)
 
     def definition(self, value: Value, own: tuple[Iterator, ...], at: tuple[Index, ...], position: int) -> Scope:
-        """*value*[*at*] over *own*, by its definition; raises Nowhere where a part of it cannot be computed."""
+        """*value*[*at*] over *own*, by its definition; raises Refused where a part of it cannot be computed."""
         self.shelf.root, self.shelf.domain = value, ()
         scope = Scope(own, (), Const(0))
         use = Use(1, value, at)
@@ -248,7 +245,7 @@ class Writer:
             if (wrong := illegal_read(self.shelf.padded(scope))) is None:
                 break
         else:
-            raise Nowhere(wrong)
+            raise Refused(wrong)
         name = next(n for k in range(1, len(self._used) + 2) if (n := f"sum{k}") not in self._used)
         self._used.add(name)
         self.lifted.append(Equation(name, scope))

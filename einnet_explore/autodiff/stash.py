@@ -28,13 +28,14 @@ from einnet_explore.autodiff.pass_splitting import (
     with_stash,
     writer,
 )
-from einnet_explore.autodiff.pass_writer import Nowhere, Writer
+from einnet_explore.autodiff.pass_writer import Writer
 from einnet_explore.autodiff.program_values import Pass, read
 from einnet_explore.autodiff.stash_plan import Chosen, Node, Problem
 from einnet_explore.autodiff.values import Use, Value, Values
 from einnet_explore.equivalence.certificate import Certificate
 from einnet_explore.equivalence.reads import illegal_read
 from einnet_explore.ir import Program, Scope
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def _common(first: Pass, by: Writer, demand: Demand, own: int) -> Common | None:
         return Common(scope, name, 0 if name in outputs else ITEM * prod(one.tensor.shape), own, demand)
     try:
         scope = definition(by, demand, len(first.program.equations))
-    except Nowhere:
+    except Refused:
         return None
     return Common(scope, None, ITEM * demand.points, own, demand)
 

@@ -16,7 +16,7 @@ from einnet_explore.analysis.flattening import flat_address
 from einnet_explore.checker.record import RecordedStep, load_json, read_record
 from einnet_explore.equivalence.assumptions import of_tensors, only
 from einnet_explore.equivalence.certificate import Certificate, Kind, certify, end_to_end
-from einnet_explore.equivalence.linear_space import Beyond
+from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.equivalence.reads import illegal_read
 from einnet_explore.equivalence.term_multiset import difference
 from einnet_explore.ir import (
@@ -98,7 +98,7 @@ def _no_call(scope: Scope, via: Instance, operators: tuple[Operator, ...]) -> st
         return f"{via!r} has shape {canonical.shape}, the equation {scope.shape}"
     try:
         witness = difference(canonical, scope, scope.box, of_tensors(scope))
-    except Beyond as beyond:
+    except Undecided as beyond:
         return f"{via!r} could not be compared with the equation: {beyond}"
     return None if witness is None else f"{via!r} is another expression: {witness}"
 

@@ -28,7 +28,6 @@ from einnet_explore.codegen.language import (
     For,
     If,
     Kernel,
-    KernelError,
     LaunchIndex,
     LoadPair,
     LocalArray,
@@ -45,6 +44,7 @@ from einnet_explore.codegen.language import (
 )
 from einnet_explore.codegen.language.lowering import lower_scalar
 from einnet_explore.ir import Access, Apply, Scalar, Tensor
+from einnet_explore.support.errors import Refused
 
 BLOCK_REGISTERS, THREAD_REGISTERS = 64 * 1024, 255
 """What a block may have at most, and a thread."""
@@ -102,11 +102,11 @@ def index_type(length: int, pack: int, count: int) -> Type:
 def plan_launch(length: int, kinds: Sequence[Type], addresses: Sequence[int], gpu: Gpu = A100) -> ElementwiseLaunch:
     """The launch for *length* elements of each of *kinds*, one array each, at *addresses* (in bytes).
 
-    Where one of them is not a multiple of its pack's bytes all elements go one by one.  Raises KernelError for a
+    Where one of them is not a multiple of its pack's bytes all elements go one by one.  Raises Refused for a
     negative length, for a device without a full block, and where there is not one address a type.
     """
     if length < 0 or len(kinds) != len(addresses) or gpu.most_blocks < 1:
-        raise KernelError(
+        raise Refused(
             f"{length} elements of {len(kinds)} arrays at {len(addresses)} addresses, {gpu.most_blocks} blocks a launch"
         )
     pack = pack_size(kinds)
@@ -138,11 +138,11 @@ def elementwise_kernel(functor: Functor, launch: ElementwiseLaunch) -> Kernel:
     """The kernel of *functor* for a *launch*: its text depends on pack, index type and whether there is a tail.
 
     Parameters: result, operands, scalars, then how many packs and how many single elements.  Halves are made in pairs
-    where the functor can and the pack is even.  Raises KernelError for a pack below 1.
+    where the functor can and the pack is even.  Raises Refused for a pack below 1.
     """
     pack, kind = launch.pack, launch.index
     if pack < 1:
-        raise KernelError(f"functor {functor.name}: a pack of {pack} elements")
+        raise Refused(f"functor {functor.name}: a pack of {pack} elements")
     result, *rest = functor_arguments(functor)
     inputs = rest[: len(functor.operands)]
     packs, tail, first, i = (Var(n, kind) for n in ("packs", "tail", "first", "i"))

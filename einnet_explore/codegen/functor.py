@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from einnet_explore.analysis.substitution import substitute
-from einnet_explore.codegen.language import F16, F32, I32, I64, U8, U16, U32, KernelError, Type, type_of
+from einnet_explore.codegen.language import F16, F32, I32, I64, U8, U16, U32, Type, type_of
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -28,6 +28,7 @@ from einnet_explore.ir import (
     map_accesses,
 )
 from einnet_explore.ir.node import Node, node
+from einnet_explore.support.errors import Refused
 
 
 def operand_read(name: str) -> Access:
@@ -40,7 +41,7 @@ class Functor(Node):
     """``output = body``: *body* reads each of *operands*, and each of *scalars*, by ``operand(name)``.
 
     An operand has an element at every position; a scalar has one for all, read once by each thread: what OneFlow's
-    factories make of their arguments.  Raises KernelError where the body reads something else, compares indices, or
+    factories make of their arguments.  Raises Refused where the body reads something else, compares indices, or
     where the types have no common one.
     """
 
@@ -53,9 +54,9 @@ class Functor(Node):
     def __post_init__(self) -> None:
         names = [n for n, _ in (*self.operands, *self.scalars)]
         if len(set(names)) < len(names):
-            raise KernelError(f"functor {self.name}: an operand is named twice: {', '.join(names)}")
+            raise Refused(f"functor {self.name}: an operand is named twice: {', '.join(names)}")
         if strange := [repr(a) for a in accesses(self.body) if a not in map(operand_read, names)]:
-            raise KernelError(f"functor {self.name} reads {', '.join(strange)}: expected operands {', '.join(names)}")
+            raise Refused(f"functor {self.name} reads {', '.join(strange)}: expected operands {', '.join(names)}")
         _without_indices(self.body, self.name)
         _ = self.computed
 
@@ -68,7 +69,7 @@ class Functor(Node):
     def computed(self) -> Type:
         """The type of the arithmetic: NumPy's common type of all, of at least 32 bits; half precision goes as single.
 
-        Raises KernelError for an integer result of floating operands, which would lose fractions unasked, and for
+        Raises Refused for an integer result of floating operands, which would lose fractions unasked, and for
         uint64 beside signed integers, which have no common integer type.
         """
         return common_type(self.name, self.output, tuple(k for _, k in (*self.operands, *self.scalars)))
@@ -85,9 +86,9 @@ class _Mix:
     output: Type
     given: tuple[Type, ...]
 
-    def refused(self, why: str) -> KernelError:
+    def refused(self, why: str) -> Refused:
         given = ", ".join(map(repr, self.given)) or "nothing"
-        return KernelError(f"functor {self.name} makes {self.output!r} of {given}: {why}")
+        return Refused(f"functor {self.name} makes {self.output!r} of {given}: {why}")
 
 
 def common_type(name: str, output: Type, given: tuple[Type, ...]) -> Type:
@@ -109,13 +110,11 @@ def compose_functors(outer: Functor, at: Mapping[str, Functor]) -> Functor:
     """*outer* with the operands named in *at* computed by other functors, in one go.
 
     Operands of one name are one operand.  Intermediate results keep the precision of the arithmetic: they are not
-    rounded to the inner functors' results.  Raises KernelError where a name is no operand, or has two types.
+    rounded to the inner functors' results.  Raises Refused where a name is no operand, or has two types.
     """
     names = {n for n, _ in outer.operands}
     if missing := sorted(set(at) - names):
-        raise KernelError(
-            f"functor {outer.name} has no operand {', '.join(missing)}: it has {', '.join(sorted(names))}"
-        )
+        raise Refused(f"functor {outer.name} has no operand {', '.join(missing)}: it has {', '.join(sorted(names))}")
 
     def put(access: Access) -> Scalar:
         name = access.source.name if isinstance(access.source, Tensor) else ""
@@ -131,7 +130,7 @@ def compose_functors(outer: Functor, at: Mapping[str, Functor]) -> Functor:
 def _without_indices(body: Scalar, name: str) -> None:
     match body:
         case Compare():
-            raise KernelError(f"functor {name} compares {body!r}: what depends on the position is not element-wise")
+            raise Refused(f"functor {name} compares {body!r}: what depends on the position is not element-wise")
         case Apply(_, args):
             for a in args:
                 _without_indices(a, name)
@@ -144,7 +143,7 @@ def build_functor(
 ) -> Functor:
     """*scope* as a functor over its elements in memory order, all of *kind* unless *kinds* says otherwise by name.
 
-    Scopes that it reads are put in.  A tensor with a single element is a scalar.  Raises KernelError, with the read or
+    Scopes that it reads are put in.  A tensor with a single element is a scalar.  Raises Refused, with the read or
     the condition in question, where the expression is not element-wise, and for types without a common one.
     """
     given = kinds or {}
@@ -153,10 +152,10 @@ def build_functor(
     def read(access: Access) -> Scalar:
         source = access.source
         if not isinstance(source, Tensor):
-            raise KernelError(f"{name} reads a table at {access.index!r}: that is not element-wise")
+            raise Refused(f"{name} reads a table at {access.index!r}: that is not element-wise")
         single = _is_scalar_read(access, scope, name)
         if found.setdefault(source.name, single) != single:
-            raise KernelError(f"{name} reads {source.name} both by position and as a scalar")
+            raise Refused(f"{name} reads {source.name} both by position and as a scalar")
         return operand_read(source.name)
 
     body = map_accesses(_flat(scope, name), read)
@@ -174,9 +173,9 @@ def _flat(scope: Scope, name: str) -> Scalar:
     """The body of *scope* with the scopes that it reads put in."""
     if scope.summations:
         sums = ", ".join(f"{s.name}:{s.lo}..{s.hi}" for s in scope.summations)
-        raise KernelError(f"{name} has {scope.reduce}[{sums}]: a reduction is not element-wise")
+        raise Refused(f"{name} has {scope.reduce}[{sums}]: a reduction is not element-wise")
     if scope.domain:
-        raise KernelError(f"{name} is computed where {scope.domain[0]!r} only: that is not element-wise")
+        raise Refused(f"{name} is computed where {scope.domain[0]!r} only: that is not element-wise")
 
     def put(access: Access) -> Scalar:
         if not isinstance(access.source, Scope):
@@ -192,7 +191,7 @@ def _check_inside(access: Access, name: str) -> None:
     for index, (lo, hi) in zip(access.index, access.source.box, strict=True):
         least, most = index.bounds
         if least < lo or most >= hi:
-            raise KernelError(f"{name} reads {access.source!r} at {index} in [{least}, {most}], outside [{lo}, {hi})")
+            raise Refused(f"{name} reads {access.source!r} at {index} in [{least}, {most}], outside [{lo}, {hi})")
 
 
 def _is_scalar_read(access: Access, scope: Scope, name: str) -> bool:
@@ -205,7 +204,7 @@ def _is_scalar_read(access: Access, scope: Scope, name: str) -> bool:
         return False
     if size == 1:
         return True
-    raise KernelError(
+    raise Refused(
         f"{name} reads {access!r} of {size} elements at {address}, and writes {whole} at {here}: not element-wise"
     )
 

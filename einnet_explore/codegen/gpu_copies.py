@@ -40,7 +40,6 @@ from einnet_explore.codegen.language import (
     For,
     If,
     Kernel,
-    KernelError,
     LaunchIndex,
     Literal,
     LocalArray,
@@ -58,6 +57,7 @@ from einnet_explore.codegen.language import (
 from einnet_explore.codegen.language.statements import PACK_BYTES
 from einnet_explore.codegen.memory_access import add_offset, element_address, tensor_name
 from einnet_explore.ir import REDUCTIONS, Access, Iterator, Scalar, Scope, Table, Tensor, accesses, map_accesses
+from einnet_explore.support.errors import Refused
 
 COPY_THREADS = 256
 
@@ -112,9 +112,9 @@ class CopyFrame:
         return I32 if max(far, *spans, 0) < 1 << 31 else I64
 
     def kernel(self, body: tuple[Statement, ...], threads: int, blocks: int) -> Kernel:
-        """*body* in so many *blocks*; raises KernelError where they are too many."""
+        """*body* in so many *blocks*; raises Refused where they are too many."""
         if blocks >= 1 << 31:
-            raise KernelError(f"{self.name}: {blocks} blocks are more than a device takes")
+            raise Refused(f"{self.name}: {blocks} blocks are more than a device takes")
         return Kernel(self.name, (*self.memory.values(), self.result), body, (threads, 1, 1), (blocks, 1, 1))
 
     def digits(
@@ -325,14 +325,14 @@ class CopyKernel:
 def copy_kernel(scope: Scope, name: str = "moved", kind: Type = F32) -> CopyKernel:
     """*scope* as a kernel that moves memory; scopes that it reads are put in.
 
-    Raises KernelError, with what was found, where sums are long, a sum is read, or a source is a table.
+    Raises Refused, with what was found, where sums are long, a sum is read, or a source is a table.
     """
     body = _inline_nested(scope)
     terms = prod(x.extent for x in scope.summations)
     summed = [a for a in dict.fromkeys(accesses(body)) if depends_on_any(a, scope.summations)]
     most = MAX_SUM_TERMS if len(summed) < 2 else MAX_PRODUCT_TERMS
     if terms > most or not scope.shape or not prod(scope.shape):
-        raise KernelError(f"{name}: sums of {terms} terms over {list(scope.shape)}: expected at most {most}, not empty")
+        raise Refused(f"{name}: sums of {terms} terms over {list(scope.shape)}: expected at most {most}, not empty")
     frame = CopyFrame(scope, body, name, kind)
     down = tiled_reads(frame)
     return CopyKernel(direct_copy(frame) if down is None else tiled_copy(frame, *down), tuple(frame.memory))
@@ -349,10 +349,10 @@ def _inline_nested(scope: Scope) -> Scalar:
                 at = dict(zip(inner.traversals, access.index, strict=True))
                 return guard(access.index, inner.box, substitute(_inline_nested(inner), at), inner.value)
             case source:
-                raise KernelError(f"{source!r} is read at {access.index!r}: expected tensors and scopes without sums")
+                raise Refused(f"{source!r} is read at {access.index!r}: expected tensors and scopes without sums")
 
     if scope.summations and scope.domain:
-        raise KernelError(f"a sum with {len(scope.domain)} bounds is not moved")
+        raise Refused(f"a sum with {len(scope.domain)} bounds is not moved")
     body = map_accesses(scope.body, put)
     if not scope.domain:
         return body

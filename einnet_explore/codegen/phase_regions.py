@@ -33,7 +33,6 @@ from einnet_explore.codegen.language import (
     For,
     If,
     Kernel,
-    KernelError,
     LaunchIndex,
     Literal,
     LocalArray,
@@ -65,6 +64,7 @@ from einnet_explore.ir import (
     map_accesses,
     tensors,
 )
+from einnet_explore.support.errors import Refused
 
 MAX_POLYPHASE = 8
 """More phases than this are not written out."""
@@ -130,13 +130,11 @@ def cut_traversal(x: Iterator, body: Scalar) -> PolyphaseCut:
     for divisor, numerator in sorted(found, key=repr):
         rest = numerator - x
         if rest.terms or divisor > MAX_POLYPHASE:
-            raise KernelError(
-                f"{numerator} is divided by {divisor}: expected one traversal, and at most {MAX_POLYPHASE}"
-            )
+            raise Refused(f"{numerator} is divided by {divisor}: expected one traversal, and at most {MAX_POLYPHASE}")
         shift = rest.const
     period = lcm(*(divisor for divisor, _ in found))
     if period > MAX_POLYPHASE:
-        raise KernelError(f"{x.name} has {period} phases, expected at most {MAX_POLYPHASE}")
+        raise Refused(f"{x.name} has {period} phases, expected at most {MAX_POLYPHASE}")
     whole = Iterator(f"{x.name}'", (x.lo + shift) // period, (x.hi - 1 + shift) // period + 1)
     at = {whole.lo, whole.hi}
     for q in range(period):
@@ -214,13 +212,13 @@ MAX_PIECE_READS = 400
 def regions_kernel(scope: Scope, result: str) -> tuple[Kernel, int]:
     """(the kernel that computes *scope* into *result*, its blocks): tensors, the result, ``FIRST``.
 
-    Raises KernelError for what reduces or reads scopes and tables, for phases that are not of one traversal, and where
+    Raises Refused for what reduces or reads scopes and tables, for phases that are not of one traversal, and where
     there is nothing to cut or too much of it.
     """
     if scope.summations or scope.domain or any(not isinstance(a.source, Tensor) for a in accesses(scope.body)):
-        raise KernelError("the scope reduces, or reads other scopes: expected reads of tensors only")
+        raise Refused("the scope reduces, or reads other scopes: expected reads of tensors only")
     if not scope.traversals or prod(scope.shape) == 0:
-        raise KernelError("the scope has no traversals or no elements")
+        raise Refused("the scope has no traversals or no elements")
     body = map_accesses(scope.body, _guarded_read)
     order, turned = order_traversals(scope)
     cuts = tuple(cut_traversal(x, body) for x in order)
@@ -228,7 +226,7 @@ def regions_kernel(scope: Scope, result: str) -> tuple[Kernel, int]:
     reads = sum(1 for _ in accesses(body))
     pieces *= prod(x.extent for x in turned)
     if pieces == 1 or pieces * reads > MAX_PIECE_READS:
-        raise KernelError(f"{pieces} pieces of {reads} reads: expected 2 and more, {MAX_PIECE_READS} reads in all")
+        raise Refused(f"{pieces} pieces of {reads} reads: expected 2 and more, {MAX_PIECE_READS} reads in all")
     read = {t.name: Array(t.name, F32, const=True, noalias=True) for t in tensors(scope)}
     writer = _Writer(scope, cuts, turned, read, Array(result, F32))
     first, block = Var(FIRST_BLOCK, I64), Var(":block", I64)

@@ -24,7 +24,6 @@ from einnet_explore.codegen.language import (
     Expr,
     For,
     Kernel,
-    KernelError,
     LaunchIndex,
     Literal,
     LocalArray,
@@ -45,6 +44,7 @@ from einnet_explore.codegen.language.register_transpose import TILE_SIDES
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.memory_access import FIRST_BLOCK, add_offset, element_address, flat_read, tensor_name
 from einnet_explore.ir import Access, Iterator, Scope, Table, Tensor, accesses, map_accesses, tensors
+from einnet_explore.support.errors import Refused
 
 SAME_PAGE_BYTES = 512
 """Bytes from one row of the result to the next up to which its lines are written one by one, each in another row: so
@@ -60,32 +60,28 @@ BLOCK_TILES, STREAMED_BLOCK_TILES = 64, 256
 def transpose_kernel(scope: Scope, result: str, machine: Machine) -> tuple[Kernel, int]:
     """(the kernel that computes *scope* into *result*, its blocks): tensors, the result, ``FIRST``.
 
-    What is more than half of the last cache goes past it.  Raises KernelError for what reduces, reads scopes or tables
+    What is more than half of the last cache goes past it.  Raises Refused for what reduces, reads scopes or tables
     or outside of a tensor, and where no tile fits or nothing is to be turned.
     """
     reads = tuple(accesses(scope.body))
     if scope.summations or scope.domain or not reads or any(not isinstance(a.source, Tensor) for a in reads):
-        raise KernelError("the scope reduces, or reads other scopes: expected reads of tensors only")
+        raise Refused("the scope reduces, or reads other scopes: expected reads of tensors only")
     for access in reads:
         inside = all(
             lo <= i.bounds[0] and i.bounds[1] < hi for i, (lo, hi) in zip(access.index, access.source.box, strict=True)
         )
         if not inside or not flat_address(access).affine:
-            raise KernelError(f"{access!r} is not affine, or reads outside of its tensor")
+            raise Refused(f"{access!r} is not affine, or reads outside of its tensor")
     largest = max(reads, key=lambda a: prod(a.source.shape))
     place, last = flat_address(largest), scope.traversals[-1] if scope.traversals else None
     along = next((x for x in scope.traversals[:-1] if x.extent > 1 and place.coefficient(x) == 1), None)
     if last is None or along is None or abs(place.coefficient(last)) <= 1:
-        raise KernelError(
-            "the result is written as it is read, or nothing runs along memory: expected another dimension"
-        )
+        raise Refused("the result is written as it is read, or nothing runs along memory: expected another dimension")
     if any(flat_address(a).coefficient(along) not in (0, 1) for a in reads):
-        raise KernelError(f"a read takes steps along {along.name} that are longer than 1")
+        raise Refused(f"a read takes steps along {along.name} that are longer than 1")
     side = next((n for n in TILE_SIDES if n <= min(along.extent, last.extent, machine.lanes)), None)
     if side is None:
-        raise KernelError(
-            f"{along.extent} x {last.extent} elements: expected {TILE_SIDES[-1]} x {TILE_SIDES[-1]} and more"
-        )
+        raise Refused(f"{along.extent} x {last.extent} elements: expected {TILE_SIDES[-1]} x {TILE_SIDES[-1]} and more")
     return _Writer(scope, result, largest, along, side, machine).kernel()
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import islpy as isl
 
-from einnet_explore.equivalence.linear_space import Beyond, Form, Space, accumulate, minus, pinned
+from einnet_explore.equivalence.linear_space import Form, Space, Undecided, accumulate, minus, pinned
 from einnet_explore.equivalence.term_relation import Term
 from einnet_explore.interpreter.numbers import Number
 
@@ -37,11 +37,11 @@ class Sets:
     def of(self, term: Term) -> tuple[Number, Any]:
         """The coefficient of *term* and the set of (output element, indices) where it occurs.
 
-        Summed iterators that occur nowhere multiply the coefficient by their extent.  Raises Beyond where another
+        Summed iterators that occur nowhere multiply the coefficient by their extent.  Raises Undecided where another
         number of summation points stands for one element of the set.
         """
         if self.counted and isinf(term.coefficient):
-            raise Beyond("an infinite constant is added")
+            raise Undecided("an infinite constant is added")
         met: set[str] = set()
         forms = [self._opened(form, met) for _, at in term.factors for form in at]
         where = [self._opened(row, met) for row in term.where]
@@ -57,7 +57,7 @@ class Sets:
         fixed = pinned(where, self.space.ranges)
         open_ = [y for y in summed if y not in fixed]
         if self.counted and self._undetermined(forms, used, open_) and not self._injective(forms, used, summed, rows):
-            raise Beyond("one term stands for several summation points, whose number integer sets do not hold")
+            raise Undecided("one term stands for several summation points, whose number integer sets do not hold")
         # A coordinate that is just a summed iterator lends it its name: one existential less for isl to eliminate.
         named: list[str] = []
         for n, form in enumerate(forms):

@@ -29,7 +29,7 @@ MOST = 900
 _ORDERS = 24
 
 
-class Beyond(Exception):
+class Undecided(Exception):
     """The theory of term relations does not reach this scope; the message says why."""
 
 
@@ -166,7 +166,7 @@ class Space:
                 if known == (turned := _permuted(scope, order)) or self._same(known, turned):
                     self._opaque += [scope] * (n == len(self._opaque))
                     return f"{{{n}}}" + ENDLESS * self.given.endless(known), tuple(at[d] for d in order)
-        raise Beyond("a scope is not equal to itself")
+        raise Undecided("a scope is not equal to itself")
 
 
 def _orders(known: Scope, scope: Scope, at: tuple[Form, ...]) -> Iterable[tuple[int, ...]]:
@@ -208,7 +208,7 @@ def enter(space: Space, scope: Scope, at: tuple[Form, ...]) -> tuple[dict[Iterat
     env = dict(zip(scope.traversals, at if inside is None else space.enter(at, scope.box), strict=True))
     for bound in scope.domain:
         if not set(bound.index.iterators) <= set(scope.traversals):
-            raise Beyond(f"the domain bound {bound!r} depends on more than traversals")
+            raise Undecided(f"the domain bound {bound!r} depends on more than traversals")
         rows = space.within((space.form(bound.index, env),), ((bound.lo, bound.hi),))
         inside = None if inside is None or rows is None else (*inside, *rows)
     return env, inside

@@ -8,7 +8,7 @@ from itertools import product
 from math import inf, isinf, isnan, prod
 from typing import TypeAlias
 
-from einnet_explore.equivalence.linear_space import Beyond, Factor, Form, key
+from einnet_explore.equivalence.linear_space import Factor, Form, Undecided, key
 from einnet_explore.interpreter.numbers import ENDLESS, FINITE, Number, rounded
 
 Monomial: TypeAlias = "tuple[Number, tuple[Factor, ...]]"
@@ -28,7 +28,7 @@ def endless(k: Number, factors: Iterable[Factor]) -> bool:
 def applied(op: str, args: list[Polynomial], rounds: bool = False) -> Polynomial:
     """*op* of polynomials: sums and products are multiplied out, constants folded, anything else becomes a symbol.
 
-    *rounds*: symbols are named with rounded constants.  Raises Beyond for what may be infinite times a sum or 0, or
+    *rounds*: symbols are named with rounded constants.  Raises Undecided for what may be infinite times a sum or 0, or
     less itself.
     """
     match op, args:
@@ -41,9 +41,9 @@ def applied(op: str, args: list[Polynomial], rounds: bool = False) -> Polynomial
         case "*", _:
             if infinite := [n for n, arg in enumerate(args) if any(endless(*m) for m in arg)]:
                 if () in args:
-                    raise Beyond(LESS_ITSELF)
+                    raise Undecided(LESS_ITSELF)
                 if any(len(arg) > 1 and infinite != [n] for n, arg in enumerate(args)):
-                    raise Beyond("what may be infinite is multiplied by a sum")
+                    raise Undecided("what may be infinite is multiplied by a sum")
             chosen = product(*args)
             return _collect((times(*(k for k, _ in c)), tuple(f for _, fs in c for f in fs)) for c in chosen)
         case "/", [a, ((k, ()),)] if not isinf(k):
@@ -114,7 +114,7 @@ def _collect(monomials: Iterable[Monomial]) -> Polynomial:
         if which not in total:
             total[which] = k, ordered
         elif (old := total[which][0]) * k < 0 and endless(k, ordered):
-            raise Beyond(LESS_ITSELF)
+            raise Undecided(LESS_ITSELF)
         else:
             total[which] = old + k, ordered
     kept = [(k, f) for k, f in total.values() if k]
@@ -136,14 +136,14 @@ def skeleton(value: Polynomial, rounds: bool = False) -> tuple[str, tuple[Form, 
 
 
 def number(value: float) -> Number:
-    """*value* exactly; infinities stay as they are.  Raises Beyond for what is no number."""
+    """*value* exactly; infinities stay as they are.  Raises Undecided for what is no number."""
     if isnan(value):
-        raise Beyond("a constant is not a number")
+        raise Undecided("a constant is not a number")
     return value if isinf(value) else Fraction(value)
 
 
 def times(*numbers: Number) -> Number:
-    """The product of *numbers*.  Raises Beyond where one of several is infinite."""
+    """The product of *numbers*.  Raises Undecided where one of several is infinite."""
     if len(numbers) > 1 and any(map(isinf, numbers)):
-        raise Beyond("an infinite constant is multiplied")
+        raise Undecided("an infinite constant is multiplied")
     return prod(numbers, start=Fraction(1)) if len(numbers) > 1 else numbers[0]

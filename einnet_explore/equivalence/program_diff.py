@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from einnet_explore.analysis.equations import read_by
 from einnet_explore.equivalence.assumptions import Given
-from einnet_explore.equivalence.linear_space import Beyond
+from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.equivalence.term_multiset import Witness, difference
 from einnet_explore.equivalence.verdict import Certificate, joint
 from einnet_explore.ir import (
@@ -211,7 +211,7 @@ def agreement(before: Scope, after: Scope, region: Box, at: Path, given: Given) 
 def _why(before: Scope, after: Scope, region: Box, given: Given) -> Witness | str | None:
     try:
         return difference(before, after, region, given)
-    except Beyond as beyond:
+    except Undecided as beyond:
         return str(beyond)
 
 

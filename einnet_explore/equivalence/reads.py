@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import islpy as isl
 
 from einnet_explore.equivalence.integer_sets import sample
-from einnet_explore.equivalence.linear_space import Beyond, Env, Form, Space, complement, enter, point_of
+from einnet_explore.equivalence.linear_space import Env, Form, Space, Undecided, complement, enter, point_of
 from einnet_explore.equivalence.term_relation import Term, decide
 from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, Tensor, accesses
 
@@ -60,7 +60,7 @@ def _search(scope: Scope) -> str | None:
             try:
                 point = sample(space, term)
             except isl.Error as error:
-                raise Beyond(f"integer sets: {error}") from None
+                raise Undecided(f"integer sets: {error}") from None
             if point is not None:
                 values = dict(zip(own, point[len(space.coordinates) :], strict=True))
                 told = ", ".join(f"{x.name}={values[x]}" for x in own)

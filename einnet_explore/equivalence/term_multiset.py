@@ -28,7 +28,7 @@ import islpy as isl
 from einnet_explore.equivalence.assumptions import PLAIN, Given
 from einnet_explore.equivalence.commutation import ordered
 from einnet_explore.equivalence.integer_sets import Sets, context, coordinates
-from einnet_explore.equivalence.linear_space import Beyond, Form, Space, kind, value_at
+from einnet_explore.equivalence.linear_space import Form, Space, Undecided, kind, value_at
 from einnet_explore.equivalence.polynomial import cancelled, endless
 from einnet_explore.equivalence.term_relation import Term, choices_at, terms_at
 from einnet_explore.interpreter.numbers import ENDLESS, Number, rounded
@@ -160,7 +160,7 @@ def difference(before: Scope, after: Scope, region: Box, given: Given = PLAIN) -
     """None where both scopes are equal functions on *region*, else a term that is counted differently.
 
     *given* says what may be infinite, and which axioms may be used; without them functions are symbols and constants
-    exact.  Raises Beyond where the theory does not reach.
+    exact.  Raises Undecided where the theory does not reach.
     """
     inner = replace(given, exponential=False)
     space = Space(region, lambda a, b: same(a, b, inner), given)
@@ -174,7 +174,7 @@ def difference(before: Scope, after: Scope, region: Box, given: Given = PLAIN) -
     try:
         return _Comparison(space, context(), reduce).difference(*sides)
     except isl.Error as error:
-        raise Beyond(f"integer sets: {error}") from None
+        raise Undecided(f"integer sets: {error}") from None
 
 
 def same(before: Scope, after: Scope, given: Given = PLAIN) -> bool:
@@ -190,14 +190,14 @@ def _proved(before: Scope, after: Scope, given: Given) -> bool:
     """
     try:
         return difference(before, after, before.reach, given) is None
-    except Beyond:
+    except Undecided:
         return False
 
 
 def _common(before: str | None, after: str | None) -> str:
     """The reduction under which both are written; what does not reduce goes with either."""
     if before and after and before != after:
-        raise Beyond(f"reductions {before} and {after} have no common form")
+        raise Undecided(f"reductions {before} and {after} have no common form")
     return before or after or "sum"
 
 

@@ -26,11 +26,11 @@ from einnet_explore.analysis.products import opened
 from einnet_explore.analysis.tables import entries
 from einnet_explore.equivalence.linear_space import (
     MOST,
-    Beyond,
     Env,
     Factor,
     Form,
     Space,
+    Undecided,
     complement,
     enter,
     minus,
@@ -73,7 +73,7 @@ def cases(space: Space, scalar: Scalar, env: Env) -> list[Case]:
         case Apply(op, args):
             parts = [cases(space, arg, env) for arg in args]
             if prod(map(len, parts)) > MOST:
-                raise Beyond(f"{op} has more than {MOST} cases")
+                raise Undecided(f"{op} has more than {MOST} cases")
             return [
                 (
                     tuple(row for where, _ in choice for row in where),
@@ -81,7 +81,7 @@ def cases(space: Space, scalar: Scalar, env: Env) -> list[Case]:
                 )
                 for choice in product(*parts)
             ]
-    raise Beyond(f"{scalar!r} is no number")
+    raise Undecided(f"{scalar!r} is no number")
 
 
 def _applied(space: Space, op: str, args: list[Polynomial]) -> Polynomial:
@@ -157,7 +157,7 @@ class Term:
 
 
 def terms_at(space: Space, scope: Scope, at: tuple[Form, ...]) -> list[Term]:
-    """The terms of ``scope[at]`` for a sum (or a scope that does not reduce).  Raises Beyond."""
+    """The terms of ``scope[at]`` for a sum (or a scope that does not reduce).  Raises Undecided."""
     if reduces(scope) and scope.reduce != "sum":
         return _from_cases(opaque_case(space, scope, at))
     env, inside = enter(space, scope, at)
@@ -269,21 +269,21 @@ def _scaled(terms: list[Term], by: Number) -> list[Term]:
 def _product(args: tuple[Scalar, ...], parts: list[list[Term]]) -> list[Term]:
     """The products of one term of each part; those whose conditions contradict one another are none.
 
-    Raises Beyond where one of *args*, of which these are the terms, may be infinite and another is 0 or a sum.
+    Raises Undecided where one of *args*, of which these are the terms, may be infinite and another is 0 or a sum.
     """
     if infinite := [n for n, part in enumerate(parts) if any(endless(t.coefficient, t.factors) for t in part)]:
         for n, (arg, part) in enumerate(zip(args, parts, strict=True)):
             if infinite != [n] and (not part or _adds(arg)):
-                raise Beyond(f"what may be infinite is multiplied by {'a sum' if part else 0}")
+                raise Undecided(f"what may be infinite is multiplied by {'a sum' if part else 0}")
     found = [Term(Fraction(1))]
     for part in sorted(parts, key=len):
         if len(found) * len(part) > _TRIED:
-            raise Beyond(f"the product has more than {_TRIED} combinations of terms")
+            raise Undecided(f"the product has more than {_TRIED} combinations of terms")
         firsts = [(a, _spans(a, 1)) for a in found]
         seconds = [(b, _spans(b, -1)) for b in part]
         found = [_joined(a, b) for (a, spans), (b, turned) in product(firsts, seconds) if _agree(spans, turned)]
         if len(found) > MOST:
-            raise Beyond(f"the product has more than {MOST} terms")
+            raise Undecided(f"the product has more than {MOST} terms")
     return found
 
 
@@ -332,5 +332,5 @@ def _from_cases(found: list[Case]) -> list[Term]:
 
 def _capped(terms: list[Term]) -> list[Term]:
     if len(terms) > MOST:
-        raise Beyond(f"the scope has more than {MOST} kinds of terms")
+        raise Undecided(f"the scope has more than {MOST} kinds of terms")
     return terms

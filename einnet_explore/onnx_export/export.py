@@ -23,13 +23,13 @@ from einnet_explore.onnx_export.nodes import (
     IR_VERSION,
     MIN_OPSET,
     ExportedNodes,
-    ExportError,
     to_onnx,
 )
 from einnet_explore.onnx_import.checks import check_names, topological_order
 from einnet_explore.onnx_import.model import ModelError, ModelNode, list_nodes, opset
 from einnet_explore.onnx_import.shapes import replace_misjudged_nodes
 from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def rewrite_model(
 ) -> onnx.ModelProto:
     """*model* with each replacement's nodes taken out and its program put in; weights that nothing reads are dropped.
 
-    The result passes ONNX's full check and uses standard operators only.  Raises ExportError where a group's node is
+    The result passes ONNX's full check and uses standard operators only.  Raises Refused where a group's node is
     unknown or taken twice, is not convex, or computes a value that is still needed and its program does not give; for
     an operator set below ``LEAST_OPSET`` that cannot be converted; and where a program cannot be written.
     """
@@ -117,9 +117,7 @@ def _current(model: onnx.ModelProto) -> onnx.ModelProto:
         if {n.name for n in named.graph.node} <= {n.name for n in converted.graph.node}:
             named = converted
         if opset(named) < MIN_OPSET:
-            raise ExportError(
-                f"operator set {version}: found one that ONNX cannot convert, expected {MIN_OPSET} or later"
-            )
+            raise Refused(f"operator set {version}: found one that ONNX cannot convert, expected {MIN_OPSET} or later")
         model = named
     out = onnx.ModelProto()
     out.CopyFrom(model)
@@ -133,9 +131,9 @@ def _taken(nodes: Sequence[ModelNode], groups: Sequence[Replacement]) -> set[str
     for group in groups:
         for name in group.nodes:
             if name not in known:
-                raise ExportError(f"node {name}: found no such node, expected one of the model's")
+                raise Refused(f"node {name}: found no such node, expected one of the model's")
             if name in taken:
-                raise ExportError(f"node {name}: found in two groups, expected one")
+                raise Refused(f"node {name}: found in two groups, expected one")
             taken.add(name)
     return taken
 
@@ -162,10 +160,10 @@ def _dtype(model: onnx.ModelProto, group: Replacement) -> np.dtype[np.generic]:
             found.add(np.dtype(helper.tensor_dtype_to_np_dtype(weight.data_type)))
     if len(found) > 1:
         types = ", ".join(sorted(map(str, found)))
-        raise ExportError(f"nodes {', '.join(group.nodes)}: found values of types {types}, expected one type")
+        raise Refused(f"nodes {', '.join(group.nodes)}: found values of types {types}, expected one type")
     dtype = next(iter(found), np.dtype(np.float32))
     if dtype.kind != "f":
-        raise ExportError(f"nodes {', '.join(group.nodes)}: found values of type {dtype}, expected a floating type")
+        raise Refused(f"nodes {', '.join(group.nodes)}: found values of type {dtype}, expected a floating type")
     return dtype
 
 
@@ -188,7 +186,7 @@ def _fill(
         check_names("model", graph, list_nodes(graph))
         ordered = topological_order("model", list_nodes(graph))
     except ModelError as error:
-        raise ExportError(str(error)) from None
+        raise Refused(str(error)) from None
     needed = {v.name for v in graph.output}
     alive: list[ModelNode] = []
     for node in reversed(ordered):
@@ -233,4 +231,4 @@ def _check(model: onnx.ModelProto) -> None:
             value.type.tensor_type.shape.SetInParent()
         onnx.checker.check_model(checked)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ExportError(f"the model that was made: {error}") from error
+        raise Refused(f"the model that was made: {error}") from error

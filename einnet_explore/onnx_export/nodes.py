@@ -20,16 +20,13 @@ from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, Scope, Table, 
 from einnet_explore.onnx_export.lowering import lower_scope
 from einnet_explore.onnx_export.node_builder import Array, NodeBuilder
 from einnet_explore.operators import OPERATORS, OnnxNode, Operator
+from einnet_explore.support.errors import Refused
 
 FUNCTION_DOMAIN = "einnet_explore"
 EXPORT_OPSET = 21
 IR_VERSION = 10
 MIN_OPSET = 13
 """The first operator set in which everything that is written here is legal (axes of ``ReduceSum`` as an input)."""
-
-
-class ExportError(ValueError):
-    """A program or model that cannot be written as ONNX; the message names the equation, node or version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ def to_onnx(
 
     A weight that *names* leaves out becomes an initialiser, if anything still reads it; *constants* are the arrays of
     weights.  Every other value is called *prefix* and the equation's name.  Values have the shapes of their tensors.
-    Raises ExportError where an input has neither a name nor an array, and where an equation cannot be written.
+    Raises Refused where an input has neither a name nor an array, and where an equation cannot be written.
     """
     return _Export(program, names, constants or {}, prefix, opset, np.dtype(dtype), operators).run()
 
@@ -91,7 +88,7 @@ class _Export:
     def run(self) -> ExportedNodes:
         program = self.program
         if missing := [o for o in program.outputs if o not in program.names()]:
-            raise ExportError(f"output {', '.join(missing)}: no equation and no input has this name")
+            raise Refused(f"output {', '.join(missing)}: no equation and no input has this name")
         places = {name: self.place(name) for name in program.names()}
         known = self._folded()
         made = {name for name in known if not self._exists(name)}
@@ -108,7 +105,7 @@ class _Export:
         read = {name for node in nodes for name in node.input}
         for tensor in program.inputs:
             if places[tensor.name] in read and tensor.name not in made and tensor.name not in self.names:
-                raise ExportError(f"input {tensor.name}: neither a value of the model nor an array is given for it")
+                raise Refused(f"input {tensor.name}: neither a value of the model nor an array is given for it")
         weights = [
             numpy_helper.from_array(np.ascontiguousarray(known[name], self.dtype).reshape(known[name].shape), value)
             for name, value in stored.items()
@@ -127,9 +124,7 @@ class _Export:
         known = {t.name: np.asarray(self.constants[t.name]) for t in self.program.inputs if t.name in self.constants}
         for tensor in self.program.inputs:
             if tensor.name in known and known[tensor.name].shape != tensor.shape:
-                raise ExportError(
-                    f"constant {tensor.name} has shape {known[tensor.name].shape}, expected {tensor.shape}"
-                )
+                raise Refused(f"constant {tensor.name} has shape {known[tensor.name].shape}, expected {tensor.shape}")
         for equation in self.program.equations:
             if all(t.name in known for t in tensors(equation.scope)):
                 used = {t.name: known[t.name] for t in tensors(equation.scope)}
@@ -150,7 +145,7 @@ class _Export:
             stem = equation.via.operator if equation.via else EOPERATOR
             made = function_of(equation.scope, stem, opset=self.opset, dtype=self.dtype)
         except ValueError as error:
-            raise ExportError(f"equation {equation.name}: {error}") from error
+            raise Refused(f"equation {equation.name}: {error}") from error
         functions.setdefault(made.name, made)
         inputs = [places[name] for name in _read_by(equation.scope)]
         return [

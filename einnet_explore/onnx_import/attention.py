@@ -16,8 +16,9 @@ import numpy as np
 
 from einnet_explore.ir import Access, Compare, Const, Equation, IndexLike, Iterator, Scalar, Scope, add, mul
 from einnet_explore.onnx_import.elementwise import fn, select_by_mask
-from einnet_explore.onnx_import.node_call import NodeCall, OnnxOperator, Unclear, access, as_indices, broadcast
+from einnet_explore.onnx_import.node_call import NodeCall, OnnxOperator, access, as_indices, broadcast
 from einnet_explore.onnx_import.reduction import reduction_scope
+from einnet_explore.support.errors import Refused
 
 _QUERY, _KEY, _VALUE, _MASK = range(4)
 
@@ -57,9 +58,9 @@ def _plain(call: NodeCall) -> None:
     """Refuse what is more than attention: caches, further outputs, windows, halves inside."""
     call.only_output()
     if any(call.has(n) for n in range(_MASK + 1, len(call.node.inputs))):
-        raise Unclear("it has a cache")
+        raise Refused("it has a cache")
     if call.get("softmax_precision", 1) != 1:
-        raise Unclear("its softmax is in another precision")
+        raise Refused("its softmax is in another precision")
 
 
 def _heads(call: NodeCall, n: int) -> int:
@@ -89,7 +90,7 @@ def _masked(call: NodeCall, score: Scalar, xs: tuple[Iterator, ...]) -> Scalar:
         causal = np.tri(xs[2].extent, xs[3].extent, dtype=bool) if call.get("is_causal", 0) else True
         open_ = (mask if mask.dtype == bool else mask > -inf) & causal
         if mask.shape[-1] != xs[3].extent or not open_.any(axis=-1).all():
-            raise Unclear(f"its mask of shape {mask.shape} does not leave every row some of {xs[3].extent} keys")
+            raise Refused(f"its mask of shape {mask.shape} does not leave every row some of {xs[3].extent} keys")
         score = select_by_mask(mask, at, score, Const(-inf)) if mask.dtype == bool else add(score, call.read(_MASK, at))
     if call.get("is_causal", 0):
         score = fn("where", Compare("<=", at[3], at[2]), score, Const(-inf))

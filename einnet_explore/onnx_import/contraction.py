@@ -16,15 +16,8 @@ from dataclasses import replace
 
 from einnet_explore.ir import Access, Apply, Compare, Const, Equation, Index, Iterator, Scalar, Scope, Tensor, add, mul
 from einnet_explore.onnx_import.model import Shape
-from einnet_explore.onnx_import.node_call import (
-    NodeCall,
-    OnnxOperator,
-    Unclear,
-    access,
-    as_indices,
-    broadcast,
-    extent_iterators,
-)
+from einnet_explore.onnx_import.node_call import NodeCall, OnnxOperator, access, as_indices, broadcast, extent_iterators
+from einnet_explore.support.errors import Refused
 
 
 def _matmul(call: NodeCall) -> Iterable[Equation]:
@@ -80,7 +73,7 @@ def _einsum(call: NodeCall) -> Iterable[Equation]:
             if sizes.setdefault(letter, size) == size or (letter in many and size == 1):
                 continue
             if letter not in many or sizes[letter] != 1:
-                raise Unclear(f"equation {formula}: {letter} is {sizes[letter]} and {size}")
+                raise Refused(f"equation {formula}: {letter} is {sizes[letter]} and {size}")
             sizes[letter] = size
     xs = {letter: Iterator(letter, 0, size) for letter, size in sizes.items()}
     reads = []
@@ -101,11 +94,11 @@ def _terms(formula: str, ranks: Shape) -> tuple[tuple[str, ...], str, str]:
     letters = formula.replace("->", "").replace("...", "").replace(",", "")
     spans = {rank + 3 - len(term) for term, rank in zip(terms, ranks, strict=False) if "..." in term}
     if not set(letters) <= set(string.ascii_letters) or len(terms) != len(ranks) or len(spans) > 1:
-        raise Unclear(f"equation {formula} is not one of letters")
+        raise Refused(f"equation {formula} is not one of letters")
     wide = max(spans, default=0)
     many = "".join(x for x in string.ascii_letters if x not in letters)[:wide]
     if len(many) < wide or (arrow and wide and "..." not in output):
-        raise Unclear(f"equation {formula} has an ellipsis that its result has no place for")
+        raise Refused(f"equation {formula} has an ellipsis that its result has no place for")
     if not arrow:
         output = "..." + "".join(sorted(x for x in set(letters) if inputs.count(x) == 1))
     return tuple(term.replace("...", many) for term in terms), output.replace("...", many), many
@@ -138,7 +131,7 @@ def _fitting(kernel: Shape, dilations: Shape, spatial: Shape, begin: Shape, end:
     """Refuse a window larger than its input: the size of the result is then rounded in more ways than one."""
     for r, d, n, b, e in zip(kernel, dilations, spatial, begin, end, strict=True):
         if (r - 1) * d + 1 > n + b + e:
-            raise Unclear(f"its window spans {(r - 1) * d + 1}, its input with padding {n + b + e}")
+            raise Refused(f"its window spans {(r - 1) * d + 1}, its input with padding {n + b + e}")
 
 
 _SPATIAL = {1: ("h", "r"), 2: ("hw", "rs"), 3: ("dhw", "qrs")}
@@ -146,7 +139,7 @@ _SPATIAL = {1: ("h", "r"), 2: ("hw", "rs"), 3: ("dhw", "qrs")}
 
 def _names(rank: int) -> tuple[str, str]:
     if rank not in _SPATIAL:
-        raise Unclear(f"it has {rank} spatial dimensions, one to three are understood")
+        raise Refused(f"it has {rank} spatial dimensions, one to three are understood")
     return _SPATIAL[rank]
 
 
@@ -203,7 +196,7 @@ def _transposed_padding(call: NodeCall, strides: Shape, dilations: Shape) -> Sha
     if mode.startswith("SAME") and not call.get("output_shape", ()):
         fixed = tuple(s * n for s, n in zip(strides, spatial, strict=True))
         if out != fixed:  # ONNX's shape inference counts output_padding too, which its text and runtimes do not
-            raise Unclear(f"its result has the shape {out} by shape inference, {fixed} by {mode}")
+            raise Refused(f"its result has the shape {out} by shape inference, {fixed} by {mode}")
     total = (
         max(0, s * (n - 1) + e + (r - 1) * d + 1 - m)
         for n, s, e, r, d, m in zip(spatial, strides, extra, kernel, dilations, out, strict=True)

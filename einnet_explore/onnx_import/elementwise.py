@@ -20,7 +20,8 @@ import numpy as np
 
 from einnet_explore.ir import Apply, Compare, Const, Equation, Index, Scalar, Scope, add, mul
 from einnet_explore.onnx_import.model import Array
-from einnet_explore.onnx_import.node_call import Express, NodeCall, OnnxOperator, Unclear, as_indices, extent_iterators
+from einnet_explore.onnx_import.node_call import Express, NodeCall, OnnxOperator, as_indices, extent_iterators
+from einnet_explore.support.errors import Refused
 
 Function = Callable[[NodeCall, Scalar], Scalar]
 
@@ -116,7 +117,7 @@ def _gelu(call: NodeCall, x: Scalar) -> Scalar:
         case "tanh":
             inner = fn("tanh", mul(Const(sqrt(2 / pi)), add(x, mul(Const(0.044715), x, x, x))))
         case other:
-            raise Unclear(f"approximate is {other}, neither none nor tanh")
+            raise Refused(f"approximate is {other}, neither none nor tanh")
     return mul(Const(0.5), x, add(inner, Const(1)))
 
 
@@ -156,14 +157,14 @@ def _power(args: tuple[Scalar, ...]) -> Scalar:
 
 def _dropout(call: NodeCall) -> Iterable[Equation]:
     if call.has(2) and bool(call.constant(2, "training_mode").any()):
-        raise Unclear("it is in training mode")
+        raise Refused("it is in training mode")
     yield from _unary(lambda _, x: x)(call)
 
 
 def _cast(call: NodeCall) -> Iterable[Equation]:
     found, wanted = (call.model.dtype(name) for name in (call.node.inputs[0], call.node.outputs[0]))
     if found != wanted:
-        raise Unclear(f"it converts {found} to {wanted}")
+        raise Refused(f"it converts {found} to {wanted}")
     yield from _unary(lambda _, x: x)(call)
 
 
@@ -234,7 +235,7 @@ def select_by_mask(mask: Array, at: tuple[Index, ...], one: Scalar, other: Scala
         return one if mask.all() else other
     leading, (rows, columns) = mask.shape[:-2], (1, 1, *mask.shape)[-2:]
     if any(size > 1 for size in leading):
-        raise Unclear(f"its condition of shape {mask.shape} differs along more than two dimensions")
+        raise Refused(f"its condition of shape {mask.shape} differs along more than two dimensions")
     table = mask.reshape(rows, columns)
     places = np.arange(columns) - np.arange(rows)[:, None] if columns > 1 else np.arange(rows)[:, None]
     place = at[-2] if columns == 1 else at[-1] - at[-2] if rows > 1 else at[-1]
@@ -242,7 +243,7 @@ def select_by_mask(mask: Array, at: tuple[Index, ...], one: Scalar, other: Scala
         first, last = int(places[wanted].min()), int(places[wanted].max())
         if np.array_equal(wanted, (places >= first) & (places <= last)):
             return _between(place, first, last, (int(places.min()), int(places.max())), yes, no)
-    raise Unclear("its condition is no band of its last two dimensions")
+    raise Refused("its condition is no band of its last two dimensions")
 
 
 def _between(place: Index, first: int, last: int, most: tuple[int, int], yes: Scalar, no: Scalar) -> Scalar:

@@ -22,7 +22,6 @@ from einnet_explore.onnx_import.node_call import (
     Express,
     NodeCall,
     OnnxOperator,
-    Unclear,
     access,
     as_indices,
     broadcast,
@@ -31,6 +30,7 @@ from einnet_explore.onnx_import.node_call import (
     row_major,
     row_major_digits,
 )
+from einnet_explore.support.errors import Refused
 
 Moved = Callable[[NodeCall, tuple[Index, ...]], Iterable[Index]]
 
@@ -96,7 +96,7 @@ def _split(call: NodeCall) -> Iterable[Equation]:
     start = 0
     for n, name in enumerate(call.node.outputs):
         if not name:
-            raise Unclear("an output is left out")
+            raise Refused("an output is left out")
         out = call.output(n)
         xs = extent_iterators(out.shape)
         at = [as_index(x) + start if d == axis else as_index(x) for d, x in enumerate(xs)]
@@ -121,7 +121,7 @@ def _pad(call: NodeCall) -> Iterable[Equation]:
     rank = len(call.out.shape)
     mode = call.get("mode", "constant")
     if mode != "constant":
-        raise Unclear(f"mode is {mode}, not constant")
+        raise Refused(f"mode is {mode}, not constant")
     pads = call.integers(1, "pads") or ()
     axes = tuple(call.axis(int(a), rank) for a in call.constant(3, "axes").reshape(-1)) if call.has(3) else range(rank)
     value = float(call.constant(2, "value").reshape(())) if call.has(2) else call.get("value", 0.0)
@@ -151,7 +151,7 @@ def _gather(call: NodeCall, at: tuple[Index, ...]) -> Iterable[Index]:
 def _affine(table: Array, places: tuple[Index, ...]) -> Index:
     """The affine index of *places* whose values *table* holds: a row, a stride, windows :math:`d\\,w + m`."""
     if not table.size:
-        raise Unclear("it gathers nothing")
+        raise Refused("it gathers nothing")
     origin = (0,) * table.ndim
     start = int(table[origin])
     steps = [int(table[*origin[:d], 1, *origin[d + 1 :]]) - start if n > 1 else 0 for d, n in enumerate(table.shape)]
@@ -161,7 +161,7 @@ def _affine(table: Array, places: tuple[Index, ...]) -> Index:
         np.int64(start),
     )  # fmt: skip
     if not np.array_equal(table, np.broadcast_to(grid, table.shape)):
-        raise Unclear("its indices are no arithmetic progression")
+        raise Refused("its indices are no arithmetic progression")
     out = Index((), start)
     for place, step in zip(places, steps, strict=True):
         out = out + place * step
@@ -232,7 +232,7 @@ def _nearest(
 ) -> Iterable[Equation]:
     shape, out = call.shape(0), call.out.shape
     if (mode := call.get("mode", "nearest")) != "nearest":
-        raise Unclear(f"mode is {mode}, not nearest")
+        raise Refused(f"mode is {mode}, not nearest")
     given = (
         dict(zip(axes, scales.reshape(-1).tolist(), strict=True))
         if scales is not None and scales.size
@@ -246,7 +246,7 @@ def _nearest(
         way = rounding if rounding != "simple" else "ceil" if scale < 1 else "floor"
         index: Index | None = progression(_elements(positions, way, d, shape[d]), x)
         if index is None:
-            raise Unclear(f"dimension {d}: {shape[d]} to {out[d]} is no whole factor")
+            raise Refused(f"dimension {d}: {shape[d]} to {out[d]} is no whole factor")
         at.append(index)
     yield call.equation(Scope(xs, (), access(call.tensor(0), *at)))
 
@@ -268,7 +268,7 @@ def _elements(positions: Array, way: str, d: int, size: int) -> Array:
         np.clip(_rounded(p, way), 0, size - 1) for p in (positions - margin, positions, positions + margin)
     )
     if np.any((before != after) & (positions != positions.astype(np.float32))):
-        raise Unclear(f"dimension {d}: positions lie between two elements but for rounding")
+        raise Refused(f"dimension {d}: positions lie between two elements but for rounding")
     return at
 
 
@@ -285,14 +285,14 @@ def _positions(i: Array, size: int, out: int, scale: float, mode: str) -> Array:
             return (i + 0.5) / scale - 0.5
         case "half_pixel_symmetric":
             if size * scale != out:
-                raise Unclear(f"{size} times {scale:.6g} is not {out}: where its middle lies hangs on rounding")
+                raise Refused(f"{size} times {scale:.6g} is not {out}: where its middle lies hangs on rounding")
             return (i + 0.5) / scale - 0.5
         case "pytorch_half_pixel":
             return (i + 0.5) / scale - 0.5 if out > 1 else np.zeros_like(i, float)
         case "align_corners":
             return i * (size - 1) / (out - 1) if out > 1 else np.zeros_like(i, float)
         case other:
-            raise Unclear(f"coordinate_transformation_mode is {other}")
+            raise Refused(f"coordinate_transformation_mode is {other}")
 
 
 def _rounded(positions: Array, mode: str) -> Array:
@@ -306,7 +306,7 @@ def _rounded(positions: Array, mode: str) -> Array:
         case "round_prefer_ceil":
             found = np.floor(positions + 0.5)
         case other:
-            raise Unclear(f"nearest_mode is {other}")
+            raise Refused(f"nearest_mode is {other}")
     return found.astype(int)
 
 

@@ -11,10 +11,7 @@ import numpy as np
 
 from einnet_explore.ir import Access, Const, Equation, Index, IndexLike, Iterator, Scalar, Scope, Tensor, as_index
 from einnet_explore.onnx_import.model import Array, Model, ModelNode, Shape
-
-
-class Unclear(Exception):
-    """Why a node has no canonical expression here."""
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +39,7 @@ class NodeCall:
     def tensor(self, n: int) -> Tensor:
         """Input *n* as a tensor."""
         if not self.has(n):
-            raise Unclear(f"input {n} is left out")
+            raise Refused(f"input {n} is left out")
         return _tensor(self.node.inputs[n], self.model)
 
     @property
@@ -73,7 +70,7 @@ class NodeCall:
         """Input *n*, which must be known before the model runs."""
         name = self.node.inputs[n]
         if name not in self.model.weights:
-            raise Unclear(f"{what} ({name}) is not known before the model runs")
+            raise Refused(f"{what} ({name}) is not known before the model runs")
         return self.model.weights[name]
 
     def integers(self, n: int, attribute: str, default: Shape | None = None) -> Shape | None:
@@ -86,7 +83,7 @@ class NodeCall:
     def axis(self, axis: int, rank: int) -> int:
         """*axis* counted from the front."""
         if not -rank <= axis < rank:
-            raise Unclear(f"axis {axis} is outside [-{rank}, {rank})")
+            raise Refused(f"axis {axis} is outside [-{rank}, {rank})")
         return axis % rank
 
     @property
@@ -111,13 +108,13 @@ class NodeCall:
         if word:
             return Equation(self.inner(word), scope)
         if scope.shape != self.out.shape:
-            raise Unclear(f"the expression has shape {scope.shape}, the model says {self.out.shape}")
+            raise Refused(f"the expression has shape {scope.shape}, the model says {self.out.shape}")
         return Equation(self.out.name, scope)
 
     def only_output(self) -> None:
         """Refuse a node whose further outputs are used."""
         if extra := self.node.results[1:]:
-            raise Unclear(f"further outputs ({', '.join(extra)}) are used")
+            raise Refused(f"further outputs ({', '.join(extra)}) are used")
 
 
 Express: TypeAlias = "Callable[[NodeCall], Iterable[Equation]]"
@@ -153,7 +150,7 @@ def as_indices(xs: Iterable[IndexLike]) -> tuple[Index, ...]:
 def broadcast(source: Tensor, index: tuple[Index, ...]) -> Access:
     """*source* at the last of *index*, at 0 where it has one element and the result may have more."""
     if len(source.shape) > len(index):
-        raise Unclear(f"{source.name} has {len(source.shape)} dimensions, the result has {len(index)}")
+        raise Refused(f"{source.name} has {len(source.shape)} dimensions, the result has {len(index)}")
     last = index[len(index) - len(source.shape) :]
     at = (Index() if size == 1 and i.bounds[1] > 0 else i for size, i in zip(source.shape, last, strict=True))
     return access(source, *at)
@@ -201,5 +198,5 @@ def progression(values: Array, x: Iterator) -> Index | None:
 
 def _tensor(name: str, model: Model) -> Tensor:
     if not model.known(name):
-        raise Unclear(f"the shape of {name} is not known before the model runs")
+        raise Refused(f"the shape of {name} is not known before the model runs")
     return Tensor(model.identifiers[name], model.shape(name), weight=name in model.weights)

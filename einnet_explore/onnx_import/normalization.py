@@ -16,16 +16,9 @@ from math import prod, sqrt
 
 from einnet_explore.ir import Const, Equation, Index, Iterator, Scalar, Scope, Tensor, add, mul
 from einnet_explore.onnx_import.elementwise import fn
-from einnet_explore.onnx_import.node_call import (
-    NodeCall,
-    OnnxOperator,
-    Unclear,
-    access,
-    as_indices,
-    broadcast,
-    extent_iterators,
-)
+from einnet_explore.onnx_import.node_call import NodeCall, OnnxOperator, access, as_indices, broadcast, extent_iterators
 from einnet_explore.onnx_import.reduction import reduction_scope
+from einnet_explore.support.errors import Refused
 
 
 def _softmax_axes(call: NodeCall) -> tuple[int, ...]:
@@ -63,10 +56,10 @@ def _powers(call: NodeCall) -> Generator[Equation, None, tuple[Tensor, Tensor, t
 def _batch_normalization(call: NodeCall) -> Iterable[Equation]:
     """Inference only: an affine function whose two coefficients are weight-only equations."""
     if call.get("training_mode", 0):
-        raise Unclear("it is in training mode")
+        raise Refused("it is in training mode")
     call.only_output()
     if not call.get("spatial", 1):
-        raise Unclear("it normalises every element on its own")
+        raise Refused("it normalises every element on its own")
     c = Iterator("c", 0, call.shape(1)[0])
     epsilon = Const(call.get("epsilon", 1e-5))
     scale, bias, mean, variance = (access(call.tensor(n), c) for n in (1, 2, 3, 4))
@@ -178,7 +171,7 @@ def _lp_normalization(call: NodeCall) -> Iterable[Equation]:
         case 2:
             inner = reduction_scope(call.tensor(0), (axis,), f=lambda x: mul(x, x))
         case other:
-            raise Unclear(f"p is {other}, neither 1 nor 2")
+            raise Refused(f"p is {other}, neither 1 nor 2")
     yield (total := call.equation(inner, "total"))
     xs = extent_iterators(call.out.shape)
     at = as_indices(xs)

@@ -16,9 +16,10 @@ from einnet_explore.onnx_import.contraction import CONTRACTIONS
 from einnet_explore.onnx_import.elementwise import ELEMENTWISE, SELECTION
 from einnet_explore.onnx_import.layout import LAYOUT, RESIZE
 from einnet_explore.onnx_import.model import Model, ModelNode
-from einnet_explore.onnx_import.node_call import NodeCall, OnnxOperator, Unclear
+from einnet_explore.onnx_import.node_call import NodeCall, OnnxOperator
 from einnet_explore.onnx_import.normalization import NORMALIZATION
 from einnet_explore.onnx_import.reduction import REDUCTIONS_ONNX
+from einnet_explore.support.errors import Refused
 
 OPERATORS_ONNX: Mapping[str, OnnxOperator] = MappingProxyType(
     {
@@ -80,7 +81,7 @@ def express(
         return NotUnderstood(f"attribute {', '.join(new)} is none that is understood here")
     try:
         return tuple(operator.express(NodeCall(node, model, known)))
-    except Unclear as why:
+    except Refused as why:
         return NotUnderstood(str(why))
     except (ArithmeticError, ValueError, IndexError) as error:  # no group, text in no encoding: checkers let that pass
         return NotUnderstood(f"its attributes make no expression: {str(error).splitlines()[0]}")

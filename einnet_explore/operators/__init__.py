@@ -1,11 +1,12 @@
 """Library operators as values, their iterator mapping tables, and matching (EinNet §5.1)."""
 
-from einnet_explore.operators.form import Distance, GroupDistance, Unmatched, distance, own_iterators
+from einnet_explore.operators.form import Distance, GroupDistance, distance, own_iterators
 from einnet_explore.operators.layout import flatten, strides_of
 from einnet_explore.operators.library import OPERATORS, canonical_matches, find_operators
 from einnet_explore.operators.matching import OperatorMatch, fit, match, stride_equations
 from einnet_explore.operators.operator import Attributes, IteratorTable, OnnxNode, Operator
 from einnet_explore.operators.solving import Layout
+from einnet_explore.support.errors import Refused
 
 __all__ = [
     "OPERATORS",
@@ -17,7 +18,7 @@ __all__ = [
     "OnnxNode",
     "Operator",
     "OperatorMatch",
-    "Unmatched",
+    "Refused",
     "canonical_matches",
     "distance",
     "find_operators",

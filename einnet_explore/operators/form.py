@@ -12,10 +12,7 @@ from einnet_explore.ir import Access, Apply, Const, Index, IndexLike, Iterator, 
 from einnet_explore.operators.layout import by_digits, outside
 from einnet_explore.operators.operator import Operator
 from einnet_explore.operators.pattern import Pattern
-
-
-class Unmatched(ValueError):
-    """The scope is not this operator; the message says where it differs, with numbers."""
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,21 +173,21 @@ def own_iterators(scope: Scope) -> tuple[Iterator, ...]:
 
 
 def comparable(scope: Scope, operator: Operator) -> Form:
-    """The form of *scope* if it differs from *operator* in iterators only; raises Unmatched otherwise."""
+    """The form of *scope* if it differs from *operator* in iterators only; raises Refused otherwise."""
     pattern = operator.pattern
     form = windowed_form(scope) if pattern.windows else read_form(scope)
     if isinstance(form, str):
-        raise Unmatched(form)
+        raise Refused(form)
     if len(form.reads) != len(pattern.operands):
-        raise Unmatched(f"{operator.name} has {len(pattern.operands)} operands, the body reads {len(form.reads)}")
+        raise Refused(f"{operator.name} has {len(pattern.operands)} operands, the body reads {len(form.reads)}")
     if form.op != pattern.op:
-        raise Unmatched(
+        raise Refused(
             f"{operator.name} combines operands by {pattern.op or 'nothing'}, the body by {form.op or 'nothing'}"
         )
     if pattern.summations and not form.summations:
-        raise Unmatched(f"{operator.name} reduces over {', '.join(pattern.summations)}, the scope over nothing")
+        raise Refused(f"{operator.name} reduces over {', '.join(pattern.summations)}, the scope over nothing")
     if pattern.summations and form.scope.reduce != pattern.reduce:
-        raise Unmatched(f"{operator.name} reduces by {pattern.reduce}, the scope by {form.scope.reduce}")
+        raise Refused(f"{operator.name} reduces by {pattern.reduce}, the scope by {form.scope.reduce}")
     return form
 
 
@@ -207,7 +204,7 @@ def tensor_maps(form: Form, pattern: Pattern) -> Iterable[tuple[int, ...]]:
 
 
 def distance(scope: Scope, operator: Operator) -> Distance:
-    """The expression distance from *scope* to *operator*; raises Unmatched where no rule about iterators can help."""
+    """The expression distance from *scope* to *operator*; raises Refused where no rule about iterators can help."""
     form = comparable(scope, operator)
     return min((_distance(form, operator, p) for p in tensor_maps(form, operator.pattern)), key=lambda d: d.total)
 

@@ -19,16 +19,17 @@ from itertools import permutations, product
 from math import prod
 
 from einnet_explore.ir import Access, Attribute, Index, Iterator, Scope, Table, Tensor, tensors
-from einnet_explore.operators.form import Form, Unmatched, comparable, read_form, tensor_maps
+from einnet_explore.operators.form import Form, comparable, read_form, tensor_maps
 from einnet_explore.operators.layout import flatten, overlaps
 from einnet_explore.operators.operator import Attributes, Operator
 from einnet_explore.operators.solving import Assignment, Layout, laid_out, names, read_back, solve
+from einnet_explore.support.errors import Refused
 
 Fixed = Mapping[str, "Iterator | None"]
 
 
 def iterator_maps(form: Form, operator: Operator, operands: tuple[int, ...]) -> Iterable[Assignment]:
-    """Iterator maps under the tensor map *operands*; raises Unmatched where a group does not fit at all.
+    """Iterator maps under the tensor map *operands*; raises Refused where a group does not fit at all.
 
     Iterators that are merged stand in an order that keeps some tensor's layout: other orders keep none.
     """
@@ -36,7 +37,7 @@ def iterator_maps(form: Form, operator: Operator, operands: tuple[int, ...]) -> 
     groups = form.groups(operands)
     for key, found in groups.items():
         if not table.group(key):
-            raise Unmatched(f"{operator.name} has no iterator in group {key}, where {names(found)} stand")
+            raise Refused(f"{operator.name} has no iterator in group {key}, where {names(found)} stand")
     why = "" if pattern.windows else "nothing"
     for fixed in _windows(form, operator, operands, pattern.windows, {}):
         taken = {x for x in fixed.values() if x is not None}
@@ -56,7 +57,7 @@ def iterator_maps(form: Form, operator: Operator, operands: tuple[int, ...]) -> 
                     out |= part
                 yield out
     if why != "nothing":
-        raise Unmatched(why or f"no dimension of the operands can be {pattern.composite} of {operator.name}")
+        raise Refused(why or f"no dimension of the operands can be {pattern.composite} of {operator.name}")
 
 
 def _windows(
@@ -168,7 +169,7 @@ def match(scope: Scope, operator: Operator, limit: int = 16, direct: bool = Fals
     A way is left out if another one has more iterators in composite indices (nobody means a convolution whose taps are
     channels), or keeps the layout of every tensor that it keeps, and of more.  *direct* takes only ways in which the
     operator is called on the scope's own tensors, or views of them, dimension by dimension: no layout eOperator, no
-    ``A[m, m + k]`` (which strides express, but no table of iterators).  Raises Unmatched with every reason if there is
+    ``A[m, m + k]`` (which strides express, but no table of iterators).  Raises Refused with every reason if there is
     none.
     """
     form = comparable(scope, operator)
@@ -179,7 +180,7 @@ def match(scope: Scope, operator: Operator, limit: int = 16, direct: bool = Fals
             for iterators in iterator_maps(form, operator, operands):
                 try:
                     way = fit(scope, operator, operands, iterators)
-                except Unmatched as reason:
+                except Refused as reason:
                     reasons.setdefault(str(reason))
                     continue
                 if direct and (why := _indirect(form, way)):
@@ -189,10 +190,10 @@ def match(scope: Scope, operator: Operator, limit: int = 16, direct: bool = Fals
                     reasons.setdefault(f"no index is composite, and {operator.name} would need other layouts")
                     continue
                 found.setdefault((way.operands, way.iterators), way)
-        except Unmatched as reason:
+        except Refused as reason:
             reasons.setdefault(str(reason))
     if not found:
-        raise Unmatched(f"no {operator.name}: " + ("; ".join(reasons) or "no dimension can be its composite index"))
+        raise Refused(f"no {operator.name}: " + ("; ".join(reasons) or "no dimension can be its composite index"))
     solved = max(w.solved for w in found.values())
     best = [w for w in found.values() if w.solved == solved]
     ways = [w for w in best if not any(w.kept < other.kept for other in best)]
@@ -208,17 +209,17 @@ def fit(
 ) -> OperatorMatch:
     """*scope* as *operator* with the tensor map *operands* and the iterator map *iterators*, attributes solved.
 
-    *flags* fixes the operands' orders (``ta``, ``tb``) instead of taking the best ones.  Raises Unmatched where it does
+    *flags* fixes the operands' orders (``ta``, ``tb``) instead of taking the best ones.  Raises Refused where it does
     not fit.
     """
     form, pattern = comparable(scope, operator), operator.pattern
     if sorted(operands) != list(range(len(form.reads))):
-        raise Unmatched(f"the tensor map {list(operands)} does not number the {len(form.reads)} operands")
+        raise Refused(f"the tensor map {list(operands)} does not number the {len(form.reads)} operands")
     _assigned(form, operator, operands, iterators)
     numbers = {f"|{name}|": prod(x.extent for x in iterators.get(name, ())) for name in pattern.iterators}
     windows = solve(form, operator, operands, iterators, numbers)
     if (divisor := pattern.divisor.value(numbers)) != form.divisor:
-        raise Unmatched(f"the body is divided by {form.divisor:g}, {operator.name} divides by {divisor}")
+        raise Refused(f"the body is divided by {form.divisor:g}, {operator.name} divides by {divisor}")
     attributes: dict[str, Attribute] = {name: numbers[f"|{name}|"] for name in pattern.iterators}
     attributes |= {name: numbers[name] for name in pattern.attributes}
     layouts = list[Layout]()
@@ -265,16 +266,16 @@ def _assigned(form: Form, operator: Operator, operands: tuple[int, ...], iterato
     """Every iterator is given once, to an iterator of its own group."""
     given = [x for xs in iterators.values() for x in xs]
     if sorted(given, key=repr) != sorted(form.iterators, key=repr):
-        raise Unmatched(f"the iterator map gives {names(given)}; the scope has {names(form.iterators)}")
+        raise Refused(f"the iterator map gives {names(given)}; the scope has {names(form.iterators)}")
     for name, xs in iterators.items():
         if name not in operator.pattern.iterators:
-            raise Unmatched(f"{operator.name} has no iterator {name}, only {', '.join(operator.pattern.iterators)}")
+            raise Refused(f"{operator.name} has no iterator {name}, only {', '.join(operator.pattern.iterators)}")
         for x in xs:
             want, have = operator.table.of(name), form.group(x, operands)
             if want != have:
-                raise Unmatched(f"{x.name} is {have}, {name} of {operator.name} is {want}")
+                raise Refused(f"{x.name} is {have}, {name} of {operator.name} is {want}")
         if len(xs) > 1 and name not in operator.pattern.merged:
-            raise Unmatched(f"{name} of {operator.name} takes one iterator, given {names(xs)}")
+            raise Refused(f"{name} of {operator.name} takes one iterator, given {names(xs)}")
 
 
 def stride_equations(scope: Scope, way: OperatorMatch) -> tuple[str, ...]:
@@ -285,7 +286,7 @@ def stride_equations(scope: Scope, way: OperatorMatch) -> tuple[str, ...]:
     """
     form = read_form(scope)
     if isinstance(form, str):
-        raise Unmatched(form)
+        raise Refused(form)
     given = dict(way.iterators)
     attributes = dict(way.attributes)
     lines: list[str] = []

@@ -14,10 +14,11 @@ from functools import lru_cache
 from itertools import count
 
 from einnet_explore.ir import REDUCTIONS, Access, Attribute, Index, IndexLike, Iterator, Scope, Tensor, as_index
-from einnet_explore.operators.form import Form, Unmatched, opened
+from einnet_explore.operators.form import Form, opened
 from einnet_explore.operators.layout import leading, overlaps, packed, strides_of
 from einnet_explore.operators.operator import Attributes, Operator
 from einnet_explore.operators.pattern import ONE, Dimension, Polynomial
+from einnet_explore.support.errors import Refused
 
 MINUS = Polynomial((((), -1),))
 Assignment = Mapping[str, tuple[Iterator, ...]]
@@ -41,7 +42,7 @@ class Equality:
 def solve(
     form: Form, operator: Operator, operands: tuple[int, ...], iterators: Assignment, numbers: dict[str, int]
 ) -> dict[int, Access]:
-    """Solve the attributes into *numbers*, which holds the extents already; raises Unmatched where they do not agree.
+    """Solve the attributes into *numbers*, which holds the extents already; raises Refused where they do not agree.
 
     The accesses of operands with composite indices come back with that dimension read at one iterator ``i0``, ``i1``, …
     (the number of the operand's dimension, underscores where the scope has such names) that ranges over the part of the
@@ -58,7 +59,7 @@ def solve(
         index = read.index[at[0]] if len(at) == 1 else None
         if index is None or not index.affine or set(index.iterators) - set(own.values()):
             where = ", ".join(repr(read.index[j]) for j in at) or "no dimension"
-            raise Unmatched(
+            raise Refused(
                 f"{dimension!r} of {operator.name} is one affine dimension of its own, "
                 f"{names(own.values())} stand in {where}"
             )
@@ -71,7 +72,7 @@ def solve(
         out[p] = Access(read.source, tuple(window if j == at[0] else i for j, i in enumerate(read.index)))
     for p, read in out.items():
         if (mixed := next((i for i in read.index if overlaps(i)), None)) is not None:
-            raise Unmatched(
+            raise Refused(
                 f"{mixed!r} is one more composite index than {pattern.operands[p].name} of {operator.name} has"
             )
     _unify(operator, todo, numbers)
@@ -107,7 +108,7 @@ def _unify(operator: Operator, todo: list[Equality], known: dict[str, int]) -> N
             if all(name in known for name in e.left.names):
                 if e.left.value(known) != e.right:
                     values = ", ".join(f"{name} = {known[name]}" for name in e.left.names)
-                    raise Unmatched(
+                    raise Refused(
                         f"{operator.name}: {e.left!r} = {e.left.value(known)}, needed is {e.right} "
                         f"({e.where}; {values})"
                     )
@@ -115,13 +116,13 @@ def _unify(operator: Operator, todo: list[Equality], known: dict[str, int]) -> N
             try:
                 found = e.left.solve(e.right, known)
             except ValueError as reason:
-                raise Unmatched(f"{operator.name}: {reason} ({e.where})") from None
+                raise Refused(f"{operator.name}: {reason} ({e.where})") from None
             if found is None:
                 left.append(e)
                 continue
             name, value = found
             if value < least.get(name, value):
-                raise Unmatched(f"{operator.name}: {name} = {value} is below {least[name]} ({e.where})")
+                raise Refused(f"{operator.name}: {name} = {value} is below {least[name]} ({e.where})")
             known[name] = value
         if len(left) == len(todo):
             free = next(name for e in left for name in e.left.names if name not in known)
@@ -203,7 +204,7 @@ def _gather(
     padding = operator.padding(operand, attributes)
     neutral = REDUCTIONS[operator.pattern.reduce]
     if padding and read.source.value != neutral:
-        raise Unmatched(
+        raise Refused(
             f"{operator.name} reads {neutral:g} outside {pattern.name}, the source is {read.source.value:g} there"
         )
     gathered = Scope(tuple(own), (), read, padding=padding, value=neutral if padding else 0)

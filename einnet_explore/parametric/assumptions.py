@@ -13,12 +13,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain, count, islice, product
 
-from einnet_explore.equivalence.linear_space import Beyond
+from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.parametric.decision import solution
-from einnet_explore.parametric.parameters import Ground, OutsideError, Parameter, Relation, Tied, form_of
+from einnet_explore.parametric.parameters import Ground, Parameter, Relation, Tied, form_of
 from einnet_explore.parametric.size_polynomials import Poly, Unknown, Whole, named_in, put, shown, terms_of, whole
 from einnet_explore.parametric.size_region import bounds, least
 from einnet_explore.parametric.statement import polynomial
+from einnet_explore.support.errors import Refused
 from einnet_explore.syntax.parametric_text import Assumption, Template
 
 TRIED = 2000
@@ -28,7 +29,7 @@ TRIED = 2000
 def witness(ground: Ground) -> tuple[int, ...] | None:
     """The unknowns of *ground* at sizes that it allows; None where there are none.
 
-    Raises Beyond where it is not known whether there are any.
+    Raises Undecided where it is not known whether there are any.
     """
     first = least(ground.ranges, ground.rows)
     if first is None:
@@ -39,20 +40,20 @@ def witness(ground: Ground) -> tuple[int, ...] | None:
     unknown = f"whether any sizes fulfil it is not known: none of up to {2 * TRIED} do"
     try:
         found = solution([*bounds(ground.ranges), *ground.rows])
-    except Beyond as why:
-        raise Beyond(f"{unknown}, and {why}") from None
+    except Undecided as why:
+        raise Undecided(f"{unknown}, and {why}") from None
     if found is None:
         return None
     unknowns = tuple(found.get(p.unknown.symbol, p.first) for p in ground.parameters)
     if not _allowed(ground, unknowns):
-        raise Beyond(f"{unknown}, nor does what z3 found: {unknowns}")
+        raise Undecided(f"{unknown}, nor does what z3 found: {unknowns}")
     return unknowns
 
 
 def _allowed(ground: Ground, unknowns: Iterable[int]) -> bool:
     try:
         ground.refuse(ground.sizes(unknowns))
-    except OutsideError:
+    except Refused:
         return False
     return True
 
@@ -96,7 +97,7 @@ def ground_of(template: Template) -> Ground:
         try:
             ground = _with(template, ground, a)
             empty = witness(ground) is None
-        except Beyond as why:
+        except Undecided as why:
             raise template.refuse(a, f"found {a.text}: {why}") from None
         if empty:
             others = [guard for guard in ground.guards if guard != a.text]

@@ -26,7 +26,7 @@ import islpy as isl
 from einnet_explore.equivalence.assumptions import PLAIN, Given
 from einnet_explore.equivalence.commutation import ordered
 from einnet_explore.equivalence.integer_sets import context
-from einnet_explore.equivalence.linear_space import Beyond, Form, key, kind
+from einnet_explore.equivalence.linear_space import Form, Undecided, key, kind
 from einnet_explore.equivalence.polynomial import cancelled
 from einnet_explore.equivalence.term_relation import Term, choices_at, terms_at
 from einnet_explore.interpreter.numbers import ENDLESS, Number
@@ -53,7 +53,7 @@ def uncovered(space: ParametricSpace, left: list[Term], right: list[Term], count
     for side in (left, right) if counted else ():
         for term in side:
             if _solved(space, term, term) is None:
-                raise Beyond("one term stands for several summation points, whose number is not known")
+                raise Undecided("one term stands for several summation points, whose number is not known")
         for one, other in combinations(side, 2):
             _apart(space, one, other)
     for here, there in ((left, right), (right, left)):
@@ -95,16 +95,16 @@ def _plain(space: ParametricSpace, row: Form) -> bool:
     """Whether *row* holds by the ranges of its integers alone."""
     try:
         return space.ground.surely(space.span(row)[0])
-    except Beyond:
+    except Undecided:
         return False
 
 
 def _apart(space: ParametricSpace, one: Term, other: Term) -> None:
-    """Raises Beyond unless two terms never stand for the same element and indices."""
+    """Raises Undecided unless two terms never stand for the same element and indices."""
     rows = _solved(space, one, other)
     space.asked.add("z3")
     if rows is None or unsatisfiable([*_facts(space, one, [rows]), *rows]) is not None:
-        raise Beyond("two terms overlap where a parameter is multiplied")
+        raise Undecided("two terms overlap where a parameter is multiplied")
 
 
 def _forms(term: Term) -> list[Form]:
@@ -228,7 +228,7 @@ class Prover:
     def difference(self, before: Scope, after: Scope, region: Box, given: Given = PLAIN) -> Differs | None:
         """None where both scopes are equal functions on *region* at all sizes, else why that is not proved.
 
-        *given* says what may be infinite, and which axioms may be used.  Raises Beyond where the theory does not reach.
+        *given* says what may be infinite, and which axioms may be used.  Raises Undecided.
         """
         if before == after:
             return None
@@ -236,7 +236,7 @@ class Prover:
         space = ParametricSpace(self.ground, region, lambda a, b: self.same(a, b, inner), given)
         kinds = {k for k in (kind(before), kind(after)) if k}
         if len(kinds) > 1:
-            raise Beyond(f"reductions {' and '.join(sorted(kinds))} have no common form")
+            raise Undecided(f"reductions {' and '.join(sorted(kinds))} have no common form")
         reduce = min(kinds, default="sum")
         if reduce == "sum":
             sides = [terms_at(space, scope, space.point) for scope in (before, after)]
@@ -246,7 +246,7 @@ class Prover:
             sides = [choices_at(space, scope, space.point, reduce) for scope in (before, after)]
         counts = reduce not in ("max", "min")
         if counts and _cancelling([*sides[0], *sides[1]]):
-            raise Beyond("what may be infinite is taken from something")
+            raise Undecided("what may be infinite is taken from something")
         left, right = ([counted(space, t) if counts else t for t in side] for side in sides)
         one, other = by_signature(left), by_signature(right)
         for names in dict.fromkeys((*one, *other)):
@@ -263,7 +263,7 @@ class Prover:
             return before == after or (
                 before.reach == after.reach and self.difference(before, after, before.reach, given) is None
             )
-        except Beyond:
+        except Undecided:
             return False
 
     def _compare(self, space: ParametricSpace, left: list[Term], right: list[Term], counts: bool) -> Differs | None:
@@ -281,7 +281,7 @@ class Prover:
                 found_at = tallies.difference(ordered(left), ordered(right))
             return found_at
         except isl.Error as error:
-            raise Beyond(f"integer sets: {error}") from None
+            raise Undecided(f"integer sets: {error}") from None
 
 
 def _cancelling(terms: list[Term]) -> bool:
@@ -299,13 +299,13 @@ def counted(space: ParametricSpace, term: Term) -> Term:
     used = used_in(space, rows_of(space, term, bare=True))
     coefficient, factors = term.coefficient, term.factors
     if isinf(coefficient):
-        raise Beyond("an infinite constant is added")
+        raise Undecided("an infinite constant is added")
     for y in term.summed:
         if y not in used:
             lo, hi = space.limits[y]
             extent = plus(plus(hi, lo, -1), {"": 1})
             if not space.ground.surely(extent):
-                raise Beyond(f"whether the extent {show(extent)} is positive depends on the sizes")
+                raise Undecided(f"whether the extent {show(extent)} is positive depends on the sizes")
             if set(extent) == {""}:
                 coefficient = coefficient * extent[""]
             else:
@@ -368,7 +368,7 @@ class _Tallies:
         return total
 
     def _points(self, term: Term) -> Any:
-        """Where *term* occurs; raises Beyond where several summation points stand for one place."""
+        """Where *term* occurs; raises Undecided where several summation points stand for one place."""
         space = self.space
         forms = [form for _, at in term.factors for form in at]
         used = used_in(space, (*forms, *term.where))
@@ -387,7 +387,7 @@ class _Tallies:
             condition = f"{_exists(others)}{' and '.join(said)}"
             points = isl.Map(f"{{ [{place}] -> [{', '.join(summed)}] : {condition} }}", self.context)
             if not points.is_single_valued():
-                raise Beyond("one term stands for several summation points, whose number integer sets do not hold")
+                raise Undecided("one term stands for several summation points, whose number integer sets do not hold")
         return isl.Set(f"{{ [{place}] : {_exists(hidden)}{' and '.join(said)} }}", self.context)
 
 

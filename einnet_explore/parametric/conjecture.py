@@ -18,21 +18,18 @@ from typing import Any
 
 from einnet_explore.ir import Path, Program, read_path
 from einnet_explore.operators import OPERATORS
-from einnet_explore.parametric.interpolation import MOST_DEGREE, Lattice, NoPolynomial, told
+from einnet_explore.parametric.interpolation import MOST_DEGREE, Lattice, told
 from einnet_explore.parametric.parameters import Ground
 from einnet_explore.parametric.schema import Schema, integers, with_integers
 from einnet_explore.parametric.size_polynomials import Whole, value_at
-from einnet_explore.rules import ALL_RULES, Derivation, Match, Refused, Rule
+from einnet_explore.rules import ALL_RULES, Derivation, Match, Rule
 from einnet_explore.strategies.instantiation import matching_rule
+from einnet_explore.support.errors import Refused
 from einnet_explore.syntax import TextError
 
 _NUMBER = re.compile(r"\d+")
 _SMALL = 3
 """Numbers below this are never taken for sizes: they number accesses and bounds, or are offsets."""
-
-
-class NotFollowed(Exception):
-    """At other sizes a step of the derivation does not apply; the message says which, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,7 @@ def original(derivation: Derivation) -> tuple[Original, ...]:
 def follow(
     start: Program, steps: Sequence[Original], found: Mapping[str, int], sizes: Mapping[str, int]
 ) -> tuple[Program, ...]:
-    """The programs from *start*, at *sizes*, along *steps* that were found at other ones.  Raises NotFollowed."""
+    """The programs from *start*, at *sizes*, along *steps* that were found at other ones.  Raises Refused."""
     known: dict[str, Rule[Any]] = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
     programs = [start]
     for n, step in enumerate(steps):
@@ -73,17 +70,17 @@ def _next(
     try:
         program.scope_at(step.at)
     except LookupError as error:
-        raise NotFollowed(f"step {n}, {rule.name}: {error}") from None
+        raise Refused(f"step {n}, {rule.name}: {error}") from None
     for params in _ways(program, rule, step, found, sizes):
         try:
             after = Match(rule, step.at, params()).apply(program).after
-        except (Refused, LookupError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError) as error:
             why = str(error)
             continue
         if integers(after)[0] == step.skeleton:
             return after
     at = ", ".join(f"{name} = {value}" for name, value in sizes.items())
-    raise NotFollowed(f"step {n}, {rule.name}, does not carry over to {at}: {why}")
+    raise Refused(f"step {n}, {rule.name}, does not carry over to {at}: {why}")
 
 
 def _ways(
@@ -133,10 +130,6 @@ APART = 5
 MOST_MODULUS = 16
 
 
-class NoFamily(ValueError):
-    """There is no schema: the programs at different sizes differ in more than polynomials; the message says how."""
-
-
 @dataclass(frozen=True, slots=True)
 class Conjecture:
     """The schemas along a derivation, and the parameters with the remainders that it turned out to need."""
@@ -183,17 +176,17 @@ def conjecture(
 ) -> Conjecture:
     """The schemas of the programs from ``at(sizes)`` along *steps*, which were found at the sizes *found*.
 
-    Where a step applies to some remainders of a parameter only, that is assumed.  Raises NoFamily.
+    Where a step applies to some remainders of a parameter only, that is assumed.  Raises Refused.
     """
     for _ in range(len(ground.parameters) + 1):
         try:
             return Conjecture(ground, _schemas(ground, at, steps, found))
-        except (NotFollowed, NoPolynomial, TextError) as why:
+        except (Refused, TextError) as why:
             narrower = _narrower(ground, at, steps, found)
             if narrower is None:
-                raise NoFamily(str(why)) from None
+                raise Refused(str(why)) from None
             ground = narrower
-    raise NoFamily("assuming remainders of every parameter is not enough")
+    raise Refused("assuming remainders of every parameter is not enough")
 
 
 def _narrower(
@@ -230,7 +223,7 @@ def _carries(
         sizes = ground.completed(free)
         try:
             seen.append(tuple(integers(p)[1] for p in follow(at(sizes), steps, found, sizes)))
-        except (NotFollowed, TextError):
+        except (Refused, TextError):
             return False
     a, b, c, d = seen
     return all(
@@ -260,20 +253,20 @@ def _schemas(
         points = {offset: programs(lattice, offset) for offset in (*lattice.offsets, *lattice.tests)}
         try:
             return tuple(_schema(lattice, {k: p[n] for k, p in points.items()}) for n in range(len(steps) + 1))
-        except NoPolynomial:
+        except Refused:
             if degree == MOST_DEGREE:
                 raise
     raise AssertionError("every degree has been tried")
 
 
 def _schema(lattice: Lattice, programs: Mapping[tuple[int, ...], Program]) -> Schema:
-    """The schema of one program seen at every point; raises NoPolynomial."""
+    """The schema of one program seen at every point; raises Refused."""
     apart = {k: integers(p) for k, p in programs.items()}
     first = next(iter(programs))
     for k, (skeleton, _) in apart.items():
         if skeleton != apart[first][0]:
             one, other = told(lattice.sizes(first)), told(lattice.sizes(k))
-            raise NoPolynomial(f"the program at {other} has another form than at {one}")
+            raise Refused(f"the program at {other} has another form than at {one}")
     fitted: dict[tuple[int, ...], Whole] = {}
     values: list[Whole] = []
     for column in zip(*(numbers for _, numbers in apart.values()), strict=True):

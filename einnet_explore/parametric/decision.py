@@ -13,7 +13,7 @@ from typing import Any
 import islpy as isl
 
 from einnet_explore.equivalence.integer_sets import context
-from einnet_explore.equivalence.linear_space import Beyond, Form
+from einnet_explore.equivalence.linear_space import Form, Undecided
 from einnet_explore.parametric.linear_forms import parts_of, plus, told
 from einnet_explore.parametric.size_region import bounds, coordinates, dimension, linear, relaxed
 from einnet_explore.parametric.space import ParametricSpace
@@ -79,7 +79,7 @@ def size_names(space: ParametricSpace, rows: Iterable[Form]) -> tuple[str, ...]:
 
 
 def impossible(space: ParametricSpace, where: Sequence[Form]) -> str | None:
-    """None where *where* cannot all hold for any sizes, else values at which they may.  Raises Beyond."""
+    """None where *where* cannot all hold for any sizes, else values at which they may.  Raises Undecided."""
     if any(_never(space, row) for row in where):
         return None
     rows = [*assumptions(space), *conditions(space, used_in(space, where), where)]
@@ -97,21 +97,21 @@ def impossible(space: ParametricSpace, where: Sequence[Form]) -> str | None:
             return None
         values = coordinates(found)
     except isl.Error as error:
-        raise Beyond(f"integer sets: {error}") from None
+        raise Undecided(f"integer sets: {error}") from None
     return ", ".join(f"{told(v)} = {n}" for v, n in zip(names, values, strict=True))
 
 
 def _never(space: ParametricSpace, row: Form) -> bool:
     try:
         return space.ground.surely(plus({"": -1}, space.span(row)[1], -1))
-    except Beyond:
+    except Undecided:
         return False
 
 
 def unsatisfiable(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) -> str | None:
     """None where z3 proves that *rows* do not all hold while every conjunction of *never* fails; else a solution.
 
-    Raises Beyond where z3 is not installed, or gives up.
+    Raises Undecided where z3 is not installed, or gives up.
     """
     found = solution(rows, never)
     return None if found is None else ", ".join(f"{told(v)} = {n}" for v, n in sorted(found.items()))
@@ -141,16 +141,16 @@ def solution(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) -> dict
     if answer == z3.unsat:
         return None
     if answer == z3.unknown:
-        raise Beyond(f"z3 gives up: {asked.reason_unknown()}")
+        raise Undecided(f"z3 gives up: {asked.reason_unknown()}")
     model = asked.model()
     return {v: model.eval(n, model_completion=True).as_long() for v, n in numbers.items()}
 
 
 def solver() -> Any:
-    """The module z3; raises Beyond where it is not installed."""
+    """The module z3; raises Undecided where it is not installed."""
     try:
         import z3
     except ImportError:
         why = "products are beyond integer sets, and z3 is not installed (pip install 'einnet-explore[proofs]')"
-        raise Beyond(why) from None
+        raise Undecided(why) from None
     return z3

@@ -18,7 +18,7 @@ from typing import Any
 
 from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import Certificate, certify
-from einnet_explore.equivalence.linear_space import Beyond
+from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.ir import Program
 from einnet_explore.operators.library import canonical_matches
 from einnet_explore.parametric import schema as display
@@ -26,7 +26,7 @@ from einnet_explore.parametric.assumptions import ground_of
 from einnet_explore.parametric.conjecture import Conjecture, Original, conjecture, original, usual_sizes
 from einnet_explore.parametric.interpolation import told
 from einnet_explore.parametric.operator_calls import wrong_call
-from einnet_explore.parametric.parameters import Ground, OutsideError
+from einnet_explore.parametric.parameters import Ground
 from einnet_explore.parametric.proof import Verdict, legal, prove
 from einnet_explore.parametric.schema import Schema, instantiated
 from einnet_explore.parametric.statement import statement
@@ -34,6 +34,7 @@ from einnet_explore.parametric.verdicts import Proof, least, verdict
 from einnet_explore.rules import Derivation
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
+from einnet_explore.support.errors import Refused
 from einnet_explore.support.wording import counted
 from einnet_explore.syntax import TextError
 from einnet_explore.syntax.parametric_text import Template, parse_template
@@ -63,7 +64,7 @@ class Family:
         return self.ground.guards
 
     def at(self, **sizes: int) -> Program:
-        """The ordinary program at *sizes*; raises OutsideError, or TextError where the text has no meaning there."""
+        """The ordinary program at *sizes*; raises Refused, or TextError where the text has no meaning there."""
         self.ground.refuse(sizes)
         return self.written(sizes)
 
@@ -73,7 +74,7 @@ class Family:
 
     @property
     def schema(self) -> Schema:
-        """The program as it is written, with polynomials for its integers; raises Beyond."""
+        """The program as it is written, with polynomials for its integers; raises Undecided."""
         return statement(self.template, self.ground)
 
     def derive(
@@ -86,8 +87,8 @@ class Family:
         """The best derivation of a search at *sizes* (by default primes), for all sizes.
 
         *target*, *limit* and *options* are those of ``ee.search``; with a target the best that calls a library
-        operator is taken.  Raises OutsideError for sizes outside, ValueError where the search finds nothing,
-        NoFamily where what it finds does not carry over.
+        operator is taken.  Raises Refused for sizes outside, ValueError where the search finds nothing,
+        Refused where what it finds does not carry over.
         """
         sizes = dict(sizes) if sizes is not None else usual_sizes(self.ground)
         run = Run(self.at(**sizes), program_seconds, target=target, limit=limit, options=Options(**options))
@@ -107,7 +108,7 @@ class Family:
         """*derivation*, found at *sizes* by a search or in a session, for all sizes.
 
         What it needs of the sizes besides the assumptions is inferred: remainders from the sizes that it can be
-        followed to, least sizes from its proof.  Raises ValueError where it does not start here, NoFamily where it does
+        followed to, least sizes from its proof.  Raises ValueError where it does not start here, Refused where it does
         not carry over.
         """
         self.ground.refuse(sizes)
@@ -168,7 +169,7 @@ class Derived:
     def instantiate(self, **sizes: int) -> Instance:
         """The ordinary programs at *sizes*, with their certificate.
 
-        Raises OutsideError, with the guard that fails and the numbers, at sizes that are not assumed; ValueError where
+        Raises Refused, with the guard that fails and the numbers, at sizes that are not assumed; ValueError where
         the last program is not what its operators compute.
         """
         self.ground.refuse(sizes)
@@ -227,7 +228,7 @@ def _start(template: Template, ground: Ground, schema: Schema) -> Verdict:
     """Whether *schema*, found at several sizes, is what the text says at all, and reads nothing beyond its reach."""
     try:
         written = statement(template, ground)
-    except Beyond as why:
+    except Undecided as why:
         return Verdict("unproved", why=str(why))
     said = verdict(ground, written, schema)
     if said.kind != "proved":
@@ -262,7 +263,7 @@ def family(text: str, source: str = "<text>", *, assume: Sequence[str] = ()) -> 
         sizes = ground.sizes(unknowns)
         try:
             ground.refuse(ground.given(sizes))
-        except OutsideError:
+        except Refused:
             continue
         made.written(sizes)
     return made

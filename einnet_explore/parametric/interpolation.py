@@ -16,13 +16,10 @@ from math import comb, factorial, prod
 
 from einnet_explore.parametric.parameters import Ground
 from einnet_explore.parametric.size_polynomials import Monomial, Whole, value_at, whole
+from einnet_explore.support.errors import Refused
 
 MOST_DEGREE = 4
 """Of integers that are polynomials of the sizes: a stride of a tensor of five dimensions."""
-
-
-class NoPolynomial(Exception):
-    """The values are those of no polynomial of the degree; the message says at which sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,7 @@ class Lattice:
         return self.ground.sizes(b + k for b, k in zip(self.base, offset, strict=True))
 
     def fit(self, value: Callable[[tuple[int, ...]], int]) -> Whole:
-        """The polynomial with *value* at every point; raises NoPolynomial where there is none."""
+        """The polynomial with *value* at every point; raises Refused where there is none."""
         total: dict[Monomial, Fraction] = {}
         for j in self.offsets:
             ways = product(*(range(i + 1) for i in j))
@@ -65,11 +62,11 @@ class Lattice:
                 for monomial, c in self._newton(j).items():
                     total[monomial] = total.get(monomial, Fraction(0)) + difference * c
         if odd := next((c for c in total.values() if c.denominator != 1), None):
-            raise NoPolynomial(f"an integer has the coefficient {odd}, expected whole ones")
+            raise Refused(f"an integer has the coefficient {odd}, expected whole ones")
         found = whole((m, int(c)) for m, c in total.items())
         for k in self.tests:
             if (guess := value_at(found, self.sizes(k))) != value(k):
-                raise NoPolynomial(
+                raise Refused(
                     f"at {told(self.sizes(k))} an integer is {value(k)}, "
                     f"a polynomial of degree {self.degree} gives {guess}"
                 )

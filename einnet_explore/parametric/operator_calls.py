@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from einnet_explore.equivalence.assumptions import of_tensors
-from einnet_explore.equivalence.linear_space import Beyond, Form
+from einnet_explore.equivalence.linear_space import Form, Undecided
 from einnet_explore.ir import (
     EOPERATOR,
     REDUCTIONS,
@@ -39,7 +39,7 @@ def wrong_call(ground: Ground, schema: Schema) -> str | None:
             continue
         try:
             why = _wrong_view(ground, equation.scope, via) if via.operator == VIEW else _other(ground, equation, via)
-        except (Beyond, ValueError) as reason:
+        except (Undecided, ValueError) as reason:
             why = str(reason)
         if why is not None:
             return f"{equation.name} via {via.operator}: {why}"

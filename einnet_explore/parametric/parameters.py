@@ -11,14 +11,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
 
-from einnet_explore.equivalence.linear_space import Beyond, Form
+from einnet_explore.equivalence.linear_space import Form, Undecided
 from einnet_explore.parametric.linear_forms import positive
 from einnet_explore.parametric.size_polynomials import Unknown, Whole, put, shown, terms_of, value_at, whole
 from einnet_explore.parametric.size_region import Ranges, least
-
-
-class OutsideError(ValueError):
-    """Sizes outside the assumptions; the message names the guard that failed, and the numbers."""
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +58,14 @@ class Parameter:
         return (*found, *([f"{self.name} % {self.modulus} == {self.residue}"] if self.modulus > 1 else []))
 
     def refuse(self, n: int) -> None:
-        """Raises OutsideError where *n* is none of the values."""
+        """Raises Refused where *n* is none of the values."""
         if n < self.least:
-            raise OutsideError(f"{self.name} = {n} breaks the guard {self.name} >= {self.least}")
+            raise Refused(f"{self.name} = {n} breaks the guard {self.name} >= {self.least}")
         if self.most is not None and n > self.most:
-            raise OutsideError(f"{self.name} = {n} breaks the guard {self.name} <= {self.most}")
+            raise Refused(f"{self.name} = {n} breaks the guard {self.name} <= {self.most}")
         if n % self.modulus != self.residue:
             guard = f"{self.name} % {self.modulus} == {self.residue}"
-            raise OutsideError(
-                f"{self.name} = {n} breaks the guard {guard}: {n} % {self.modulus} is {n % self.modulus}"
-            )
+            raise Refused(f"{self.name} = {n} breaks the guard {guard}: {n} % {self.modulus} is {n % self.modulus}")
 
     def also(self, modulus: int, residue: int) -> Parameter | None:
         """With n ≡ *residue* modulo *modulus* besides; None where no number is both."""
@@ -156,28 +151,26 @@ class Ground:
         return {p.unknown.symbol: (p.first, p.last) for p in self.parameters}
 
     def refuse(self, sizes: Mapping[str, int]) -> None:
-        """Raises OutsideError unless *sizes* gives each parameter, and nothing else, a value that is assumed."""
+        """Raises Refused unless *sizes* gives each parameter, and nothing else, a value that is assumed."""
         names, inner = self.names, {t.quotient for t in self.tied}
         more = [n for n in sizes if n not in names and n not in inner]
         if (missing := [n for n in names if n not in sizes]) or more:
             wrong = f"no value of {missing[0]}" if missing else f"a value of {more[0]}"
-            raise OutsideError(f"{wrong} is given, expected those of {', '.join(names) or 'nothing'}")
+            raise Refused(f"{wrong} is given, expected those of {', '.join(names) or 'nothing'}")
         for t in self.tied:
             divisor = value_at(t.divisor, sizes)
             if t.quotient and (divisor < 1 or sizes[t.name] % divisor):
-                raise OutsideError(
-                    f"{t.name} = {sizes[t.name]} breaks the guard {t.guard}: {shown(t.divisor)} is {divisor}"
-                )
+                raise Refused(f"{t.name} = {sizes[t.name]} breaks the guard {t.guard}: {shown(t.divisor)} is {divisor}")
         given = self.full(sizes)
         for t in self.tied:
             if (n := value_at(t.value, given)) != sizes[t.name]:
-                raise OutsideError(f"{t.name} = {sizes[t.name]} breaks the guard {t.guard}: it has to be {n}")
+                raise Refused(f"{t.name} = {sizes[t.name]} breaks the guard {t.guard}: it has to be {n}")
         for p in self.parameters:
             p.refuse(given[p.name])
         for r in self.relations:
             if value_at(r.gap, given) < 0:
                 at = ", ".join(f"{name} = {sizes[name]}" for name in names)
-                raise OutsideError(f"{at} breaks the guard {r.guard}")
+                raise Refused(f"{at} breaks the guard {r.guard}")
 
     def full(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """*sizes* with what the quotients are there."""
@@ -229,7 +222,7 @@ def _follows(ground: Ground, form: tuple[tuple[str, int], ...]) -> bool:
     wrong = {v: -k for v, k in form} | {"": -dict(form).get("", 0) - 1}
     try:
         return least(ground.ranges, (*ground.rows, wrong)) is None
-    except Beyond:
+    except Undecided:
         return False
 
 

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from einnet_explore.equivalence.assumptions import Given, infinite_results
 from einnet_explore.equivalence.certificate import Certificate
-from einnet_explore.equivalence.linear_space import Beyond, complement, enter, point_of
+from einnet_explore.equivalence.linear_space import Undecided, complement, enter, point_of
 from einnet_explore.equivalence.program_diff import children, inlined
 from einnet_explore.equivalence.reads import guarded
 from einnet_explore.ir import Access, Box, Scope, Table, Tensor, scopes, tensors
@@ -55,7 +55,7 @@ def prove(ground: Ground, before: Schema, after: Schema) -> tuple[Verdict, tuple
     try:
         if wrong := _shapes(ground, before, after) or _reads(ground, before, after, prover):
             return Verdict("unproved", (), wrong), ()
-    except Beyond as why:
+    except Undecided as why:
         return Verdict("unproved", (), str(why)), ()
     given = infinite_results((before.equations, after.equations))
     found = _outputs(before, after, prover, given)
@@ -73,7 +73,7 @@ def legal(ground: Ground, schema: Schema) -> Verdict:
     prover = Prover(ground, set())
     try:
         wrong = _shapes(ground, schema, schema) or _reads(ground, replace(schema, equations=()), schema, prover)
-    except Beyond as why:
+    except Undecided as why:
         wrong = str(why)
     if wrong:
         return Verdict("unproved", (), wrong)
@@ -169,7 +169,7 @@ def _outputs(before: Schema, after: Schema, prover: Prover, given: Given) -> Dif
         for name in (n for n in boxes if n in kept):
             try:
                 why = _difference(prover, left[name], right[name], left[name].box, given)
-            except Beyond as beyond:
+            except Undecided as beyond:
                 why = Differs(str(beyond))
             if why is not None:
                 break
@@ -190,6 +190,6 @@ def _difference(prover: Prover, before: Scope, after: Scope, region: Box, given:
         try:
             if all(a.reach == b.reach and _difference(prover, a, b, a.reach, given) is None for _, a, b in inner):
                 return None
-        except Beyond:
+        except Undecided:
             pass
     return prover.difference(before, after, region, given)

@@ -12,7 +12,7 @@ from fractions import Fraction
 from math import prod
 from typing import TypeAlias
 
-from einnet_explore.equivalence.linear_space import Beyond
+from einnet_explore.equivalence.linear_space import Undecided
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -69,7 +69,7 @@ class Poly:
     __radd__, __rmul__ = __add__, __mul__
 
     def _unordered(self, other: object) -> bool:
-        raise Beyond(f"whether {self} is below {other} depends on the sizes")
+        raise Undecided(f"whether {self} is below {other} depends on the sizes")
 
     __lt__ = __le__ = __gt__ = __ge__ = _unordered
 

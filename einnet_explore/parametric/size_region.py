@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import islpy as isl
 
 from einnet_explore.equivalence.integer_sets import context
-from einnet_explore.equivalence.linear_space import Beyond, Form
+from einnet_explore.equivalence.linear_space import Form, Undecided
 
 Ranges: TypeAlias = "Mapping[str, tuple[int, int | None]]"
 """The least and the largest value, if there is one, of every symbol."""
@@ -51,7 +51,7 @@ def relaxed(ranges: Ranges, names: Iterable[str]) -> list[Form]:
 def least(ranges: Ranges, rows: Iterable[Form]) -> tuple[int, ...] | None:
     """The first values, in lexical order, with which all of *rows* are ≥ 0; None where there are none.
 
-    A product of symbols may be any number that its factors' ranges allow.  Raises Beyond.
+    A product of symbols may be any number that its factors' ranges allow.  Raises Undecided.
     """
     held = [*bounds(ranges), *rows]
     names = (*ranges, *sorted({v for row in held for v in row if "*" in v}))
@@ -61,7 +61,7 @@ def least(ranges: Ranges, rows: Iterable[Form]) -> tuple[int, ...] | None:
         found = isl.Set(f"{{ [{', '.join(map(dimension, names))}] : {said} }}", context())
         return None if found.is_empty() else tuple(coordinates(found)[: len(ranges)])
     except isl.Error as error:
-        raise Beyond(f"integer sets: {error}") from None
+        raise Undecided(f"integer sets: {error}") from None
 
 
 def coordinates(points: Any) -> list[int]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from math import gcd
 
 from einnet_explore.equivalence.assumptions import PLAIN, Given
-from einnet_explore.equivalence.linear_space import Beyond, Env, Form, Space, accumulate, key
+from einnet_explore.equivalence.linear_space import Env, Form, Space, Undecided, accumulate, key
 from einnet_explore.ir import Box, Index, Iterator, Quotient, Remainder, Scope
 from einnet_explore.parametric.linear_forms import divided, plus, remainder, show, tidy
 from einnet_explore.parametric.parameters import Ground, form_of
@@ -51,14 +51,14 @@ class ParametricSpace(Space):
         return v in self.multiplied or any(v in e for e in made) or any(v in e for e in self.aliases.values())
 
     def times(self, a: Form, b: Form) -> Form:
-        """The product; raises Beyond where two integers that are no parameters are multiplied."""
+        """The product; raises Undecided where two integers that are no parameters are multiplied."""
         out: Form = {"": 0}
         for one, j in a.items():
             for other, k in b.items():
                 parts = sorted(part for part in (*one.split("*"), *other.split("*")) if part)
                 free = [part for part in parts if part not in self.symbols]
                 if len(free) > 1:
-                    raise Beyond(f"{' and '.join(free)} are multiplied")
+                    raise Undecided(f"{' and '.join(free)} are multiplied")
                 if free and len(parts) > 1:
                     self.multiplied.update(free)
                 out["*".join(parts)] = out.get("*".join(parts), 0) + j * k
@@ -71,7 +71,7 @@ class ParametricSpace(Space):
             match atom:
                 case Iterator(name):
                     if atom not in env:
-                        raise Beyond(f"{name} is no iterator of the scope that reads at {index}")
+                        raise Undecided(f"{name} is no iterator of the scope that reads at {index}")
                     made = env[atom]
                 case Quotient(numerator, d):
                     made = self.quotient(self.form(numerator, env), form_of(d))
@@ -82,9 +82,9 @@ class ParametricSpace(Space):
         return tidy(out)
 
     def quotient(self, e: Form, d: Form) -> Form:
-        """⌊e / d⌋, with the digits that leave it by themselves taken out; *d* is at least 1.  Raises Beyond."""
+        """⌊e / d⌋, with the digits that leave it by themselves taken out; *d* is at least 1.  Raises Undecided."""
         if not self.ground.surely(plus(d, {"": -1})):
-            raise Beyond(f"whether the divisor {show(d)} is positive depends on the sizes")
+            raise Undecided(f"whether the divisor {show(d)} is positive depends on the sizes")
         if d == {"": 1}:
             return e
         for g in (d, *self._factors(e, d)):
@@ -111,7 +111,7 @@ class ParametricSpace(Space):
         return {name: 1, "": 0}
 
     def _ends(self, e: Form, d: Form) -> tuple[Form, Form]:
-        """A closed interval that holds ⌊e / d⌋.  Raises Beyond where signs depend on the sizes."""
+        """A closed interval that holds ⌊e / d⌋.  Raises Undecided where signs depend on the sizes."""
         surely, ends = self.ground.surely, list[Form]()
         for end, sign in zip(self.span(e), (1, -1), strict=True):
             high, low = self._split(end, d)
@@ -123,7 +123,7 @@ class ParametricSpace(Space):
             elif surely(plus({"": -1}, end, -1)):
                 ends.append(end if sign == 1 else {"": -1})  # end <= end / d < 0
             else:
-                raise Beyond(f"the sign of {show(end)} depends on the sizes")
+                raise Undecided(f"the sign of {show(end)} depends on the sizes")
         return ends[0], ends[1]
 
     def digit(self, low: Form, g: Form) -> bool:
@@ -195,7 +195,7 @@ class ParametricSpace(Space):
             elif self.ground.surely(plus({"": 0}, part, -1)):
                 ends = self.times(part, self.limits[v][1]), self.times(part, self.limits[v][0])
             else:
-                raise Beyond(f"the sign of {show(part)} depends on the sizes")
+                raise Undecided(f"the sign of {show(part)} depends on the sizes")
             accumulate(lo, ends[0], 1)
             accumulate(hi, ends[1], 1)
         return tidy(lo), tidy(hi)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from lark import Token, Tree
 
-from einnet_explore.equivalence.linear_space import Beyond
+from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -45,7 +45,7 @@ from einnet_explore.syntax.parser import unread
 def statement(template: Template, ground: Ground) -> Schema:
     """The schema of *template*, whose mistakes have been found already by reading it at some sizes.
 
-    Raises Beyond where it divides by what need not divide.
+    Raises Undecided where it divides by what need not divide.
     """
     sizes = ground.values
     inputs: dict[str, Tensor] = {}
@@ -67,7 +67,7 @@ def statement(template: Template, ground: Ground) -> Schema:
 
 
 def polynomial(it: Node, names: Iterable[str]) -> Whole:
-    """What *it* says, as a polynomial of parameters by their names; raises Beyond where it is none."""
+    """What *it* says, as a polynomial of parameters by their names; raises Undecided where it is none."""
     return _Reading({name: whole((((Unknown(name),), 1),)) for name in names}, {}).size(it)
 
 
@@ -159,7 +159,7 @@ class _Reading:
                 return self.size(inner)
         found = self.index(it, {})
         if found.terms:
-            raise Beyond("a size is divided by what need not divide it")
+            raise Undecided("a size is divided by what need not divide it")
         return found.const
 
     def index(self, it: Node, own: Mapping[str, Iterator]) -> Index:

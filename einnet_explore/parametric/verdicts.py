@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from einnet_explore.equivalence.certificate import Certificate, certify
-from einnet_explore.equivalence.linear_space import Beyond
+from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.ir import Program, scopes
-from einnet_explore.parametric.parameters import Ground, OutsideError, Parameter
+from einnet_explore.parametric.parameters import Ground, Parameter
 from einnet_explore.parametric.proof import Verdict, prove
 from einnet_explore.parametric.schema import Schema, instantiated
+from einnet_explore.support.errors import Refused
 from einnet_explore.viz.tables import TextTable
 
 ROUND = 3
@@ -78,7 +79,7 @@ def _suspects(ground: Ground, unknowns: tuple[int, ...]) -> Iterable[dict[str, i
         sizes = ground.sizes(us)
         try:
             ground.refuse(sizes)
-        except OutsideError:
+        except Refused:
             continue
         yield sizes
 
@@ -99,7 +100,7 @@ def _certified(before: Schema, after: Schema, sizes: dict[str, int]) -> Certific
         return Certificate("false", "structure", counterexample=wrong)
     try:
         return certify(one, other)
-    except Beyond:
+    except Undecided:
         return None
 
 

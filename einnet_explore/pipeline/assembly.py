@@ -16,7 +16,6 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from einnet_explore.analysis.equations import weight_only
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, Tensor, tensors
 from einnet_explore.onnx_export.export import Replacement
 from einnet_explore.onnx_import.model import Model
@@ -25,16 +24,17 @@ from einnet_explore.pipeline.history import TuningHistory
 from einnet_explore.pipeline.joining import Piece, join_adjacent
 from einnet_explore.pipeline.originals import anonymize
 from einnet_explore.pipeline.outcome import step_certificates
-from einnet_explore.pipeline.plan import ExecutionPlan, PlanError, ProgramCall, build_plan
+from einnet_explore.pipeline.plan import ExecutionPlan, ProgramCall, build_plan
 from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.pipeline.post.layouts import Price, assign_layouts
 from einnet_explore.pipeline.tuning_task import Settings
-from einnet_explore.rules import Derivation, Refused
+from einnet_explore.rules import Derivation
 from einnet_explore.runtime.epilogues import compile_measured
 from einnet_explore.runtime.outputs import Array, Arrays
 from einnet_explore.runtime.profile_store import Store
 from einnet_explore.runtime.program import CompiledProgram, compile_program
 from einnet_explore.strategies.candidate import replay, told, verdict
+from einnet_explore.support.errors import BackendError, Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +212,13 @@ class Assembler:
         return tuple(out)
 
     def plan(self, parts: Iterable[PlanProgram]) -> ExecutionPlan:
-        """The plan with *parts* in it; raises PlanError."""
+        """The plan with *parts* in it; raises Refused."""
         with _planning():
             runs = {r.nodes: ProgramCall(self._compiled(r), r.names) for r in self.replacements(parts)}
             return build_plan(self.model, runs, self.settings.threads)
 
     def export(self, parts: Iterable[PlanProgram]) -> ExecutionPlan:
-        """The exported model with *parts* in it, in one session; raises ExportError and PlanError."""
+        """The exported model with *parts* in it, in one session; raises Refused."""
         with _planning():
             return exported_plan(self.model, self.replacements(parts), self.settings.threads)
 
@@ -233,10 +233,10 @@ class Assembler:
 
 @contextmanager
 def _planning() -> Generator[None, None, None]:
-    """What is not compiled or finds no memory makes no plan: raises PlanError then, as for what cannot be run."""
+    """What is not compiled or finds no memory makes no plan: raises Refused then, as for what cannot be run."""
     try:
         yield
     except BackendError as error:
-        raise PlanError(str(error)) from error
+        raise Refused(str(error)) from error
     except MemoryError as error:
-        raise PlanError(f"not enough memory: {error}") from error
+        raise Refused(f"not enough memory: {error}") from error

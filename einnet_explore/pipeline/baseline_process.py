@@ -30,10 +30,6 @@ REPLY_TIMEOUT_SECONDS = 120.0
 """Seconds after which the other process counts as hanging."""
 
 
-class Gone(RuntimeError):
-    """The process of the original cannot be had, died or hangs."""
-
-
 class OriginalProcess:
     """*model* in ONNX Runtime with *threads* threads, in another process; leaving the context ends it."""
 
@@ -50,10 +46,10 @@ class OriginalProcess:
             )
         except (OSError, ValueError) as error:
             self._stack.close()
-            raise Gone(str(error)) from error
+            raise ConnectionError(str(error)) from error
 
     def sample(self, repeats: int) -> float:
-        """Seconds a run, over *repeats* in a row; raises Gone."""
+        """Seconds a run, over *repeats* in a row; raises ConnectionError where the process died or hangs."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(f"{repeats}\n")
@@ -61,7 +57,7 @@ class OriginalProcess:
             ready, _, _ = select.select([self._process.stdout], [], [], REPLY_TIMEOUT_SECONDS)
             return float(self._process.stdout.readline()) if ready else _gone()
         except (OSError, ValueError) as error:
-            raise Gone(str(error)) from error
+            raise ConnectionError(str(error)) from error
 
     def __enter__(self) -> OriginalProcess:
         return self
@@ -78,7 +74,7 @@ class OriginalProcess:
 
 
 def _gone() -> float:
-    raise Gone(f"no answer after {REPLY_TIMEOUT_SECONDS:.0f} seconds")
+    raise ConnectionError(f"no answer after {REPLY_TIMEOUT_SECONDS:.0f} seconds")
 
 
 def _closed(pipe: Any) -> None:
@@ -109,7 +105,7 @@ def time_with_original_process(
                 "after": partial(sample, partial(plan.run, feeds)),
             }
             return sampled(samplers, rounds, min_seconds, pause(plan.threads), warm, enough)
-    except Gone:
+    except ConnectionError:
         return None
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.cost import CostModel, Device, cpu_default
 from einnet_explore.ir import Program
 from einnet_explore.runtime.recorded_profile import PREFIX, RATES, Recorded, recorded
 from einnet_explore.strategies.options import Cost
+from einnet_explore.support.errors import BackendError
 
 
 def device_cost(device: str, threads: int | None = None) -> Cost:

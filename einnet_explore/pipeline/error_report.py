@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from einnet_explore.analysis.bilinear import Bilinear
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.equivalence.program_diff import inlined
 from einnet_explore.equivalence.sampling import sliced
 from einnet_explore.interpreter.running_error import Near, running_error
@@ -25,6 +24,7 @@ from einnet_explore.pipeline.numerics import LEVELS, derivation_level, rule_leve
 from einnet_explore.pipeline.tuning_task import OUT_OF_MEMORY, ProgramCompiler
 from einnet_explore.rules import Derivation, Match
 from einnet_explore.runtime.outputs import Arrays
+from einnet_explore.support.errors import BackendError
 from einnet_explore.support.limits import ROOM
 
 MAX_EVALUATED_WORK = 200_000_000

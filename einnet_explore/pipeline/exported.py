@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program
 from einnet_explore.onnx_export.export import Replacement, rewrite_model
-from einnet_explore.onnx_export.nodes import EXPORT_OPSET, IR_VERSION, ExportError, to_onnx
+from einnet_explore.onnx_export.nodes import EXPORT_OPSET, IR_VERSION, to_onnx
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.onnx_import.shapes import restore_folded_nodes
 from einnet_explore.pipeline.plan import ExecutionPlan, Segment
@@ -20,6 +20,7 @@ from einnet_explore.runtime.outputs import Array, Arrays
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Options
+from einnet_explore.support.errors import Refused
 
 MAX_LIBRARY_FORMS = 4
 """How many ways to write a case as library operators are tried beside the way that it is written."""
@@ -39,7 +40,7 @@ def library_forms(program: Program) -> Iterable[Program]:
 
 
 def program_model(program: Program, constants: Arrays) -> onnx.ModelProto:
-    """*program* as a model of its own: inputs and outputs by its names, weights held; raises ExportError."""
+    """*program* as a model of its own: inputs and outputs by its names, weights held; raises Refused."""
     names = {t.name: t.name for t in program.inputs if t.name not in constants}
     shapes = {e.name: e.scope.shape for e in program.equations if e.name in program.outputs}
     made = to_onnx(program, names | {name: name for name in shapes}, constants, "v__")
@@ -70,15 +71,15 @@ def onnxruntime_compiler(threads: int) -> ProgramCompiler:
 
 
 def export_model(model: Model, replacements: Iterable[Replacement]) -> onnx.ModelProto:
-    """*model* with *replacements* in standard operators; raises ExportError, also for what no protocol buffer holds."""
+    """*model* with *replacements* in standard operators; raises Refused, also for what no protocol buffer holds."""
     made = rewrite_model(restore_folded_nodes(model), replacements)
     if made.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
-        raise ExportError(f"the model has {made.ByteSize()} bytes, expected at most {onnx.checker.MAXIMUM_PROTOBUF}")
+        raise Refused(f"the model has {made.ByteSize()} bytes, expected at most {onnx.checker.MAXIMUM_PROTOBUF}")
     return made
 
 
 def exported_plan(model: Model, replacements: Iterable[Replacement], threads: int) -> ExecutionPlan:
-    """The exported model in one session of ONNX Runtime; raises ExportError, and PlanError where it is refused."""
+    """The exported model in one session; raises Refused where it cannot be written or ONNX Runtime refuses it."""
     return session_plan(model, export_model(model, replacements), threads)
 
 

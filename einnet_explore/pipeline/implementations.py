@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.cost import CostModel, cpu_default
 from einnet_explore.ir import Program
 from einnet_explore.pipeline.exported import onnxruntime_compiler
@@ -14,6 +13,7 @@ from einnet_explore.runtime.device_rates import peak_flops, stream_bandwidth
 from einnet_explore.runtime.epilogues import compile_measured
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.strategies.options import Cost
+from einnet_explore.support.errors import BackendError
 
 
 @dataclass

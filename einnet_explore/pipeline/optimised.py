@@ -157,7 +157,7 @@ class Optimised:
         """The optimised model in standard operators; eOperators are local functions made of them.
 
         Only what pays in ONNX Runtime is in it, see ``exported``: where nothing does, it is the model as it is.
-        Raises ExportError.
+        Raises Refused.
         """
         made = restore_folded_nodes(self.model)
         return rewrite_model(made, self.replacements) if self.replacements else made

@@ -37,7 +37,6 @@ from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.pipeline.submodels import (
     Array,
     ModelRegions,
-    PlanError,
     describe_nodes,
     open_session,
     random_inputs,
@@ -46,16 +45,17 @@ from einnet_explore.pipeline.submodels import (
 )
 from einnet_explore.runtime.onnx_fragment import DOMAIN, Writer, imports, lend, resident, tensor_of
 from einnet_explore.runtime.program import CompiledProgram
+from einnet_explore.support.errors import Refused
 
 
 def check_disjoint(groups: Iterable[Collection[ModelNode]]) -> None:
-    """Raise PlanError where a group is empty or shares a node with another."""
+    """Raise Refused where a group is empty or shares a node with another."""
     seen: set[str] = set()
     for nodes in groups:
         if not nodes:
-            raise PlanError("a group holds no node, expected at least one")
+            raise Refused("a group holds no node, expected at least one")
         if twice := seen & {node.name for node in nodes}:
-            raise PlanError(f"node {', '.join(sorted(twice))}: found in two groups, expected one")
+            raise Refused(f"node {', '.join(sorted(twice))}: found in two groups, expected one")
         seen |= {node.name for node in nodes}
 
 
@@ -64,7 +64,7 @@ def execution_order(
 ) -> list[tuple[int | None, tuple[ModelNode, ...]]]:
     """The groups (by number) and, between them, the nodes that stay (None), fewest sets first to last.
 
-    Raises PlanError where a group is not convex.
+    Raises Refused where a group is not convex.
     """
     member = {node.name: n for n, nodes in enumerate(groups) for node in nodes}
     maker = {name: node.name for node in regions.nodes for name in node.results}
@@ -77,7 +77,7 @@ def execution_order(
         order = tuple(TopologicalSorter(before).static_order())
     except CycleError as error:
         cycle = " <- ".join(_unit(u, groups) for u in error.args[1])
-        raise PlanError(f"found a cycle {cycle}, expected convex groups") from None
+        raise Refused(f"found a cycle {cycle}, expected convex groups") from None
     rank: dict[int | str, int] = {}
     for u in order:
         stays = [rank[p] for p in before[u] if isinstance(p, str)]
@@ -121,13 +121,13 @@ class ProgramCall:
     names: Mapping[str, str]
 
     def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """The values that leave the group from those that enter it; raises PlanError where an engine fails."""
+        """The values that leave the group from those that enter it; raises Refused where an engine fails."""
         given = {name: arrays[self.names[name]] for name in self.program.contexts.inputs}
         try:
             made = self.program.run(given)
         except Exception as error:  # every engine has classes of its own for its failures
             makes = ", ".join(self.names[name] for name in self.program.program.outputs)
-            raise PlanError(f"the program of {makes}: {type(error).__name__}: {error}") from error
+            raise Refused(f"the program of {makes}: {type(error).__name__}: {error}") from error
         return {self.names[name]: array for name, array in made.items()}
 
     def write(self, model: Model, nodes: Sequence[ModelNode], outputs: Sequence[str], prefix: str) -> Writer | None:
@@ -233,7 +233,7 @@ def build_plan(
 
     A callable gets the values that cross the group's border and gives those that cross it outwards, by value name;
     weights it holds itself.  Only ``ByValue`` is called by two threads at once.  Without replacements the plan is one
-    session on the model as it was read.  Raises PlanError, naming nodes, where a group is unknown, shares a node with
+    session on the model as it was read.  Raises Refused, naming nodes, where a group is unknown, shares a node with
     another or is not convex, and where ONNX Runtime refuses a region; running raises it where a group's result lacks.
     """
     given = {v.name: v.dtype for v in model.inputs}
@@ -290,7 +290,7 @@ def _joined(
     held: list[Any] = [*runs.values()]  # while this plan is there the next one need not compile them again
     try:
         session = open_session(proto, threads, adjust=lambda options: held.extend(lend(options, resident(weights))))
-    except PlanError:
+    except Refused:
         return None
     feeds, outputs = tuple(v.name for v in session.get_inputs()), regions.outputs
 
@@ -371,7 +371,7 @@ def _group(model: Model, regions: ModelRegions, nodes: tuple[ModelNode, ...], ca
         with alone:
             made = call({name: held[name] for name in inputs})
         if lacking := [name for name in outputs if name not in made]:
-            raise PlanError(
+            raise Refused(
                 f"{describe_nodes(nodes)}: found no result for {', '.join(lacking)}, which others read, expected one"
             )
         return [np.asarray(made[name], dtype) for name, dtype in zip(outputs, types, strict=True)]
@@ -381,7 +381,7 @@ def _group(model: Model, regions: ModelRegions, nodes: tuple[ModelNode, ...], ca
 
 def _array(regions: ModelRegions, name: str) -> Array:
     if name in regions.sparse:
-        raise PlanError(f"graph output {name}: found a sparse weight, expected a node's result")
+        raise Refused(f"graph output {name}: found a sparse weight, expected a node's result")
     return numpy_helper.to_array(regions.weights[name])
 
 
@@ -399,7 +399,7 @@ def _freed(segments: Sequence[Segment], outputs: Collection[str]) -> tuple[Segme
 __all__ = [
     "ExecutionPlan",
     "GroupRun",
-    "PlanError",
+    "Refused",
     "Segment",
     "build_plan",
     "random_inputs",

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.ir import Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
@@ -16,6 +15,7 @@ from einnet_explore.pipeline.numerics import check_level
 from einnet_explore.pipeline.tuning_task import Settings
 from einnet_explore.runtime.cuda import execution
 from einnet_explore.runtime.recorded_profile import PREFIX
+from einnet_explore.support.errors import BackendError
 
 NOTHING: Mapping[str, tuple[int, ...]] = {}
 

@@ -13,12 +13,9 @@ from onnx import helper
 
 from einnet_explore.onnx_import.model import Model, ModelNode, list_nodes
 from einnet_explore.runtime.onnx_fragment import imports, session_options
+from einnet_explore.support.errors import Refused
 
 Array = NDArray[Any]
-
-
-class PlanError(ValueError):
-    """A part of a model that cannot be run by itself; the message names its nodes."""
 
 
 def describe_nodes(nodes: Collection[ModelNode]) -> str:
@@ -44,10 +41,10 @@ class ModelRegions:
         return name in self.weights or name in self.sparse
 
     def named(self, names: Iterable[str]) -> tuple[ModelNode, ...]:
-        """The nodes called *names*, in the order of the model; raises PlanError for one that it does not have."""
+        """The nodes called *names*, in the order of the model; raises Refused for one that it does not have."""
         wanted = set(names)
         if unknown := wanted - {node.name for node in self.nodes}:
-            raise PlanError(f"node {', '.join(sorted(unknown))}: found no such node, expected one of the model's")
+            raise Refused(f"node {', '.join(sorted(unknown))}: found no such node, expected one of the model's")
         return tuple(node for node in self.nodes if node.name in wanted)
 
     def border(self, nodes: Collection[ModelNode]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -63,10 +60,10 @@ class ModelRegions:
         """*nodes*, which stand in the order of the model, as a model from border to border."""
         inputs, outputs = self.border(nodes)
         if not outputs:
-            raise PlanError(f"{describe_nodes(nodes)}: found no value that is used elsewhere, expected one")
+            raise Refused(f"{describe_nodes(nodes)}: found no value that is used elsewhere, expected one")
         reads = {name for node in nodes for name in node.reads} | set(outputs)
         if untyped := [name for name in inputs if name not in self.infos]:
-            raise PlanError(
+            raise Refused(
                 f"{describe_nodes(nodes)}: found no type for {', '.join(untyped)}, expected one from shape inference"
             )
         graph = helper.make_graph(
@@ -94,7 +91,7 @@ def open_session(
     adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None,
     whole: str = "the model",
 ) -> onnxruntime.InferenceSession:
-    """*model* (or its path) in ONNX Runtime with all its graph optimisations; raises PlanError where it refuses.
+    """*model* (or its path) in ONNX Runtime with all its graph optimisations; raises Refused where it refuses.
 
     *adjust* may change the options; *whole* is what to call a model that is no part of another.
     """
@@ -106,17 +103,17 @@ def open_session(
         return onnxruntime.InferenceSession(held, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime has a class of its own for every kind of failure
         where = describe_nodes(nodes) if nodes else whole
-        raise PlanError(f"{where}: ONNX Runtime refuses: {str(error).strip()}") from error
+        raise Refused(f"{where}: ONNX Runtime refuses: {str(error).strip()}") from error
 
 
 def run_session(
     session: onnxruntime.InferenceSession, outputs: Collection[str], feeds: Mapping[str, Array]
 ) -> Sequence[Array]:
-    """The *outputs* that *session* gives for *feeds*; raises PlanError where it fails."""
+    """The *outputs* that *session* gives for *feeds*; raises Refused where it fails."""
     try:
         return session.run(outputs, feeds)  # type: ignore[no-any-return]
     except Exception as error:  # ONNX Runtime has a class of its own for every kind of failure
-        raise PlanError(f"ONNX Runtime fails: {str(error).strip()}") from error
+        raise Refused(f"ONNX Runtime fails: {str(error).strip()}") from error
 
 
 def subgraph_session(
@@ -124,7 +121,7 @@ def subgraph_session(
 ) -> onnxruntime.InferenceSession:
     """The nodes called *node_names* as they are, in a session of their own: the original of a subprogram.
 
-    Its inputs and outputs are the values that cross the group's border; weights are held.  Raises PlanError, with the
+    Its inputs and outputs are the values that cross the group's border; weights are held.  Raises Refused, with the
     nodes, where one is unknown, a border value has no known type, or ONNX Runtime refuses.
     """
     regions = ModelRegions(_proto(model))
@@ -135,7 +132,7 @@ def subgraph_session(
 def random_inputs(of: Model | onnx.ModelProto | onnxruntime.InferenceSession, seed: int = 0) -> dict[str, Array]:
     """Arrays for every input, the same for the same *seed*: reals from N(0, 1), integers 0 and 1, truth values.
 
-    Raises PlanError for an input without static shape, or one that is no tensor of numbers.
+    Raises Refused for an input without static shape, or one that is no tensor of numbers.
     """
     rng = np.random.default_rng(seed)
     return {name: _random(name, dtype, shape, rng) for name, dtype, shape in _signature(of)}
@@ -144,7 +141,7 @@ def random_inputs(of: Model | onnx.ModelProto | onnxruntime.InferenceSession, se
 def _random(name: str, dtype: np.dtype[Any] | None, shape: tuple[object, ...], rng: np.random.Generator) -> Array:
     sizes = [n for n in shape if isinstance(n, int)]
     if len(sizes) < len(shape):
-        raise PlanError(f"input {name}: found shape {list(shape)}, expected static dimensions")
+        raise Refused(f"input {name}: found shape {list(shape)}, expected static dimensions")
     match dtype.kind if dtype is not None else "":
         case "f":
             return np.asarray(rng.standard_normal(sizes), dtype)  # of rank 0 it is an array too
@@ -152,7 +149,7 @@ def _random(name: str, dtype: np.dtype[Any] | None, shape: tuple[object, ...], r
             return np.asarray(rng.integers(0, 2, sizes), dtype)
         case "b":
             return np.asarray(rng.integers(0, 2, sizes), np.bool_)
-    raise PlanError(f"input {name}: found type {dtype or 'unknown'}, expected a tensor of numbers")
+    raise Refused(f"input {name}: found type {dtype or 'unknown'}, expected a tensor of numbers")
 
 
 _ORT_TYPES: Mapping[str, str] = {"float": "float32", "double": "float64"}

@@ -11,7 +11,6 @@ from time import perf_counter
 
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, RuntimeException
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.cost.counted_work import ELEMENT
 from einnet_explore.ir import Program
 from einnet_explore.pipeline.finalists import (
@@ -30,6 +29,7 @@ from einnet_explore.runtime.measurement import after, compare, pause, times_fast
 from einnet_explore.runtime.outputs import AGREEMENT, Arrays, largest_error
 from einnet_explore.strategies.closure import compute_bound
 from einnet_explore.strategies.options import Cost
+from einnet_explore.support.errors import BackendError
 from einnet_explore.support.limits import ROOM
 from einnet_explore.support.wording import counted
 

@@ -12,9 +12,10 @@ import numpy as np
 
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.plan import ExecutionPlan
-from einnet_explore.pipeline.submodels import PlanError, random_inputs
+from einnet_explore.pipeline.submodels import random_inputs
 from einnet_explore.runtime.measurement import NOTHING, Timing, compare, never, pause, times_faster
 from einnet_explore.runtime.outputs import AGREEMENT, Arrays, largest_error
+from einnet_explore.support.errors import Refused
 
 MIN_SPEEDUP = 1.02
 """A model that is not faster by more than this is given back as it was: less is within the noise of measuring."""
@@ -57,7 +58,7 @@ def discriminating_inputs(model: Model, plan: ExecutionPlan) -> dict[str, Any]:
 
     Where rounding the inputs alone moves the outputs by as much as a mistake may (a saturated sigmoid gives nothing but
     rounding errors), agreement says nothing: other inputs are drawn, and those that move them least are taken.  Raises
-    PlanError where the model fails on all of them, as one does whose inputs are sizes or positions.
+    Refused where the model fails on all of them, as one does whose inputs are sizes or positions.
     """
     return random_inputs(model, discriminating_seed(model, plan))
 
@@ -78,7 +79,7 @@ def discriminating_seed(model: Model, plan: ExecutionPlan) -> int:
         if moved <= AGREEMENT / 10:
             break
     if not found:
-        raise PlanError(
+        raise Refused(
             f"{model.path}: found that it fails on random inputs ({failure}), expected one that runs on any numbers: "
             "sizes and positions may be weights"
         )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from einnet_explore.rules.base import Derivation, Match, Refused, Rule, Step, scope_rule
+from einnet_explore.rules.base import Derivation, Match, Rule, Step, scope_rule
 from einnet_explore.rules.batch_merging import BATCH_MERGING
 from einnet_explore.rules.bilinear_product import BILINEAR_PRODUCT
 from einnet_explore.rules.bilinear_substitution import BILINEAR_SUBSTITUTION
@@ -27,6 +27,7 @@ from einnet_explore.rules.summation_exchange import SUMMATION_EXCHANGE
 from einnet_explore.rules.summation_splitting import SUMMATION_SPLITTING
 from einnet_explore.rules.traversal_merging import TRAVERSAL_MERGING
 from einnet_explore.rules.variable_substitution import VARIABLE_SUBSTITUTION
+from einnet_explore.support.errors import Refused
 
 RULES: tuple[Rule[Any], ...] = (
     SUMMATION_SPLITTING,

@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from einnet_explore.ir import Access, Path, Program, Scope, accesses, scopes, show_path
+from einnet_explore.support.errors import Refused
 from einnet_explore.support.wording import counted
 
 A = ParamSpec("A")
 P = TypeVar("P")
-
-
-class Refused(ValueError):
-    """The rule does not apply here; the message says which side condition failed, with the numbers that failed."""
 
 
 NO_STEP = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)

@@ -34,7 +34,8 @@ from einnet_explore.ir import (
     as_index,
     map_accesses,
 )
-from einnet_explore.rules.base import Refused, Rule, accepted, inside, refusing
+from einnet_explore.rules.base import Rule, accepted, inside, refusing
+from einnet_explore.support.errors import Refused
 
 ORDERS = 4
 """Up to so many operands every order of them is tried: 4! = 24."""

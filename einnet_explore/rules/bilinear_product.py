@@ -53,7 +53,8 @@ from einnet_explore.ir import (
     factors,
     mul,
 )
-from einnet_explore.rules.base import Refused, Rule, accepted, refusing
+from einnet_explore.rules.base import Rule, accepted, refusing
+from einnet_explore.support.errors import Refused
 
 KNOWN: Mapping[str, Bilinear] = {x.name: x for x in (strassen(), laderman(), karatsuba(), gauss())}
 MATRICES: Mapping[str, Sizes] = {"Strassen": (2, 2, 2), "Laderman": (3, 3, 3)}

@@ -43,7 +43,8 @@ from einnet_explore.analysis.legality import fitted
 from einnet_explore.analysis.regions import reach
 from einnet_explore.analysis.substitution import fresh
 from einnet_explore.ir import Access, Equation, Index, Iterator, Path, Program, Scope, as_index, factors, mul
-from einnet_explore.rules.base import Refused, Rule, refusing
+from einnet_explore.rules.base import Rule, refusing
+from einnet_explore.support.errors import Refused
 
 OUTPUTS = (4, 2, 6)
 """How many outputs at a time are proposed: more save more products and lose more digits."""

@@ -16,9 +16,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 from einnet_explore.analysis.equations import instantiated
-from einnet_explore.analysis.fused_chain import Unfit, chain
+from einnet_explore.analysis.fused_chain import chain
 from einnet_explore.ir import EOPERATOR, Instance, Path, Program
-from einnet_explore.rules.base import Refused, not_run_yet, place_rule
+from einnet_explore.rules.base import not_run_yet, place_rule
+from einnet_explore.support.errors import Refused
 
 BLOCKED = Instance(EOPERATOR, (("kind", "blocked"),))
 """How a chain is run."""
@@ -33,7 +34,7 @@ def rewrite(program: Program, at: Path) -> Program:
     not_run_yet(program, at)
     try:
         found = chain(program.scope_at(at))
-    except Unfit as why:
+    except Refused as why:
         raise Refused(str(why)) from why
     if len(found.stages) == 1:
         raise Refused("it reads no scope: there is but one stage")

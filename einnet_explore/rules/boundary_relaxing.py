@@ -35,7 +35,8 @@ from einnet_explore.ir import (
     map_accesses,
     told,
 )
-from einnet_explore.rules.base import Refused, Rule, accepted, access_of, refusing
+from einnet_explore.rules.base import Rule, accepted, access_of, refusing
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from typing import Any
 from einnet_explore.analysis.indices import by_name, index_of, listed, ranges_of
 from einnet_explore.analysis.padding import changed, constancy, moved, sliding, tightest
 from einnet_explore.ir import Index, Iterator, Path, Program, Scope
-from einnet_explore.rules.base import Refused, Rule, refusing
+from einnet_explore.rules.base import Rule, refusing
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from typing import Any
 from einnet_explore.analysis.canonical_keys import key
 from einnet_explore.analysis.equations import read_instead, whole_equation, widened, without
 from einnet_explore.ir import Access, Equation, Path, Program, Scope, Tensor
-from einnet_explore.rules.base import Refused, Rule, accepted, inside, refusing
+from einnet_explore.rules.base import Rule, accepted, inside, refusing
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)

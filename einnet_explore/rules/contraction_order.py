@@ -30,7 +30,8 @@ from einnet_explore.analysis.products import (
     opened,
 )
 from einnet_explore.ir import Access, Const, Iterator, Scalar, Scope, factors, mul
-from einnet_explore.rules.base import Refused, refusing, scope_rule
+from einnet_explore.rules.base import refusing, scope_rule
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)

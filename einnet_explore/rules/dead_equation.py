@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from einnet_explore.analysis.equations import readers, whole_equation, without
 from einnet_explore.ir import Path, Program
-from einnet_explore.rules.base import Refused, place_rule, refusing
+from einnet_explore.rules.base import place_rule, refusing
+from einnet_explore.support.errors import Refused
 
 
 @refusing()

@@ -19,7 +19,8 @@ from typing import Any
 from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.analysis.products import finite, opened, quotient_factors
 from einnet_explore.ir import Access, Scalar, Scope, add, mul, terms
-from einnet_explore.rules.base import Refused, accepted, refusing, scope_rule
+from einnet_explore.rules.base import accepted, refusing, scope_rule
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from einnet_explore.analysis.counts import intensity, reads_once
 from einnet_explore.analysis.equations import instantiated
 from einnet_explore.analysis.flattening import row_major, view_strides
 from einnet_explore.ir import EOPERATOR, VIEW, Access, Instance, Path, Program, Scope, accesses, scopes, show_path
-from einnet_explore.rules.base import Refused, not_run_yet, place_rule
+from einnet_explore.rules.base import not_run_yet, place_rule
+from einnet_explore.support.errors import Refused
 
 COMPUTE_BOUND = 4
 """FLOPs an element from which the paper calls an expression compute-bound (§5.2)."""

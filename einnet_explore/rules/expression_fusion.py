@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from einnet_explore.ir import Equation, Path, Program, Scope, map_tensors, tensors
-from einnet_explore.rules.base import Refused, Rule, inside
+from einnet_explore.rules.base import Rule, inside
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from typing import Any
 
 from einnet_explore.analysis.equations import map_reads, number_of, whole_equation
 from einnet_explore.ir import Access, Path, Program, tensors
-from einnet_explore.rules.base import Refused, Rule, inside, refusing
+from einnet_explore.rules.base import Rule, inside, refusing
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)

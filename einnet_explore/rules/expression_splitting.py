@@ -36,7 +36,8 @@ from einnet_explore.ir import (
     padded,
     terms,
 )
-from einnet_explore.rules.base import Refused, Rule, inside, refusing
+from einnet_explore.rules.base import Rule, inside, refusing
+from einnet_explore.support.errors import Refused
 
 PARTS = 8
 """Up to so many parts are proposed at once."""

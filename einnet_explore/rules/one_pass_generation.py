@@ -18,7 +18,8 @@ from einnet_explore.analysis.equations import instantiated
 from einnet_explore.analysis.online_softmax import online
 from einnet_explore.analysis.softmax_monoid import softmax_is_broken
 from einnet_explore.ir import EOPERATOR, Instance, Path, Program
-from einnet_explore.rules.base import Refused, not_run_yet, place_rule
+from einnet_explore.rules.base import not_run_yet, place_rule
+from einnet_explore.support.errors import Refused
 
 
 def rewrite(program: Program, at: Path) -> Program:

@@ -19,7 +19,8 @@ from typing import Any
 
 from einnet_explore.analysis.indices import by_name, iterators_of, listed
 from einnet_explore.ir import Apply, Iterator, Scalar, Scope, factors, mul
-from einnet_explore.rules.base import Refused, accepted, refusing, scope_rule
+from einnet_explore.rules.base import accepted, refusing, scope_rule
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from math import prod
 
 from einnet_explore.analysis.equations import instantiated
 from einnet_explore.ir import EOPERATOR, Instance, Path, Program, Scope, accesses, scopes, show_path
-from einnet_explore.rules.base import Refused, not_run_yet, place_rule
+from einnet_explore.rules.base import not_run_yet, place_rule
+from einnet_explore.support.errors import Refused
 
 
 def rewrite(program: Program, at: Path) -> Program:

@@ -14,7 +14,8 @@ from __future__ import annotations
 from einnet_explore.analysis.equations import instantiated
 from einnet_explore.analysis.row_nest import nest
 from einnet_explore.ir import EOPERATOR, Instance, Path, Program
-from einnet_explore.rules.base import Refused, not_run_yet, place_rule
+from einnet_explore.rules.base import not_run_yet, place_rule
+from einnet_explore.support.errors import Refused
 
 
 def rewrite(program: Program, at: Path) -> Program:

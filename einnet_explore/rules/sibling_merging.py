@@ -29,7 +29,8 @@ from einnet_explore.analysis.equations import (
 )
 from einnet_explore.analysis.siblings import called, merged, sibling
 from einnet_explore.ir import Access, Equation, Path, Program, factors, tensors
-from einnet_explore.rules.base import Refused, Rule, accepted, inside, refusing
+from einnet_explore.rules.base import Rule, accepted, inside, refusing
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from einnet_explore.analysis.equations import map_reads, read_by, whole_equation
 from einnet_explore.analysis.indices import index_of
 from einnet_explore.analysis.substitution import substitute, substitute_domain
 from einnet_explore.ir import Access, Equation, Index, Iterator, Padding, Path, Program, Scope, as_index
-from einnet_explore.rules.base import Refused, Rule, refusing
+from einnet_explore.rules.base import Rule, refusing
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)

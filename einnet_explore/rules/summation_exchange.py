@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from einnet_explore.analysis.products import opened
 from einnet_explore.ir import Access, Scope
-from einnet_explore.rules.base import Refused, place_rule
+from einnet_explore.rules.base import place_rule
+from einnet_explore.support.errors import Refused
 
 
 def exchanged(scope: Scope) -> Scope:

@@ -34,7 +34,8 @@ from einnet_explore.analysis.canonical_keys import numbering
 from einnet_explore.analysis.indices import by_name, iterators_of, listed
 from einnet_explore.analysis.legality import excess
 from einnet_explore.ir import Iterator, Scope, accesses, factors, mul
-from einnet_explore.rules.base import Refused, refusing, scope_rule
+from einnet_explore.rules.base import refusing, scope_rule
+from einnet_explore.support.errors import Refused
 
 ENUMERATED = 5
 """Up to so many units every proper subset is proposed: 2⁵ - 2 splits."""

@@ -22,7 +22,8 @@ from typing import Any
 from einnet_explore.analysis.regions import always, reach
 from einnet_explore.analysis.substitution import rename, substitute, substitute_domain
 from einnet_explore.ir import Access, Bound, Scalar, Scope, accesses, factors, map_accesses, mul, told
-from einnet_explore.rules.base import Refused, accepted, access_of, refusing, scope_rule
+from einnet_explore.rules.base import accepted, access_of, refusing, scope_rule
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)

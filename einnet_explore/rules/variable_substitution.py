@@ -25,7 +25,8 @@ from einnet_explore.analysis.bijection import Bijection, bijection, hull
 from einnet_explore.analysis.indices import by_name, index_of, listed
 from einnet_explore.analysis.substitution import fresh, substitute, substitute_domain
 from einnet_explore.ir import Access, Index, Iterator, Scope, accesses, as_index
-from einnet_explore.rules.base import Refused, accepted, refusing, scope_rule
+from einnet_explore.rules.base import accepted, refusing, scope_rule
+from einnet_explore.support.errors import Refused
 
 Replacement: TypeAlias = "tuple[tuple[Iterator, ...], tuple[tuple[str, Index], ...]]"
 """Some iterators, and the new ones that stand for them (names and indices)."""

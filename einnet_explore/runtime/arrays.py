@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.ir import Scope, tensors
+from einnet_explore.support.errors import BackendError
 
 Array: TypeAlias = npt.NDArray[Any]
 

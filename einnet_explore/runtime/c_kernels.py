@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.language import Array, Kernel, Literal, Type, Var, emit, entry_name
 from einnet_explore.runtime import compiled
+from einnet_explore.support.errors import BackendError
 
 Grid = tuple[int, int, int]
 

@@ -27,8 +27,8 @@ from typing import Any
 
 import tvm
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.machine import cpu_flags
+from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory, write_aside
 
 LONGEST = 60.0

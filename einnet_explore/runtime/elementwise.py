@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from einnet_explore.codegen.elementwise import A100, Gpu, elementwise_host_kernel, elementwise_kernel, plan_launch
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.functor import Functor
-from einnet_explore.codegen.language import KernelError
 from einnet_explore.runtime import c_kernels, opencl
+from einnet_explore.support.errors import BackendError, Refused
 
 ENGINES = ("opencl", "c", "c blocks")
 """``c blocks`` runs the GPU's kernel with its blocks and threads as loops: for tests, and to look at."""
@@ -55,7 +54,7 @@ class Elementwise:
             raise BackendError(f"functor {f.name}: the result overlaps a scalar, which every thread reads")
         try:
             self._run(result, operands, threads)
-        except KernelError as error:
+        except Refused as error:
             raise BackendError(str(error)) from None
 
     def _run(self, result: npt.NDArray[Any], operands: tuple[npt.NDArray[Any], ...], threads: int) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.fusion import served
 from einnet_explore.codegen.fusion.gpu import THREADS, gpu_blocks, gpu_kernel
 from einnet_explore.codegen.fusion.memory_layout import Flat, flatten, slot_name, slot_sizes
@@ -17,6 +16,7 @@ from einnet_explore.codegen.fusion.plan import Fused
 from einnet_explore.codegen.language import Array as KernelArray
 from einnet_explore.codegen.language import Kernel, Var, type_of
 from einnet_explore.runtime import c_kernels, opencl
+from einnet_explore.support.errors import BackendError
 
 Array = npt.NDArray[Any]
 
@@ -26,7 +26,7 @@ ENGINES = ("opencl", "c blocks")
 def gpu_launch(
     fused: Fused, shapes: Mapping[str, tuple[int, ...]], dtype: npt.DTypeLike = "float32", threads: int = THREADS
 ) -> tuple[Flat, Kernel]:
-    """*fused* for contiguous arrays of *shapes*, and its kernel; raises FusionError where it does not serve them."""
+    """*fused* for contiguous arrays of *shapes*, and its kernel; raises Refused where it does not serve them."""
     served(fused, shapes)
     plain = flatten(fused, shapes, {}, squash=False)
     whole = {t.name: tuple(shapes[t.name]) for t in fused.inputs} | {

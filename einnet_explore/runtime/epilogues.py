@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.ir import (
     EOPERATOR,
     VIEW,
@@ -37,6 +36,7 @@ from einnet_explore.runtime.implementations import TiledCall, Way, in_session
 from einnet_explore.runtime.keys import APART, key_of
 from einnet_explore.runtime.profile_store import Store
 from einnet_explore.runtime.program import CompiledProgram, compile_program
+from einnet_explore.support.errors import BackendError
 
 Array = npt.NDArray[Any]
 

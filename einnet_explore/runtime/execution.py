@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.runtime.arrays import ALIGNMENT, aligned_empty
 from einnet_explore.runtime.implementations import ViewCall, Way
+from einnet_explore.support.errors import BackendError
 
 
 @dataclass(frozen=True, slots=True)

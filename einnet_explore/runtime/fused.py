@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from einnet_explore.codegen.errors import BackendError
-from einnet_explore.codegen.fusion import FusionError, fuse, served
+from einnet_explore.codegen.fusion import fuse, served
 from einnet_explore.codegen.fusion.cpu import LANES, blocks, cpu_kernel
 from einnet_explore.codegen.fusion.memory_layout import Flat, flatten, slot_name, slot_sizes
 from einnet_explore.codegen.fusion.plan import Fused
@@ -30,6 +29,7 @@ from einnet_explore.codegen.memory_access import FIRST_BLOCK
 from einnet_explore.ir import Program
 from einnet_explore.runtime.c_kernels import VECTORS
 from einnet_explore.runtime.compiled import c_complaint, c_library
+from einnet_explore.support.errors import BackendError, Refused
 
 Array = npt.NDArray[Any]
 
@@ -143,7 +143,7 @@ class FusedProgram:
     """A program as one kernel on this CPU, for arrays of any shape that meets what was recorded.
 
     *program* is a program, or a function that makes one from the inputs' shapes by name (where numbers in it follow the
-    sizes).  A program serves other shapes too, where no recorded equality is broken: FusionError says which one is.
+    sizes).  A program serves other shapes too, where no recorded equality is broken: Refused says which one is.
     *dtype* is float32 or float64.  *analyses* and *kernels* count what was not known before.
     """
 
@@ -177,7 +177,7 @@ class FusedProgram:
         return self._fused[-1]
 
     def fused(self, shapes: Shapes) -> Fused:
-        """The analysis that serves inputs of *shapes*; raises FusionError where none does."""
+        """The analysis that serves inputs of *shapes*; raises Refused where none does."""
         if self._make is None:
             served(self._fused[0], shapes)
             return self._fused[0]
@@ -186,7 +186,7 @@ class FusedProgram:
             self._programs[key] = self._analysed(self._make(shapes))
         found = self._programs[key]
         if wrong := [t for t in found.program.inputs if tuple(shapes.get(t.name, ())) != t.shape]:
-            raise FusionError(f"{wrong[0].name} has shape {list(wrong[0].shape)}, given {shapes.get(wrong[0].name)}")
+            raise Refused(f"{wrong[0].name} has shape {list(wrong[0].shape)}, given {shapes.get(wrong[0].name)}")
         return found
 
     def launch(self, arrays: Mapping[str, Array], outs: Mapping[str, Array] | None = None) -> Launch:
@@ -197,7 +197,7 @@ class FusedProgram:
         """A call that reads *arrays* (by input) where they are now and writes *outs* (by output), without checks.
 
         Raises BackendError for a missing array, another dtype, an array between elements, and for outputs that overlap
-        one another or an input; FusionError for shapes that do not belong together.
+        one another or an input; Refused for shapes that do not belong together.
         """
         _apart(arrays, outs)
         return self._launch(arrays, outs)[0].bind(arrays, outs, self.threads)

@@ -19,7 +19,6 @@ import numpy.typing as npt
 import tvm_ffi
 
 from einnet_explore.codegen import versions
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.identity import scope_identity
 from einnet_explore.codegen.machine import Machine, this_machine
 from einnet_explore.codegen.packing import gather_positions
@@ -29,6 +28,7 @@ from einnet_explore.codegen.tvm import contraction as tiled
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import ALIGNMENT, aligned_empty
+from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory, write_aside
 
 

@@ -18,7 +18,6 @@ import onnx
 from onnx import TensorProto, helper
 
 from einnet_explore.analysis.counts import bytes_moved
-from einnet_explore.codegen.errors import BackendError, NoKernel
 from einnet_explore.ir import Equation, Program, tensors
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.runtime import measurement, native, onnx_fragment
@@ -27,6 +26,7 @@ from einnet_explore.runtime.keys import ALONE, Key, key_of
 from einnet_explore.runtime.measurement import after, compare
 from einnet_explore.runtime.profile_store import Profile, Store
 from einnet_explore.runtime.program import compile_program
+from einnet_explore.support.errors import BackendError, NoKernel
 
 Array = npt.NDArray[Any]
 

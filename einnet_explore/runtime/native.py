@@ -17,12 +17,11 @@ from typing import Any
 from einnet_explore.analysis.substitution import fresh, substitute
 from einnet_explore.codegen import versions
 from einnet_explore.codegen.body_structure import moved_elements
-from einnet_explore.codegen.errors import BackendError, NoKernel
-from einnet_explore.codegen.fusion import FusionError, fuse
+from einnet_explore.codegen.fusion import fuse
 from einnet_explore.codegen.fusion.cpu import LANES, blocks, cpu_kernel
 from einnet_explore.codegen.fusion.memory_layout import flatten, slot_name, slot_sizes
 from einnet_explore.codegen.identity import scope_identity
-from einnet_explore.codegen.language import F32, I64, Declare, Kernel, KernelError, Literal, Type, Var, emit, entry_name
+from einnet_explore.codegen.language import F32, I64, Declare, Kernel, Literal, Type, Var, emit, entry_name
 from einnet_explore.codegen.language import Array as KernelArray
 from einnet_explore.codegen.machine import this_machine
 from einnet_explore.codegen.memory_access import FIRST_BLOCK
@@ -33,6 +32,7 @@ from einnet_explore.codegen.tvm.schedule import PARALLEL_ELEMENTS
 from einnet_explore.ir import Equation, Program, Scope, as_index, scopes, tensors
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.c_kernels import VECTORS
+from einnet_explore.support.errors import BackendError, NoKernel, Refused
 
 FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden")
 
@@ -72,7 +72,7 @@ class NativeSource:
             text = emit(made.kernel, "c").replace(f"void {name}(", f"APART void {name}(", 1)
             at = {**{name: n for n, name in enumerate(self.inputs)}, made.result: len(self.inputs)}
             return "\n".join((VECTORS, _APART, text, *_around(made, at, self.threads)))
-        except (FusionError, KernelError) as error:
+        except Refused as error:
             raise NoKernel(f"no kernel in C: {error}") from error
 
     @property
@@ -117,7 +117,7 @@ def _turned(scope: Scope) -> _Made | None:
     result = fresh("Y", {t.name for t in tensors(ready)})
     try:
         kernel, number = transpose_kernel(ready, result, this_machine())
-    except KernelError:
+    except Refused:
         return None
     return _Made(kernel, result, number, (), moved_elements(ready))
 
@@ -128,7 +128,7 @@ def _regions(scope: Scope) -> _Made | None:
     result = fresh("Y", {t.name for t in tensors(ready)})
     try:
         kernel, number = regions_kernel(ready, result)
-    except KernelError:
+    except Refused:
         return None
     return _Made(kernel, result, number, (), moved_elements(ready))
 

@@ -21,9 +21,9 @@ from threading import Lock
 from types import ModuleType
 from typing import Any
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.language import Array, Kernel, emit, entry_name
 from einnet_explore.runtime.c_kernels import Grid, checked
+from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory
 
 _UNKNOWN = b"generic"

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import onnxruntime
 
 from einnet_explore.analysis.counts import turned_for
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.ir import Equation, Program, Scope, tensors
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.runtime import execution, library_calls
@@ -21,6 +20,7 @@ from einnet_explore.runtime.arrays import aligned_empty
 from einnet_explore.runtime.execution import Context, Contexts, Step
 from einnet_explore.runtime.implementations import ViewCall, Way
 from einnet_explore.runtime.onnx_fragment import Writer, session
+from einnet_explore.support.errors import BackendError
 
 Array = npt.NDArray[Any]
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import time
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.ir import Equation
 from einnet_explore.runtime.keys import Key, key_of
+from einnet_explore.support.errors import BackendError
 from einnet_explore.support.wording import counted
 
 PREFIX = "profile:"

@@ -16,7 +16,6 @@ from tvm.s_tir import Schedule, ScheduleError
 from einnet_explore.codegen import body_structure, versions
 from einnet_explore.codegen.blocked_chains import kernel as blocks
 from einnet_explore.codegen.blocked_chains.block_sizes import parts_of
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.identity import scope_identity
 from einnet_explore.codegen.kernel_kind import BlockedChain, KernelKind, LoopNests, OnePass, Rows, kernel_kind
 from einnet_explore.codegen.machine import this_machine
@@ -28,6 +27,7 @@ from einnet_explore.codegen.tvm.emission import lower
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.runtime import compiled, measurement
 from einnet_explore.runtime.arrays import Array, aligned, aligned_empty, bound
+from einnet_explore.support.errors import BackendError
 
 DTYPES = ("float32", "int64")
 

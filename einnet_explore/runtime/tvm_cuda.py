@@ -13,11 +13,11 @@ import tvm
 from tvm import te
 from tvm.s_tir import dlight
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.preparation import collapse_dimensions, prepare
 from einnet_explore.codegen.tvm.emission import lower
 from einnet_explore.ir import Scope
 from einnet_explore.runtime.cuda.steps import Launch
+from einnet_explore.support.errors import BackendError
 
 TARGET = {
     "kind": "cuda",

@@ -21,6 +21,7 @@ from einnet_explore.session.measured_candidates import (
     program_work,
     working_set,
 )
+from einnet_explore.support.errors import BackendError
 from einnet_explore.support.wording import counted
 
 if TYPE_CHECKING:
@@ -102,7 +103,6 @@ def bench(
 
 
 def _on_cpu(programs: Mapping[str, Program], rounds: int, threads: int, seed: int) -> Iterable[Benched]:
-    from einnet_explore.codegen.errors import BackendError
     from einnet_explore.runtime.keys import device, libraries
     from einnet_explore.runtime.measurement import compare
     from einnet_explore.runtime.outputs import largest_error
@@ -170,7 +170,6 @@ def on_gpu(programs: Mapping[str, Program], rounds: int, seed: int) -> Iterable[
 
     Raises ValueError where the first program does not run.
     """
-    from einnet_explore.codegen.errors import BackendError
     from einnet_explore.runtime.cuda import execution
     from einnet_explore.runtime.cuda.plan import cuda_plan
     from einnet_explore.runtime.outputs import largest_error

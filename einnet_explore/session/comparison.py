@@ -15,9 +15,10 @@ from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Access, Path, Program, Scope, Tensor, accesses, map_accesses, show_path
-from einnet_explore.operators import OPERATORS, Operator, Unmatched, distance, match
+from einnet_explore.operators import OPERATORS, Operator, distance, match
 from einnet_explore.operators.form import Distance
 from einnet_explore.strategies.instantiation import nearest
+from einnet_explore.support.errors import Refused
 from einnet_explore.support.wording import format_seconds
 from einnet_explore.syntax import text
 from einnet_explore.viz.tables import TextTable
@@ -71,11 +72,11 @@ def mapping_table(program: Program, at: Path, operator: Operator) -> MappingTabl
     scope = program.scope_at(at)
     try:
         far = distance(scope, operator)
-    except Unmatched as reason:
+    except Refused as reason:
         return MappingTable(at, operator, None, (), str(reason))
     try:
         way = match(scope, operator)[0]
-    except Unmatched as reason:
+    except Refused as reason:
         return MappingTable(at, operator, far, (), str(reason))
     return MappingTable(at, operator, far, tuple((name, tuple(x.name for x in xs)) for name, xs in way.iterators), "")
 
@@ -87,7 +88,7 @@ def nearest_operator(program: Program, at: Path, operators: tuple[Operator, ...]
     def far(n: int) -> tuple[float, int]:
         try:
             return distance(scope, operators[n]).total, n
-        except Unmatched:
+        except Refused:
             return float("inf"), n
 
     return operators[min(range(len(operators)), key=far)]

@@ -32,8 +32,9 @@ from einnet_explore.ir import (
     Tensor,
     mul,
 )
-from einnet_explore.operators import Layout, Operator, OperatorMatch, Unmatched, distance, fit, match, own_iterators
-from einnet_explore.rules.base import Refused, Rule, places
+from einnet_explore.operators import Layout, Operator, OperatorMatch, distance, fit, match, own_iterators
+from einnet_explore.rules.base import Rule, places
+from einnet_explore.support.errors import Refused
 from einnet_explore.support.wording import counted
 
 LAW = r"L_{\vec x} \textstyle\sum_{\vec y} f(T[\tau(\vec x, \vec y)]) \mapsto \{L_{\vec x}\, op(T')[\Phi(\vec x)]\}"
@@ -64,7 +65,7 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
         for operator in operators:
             try:
                 found |= {_params(way): way for way in match(scope, operator, limit)}
-            except Unmatched:
+            except Refused:
                 continue
         if len(matched) > REMEMBERED:
             matched.clear()
@@ -87,7 +88,7 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
             way = fit(
                 scope, named[params.operator], params.operands, _assignment(scope, params), dict(params.attributes)
             )
-        except Unmatched as reason:
+        except Refused as reason:
             raise Refused(str(reason)) from None
         wrong = {k: v for k, v in params.attributes if dict(way.attributes).get(k, v) != v}
         if wrong:
@@ -129,7 +130,7 @@ def _why_unmatched(scope: Scope, operators: tuple[Operator, ...]) -> str:
     nearest_one = operators[min(far)[1] if far else 0]
     try:
         match(scope, nearest_one)
-    except Unmatched as reason:
+    except Refused as reason:
         away = f"the nearest is {nearest_one.name}, {counted(min(far)[0], 'iterator')} away: " if far else ""
         return f"{away}{reason}"
     return f"{nearest_one.name} matches"
@@ -216,7 +217,7 @@ def _fresh(stem: str, used: set[str]) -> str:
 def _distance(scope: Scope, operator: Operator) -> int | None:
     try:
         return distance(scope, operator).total
-    except Unmatched:
+    except Refused:
         return None
 
 

@@ -20,12 +20,9 @@ class TextError(ValueError):
         return f"{self.source}:{self.line}:{self.column}: {self.message}"
 
 
-class Fault(Exception):
-    """A mistake at a node of the syntax tree; ``located`` gives it its line and column."""
-
-    def __init__(self, node: Tree[Token] | Token, message: str) -> None:
-        super().__init__(message)
-        self.node, self.message = node, message
+def error_at(node: Tree[Token] | Token, message: str) -> TextError:
+    """Return the error at *node* of a syntax tree; ``located`` adds the name of the source."""
+    return TextError("", *_place(node), message)
 
 
 @contextmanager
@@ -33,9 +30,8 @@ def located(source: str, text: str) -> Generator[None, None, None]:
     """Turn every mistake that is found inside into a ``TextError`` of *source*."""
     try:
         yield
-    except Fault as fault:
-        line, column = _place(fault.node)
-        raise TextError(source, line, column, fault.message) from None
+    except TextError as error:
+        raise TextError(error.source or source, error.line, error.column, error.message) from None
     except UnexpectedInput as error:
         raise _translated(source, text, error) from None
     except RecursionError:

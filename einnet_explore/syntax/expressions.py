@@ -36,7 +36,7 @@ from einnet_explore.ir import (
     as_index,
     mul,
 )
-from einnet_explore.syntax.errors import Fault
+from einnet_explore.syntax.errors import error_at
 from einnet_explore.syntax.literals import Node, children, integer, name_of, number_of, representable, signed
 
 
@@ -68,13 +68,13 @@ def index_of(tree: Node, names: Names) -> Index:
         case Tree(data="index_times", children=[a, b]):
             left, right = index_of(a, names), index_of(b, names)
             if left.terms and right.terms:
-                raise Fault(tree, f"found the product of {left!r} and {right!r}, expected an integer factor")
+                raise error_at(tree, f"found the product of {left!r} and {right!r}, expected an integer factor")
             return left * right.const if not right.terms else right * left.const
         case Tree(data="index_over", children=[a, b]):
             return index_of(a, names) // _divisor(b, names)
         case Tree(data="index_modulo", children=[a, b]):
             return index_of(a, names) % _divisor(b, names)
-    raise Fault(tree, f"found {tree}, expected an index")
+    raise error_at(tree, f"found {tree}, expected an index")
 
 
 def ranges_of(ranges: Tree[Token], taken: tuple[Iterator, ...]) -> tuple[Iterator, ...]:
@@ -85,9 +85,9 @@ def ranges_of(ranges: Tree[Token], taken: tuple[Iterator, ...]) -> tuple[Iterato
         lo, hi = map(signed, ends) if len(ends) == 2 else (0, signed(ends[0]))
         x = Iterator(str(name), lo, hi)
         if hi <= lo:
-            raise Fault(node, f"found the empty range [{lo}, {hi}) of {x.name}, expected at least one value")
+            raise error_at(node, f"found the empty range [{lo}, {hi}) of {x.name}, expected at least one value")
         if any(x.name == y.name for y in made):
-            raise Fault(node, f"found iterator {x.name} twice, expected another name")
+            raise error_at(node, f"found iterator {x.name} twice, expected another name")
         made.append(x)
     return tuple(made[len(taken) :])
 
@@ -104,16 +104,16 @@ def _iterator(node: Token, names: Names) -> Iterator:
         return names.iterators[name]
     own = ", ".join(names.iterators) or "no iterator, for there are none"
     if name in names.outer:
-        raise Fault(node, f"found {name}, an iterator of an outer scope, expected the scope's own: {own}")
-    raise Fault(node, f"found unknown iterator {name}, expected {own}")
+        raise error_at(node, f"found {name}, an iterator of an outer scope, expected the scope's own: {own}")
+    raise error_at(node, f"found unknown iterator {name}, expected {own}")
 
 
 def _divisor(tree: Node, names: Names) -> int:
     index = index_of(tree, names)
     if index.terms:
-        raise Fault(tree, f"found divisor {index!r}, expected an integer")
+        raise error_at(tree, f"found divisor {index!r}, expected an integer")
     if index.const <= 0:
-        raise Fault(tree, f"found divisor {index.const}, expected a positive integer")
+        raise error_at(tree, f"found divisor {index.const}, expected a positive integer")
     return index.const
 
 
@@ -219,17 +219,17 @@ def scalar_of(tree: Node, names: Names) -> Scalar:
             free = replace(names, checked=False)
             return Apply("where", (condition, scalar_of(a, free), scalar_of(b, free)))
         case Tree(data="reduction", children=[Token() as name, *_]):
-            raise Fault(
+            raise error_at(
                 name, f"found {name} inside an expression, expected it in a scope of its own: {{[...] {name}[...] ...}}"
             )
-    raise Fault(tree, f"found {tree}, expected an expression")
+    raise error_at(tree, f"found {tree}, expected an expression")
 
 
 def _joined(tree: Node, made: Scalar) -> Scalar:
     """*made*, whose constants were put together in front, as long as they are a number still."""
     match made:
         case Const(value) | Apply("+" | "*", (Const(value), *_)) if not representable(value):
-            raise Fault(tree, "found constants that make no number, expected one that floating point can hold")
+            raise error_at(tree, "found constants that make no number, expected one that floating point can hold")
     return made
 
 
@@ -238,9 +238,9 @@ def table_of(tree: Tree[Token]) -> Table:
     sizes, *entries = children(tree)
     shape = tuple(integer(size) for size in sizes.children)
     if 0 in shape:
-        raise Fault(sizes, f"found shape {list(shape)} of a table, expected sizes of at least 1")
+        raise error_at(sizes, f"found shape {list(shape)} of a table, expected sizes of at least 1")
     if len(entries) != prod(shape):
-        raise Fault(tree, f"found {len(entries)} entries, expected {prod(shape)} for shape {list(shape)}")
+        raise error_at(tree, f"found {len(entries)} entries, expected {prod(shape)} for shape {list(shape)}")
     return Table(shape, tuple(map(_rational, entries)))
 
 
@@ -248,7 +248,7 @@ def _rational(tree: Tree[Token]) -> Fraction:
     numerator, *denominator = tree.children
     below = integer(denominator[0]) if denominator else 1
     if not below:
-        raise Fault(tree, "found the denominator 0, expected a number")
+        raise error_at(tree, "found the denominator 0, expected a number")
     return Fraction(signed(numerator), below)
 
 
@@ -259,13 +259,13 @@ def clauses_of(clauses: Iterable[Tree[Token]], rank: int, of: str) -> tuple[Padd
     value: float = 0
     for clause in clauses:
         if clause.data in given:
-            raise Fault(clause, f"found {clause.data} twice, expected it once")
+            raise error_at(clause, f"found {clause.data} twice, expected it once")
         given[clause.data] = clause
         match clause:
             case Tree(data="pad", children=edges):
                 padding = tuple(_edge(e) for e in edges)
                 if len(padding) != rank:
-                    raise Fault(
+                    raise error_at(
                         clause, f"found padding for {len(padding)} dimensions, expected {rank}: the rank of {of}"
                     )
             case Tree(data="value", children=[*sign, Tree() as digits]):
@@ -277,10 +277,10 @@ def _read(source: Tensor | Table | Scope, tree: Tree[Token], names: Names) -> Ac
     given = [(node, index_of(node, names)) for node in children(tree)[-1].children]
     what = _called(source)
     if len(given) != len(source.box):
-        raise Fault(tree, f"found {len(given)} indices of {what}, expected {len(source.box)}")
+        raise error_at(tree, f"found {len(given)} indices of {what}, expected {len(source.box)}")
     for (node, index), (lo, hi) in zip(given, source.reach, strict=True):
         if names.checked and (found := leaving(index, lo, hi, names.domain)) is not None:
-            raise Fault(node, f"index {index!r} of {what} reaches {list(found)}, expected within [{lo}, {hi})")
+            raise error_at(node, f"index {index!r} of {what} reaches {list(found)}, expected within [{lo}, {hi})")
     return Access(source, tuple(index for _, index in given))
 
 
@@ -297,16 +297,16 @@ def _called(source: Tensor | Table | Scope) -> str:
 def _call(function: Token, args: list[Node]) -> None:
     arity = FUNCTIONS.get(str(function))
     if arity is None:
-        raise Fault(function, f"found function {function}, expected one of {', '.join(FUNCTIONS)}")
+        raise error_at(function, f"found function {function}, expected one of {', '.join(FUNCTIONS)}")
     if len(args) != arity:
-        raise Fault(function, f"found {len(args)} arguments of {function}, expected {arity}")
+        raise error_at(function, f"found {len(args)} arguments of {function}, expected {arity}")
 
 
 def _tensor(node: Node, names: Names) -> Tensor:
     name = name_of(node)
     if name not in names.tensors:
         known = ", ".join(names.tensors) or "a tensor declared before"
-        raise Fault(node, f"found unknown tensor {name}, expected {known}")
+        raise error_at(node, f"found unknown tensor {name}, expected {known}")
     return names.tensors[name]
 
 
@@ -316,4 +316,4 @@ def _edge(tree: Node) -> tuple[int, int]:
             return integer(both), integer(both)
         case Tree(children=[before, after]):
             return integer(before), integer(after)
-    raise Fault(tree, f"found {tree}, expected padding")
+    raise error_at(tree, f"found {tree}, expected padding")

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from lark import Token, Tree
 
-from einnet_explore.syntax.errors import Fault
+from einnet_explore.syntax.errors import error_at
 
 Node: TypeAlias = "Tree[Token] | Token"
 
@@ -25,7 +25,7 @@ def name_of(tree: Node) -> str:
             return string(token)
         case Tree(children=[token]):
             return str(token)
-    raise Fault(tree, f"found {tree}, expected a name")
+    raise error_at(tree, f"found {tree}, expected a name")
 
 
 def string(token: Node) -> str:
@@ -35,9 +35,9 @@ def string(token: Node) -> str:
         said.encode()
         return said
     except json.JSONDecodeError as error:
-        raise Fault(token, f"found {token}, expected a string: {error.msg}") from None
+        raise error_at(token, f"found {token}, expected a string: {error.msg}") from None
     except UnicodeEncodeError as error:
-        raise Fault(token, f"found {said[error.start]!a} in a string, expected characters of UTF-8") from None
+        raise error_at(token, f"found {said[error.start]!a} in a string, expected characters of UTF-8") from None
 
 
 def integer(token: Node) -> int:
@@ -45,7 +45,7 @@ def integer(token: Node) -> int:
     try:
         return int(str(token))
     except ValueError:
-        raise Fault(token, f"found {len(str(token))} digits, expected fewer") from None
+        raise error_at(token, f"found {len(str(token))} digits, expected fewer") from None
 
 
 def signed(tree: Node) -> int:
@@ -55,7 +55,7 @@ def signed(tree: Node) -> int:
             return integer(digits)
         case Tree(children=[_, digits]):
             return -integer(digits)
-    raise Fault(tree, f"found {tree}, expected an integer")
+    raise error_at(tree, f"found {tree}, expected an integer")
 
 
 def number_of(tree: Tree[Token]) -> float:
@@ -63,11 +63,11 @@ def number_of(tree: Tree[Token]) -> float:
     token = tree.children[0]
     if isinstance(token, Token) and token.type == "INT":
         if not representable(whole := integer(token)):
-            raise Fault(token, f"found {len(token)} digits, expected a number that floating point can hold")
+            raise error_at(token, f"found {len(token)} digits, expected a number that floating point can hold")
         return whole
     value = float(str(token))
     if str(token) != "inf" and (isinf(value) or (not value and Decimal(str(token)))):
-        raise Fault(token, f"found {token}, expected a number that floating point can hold")
+        raise error_at(token, f"found {token}, expected a number that floating point can hold")
     return value
 
 

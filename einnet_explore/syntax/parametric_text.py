@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from lark import Token, Tree
 
 from einnet_explore.ir import Program
-from einnet_explore.syntax.errors import Fault, TextError, located
+from einnet_explore.syntax.errors import TextError, error_at, located
 from einnet_explore.syntax.literals import Node, children, integer
 from einnet_explore.syntax.parser import grammar, program_of
 
@@ -75,7 +75,7 @@ def parse_template(text: str, source: str = "<text>") -> Template:
         lines = [child for child in tree.children if isinstance(child, Tree) and child.data == "parameter"]
         found = tuple(_assumption(node, text) for line in lines for node in children(line))
         if not found:
-            raise Fault(tree, "found no parameter, expected a line such as: param H >= 3")
+            raise error_at(tree, "found no parameter, expected a line such as: param H >= 3")
         statements = [child for child in tree.children if child not in lines]
         return Template(text, source, Tree("program", list(statements), tree.meta), found)
 
@@ -84,9 +84,9 @@ def _assumption(node: Tree[Token], text: str) -> Assumption:
     named = [name for it in node.find_data("iterator") for name in it.children if isinstance(name, Token)]
     for name in named:
         if not str(name).isascii():
-            raise Fault(name, f"found the parameter {name}, expected letters from a to z, digits and underscores")
+            raise error_at(name, f"found the parameter {name}, expected letters from a to z, digits and underscores")
     if not named:
-        raise Fault(node, "found an assumption without a parameter, expected one such as H >= 3")
+        raise error_at(node, "found an assumption without a parameter, expected one such as H >= 3")
     names = tuple(sorted(set(map(str, named)), key=lambda n: min(t.start_pos or 0 for t in named if t == n)))
     meta = node.meta
     written = " ".join(text[meta.start_pos : meta.end_pos].split())
@@ -115,16 +115,18 @@ def _assumption(node: Tree[Token], text: str) -> Assumption:
                 ):
                     modulus = integer(digits)
                     if not modulus:
-                        raise Fault(digits, "found the modulus 0, expected a positive integer")
+                        raise error_at(digits, "found the modulus 0, expected a positive integer")
                     if number >= modulus:
-                        raise Fault(n, f"found the remainder {number} modulo {modulus}, expected one below {modulus}")
+                        raise error_at(
+                            n, f"found the remainder {number} modulo {modulus}, expected one below {modulus}"
+                        )
                     return made(str(name), "%", number, modulus)
             if number:
-                raise Fault(n, f"found the remainder {number} by several parameters, expected 0")
+                raise error_at(n, f"found the remainder {number} by several parameters, expected 0")
             return made("", "%", 0, 1, left, right)
         case [Tree() as left, Token(value=op), Tree() as right]:
             return made("", str(op), 0, 1, left, right)
-    raise Fault(node, f"found {written}, expected an assumption such as H >= 3, C % 4 == 0 or W >= K")
+    raise error_at(node, f"found {written}, expected an assumption such as H >= 3, C % 4 == 0 or W >= K")
 
 
 def _put(tree: Tree[Token], sizes: Mapping[str, int]) -> Tree[Token]:
@@ -133,7 +135,7 @@ def _put(tree: Tree[Token], sizes: Mapping[str, int]) -> Tree[Token]:
         case Tree(data=data, children=children) if data in _SIZED:
             return Tree(data, [t for child in children for t in _number(child, sizes, data == "signed")], tree.meta)
         case Tree(data="range", children=[Token() as name, *_]) if str(name) in sizes:
-            raise Fault(name, f"found the iterator {name}, which is a parameter, expected another name")
+            raise error_at(name, f"found the iterator {name}, which is a parameter, expected another name")
         case Tree(data="iterator" | "integer" as kind) if kind == "integer" or str(tree.children[0]) in sizes:
             return _integer(tree, _value(tree, sizes))
         case Tree(data=data) if data in _ARITHMETIC and not _iterators(tree, sizes):
@@ -156,7 +158,7 @@ def _number(node: Node, sizes: Mapping[str, int], signed: bool) -> list[Token]:
     """The value of *node* as the tokens of a number; without a sign only where it is not negative."""
     value = _value(node, sizes)
     if value < 0 and not signed:
-        raise Fault(node, f"found {value}, expected a number that is not negative")
+        raise error_at(node, f"found {value}, expected a number that is not negative")
     digits = _token("INT", abs(value), node)
     return [digits] if value >= 0 else [_token("MINUS", "-", node), digits]
 
@@ -173,7 +175,7 @@ def _value(node: Node, sizes: Mapping[str, int]) -> int:
             return integer(digits)
         case Tree(data="iterator", children=[Token() as name]):
             if str(name) not in sizes:
-                raise Fault(name, f"found unknown parameter {name}, expected one of {', '.join(sizes)}")
+                raise error_at(name, f"found unknown parameter {name}, expected one of {', '.join(sizes)}")
             return sizes[str(name)]
         case Tree(data="index_plus", children=[a, b]):
             return _value(a, sizes) + _value(b, sizes)
@@ -186,8 +188,8 @@ def _value(node: Node, sizes: Mapping[str, int]) -> int:
         case Tree(data="index_over", children=[a, b]):
             above, below = _value(a, sizes), _value(b, sizes)
             if below <= 0 or above % below:
-                raise Fault(node, f"found {above} / {below}, expected a whole number: assume a remainder with param")
+                raise error_at(node, f"found {above} / {below}, expected a whole number: assume a remainder with param")
             return above // below
         case Tree(data="index_modulo"):
-            raise Fault(node, "found a remainder of parameters, expected a polynomial of them")
-    raise Fault(node, f"found {node}, expected a number or a polynomial of parameters")
+            raise error_at(node, "found a remainder of parameters, expected a polynomial of them")
+    raise error_at(node, f"found {node}, expected a number or a polynomial of parameters")

@@ -17,7 +17,7 @@ from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedInput
 
 from einnet_explore.ir import Attribute, Equation, Index, Instance, Iterator, Program, Scope, Tensor, tensors
-from einnet_explore.syntax.errors import Fault, TextError, located
+from einnet_explore.syntax.errors import TextError, error_at, located
 from einnet_explore.syntax.expressions import Names, clauses_of, closed, index_of, scope_of
 from einnet_explore.syntax.literals import integer, name_of, signed, string
 
@@ -49,13 +49,13 @@ def program_of(tree: Tree[Token]) -> Program:
             case Tree(data="output", children=names):
                 for node in names:
                     if (name := name_of(node)) in sofar.outputs:
-                        raise Fault(node, f"found output {name} twice, expected it once")
+                        raise error_at(node, f"found output {name} twice, expected it once")
                     sofar.outputs[name] = node
     if not sofar.equations:
-        raise Fault(tree, "found no equation, expected at least one")
+        raise error_at(tree, "found no equation, expected at least one")
     for name, node in sofar.outputs.items():
         if name not in sofar.equations and name not in sofar.inputs:
-            raise Fault(node, f"found unknown output {name}, expected one of {', '.join(sofar.readable)}")
+            raise error_at(node, f"found unknown output {name}, expected one of {', '.join(sofar.readable)}")
     equations = tuple(sofar.equations.values())
     return Program(tuple(sofar.inputs.values()), equations, tuple(sofar.outputs) or unread(equations))
 
@@ -70,7 +70,7 @@ def _declared(tree: Tree[Token]) -> Tensor:
     name, sizes, *clauses = (child for child in tree.children if isinstance(child, Tree))
     shape = tuple(integer(size) for size in sizes.children)
     if 0 in shape:
-        raise Fault(sizes, f"found shape {list(shape)} of {name_of(name)}, expected sizes of at least 1")
+        raise error_at(sizes, f"found shape {list(shape)} of {name_of(name)}, expected sizes of at least 1")
     padding, value, weight = clauses_of(clauses, len(shape), name_of(name))
     return Tensor(name_of(name), shape, padding, value, weight)
 
@@ -84,7 +84,7 @@ def _equation(tree: Tree[Token], sofar: _Sofar) -> Equation:
 
 def _unused(tree: Tree[Token], name: str, sofar: _Sofar) -> None:
     if name in sofar.inputs or name in sofar.equations:
-        raise Fault(tree.children[0], f"found a second definition of {name}, expected another name")
+        raise error_at(tree.children[0], f"found a second definition of {name}, expected another name")
 
 
 def _instance(tree: Tree[Token] | Token) -> Instance:
@@ -92,9 +92,9 @@ def _instance(tree: Tree[Token] | Token) -> Instance:
         case Tree(children=[name, *attributes]):
             made = tuple(_attribute(a) for a in attributes)
             if twice := [a for n, a in enumerate(attributes) if made[n][0] in dict(made[:n])]:
-                raise Fault(twice[0], f"found {_attribute(twice[0])[0]} twice, expected it once")
+                raise error_at(twice[0], f"found {_attribute(twice[0])[0]} twice, expected it once")
             return Instance(name_of(name), made)
-    raise Fault(tree, f"found {tree}, expected an operator")
+    raise error_at(tree, f"found {tree}, expected an operator")
 
 
 def _attribute(tree: Tree[Token] | Token) -> tuple[str, Attribute]:
@@ -105,7 +105,7 @@ def _attribute(tree: Tree[Token] | Token) -> tuple[str, Attribute]:
             return name_of(name), string(text)
         case Tree(children=[name, Tree(data="tuple", children=values)]):
             return name_of(name), tuple(signed(v) for v in values)
-    raise Fault(tree, f"found {tree}, expected an attribute")
+    raise error_at(tree, f"found {tree}, expected an attribute")
 
 
 _PARAMETERS = re.compile(r"^[ \t]*(param)(?=\s+[^\W\d])", re.MULTILINE)
@@ -124,7 +124,9 @@ def parse(text: str, source: str = "<text>") -> Program:
         except UnexpectedInput:
             if (line := _PARAMETERS.search(text)) is not None:
                 at = Token("NAME", "param", line=text.count("\n", 0, line.start(1)) + 1, column=len(line[0]) - 4)
-                raise Fault(at, "found param, expected sizes that are numbers: this is a family of programs") from None
+                raise error_at(
+                    at, "found param, expected sizes that are numbers: this is a family of programs"
+                ) from None
             raise
 
 

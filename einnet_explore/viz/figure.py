@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from einnet_explore.support.errors import Refused
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.viz.pictures import Picture
 
@@ -18,10 +19,6 @@ _FAMILY = re.compile(r"font-family=(['\"])(.*?)\1")
 
 PIXELS_PER_UNIT = {"px": 1.0, "pt": 96 / 72.27, "bp": 96 / 72, "mm": 96 / 25.4, "cm": 96 / 2.54, "in": 96.0}
 """A unit of length in pixels; pt is TeX's."""
-
-
-class FigureError(ValueError):
-    """A figure cannot be had in the form that was asked for; one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +39,27 @@ class Figure:
         return self.says
 
     def pdf(self) -> bytes:
-        """The picture as PDF, its text as text, in a font that goes with it; raises FigureError without the library."""
+        """The picture as PDF, its text as text, in a font that goes with it; raises Refused without the library."""
         converter = _converter()
         points = _sized(self.svg, _width(self.svg) / PIXELS_PER_UNIT["bp"])  # the library takes pixels for points
         made: bytes = converter.svg_to_pdf(_embedded(points))
         return made
 
     def png(self, scale: float = 2.0) -> bytes:
-        """The picture in pixels, *scale* to one of the SVG's; raises FigureError without the library."""
+        """The picture in pixels, *scale* to one of the SVG's; raises Refused without the library."""
         made: bytes = _converter().svg_to_png(_embedded(self.svg), scale=scale)
         return made
 
     def tikz(self) -> str:
-        """The picture as a ``tikzpicture``; raises FigureError for one that was not made of shapes."""
+        """The picture as a ``tikzpicture``; raises Refused for one that was not made of shapes."""
         if self.picture is None:
-            raise FigureError("this figure has no TikZ form: its SVG was drawn by a library; save it as PDF")
+            raise Refused("this figure has no TikZ form: its SVG was drawn by a library; save it as PDF")
         return self.picture.tikz()
 
     def save(self, path: str | PathLike[str], width: str | None = None) -> None:
         """Write the picture, whole or not at all, as what *path* ends with: .svg, .pdf, .png, .tex or .tikz.
 
-        *width*, as ``"3.3in"``, scales it (TikZ pictures are scaled where they are used).  Raises FigureError for
+        *width*, as ``"3.3in"``, scales it (TikZ pictures are scaled where they are used).  Raises Refused for
         another ending, for no length, and where a form cannot be had.
         """
         kinds: Mapping[str, Callable[[Figure], bytes | str]] = {
@@ -74,11 +71,11 @@ class Figure:
         }
         kind = Path(path).suffix.lower()
         if kind not in kinds:
-            raise FigureError(f"{path}: found the ending {kind or '(none)'}, expected one of {', '.join(kinds)}")
+            raise Refused(f"{path}: found the ending {kind or '(none)'}, expected one of {', '.join(kinds)}")
         write_atomically(path, kinds[kind](self if width is None else self.scaled(width)))
 
     def scaled(self, width: str) -> Figure:
-        """The same picture as wide as *width* says; raises FigureError where that is no length above 0."""
+        """The same picture as wide as *width* says; raises Refused where that is no length above 0."""
         return replace(self, svg=_sized(self.svg, _pixels(width)))
 
 
@@ -93,7 +90,7 @@ def _sized(svg: str, wide: float) -> str:
     head, rest = svg.split(">", 1)
     box = re.search(r"viewBox=(['\"])([^'\"]*)\1", head)
     if box is None:
-        raise FigureError("this figure cannot be scaled: its SVG has no viewBox")
+        raise Refused("this figure cannot be scaled: its SVG has no viewBox")
     across, up = map(float, box[2].split()[2:])
     bare = re.sub(r"\b(width|height)=(['\"])[^'\"]*\2", "", head)
     return f"{bare} width='{wide:.2f}' height='{wide * up / across:.2f}'>{rest}"
@@ -106,7 +103,7 @@ def _pixels(width: str) -> float:
     except (KeyError, ValueError):
         wide = 0.0
     if wide <= 0:
-        raise FigureError(
+        raise Refused(
             f"width {width!r}: expected a number above 0 and one of {', '.join(PIXELS_PER_UNIT)}, as in '3.3in'"
         )
     return wide
@@ -126,7 +123,7 @@ def _embedded(svg: str) -> str:
 def _converter() -> Any:
     """The library that converts SVG, with Matplotlib's fonts."""
     if importlib.util.find_spec("vl_convert") is None or importlib.util.find_spec("matplotlib") is None:
-        raise FigureError("PDF and PNG need vl-convert-python and matplotlib: pip install 'einnet-explore[notebook]'")
+        raise Refused("PDF and PNG need vl-convert-python and matplotlib: pip install 'einnet-explore[notebook]'")
     import matplotlib as mpl
     import vl_convert
 

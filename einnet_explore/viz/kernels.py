@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from einnet_explore.codegen import elementwise
 from einnet_explore.codegen.functor import build_functor
-from einnet_explore.codegen.fusion import FusionError, fuse
+from einnet_explore.codegen.fusion import fuse
 from einnet_explore.codegen.fusion.cpu import cpu_kernel
 from einnet_explore.codegen.fusion.gpu import gpu_kernel
 from einnet_explore.codegen.fusion.memory_layout import Flat, flatten, reads_of
@@ -25,17 +25,18 @@ from einnet_explore.codegen.fusion.operations import read_name
 from einnet_explore.codegen.fusion.plan import Fused, argument
 from einnet_explore.codegen.fusion.profitability import A100, CORE, verdict
 from einnet_explore.codegen.fusion.stages import Nest, Step
-from einnet_explore.codegen.language import Kernel, KernelError, Type, emit, type_of
+from einnet_explore.codegen.language import Kernel, Type, emit, type_of
 from einnet_explore.codegen.machine import this_machine
 from einnet_explore.codegen.tiling import Hardware, TileCost, TileSearch, processor, tiled
 from einnet_explore.ir import Access, Const, Equation, Iterator, Program, Scalar, map_accesses, tensors
 from einnet_explore.runtime.emulated_blocks import gpu_launch
+from einnet_explore.support.errors import Refused
 from einnet_explore.syntax.computation_graph import Graph, GraphNode
 from einnet_explore.syntax.printer import scalar as said
 from einnet_explore.viz.figure import Figure
 
 KernelGenerator: TypeAlias = "Callable[[Equation, Type, str], Kernel]"
-"""The kernel of an equation over elements of a type in a dialect; raises KernelError where it makes none."""
+"""The kernel of an equation over elements of a type in a dialect; raises Refused where it makes none."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,10 @@ def tiled_kernel(equation: Equation, kind: Type, dialect: str) -> Kernel:
     hardware = processor(this_machine()) if dialect == "c" else Hardware()
     try:
         return tiled(equation.scope, hardware, kind=kind, name=equation.name).kernel
-    except KernelError:
+    except Refused:
         raise
     except ValueError as error:
-        raise KernelError(f"kernel {equation.name}: {error}") from None
+        raise Refused(f"kernel {equation.name}: {error}") from None
 
 
 def staged_kernel(equation: Equation, kind: Type, dialect: str) -> Kernel:
@@ -74,10 +75,10 @@ def staged_kernel(equation: Equation, kind: Type, dialect: str) -> Kernel:
     shapes = {t.name: t.shape for t in inputs}
     try:
         fused = fuse(Program(inputs, (equation,), (equation.name,)))
-        flat, kernel = gpu_launch(fused, shapes, kind.dtype)
-        return replace(cpu_kernel(flat, kind) if dialect == "c" else kernel, name=equation.name)
-    except FusionError as error:
-        raise KernelError(f"kernel {equation.name}: {error}") from None
+    except Refused as error:
+        raise Refused(f"kernel {equation.name}: {error}") from None
+    flat, kernel = gpu_launch(fused, shapes, kind.dtype)
+    return replace(cpu_kernel(flat, kind) if dialect == "c" else kernel, name=equation.name)
 
 
 KERNEL_GENERATORS: tuple[KernelGenerator, ...] = (elementwise_kernel, tiled_kernel, staged_kernel)
@@ -88,13 +89,13 @@ def kernel_texts(
 ) -> tuple[KernelText, ...]:
     """For each equation of *program* the kernel of the first of *makers* that makes one.
 
-    All tensors have elements of *dtype*.  Raises KernelError for an unknown dtype, an unknown dialect, and where no
+    All tensors have elements of *dtype*.  Raises Refused for an unknown dtype, an unknown dialect, and where no
     equation has a kernel, with the reason of each.
     """
     kind = type_of(dtype)
     found = tuple(_text(e, kind, dialect, makers) for e in program.equations)
     if not any(k.text for k in found):
-        raise KernelError("no kernel: " + "; ".join(k.why for k in found))
+        raise Refused("no kernel: " + "; ".join(k.why for k in found))
     return found
 
 
@@ -103,7 +104,7 @@ def _text(equation: Equation, kind: Type, dialect: str, makers: tuple[KernelGene
     for make in makers:
         try:
             return KernelText(equation.name, emit(make(equation, kind, dialect), dialect))
-        except KernelError as error:
+        except Refused as error:
             why.append(str(error))
     return KernelText(equation.name, "", "; ".join(dict.fromkeys(why)))
 
@@ -224,7 +225,7 @@ def stages_text(fused: Fused) -> str:
 def fused_text(fused: Fused, dialect: str, dtype: str = "float32") -> str:
     """The kernel for contiguous arrays in *dialect*: of blocks for ``cuda`` and ``opencl``, of points for ``c``.
 
-    Raises KernelError for an unknown dialect or dtype.
+    Raises Refused for an unknown dialect or dtype.
     """
     flat, kind = contiguous_plan(fused), type_of(dtype)
     return emit(cpu_kernel(flat, kind) if dialect == "c" else gpu_kernel(flat, kind), dialect)

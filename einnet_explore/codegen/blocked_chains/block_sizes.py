@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
-from einnet_explore.analysis.fused_chain import Chain, Cut, Stage, Unfit, chain
+from einnet_explore.analysis.fused_chain import Chain, Cut, Stage, chain
 from einnet_explore.codegen.blocked_chains.block_view import RESULT, Local, joined, local_of, locals_of
 from einnet_explore.codegen.blocked_chains.product import (
     Product,
@@ -28,6 +28,7 @@ from einnet_explore.codegen.blocked_chains.product import (
 )
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.ir import Access, Scalar, Scope, Tensor, accesses, map_accesses
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def blocked(scope: Scope, machine: Machine) -> Chain | None:
     """*scope* as a chain with products in vectors in it and something before or after them; None where it is none."""
     try:
         found = chain(scope)
-    except Unfit:
+    except Refused:
         return None
     if len(found.stages) == 1 or not any(s.product for s in found.stages):
         return None

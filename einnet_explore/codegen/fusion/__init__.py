@@ -4,16 +4,17 @@ Source: D. Nishino and Z. Xu, "CuPy kernel fusion, extended" (2019): operations 
 equalities, store-to-load forwarding, few synchronisations, shared temporaries, dimensions squashed at call time.
 """
 
-from einnet_explore.codegen.fusion.operations import FusionError, Operation, operations
+from einnet_explore.codegen.fusion.operations import Operation, operations
 from einnet_explore.codegen.fusion.plan import Fused, Space, fuse, served
 from einnet_explore.codegen.fusion.sizes import Size, Sizes, resized, sizes_of
 from einnet_explore.codegen.fusion.stages import Nest, Stage, Step
+from einnet_explore.support.errors import Refused
 
 __all__ = [
     "Fused",
-    "FusionError",
     "Nest",
     "Operation",
+    "Refused",
     "Size",
     "Sizes",
     "Space",

@@ -28,10 +28,7 @@ from einnet_explore.ir import (
     accesses,
     map_accesses,
 )
-
-
-class FusionError(ValueError):
-    """A program or a call that no fused kernel can serve: the message says which part, with the numbers."""
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class Operation:
 def operations(program: Program) -> tuple[Operation, ...]:
     """The operations of *program*, in an order in which each reads inputs and earlier ones only.
 
-    Equal nested scopes are one operation; what no output needs is left out.  Raises FusionError for a table, which is
+    Equal nested scopes are one operation; what no output needs is left out.  Raises Refused for a table, which is
     no memory that a kernel reads.
     """
     made: dict[Scope, Tensor] = {}
@@ -86,7 +83,7 @@ def operations(program: Program) -> tuple[Operation, ...]:
                     made[inner] = found[-1].tensor
                 return Access(made[inner], access.index)
             case Table():
-                raise FusionError("a table of known numbers is read: a fused kernel reads tensors only")
+                raise Refused("a table of known numbers is read: a fused kernel reads tensors only")
         return access
 
     for equation in program.equations:

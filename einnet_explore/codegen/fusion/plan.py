@@ -11,7 +11,7 @@ from functools import cached_property
 
 from einnet_explore.analysis.regions import always
 from einnet_explore.analysis.substitution import substitute, substitute_domain
-from einnet_explore.codegen.fusion.operations import FusionError, Operation, operations, read_name, weight
+from einnet_explore.codegen.fusion.operations import Operation, operations, read_name, weight
 from einnet_explore.codegen.fusion.sizes import Shapes, Sizes, check, counted, sizes_of
 from einnet_explore.codegen.fusion.stages import Nest, Stage, Step, grid_axes, here
 from einnet_explore.ir import (
@@ -28,6 +28,7 @@ from einnet_explore.ir import (
     as_index,
     map_accesses,
 )
+from einnet_explore.support.errors import Refused
 
 STORED = 8
 """What storing a value and loading it again costs, in additions: what costs more is not repeated."""
@@ -291,11 +292,11 @@ class Fused:
 def fuse(program: Program) -> Fused:
     """*program* as one kernel.
 
-    Raises FusionError for a program without equations or outputs, or one that reads a table.
+    Raises Refused for a program without equations or outputs, or one that reads a table.
     """
     found = operations(program)
     if not found:
-        raise FusionError("the program has no outputs: there is nothing to compute")
+        raise Refused("the program has no outputs: there is nothing to compute")
     grid = grid_axes(found)
     made = stages(found, grid)
     sizes = sizes_of(program.inputs, found)
@@ -382,5 +383,5 @@ def _reads(body: Scalar, operation: Operation) -> bool:
 
 
 def served(fused: Fused, shapes: Shapes) -> None:
-    """Raise FusionError, with the numbers, where *fused* does not serve inputs of *shapes*."""
+    """Raise Refused, with the numbers, where *fused* does not serve inputs of *shapes*."""
     check(fused.program.inputs, fused.operations, fused.sizes, shapes)

@@ -12,8 +12,9 @@ from itertools import combinations_with_replacement
 from math import isclose, isfinite, prod, sqrt
 
 from einnet_explore.analysis.substitution import with_iterators
-from einnet_explore.codegen.fusion.operations import FusionError, Operation, composite, operations, read_name, whole
+from einnet_explore.codegen.fusion.operations import Operation, composite, operations, read_name, whole
 from einnet_explore.ir import Access, Apply, Compare, Const, Equation, Iterator, Program, Scalar, Tensor, map_accesses
+from einnet_explore.support.errors import Refused
 
 MOST_FACTORS = 4
 """Sizes, at most, whose product a constant is taken for."""
@@ -125,23 +126,23 @@ def sizes_of(inputs: Iterable[Tensor], found: tuple[Operation, ...]) -> Sizes:
 
 
 def check(inputs: Iterable[Tensor], found: tuple[Operation, ...], sizes: Sizes, shapes: Shapes) -> None:
-    """Raise FusionError, with the numbers, where what was analysed does not serve *shapes*.
+    """Raise Refused, with the numbers, where what was analysed does not serve *shapes*.
 
     That is where a rank changes, where a recorded equality is broken, and where a constant may follow from sizes that
     change (the 784 of a mean over 28×28, or one over it): whether it does is not known.
     """
     for tensor in inputs:
         if len(shapes.get(tensor.name, ())) != len(tensor.shape):
-            raise FusionError(f"{tensor.name} was analysed as {list(tensor.shape)}, given {shapes.get(tensor.name)}")
+            raise Refused(f"{tensor.name} was analysed as {list(tensor.shape)}, given {shapes.get(tensor.name)}")
     if broken := sizes.broken(shapes):
-        raise FusionError(f"sizes break what was recorded: {'; '.join(broken)}")
+        raise Refused(f"sizes break what was recorded: {'; '.join(broken)}")
     for operation in found:
         for number in dict.fromkeys(constants(operation.scope.body)):
             for count in _followed(number, sizes):
                 was, now = prod(s.value for s in count), prod(shapes[s.dims[0][0]][s.dims[0][1]] for s in count)
                 if was != now:
                     symbols = " * ".join(s.symbol for s in count)
-                    raise FusionError(
+                    raise Refused(
                         f"{operation.name} has the constant {number:g}, which may follow from {was} elements "
                         f"({symbols}), now {now}: give the program as a function of the shapes"
                     )
@@ -150,7 +151,7 @@ def check(inputs: Iterable[Tensor], found: tuple[Operation, ...], sizes: Sizes, 
 def resized(program: Program, shapes: Shapes) -> Program:
     """*program* for inputs of other *shapes*: the same operations, with every size that follows from them.
 
-    Raises FusionError as ``check`` does.
+    Raises Refused as ``check`` does.
     """
     found = operations(program)
     sizes = sizes_of(program.inputs, found)

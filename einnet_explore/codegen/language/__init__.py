@@ -38,7 +38,6 @@ from einnet_explore.codegen.language.types import (
     U16,
     U32,
     U64,
-    KernelError,
     Type,
     type_of,
 )
@@ -57,6 +56,7 @@ from einnet_explore.codegen.language.values import (
     literal,
     select,
 )
+from einnet_explore.support.errors import Refused
 
 __all__ = [
     "BOOL",
@@ -81,7 +81,6 @@ __all__ = [
     "For",
     "If",
     "Kernel",
-    "KernelError",
     "LaunchIndex",
     "Literal",
     "Load",
@@ -89,6 +88,7 @@ __all__ = [
     "LocalArray",
     "PairOperation",
     "Prefetch",
+    "Refused",
     "Statement",
     "Store",
     "StorePair",

@@ -9,7 +9,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from einnet_explore.codegen.language.types import F32, F64, KernelError, Type
+from einnet_explore.codegen.language.types import F32, F64, Type
+from einnet_explore.support.errors import Refused
 
 _C = {
     "bool": "unsigned char", "int8": "signed char", "int16": "short", "int32": "int", "int64": "long long",
@@ -107,7 +108,7 @@ class Dialect:
         """The definition of the helper *name* of *kind*."""
         own = (name, kind) == ("exp", F32)
         if name not in HELPER_SOURCES and not own:
-            raise KernelError(f"{name} of {kind!r} is no function of {self.name}")
+            raise Refused(f"{name} of {kind!r} is no function of {self.name}")
         one = "1.0f" if kind == F32 else "1.0"
         out = EXP_SOURCE if own else HELPER_SOURCES[name]
         for sign, text in (

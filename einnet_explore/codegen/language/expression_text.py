@@ -20,7 +20,7 @@ from einnet_explore.codegen.language.register_transpose import (
 )
 from einnet_explore.codegen.language.statements import Copy, For, PairOperation, Store, StoreTransposed, counted_loop
 from einnet_explore.codegen.language.traversal import integer_constant
-from einnet_explore.codegen.language.types import BOOL, F16, F32, KernelError, Type
+from einnet_explore.codegen.language.types import BOOL, F16, F32, Type
 from einnet_explore.codegen.language.values import (
     Array,
     Binary,
@@ -35,6 +35,7 @@ from einnet_explore.codegen.language.values import (
     Var,
     cast,
 )
+from einnet_explore.support.errors import Refused
 
 _PRECEDENCE = {
     "||": 1, "&&": 2, "|": 3, "^": 4, "&": 5, "==": 6, "!=": 6, "<": 7, "<=": 7, ">": 7, ">=": 7, "<<": 8, ">>": 8,
@@ -84,7 +85,7 @@ class ExpressionPrinter:
                 return self._load(array, index)
             case Call(name, args):
                 return self._call(name, args), _ATOM_PRECEDENCE
-        raise KernelError(f"{type(e).__name__} is no expression of a kernel")
+        raise Refused(f"{type(e).__name__} is no expression of a kernel")
 
     def _load(self, array: Array, index: Expr) -> tuple[str, int]:
         if array.kind == F16 and self.dialect is OPENCL:

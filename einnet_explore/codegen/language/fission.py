@@ -42,9 +42,10 @@ from einnet_explore.codegen.language.traversal import (
     rewrite_statement,
     used_names,
 )
-from einnet_explore.codegen.language.types import I32, KernelError
+from einnet_explore.codegen.language.types import I32
 from einnet_explore.codegen.language.validation import check_kernel, is_uniform
 from einnet_explore.codegen.language.values import Array, Expr, LaunchIndex, Literal, Load, Var, cast
+from einnet_explore.support.errors import Refused
 
 CACHE_LINE_BYTES = 64
 """Bytes: vectors of every CPU are aligned in arrays that begin at a multiple of this."""
@@ -95,9 +96,9 @@ class PerThreadArray:
                 return replace(s, target=target, write=write, source=source, read=at)
             case PairOperation(target=target, left=left, right=right) if self.old in (target, left, right):
                 # All three have one index: they are loaded and stored one after the other instead.
-                raise KernelError(f"array {self.array.name} is kept over a barrier, and a pair of it computed at once")
+                raise Refused(f"array {self.array.name} is kept over a barrier, and a pair of it computed at once")
             case StoreTransposed(tile=tile) if self.old == tile:
-                raise KernelError(f"array {self.array.name} is kept over a barrier, and turned")
+                raise Refused(f"array {self.array.name} is kept over a barrier, and turned")
             case For(body=body):
                 return replace(s, body=tuple(self._elements(b, place) for b in body))
             case If(condition, then, orelse):
@@ -151,7 +152,7 @@ def _assignments(s: Statement, old: Var, new: Load) -> Statement:
 def fission_at_barriers(kernel: Kernel) -> tuple[Statement, ...]:
     """The body of *kernel* for a whole block, without barriers and without ids of threads; ids of blocks stay.
 
-    Raises KernelError for a kernel that breaks a rule of the language.
+    Raises Refused for a kernel that breaks a rule of the language.
     """
     check_kernel(kernel)
     if kernel.threads == 1:

@@ -7,7 +7,7 @@ from functools import reduce
 from typing import TypeAlias
 
 from einnet_explore.analysis.indices import guard
-from einnet_explore.codegen.language.types import I32, KernelError, Type
+from einnet_explore.codegen.language.types import I32, Type
 from einnet_explore.codegen.language.values import (
     Expr,
     Literal,
@@ -33,6 +33,7 @@ from einnet_explore.ir import (
     Table,
     Tensor,
 )
+from einnet_explore.support.errors import Refused
 
 IteratorValues: TypeAlias = Mapping[Iterator, Expr]
 ElementReader: TypeAlias = Callable[[Tensor | Table | Scope, tuple[Expr, ...]], Expr]
@@ -75,7 +76,7 @@ def lower_comparison(what: Compare, at: IteratorValues, kind: Type = I32) -> Exp
 def lower_scalar(body: Scalar, at: IteratorValues, read: ElementReader, kind: Type, wide: Type = I32) -> Expr:
     """*body* where iterators stand for *at*, in arithmetic of *kind*, with indices of *wide*.
 
-    A read that may leave its source's box is guarded.  Raises KernelError for a function that gives no integers in
+    A read that may leave its source's box is guarded.  Raises Refused for a function that gives no integers in
     integer arithmetic, and for a constant that is none there.
     """
 
@@ -120,7 +121,7 @@ def lower_operator(op: str, args: tuple[Expr, ...]) -> Expr:
     """An ``Apply`` of the scalar functions of the text form, to values of one type."""
     kind = args[0].type
     if op in REAL_OPERATORS and kind.integer:
-        raise KernelError(f"{op} of {kind!r}: it gives no integers; compute in a floating type")
+        raise Refused(f"{op} of {kind!r}: it gives no integers; compute in a floating type")
     match op, args:
         case (("+" | "*"), _):
             return reduce(lambda a, b: binary_operation(op, a, b), args)
@@ -134,4 +135,4 @@ def lower_operator(op: str, args: tuple[Expr, ...]) -> Expr:
             return call(op, a, b)
         case _, (a,):
             return call(op, a)
-    raise KernelError(f"{op} of {len(args)} arguments is no scalar function")
+    raise Refused(f"{op} of {len(args)} arguments is no scalar function")

@@ -41,9 +41,10 @@ from einnet_explore.codegen.language.traversal import (
     own_expressions,
     subexpressions,
 )
-from einnet_explore.codegen.language.types import F16, F64, KernelError, Type
+from einnet_explore.codegen.language.types import F16, F64, Type
 from einnet_explore.codegen.language.validation import check_kernel
 from einnet_explore.codegen.language.values import Array, Binary, Call, Expr, LaunchIndex, Var
+from einnet_explore.support.errors import Refused
 
 _JOINS = {"+": "+", "*": "*", "maximum": "max", "minimum": "min"}
 
@@ -74,10 +75,10 @@ MAX_RESIDENT_BLOCKS = 16
 def emit(kernel: Kernel, dialect: str) -> str:
     """The text of *kernel* in *dialect*: ``cuda``, ``opencl`` or ``c``.
 
-    Raises KernelError for an unknown dialect, and for a kernel that breaks a rule of the language (see ``check``).
+    Raises Refused for an unknown dialect, and for a kernel that breaks a rule of the language (see ``check``).
     """
     if dialect not in DIALECTS:
-        raise KernelError(f"dialect {dialect!r}: expected one of {', '.join(DIALECTS)}")
+        raise Refused(f"dialect {dialect!r}: expected one of {', '.join(DIALECTS)}")
     check_kernel(kernel)
     return _Printer(DIALECTS[dialect]).kernel(kernel)
 

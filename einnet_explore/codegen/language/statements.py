@@ -8,9 +8,10 @@ from __future__ import annotations
 from math import prod
 from typing import TypeAlias
 
-from einnet_explore.codegen.language.types import F16, F32, KernelError
+from einnet_explore.codegen.language.types import F16, F32
 from einnet_explore.codegen.language.values import Array, Expr, Literal, Var
 from einnet_explore.ir.node import Node, node
+from einnet_explore.support.errors import Refused
 
 PACK_BYTES = 16
 """The widest transfer of one instruction: 128 bits."""
@@ -218,14 +219,14 @@ def has_barrier(statement: Statement) -> bool:
 def _halves(*arrays: Array) -> None:
     for a in arrays:
         if a.kind != F16:
-            raise KernelError(f"array {a.name} of {a.kind!r} has no halves")
+            raise Refused(f"array {a.name} of {a.kind!r} has no halves")
 
 
 def checked_pair_store(array: Array, index: Expr, left: Expr, right: Expr) -> StorePair:
-    """A ``StorePair``; raises KernelError where *array* holds no halves or the values are not float32."""
+    """A ``StorePair``; raises Refused where *array* holds no halves or the values are not float32."""
     _halves(array)
     if left.type != F32 or right.type != F32:
-        raise KernelError(f"a pair of {left.type!r} and {right.type!r}: expected float32")
+        raise Refused(f"a pair of {left.type!r} and {right.type!r}: expected float32")
     return StorePair(array, index, left, right)
 
 
@@ -237,7 +238,7 @@ class Kernel(Node):
     """What every thread of a grid of blocks does.
 
     *params* are arrays in global memory and scalars, in the order of the arguments.  *block* is fixed; *grid* is what
-    a caller launches unless it says otherwise.  Raises KernelError where a block has too many threads.
+    a caller launches unless it says otherwise.  Raises Refused where a block has too many threads.
     """
 
     name: str
@@ -248,13 +249,13 @@ class Kernel(Node):
 
     def __post_init__(self) -> None:
         if min(*self.block, *self.grid) < 1 or prod(self.block) > MAX_BLOCK_THREADS:
-            raise KernelError(
+            raise Refused(
                 f"kernel {self.name}: blocks of {self.block}, a grid of {self.grid}: expected positive numbers, and at "
                 f"most {MAX_BLOCK_THREADS} threads a block"
             )
         for p in self.params:
             if isinstance(p, Array) and p.space != "global":
-                raise KernelError(f"kernel {self.name}: parameter {p.name} is a {p.space} array")
+                raise Refused(f"kernel {self.name}: parameter {p.name} is a {p.space} array")
 
     @property
     def threads(self) -> int:

@@ -6,10 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einnet_explore.ir.node import Node, node
-
-
-class KernelError(ValueError):
-    """A kernel that cannot be: the message names the part and what is wrong with it."""
+from einnet_explore.support.errors import Refused
 
 
 @node
@@ -53,8 +50,8 @@ _NAMED = {t.dtype: t for t in TYPES}
 
 
 def type_of(dtype: npt.DTypeLike) -> Type:
-    """The type of a NumPy dtype; raises KernelError for one that no kernel computes with."""
+    """The type of a NumPy dtype; raises Refused for one that no kernel computes with."""
     try:
         return _NAMED[np.dtype(dtype).newbyteorder("=")] if np.dtype(dtype).isnative else _NAMED[np.dtype("void")]
     except (KeyError, TypeError):
-        raise KernelError(f"dtype {dtype}: expected one of {', '.join(map(repr, TYPES))}, in native order") from None
+        raise Refused(f"dtype {dtype}: expected one of {', '.join(map(repr, TYPES))}, in native order") from None

@@ -33,7 +33,7 @@ from einnet_explore.codegen.language.traversal import (
     subexpressions,
     written_array,
 )
-from einnet_explore.codegen.language.types import BOOL, F16, F32, KernelError, Type
+from einnet_explore.codegen.language.types import BOOL, F16, F32, Type
 from einnet_explore.codegen.language.values import (
     Array,
     Binary,
@@ -46,12 +46,13 @@ from einnet_explore.codegen.language.values import (
     Unary,
     Var,
 )
+from einnet_explore.support.errors import Refused
 
 _Names = Mapping[str, "Array | Var"]
 
 
 def check_kernel(kernel: Kernel) -> None:
-    """Raise KernelError, naming the kernel, where a rule of the language is broken.
+    """Raise Refused, naming the kernel, where a rule of the language is broken.
 
     A barrier may only stand where all threads of a block come together: loop bounds and conditions around it hold no
     id of a thread, no variable that is given a value twice, and no element of an array that the kernel writes.
@@ -64,8 +65,8 @@ def check_kernel(kernel: Kernel) -> None:
             known, assigned_names(kernel.body), frozenset(p.name for p in kernel.params if isinstance(p, Var))
         )
         _list(kernel.body, scope, top=True)
-    except KernelError as error:
-        raise KernelError(f"kernel {kernel.name}: {error}") from None
+    except Refused as error:
+        raise Refused(f"kernel {kernel.name}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def is_uniform(expr: Expr, names: frozenset[str]) -> bool:
 
 def _new(known: dict[str, Array | Var], what: Array | Var) -> None:
     if what.name in known:
-        raise KernelError(f"{what.name} is declared twice")
+        raise Refused(f"{what.name} is declared twice")
     known[what.name] = what
 
 
@@ -110,13 +111,13 @@ def _list(body: Iterable[Statement], scope: _Scope, top: bool = False) -> None:
             _expression(e, here)
         for a in accessed_arrays(s):
             if known.get(a.name) != a:
-                raise KernelError(f"array {a.name} is used, and not declared so before")
+                raise Refused(f"array {a.name} is used, and not declared so before")
         if (target := written_array(s)) is not None and target.const:
-            raise KernelError(f"array {target.name} is constant, and written to")
+            raise Refused(f"array {target.name} is constant, and written to")
         _statement(s, here, known, top)
         if has_barrier(s):
             for e in (e for e in own_expressions(s) if not here.alike(e)):
-                raise KernelError(f"a barrier stands under {_said(e)}, which threads of a block may not agree on")
+                raise Refused(f"a barrier stands under {_said(e)}, which threads of a block may not agree on")
         match s:
             case Declare(var, Expr() as value) if var.name not in scope.changing and here.alike(value):
                 alike.add(var.name)
@@ -135,24 +136,24 @@ def _statement(s: Statement, scope: _Scope, known: dict[str, Array | Var], top: 
             _new(known, var)
         case LocalArray(array):
             if array.space == "global" or (array.space == "shared" and not top):
-                raise KernelError(f"{array.space} array {array.name} is declared where only private ones may be")
+                raise Refused(f"{array.space} array {array.name} is declared where only private ones may be")
             _new(known, array)
         case Assign(var, value):
             if var.name not in scope.changing or known.get(var.name) != var:
-                raise KernelError(f"variable {var.name} is given a value, and not declared before")
+                raise Refused(f"variable {var.name} is given a value, and not declared before")
             if var.name in scope.uniform:
-                raise KernelError(f"{var.name} is a parameter or a loop's, and keeps its value")
+                raise Refused(f"{var.name} is a parameter or a loop's, and keeps its value")
             _typed(f"variable {var.name}", var.type, value)
         case Store(array, index, value):
             _typed(f"array {array.name}", array.kind.computed, value)
             _whole(array, index)
         case Copy(target, write, source, read, size):
             if target.kind != source.kind or size < 1:
-                raise KernelError(f"{size} elements of {source.kind!r} are copied to {target.kind!r}")
+                raise Refused(f"{size} elements of {source.kind!r} are copied to {target.kind!r}")
             if s.asynchronous and (
                 (target.space, source.space) != ("shared", "global") or size * target.kind.size not in (4, 8, 16)
             ):
-                raise KernelError(
+                raise Refused(
                     f"{size} elements of {source.kind!r} are copied asynchronously from {source.space} to "
                     f"{target.space} memory: expected 4, 8 or 16 bytes from global to shared"
                 )
@@ -160,22 +161,22 @@ def _statement(s: Statement, scope: _Scope, known: dict[str, Array | Var], top: 
             _whole(source, read)
         case LoadPair(left, right, array, index):
             if array.kind != F16 or left.type != F32 or right.type != F32:
-                raise KernelError(f"{array.name} of {array.kind!r} is read in pairs, which halves are, into float32")
+                raise Refused(f"{array.name} of {array.kind!r} is read in pairs, which halves are, into float32")
             _whole(array, index)
             _new(known, left)
             _new(known, right)
         case StorePair(array, index, left, right):
             if array.kind != F16 or left.type != F32 or right.type != F32:
-                raise KernelError(f"a pair of {left.type!r} is written to {array.name} of {array.kind!r}")
+                raise Refused(f"a pair of {left.type!r} is written to {array.name} of {array.kind!r}")
             _whole(array, index)
         case PairOperation(op, target, index, left, right):
             if {target.kind, left.kind, right.kind} != {F16} or op not in ("+", "-", "*"):
-                raise KernelError(f"{op} of pairs of {left.kind!r} and {right.kind!r} into {target.kind!r}")
+                raise Refused(f"{op} of pairs of {left.kind!r} and {right.kind!r} into {target.kind!r}")
             _whole(target, index)
         case StoreTransposed(target, write, stride, tile, side):
             private = tile.space == "private" and tile.kind == target.kind and tile.size == side * side
             if side not in TILE_SIDES or not private or stride < side or target.kind.size not in WORD_TYPES:
-                raise KernelError(
+                raise Refused(
                     f"a square of {side} of {tile.space} {tile.kind!r}, {tile.size} elements, is turned into "
                     f"{target.name} of {target.kind!r}, rows {stride} apart: "
                     f"expected {', '.join(map(str, TILE_SIDES))}, a "
@@ -184,31 +185,31 @@ def _statement(s: Statement, scope: _Scope, known: dict[str, Array | Var], top: 
             _whole(target, write)
         case Prefetch(array, index):
             if not index.type.integer:
-                raise KernelError(f"array {array.name} has an index of {index.type!r}")
+                raise Refused(f"array {array.name} has an index of {index.type!r}")
         case For(var, start, stop, step):
             if {start.type, stop.type, step.type} != {var.type} or not var.type.integer:
-                raise KernelError(f"loop {var.name} of {var.type!r} has bounds of {start.type!r} and {stop.type!r}")
+                raise Refused(f"loop {var.name} of {var.type!r} has bounds of {start.type!r} and {stop.type!r}")
             if (by := integer_constant(step)) is not None and by < 1:
-                raise KernelError(f"loop {var.name} goes in steps of {by}, expected a positive number")
+                raise Refused(f"loop {var.name} goes in steps of {by}, expected a positive number")
             _new(dict(known), var)
         case If(condition):
             if condition.type != BOOL:
-                raise KernelError(f"a condition of type {condition.type!r}, expected bool")
+                raise Refused(f"a condition of type {condition.type!r}, expected bool")
         case _:
             pass
 
 
 def _typed(what: str, kind: Type, value: Expr | None) -> None:
     if value is not None and value.type != kind:
-        raise KernelError(f"{what} of {kind!r} is given a value of {value.type!r}")
+        raise Refused(f"{what} of {kind!r} is given a value of {value.type!r}")
 
 
 def _whole(array: Array, index: Expr) -> None:
     if not index.type.integer:
-        raise KernelError(f"array {array.name} has an index of {index.type!r}")
+        raise Refused(f"array {array.name} has an index of {index.type!r}")
     at = integer_constant(index)
     if at is not None and (at < 0 or (array.size and at >= array.size)):
-        raise KernelError(f"array {array.name} of {array.size or 'unknown many'} elements has an index of {at}")
+        raise Refused(f"array {array.name} of {array.size or 'unknown many'} elements has an index of {at}")
 
 
 def _expression(expr: Expr, scope: _Scope) -> None:
@@ -216,17 +217,17 @@ def _expression(expr: Expr, scope: _Scope) -> None:
         match e:
             case Var(name):
                 if scope.known.get(name) != e:
-                    raise KernelError(f"variable {name} of {e.type!r} is used, and not declared so before")
+                    raise Refused(f"variable {name} of {e.type!r} is used, and not declared so before")
             case Load(array, index):
                 _whole(array, index)
             case Binary(op, left, right) if left.type != right.type:
-                raise KernelError(f"{op} joins {left.type!r} and {right.type!r}")
+                raise Refused(f"{op} joins {left.type!r} and {right.type!r}")
             case Select(condition, yes, no) if condition.type != BOOL or yes.type != no.type:
-                raise KernelError(f"a choice between {yes.type!r} and {no.type!r} by {condition.type!r}")
+                raise Refused(f"a choice between {yes.type!r} and {no.type!r} by {condition.type!r}")
             case Unary(op, arg) if (op == "!") != (arg.type == BOOL) or op not in "-!":
-                raise KernelError(f"{op} of {arg.type!r}: no such operation")
+                raise Refused(f"{op} of {arg.type!r}: no such operation")
             case Cast(kind) if kind != kind.computed:
-                raise KernelError(f"a value cannot be cast to {kind!r}")
+                raise Refused(f"a value cannot be cast to {kind!r}")
             case _:
                 pass
 

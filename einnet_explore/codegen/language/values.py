@@ -13,8 +13,9 @@ from __future__ import annotations
 from math import isfinite
 from typing import TypeAlias
 
-from einnet_explore.codegen.language.types import BOOL, F32, F64, I32, KernelError, Type
+from einnet_explore.codegen.language.types import BOOL, F32, F64, I32, Type
 from einnet_explore.ir.node import Node, node
+from einnet_explore.support.errors import Refused
 
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 ARITHMETIC = ("+", "-", "*", "/", "%", "&", "|", "^", "<<", ">>")
@@ -102,11 +103,11 @@ class Literal(Expr):
 
     def __post_init__(self) -> None:
         if self.kind.kind != "float" and not isfinite(self.value):
-            raise KernelError(f"{self.value} is no number of type {self.kind!r}")
+            raise Refused(f"{self.value} is no number of type {self.kind!r}")
         if self.kind.integer:
             lo = -(1 << self.kind.bits - 1) if self.kind.kind == "int" else 0
             if int(self.value) != self.value or not lo <= self.value < lo + (1 << self.kind.bits):
-                raise KernelError(f"{self.value} is no number of type {self.kind!r}")
+                raise Refused(f"{self.value} is no number of type {self.kind!r}")
 
     @property
     def type(self) -> Type:
@@ -122,7 +123,7 @@ class Var(Expr):
 
     def __post_init__(self) -> None:
         if self.kind != self.kind.computed:
-            raise KernelError(f"variable {self.name}: {self.kind!r} is a type of memory, not of variables")
+            raise Refused(f"variable {self.name}: {self.kind!r} is a type of memory, not of variables")
 
     @property
     def type(self) -> Type:
@@ -138,7 +139,7 @@ class LaunchIndex(Expr):
 
     def __post_init__(self) -> None:
         if self.of not in ("thread", "block", "grid") or not 0 <= self.dim < 3:
-            raise KernelError(f"id {self.of}[{self.dim}]: expected thread, block or grid, and a dimension below 3")
+            raise Refused(f"id {self.of}[{self.dim}]: expected thread, block or grid, and a dimension below 3")
 
     @property
     def type(self) -> Type:
@@ -196,7 +197,7 @@ def _exactly(value: float | int | bool) -> float | int | bool:
 def binary_operation(op: str, left: ExprLike, right: ExprLike) -> Expr:
     """left op right with both of one type; zeros and ones of integers, and constants, are folded.
 
-    Raises KernelError for an unknown operator, or where the types cannot be joined.
+    Raises Refused for an unknown operator, or where the types cannot be joined.
     """
     a, b = unify_types(op, left, right)
     of = a.type
@@ -207,12 +208,12 @@ def binary_operation(op: str, left: ExprLike, right: ExprLike) -> Expr:
     else:
         good = op in COMPARISONS
     if not good:
-        raise KernelError(f"{op} of {of!r}: no such operation")
+        raise Refused(f"{op} of {of!r}: no such operation")
     return _folded(op, a, b) if of.integer else Binary(op, a, b)
 
 
 def unify_types(op: str, left: ExprLike, right: ExprLike) -> tuple[Expr, Expr]:
-    """Both with one type; raises KernelError, in which *op* is named, where they have none."""
+    """Both with one type; raises Refused, in which *op* is named, where they have none."""
     match left, right:
         case Expr(), Expr():
             a, b = left, right
@@ -227,7 +228,7 @@ def unify_types(op: str, left: ExprLike, right: ExprLike) -> tuple[Expr, Expr]:
     if a.type.integer and b.type.kind == a.type.kind:
         wide = max(a.type, b.type, key=lambda t: t.bits)
         return cast(wide, a), cast(wide, b)
-    raise KernelError(f"{op} joins {a.type!r} and {b.type!r}: one of them must be cast")
+    raise Refused(f"{op} joins {a.type!r} and {b.type!r}: one of them must be cast")
 
 
 def _folded(op: str, a: Expr, b: Expr) -> Expr:
@@ -236,7 +237,7 @@ def _folded(op: str, a: Expr, b: Expr) -> Expr:
             value = {"+": x + y, "-": x - y, "*": x * y}[op]
             try:
                 return Literal(value, kind)
-            except KernelError:
+            except Refused:
                 return Binary(op, a, b)
         case "+", Literal(0), _:
             return b
@@ -262,10 +263,10 @@ def conjunction(*conditions: Expr) -> Expr | None:
 
 
 def cast(kind: Type, arg: ExprLike) -> Expr:
-    """*arg* as *kind*; what has that type already stays as it is.  Raises KernelError for types of memory only."""
+    """*arg* as *kind*; what has that type already stays as it is.  Raises Refused for types of memory only."""
     made = arg if isinstance(arg, Expr) else literal(arg)
     if kind != kind.computed:
-        raise KernelError(f"a value cannot be cast to {kind!r}, which is a type of memory")
+        raise Refused(f"a value cannot be cast to {kind!r}, which is a type of memory")
     if made.type == kind:
         return made
     if isinstance(made, Literal) and (kind.kind == "float" or (kind.integer and int(made.value) == made.value)):
@@ -306,23 +307,23 @@ class Select(Expr):
 
 
 def call(name: str, *args: ExprLike) -> Expr:
-    """name(args); raises KernelError for an unknown function, a wrong number of arguments, or other types."""
+    """name(args); raises Refused for an unknown function, a wrong number of arguments, or other types."""
     if CALLS.get(name) != len(args):
-        raise KernelError(f"{name} of {len(args)} arguments is no function; known are {', '.join(sorted(CALLS))}")
+        raise Refused(f"{name} of {len(args)} arguments is no function; known are {', '.join(sorted(CALLS))}")
     first = next((a for a in args if isinstance(a, Expr)), None)
     made = tuple(a if isinstance(a, Expr) else literal(a, first.type if first else None) for a in args)
     of = made[0].type
     if any(a.type != of for a in made) or not (
         of in (F32, F64) or (of.integer and name in ("abs", "maximum", "minimum"))
     ):
-        raise KernelError(f"{name} of {', '.join(repr(a.type) for a in made)}: expected floats of one type")
+        raise Refused(f"{name} of {', '.join(repr(a.type) for a in made)}: expected floats of one type")
     return Call(name, made)
 
 
 def select(condition: Expr, yes: ExprLike, no: ExprLike) -> Expr:
     """*yes* where *condition* holds, else *no*, both of one type."""
     if condition.type != BOOL:
-        raise KernelError(f"a condition of type {condition.type!r}, expected bool")
+        raise Refused(f"a condition of type {condition.type!r}, expected bool")
     a, b = unify_types("a choice", yes, no)
     return a if a == b else Select(condition, a, b)
 
@@ -345,11 +346,11 @@ class Array(Node):
 
     def __post_init__(self) -> None:
         if self.space not in ("global", "shared", "private"):
-            raise KernelError(f"array {self.name} in {self.space}: expected global, shared or private")
+            raise Refused(f"array {self.name} in {self.space}: expected global, shared or private")
         if self.size < 0 or (self.space != "global" and self.size == 0):
-            raise KernelError(f"{self.space} array {self.name} has {self.size} elements, expected at least 1")
+            raise Refused(f"{self.space} array {self.name} has {self.size} elements, expected at least 1")
         if self.align & (self.align - 1) or self.align < 0:
-            raise KernelError(f"array {self.name}: an alignment of {self.align} bytes is no power of two")
+            raise Refused(f"array {self.name}: an alignment of {self.align} bytes is no power of two")
 
     def __getitem__(self, index: ExprLike) -> Load:
         return Load(self, index_expression(index))
@@ -368,8 +369,8 @@ class Load(Expr):
 
 
 def index_expression(index: ExprLike) -> Expr:
-    """*index* as an expression; raises KernelError where it is no integer."""
+    """*index* as an expression; raises Refused where it is no integer."""
     made = literal(index) if isinstance(index, int) else index
     if not isinstance(made, Expr) or not made.type.integer:
-        raise KernelError(f"an index of type {made.type if isinstance(made, Expr) else type(made).__name__}")
+        raise Refused(f"an index of type {made.type if isinstance(made, Expr) else type(made).__name__}")
     return made

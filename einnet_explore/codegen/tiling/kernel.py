@@ -251,7 +251,7 @@ def tiled(
 
     *tile* holds a size for every row of the flattened table; without it the best-first search chooses.
     Raises ValueError for what is no contraction of tensors, and for a tile that is not within the ranges or does not
-    fit; KernelError for constants and functions that *kind* does not have.
+    fit; Refused for constants and functions that *kind* does not have.
     """
     hardware = hardware or Hardware()
     if isinstance(scope, Program):

@@ -28,11 +28,11 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from einnet_explore.analysis.bijection import bijection
 from einnet_explore.analysis.substitution import fresh
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.preparation import address_step
 from einnet_explore.cost import CostModel
 from einnet_explore.ir import Access, Equation, Index, Iterator, Program, Scope, Tensor, accesses, as_index, scopes
 from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.support.errors import BackendError
 
 Transform: TypeAlias = "tuple[str, int, int]"
 """A tensor, the layout that it is made in, and one that it is read in."""

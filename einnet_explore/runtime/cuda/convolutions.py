@@ -13,9 +13,9 @@ from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
-from einnet_explore.codegen.errors import BackendError
-from einnet_explore.runtime.cuda.device import DeviceMissing, frontend, missing_for_convolutions, package
+from einnet_explore.runtime.cuda.device import frontend, missing_for_convolutions, package
 from einnet_explore.runtime.cuda.steps import Convolution, Shape, View
+from einnet_explore.support.errors import BackendError
 
 Call = Callable[[], object]
 
@@ -178,10 +178,10 @@ def direct(step: Convolution, buffers: Mapping[str, Any]) -> bool:
 def by_torch(step: Convolution, buffers: Mapping[str, Any], precision: str, shown: Callable[[View], Any]) -> Call:
     """A call of cuDNN through torch on the same memory, in the stream that is current in CuPy.
 
-    Raises DeviceMissing without a torch that sees the device.
+    Raises BackendError without a torch that sees the device.
     """
     if lacking := missing_for_convolutions():
-        raise DeviceMissing(f"no library for convolutions: missing {', and '.join(lacking)}")
+        raise BackendError(f"no library for convolutions: missing {', and '.join(lacking)}")
     torch: Any = import_module("torch")
     step = flat(step)
     x, w, y = (torch.from_dlpack(shown(v)) for v in (step.data, step.weights, step.out))

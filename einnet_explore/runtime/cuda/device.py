@@ -23,11 +23,7 @@ from statistics import median
 from types import ModuleType
 from typing import Any
 
-from einnet_explore.codegen.errors import BackendError
-
-
-class DeviceMissing(BackendError):
-    """There is no GPU to run on; the message names what is missing."""
+from einnet_explore.support.errors import BackendError
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +113,14 @@ def frontend() -> Any | None:
 
 
 def check() -> None:
-    """Raise DeviceMissing, which says in one line what is missing, unless kernels can be run."""
+    """Raise BackendError, which says in one line what is missing, unless kernels can be run."""
     if lacking := missing():
-        raise DeviceMissing(f"no CUDA backend can run here: missing {', and '.join(lacking)}")
+        raise BackendError(f"no CUDA backend can run here: missing {', and '.join(lacking)}")
 
 
 @cache
 def package() -> ModuleType:
-    """CuPy, checked; raises DeviceMissing."""
+    """CuPy, checked; raises BackendError."""
     check()
     import cupy
 
@@ -133,7 +129,7 @@ def package() -> ModuleType:
 
 @cache
 def device() -> Cuda:
-    """The current device; raises DeviceMissing."""
+    """The current device; raises BackendError."""
     cp = package()
     runtime = cp.cuda.runtime
     held = runtime.getDeviceProperties(runtime.getDevice())

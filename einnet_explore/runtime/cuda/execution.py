@@ -1,7 +1,7 @@
 """NVIDIA GPUs through CuPy: a plan's kernels, products and convolutions, on device arrays, as calls and as one graph.
 
 Nothing is imported before it is asked for.  Without CuPy, a driver or a device every function here raises
-``DeviceMissing``, which names all that is missing.  The device's settings are never touched.
+``BackendError``, which names all that is missing.  The device's settings are never touched.
 
 Strided matrix products as cuBLAS takes them: which matrix is transposed, leading dimensions, steps of a batch.
 
@@ -21,11 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.runtime.cuda import convolutions
 from einnet_explore.runtime.cuda.device import (
     Cuda,
-    DeviceMissing,
     captured,
     captured_by_torch,
     check,
@@ -42,6 +40,7 @@ from einnet_explore.runtime.cuda.device import (
     timed,
 )
 from einnet_explore.runtime.cuda.steps import Convolution, CudaPlan, Launch, Product, Shape, Step, View
+from einnet_explore.support.errors import BackendError
 
 MOST_CALLS = 64
 """Batches that are no equal steps apart take a call each, at most so many."""
@@ -142,7 +141,7 @@ Call = Callable[[], object]
 def load(step: Launch, cubin: str | None = None) -> Any:
     """The kernel of *step*, from the file *cubin* where that loads here, else compiled from its text.
 
-    Raises DeviceMissing, and BackendError, with the compiler's words, where the text does not compile.
+    Raises BackendError; where the text does not compile, with the compiler's words.
     """
     return _loaded(step.entry, step.text, cubin)
 
@@ -167,7 +166,7 @@ def bind(
 ) -> Call:
     """A call that does *step* on device arrays *buffers* in the current stream; raises as ``load`` does.
 
-    Libraries multiply in *precision*.  Raises DeviceMissing where there is no library, BackendError where cuDNN has no
+    Libraries multiply in *precision*.  Raises BackendError where there is no library, or where cuDNN has no
     way.
     """
     cp = package()
@@ -178,7 +177,7 @@ def bind(
             return lambda: kernel(grid, block, typed)
         case Product():
             if lacking := missing_for_products():
-                raise DeviceMissing(f"no library for matrix products: missing {', and '.join(lacking)}")
+                raise BackendError(f"no library for matrix products: missing {', and '.join(lacking)}")
             return _product(step, buffers, precision)
         case Convolution():
             return _convolution(step, buffers, precision)
@@ -291,8 +290,8 @@ def compile_plan(
 ) -> CudaProgram:
     """*plan* on the device: buffers allocated, *weights* (host arrays) copied, what depends on them alone computed.
 
-    *cubin* gives a file with a kernel's machine code, or None.  Raises DeviceMissing; BackendError for a weight that is
-    missing and for kernels that do not compile.
+    *cubin* gives a file with a kernel's machine code, or None.  Raises BackendError without a device, for a
+    missing weight, and for kernels that do not compile.
     """
     cp = package()
     buffers = {n: cp.empty(shape, plan.dtypes.get(n, plan.dtype)) for n, shape in plan.buffers.items()}
@@ -313,9 +312,9 @@ def compile_plan(
 
 
 __all__ = [
+    "BackendError",
     "Cuda",
     "CudaProgram",
-    "DeviceMissing",
     "bind",
     "captured",
     "captured_by_torch",

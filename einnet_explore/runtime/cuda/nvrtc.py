@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.language import Kernel, emit, entry_name
+from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory
 
 ARCHITECTURES = ("sm_80", "sm_90")

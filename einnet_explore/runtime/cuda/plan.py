@@ -16,12 +16,11 @@ from numpy.lib.stride_tricks import as_strided
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.analysis.flattening import row_major, view_strides
 from einnet_explore.codegen import elementwise
-from einnet_explore.codegen.errors import BackendError
 from einnet_explore.codegen.functor import build_functor
-from einnet_explore.codegen.fusion import FusionError, fuse
+from einnet_explore.codegen.fusion import fuse
 from einnet_explore.codegen.fusion.memory_layout import slot_name, slot_sizes
 from einnet_explore.codegen.gpu_copies import copy_kernel
-from einnet_explore.codegen.language import Array, Expr, Kernel, KernelError, Literal, Var, emit, entry_name, type_of
+from einnet_explore.codegen.language import Array, Expr, Kernel, Literal, Var, emit, entry_name, type_of
 from einnet_explore.codegen.language.statements import MAX_BLOCK_THREADS
 from einnet_explore.codegen.language.traversal import rewrite_statement
 from einnet_explore.codegen.tiling import Hardware, tiled
@@ -30,6 +29,7 @@ from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.runtime.cuda.steps import Convolution, CudaPlan, Launch, Product, Shape, Step, View
 from einnet_explore.runtime.emulated_blocks import gpu_launch
 from einnet_explore.runtime.matrix_products import contraction, matrices
+from einnet_explore.support.errors import BackendError, Refused
 
 DTYPE = "float32"
 
@@ -149,12 +149,12 @@ class _Maker:
             names = (equation.name, *(n for n, _ in (*functor.operands, *functor.scalars)))
             numbers = {"packs": launch.packs, "tail": launch.tail}
             return (kernel_launch(made, [*names, *numbers.values()], (launch.blocks, 1, 1)),)
-        except KernelError as error:
+        except Refused as error:
             whys.append(str(error))
         try:
             moved = copy_kernel(seen, equation.name, type_of(DTYPE))
             return (kernel_launch(moved.kernel, [*moved.inputs, equation.name], moved.kernel.grid),)
-        except KernelError as error:
+        except Refused as error:
             whys.append(str(error))
         if seen.summations:
             try:
@@ -166,7 +166,7 @@ class _Maker:
                 whys.append(str(error))
         try:
             return (self._fused(equation, seen),)
-        except (FusionError, KernelError) as error:
+        except Refused as error:
             raise BackendError(f"equation {equation.name}: {'; '.join((*whys, str(error)))}") from None
 
     def _fused(self, equation: Equation, seen: Scope) -> Launch:
@@ -175,7 +175,7 @@ class _Maker:
 
 
 def fused_launch(program: Program, buffers: dict[str, Shape]) -> Launch:
-    """All of *program* as one kernel; its temporaries are added to *buffers*.  Raises FusionError, KernelError.
+    """All of *program* as one kernel; its temporaries are added to *buffers*.  Raises Refused.
 
     Where blocks are few and each has much to do, a block has as many threads as there can be.
     """
