@@ -1,4 +1,4 @@
-# Everything works from a fresh clone: each target first makes the virtual environment it needs.
+# Every target works from a fresh clone: it first makes the virtual environment that it needs.
 .POSIX:
 .SUFFIXES:
 .PHONY: help install lab test test-all check bench pictures format lock clean
@@ -14,19 +14,19 @@ PYTEST_ARGS =
 PYTEST = $(PY) -m pytest -n 2 --timeout 300 $(PYTEST_ARGS)
 
 help:
-	@echo 'make lab       open the tour in JupyterLab (LAB_ARGS=... are passed on)'
-	@echo 'make test      linters, types, floors and the tests (PYTEST_ARGS=... are passed on)'
-	@echo 'make test-all  the same with the slow tests and those against torch, which it installs'
-	@echo 'make check     linters, types and floors only'
-	@echo 'make bench     counts and timings of the engine'
-	@echo 'make pictures  draw the pictures of the documentation anew (needs Chromium and Graphviz)'
+	@echo 'make lab       open the tour in JupyterLab (LAB_ARGS=... are passed to JupyterLab)'
+	@echo 'make test      make check, then the tests (PYTEST_ARGS=... are passed to pytest)'
+	@echo 'make test-all  make test, with the slow tests too and those against torch, which it installs'
+	@echo 'make check     formatting, lint, types and import layers'
+	@echo 'make bench     benchmarks of the engine: counts and timings'
+	@echo 'make pictures  redraw the pictures of the documentation (needs Chromium and Graphviz)'
 	@echo 'make format    format the sources'
-	@echo 'make lock      resolve the dependencies anew into requirements.lock'
-	@echo 'make clean     remove everything that was made here, the virtual environment too'
+	@echo 'make lock      resolve the dependencies into requirements.lock'
+	@echo 'make clean     remove all generated files and the virtual environment'
 
 install: $(STAMP)
 
-# PYTHON=... chooses the interpreter; else python3.11 where it runs, else python3.
+# The interpreter is PYTHON=... if given, else python3.11 if it runs, else python3.
 $(STAMP): pyproject.toml requirements.lock
 	@python='$(PYTHON)'; \
 	for p in python3.11 python3; do \
@@ -41,7 +41,7 @@ $(STAMP): pyproject.toml requirements.lock
 	    > $(VENV)/share/jupyter/lab/settings/overrides.json
 	touch $@
 
-# Only made when missing: an open notebook is never overwritten.
+# Made only if missing, so that an open notebook is never overwritten.
 $(TOUR).ipynb: | $(STAMP)
 	$(PY) -m jupytext --to ipynb --set-kernel python3 $(TOUR).py
 
@@ -74,8 +74,7 @@ format: $(STAMP)
 	$(PY) -m ruff check --fix-only --quiet .
 	$(PY) -m ruff format .
 
-# Resolved for the first 3.11, as a system's own Python may be that old; hatchling and editables are what installing the
-# project itself needs.
+# Resolved for Python 3.11.0, the oldest supported version; hatchling and editables install the project itself.
 lock:
 	rm -rf build && mkdir build
 	python3.11 -m venv build/venv

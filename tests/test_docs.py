@@ -159,20 +159,20 @@ def shown(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_defaults_that_help_names(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The arguments load no library, so they cannot take these from where they stand."""
     said = {name: shown(name, monkeypatch, capsys) for name in ("derive", "optimize", "bench", "reproduce")}
-    assert f"levels of choices (default: {Options().max_depth})" in said["derive"]
+    assert f"levels of the search (default: {Options().max_depth})" in said["derive"]
     assert f"({Options().strategy}, the default)" in said["derive"]
-    assert f"after this (default: {DEFAULT_BUDGET_SECONDS:g} s)" in said["optimize"]
+    assert f"after this time (default: {DEFAULT_BUDGET_SECONDS:g} s)" in said["optimize"]
     assert (
-        f"(default: {DEFAULT_BUDGET_SECONDS:g} s), of a case the seconds of search (default: {Settings(1).seconds:g} s)"
-        in said["bench"]
+        f"(default: {DEFAULT_BUDGET_SECONDS:g} s); for a case, the time limit of the search "
+        f"(default: {Settings(1).seconds:g} s)" in said["bench"]
     )
     operators, whole, search = operator_cases.effort(), end_to_end.Effort(), searches.Effort()
     assert (whole.threads, whole.batches, operators.threads) == ((1, 2), (1, 16), 1)
     assert "(default: 1 and then 2 for e1, 1 for e2 and e3)" in said["reproduce"]
-    assert "of e1 (default: 1 and 16)" in said["reproduce"]
+    assert "e1: batch size (default: 1 and 16)" in said["reproduce"]
     assert f"(default: {operators.search:g} for e2 and e3, {search.limit:g} for e4 to e6)" in said["reproduce"]
-    assert f"of the searches of e4 to e6 (default: {search.max_depth})" in said["reproduce"]
-    assert f"the --budget of a model ({DEFAULT_BUDGET_SECONDS:g})" in said["reproduce"]
+    assert f"e4 to e6: levels of the searches (default: {search.max_depth})" in said["reproduce"]
+    assert f"the --budget of each model (default: {DEFAULT_BUDGET_SECONDS:g})" in said["reproduce"]
 
 
 PAGES = ["README.md", "CHANGELOG.md", *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md")))]

@@ -206,7 +206,7 @@ def test_an_interruption_keeps_the_searches_that_are_done(tmp_path: Path) -> Non
         out, err = p.communicate(timeout=30)
     assert p.returncode == 130
     assert (
-        "the tables hold 1 search, what was done by then" in err
+        "the tables hold 1 search, completed before the interrupt" in err
         and "| ConvTranspose |" in out
         and "| G2BMM |" not in out
     )

@@ -218,7 +218,7 @@ def test_the_command_writes_what_was_measured_and_keeps_it_when_interrupted(
     assert asked == ["infogan", "fsrcnn", "infogan", "fsrcnn"]
     said = capsys.readouterr()
     assert (
-        "the tables hold 2 models, what was done by then" in said.err
+        "the tables hold 2 models, completed before the interrupt" in said.err
         and "fsrcnn at batch 1, 2 threads was not measured" in said.out
     )
     with (tmp_path / "e1.csv").open() as file:
@@ -294,7 +294,7 @@ def test_tables_gather_what_several_runs_measured(
     assert asked("infogan", again=True) == {"infogan": "5.0", "dcgan": "4.0", "fsrcnn": "3.0"}
     takes |= {"dcgan": -1.0}  # interrupted there: it stands as it was
     assert asked("infogan", "dcgan", "fsrcnn", again=True) == {"infogan": "5.0", "dcgan": "4.0", "fsrcnn": "3.0"}
-    assert "the tables hold 1 model, what was done by then" in capsys.readouterr().err
+    assert "the tables hold 1 model, completed before the interrupt" in capsys.readouterr().err
     assert len(json.loads((tmp_path / "e1.json").read_text())["results"]) == 3
     # What another run has measured meanwhile is kept.
     labs = [

@@ -13,14 +13,14 @@ from einnet_explore.cli.errors import BAD_INPUT, INTERRUPTED, OK, one_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code: 0 done, 1 the answer is no, 2 bad input, 130 interrupted.
+    """Run one command and return its exit code: 0 done, 1 negative answer, 2 bad input, 130 interrupted.
 
-    Bad input gives one line on standard error, without a traceback unless ``--debug`` is given.
+    An error is one line on standard error; with ``--debug`` it is a traceback.
     """
     arguments = command_parser().parse_args(argv)
     code: int = OK
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # what a terminal has no character for costs no answer
+        if isinstance(stream, TextIOWrapper):  # a character that the terminal lacks must not end the command
             stream.reconfigure(errors="backslashreplace")
     with warnings.catch_warnings():
         warnings.showwarning = _warn
@@ -32,10 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("interrupted: nothing more was written", file=sys.stderr)
             return INTERRUPTED
         except BrokenPipeError:
-            # Who reads the output has gone away, as ``head`` does: there is nobody to tell.
+            # The reader of standard output has closed it, as ``head`` does.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return code
-        except Exception as error:
+        except Exception as error:  # every failure of a command becomes one line on standard error
             if arguments.debug:
                 raise
             print(f"error: {one_line(error)}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""``einnet-explore bench``: paired measurement beside other engines."""
+"""``einnet-explore bench``: paired measurement against other engines."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from einnet_explore.support.wording import counted, format_seconds
 
 
 def run_bench(arguments: argparse.Namespace) -> int:
-    """Measure every case in turn; one table each, or one JSON document of all.
+    """Measure every case in turn, and print one table a case or write one JSON document of all.
 
-    Interrupted, those that were done.  A case that fails is said and does not end the others: exit code 2, and no
-    document where nothing was measured.
+    An interrupt ends the command with the cases measured so far.  A case that fails is reported and the others are
+    still measured; the exit code is then 2, and no document is written if nothing was measured.
     """
     check_writable(json=arguments.json, reads=arguments.cases)
     against = tuple(name.strip() for name in arguments.against.split(",") if name.strip())
     for case in arguments.cases:
         check_engines(case, against)
-    given = parse_shapes(arguments.shape)
+    shapes = parse_shapes(arguments.shape)
     results: list[Mapping[str, Any]] = []
     failures: dict[str, str] = {}
     interrupted = False
@@ -37,7 +37,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
                     device=arguments.device,
                     threads=arguments.threads,
                     rounds=arguments.rounds,
-                    shapes=given,
+                    shapes=shapes,
                     budget=arguments.budget,
                 )
             except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""``einnet-explore check``: a record's certificates, proved again without rules or search."""
+"""``einnet-explore check``: replay a record's certificates without rules or search."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from einnet_explore.cli.output import STDOUT, check_writable, write_json
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """Exit code 0: every step holds; 1: one is false (its counterexample is printed), or evaluation differs."""
+    """Return exit code 0 if every step holds, 1 if one is false (with its counterexample) or an evaluation differs."""
     check_writable(json=arguments.json, reads=[arguments.record])
     record = load_json(arguments.record)
     report = check_record(record, source=arguments.record)
-    said, opinion = report.to_json(), None
+    document, opinion = report.to_json(), None
     if arguments.modular:
         from einnet_explore.interpreter.modular import second_opinion
 
-        held = read_record(record, arguments.record)
-        opinion = second_opinion(held.start, held.steps[-1].after if held.steps else held.start)
-        said["second_opinion"] = opinion.to_json()
+        replay = read_record(record, arguments.record)
+        opinion = second_opinion(replay.start, replay.steps[-1].after if replay.steps else replay.start)
+        document["second_opinion"] = opinion.to_json()
     if arguments.json:
-        write_json(arguments.json, said)
+        write_json(arguments.json, document)
     if arguments.json != STDOUT:
         print(report)
         if opinion is not None:

@@ -1,4 +1,4 @@
-"""``einnet-explore derive``: search, prove, print."""
+"""``einnet-explore derive``: search, prove and print candidates."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from einnet_explore.support.wording import counted, format_seconds
 from einnet_explore.syntax import load_text, text
 
 _TABLE_ROWS = 10
-"""Kinds of candidates that the table shows."""
+"""Kinds of candidates in the table."""
 
 
 def run_derive(arguments: argparse.Namespace) -> int:
-    """Exit code 0 when a candidate was found (for the targets asked for), 1 when none was, 130 when interrupted."""
+    """Return exit code 0 if a candidate (with the target operators) was found, 1 if none was, 130 if interrupted."""
     options = Options(
         strategy=arguments.strategy,
         max_depth=arguments.max_depth,
@@ -43,9 +43,9 @@ def run_derive(arguments: argparse.Namespace) -> int:
     with limited(arguments.memory):
         interrupted = _search(search)
     if search.full:
-        say(f"stopped near {shown(arguments.memory)} of memory: {_found(search)} found, which the report has")
+        say(f"stopped near {shown(arguments.memory)} of memory: {_found(search)} found and reported")
     wanted = [c for c in search.candidates if c.operators or not arguments.target]
-    # The record first: it is what a second Ctrl-C must not lose.
+    # The record is written first, so that a second Ctrl-C cannot lose it.
     if arguments.save and (search.candidates or arguments.save.endswith(SUFFIX)):
         search.save(arguments.save, arguments.case)
         say(f"saved {arguments.save}")
@@ -56,7 +56,7 @@ def run_derive(arguments: argparse.Namespace) -> int:
     if arguments.json != STDOUT:
         print(_summary(search))
     if interrupted:
-        say(f"interrupted: {_found(search)} found so far, which the report has")
+        say(f"interrupted: {_found(search)} found and reported")
         return INTERRUPTED
     return OK if wanted else NO
 
@@ -73,7 +73,7 @@ def _cost(device: str, threads: int | None) -> Cost:
 
 def _search(search: Run) -> bool:
     before = gc.get_threshold()
-    # Expressions are trees that refer to nothing above them: looking for cycles among them costs a fifth of the time.
+    # Expressions are trees without back references: collecting cycles among them takes a fifth of the time.
     gc.set_threshold(50_000, 20, 20)
     try:
         with progress_bar() as bar:
@@ -93,11 +93,11 @@ def _summary(search: Run) -> str:
     pruned, ended = search.search.pruned, how_ended(search.search)
     head = f"{states}, {pruned} pruned, {search.seconds:.2f} s ({ended}); {_found(search)}"
     if best is None:
-        whys = list(dict.fromkeys(f"  {r.target}: {r.why}" for r in search.refused))
-        return "\n".join([head, f"no candidate was found{'; refusals:' if whys else ''}", *whys[:8]])
+        refusals = list(dict.fromkeys(f"  {r.target}: {r.why}" for r in search.refused))
+        return "\n".join([head, f"no candidate was found{'; refusals:' if refusals else ''}", *refusals[:8]])
     kinds = _kinds(search)
     head_row: list[object] = ["estimate", "ways", "steps", "eOperators", "certificate", "library operators"]
-    rows = [_row(search, operators, ways) for operators, ways in kinds[:_TABLE_ROWS]]
+    rows = [_row(search, operators, candidates) for operators, candidates in kinds[:_TABLE_ROWS]]
     left = counted(len(kinds) - _TABLE_ROWS, "kind")
     more = [f"and {left} more (--json lists every candidate)"] if len(kinds) > _TABLE_ROWS else []
     return "\n".join([head, "", format_table([head_row, *rows]), *more, "", "the best:", text(best.program).rstrip()])
@@ -108,16 +108,16 @@ def _found(search: Run) -> str:
 
 
 def _kinds(search: Run) -> list[tuple[str, list[Candidate]]]:
-    """Kinds of candidates (the same library operators and as many eOperators) by their operators, cheapest first."""
+    """Group candidates with equal library operators and equally many eOperators; the cheapest group comes first."""
     kinds: dict[tuple[str, int], list[Candidate]] = {}
     for c in sorted(search.candidates, key=lambda c: c.seconds):
         named = "; ".join(repr(e.via) for e in c.operators) or "none"
         kinds.setdefault((named, c.eoperators), []).append(c)
-    return [(operators, ways) for (operators, _), ways in kinds.items()]
+    return [(operators, candidates) for (operators, _), candidates in kinds.items()]
 
 
-def _row(search: Run, operators: str, ways: list[Candidate]) -> list[object]:
-    """A kind by its cheapest candidate of fewest steps, which is proved here."""
-    c = min(ways, key=lambda c: (c.seconds, len(c.derivation.steps)))
+def _row(search: Run, operators: str, candidates: list[Candidate]) -> list[object]:
+    """Return the table row of a group: its cheapest candidate with the fewest steps, proved here."""
+    c = min(candidates, key=lambda c: (c.seconds, len(c.derivation.steps)))
     steps = len(c.derivation.steps)
-    return [format_seconds(c.seconds), len(ways), steps, c.eoperators, search.verdict(c), operators]
+    return [format_seconds(c.seconds), len(candidates), steps, c.eoperators, search.verdict(c), operators]

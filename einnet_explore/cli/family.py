@@ -1,4 +1,4 @@
-"""``einnet-explore family``: derive once, prove for all sizes, take the program at one."""
+"""``einnet-explore family``: derive a program once, prove it for all sizes, instantiate it at given sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from einnet_explore.syntax import text
 
 
 def run_family(arguments: argparse.Namespace) -> int:
-    """Exit code 0 when every step is proved for all sizes, 1 when one is not."""
+    """Return exit code 0 if every step is proved for all sizes, else 1."""
     check_writable(json=arguments.json, reads=[arguments.case])
     family = load_family(arguments.case, assume=arguments.assume)
     wanted = None if arguments.at is None else _parse_sizes(arguments.at)
@@ -28,21 +28,21 @@ def run_family(arguments: argparse.Namespace) -> int:
     return OK if derived.proof.kind == "proved" else NO
 
 
-def _parse_sizes(said: str) -> dict[str, int]:
-    """``H=56,W=56``; raises ValueError on anything else."""
+def _parse_sizes(argument: str) -> dict[str, int]:
+    """Parse ``H=56,W=56``; raise ValueError for any other form."""
     out: dict[str, int] = {}
-    for part in said.split(","):
+    for part in argument.split(","):
         name, equals, number = (word.strip() for word in part.partition("="))
         if not (name and equals and number.isdecimal()):
-            raise ValueError(f"sizes {said!r}: found {part!r}, expected a parameter and a number such as H=56")
+            raise ValueError(f"sizes {argument!r}: found {part!r}, expected a parameter and a number such as H=56")
         if name in out:
-            raise ValueError(f"sizes {said!r}: found {name} twice, expected it once")
+            raise ValueError(f"sizes {argument!r}: found {name} twice, expected it once")
         out[name] = int(number)
     return out
 
 
 def _report(case: str, derived: Derived, instance: Instance | None) -> dict[str, Any]:
-    """What ``--json`` writes."""
+    """Return the document that ``--json`` writes."""
     steps = zip(derived.proof.rules, derived.proof.verdicts, strict=True)
     return {
         "case": case,

@@ -1,4 +1,4 @@
-"""``einnet-explore fuse``: a whole program as one kernel: its stages, what its sizes need, and its text."""
+"""``einnet-explore fuse``: a whole program as one kernel: its stages, conditions on sizes, and text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from einnet_explore.viz.kernels import fused_text, stage_graph, stages_text
 
 
 def run_fuse(arguments: argparse.Namespace) -> int:
-    """Print the plan, or the kernel's text, or draw the stages."""
+    """Print the plan or the kernel's text, or draw the stages."""
     check_writable(arguments.svg, reads=[arguments.case])
     made = fuse(load_text(arguments.case))
     if arguments.svg:

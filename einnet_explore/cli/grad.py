@@ -1,6 +1,6 @@
 """``einnet-explore grad``: the gradients of a program, as a program.
 
-``einnet-explore grad --stash``: both passes, and what the forward pass keeps for the backward pass.
+With ``--stash``: the forward pass, the backward pass, and the values that the forward pass stashes for it.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def run_grad(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _parse_inputs(given: list[str], program: Program) -> tuple[str, ...] | None:
-    """The inputs that ``--wrt A,K --wrt B`` names, None where it is not given; a whole word may be one name."""
+def _parse_inputs(words: list[str], program: Program) -> tuple[str, ...] | None:
+    """Parse ``--wrt A,K --wrt B`` to names of inputs, None if it is not given; an input's name may contain commas."""
     known = {t.name for t in program.inputs}
-    found = [n for word in given for n in ((word,) if word in known else map(str.strip, word.split(",")))]
-    return tuple(found) if given else None
+    found = [n for word in words for n in ((word,) if word in known else map(str.strip, word.split(",")))]
+    return tuple(found) if words else None
 
 
 def _report(case: str, program: Program, wrt: tuple[str, ...] | None, made: Program) -> dict[str, object]:
-    """What ``--json`` writes: which output is whose gradient, and which input."""
+    """Return the document that ``--json`` writes, with the names of gradients and of output gradients."""
     chosen = [t.name for t in program.inputs] if wrt is None else wrt
     seeds = [t.name for t in made.inputs[len(program.inputs) :]]
     return {
@@ -58,7 +58,7 @@ def _report(case: str, program: Program, wrt: tuple[str, ...] | None, made: Prog
 
 
 def _format(passes: Passes, written: Callable[[Program], str] = text) -> str:
-    """The passes as *written*, the stash and the curve, to be read."""
+    """Format both passes by *written*, the stash, and the trade-off of bytes against operations."""
     rows: list[list[object]] = [["stash", "bytes", "evaluations", "with it"]]
     rows += [[s.name, s.nbytes, *s.evaluations] for s in passes.stashes]
     curve: list[list[object]] = [["bytes", "operations backward"]]
@@ -78,7 +78,7 @@ def _format(passes: Passes, written: Callable[[Program], str] = text) -> str:
 
 
 def _stash_report(passes: Passes) -> dict[str, object]:
-    """What ``--json`` says of the stash."""
+    """Return the ``stash`` object of the JSON document."""
     return {
         "forward": text(passes.forward),
         "backward": text(passes.backward),

@@ -1,4 +1,4 @@
-"""``einnet-explore lab``: JupyterLab on the tour."""
+"""``einnet-explore lab``: open JupyterLab on the tour."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_lab(arguments: argparse.Namespace) -> int:
         if not paired.exists():
             subprocess.run([sys.executable, "-m", "jupytext", "--to", "ipynb", str(chosen)], check=True)
         chosen = paired
-    # Jupyter refuses root otherwise, and who works in a container is nobody else; ``make lab`` does the same.
+    # Jupyter refuses to run as root by default, and containers often have no other user; ``make lab`` does the same.
     root = ["--allow-root"] if os.geteuid() == 0 else []
     return subprocess.run([sys.executable, "-m", "jupyter", "lab", *root, str(chosen)], check=False).returncode
 

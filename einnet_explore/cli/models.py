@@ -10,7 +10,7 @@ from einnet_explore.cli.output import check_writable, format_table, save_file
 
 
 def run_models(arguments: argparse.Namespace) -> int:
-    """``list`` prints the names, ``write`` writes one model (weights are the same every time)."""
+    """Print the names (``list``), or write one model with deterministic weights (``write``)."""
     if arguments.action == "list":
         rows = [[m.name, m.title, f"{m.size} {m.counts}" if m.counts else ""] for m in (*MODELS, *PARTS)]
         print(format_table([["name", "what it is", "size"], *rows]))

@@ -1,4 +1,4 @@
-"""``einnet-explore optimize``: the main job."""
+"""``einnet-explore optimize``: optimise an ONNX model."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from einnet_explore.viz.graph_figures import graph_figure
 from einnet_explore.viz.page import html_page
 
 _REASON_LINES = 8
-"""How many reasons are shown why nodes are in no subprogram; the JSON has one for each node."""
+"""Printed reasons why nodes are in no subprogram; the JSON has one for each node."""
 
 
 def run_optimize(arguments: argparse.Namespace) -> int:
-    """Exit code 0: done; 1: the optimised model does not agree; 130: interrupted, with what was found so far saved."""
+    """Return 0 if done, 1 if the optimised model's outputs differ, 130 if interrupted (results are saved)."""
     asked = (arguments.threads, arguments.max_depth, arguments.target_runtime, arguments.numerics)
     chosen = make_settings(arguments.device, *asked)
     model = read_model(arguments.model, parse_shapes(arguments.shape))
@@ -46,7 +46,7 @@ def run_optimize(arguments: argparse.Namespace) -> int:
         work = Optimiser(model, chosen, arguments.budget, executor=None if isinstance(where, Serial) else where)
         fast = _result(work)
     if room.reached:
-        say(f"searches stopped near {shown(arguments.memory)} of memory: what they had found is reported")
+        say(f"searches stopped near {shown(arguments.memory)} of memory: their results so far are reported")
     report = fast.report()
     failures = _written(arguments, fast, report)
     if arguments.json != STDOUT:
@@ -67,7 +67,7 @@ def run_optimize(arguments: argparse.Namespace) -> int:
 
 
 def _result(work: Optimiser) -> Optimised:
-    """Everything that was found; Ctrl-C ends the search or the selecting, and a second one ends the command."""
+    """Run all tuning tasks and the selection; Ctrl-C ends the current phase, and a second one ends the command."""
     try:
         with progress_bar(len(work.subprograms), "subprograms") as bar:
             for step in work.run():
@@ -80,7 +80,7 @@ def _result(work: Optimiser) -> Optimised:
 
 
 def _written(arguments: argparse.Namespace, fast: Optimised, report: dict[str, Any]) -> list[Exception]:
-    """Write everything that was asked for; one that cannot be written is said, given back, and costs no other."""
+    """Write every requested output; return the errors of those that could not be written."""
     outputs: list[tuple[str | None, Callable[[str], None]]] = [
         (arguments.output, lambda path: _write_model(path, fast)),
         (arguments.html, lambda path: save_file(path, _report_page(fast))),
@@ -103,14 +103,14 @@ def _written(arguments: argparse.Namespace, fast: Optimised, report: dict[str, A
 
 
 def _write_model(path: str, fast: Optimised) -> None:
-    """The optimised model as a file, and what it lacks."""
+    """Write the optimised model, and report the derivations that the file lacks."""
     save_file(path, fast.onnx().SerializeToString())
     if lacks := fast.exported.lacks(sum(part.kept for part in fast.parts)):
         say(f"{path}: {lacks}")
 
 
 def _with_attributions(report: dict[str, Any], fast: Optimised, seconds: float) -> dict[str, Any]:
-    """*report* with what kept derivations bring, as far as that is measured in *seconds*; Ctrl-C ends it."""
+    """Add to *report* the speedup of each selected kind of derivation, measured within *seconds* or until Ctrl-C."""
     report["attribution"] = []
     try:
         for found in fast.attributions(seconds):
@@ -123,7 +123,7 @@ def _with_attributions(report: dict[str, Any], fast: Optimised, seconds: float) 
 
 
 def _write_records(directory: str, fast: Optimised) -> None:
-    """One record with its certificates for each kept derivation, in *directory*."""
+    """Write one record with its certificates for each selected derivation to *directory*."""
     where = Path(directory)
     for name, derivation in fast.derivations().items():
         save_record(where / f"{name}.json", to_record(derivation, step_certificates(derivation), model=fast.model.path))
@@ -131,7 +131,7 @@ def _write_records(directory: str, fast: Optimised) -> None:
 
 
 def _report_page(fast: Optimised) -> str:
-    """The report as one page: the table, then the graphs of every kept subprogram before and after."""
+    """Return the report as one page: the table, then the graphs of every selected subprogram before and after."""
     parts = [fast._repr_html_()]
     for name, before, after in fast.graphs():
         drawn = "".join(

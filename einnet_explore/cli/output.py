@@ -1,4 +1,4 @@
-"""Writing results: JSON to standard output or a file, progress to a terminal's standard error only."""
+"""Output of commands: results as JSON or tables, files, and remarks and progress on standard error."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ STDOUT = "-"
 
 
 def check_writable(*paths: str | None, json: str | None = None, reads: Iterable[str] = ()) -> None:
-    """Raise OSError, about the first of *paths* and *json* that cannot be written, before any work is done for it.
+    """Raise OSError for the first of *paths* and *json* that cannot be written; commands call this before they work.
 
-    Raises ValueError for one that would be written over another, or over what the command *reads*, and where another
-    path than *json* is standard output.
+    Raises ValueError for two equal paths, for a path that the command *reads*, and for standard output as any path
+    other than *json*.
     """
     if STDOUT in paths:
         raise ValueError(f"found {STDOUT} as a file to write, expected a name: standard output takes only --json")
@@ -33,40 +33,40 @@ def check_writable(*paths: str | None, json: str | None = None, reads: Iterable[
         if path is None:
             continue
         where, real = Path(path), os.path.realpath(path)
-        if real in taken and (where.is_file() or not where.exists()):  # a device takes whatever comes
+        if real in taken and (where.is_file() or not where.exists()):  # a device may be read and written
             raise ValueError(f"{path}: {taken[real]}, expected another file to write")
         taken[real] = "is written here already"
         if where.is_dir():
-            raise _said(errno.EISDIR, path)
+            raise _os_error(errno.EISDIR, path)
         if not where.parent.is_dir():
-            raise _said(errno.ENOENT if not where.parent.exists() else errno.ENOTDIR, str(where.parent))
+            raise _os_error(errno.ENOENT if not where.parent.exists() else errno.ENOTDIR, str(where.parent))
         if not os.access(where if where.exists() else where.parent, os.W_OK):
-            raise _said(errno.EACCES, path)
+            raise _os_error(errno.EACCES, path)
 
 
-def _said(number: int, path: str) -> OSError:
+def _os_error(number: int, path: str) -> OSError:
     return OSError(number, os.strerror(number), path)
 
 
 def save_file(path: str, content: str | bytes) -> None:
-    """Write *content* to the file at *path*, whole or not at all, and say so."""
+    """Write *content* to the file at *path* atomically, and report it."""
     write_atomically(path, content)
     say(f"saved {path}")
 
 
 def say(message: str) -> None:
-    """A remark beside the results: on standard error."""
+    """Print a remark on standard error."""
     print(printable(message), file=sys.stderr)
 
 
 def write_json(where: str, document: Mapping[str, Any]) -> None:
-    """One JSON document to standard output (``-``) or to a file, whole or not at all; what is not finite is null."""
+    """Write one JSON document to standard output (``-``) or atomically to a file; infinities and NaN become null."""
     text = json.dumps(_finite(document), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    held = text.encode(errors="backslashreplace")  # names of files may be no UTF-8, but JSON's \udcff
+    data = text.encode(errors="backslashreplace")  # file names that are not UTF-8 become JSON's \udcff
     if where == STDOUT:
-        sys.stdout.write(held.decode())
+        sys.stdout.write(data.decode())
     else:
-        save_file(where, held)
+        save_file(where, data)
 
 
 def _finite(value: Any) -> Any:
@@ -83,14 +83,14 @@ def _finite(value: Any) -> Any:
 
 
 def progress_bar(total: int | None = None, unit: str = "states") -> tqdm[Any]:
-    """A progress bar on standard error; silent unless that is a terminal."""
+    """Return a progress bar on standard error; it prints nothing unless that is a terminal."""
     from tqdm import tqdm
 
     return tqdm(total=total, unit=f" {unit}", file=sys.stderr, disable=not sys.stderr.isatty(), leave=False)
 
 
 def format_table(rows: Sequence[Sequence[object]]) -> str:
-    """Rows as columns of text; the first row is the heading, numbers are flush right."""
+    """Format *rows* as aligned columns; the first row is the heading, and numbers are aligned right."""
     cells = [[str(c) for c in row] for row in rows]
     widths = [max(len(row[n]) for row in cells) for n in range(len(cells[0]))]
     right = [len(cells) > 1 and all(_numeric(row[n]) for row in cells[1:]) for n in range(len(widths))]

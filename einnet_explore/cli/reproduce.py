@@ -1,4 +1,4 @@
-"""``einnet-explore reproduce``: tables and figures of the paper's evaluation, from our engine."""
+"""``einnet-explore reproduce``: tables and figures of the paper's evaluation, measured with this engine."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ _OPTION_READERS = {
     "quick": "e1 e2 e3 e4 e5 e6", "limit_seconds": "e1 e2 e3 e4 e5 e6", "max_depth": "e4 e5 e6", "threads": "e1 e2 e3",
     "model": "e1", "batch": "e1", "again": "e1 e2 e3", "results": "--device cuda",
 }  # fmt: skip
-"""What reads an option that not everything reads."""
+"""The experiments that read each option."""
 
 Experiment: TypeAlias = "Callable[[bool], tuple[ResultTable, ...]]"
-"""The tables of an experiment from what was done so far; the argument says whether that is all there will be."""
+"""Make the tables of an experiment from its results so far; the argument says whether it is complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Experiments:
-    """What experiments need to have done, and what of it was."""
+    """Measurements of one or more experiments: a function that runs them, and one that words the progress."""
 
     run: Callable[[], None]
     done: Callable[[], str]
 
 
 def run_reproduce(arguments: argparse.Namespace) -> int:
-    """Do the experiments, print the tables, and write CSV, Markdown and SVG files where ``--out`` is given.
+    """Run the experiments, print the tables, and with ``--out`` write CSV, Markdown and SVG files.
 
-    Interrupted, what was done so far is printed and written.
+    After an interrupt the results so far are printed and written.
     """
-    _read(arguments)
+    _check_options(arguments)
     if arguments.device == "cuda":
         from einnet_explore.cli.reproduce_gpu import run_reproduce_gpu as draw
 
@@ -67,13 +67,13 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
                 _draw(Path(arguments.out), experiment, made)
     if interrupted:
         done = " and ".join(work.done() for work in works if work)
-        say(f"interrupted: the tables hold {done}, what was done by then")
+        say(f"interrupted: the tables hold {done}, completed before the interrupt")
         return INTERRUPTED
     return OK
 
 
-def _read(arguments: argparse.Namespace) -> None:
-    """Raise ValueError for an option that nothing reads of what was asked for."""
+def _check_options(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for an option that no requested experiment reads."""
     asked = "--device cuda" if arguments.device == "cuda" else " ".join(arguments.experiments)
     for name, readers in _OPTION_READERS.items():
         if getattr(arguments, name) and not {*asked.split()} & {*readers.split()}:
@@ -83,7 +83,7 @@ def _read(arguments: argparse.Namespace) -> None:
 def _searches(
     arguments: argparse.Namespace, wanted: tuple[str, ...], tables: dict[str, Experiment]
 ) -> _Experiments | None:
-    """``e4`` to ``e6`` share their searches."""
+    """``e4`` to ``e6``, which share their searches."""
     mine = [name for name in wanted if name in ("e4", "e5", "e6")]
     base = QUICK if arguments.quick else Effort()
     effort = Effort(arguments.max_depth or base.max_depth, arguments.limit_seconds or base.limit, base.measure)
@@ -101,7 +101,7 @@ def _searches(
 def _end_to_end(
     arguments: argparse.Namespace, wanted: tuple[str, ...], tables: dict[str, Experiment]
 ) -> _Experiments | None:
-    """``e1``: the models."""
+    """``e1``: end-to-end times of the models."""
     if "e1" not in wanted:
         return None
     from einnet_evaluation import end_to_end
@@ -116,8 +116,8 @@ def _end_to_end(
     if arguments.limit_seconds:
         effort = replace(effort, budget=arguments.limit_seconds)
     lab = end_to_end.Lab(effort, say, out=_samples(arguments, "e1"))
-    if held := lab.resume(arguments.again):
-        say(f"found {counted(held, 'model')} measured before: {lab.out}")
+    if resumed := lab.resume(arguments.again):
+        say(f"found {counted(resumed, 'model')} measured before: {lab.out}")
     tables["e1"] = lambda _: end_to_end.sheets(lab.shown, lab.failures)
     lab.done = lambda: _so_far(arguments, "e1", tables)
     return _Experiments(lab.run, lambda: counted(len(lab.results), "model"))
@@ -126,7 +126,7 @@ def _end_to_end(
 def _operators(
     arguments: argparse.Namespace, wanted: tuple[str, ...], tables: dict[str, Experiment]
 ) -> _Experiments | None:
-    """``e2`` and ``e3`` share their measurements."""
+    """``e2`` and ``e3``, which share their measurements."""
     mine = [name for name in wanted if name in ("e2", "e3")]
     if not mine:
         return None
@@ -139,8 +139,8 @@ def _operators(
     if arguments.limit_seconds:
         effort = replace(effort, search=arguments.limit_seconds)
     lab = operator_cases.Lab(effort, say, out=_samples(arguments, "e2-e3"))
-    if held := lab.resume(arguments.again):
-        say(f"found {counted(held, 'operator')} measured before: {lab.out}")
+    if resumed := lab.resume(arguments.again):
+        say(f"found {counted(resumed, 'operator')} measured before: {lab.out}")
     made: dict[str, Experiment] = {
         "e2": lambda _: (operator_tables.table3(lab.shown.values(), lab.failures),),
         "e3": lambda _: (operator_tables.fig16(lab.shown.values(), lab.failures, effort.present),),
@@ -151,7 +151,7 @@ def _operators(
 
 
 def _samples(arguments: argparse.Namespace, name: str) -> Path | None:
-    """Where what was measured is kept; None where no files are written."""
+    """Return the path of the measurements' file, None without ``--out``."""
     return Path(arguments.out) / f"{name}.json" if arguments.out else None
 
 
@@ -160,7 +160,7 @@ def _markdown(made: tuple[ResultTable, ...]) -> str:
 
 
 def _so_far(arguments: argparse.Namespace, experiment: str, tables: dict[str, Experiment]) -> None:
-    """Write the tables of what was measured: hours of work must not hang on the last minute."""
+    """Write the tables of the measurements so far, so that a crash loses no hours of work."""
     if arguments.out:
         _write(Path(arguments.out), experiment, tables[experiment](False), write_atomically)
 

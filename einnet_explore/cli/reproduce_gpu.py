@@ -1,4 +1,4 @@
-"""``einnet-explore reproduce --device cuda``: tables and figures from what was measured where a GPU is."""
+"""``einnet-explore reproduce --device cuda``: tables and figures from measurements of a GPU machine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from einnet_explore.cli.output import save_file, say
 
 
 def run_reproduce_gpu(arguments: argparse.Namespace) -> int:
-    """Print the tables, and write CSV, Markdown and SVG files where ``--out`` is given.
+    """Print the tables, and with ``--out`` write CSV, Markdown and SVG files.
 
-    Exit code 1 where something in the results is wrong.  Raises ValueError, which says how to get some, where there are
-    no results, and for experiments that are not run on a GPU.
+    Returns exit code 1 if a measured kernel computed wrong values.  Raises ValueError if there are no results, with the
+    command that measures them, and for experiments without GPU results.
     """
-    held = results(Path(arguments.results) if arguments.results else DEFAULT)
-    made = {name: sheets(name, held) for name in dict.fromkeys(arguments.experiments)}
+    times = results(Path(arguments.results) if arguments.results else DEFAULT)
+    made = {name: sheets(name, times) for name in dict.fromkeys(arguments.experiments)}
     if arguments.out:
         Path(arguments.out).mkdir(parents=True, exist_ok=True)
     for name, found in made.items():
@@ -35,7 +35,7 @@ def run_reproduce_gpu(arguments: argparse.Namespace) -> int:
         except ValueError as missing:
             say(f"{place.name}.svg: not written: {missing}")
     wrong = [
-        n for kind in ("checks", "cases", "parts", "models") for n, r in held.get(kind, {}).items() if r.get("wrong")
+        n for kind in ("checks", "cases", "parts", "models") for n, r in times.get(kind, {}).items() if r.get("wrong")
     ]
     if wrong:
         say(f"wrong results: {', '.join(wrong[:8])}")

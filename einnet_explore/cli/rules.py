@@ -1,4 +1,4 @@
-"""``einnet-explore rules``: what may be done here, and why the rest may not."""
+"""``einnet-explore rules``: the legal rule matches, and the reasons of refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from einnet_explore.syntax import load_text
 
 
 def run_rules(arguments: argparse.Namespace) -> int:
-    """Print the legal matches at a path (or everywhere) and the refusals."""
+    """Print the legal matches and the refusals at a path, or at every path."""
     check_writable(json=arguments.json, reads=[arguments.case])
     session = Session(load_text(arguments.case))
     paths = [session.path(arguments.at)] if arguments.at is not None else [path for path, _ in places(session.program)]
@@ -23,15 +23,14 @@ def run_rules(arguments: argparse.Namespace) -> int:
     if arguments.json:
         write_json(arguments.json, {"case": arguments.case, "matches": matches, "refused": refused})
     if arguments.json != STDOUT:
-        print(
-            format_table([["at", "rule", "parameters"], *([m["at"], m["rule"], _short(m["params"])] for m in matches)])
-        )
+        rows = [[m["at"], m["rule"], _shorten(m["params"])] for m in matches]
+        print(format_table([["at", "rule", "parameters"], *rows]))
         if refused:
             print()
             print(format_table([["at", "rule", "refused because"], *([r["at"], r["rule"], r["why"]] for r in refused)]))
     return OK
 
 
-def _short(params: object, most: int = 100) -> str:
-    said = str(params)
-    return said if len(said) <= most else f"{said[:most]} …"
+def _shorten(params: object, limit: int = 100) -> str:
+    text = str(params)
+    return text if len(text) <= limit else f"{text[:limit]} …"

@@ -22,7 +22,7 @@ from einnet_explore.viz.page import derivation_page
 
 
 def run_show(arguments: argparse.Namespace) -> int:
-    """Print or draw; a record is shown with all its steps."""
+    """Print or draw a case; a record with all its steps."""
     check_writable(arguments.svg, arguments.html, reads=[arguments.case])
     derivation = _derivation_of(load(arguments.case))
     title = printable(Path(arguments.case).stem)
@@ -37,7 +37,7 @@ def run_show(arguments: argparse.Namespace) -> int:
     elif arguments.latex:
         print(align(_programs(derivation), _reasons(derivation)) if derivation.steps else latex(derivation.end))
     else:
-        print(*map(_said, [None, *_reasons(derivation)], map(text, _programs(derivation))), sep="\n", end="")
+        print(*map(_with_reason, [None, *_reasons(derivation)], map(text, _programs(derivation))), sep="\n", end="")
     return OK
 
 
@@ -53,7 +53,7 @@ def _tables(program: Program) -> None:
 
 
 def _kernels(program: Program, dialect: str, dtype: str) -> None:
-    from einnet_explore.viz.kernels import kernel_texts  # loads compilers, which no other picture needs
+    from einnet_explore.viz.kernels import kernel_texts  # loads compilers, which the other forms do not need
 
     for kernel in kernel_texts(program, dialect, dtype):
         if kernel.text:
@@ -63,7 +63,7 @@ def _kernels(program: Program, dialect: str, dtype: str) -> None:
 
 
 def _derivation_of(case: Program | Derivation | Run | Session) -> Derivation:
-    """A record's derivation, a session's, the best one of a search, or a program as a derivation without steps."""
+    """Return the derivation of a record or session, the best of a search, or a program as one without steps."""
     match case:
         case Session():
             return case.derivation
@@ -76,14 +76,14 @@ def _derivation_of(case: Program | Derivation | Run | Session) -> Derivation:
 
 
 def _programs(derivation: Derivation) -> list[Program]:
-    """E0, E1, …, En."""
+    """Return E0, E1, …, En."""
     return [derivation.start, *(step.after for step in derivation.steps)]
 
 
 def _reasons(derivation: Derivation) -> list[str]:
-    """What was done at each step: the rule and the place."""
+    """Return the rule and the path of each step."""
     return [f"{step.match.rule.name} at {show_path(step.match.at)}" for step in derivation.steps]
 
 
-def _said(reason: str | None, shown: str) -> str:
+def _with_reason(reason: str | None, shown: str) -> str:
     return shown if reason is None else f"# {reason}\n{shown}"

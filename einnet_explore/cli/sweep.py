@@ -1,4 +1,4 @@
-"""``einnet-explore sweep``: many searches at once."""
+"""``einnet-explore sweep``: searches from many cases."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Report = dict[str, Any]
 
 
 def run_sweep(arguments: argparse.Namespace) -> int:
-    """Exit code 0 when every case has a candidate (for the targets asked for), else 1.
+    """Return exit code 0 if every case has a candidate (with the target operators), else 1.
 
-    Interrupted, the searches that were done are reported.  One that fails is said and does not end the others: exit
-    code 2, and no document where none was done.
+    After an interrupt the finished searches are reported.  A search that fails is reported and the others still run;
+    the exit code is then 2, and no document is written if no search finished.
     """
     check_writable(json=arguments.json, reads=arguments.cases)
     reports: dict[str, Report] = {}
@@ -36,8 +36,8 @@ def run_sweep(arguments: argparse.Namespace) -> int:
         interrupted = True
     done = [reports[case] for case in programs if case in reports]
     if arguments.json and (done or not failures):
-        said = {case: one_line(problem) for case, problem in failures.items()}
-        write_json(arguments.json, {"reports": done, "failures": said})
+        messages = {case: one_line(problem) for case, problem in failures.items()}
+        write_json(arguments.json, {"reports": done, "failures": messages})
     if done and arguments.json != STDOUT:
         head = ["case", "states", "seconds", "candidates", "estimate", "certificate", "library operators"]
         print(format_table([head, *map(_row, done)]))
@@ -47,7 +47,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
 
 
 def _programs(arguments: argparse.Namespace, failures: dict[str, Exception]) -> dict[str, Program]:
-    """The programs of all cases that can be read; of the others is said at once why not."""
+    """Return the programs of all readable cases; report the errors of the others."""
     programs: dict[str, Program] = {}
     for case in dict.fromkeys(arguments.cases):
         try:
@@ -58,7 +58,7 @@ def _programs(arguments: argparse.Namespace, failures: dict[str, Exception]) -> 
 
 
 def _fail(arguments: argparse.Namespace, failures: dict[str, Exception], case: str, problem: Exception) -> None:
-    """Say that *case* fails, which ends no other; under ``--debug`` it does."""
+    """Report that *case* failed; under ``--debug`` raise its error."""
     if arguments.debug:
         raise problem
     failures[case] = problem
@@ -73,7 +73,7 @@ def _search(
     reports: dict[str, Report],
     failures: dict[str, Exception],
 ) -> None:
-    """Fill *reports* and *failures*, both by case; interrupted, with the reports of all searches that are done."""
+    """Fill *reports* and *failures* by case; after an interrupt *reports* has all finished searches."""
     targets, options = tuple(arguments.target), {"strategy": arguments.strategy, "max_depth": arguments.max_depth}
     check(programs, targets, options)
     limits = arguments.limit_seconds, options, arguments.limit_states
@@ -87,7 +87,7 @@ def _search(
                 reports[case] = future.result()
             elif isinstance(problem, Exception):
                 _fail(arguments, failures, case, problem)
-            else:  # Ctrl-C is for the processes of a terminal, all of them
+            else:  # a terminal sends Ctrl-C to the worker processes too
                 raise problem
     except KeyboardInterrupt:
         for case, future in futures.items():

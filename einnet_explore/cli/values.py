@@ -1,4 +1,4 @@
-"""What is said in a command's arguments, as values; an error says what was found and what was expected."""
+"""Parsers of argument values; their errors name the value found and the value expected."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import argparse
 from einnet_explore.support.limits import size
 
 
-def parse_shapes(given: list[str]) -> dict[str, tuple[int, ...]]:
-    """``NAME=1,3,224,224`` as names and shapes; raises ValueError on anything else."""
+def parse_shapes(arguments: list[str]) -> dict[str, tuple[int, ...]]:
+    """Parse ``NAME=1,3,224,224`` arguments to shapes by name; raise ValueError for any other form."""
     out: dict[str, tuple[int, ...]] = {}
-    for text in given:
+    for text in arguments:
         name, equals, sizes = text.rpartition("=")
         parts = sizes.replace("x", ",").split(",")
         if not equals or not name or not all(p.strip().isdecimal() for p in parts):
@@ -20,17 +20,17 @@ def parse_shapes(given: list[str]) -> dict[str, tuple[int, ...]]:
 
 
 def parse_natural(text: str) -> int:
-    """A whole number from 0."""
-    return _number(text, 0)
+    """Parse a whole number of at least 0."""
+    return _parse_integer(text, 0)
 
 
 def parse_count(text: str) -> int:
-    """A whole number from 1."""
-    return _number(text, 1)
+    """Parse a whole number of at least 1."""
+    return _parse_integer(text, 1)
 
 
 def parse_memory(text: str) -> int:
-    """An amount of memory in bytes, such as 512M."""
+    """Parse an amount of memory, such as 512M, to bytes."""
     try:
         return size(text)
     except ValueError as error:
@@ -38,7 +38,7 @@ def parse_memory(text: str) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """A positive number of seconds, with or without an s."""
+    """Parse a positive number of seconds, with or without a final s."""
     try:
         value = float(text.removesuffix("s"))
     except ValueError:
@@ -48,11 +48,11 @@ def parse_seconds(text: str) -> float:
     return value
 
 
-def _number(text: str, least: int) -> int:
+def _parse_integer(text: str, minimum: int) -> int:
     try:
         number = int(text)
     except ValueError:
-        number = least - 1
-    if number < least:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from {least}")
+        number = minimum - 1
+    if number < minimum:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from {minimum}")
     return number
