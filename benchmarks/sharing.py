@@ -26,8 +26,14 @@ from onnx import TensorProto, helper, numpy_helper
 from benchmarks.blocks import convolution
 from benchmarks.phases import NODE, transposed
 from einnet_explore.analysis.fused_chain import Chain
-from einnet_explore.codegen.blocked_chains import kernel
-from einnet_explore.codegen.blocked_chains.block_sizes import Part, blocked, cuts_of, divided, parts_of
+from einnet_explore.codegen.fused_tiling import kernel
+from einnet_explore.codegen.fused_tiling.block_sizes import (
+    ChainPart,
+    choose_cuts,
+    choose_parts,
+    split_chain,
+    tileable_chain,
+)
 from einnet_explore.codegen.machine import this_machine
 from einnet_explore.cost import CostModel, cpu_default
 from einnet_explore.ir import Program, Scope, Table, accesses, tensors
@@ -70,20 +76,20 @@ def library(node: onnx.NodeProto, arrays: Mapping[str, Any], threads: int) -> Ca
     return lambda: session.run(None, {given: arrays[given]})[0]
 
 
-def ways(found: Chain, threads: int) -> dict[str, tuple[Part, ...]]:
+def ways(found: Chain, threads: int) -> dict[str, tuple[ChainPart, ...]]:
     """The parts of *found* in each of the ways to share it, by name."""
     machine = this_machine()
 
-    def cut(part: Part) -> Part:
-        return replace(part, cuts=cuts_of(part.chain, threads, machine))
+    def cut(part: ChainPart) -> ChainPart:
+        return replace(part, cuts=choose_cuts(part.chain, threads, machine))
 
-    out = {"one thread": parts_of(found, 1, machine), "one part": (cut(Part(found)),)}
-    for n, (first, second) in enumerate(divided(found)):
+    out = {"one thread": choose_parts(found, 1, machine), "one part": (cut(ChainPart(found)),)}
+    for n, (first, second) in enumerate(split_chain(found)):
         out[f"two parts{n or ''}"] = cut(first), cut(second)
         columns = [c for c in cut(second).cuts if c.traversal == found.result.scope.traversals[1]]
         if columns:
-            out["channels"] = (Part(found, tuple(columns)),)
-    return out | {"chosen": parts_of(found, threads, machine)}
+            out["channels"] = (ChainPart(found, tuple(columns)),)
+    return out | {"chosen": choose_parts(found, threads, machine)}
 
 
 def calls(scope: Scope, found: Chain, threads: int) -> dict[str, Callable[[], Any]]:
@@ -95,7 +101,7 @@ def calls(scope: Scope, found: Chain, threads: int) -> dict[str, Callable[[], An
     results = []
     for name, parts in ways(found, threads).items():
         own = 1 if name == "one thread" else threads
-        function = kernel.function(parts, sizes, own, this_machine())
+        function = kernel.chain_function(parts, sizes, own, this_machine())
         call = tvm.compile(tvm.IRModule({"main": function}), target=compiled._target(own))["main"]
         results.append(aligned_empty(scope.shape))
         out = tvm_ffi.from_dlpack(results[-1].reshape(-1))
@@ -135,7 +141,7 @@ def main() -> None:
         )
         for made in [form for form in forms if form is not None][: args.most]:
             scope = made.end.equations[-1].scope
-            found = blocked(scope, this_machine())
+            found = tileable_chain(scope, this_machine())
             assert found is not None
             print(case, "tables", sorted({t.shape for t in _tables(made.end)}))
             timed = calls(scope, found, args.threads) | theirs

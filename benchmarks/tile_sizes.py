@@ -13,7 +13,14 @@ import random
 import numpy as np
 
 from einnet_explore.codegen.machine import this_machine
-from einnet_explore.codegen.tiling import Hardware, best_first, contraction, exhaustive, processor, tiled
+from einnet_explore.codegen.tiling import (
+    Hardware,
+    as_contraction,
+    cpu_hardware,
+    search_best_first,
+    search_exhaustively,
+    tile_contraction,
+)
 from einnet_explore.runtime import c_kernels
 from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.measurement import compare, times_faster
@@ -40,20 +47,20 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--rounds", type=int, default=9)
     rounds = arguments.parse_args().rounds
-    core = processor(this_machine())
+    core = cpu_hardware(this_machine())
     for name, text in CASES.items():
         whole = parse(text)
-        found = contraction(whole.equations[0].scope)
+        found = as_contraction(whole.equations[0].scope)
         problem = found.problem()
         for said, hardware in (("the document's device", Hardware()), ("this core", core)):
-            quick, full = best_first(problem, hardware), exhaustive(problem, hardware)
+            quick, full = search_best_first(problem, hardware), search_exhaustively(problem, hardware)
             better = f"score {quick.chosen.score:.3g} of {full.chosen.score:.3g}"
             print(f"{name}, {said}: {len(quick.visited)} of {len(full.visited)} sizes visited, {better}")
         ties = [c.tile for c in full.visited if c.score == full.chosen.score]
         sizes = {"best-first": quick.chosen.tile, "exhaustive": full.chosen.tile}
         sizes |= {f"drawn {n}": t for n, t in enumerate(random.Random(0).sample(ties, min(3, len(ties))))}
         rng = np.random.default_rng(0)
-        made = {label: tiled(whole, core, tile) for label, tile in sizes.items()}
+        made = {label: tile_contraction(whole, core, tile) for label, tile in sizes.items()}
         inputs = [aligned(rng.standard_normal(t.shape).astype(np.float32)) for t in made["best-first"].inputs]
         out = aligned_empty(whole.equations[0].scope.shape, "float32")
         calls = {label: c_kernels.load(k.kernel).bind(*inputs, out) for label, k in made.items()}

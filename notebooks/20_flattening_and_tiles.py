@@ -25,12 +25,12 @@ from einnet_explore.analysis.flattening import flattened
 from einnet_explore.codegen.language import I32, emit
 from einnet_explore.codegen.tiling import (
     Hardware,
-    best_first,
-    contraction,
+    as_contraction,
     local_layout,
+    search_best_first,
     thread_layout,
+    tile_contraction,
     tile_cost,
-    tiled,
 )
 from einnet_explore.runtime import opencl
 from einnet_explore.viz.kernels import tile_figure
@@ -47,7 +47,7 @@ tensor D[32, 224, 224, 64] pad [0, 1, 1, 0]
 tensor K[3, 3, 64, 64] weight
 R[n:32, x:224, y:224, co:64] = relu({[n:32, x:224, y:224, co:64] sum[ci:64, i:3, j:3] D[n, x+i-1, y+j-1, ci] * K[i, j, co, ci]}[n, x, y, co])
 """)
-found = contraction(conv.equations[0].scope)
+found = as_contraction(conv.equations[0].scope)
 found.table
 
 # %% [markdown]
@@ -84,7 +84,7 @@ for size in ((8, 32, 1, 3, 16, 8, 2), (8, 32, 1, 3, 16, 4, 4), (16, 32, 1, 1, 16
 # about seventy thousand possible sizes.
 
 # %%
-search = best_first(problem, Hardware())
+search = search_best_first(problem, Hardware())
 print(len(search.visited), "sizes visited")
 print(dict(zip([row.name for row in found.table.rows], search.chosen.tile, strict=True)))
 
@@ -118,7 +118,7 @@ layout = thread_layout(found.table, search.chosen.tile, 256)
 # Clear the sums; for every tile of the inputs: load, wait for all threads, accumulate, wait; then the post-operations (here the ReLU), and write.
 
 # %%
-made = tiled(conv)
+made = tile_contraction(conv)
 print(emit(made.kernel, "opencl"))
 
 # %% [markdown]
@@ -133,7 +133,7 @@ tensor b[6]
 tensor r[2, 11, 9, 6]
 R[n:2, x:11, y:9, co:6] = relu({[n:2, x:11, y:9, co:6] sum[ci:5, i:3, j:3] D[n, x+i-1, y+j-1, ci] * K[i, j, co, ci]}[n, x, y, co] + b[co] + r[n, x, y, co])
 """)
-made = tiled(small, Hardware(threads=32, memory=2048, registers=2048, groups=4), kind=I32)
+made = tile_contraction(small, Hardware(threads=32, memory=2048, registers=2048, groups=4), kind=I32)
 random = np.random.default_rng(0)
 inputs = {t.name: random.integers(-9, 10, t.shape).astype(np.int32) for t in made.inputs}
 result = np.empty((2, 11, 9, 6), np.int32)

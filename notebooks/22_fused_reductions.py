@@ -27,9 +27,9 @@ import numpy as np
 
 import einnet_explore as ee
 from einnet_evaluation.fused_programs import batch_norm, softmax
-from einnet_explore.codegen.fusion import fuse
-from einnet_explore.codegen.fusion.memory_layout import flatten
-from einnet_explore.codegen.fusion.profitability import A100, CORE, verdict
+from einnet_explore.codegen.fusion import fuse_program
+from einnet_explore.codegen.fusion.memory_layout import lay_out
+from einnet_explore.codegen.fusion.profitability import A100_TARGET, CPU_CORE_TARGET, estimate_fusion
 from einnet_explore.codegen.language import emit
 from einnet_explore.runtime import opencl
 from einnet_explore.runtime.cuda import nvrtc
@@ -46,7 +46,7 @@ from einnet_explore.viz.kernels import stage_graph, stage_summary
 # that loads it, so it need not be stored: `tmp[tid] = a; b = tmp[tid]` becomes `b = a`.
 
 # %%
-square = fuse(
+square = fuse_program(
     ee.parse("""
 tensor x[1000]
 m[i:1000] = x[i] * x[i]
@@ -68,7 +68,7 @@ print(emit(gpu_launch(square, {"x": (1000,)})[1], "cuda"))
 print(ee.text(batch_norm(32, 256, 56, 56)))
 
 # %%
-norm = fuse(batch_norm(32, 256, 56, 56))
+norm = fuse_program(batch_norm(32, 256, 56, 56))
 print(stage_summary(norm))
 
 # %% [markdown]
@@ -82,13 +82,13 @@ draw_graph(stage_graph(norm), "batch normalisation: three stages, one kernel")
 # Softmax is different: `exp` is not cheap. It is computed once, and kept in the memory of the *result*, which is written only when and where `E` is read for the last time.
 
 # %%
-draw_graph(stage_graph(fuse(softmax(512, 768))), "softmax")
+draw_graph(stage_graph(fuse_program(softmax(512, 768))), "softmax")
 
 # %% [markdown]
 # Where sizes change between reductions, a temporary in memory is needed; and temporaries whose lifetimes are disjoint share a slot. Four of them, two slots:
 
 # %%
-zigzag = fuse(
+zigzag = fuse_program(
     ee.parse("""
 tensor X[40, 60]
 A[i:40] = sum[j:60] X[i, j]
@@ -106,7 +106,7 @@ print(stage_summary(zigzag))
 # The document: `(x0, x1, x2)` beside `(y0, y1)` makes sense only if `y0 == x1` and `y1 == x2`. Such equalities are recorded, and a kernel is used again for all sizes that meet them.
 
 # %%
-fuse(ee.parse("tensor x[2, 3, 4]\ntensor y[3, 4]\nz[i:2, j:3, k:4] = x[i, j, k] + y[j, k]")).sizes.equalities
+fuse_program(ee.parse("tensor x[2, 3, 4]\ntensor y[3, 4]\nz[i:2, j:3, k:4] = x[i, j, k] + y[j, k]")).sizes.equalities
 
 # %%
 norm.sizes.equalities
@@ -156,7 +156,7 @@ packed = {"X": (256 * 3136, 3136, 56, 1), "Y": (256 * 3136, 3136, 56, 1), "g": (
 last = {"X": (256 * 3136, 1, 56 * 256, 256), "Y": (256 * 3136, 1, 56 * 256, 256), "g": (1,), "b": (1,)}
 shapes = {"X": (32, 256, 56, 56), "g": (256,), "b": (256,)}
 for name, strides in (("NCHW", packed), ("NHWC", last)):
-    flat = flatten(norm, shapes, strides)
+    flat = lay_out(norm, shapes, strides)
     print(name, [(axis.name, flat.extents[axis]) for axis in flat.order], "side by side:", flat.lanes)
 
 # %% [markdown]
@@ -183,7 +183,7 @@ print(f"largest error: {np.abs(found - wanted).max():.1e}")
 
 # %%
 small = inputs(4, 3, 5, 6)
-_, kernel = gpu_launch(fuse(batch_norm(4, 3, 5, 6)), {name: a.shape for name, a in small.items()})
+_, kernel = gpu_launch(fuse_program(batch_norm(4, 3, 5, 6)), {name: a.shape for name, a in small.items()})
 text = emit(kernel, "cuda")
 print(text[: text.index("// stage 1")])
 
@@ -193,7 +193,7 @@ if nvrtc.version():
 
 # %%
 if opencl.available():
-    by_blocks = run_blocks(fuse(batch_norm(4, 3, 5, 6)), small)["Y"]
+    by_blocks = run_blocks(fuse_program(batch_norm(4, 3, 5, 6)), small)["Y"]
     print(f"OpenCL against C: {np.abs(by_blocks - batch(small)['Y']).max():.1e}")
 
 # %% [markdown]
@@ -204,9 +204,9 @@ if opencl.available():
 # %%
 for shape in ((32, 256, 56, 56), (32, 2, 512, 512)):
     program = batch_norm(*shape)
-    flat, _ = gpu_launch(fuse(program), {t.name: t.shape for t in program.inputs})
-    for target in (A100, CORE):
-        print(shape, verdict(flat, target))
+    flat, _ = gpu_launch(fuse_program(program), {t.name: t.shape for t in program.inputs})
+    for target in (A100_TARGET, CPU_CORE_TARGET):
+        print(shape, estimate_fusion(flat, target))
 
 # %% [markdown]
 # What decides in the end is a measurement: the fused kernel against a kernel an operation, run in turn.

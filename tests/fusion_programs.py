@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from einnet_evaluation.fused_programs import batch_norm, instance_norm, layer_norm, softmax, variance
-from einnet_explore.codegen.fusion import resized
+from einnet_explore.codegen.fusion import resize_program
 from einnet_explore.ir import Program
 from einnet_explore.syntax import parse
 
@@ -83,7 +83,7 @@ def chains(draw: DrawFn) -> Program:
     outputs.append(values[-1][0])
     made = parse("\n".join([*lines, f"output {', '.join(dict.fromkeys(outputs))}"]))
     now = dict(zip(axes, sizes, strict=True))
-    return resized(made, {name: tuple(now[a] for a in own if a) for name, own in values[:2]})
+    return resize_program(made, {name: tuple(now[a] for a in own if a) for name, own in values[:2]})
 
 
 def strided(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -17,9 +17,15 @@ from hypothesis import strategies as st
 
 import einnet_explore as ee
 from einnet_explore.analysis.fused_chain import Cut, chain
-from einnet_explore.codegen.blocked_chains import kernel
-from einnet_explore.codegen.blocked_chains.block_sizes import Part, blocked, cuts_of, divided, parts_of
-from einnet_explore.codegen.blocked_chains.product import tile_of
+from einnet_explore.codegen.fused_tiling import kernel
+from einnet_explore.codegen.fused_tiling.block_sizes import (
+    ChainPart,
+    choose_cuts,
+    choose_parts,
+    split_chain,
+    tileable_chain,
+)
+from einnet_explore.codegen.fused_tiling.product import choose_vector_tile
 from einnet_explore.codegen.machine import Machine, this_machine
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
@@ -78,14 +84,14 @@ def in_blocks(program: Program, m: int = 2) -> Derivation:
 
 def run(scope: Scope, cuts: tuple[Cut, ...], arrays: dict[str, npt.NDArray[Any]], threads: int = 1) -> Any:
     """What the kernel computes that is cut by *cuts*."""
-    return run_parts(scope, (Part(chain(scope), cuts),), arrays, threads)
+    return run_parts(scope, (ChainPart(chain(scope), cuts),), arrays, threads)
 
 
-def run_parts(scope: Scope, parts: tuple[Part, ...], arrays: dict[str, npt.NDArray[Any]], threads: int) -> Any:
+def run_parts(scope: Scope, parts: tuple[ChainPart, ...], arrays: dict[str, npt.NDArray[Any]], threads: int) -> Any:
     """What the kernel of *parts* computes."""
     names = tuple(dict.fromkeys(t.name for t in tensors(scope)))
     sizes = {name: arrays[name].size for name in names}
-    made = kernel.function(parts, sizes, threads, HERE)
+    made = kernel.chain_function(parts, sizes, threads, HERE)
     call = tvm.compile(tvm.IRModule({"main": made}), target=compiled._target(threads))["main"]
     compiled.use_threads(threads)
     out = aligned_empty(scope.shape)
@@ -132,7 +138,7 @@ def test_a_chain_in_blocks_keeps_every_integer(
     assert after.equations[-1].via == BLOCKED and emit(scope).template == "blocked"
     arrays = integers(program, seed)
     known = transformed(after, arrays["K"])
-    cuts = cuts_of(chain(scope), threads, replace(HERE, l2=1 << 14))
+    cuts = choose_cuts(chain(scope), threads, replace(HERE, l2=1 << 14))
     np.testing.assert_array_equal(run(scope, cuts, {**arrays, **known}, threads), convolved(arrays, p))
 
 
@@ -165,7 +171,7 @@ def test_parts_that_threads_share_keep_every_integer(threads: int, f: int, h: in
     scope = in_blocks(program).end.equations[-1].scope
     arrays = integers(program)
     arrays |= transformed(in_blocks(program).end, arrays["K"])
-    ((first, second),) = divided(chain(scope))
+    ((first, second),) = split_chain(chain(scope))
     rows = next(x for x in first.chain.result.scope.traversals if x.extent >= threads)
     first = replace(first, cuts=(first.chain.cut(rows, 1, -(-rows.extent // threads)),))
     own = {x.name: x for x in second.chain.result.scope.traversals}
@@ -192,9 +198,9 @@ def test_blocks_of_channels_keep_every_integer(period: int, size: int) -> None:
 def test_threads_have_columns_of_their_own_where_weights_are_large(threads: int) -> None:
     """36·512·512 numbers are read by no two threads: each has whole vectors, and the transforms are done once."""
     found = chain(in_blocks(convolution(1, 512, 512, 14, 14), 4).end.equations[-1].scope)
-    parts = parts_of(found, threads, Machine())
+    parts = choose_parts(found, threads, Machine())
     if threads == 1:
-        assert [p.cuts for p in parts] == [cuts_of(found, 1, Machine())]
+        assert [p.cuts for p in parts] == [choose_cuts(found, 1, Machine())]
         return
     first, last = parts
     assert not any(s.product for s in first.chain.stages) and sum(s.product for s in last.chain.stages) == 1
@@ -208,7 +214,7 @@ def test_small_weights_are_read_by_all_threads() -> None:
     """64 channels: rows are shared, evenly, by one part."""
     found = chain(in_blocks(convolution(1, 64, 64, 56, 56), 4).end.equations[-1].scope)
     for threads in (2, 7):
-        (part,) = parts_of(found, threads, Machine())
+        (part,) = choose_parts(found, threads, Machine())
         assert [cut.traversal.name for cut in part.cuts] == ["h"] and part.blocks % threads == 0
 
 
@@ -216,7 +222,7 @@ def test_a_chain_is_divided_where_one_tensor_leads_on() -> None:
     """Not where what follows reads two stages of it."""
     end = in_blocks(convolution(1, 16, 16, 9, 8)).end
     found = chain(end.equations[-1].scope)
-    (way,) = divided(found)
+    (way,) = split_chain(found)
     first, second = way
     assert first.chain.stages == found.stages[: len(first.chain.stages)] and not first.chain.stages[-1].product
     names = [stage.name for stage in (*first.chain.stages, *second.chain.stages)]
@@ -226,7 +232,7 @@ def test_a_chain_is_divided_where_one_tensor_leads_on() -> None:
     for left, after, ways in ((more, more, 1), (f"{{[m:8, k:16] 2 * {more}[m, k]}}", more, 0)):
         body = f"{{[m:8, n:16] sum[k:16] {left}[m, k] * B[k, n]}}[m, n] + {after}[m, n]"
         scope = ee.parse(f"{MATRICES}Y[m:8, n:16] = {body}").equations[0].scope
-        assert len(list(divided(chain(scope)))) == ways
+        assert len(list(split_chain(chain(scope)))) == ways
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -276,9 +282,9 @@ def test_cuts_are_those_that_do_no_product_twice() -> None:
 
 def test_what_is_done_for_all_channels_is_not_cut_by_channels() -> None:
     found = chain(in_blocks(convolution(1, 64, 64, 56, 56), 4).end.equations[-1].scope)
-    assert [(cut.traversal.name, cut.period) for cut in cuts_of(found, 1, Machine(l2=1 << 20))] == [("h", 4)]
-    assert cuts_of(found, 1, Machine(l2=1 << 26)) == ()
-    assert prod(cut.blocks for cut in cuts_of(found, 2, Machine(l2=1 << 26))) > 1
+    assert [(cut.traversal.name, cut.period) for cut in choose_cuts(found, 1, Machine(l2=1 << 20))] == [("h", 4)]
+    assert choose_cuts(found, 1, Machine(l2=1 << 26)) == ()
+    assert prod(cut.blocks for cut in choose_cuts(found, 2, Machine(l2=1 << 26))) > 1
 
 
 def test_the_derivation_is_proved_step_by_step() -> None:
@@ -371,7 +377,7 @@ def test_products_that_have_no_vectors_are_left_to_others() -> None:
         "Y[m:8, n:6] = {[m:8, n:6] sum[k:16] A[m, k] * B[k, n]}[m, n] + C[m, n]"
     )
     scope = program.equations[0].scope
-    assert blocked(scope, HERE) is None and emit(scope).template != "blocked"
+    assert tileable_chain(scope, HERE) is None and emit(scope).template != "blocked"
     arrays = integers(program)
     got = compile_scope(scope)(*(np.asarray(arrays[n], np.float32) for n in emit(scope).inputs))
     np.testing.assert_array_equal(got, evaluate(program, arrays)["Y"])
@@ -388,7 +394,7 @@ def test_products_that_have_no_vectors_are_left_to_others() -> None:
 def test_a_stage_of_one_element_has_no_vectors(text: str) -> None:
     """Found by a soak: compiling it was a crash."""
     program = ee.parse(text)
-    assert blocked(program.equations[0].scope, HERE) is None
+    assert tileable_chain(program.equations[0].scope, HERE) is None
     arrays = integers(program)
     got = compile_program(program).run({n: np.asarray(a, np.float32) for n, a in arrays.items()})
     np.testing.assert_array_equal(got["Y"], evaluate(program, arrays)["Y"])
@@ -397,19 +403,19 @@ def test_a_stage_of_one_element_has_no_vectors(text: str) -> None:
 @pytest.mark.parametrize("depth", [16, 4096])
 @pytest.mark.parametrize(("rows", "vectors"), [(14, 4), (16, 16), (49, 8), (1, 2), (5, 3)])
 def test_tiles_fit_the_registers_and_the_vectors(rows: int, vectors: int, depth: int) -> None:
-    tile = tile_of(rows, vectors, depth, Machine())
+    tile = choose_vector_tile(rows, vectors, depth, Machine())
     assert vectors % tile.vectors == 0 and tile.rows <= rows
     assert tile.rows * tile.vectors + tile.vectors + 1 <= Machine().registers
 
 
 def test_rows_that_come_out_even_are_preferred() -> None:
-    assert tile_of(16, 16, 64, Machine()).rows in (4, 8, 16)
-    assert 28 % tile_of(28, 4, 64, Machine()).rows == 0
+    assert choose_vector_tile(16, 16, 64, Machine()).rows in (4, 8, 16)
+    assert 28 % choose_vector_tile(28, 4, 64, Machine()).rows == 0
 
 
 def test_long_columns_are_read_by_few_tiles_of_rows() -> None:
     """They come from the second-level cache for every tile, so that fewer of them at a time keep up."""
-    short, long = (tile_of(16, 32, depth, Machine()) for depth in (16, 4096))
+    short, long = (choose_vector_tile(16, 32, depth, Machine()) for depth in (16, 4096))
     assert long.vectors < short.vectors and long.rows > short.rows
 
 
@@ -417,9 +423,9 @@ def written(c: int, f: int) -> tuple[str, tuple[Cut, ...]]:
     """The kernel of F(2×2, 3×3) of so many channels, on an image of 7²; how it is cut."""
     program = in_blocks(convolution(1, c, f, 7, 7)).end
     scope = program.equations[-1].scope
-    cuts = cuts_of(chain(scope), 1, HERE)
+    cuts = choose_cuts(chain(scope), 1, HERE)
     sizes = {t.name: prod(t.shape) for t in tensors(scope)}
-    return str(kernel.function((Part(chain(scope), cuts),), sizes, 1, HERE)), cuts
+    return str(kernel.chain_function((ChainPart(chain(scope), cuts),), sizes, 1, HERE)), cuts
 
 
 def test_weights_from_beyond_the_caches_are_asked_for_ahead_and_read_once() -> None:

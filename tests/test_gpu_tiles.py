@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from einnet_explore.codegen.language import F16, F32, Array, Barrier, Copy, Kernel, LocalArray, Store, emit, literal
-from einnet_explore.codegen.tiling import Hardware, Tiled, thread_layout, tiled
+from einnet_explore.codegen.tiling import Hardware, TiledKernel, thread_layout, tile_contraction
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.runtime import c_kernels, opencl
 from einnet_explore.runtime.cuda import nvrtc
@@ -30,7 +30,7 @@ PROGRAMS = {
 SMALL = Hardware(threads=64, memory=2048, registers=4096, groups=4, square=True, stages=2)
 
 
-def run(made: Tiled, text: str, load: object) -> tuple[np.ndarray, np.ndarray]:
+def run(made: TiledKernel, text: str, load: object) -> tuple[np.ndarray, np.ndarray]:
     program = parse(text)
     random = np.random.default_rng(2)
     feeds = {t.name: random.integers(-3, 4, t.shape).astype(np.float32) for t in program.inputs}
@@ -47,12 +47,12 @@ CHECKED = ("-O1", "-fsanitize=bounds", "-fsanitize-undefined-trap-on-error")
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_tiles_in_turns_are_right(name: str) -> None:
-    made = tiled(parse(PROGRAMS[name]), SMALL)
+    made = tile_contraction(parse(PROGRAMS[name]), SMALL)
     want, got = run(made, PROGRAMS[name], lambda kernel: c_kernels.load(kernel, CHECKED))
     assert (got == want).all()
     text = emit(made.kernel, "cuda")
     assert "copy_async<4>" in text and text.count("__syncthreads();") <= 1 + 2 * (made.kernel.threads.bit_length())
-    plain = tiled(parse(PROGRAMS[name]), Hardware(64, 32, 2048, 4096, groups=4))
+    plain = tile_contraction(parse(PROGRAMS[name]), Hardware(64, 32, 2048, 4096, groups=4))
     assert "copy_async" not in emit(plain.kernel, "cuda")
     if nvrtc.version() is not None:
         took = nvrtc.compile_cuda(made.kernel, "sm_90").resources
@@ -63,7 +63,7 @@ def test_the_same_in_blocks_that_wait() -> None:
     pytest.importorskip("pyopencl")
     for text in (PROGRAMS["band"], PROGRAMS["uneven"]):
         try:
-            want, got = run(tiled(parse(text), SMALL), text, opencl.load)
+            want, got = run(tile_contraction(parse(text), SMALL), text, opencl.load)
         except BackendError as missing:
             pytest.skip(str(missing))
         assert (got == want).all()
@@ -72,13 +72,15 @@ def test_the_same_in_blocks_that_wait() -> None:
 def test_before_sm_80_it_is_a_copy() -> None:
     if nvrtc.version() is None:
         pytest.skip("NVRTC is not installed")
-    made = tiled(parse(PROGRAMS["product"]), SMALL).kernel
+    made = tile_contraction(parse(PROGRAMS["product"]), SMALL).kernel
     texts = {a: nvrtc.compile_cuda(made, f"compute_{a}").code.decode() for a in ("75", "80")}
     assert "cp.async.ca.shared.global" in texts["80"] and "cp.async" not in texts["75"]
 
 
 def test_threads_hold_square_blocks() -> None:
-    made = tiled(parse("tensor A[512, 64]\ntensor B[64, 512]\nY[i:512, j:512] = sum[k:64] A[i, k] * B[k, j]"), GPU)
+    made = tile_contraction(
+        parse("tensor A[512, 64]\ntensor B[64, 512]\nY[i:512, j:512] = sum[k:64] A[i, k] * B[k, j]"), GPU
+    )
     table, tile = made.contraction.table, made.cost.tile
     square, plain = (thread_layout(table, tile, 256, flag) for flag in (True, False))
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from einnet_explore.cli import main
-from einnet_explore.codegen.fusion import fuse, resized
-from einnet_explore.codegen.fusion.cpu import LANES
-from einnet_explore.codegen.fusion.gpu import gpu_blocks, gpu_kernel, width
-from einnet_explore.codegen.fusion.memory_layout import flatten
-from einnet_explore.codegen.fusion.profitability import A100, CORE, verdict
+from einnet_explore.codegen.fusion import fuse_program, resize_program
+from einnet_explore.codegen.fusion.cpu import ROW_POINTS
+from einnet_explore.codegen.fusion.gpu import address_type, gpu_blocks, gpu_kernel
+from einnet_explore.codegen.fusion.memory_layout import lay_out
+from einnet_explore.codegen.fusion.profitability import A100_TARGET, CPU_CORE_TARGET, estimate_fusion
 from einnet_explore.codegen.language import F32, I32, I64, emit
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
@@ -79,13 +79,13 @@ def normal(program: Program, dtype: str = "float32", seed: int = 0) -> dict[str,
 @pytest.mark.parametrize("name", NORMS)
 def test_plan(name: str, snapshot: SnapshotAssertion) -> None:
     make, sizes = NORMS[name]
-    made = fuse(make(*sizes))
+    made = fuse_program(make(*sizes))
     assert stage_summary(made) == snapshot
     assert emit(gpu_launch(made, {t.name: t.shape for t in made.inputs})[1], "cuda") == snapshot(name="cuda")
 
 
 def test_two_launches_become_one_pass() -> None:
-    made = fuse(parse("tensor x[9]\nm[i:9] = x[i] * x[i]\ny[i:9] = x[i] + m[i]\noutput y"))
+    made = fuse_program(parse("tensor x[9]\nm[i:9] = x[i] * x[i]\ny[i:9] = x[i] + m[i]\noutput y"))
     (stage,) = made.stages
     assert [s.name for s in stage.heads] == ["m", "y"] and not stage.nests
     assert [s.stores for s in stage.heads] == [False, True]  # tmp[tid] = a; b = tmp[tid] is b = a
@@ -93,17 +93,17 @@ def test_two_launches_become_one_pass() -> None:
 
 
 def test_batch_norm_is_three_stages_and_stores_its_result_only() -> None:
-    made = fuse(batch_norm(4, 3, 5, 6))
+    made = fuse_program(batch_norm(4, 3, 5, 6))
     assert len(made.stages) == 3 and made.barriers == 2
     assert [s.name for stage in made.stages for s in stage.steps if s.stores] == ["Y"]
     assert [x.extent for x in made.grid] == [3]
 
 
 def test_what_costs_more_than_memory_is_kept_where_the_result_will_be() -> None:
-    made = fuse(softmax(4, 9))
+    made = fuse_program(softmax(4, 9))
     assert made.spaces["E"].beside == "Y" and made.slots == 0
     # A cheap one is computed again instead.
-    cheap = fuse(parse(str_of_softmax().replace("exp(X[i, j] - M[i])", "X[i, j] - M[i]")))
+    cheap = fuse_program(parse(str_of_softmax().replace("exp(X[i, j] - M[i])", "X[i, j] - M[i]")))
     assert cheap.spaces["E"].kind == "register"
 
 
@@ -117,7 +117,7 @@ def str_of_softmax() -> str:
 
 
 def test_temporaries_share_memory_unless_they_live_together() -> None:
-    made = fuse(
+    made = fuse_program(
         parse("""tensor X[4, 6]
         A[i:4] = sum[j:6] X[i, j]
         B[j:6] = sum[i:4] X[i, j] * A[i]
@@ -127,13 +127,13 @@ def test_temporaries_share_memory_unless_they_live_together() -> None:
     )
     assert {n: made.spaces[n].slot for n in "ABCD"} == {"A": 0, "B": 1, "C": 0, "D": 1} and made.slots == 2
     assert [s.barrier for s in made.stages] == [True] * 4 + [False]
-    flat = flatten(made, {"X": (4, 6)}, {"X": (6, 1), "E": (1,)})
+    flat = lay_out(made, {"X": (4, 6)}, {"X": (6, 1), "E": (1,)})
     assert emulated_blocks.slot_sizes(flat) == (4, 6)
 
 
 def test_a_reduction_of_what_is_read_elsewhere_waits() -> None:
     """A shifted read of an expensive value: other threads made it."""
-    made = fuse(
+    made = fuse_program(
         parse("""tensor X[3, 8]
         E[i:3, j:8] = exp(X[i, j])
         Y[i:3, j:7] = E[i, j+1] - E[i, j]
@@ -144,12 +144,12 @@ def test_a_reduction_of_what_is_read_elsewhere_waits() -> None:
 
 
 def test_same_axes_in_the_same_order_need_no_barrier() -> None:
-    made = fuse(softmax(4, 9))
+    made = fuse_program(softmax(4, 9))
     assert not any(stage.barrier for stage in made.stages)  # E is loaded by the thread that stored it
 
 
 def test_diagram_shows_what_is_read_and_kept() -> None:
-    drawn = stage_graph(fuse(softmax(4, 9)))
+    drawn = stage_graph(fuse_program(softmax(4, 9)))
     labels = {node.name: node.label for node in drawn.nodes}
     assert labels["E in memory"] == "E\nin the memory of Y"
     assert "max=" in labels["stage 0 nest"] and "S sum= E" in labels["stage 1 nest"]
@@ -161,15 +161,15 @@ def test_diagram_shows_what_is_read_and_kept() -> None:
 
 
 def test_broadcasting_records_equalities() -> None:
-    made = fuse(parse("tensor x[2, 3, 4]\ntensor y[3, 4]\nz[i:2, j:3, k:4] = x[i, j, k] + y[j, k]"))
+    made = fuse_program(parse("tensor x[2, 3, 4]\ntensor y[3, 4]\nz[i:2, j:3, k:4] = x[i, j, k] + y[j, k]"))
     assert made.sizes.equalities == ("x.1 == y.0", "x.2 == y.1")
 
 
 def test_what_is_no_whole_dimension_is_recorded_as_a_number() -> None:
-    made = fuse(parse("tensor x[9, 4]\nz[i:7, j:4] = sum[k:3] x[i+k, j]"))
+    made = fuse_program(parse("tensor x[9, 4]\nz[i:7, j:4] = sum[k:3] x[i+k, j]"))
     assert made.sizes.equalities == ("x.0 == 9",)
     with pytest.raises(Refused, match=r"x.0 == 9: x.0 is 10"):
-        resized(made.program, {"x": (10, 4)})
+        resize_program(made.program, {"x": (10, 4)})
 
 
 @needs_cc
@@ -178,7 +178,7 @@ def test_one_analysis_serves_other_sizes() -> None:
     for shape in ((4, 6), (9, 2), (1, 300), (5, 1), (300, 3)):
         x = np.arange(np.prod(shape), dtype=np.float64).reshape(shape) % 7 - 3
         found = kernel({"X": x})
-        for name, a in exactly(resized(two_ways(4, 6), {"X": shape}), {"X": x.astype(np.int64)}).items():
+        for name, a in exactly(resize_program(two_ways(4, 6), {"X": shape}), {"X": x.astype(np.int64)}).items():
             np.testing.assert_array_equal(found[name], a)
     assert kernel.analyses == 1
     assert len({known.text for known, _ in kernel._known.values()}) == kernel.kernels <= 3  # rows, one row, one column
@@ -216,8 +216,8 @@ def test_sizes_that_break_what_was_recorded_are_refused() -> None:
 @needs_cc
 def test_an_empty_size_is_analysed_by_itself() -> None:
     program = parse("tensor x[4, 3]\nz[j:3] = max[i:4] x[i, j]\ny[i:4] = sum[j:3] x[i, j] + 5\noutput z, y")
-    empty = resized(program, {"x": (0, 3)})
-    assert fuse(empty).sizes.equalities == ("x.0 == 0",)
+    empty = resize_program(program, {"x": (0, 3)})
+    assert fuse_program(empty).sizes.equalities == ("x.0 == 0",)
     x = np.zeros((0, 3), np.float32)
     for kernel in (FusedProgram(program), FusedProgram(empty)):
         found = kernel({"x": x})
@@ -231,30 +231,30 @@ def test_an_empty_size_is_analysed_by_itself() -> None:
 
 
 def test_neighbouring_dimensions_are_one_where_memory_allows_it() -> None:
-    made = fuse(batch_norm(4, 3, 5, 6))
+    made = fuse_program(batch_norm(4, 3, 5, 6))
     shapes = {t.name: t.shape for t in made.inputs}
     plain = {"X": (90, 30, 6, 1), "Y": (90, 30, 6, 1), "g": (1,), "b": (1,)}
-    packed = flatten(made, shapes, plain)
+    packed = lay_out(made, shapes, plain)
     assert sorted(packed.extents[x] for x in packed.order) == [3, 4, 30]
     assert packed.lanes is None and packed.points == 3
-    turned = flatten(made, shapes, {**plain, "X": (90, 30, 1, 5)})
+    turned = lay_out(made, shapes, {**plain, "X": (90, 30, 1, 5)})
     assert sorted(turned.extents[x] for x in turned.order) == [3, 4, 5, 6]
-    last = flatten(made, shapes, {**plain, "X": (90, 1, 18, 3), "Y": (90, 1, 18, 3)})
+    last = lay_out(made, shapes, {**plain, "X": (90, 1, 18, 3), "Y": (90, 1, 18, 3)})
     assert last.lanes in made.grid  # channels run along memory: points side by side
 
 
 def test_everything_is_one_axis_in_an_elementwise_program() -> None:
-    made = fuse(parse("tensor x[3, 4, 5]\ny[i:3, j:4, k:5] = relu(x[i, j, k])"))
-    flat = flatten(made, {"x": (3, 4, 5)}, {"x": (20, 5, 1), "y": (20, 5, 1)})
+    made = fuse_program(parse("tensor x[3, 4, 5]\ny[i:3, j:4, k:5] = relu(x[i, j, k])"))
+    flat = lay_out(made, {"x": (3, 4, 5)}, {"x": (20, 5, 1), "y": (20, 5, 1)})
     assert [flat.extents[x] for x in flat.order] == [60]
 
 
 def test_addresses_beyond_31_bits_take_64() -> None:
-    made = fuse(softmax(4, 9))
+    made = fuse_program(softmax(4, 9))
     for shape, kind in (((1000, 1000), I32), ((50_000, 50_000), I64)):
         strides = (shape[1], 1)
-        flat = flatten(made, {"X": shape}, {"X": strides, "Y": strides})
-        assert width(flat) == kind
+        flat = lay_out(made, {"X": shape}, {"X": strides, "Y": strides})
+        assert address_type(flat) == kind
         assert ("long long" in emit(gpu_kernel(flat, F32), "cuda")) == (kind == I64)
 
 
@@ -277,10 +277,10 @@ def test_cpu_kernels(name: str, dtype: str) -> None:
         batch_norm(3, 2, 70, 80),  # rows beyond what is summed up in single precision
         layer_norm(2, 5000),
         variance(100, 300),
-        parse(f"tensor X[40, {LANES + 3}]\nM[c:{LANES + 3}] = sum[n:40] X[n, c]\n"
-              f"Y[n:40, c:{LANES + 3}] = exp(X[n, c] - M[c])"),
-        two_ways(LANES + 5, 3),
-        two_ways(3, 2 * LANES + 1),
+        parse(f"tensor X[40, {ROW_POINTS + 3}]\nM[c:{ROW_POINTS + 3}] = sum[n:40] X[n, c]\n"
+              f"Y[n:40, c:{ROW_POINTS + 3}] = exp(X[n, c] - M[c])"),
+        two_ways(ROW_POINTS + 5, 3),
+        two_ways(3, 2 * ROW_POINTS + 1),
     ],
     ids=["batch norm", "layer norm", "variance", "lanes", "columns", "rows"],
 )  # fmt: skip
@@ -383,9 +383,9 @@ def test_bad_arrays_are_refused() -> None:
 
 def test_tables_and_empty_programs_are_refused() -> None:
     with pytest.raises(Refused, match="a table of known numbers is read"):
-        fuse(parse("tensor x[2]\ny[i:2] = sum[j:2] table[2, 2] (1, 0, 0, 1) [i, j] * x[j]"))
+        fuse_program(parse("tensor x[2]\ny[i:2] = sum[j:2] table[2, 2] (1, 0, 0, 1) [i, j] * x[j]"))
     with pytest.raises(Refused, match="nothing to compute"):
-        fuse(Program((), (), ()))
+        fuse_program(Program((), (), ()))
 
 
 @needs_cc
@@ -398,7 +398,7 @@ def test_a_compiler_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> N
 
 @needs_cc
 def test_operations_apart_compute_the_same() -> None:
-    program = two_ways(LANES + 5, 30)
+    program = two_ways(ROW_POINTS + 5, 30)
     assert [p.outputs for p in apart(program)] == [("A",), ("B",), ("Y",), ("Z",)]
     arrays = normal(program)
     outs = {n: np.empty(a.shape, np.float32) for n, a in FusedProgram(program)(arrays).items()}
@@ -425,7 +425,7 @@ def test_a_bound_call_reads_what_is_there_now() -> None:
 @given(st.one_of(programs(), chains()), st.sampled_from([1, 2, 4]))
 def test_blocks_exactly_and_without_races(program: Program, threads: int) -> None:
     arrays = inputs_for(program)
-    made = fuse(program)
+    made = fuse_program(program)
     flat, kernel = gpu_launch(made, {n: a.shape for n, a in arrays.items()}, "float64", threads)
     wanted = exactly(program, arrays)
     outs = {n: np.full(a.shape, np.nan).reshape(-1) for n, a in wanted.items()}
@@ -443,7 +443,7 @@ def test_blocks_exactly_and_without_races(program: Program, threads: int) -> Non
 def test_blocks_as_loops(name: str) -> None:
     make, sizes = NORMS[name]
     arrays = normal(make(*sizes))
-    close(run_blocks(fuse(make(*sizes)), arrays, "c blocks", threads=8), make(*sizes), arrays)
+    close(run_blocks(fuse_program(make(*sizes)), arrays, "c blocks", threads=8), make(*sizes), arrays)
 
 
 @needs_opencl
@@ -451,16 +451,16 @@ def test_blocks_as_loops(name: str) -> None:
 def test_blocks_by_opencl(name: str) -> None:
     make, sizes = NORMS[name]
     arrays = normal(make(*sizes))
-    close(run_blocks(fuse(make(*sizes)), arrays, "opencl", threads=16), make(*sizes), arrays)
+    close(run_blocks(fuse_program(make(*sizes)), arrays, "opencl", threads=16), make(*sizes), arrays)
 
 
 @needs_opencl
 def test_one_thread_a_point_by_opencl() -> None:
     program = parse("tensor X[9, 300]\nM[c:300] = max[n:9] X[n, c]\nY[n:9, c:300] = X[n, c] - M[c]\noutput Y")
     arrays = normal(program)
-    flat, _ = gpu_launch(fuse(program), {"X": (9, 300)})
+    flat, _ = gpu_launch(fuse_program(program), {"X": (9, 300)})
     assert flat.lanes is not None
-    close(run_blocks(fuse(program), arrays), program, arrays)
+    close(run_blocks(fuse_program(program), arrays), program, arrays)
 
 
 @needs_nvrtc
@@ -469,17 +469,17 @@ def test_one_thread_a_point_by_opencl() -> None:
 def test_cuda_compiles(name: str, architecture: str) -> None:
     make, sizes = NORMS[name]
     made = make(*sizes)
-    _, kernel = gpu_launch(fuse(made), {t.name: t.shape for t in made.inputs})
+    _, kernel = gpu_launch(fuse_program(made), {t.name: t.shape for t in made.inputs})
     assert nvrtc.compile_cuda(kernel, architecture).code[1:4] == b"ELF"
 
 
 def test_blocks_refuse_what_they_cannot() -> None:
     with pytest.raises(BackendError, match="engine 'cuda': expected one of opencl, c blocks"):
-        run_blocks(fuse(softmax(4, 9)), normal(softmax(4, 9)), "cuda")
+        run_blocks(fuse_program(softmax(4, 9)), normal(softmax(4, 9)), "cuda")
     with pytest.raises(ValueError, match="48 threads a block, expected a power of two"):
-        gpu_launch(fuse(softmax(4, 9)), {"X": (4, 9)}, threads=48)
+        gpu_launch(fuse_program(softmax(4, 9)), {"X": (4, 9)}, threads=48)
     with pytest.raises(Refused, match="X was analysed as"):
-        gpu_launch(fuse(softmax(4, 9)), {"X": (4,)})
+        gpu_launch(fuse_program(softmax(4, 9)), {"X": (4,)})
 
 
 # Cost
@@ -488,17 +488,17 @@ def test_blocks_refuse_what_they_cannot() -> None:
 def test_a_tiny_grid_does_not_pay_on_a_gpu() -> None:
     def asked(n: int, c: int, h: int, w: int, target: Any) -> Any:
         program = batch_norm(n, c, h, w)
-        return verdict(gpu_launch(fuse(program), {t.name: t.shape for t in program.inputs})[0], target)
+        return estimate_fusion(gpu_launch(fuse_program(program), {t.name: t.shape for t in program.inputs})[0], target)
 
-    assert asked(32, 256, 56, 56, A100).pays
-    small = asked(32, 2, 512, 512, A100)
+    assert asked(32, 256, 56, 56, A100_TARGET).pays
+    small = asked(32, 2, 512, 512, A100_TARGET)
     assert small.blocks == 2 and not small.pays and "keep apart" in str(small)
-    assert asked(32, 2, 512, 512, CORE).pays and asked(32, 256, 56, 56, CORE).pays
-    assert asked(1, 64, 7, 7, A100).pays  # launches cost more than all the work
+    assert asked(32, 2, 512, 512, CPU_CORE_TARGET).pays and asked(32, 256, 56, 56, CPU_CORE_TARGET).pays
+    assert asked(1, 64, 7, 7, A100_TARGET).pays  # launches cost more than all the work
 
 
 def test_instance_norm_has_a_point_for_each_image_and_channel() -> None:
-    made = fuse(instance_norm(3, 2, 5, 7))
+    made = fuse_program(instance_norm(3, 2, 5, 7))
     assert [x.extent for x in made.grid] == [3, 2]
 
 

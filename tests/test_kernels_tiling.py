@@ -20,16 +20,16 @@ from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.tiling import (
     Hardware,
     LocalLayout,
-    Problem,
-    Tiled,
-    best_first,
-    contraction,
-    exhaustive,
+    TiledKernel,
+    TilingProblem,
+    as_contraction,
+    cpu_hardware,
     local_layout,
-    processor,
+    search_best_first,
+    search_exhaustively,
     thread_layout,
+    tile_contraction,
     tile_cost,
-    tiled,
 )
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Scope, program, tensors
@@ -44,7 +44,7 @@ from tests.test_kernels_flattening import PLAIDML
 needs_opencl = pytest.mark.skipif(opencl.available() is None, reason="no OpenCL device")
 
 CONV = flattened(parse(PLAIDML).equations[0].scope)
-RELU = Problem(CONV, operations=4)
+RELU = TilingProblem(CONV, operations=4)
 CHOSEN = (8, 32, 2, 3, 16, 2, 2)
 LOG = """\
 Computing cost for tile size: [8, 32, 1, 3, 16, 8, 2]
@@ -83,12 +83,12 @@ def test_the_documents_log() -> None:
 
 
 def test_a_relu_counts_as_a_comparison_and_a_choice() -> None:
-    found = contraction(parse(FUSED.replace("\n  D", " D")).equations[0].scope)
+    found = as_contraction(parse(FUSED.replace("\n  D", " D")).equations[0].scope)
     assert found.problem() == RELU
 
 
 def test_best_first_visits_505_sizes_and_picks_the_documented_one() -> None:
-    search = best_first(RELU, Hardware())
+    search = search_best_first(RELU, Hardware())
     assert len(search.visited) == 505
     assert search.chosen.tile == CHOSEN
     said = "\n".join(c.log() for c in search.visited)
@@ -98,7 +98,7 @@ def test_best_first_visits_505_sizes_and_picks_the_documented_one() -> None:
 
 
 def test_every_size_and_the_tie_break() -> None:
-    search = exhaustive(RELU, Hardware())
+    search = search_exhaustively(RELU, Hardware())
     assert (len(search.visited), sum(not c.rejected for c in search.visited), search.ties) == (69519, 51763, 1820)
     ties = [c for c in search.visited if c.score == 1]
     assert search.chosen == min(ties, key=lambda c: (-c.flops_per_byte, c.sm, c.tile))
@@ -130,7 +130,7 @@ def test_reads_of_the_chosen_size_are_eight_wide() -> None:
 
 
 def test_the_documents_kernel(snapshot: SnapshotAssertion) -> None:
-    found = tiled(parse(FUSED.replace("\n  D", " D")))
+    found = tile_contraction(parse(FUSED.replace("\n  D", " D")))
     assert found.cost.tile == CHOSEN
     assert found.kernel.block == (256, 1, 1) and found.kernel.grid == (50176, 1, 1)
     check_kernel(found.kernel)
@@ -171,7 +171,7 @@ def test_costs_are_sums_over_the_tiles(data: st.DataObject) -> None:
 
 def test_threads_are_rolled_up_where_results_are_few() -> None:
     table = flattened(parse("tensor A[512]\ntensor B[512]\nY[o:1] = sum[k:512] A[k] * B[k]").equations[0].scope)
-    cost = tile_cost(Problem(table), (512, 1), Hardware())
+    cost = tile_cost(TilingProblem(table), (512, 1), Hardware())
     assert (cost.op, cost.rp, cost.tu) == (256, 8, 256)
     layout = thread_layout(table, (512, 1), 256)
     assert (layout.outputs, layout.lanes) == (1, 256)
@@ -184,10 +184,10 @@ def test_caches_hold_lines_without_bumps() -> None:
 
 
 def test_a_processor_as_hardware() -> None:
-    found = processor(Machine(registers=32, lanes=16, l1=48 << 10), cores=2)
+    found = cpu_hardware(Machine(registers=32, lanes=16, l1=48 << 10), cores=2)
     assert (found.threads, found.width, found.memory, found.registers) == (1, 64, 49152, 2048)
     assert (found.groups, found.managed, found.goal) == (2, False, 2.0)
-    chosen = best_first(RELU, found).chosen
+    chosen = search_best_first(RELU, found).chosen
     assert chosen.score == 1 and chosen.out <= 2048
 
 
@@ -210,24 +210,24 @@ def test_refusals_show_numbers() -> None:
         tile_cost(RELU, [1, 2], Hardware())
     with pytest.raises(ValueError, match=r"\[65, 1, 1, 1, 1, 1, 1\]: expected .* ranges \[64, 64, 3"):
         tile_cost(RELU, [65, 1, 1, 1, 1, 1, 1], Hardware())
-    for search in (best_first, exhaustive):
+    for search in (search_best_first, search_exhaustively):
         with pytest.raises(ValueError, match=r"single elements are over memory: they take 8 bytes .* there are 4"):
             search(RELU, Hardware(memory=4))
         with pytest.raises(ValueError, match=r"single elements are over regs: .* and 1024 of sums"):
             search(RELU, Hardware(registers=512))
     empty = Flattened((Row("k", 0, False), Row("x", 3, True)), (Column("O", (0, 1)), Column("A", (1, 1))))
     with pytest.raises(ValueError, match=r"ranges \[0, 3\]: there is nothing to cut"):
-        best_first(Problem(empty), Hardware())
+        search_best_first(TilingProblem(empty), Hardware())
     with pytest.raises(ValueError, match="is over memory: 20656 bytes"):
-        tiled(parse(PLAIDML), tile=(8, 32, 1, 3, 16, 8, 2))
+        tile_contraction(parse(PLAIDML), tile=(8, 32, 1, 3, 16, 8, 2))
     with pytest.raises(ValueError, match="a program of 2 equations, expected one"):
-        tiled(parse("tensor A[3]\nY[x:3] = A[x]\nZ[x:3] = Y[x] + A[x]"))
+        tile_contraction(parse("tensor A[3]\nY[x:3] = A[x]\nZ[x:3] = Y[x] + A[x]"))
     with pytest.raises(ValueError, match="reads no tensor"):
-        contraction(parse("tensor A[3]\nY[x:3] = sum[k:2] {[i:3] relu(A[i])}[x] * A[x]").equations[0].scope)
+        as_contraction(parse("tensor A[3]\nY[x:3] = sum[k:2] {[i:3] relu(A[i])}[x] * A[x]").equations[0].scope)
     with pytest.raises(ValueError, match="0 traversals is not tiled"):
-        contraction(parse("tensor A[3]\nY[] = sum[k:3] A[k]").equations[0].scope)
+        as_contraction(parse("tensor A[3]\nY[] = sum[k:3] A[k]").equations[0].scope)
     with pytest.raises(Refused, match="exp of int32"):
-        tiled(parse("tensor A[3]\nY[x:3] = exp(A[x])"), kind=I32)
+        tile_contraction(parse("tensor A[3]\nY[x:3] = exp(A[x])"), kind=I32)
 
 
 # --- kernels ---------------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def case(name: str) -> str:
     return KERNELS[name].replace("*\n        K", "* K").replace("\n        ", "\n")
 
 
-def values(found: Tiled, dtype: type, seed: int = 0) -> dict[str, np.ndarray]:
+def values(found: TiledKernel, dtype: type, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     return {t.name: rng.integers(-4, 5, t.shape).astype(dtype) for t in found.inputs}
 
@@ -286,7 +286,7 @@ RUNS = [(name, "small") for name in KERNELS] + [("convolution", d) for d in ("th
 @pytest.mark.parametrize(("name", "device"), RUNS)
 def test_kernels_are_exact_through_opencl(name: str, device: str) -> None:
     whole = parse(case(name))
-    found = tiled(whole, DEVICES[device], kind=I32)
+    found = tile_contraction(whole, DEVICES[device], kind=I32)
     inputs = values(found, np.int32)
     want = evaluate(whole, inputs)[whole.outputs[0]]
     got = np.full(want.shape, 77, np.int32)
@@ -297,7 +297,7 @@ def test_kernels_are_exact_through_opencl(name: str, device: str) -> None:
 @needs_opencl
 def test_floats_through_opencl() -> None:
     whole = parse(case("bias, residual and ReLU"))
-    found = tiled(whole, DEVICES["small"], kind=F32)
+    found = tile_contraction(whole, DEVICES["small"], kind=F32)
     rng = np.random.default_rng(1)
     inputs = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in found.inputs}
     want = evaluate(whole, inputs, np.float64)["O"]
@@ -306,7 +306,7 @@ def test_floats_through_opencl() -> None:
     assert np.allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-def interpreted(found: Tiled, inputs: dict[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+def interpreted(found: TiledKernel, inputs: dict[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
     """What the kernel computes, thread by thread; a race between barriers raises."""
     check_kernel(found.kernel)
     got = np.full(prod(shape), 77, np.int64)
@@ -318,21 +318,21 @@ def interpreted(found: Tiled, inputs: dict[str, np.ndarray], shape: tuple[int, .
 
 
 @st.composite
-def cuts(draw: DrawFn) -> tuple[Scope, Tiled]:
+def cuts(draw: DrawFn) -> tuple[Scope, TiledKernel]:
     """A scope, and its kernel for tiles of any size on a device of few threads."""
     scope = draw(scopes_(depth=1, quotients=False, domains=False))
     assume(scope.traversals and prod(scope.shape))
-    ranges = contraction(scope).table.ranges
+    ranges = as_contraction(scope).table.ranges
     tile = tuple(draw(st.integers(1, n)) for n in ranges)
     hardware = Hardware(
         threads=draw(st.sampled_from([1, 2, 4, 16])), memory=1 << 20, registers=1 << 20, managed=draw(st.booleans())
     )
-    return scope, tiled(scope, hardware, tile, I64)
+    return scope, tile_contraction(scope, hardware, tile, I64)
 
 
 @given(cuts())
 @settings(max_examples=30)
-def test_kernels_are_exact_for_any_tile(cut: tuple[Scope, Tiled]) -> None:
+def test_kernels_are_exact_for_any_tile(cut: tuple[Scope, TiledKernel]) -> None:
     scope, found = cut
     inputs = inputs_for(scope)
     assert np.array_equal(interpreted(found, inputs, scope.shape), evaluate(scope, inputs))
@@ -341,7 +341,7 @@ def test_kernels_are_exact_for_any_tile(cut: tuple[Scope, Tiled]) -> None:
 @pytest.mark.slow
 @given(cuts())
 @settings(max_examples=600)
-def test_many_kernels_are_exact(cut: tuple[Scope, Tiled]) -> None:
+def test_many_kernels_are_exact(cut: tuple[Scope, TiledKernel]) -> None:
     scope, found = cut
     inputs = inputs_for(scope)
     assert np.array_equal(interpreted(found, inputs, scope.shape), evaluate(scope, inputs))
@@ -351,7 +351,7 @@ def test_many_kernels_are_exact(cut: tuple[Scope, Tiled]) -> None:
 @needs_opencl
 @given(cuts())
 @settings(max_examples=60)
-def test_many_kernels_are_exact_through_opencl(cut: tuple[Scope, Tiled]) -> None:
+def test_many_kernels_are_exact_through_opencl(cut: tuple[Scope, TiledKernel]) -> None:
     scope, found = cut
     inputs = inputs_for(scope)
     got = np.full(scope.shape, 77, np.int64)
@@ -362,7 +362,7 @@ def test_many_kernels_are_exact_through_opencl(cut: tuple[Scope, Tiled]) -> None
 @pytest.mark.parametrize("tile", [(1, 1, 1), (2, 2, 3), (1, 2, 1)])
 def test_iterators_that_leave_the_address_alone_may_leave_the_tensor(tile: tuple[int, ...]) -> None:
     whole = parse("tensor B[3, 1] pad [0, 1]\nO[h:2, n:3] = sum[c:2] B[c+h, -h]")
-    found = tiled(whole, Hardware(threads=2), tile, I64)
+    found = tile_contraction(whole, Hardware(threads=2), tile, I64)
     assert [r.name for r in found.contraction.table.rows] == ["c", "h", "n"]
     assert found.contraction.table.inputs[0].coefficients == (1, 0, 0)
     inputs = {"B": np.array([[2], [3], [5]])}
@@ -372,7 +372,7 @@ def test_iterators_that_leave_the_address_alone_may_leave_the_tensor(tile: tuple
 def test_post_operations_read_where_the_result_is_written() -> None:
     text = case("bias, residual and ReLU").replace("n:2, x:5, y:6", "n:1, x:2, y:3").replace("2, 5, 6", "1, 2, 3")
     whole = parse(text)
-    found = tiled(whole, Hardware(threads=4, memory=4096, registers=4096), kind=I64)
+    found = tile_contraction(whole, Hardware(threads=4, memory=4096, registers=4096), kind=I64)
     inputs = values(found, np.int64)
     assert [t.name for t in found.inputs] == ["D", "K", "b", "r"]
     assert np.array_equal(interpreted(found, inputs, (1, 2, 3, 7)), evaluate(whole, inputs)["O"])
@@ -380,20 +380,20 @@ def test_post_operations_read_where_the_result_is_written() -> None:
 
 def test_addresses_beyond_32_bits_are_64_wide() -> None:
     text = "tensor A[70000, 70000]\ntensor B[70000]\nO[m:70000] = sum[k:70000] A[m, k] * B[k]"
-    assert "(long)" in emit(tiled(parse(text)).kernel, "opencl")
-    assert "(long)" not in emit(tiled(parse(text.replace("70000", "7000"))).kernel, "opencl")
+    assert "(long)" in emit(tile_contraction(parse(text)).kernel, "opencl")
+    assert "(long)" not in emit(tile_contraction(parse(text.replace("70000", "7000"))).kernel, "opencl")
 
 
 def test_tensors_are_those_of_the_scope() -> None:
     scope = parse(case("dilated band")).equations[0].scope
-    assert set(tiled(scope).inputs) == set(tensors(scope)) == set(program(scope).inputs)
+    assert set(tile_contraction(scope).inputs) == set(tensors(scope)) == set(program(scope).inputs)
 
 
 # --- shown -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_searchs_figure_marks_what_was_rejected() -> None:
-    figure = tile_figure(best_first(RELU, Hardware()))
+    figure = tile_figure(search_best_first(RELU, Hardware()))
     assert repr(figure) == "505 tile sizes (189 over memory, 65 over regs); chosen: [8, 32, 2, 3, 16, 2, 2]"
     assert ElementTree.fromstring(figure.svg).tag == "{http://www.w3.org/2000/svg}svg"
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einnet_explore.codegen import transposed_writes
+from einnet_explore.codegen import transpose_tiles
 from einnet_explore.codegen.language import (
     F16,
     F32,
@@ -35,10 +35,10 @@ from einnet_explore.codegen.language import (
     fission_at_barriers,
     literal,
 )
-from einnet_explore.codegen.language.traversal import all_statements
+from einnet_explore.codegen.language.tree_walk import all_statements
 from einnet_explore.codegen.machine import Machine
-from einnet_explore.codegen.phase_regions import regions_kernel
-from einnet_explore.codegen.transposed_writes import transpose_kernel
+from einnet_explore.codegen.polyphase import regions_kernel
+from einnet_explore.codegen.transpose_tiles import transpose_kernel
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Equation, Program, Scope, tensors
 from einnet_explore.runtime import compiled, native
@@ -105,9 +105,9 @@ def test_permutations_of_drawn_sizes_are_exact(order: list[int], sizes: tuple[in
     over = ", ".join(f"{names[d]}:{sizes[d]}" for d in order)
     scope = scope_of(f"tensor A[{', '.join(map(str, sizes))}]\nY[{over}] = A[x, y, z] + 3")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transposed_writes, "SAME_PAGE_BYTES", 4 * near)  # bands one way and the other
-        patch.setattr(transposed_writes, "BLOCK_TILES", 2)
-        patch.setattr(transposed_writes, "STREAMED_BLOCK_TILES", 2)
+        patch.setattr(transpose_tiles, "SAME_PAGE_BYTES", 4 * near)  # bands one way and the other
+        patch.setattr(transpose_tiles, "BLOCK_TILES", 2)
+        patch.setattr(transpose_tiles, "STREAMED_BLOCK_TILES", 2)
         by_machine(scope, *transpose_kernel(scope, "Y'", STREAMS if far else SMALL))
 
 

@@ -14,8 +14,8 @@ import einnet_explore as ee
 from einnet_evaluation.models.longformer import DILATION, HEADS, layer
 from einnet_explore.analysis.row_nest import Band, Column, Nest, Reduced, Row, nest
 from einnet_explore.codegen.machine import Machine
-from einnet_explore.codegen.rows.kernel import rows_of
-from einnet_explore.codegen.rows.vector_products import tile_for
+from einnet_explore.codegen.rows.kernel import block_rows
+from einnet_explore.codegen.rows.vector_products import vector_tile
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Scope, program, tensors
@@ -176,7 +176,7 @@ def test_a_softmax_is_one_kernel() -> None:
 
 
 def test_tiles_fill_the_registers() -> None:
-    assert [(t.rows, t.vectors) for t in (tile_for(n, 16) for n in (5, 16, 32, 48, 64, 200))] == [
+    assert [(t.rows, t.vectors) for t in (vector_tile(n, 16) for n in (5, 16, 32, 48, 64, 200))] == [
         (16, 1), (16, 1), (8, 2), (8, 2), (4, 4), (4, 4)
     ]  # fmt: skip
 
@@ -184,7 +184,9 @@ def test_tiles_fill_the_registers() -> None:
 def test_a_block_of_rows_stays_in_the_cache() -> None:
     wide, narrow = (fits(only(ee.ops.g2bmm(1, 4000, w, 8))) for w in (1500, 20))
     assert (
-        rows_of(wide, Machine(l2=1 << 18)) < rows_of(wide, Machine(l2=1 << 20)) <= rows_of(narrow, Machine(l2=1 << 20))
+        block_rows(wide, Machine(l2=1 << 18))
+        < block_rows(wide, Machine(l2=1 << 20))
+        <= block_rows(narrow, Machine(l2=1 << 20))
     )
 
 

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from einnet_explore.analysis.online_softmax import Online, online
 from einnet_explore.analysis.softmax_monoid import BASES, LISTS, Homomorphism, Monoid, Triple, broken, softmax
 from einnet_explore.codegen.machine import Machine, this_machine
-from einnet_explore.codegen.rows.online import block_of, function
+from einnet_explore.codegen.rows.online import online_block, online_function
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Instance, Program, Scope, tensors
@@ -71,7 +71,7 @@ def agree(scope: Scope, threads: int = 1, machine: Machine | None = None) -> Non
     arrays = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in tensors(scope)}
     source = emit(scope, threads=threads)
     inputs = dict(zip(source.inputs, source.shapes, strict=False))
-    made = function(fits(scope), inputs, threads, machine or this_machine())
+    made = online_function(fits(scope), inputs, threads, machine or this_machine())
     assert ("parallel" in str(made.script())) == (threads > 1)
     kernel = Kernel(source, compiled.build(made, f"{source.key}-{machine}"[:200].replace("/", "_"), threads))
     got = kernel(*(arrays[name] for name in source.inputs))
@@ -230,9 +230,9 @@ def test_scores_far_apart_and_rows_of_one() -> None:
 
 def test_blocks_follow_the_caches() -> None:
     wide = fits(derived(attention(1, 4096, 4096, 64, 64)))
-    assert block_of(wide, Machine(l1=48 << 10)) == (64, 128) and block_of(wide, Machine(l1=1 << 20))[1] == 512
+    assert online_block(wide, Machine(l1=48 << 10)) == (64, 128) and online_block(wide, Machine(l1=1 << 20))[1] == 512
     narrow = fits(derived(attention(1, 3, 20, 4, 5)))
-    assert block_of(narrow, Machine()) == (16, 32)
+    assert online_block(narrow, Machine()) == (16, 32)
 
 
 # Models

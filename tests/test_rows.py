@@ -8,8 +8,8 @@ import pytest
 
 from einnet_explore.analysis.row_nest import nest
 from einnet_explore.codegen.machine import Machine
-from einnet_explore.codegen.rows.kernel import rows_of
-from einnet_explore.codegen.rows.vector_products import tile_for
+from einnet_explore.codegen.rows.kernel import block_rows
+from einnet_explore.codegen.rows.vector_products import vector_tile
 from einnet_explore.ir import Scope
 from einnet_explore.runtime import tvm_cpu
 from einnet_explore.syntax import parse
@@ -30,7 +30,7 @@ def test_long_windows_leave_whole_tiles_of_rows(n: int, monkeypatch: pytest.Monk
     scope, machine = product(300, n), Machine(l2=1 << 12)
     found = nest(scope)
     assert found is not None and found.product is not None
-    assert rows_of(found, machine) == max(8, tile_for(n, machine.lanes).rows)
+    assert block_rows(found, machine) == max(8, vector_tile(n, machine.lanes).rows)
     monkeypatch.setattr(tvm_cpu, "this_machine", lambda: machine)
     rng = np.random.default_rng(0)
     p, v = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((20, 300), (319, n)))

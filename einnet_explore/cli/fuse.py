@@ -7,7 +7,7 @@ from pathlib import Path
 
 from einnet_explore.cli.errors import OK
 from einnet_explore.cli.output import check_writable, save_file
-from einnet_explore.codegen.fusion import fuse
+from einnet_explore.codegen.fusion import fuse_program
 from einnet_explore.support.wording import printable
 from einnet_explore.syntax import load_text
 from einnet_explore.viz.graph_figures import draw_graph
@@ -17,7 +17,7 @@ from einnet_explore.viz.kernels import fused_text, stage_graph, stages_text
 def run_fuse(arguments: argparse.Namespace) -> int:
     """Print the plan or the kernel's text, or draw the stages."""
     check_writable(arguments.svg, reads=[arguments.case])
-    made = fuse(load_text(arguments.case))
+    made = fuse_program(load_text(arguments.case))
     if arguments.svg:
         save_file(arguments.svg, draw_graph(stage_graph(made), printable(Path(arguments.case).stem)).svg)
     elif arguments.kernel:

@@ -13,9 +13,9 @@ from typing import TypeAlias
 from einnet_explore.analysis.fused_chain import Chain
 from einnet_explore.analysis.online_softmax import Online, row_work
 from einnet_explore.analysis.row_nest import Nest
-from einnet_explore.codegen.blocked_chains.block_sizes import blocked
+from einnet_explore.codegen.fused_tiling.block_sizes import tileable_chain
 from einnet_explore.codegen.machine import Machine
-from einnet_explore.codegen.rows.online import worthwhile
+from einnet_explore.codegen.rows.online import is_one_pass_faster
 from einnet_explore.ir import Scope
 
 
@@ -53,10 +53,10 @@ def kernel_kind(scope: Scope, machine: Machine) -> KernelKind:
     """Return the kind of the float32 kernel of *scope* on *machine*."""
     match row_work(scope):
         case Online(nest=nest) as online:
-            return OnePass(online) if worthwhile(online, machine) else Rows(nest)
+            return OnePass(online) if is_one_pass_faster(online, machine) else Rows(nest)
         case Nest() as nest:
             return Rows(nest)
-    chain = blocked(scope, machine)
+    chain = tileable_chain(scope, machine)
     return LoopNests() if chain is None else BlockedChain(chain)
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from einnet_explore.codegen.fusion import served
-from einnet_explore.codegen.fusion.gpu import THREADS, gpu_blocks, gpu_kernel
-from einnet_explore.codegen.fusion.memory_layout import Flat, flatten, slot_name, slot_sizes
-from einnet_explore.codegen.fusion.plan import Fused
+from einnet_explore.codegen.fusion import check_served
+from einnet_explore.codegen.fusion.gpu import FUSED_THREADS, gpu_blocks, gpu_kernel
+from einnet_explore.codegen.fusion.memory_layout import FusedLayout, lay_out, slot_name, slot_sizes
+from einnet_explore.codegen.fusion.plan import FusedKernel
 from einnet_explore.codegen.language import Array as KernelArray
 from einnet_explore.codegen.language import Kernel, Var, type_of
 from einnet_explore.runtime import c_kernels, opencl
@@ -24,24 +24,27 @@ ENGINES = ("opencl", "c blocks")
 
 
 def gpu_launch(
-    fused: Fused, shapes: Mapping[str, tuple[int, ...]], dtype: npt.DTypeLike = "float32", threads: int = THREADS
-) -> tuple[Flat, Kernel]:
+    fused: FusedKernel,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: npt.DTypeLike = "float32",
+    threads: int = FUSED_THREADS,
+) -> tuple[FusedLayout, Kernel]:
     """*fused* for contiguous arrays of *shapes*, and its kernel; raises Refused where it does not serve them."""
-    served(fused, shapes)
-    plain = flatten(fused, shapes, {}, squash=False)
+    check_served(fused, shapes)
+    plain = lay_out(fused, shapes, {}, squash=False)
     whole = {t.name: tuple(shapes[t.name]) for t in fused.inputs} | {
         o.name: tuple(plain.sizes[x] for x in o.scope.traversals) for o in fused.operations if o.output
     }
     strides = {name: tuple(prod(shape[d + 1 :]) for d in range(len(shape))) for name, shape in whole.items()}
-    flat = flatten(fused, shapes, strides)
+    flat = lay_out(fused, shapes, strides)
     return flat, gpu_kernel(flat, type_of(dtype), threads)
 
 
 def run_blocks(
-    fused: Fused,
+    fused: FusedKernel,
     arrays: Mapping[str, Array],
     engine: str = "opencl",
-    threads: int = THREADS,
+    threads: int = FUSED_THREADS,
 ) -> dict[str, Array]:
     """The outputs of *fused* for contiguous *arrays* of one dtype, by its kernel for GPUs, in blocks of *threads*.
 
@@ -61,7 +64,7 @@ def run_blocks(
 
 
 def arguments(
-    flat: Flat, kernel: Kernel, arrays: Mapping[str, Array], outs: Mapping[str, Array], dtype: np.dtype[Any]
+    flat: FusedLayout, kernel: Kernel, arrays: Mapping[str, Array], outs: Mapping[str, Array], dtype: np.dtype[Any]
 ) -> list[Any]:
     """What *kernel* is called with, in order; temporaries are allocated."""
     slots = {slot_name(n): size * max(1, flat.points) for n, size in enumerate(slot_sizes(flat))}

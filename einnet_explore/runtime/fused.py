@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from einnet_explore.codegen.fusion import fuse, served
-from einnet_explore.codegen.fusion.cpu import LANES, blocks, cpu_kernel
-from einnet_explore.codegen.fusion.memory_layout import Flat, flatten, slot_name, slot_sizes
-from einnet_explore.codegen.fusion.plan import Fused
+from einnet_explore.codegen.fusion import check_served, fuse_program
+from einnet_explore.codegen.fusion.cpu import ROW_POINTS, cpu_blocks, cpu_kernel
+from einnet_explore.codegen.fusion.memory_layout import FusedLayout, lay_out, slot_name, slot_sizes
+from einnet_explore.codegen.fusion.plan import FusedKernel
 from einnet_explore.codegen.language import I64, Kernel, Var, emit, entry_name, type_of
 from einnet_explore.codegen.language import Array as KernelArray
 from einnet_explore.codegen.memory_access import FIRST_BLOCK
@@ -46,7 +46,7 @@ Code = tuple[Kernel, str, Any]
 class Launch:
     """One kernel for one signature of arguments: ``bind`` makes calls of it."""
 
-    flat: Flat
+    flat: FusedLayout
     kernel: Kernel
     text: str
     function: Any
@@ -57,7 +57,7 @@ class Launch:
 
         All must have the strides that this was made for; temporaries are allocated here, once for each thread.
         """
-        total = blocks(self.flat)
+        total = cpu_blocks(self.flat)
         if total == 0:
             return lambda: None
         shares = max(1, min(threads, total))
@@ -75,7 +75,7 @@ class Launch:
 
     def _slots(self) -> list[int]:
         """Elements of each slot, for all points that go side by side."""
-        return [n * (LANES if self.flat.lanes is not None else 1) for n in slot_sizes(self.flat)]
+        return [n * (ROW_POINTS if self.flat.lanes is not None else 1) for n in slot_sizes(self.flat)]
 
     def _arguments(
         self, arrays: Mapping[str, Array], outs: Mapping[str, Array], slots: list[Array], first: int, number: int
@@ -116,7 +116,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads)
 
 
-def code(flat: Flat, dtype: npt.DTypeLike) -> Code:
+def code(flat: FusedLayout, dtype: npt.DTypeLike) -> Code:
     """The kernel of *flat* for this CPU, its text, and the compiled function."""
     kernel = cpu_kernel(flat, type_of(dtype))
     text = emit(kernel, "c")
@@ -159,9 +159,9 @@ class FusedProgram:
         self.threads = threads
         self.analyses = 0
         self._make = program if callable(program) else None
-        self._fused: list[Fused] = []
+        self._fused: list[FusedKernel] = []
         self._known: dict[object, tuple[Launch, tuple[str, ...]]] = {}
-        self._programs: dict[object, Fused] = {}
+        self._programs: dict[object, FusedKernel] = {}
         self._code: dict[object, Code] = {}
         if isinstance(program, Program):
             self._analysed(program)
@@ -171,15 +171,15 @@ class FusedProgram:
         """How many different texts were compiled or found."""
         return len({known.text for known, _ in self._known.values()})
 
-    def _analysed(self, program: Program) -> Fused:
+    def _analysed(self, program: Program) -> FusedKernel:
         self.analyses += 1
-        self._fused.append(fuse(program))
+        self._fused.append(fuse_program(program))
         return self._fused[-1]
 
-    def fused(self, shapes: Shapes) -> Fused:
+    def fused(self, shapes: Shapes) -> FusedKernel:
         """The analysis that serves inputs of *shapes*; raises Refused where none does."""
         if self._make is None:
-            served(self._fused[0], shapes)
+            check_served(self._fused[0], shapes)
             return self._fused[0]
         key = tuple(sorted((k, tuple(v)) for k, v in shapes.items()))
         if key not in self._programs:
@@ -220,7 +220,7 @@ class FusedProgram:
     def _found(self, arrays: Mapping[str, Array], outs: Mapping[str, Array] | None) -> tuple[Launch, tuple[str, ...]]:
         fused = self.fused({name: a.shape for name, a in arrays.items()})
         shapes = {t.name: arrays[t.name].shape for t in fused.program.inputs}
-        wanted = _outputs(flatten(fused, shapes, {}, squash=False))
+        wanted = _outputs(lay_out(fused, shapes, {}, squash=False))
         strides = {t.name: _steps(t.name, arrays[t.name], self.dtype) for t in fused.inputs}
         for name, shape in wanted.items():
             if outs is None:
@@ -230,7 +230,7 @@ class FusedProgram:
                 raise BackendError(f"output {name} has shape {list(shape)}, given is {found}")
             else:
                 strides[name] = _steps(name, outs[name], self.dtype)
-        flat = flatten(fused, shapes, strides)
+        flat = lay_out(fused, shapes, strides)
         # An analysis is used again as long as it serves, and so is its text for calls that need no other.
         key = (id(fused), flat.signature)
         if key not in self._code:
@@ -238,7 +238,7 @@ class FusedProgram:
         return Launch(flat, *self._code[key], self.dtype), tuple(wanted)
 
 
-def _outputs(flat: Flat) -> dict[str, tuple[int, ...]]:
+def _outputs(flat: FusedLayout) -> dict[str, tuple[int, ...]]:
     """The shape of every output, in the program's order."""
     known = flat.fused.known
     extents = flat.sizes

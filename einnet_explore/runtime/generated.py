@@ -24,7 +24,8 @@ from einnet_explore.codegen.machine import Machine, this_machine
 from einnet_explore.codegen.packing import gather_positions
 from einnet_explore.codegen.register_tiles import RegisterTile, TileParameters, best_tile, register_tiles
 from einnet_explore.codegen.sum_of_products import SumOfProducts, match_sum_of_products
-from einnet_explore.codegen.tvm import contraction as tiled
+from einnet_explore.codegen.tvm.contraction import contraction_function
+from einnet_explore.codegen.tvm.contraction_plan import ContractionPlan, plan_contraction
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import ALIGNMENT, aligned_empty
@@ -82,7 +83,7 @@ class Contraction:
     """A contraction that a tiled kernel can run: its *scope* and how it is cut up."""
 
     scope: Scope
-    plan: tiled.Plan
+    plan: ContractionPlan
 
     @property
     def cycles(self) -> float:
@@ -97,7 +98,7 @@ class Contraction:
     @property
     def text(self) -> str:
         """TVMScript."""
-        return str(tiled.function(self.plan).script())
+        return str(contraction_function(self.plan).script())
 
     @cached_property
     def key(self) -> str:
@@ -117,7 +118,7 @@ class Contraction:
         if known is not None:
             return known
         try:
-            return compiled.build(tiled.function(self.plan), self.key, self.plan.threads)
+            return compiled.build(contraction_function(self.plan), self.key, self.plan.threads)
         except Exception as error:
             last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             raise BackendError(f"TVM refuses the tiled kernel of {self.scope!r}: {last}") from error
@@ -182,7 +183,7 @@ def contraction(scope: Scope, constant: Collection[str] = (), threads: int = 1) 
     if chosen is None:
         return None
     found, tile = chosen
-    made = tiled.plan(found, tile, found.operands[1 - tile.vector].name in constant, threads)
+    made = plan_contraction(found, tile, found.operands[1 - tile.vector].name in constant, threads)
     return None if made is None else Contraction(scope, made)
 
 

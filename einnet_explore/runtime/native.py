@@ -17,18 +17,18 @@ from typing import Any
 from einnet_explore.analysis.substitution import fresh, substitute
 from einnet_explore.codegen import versions
 from einnet_explore.codegen.body_structure import moved_elements
-from einnet_explore.codegen.fusion import fuse
-from einnet_explore.codegen.fusion.cpu import LANES, blocks, cpu_kernel
-from einnet_explore.codegen.fusion.memory_layout import flatten, slot_name, slot_sizes
+from einnet_explore.codegen.fusion import fuse_program
+from einnet_explore.codegen.fusion.cpu import ROW_POINTS, cpu_blocks, cpu_kernel
+from einnet_explore.codegen.fusion.memory_layout import lay_out, slot_name, slot_sizes
 from einnet_explore.codegen.identity import scope_identity
 from einnet_explore.codegen.language import F32, I64, Declare, Kernel, Literal, Type, Var, emit, entry_name
 from einnet_explore.codegen.language import Array as KernelArray
 from einnet_explore.codegen.machine import this_machine
 from einnet_explore.codegen.memory_access import FIRST_BLOCK
-from einnet_explore.codegen.phase_regions import regions_kernel
+from einnet_explore.codegen.polyphase import regions_kernel
 from einnet_explore.codegen.preparation import collapse_dimensions, prepare
-from einnet_explore.codegen.transposed_writes import transpose_kernel
-from einnet_explore.codegen.tvm.schedule import PARALLEL_ELEMENTS
+from einnet_explore.codegen.transpose_tiles import transpose_kernel
+from einnet_explore.codegen.tvm.schedule import MIN_PARALLEL_ELEMENTS
 from einnet_explore.ir import Equation, Program, Scope, as_index, scopes, tensors
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.c_kernels import VECTORS
@@ -83,7 +83,7 @@ class NativeSource:
     @cached_property
     def key(self) -> str:
         """The key of the compiled kernel; without the text, which takes 10 ms and more to emit."""
-        own = (self.threads, PARALLEL_ELEMENTS, versions.C_KERNEL_VERSION, this_machine(), *FLAGS)
+        own = (self.threads, MIN_PARALLEL_ELEMENTS, versions.C_KERNEL_VERSION, this_machine(), *FLAGS)
         parts = (scope_identity(self.scope), *own, *compiled.platform(), compiled.c_compiler())
         return "n" + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:39]
 
@@ -147,20 +147,20 @@ def _fused(scope: Scope) -> _Made:
     ready = scope if any(inner.summations for path, inner in scopes(scope) if path) else prepare(scope)
     reads = {t.name: t for t in tensors(ready)}
     result = fresh("Y", set(reads))
-    fused = fuse(Program(tuple(reads.values()), (Equation(result, ready),), (result,)))
+    fused = fuse_program(Program(tuple(reads.values()), (Equation(result, ready),), (result,)))
     shapes = {t.name: t.shape for t in fused.program.inputs}
     held = {**{t.name: t.shape for t in fused.inputs}, result: ready.shape}
     strides = {n: tuple(prod(s[d + 1 :]) for d in range(len(s))) for n, s in held.items()}
-    flat = flatten(fused, shapes, strides)
+    flat = lay_out(fused, shapes, strides)
     kernel = cpu_kernel(flat, F32)
     numbers = tuple(p for p in kernel.params if isinstance(p, Var) and p.name != FIRST_BLOCK)
     known = tuple(Declare(p, Literal(_number(flat.numbers[p.name], p.kind), p.kind)) for p in numbers)
     params = tuple(p for p in kernel.params if p not in numbers)
-    slots = tuple(n * (LANES if flat.lanes is not None else 1) for n in slot_sizes(flat))
+    slots = tuple(n * (ROW_POINTS if flat.lanes is not None else 1) for n in slot_sizes(flat))
     return _Made(
         replace(kernel, params=params, body=(*known, *kernel.body)),
         result,
-        blocks(flat),
+        cpu_blocks(flat),
         slots,
         sum(moved_elements(o.scope) for o in fused.operations),
     )
@@ -197,7 +197,7 @@ VISIBLE int (*__TVMBackendFreeWorkspace)(int, int, void *);"""
 def _around(made: _Made, at: dict[str, int], threads: int) -> Iterable[str]:
     """The function that TVM, or a session, calls; it shares the blocks among *threads* where that is worth it."""
     total = made.blocks
-    shares = max(1, min(threads if made.moved >= PARALLEL_ELEMENTS else 1, total))
+    shares = max(1, min(threads if made.moved >= MIN_PARALLEL_ELEMENTS else 1, total))
     if total // shares >= MOST_BLOCKS:
         raise BackendError(f"{total} blocks for {shares} threads, expected less than {MOST_BLOCKS} for each")
     sizes = [-(-n // 16) * 16 for n in made.slots]

@@ -14,8 +14,8 @@ from tvm import te
 from tvm.s_tir import Schedule, ScheduleError
 
 from einnet_explore.codegen import body_structure, versions
-from einnet_explore.codegen.blocked_chains import kernel as blocks
-from einnet_explore.codegen.blocked_chains.block_sizes import parts_of
+from einnet_explore.codegen.fused_tiling import kernel as blocks
+from einnet_explore.codegen.fused_tiling.block_sizes import choose_parts
 from einnet_explore.codegen.identity import scope_identity
 from einnet_explore.codegen.kernel_kind import BlockedChain, KernelKind, LoopNests, OnePass, Rows, kernel_kind
 from einnet_explore.codegen.machine import this_machine
@@ -23,7 +23,7 @@ from einnet_explore.codegen.preparation import collapse_dimensions, prepare
 from einnet_explore.codegen.rows import kernel as rows
 from einnet_explore.codegen.rows import online as one_pass
 from einnet_explore.codegen.tvm import schedule
-from einnet_explore.codegen.tvm.emission import lower
+from einnet_explore.codegen.tvm.emission import lower_stages
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.runtime import compiled, measurement
 from einnet_explore.runtime.arrays import Array, aligned, aligned_empty, bound
@@ -71,10 +71,10 @@ class Source:
             return False
         match self.kind:
             case BlockedChain(chain):
-                return any(part.blocks > 1 for part in parts_of(chain, self.threads, this_machine()))
+                return any(part.blocks > 1 for part in choose_parts(chain, self.threads, this_machine()))
             case OnePass() | Rows():
                 return True
-        return body_structure.moved_elements(self.prepared) >= schedule.PARALLEL_ELEMENTS
+        return body_structure.moved_elements(self.prepared) >= schedule.MIN_PARALLEL_ELEMENTS
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -106,21 +106,21 @@ class Source:
         match self.kind:
             case BlockedChain(chain):
                 flat = {name: size for name, (size,) in inputs.items()}
-                return blocks.function(parts_of(chain, self.threads, machine), flat, self.threads, machine)
+                return blocks.chain_function(choose_parts(chain, self.threads, machine), flat, self.threads, machine)
             case OnePass(online):
-                return one_pass.function(online, inputs, self.threads, machine)
+                return one_pass.online_function(online, inputs, self.threads, machine)
             case Rows(nest):
-                return rows.function(nest, inputs, self.threads, machine)
+                return rows.nest_function(nest, inputs, self.threads, machine)
         if self.template == "turn" and (view := body_structure.transposed_view(self.prepared)) is not None:
             function, _ = self._lowered(view)
             trial = Schedule(function)
-            schedule.apply("turn", trial, "Y", view, self.threads)
+            schedule.apply_template("turn", trial, "Y", view, self.threads)
             return trial.mod["main"]
         function, stages = self._lowered(self.prepared)
         return _scheduled(function, stages, self.rank, self.template, self.threads)
 
     def _lowered(self, prepared: Scope) -> tuple[Any, Mapping[str, Scope]]:
-        lowered = lower(prepared, self.dtype)
+        lowered = lower_stages(prepared, self.dtype)
         # ``prepare`` may drop a tensor that is multiplied away or only read outside its box: it stays a parameter.
         known = dict(zip(lowered.inputs, lowered.placeholders, strict=True))
         parameters = [
@@ -221,7 +221,7 @@ def _scheduled(function: Any, stages: Mapping[str, Scope], rank: int, template: 
             # A copy: partitioned loops define a variable in every part, which a new schedule would not take.
             trial = current.copy()
             try:
-                schedule.apply(trial_name, trial, name, scope, threads)
+                schedule.apply_template(trial_name, trial, name, scope, threads)
             except (ScheduleError, RuntimeError, ValueError):
                 continue
             current = trial

@@ -14,7 +14,7 @@ from tvm import te
 from tvm.s_tir import dlight
 
 from einnet_explore.codegen.preparation import collapse_dimensions, prepare
-from einnet_explore.codegen.tvm.emission import lower
+from einnet_explore.codegen.tvm.emission import lower_stages
 from einnet_explore.ir import Scope
 from einnet_explore.runtime.cuda.steps import Launch
 from einnet_explore.support.errors import BackendError
@@ -42,7 +42,7 @@ def tvm_launch(scope: Scope, name: str) -> Launch:
     Raises BackendError where TVM does not lower, schedule or generate it, or makes several kernels of it.
     """
     try:
-        lowered = lower(collapse_dimensions(prepare(scope)), "float32")
+        lowered = lower_stages(collapse_dimensions(prepare(scope)), "float32")
         function = te.create_prim_func([*lowered.placeholders, lowered.output])
         target = tvm.target.Target(TARGET)
         scheduled = _scheduled(tvm.IRModule({"main": function}), target)

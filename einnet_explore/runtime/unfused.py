@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from einnet_explore.codegen.fusion import operations
+from einnet_explore.codegen.fusion import program_operations
 from einnet_explore.ir import Equation, Program, tensors
 from einnet_explore.runtime.fused import FusedProgram
 from einnet_explore.runtime.measurement import Timing, compare
@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 def apart(program: Program) -> tuple[Program, ...]:
     """A program for each operation of *program*, in order; together they compute what it does."""
     made = []
-    for operation in operations(program):
+    for operation in program_operations(program):
         equation = Equation(operation.name, operation.scope)
         made.append(Program(tuple(dict.fromkeys(tensors(operation.scope))), (equation,), (operation.name,)))
     return tuple(made)

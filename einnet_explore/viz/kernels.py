@@ -17,17 +17,17 @@ from typing import TypeAlias
 
 from einnet_explore.codegen import elementwise
 from einnet_explore.codegen.functor import build_functor
-from einnet_explore.codegen.fusion import fuse
+from einnet_explore.codegen.fusion import fuse_program
 from einnet_explore.codegen.fusion.cpu import cpu_kernel
 from einnet_explore.codegen.fusion.gpu import gpu_kernel
-from einnet_explore.codegen.fusion.memory_layout import Flat, flatten, reads_of
+from einnet_explore.codegen.fusion.memory_layout import FusedLayout, lay_out, reads_of
 from einnet_explore.codegen.fusion.operations import read_name
-from einnet_explore.codegen.fusion.plan import Fused, argument
-from einnet_explore.codegen.fusion.profitability import A100, CORE, verdict
-from einnet_explore.codegen.fusion.stages import Nest, Step
+from einnet_explore.codegen.fusion.plan import FusedKernel, constant_argument
+from einnet_explore.codegen.fusion.profitability import A100_TARGET, CPU_CORE_TARGET, estimate_fusion
+from einnet_explore.codegen.fusion.stages import FusedNest, FusedStep
 from einnet_explore.codegen.language import Kernel, Type, emit, type_of
 from einnet_explore.codegen.machine import this_machine
-from einnet_explore.codegen.tiling import Hardware, TileCost, TileSearch, processor, tiled
+from einnet_explore.codegen.tiling import Hardware, TileCost, TileSearch, cpu_hardware, tile_contraction
 from einnet_explore.ir import Access, Const, Equation, Iterator, Program, Scalar, map_accesses, tensors
 from einnet_explore.runtime.emulated_blocks import gpu_launch
 from einnet_explore.support.errors import Refused
@@ -60,9 +60,9 @@ def elementwise_kernel(equation: Equation, kind: Type, dialect: str) -> Kernel:
 
 def tiled_kernel(equation: Equation, kind: Type, dialect: str) -> Kernel:
     """A contraction in tiles of the size that the best-first search finds; for a core's caches in C."""
-    hardware = processor(this_machine()) if dialect == "c" else Hardware()
+    hardware = cpu_hardware(this_machine()) if dialect == "c" else Hardware()
     try:
-        return tiled(equation.scope, hardware, kind=kind, name=equation.name).kernel
+        return tile_contraction(equation.scope, hardware, kind=kind, name=equation.name).kernel
     except Refused:
         raise
     except ValueError as error:
@@ -74,7 +74,7 @@ def staged_kernel(equation: Equation, kind: Type, dialect: str) -> Kernel:
     inputs = tuple(dict.fromkeys(tensors(equation.scope)))
     shapes = {t.name: t.shape for t in inputs}
     try:
-        fused = fuse(Program(inputs, (equation,), (equation.name,)))
+        fused = fuse_program(Program(inputs, (equation,), (equation.name,)))
     except Refused as error:
         raise Refused(f"kernel {equation.name}: {error}") from None
     flat, kernel = gpu_launch(fused, shapes, kind.dtype)
@@ -109,7 +109,7 @@ def _text(equation: Equation, kind: Type, dialect: str, makers: tuple[KernelGene
     return KernelText(equation.name, "", "; ".join(dict.fromkeys(why)))
 
 
-def stage_graph(fused: Fused) -> Graph:
+def stage_graph(fused: FusedKernel) -> Graph:
     """The graph of *fused*: memory, per stage its heads and nests, and an edge for everything that is read.
 
     Kinds are those of ``syntax.computation_graph``: inputs and outputs in memory, a nest that reduces as a library
@@ -120,7 +120,7 @@ def stage_graph(fused: Fused) -> Graph:
     edges: dict[tuple[str, str, str], None] = {}
     home: dict[str, str] = {t.name: t.name for t in fused.inputs}
     for n, stage in enumerate(fused.stages):
-        parts: list[tuple[str, str, str, tuple[Step, ...]]] = []
+        parts: list[tuple[str, str, str, tuple[FusedStep, ...]]] = []
         if stage.heads:
             parts.append((f"stage {n}", "expression", "", stage.heads))
         for k, nest in enumerate(stage.nests):
@@ -144,7 +144,7 @@ def stage_graph(fused: Fused) -> Graph:
 
 
 def _memory(
-    fused: Fused, step: Step, name: str, nodes: list[GraphNode], edges: dict[tuple[str, str, str], None]
+    fused: FusedKernel, step: FusedStep, name: str, nodes: list[GraphNode], edges: dict[tuple[str, str, str], None]
 ) -> str:
     """The node of the memory that *step* writes; its edge from *name*."""
     space = fused.spaces[step.name]
@@ -159,7 +159,7 @@ def _memory(
     return memory
 
 
-def _loops(nest: Nest) -> str:
+def _loops(nest: FusedNest) -> str:
     each = f"each {_names(nest.traversals)}" if nest.traversals else ""
     over = f"over {_names(nest.summations)}" if nest.summations else ""
     return ", ".join(filter(None, (each, over)))
@@ -169,13 +169,13 @@ def _names(axes: Iterable[Iterator]) -> str:
     return " ".join(f"{x.name}:{x.extent}" for x in axes)
 
 
-def _said(fused: Fused, step: Step) -> str:
+def _said(fused: FusedKernel, step: FusedStep) -> str:
     return f"{step.name} {'=' if step.reduce is None else step.reduce + '='} {said(_plain(fused, step.body))}"
 
 
-def _plain(fused: Fused, body: Scalar) -> Scalar:
+def _plain(fused: FusedKernel, body: Scalar) -> Scalar:
     """*body* with its constants as numbers."""
-    numbers = {argument(n): value for n, value in enumerate(fused.constants)}
+    numbers = {constant_argument(n): value for n, value in enumerate(fused.constants)}
 
     def number(access: Access) -> Scalar:
         value = numbers.get(access.source)  # type: ignore[arg-type]
@@ -184,7 +184,7 @@ def _plain(fused: Fused, body: Scalar) -> Scalar:
     return map_accesses(body, number)
 
 
-def stage_summary(fused: Fused) -> str:
+def stage_summary(fused: FusedKernel) -> str:
     """The plan in words: the grid, then a line a value."""
     lines = [f"grid: {_names(fused.grid) or 'one point'}; waits: {fused.barriers}; slots: {fused.slots}"]
     for n, stage in enumerate(fused.stages):
@@ -196,33 +196,33 @@ def stage_summary(fused: Fused) -> str:
     return "\n".join(lines)
 
 
-def _kept(fused: Fused, step: Step) -> str:
+def _kept(fused: FusedKernel, step: FusedStep) -> str:
     space = fused.spaces[step.name]
     if space.beside is not None:
         return f"memory of {space.beside}"
     return "memory" if space.slot is None else f"slot {space.slot}"
 
 
-def contiguous_plan(fused: Fused) -> Flat:
+def contiguous_plan(fused: FusedKernel) -> FusedLayout:
     """*fused* for contiguous arrays of the sizes that it was analysed with."""
     shapes = {t.name: t.shape for t in fused.program.inputs}
     outputs = {o.name: o.scope.shape for o in fused.operations if o.output}
     whole = {t.name: t.shape for t in fused.inputs} | outputs
     strides = {name: tuple(prod(shape[d + 1 :]) for d in range(len(shape))) for name, shape in whole.items()}
-    return flatten(fused, shapes, strides)
+    return lay_out(fused, shapes, strides)
 
 
-def stages_text(fused: Fused) -> str:
+def stages_text(fused: FusedKernel) -> str:
     """The plan, the recorded equalities, the axes that are left for contiguous arrays, and both estimates."""
     flat = contiguous_plan(fused)
     axes = " ".join(f"{x.name}:{flat.extents[x]}" for x in flat.order)
     lines = [stage_summary(fused), f"equalities: {', '.join(fused.sizes.equalities) or 'none'}"]
     lines.append(f"axes of contiguous arrays: {axes or 'none'}")
-    lines += [str(verdict(flat, target)) for target in (A100, CORE)]
+    lines += [str(estimate_fusion(flat, target)) for target in (A100_TARGET, CPU_CORE_TARGET)]
     return "\n".join(lines)
 
 
-def fused_text(fused: Fused, dialect: str, dtype: str = "float32") -> str:
+def fused_text(fused: FusedKernel, dialect: str, dtype: str = "float32") -> str:
     """The kernel for contiguous arrays in *dialect*: of blocks for ``cuda`` and ``opencl``, of points for ``c``.
 
     Raises Refused for an unknown dialect or dtype.

@@ -4,25 +4,25 @@ Source: D. Nishino and Z. Xu, "CuPy kernel fusion, extended" (2019): operations 
 equalities, store-to-load forwarding, few synchronisations, shared temporaries, dimensions squashed at call time.
 """
 
-from einnet_explore.codegen.fusion.operations import Operation, operations
-from einnet_explore.codegen.fusion.plan import Fused, Space, fuse, served
-from einnet_explore.codegen.fusion.sizes import Size, Sizes, resized, sizes_of
-from einnet_explore.codegen.fusion.stages import Nest, Stage, Step
+from einnet_explore.codegen.fusion.operations import FusedOperation, program_operations
+from einnet_explore.codegen.fusion.plan import FusedKernel, ValueSpace, check_served, fuse_program
+from einnet_explore.codegen.fusion.sizes import AbstractSize, AbstractSizes, abstract_sizes, resize_program
+from einnet_explore.codegen.fusion.stages import FusedNest, FusedStage, FusedStep
 from einnet_explore.support.errors import Refused
 
 __all__ = [
-    "Fused",
-    "Nest",
-    "Operation",
+    "AbstractSize",
+    "AbstractSizes",
+    "FusedKernel",
+    "FusedNest",
+    "FusedOperation",
+    "FusedStage",
+    "FusedStep",
     "Refused",
-    "Size",
-    "Sizes",
-    "Space",
-    "Stage",
-    "Step",
-    "fuse",
-    "operations",
-    "resized",
-    "served",
-    "sizes_of",
+    "ValueSpace",
+    "abstract_sizes",
+    "check_served",
+    "fuse_program",
+    "program_operations",
+    "resize_program",
 ]

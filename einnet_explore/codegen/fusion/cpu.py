@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from einnet_explore.codegen.fusion.frame import Frame, Loops, join
-from einnet_explore.codegen.fusion.memory_layout import Flat, reads_of
+from einnet_explore.codegen.fusion.frame import EmissionState, LoopWriter, join_values
+from einnet_explore.codegen.fusion.memory_layout import FusedLayout, reads_of
 from einnet_explore.codegen.fusion.operations import read_name
-from einnet_explore.codegen.fusion.stages import Nest, Stage, Step
+from einnet_explore.codegen.fusion.stages import FusedNest, FusedStage, FusedStep
 from einnet_explore.codegen.language import (
     I64,
     Array,
@@ -37,12 +37,12 @@ from einnet_explore.codegen.language import (
 from einnet_explore.codegen.memory_access import FIRST_BLOCK
 from einnet_explore.ir import Iterator
 
-LANES = 256
+ROW_POINTS = 256
 """Points of the grid, or traversals, that go side by side."""
 
 
 @dataclass(frozen=True)
-class Row:
+class PointRow:
     """Values of *axis* from *begin* on, *number* of them, that go side by side."""
 
     axis: Iterator
@@ -51,10 +51,10 @@ class Row:
 
     def loop(
         self,
-        writer: Loops,
-        frame: Frame,
-        at_lane: Callable[[Frame, Expr], Frame],
-        body: Callable[[Frame, Expr], list[Statement]],
+        writer: LoopWriter,
+        frame: EmissionState,
+        at_lane: Callable[[EmissionState, Expr], EmissionState],
+        body: Callable[[EmissionState, Expr], list[Statement]],
     ) -> Statement:
         """*body* for each lane."""
         lane = writer.var("lane")
@@ -63,15 +63,15 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Lanes(Loops):
+class LaneWriter(LoopWriter):
     """Writes nests for rows of points; *rows* holds, by name, what a row of points has made so far."""
 
     rows: dict[str, Array] = field(default_factory=dict)
 
-    def row_nest(self, frame: Frame, nest: Nest, row: Row) -> list[Statement]:
+    def row_nest(self, frame: EmissionState, nest: FusedNest, row: PointRow) -> list[Statement]:
         """*nest* for a row of points of the grid."""
 
-        def at_lane(f: Frame, lane: Expr) -> Frame:
+        def at_lane(f: EmissionState, lane: Expr) -> EmissionState:
             return replace(f.holding({n: array[lane] for n, array in self.rows.items()}), base=self._lane(lane))
 
         loops = tuple(x for x in self.flat.order if x in nest.axes)
@@ -84,32 +84,37 @@ class Lanes(Loops):
         keep = () if outside else tuple(s.name for s in nest.steps if s.reduce is not None)
         out: list[Statement] = []
         for name in keep:
-            self.rows[name] = Array(f":row {name} {self._next()}", frame.kind, LANES, "private", align=64)
+            self.rows[name] = Array(f":row {name} {self._next()}", frame.kind, ROW_POINTS, "private", align=64)
             out.append(LocalArray(self.rows[name]))
         return out + self.loops(frame, outside, lambda f: self.side_by_side(f, nest, row, keep, at_lane))
 
     def side_by_side(
-        self, frame: Frame, nest: Nest, row: Row, keep: tuple[str, ...], at_lane: Callable[[Frame, Expr], Frame]
+        self,
+        frame: EmissionState,
+        nest: FusedNest,
+        row: PointRow,
+        keep: tuple[str, ...],
+        at_lane: Callable[[EmissionState, Expr], EmissionState],
     ) -> list[Statement]:
         """Reductions of *nest*, one a lane of *row*; those in *keep* go to rows."""
         reduced = [s for s in nest.steps if s.reduce is not None]
         totals = {
-            s.name: Array(f":total {s.name} {self._next()}", frame.total(s, True)[0], LANES, "private", align=64)
+            s.name: Array(f":total {s.name} {self._next()}", frame.total(s, True)[0], ROW_POINTS, "private", align=64)
             for s in reduced
         }
         out: list[Statement] = [LocalArray(a) for a in totals.values()]
 
-        def clear(f: Frame, lane: Expr) -> list[Statement]:
+        def clear(f: EmissionState, lane: Expr) -> list[Statement]:
             return [Store(totals[s.name], lane, f.total(s, True)[1]) for s in reduced]
 
-        def add(f: Frame, lane: Expr) -> list[Statement]:
-            def to(step: Step, value: Expr) -> Statement:
+        def add(f: EmissionState, lane: Expr) -> list[Statement]:
+            def to(step: FusedStep, value: Expr) -> Statement:
                 array = totals[step.name]
-                return Store(array, lane, join(step, array[lane], cast(array.kind, value)))
+                return Store(array, lane, join_values(step, array[lane], cast(array.kind, value)))
 
             return self.steps(f, nest, to)
 
-        def finish(f: Frame, lane: Expr) -> list[Statement]:
+        def finish(f: EmissionState, lane: Expr) -> list[Statement]:
             made: list[Statement] = []
             for s in reduced:
                 var = self.var(s.name, f.kind)
@@ -127,7 +132,7 @@ class Lanes(Loops):
     def _lane(self, lane: Expr) -> Mapping[int, Expr]:
         return dict.fromkeys(range(self.flat.fused.slots), lane)
 
-    def head_row(self, frame: Frame, stage: Stage, n: int, row: Row) -> list[Statement]:
+    def head_row(self, frame: EmissionState, stage: FusedStage, n: int, row: PointRow) -> list[Statement]:
         """The heads of *stage* for a row of points; what is read outside of this loop goes to rows."""
         if not stage.heads:
             return []
@@ -138,13 +143,13 @@ class Lanes(Loops):
         out: list[Statement] = []
         for step in stage.heads:
             if step.name in read:
-                self.rows[step.name] = Array(f":row {step.name}", frame.kind, LANES, "private", align=64)
+                self.rows[step.name] = Array(f":row {step.name}", frame.kind, ROW_POINTS, "private", align=64)
                 out.append(LocalArray(self.rows[step.name]))
 
-        def at_lane(f: Frame, lane: Expr) -> Frame:
+        def at_lane(f: EmissionState, lane: Expr) -> EmissionState:
             return replace(f.holding({m: array[lane] for m, array in known.items()}), base=self._lane(lane))
 
-        def body(f: Frame, lane: Expr) -> list[Statement]:
+        def body(f: EmissionState, lane: Expr) -> list[Statement]:
             f, made = self.values(f, stage.heads)
             kept = (s.name for s in stage.heads if s.name in read)
             return [*made, *(Store(self.rows[m], lane, f.values[m]) for m in kept)]
@@ -157,43 +162,43 @@ def least(a: Expr, b: Expr | int) -> Expr:
     return select(a.lt(other), a, other)
 
 
-ROW = 4096
+CHUNK_ELEMENTS = 4096
 """Elements that are summed up in single precision, at most."""
 
 
-def cpu_kernel(flat: Flat, kind: Type) -> Kernel:
+def cpu_kernel(flat: FusedLayout, kind: Type) -> Kernel:
     """The kernel of *flat*: inputs, outputs, slots, ``FIRST``, sizes and strides, constants; see ``Frame``.
 
     It is launched over as many blocks as there are points (rows of them), counted from *first*.
     """
-    frame = Frame(flat, kind, I64)
+    frame = EmissionState(flat, kind, I64)
     first = Var(FIRST_BLOCK, I64)
     params: tuple[Array | Var, ...] = (
         *frame.arrays.values(),
         first,
         *frame.numbers,
     )
-    return Kernel("fused", params, tuple(_Writer(flat).kernel(frame, first)))
+    return Kernel("fused", params, tuple(_CpuWriter(flat).kernel(frame, first)))
 
 
-def blocks(flat: Flat) -> int:
+def cpu_blocks(flat: FusedLayout) -> int:
     """How many blocks the kernel of *flat* has."""
     if flat.lanes is None:
         return flat.points
     n = flat.extents[flat.lanes]
-    return -(-n // LANES) * flat.points // n if n else 0
+    return -(-n // ROW_POINTS) * flat.points // n if n else 0
 
 
 @dataclass(frozen=True)
-class _Writer(Lanes):
-    def kernel(self, frame: Frame, first: Var) -> Iterable[Statement]:
+class _CpuWriter(LaneWriter):
+    def kernel(self, frame: EmissionState, first: Var) -> Iterable[Statement]:
         """The point of the grid, then its stages."""
         lanes = self.flat.lanes
         point = self.var("point")
         yield Declare(point, cast(I64, LaunchIndex("block")) + first)
         rest: Expr = point
         for x in reversed(self.flat.grid):
-            size = frame.extent(x) if x != lanes else (frame.extent(x) + (LANES - 1)) // LANES
+            size = frame.extent(x) if x != lanes else (frame.extent(x) + (ROW_POINTS - 1)) // ROW_POINTS
             place = self.var(f"at {x.name}")
             yield Declare(place, rest if x == self.flat.grid[0] else rest % size)
             rest = rest // size
@@ -201,10 +206,10 @@ class _Writer(Lanes):
                 frame = frame.standing(x, place)
                 continue
             begin, number = self.var("begin"), self.var("count")
-            yield Declare(begin, place * LANES)
-            yield Declare(number, least(frame.extent(x) - begin, LANES))
-            frame = replace(frame, spread=LANES)
-            row = Row(x, begin, number)
+            yield Declare(begin, place * ROW_POINTS)
+            yield Declare(number, least(frame.extent(x) - begin, ROW_POINTS))
+            frame = replace(frame, spread=ROW_POINTS)
+            row = PointRow(x, begin, number)
         for n, stage in enumerate(self.flat.fused.stages):
             yield Comment(f"stage {n}")
             if lanes is None:
@@ -218,7 +223,7 @@ class _Writer(Lanes):
                 for nest in stage.nests:
                     yield from self.row_nest(frame, nest, row)
 
-    def _nest(self, frame: Frame, nest: Nest) -> tuple[Frame, list[Statement]]:
+    def _nest(self, frame: EmissionState, nest: FusedNest) -> tuple[EmissionState, list[Statement]]:
         """The loops of *nest*; gives a frame that holds what it reduced to one value."""
         loops = tuple(x for x in self.flat.order if x in nest.axes)
         reduced = [s for s in nest.steps if s.reduce is not None]
@@ -230,7 +235,7 @@ class _Writer(Lanes):
             return frame, self.loops(frame, outside[:-1], lambda f: self._blocks(f, nest, outside[-1]))
         held: dict[str, Expr] = {}
 
-        def body(f: Frame) -> list[Statement]:
+        def body(f: EmissionState) -> list[Statement]:
             out, totals = self._summed(f, nest, sums, reduced)
             for step in reduced:
                 var = self.var(step.name, f.kind)
@@ -244,34 +249,34 @@ class _Writer(Lanes):
         return (frame if outside else frame.holding(held)), made
 
     def _summed(
-        self, frame: Frame, nest: Nest, sums: tuple[Iterator, ...], reduced: list[Step]
+        self, frame: EmissionState, nest: FusedNest, sums: tuple[Iterator, ...], reduced: list[FusedStep]
     ) -> tuple[list[Statement], dict[str, Var]]:
         """Rows summed up in vectors, and their sums together."""
         totals, parts = ({s.name: self.var(f"{what} {s.name}", k) for s in reduced for k in [frame.total(s, wide)[0]]}
                          for what, wide in (("total", True), ("part", False)))  # fmt: skip
         out: list[Statement] = [Declare(totals[s.name], frame.total(s, True)[1]) for s in reduced]
 
-        def row(f: Frame) -> list[Statement]:
-            return self.steps(f, nest, lambda s, value: Assign(parts[s.name], join(s, parts[s.name], value)))
+        def row(f: EmissionState) -> list[Statement]:
+            return self.steps(f, nest, lambda s, value: Assign(parts[s.name], join_values(s, parts[s.name], value)))
 
-        def rows(f: Frame) -> list[Statement]:
+        def rows(f: EmissionState) -> list[Statement]:
             made: list[Statement] = [Declare(parts[s.name], f.total(s, False)[1]) for s in reduced]
             if sums:
                 start, stop, var = self._chunk, self.var("stop"), self.var(sums[-1].name)
-                made.append(Declare(stop, least(f.extent(sums[-1]), start + ROW)))
+                made.append(Declare(stop, least(f.extent(sums[-1]), start + CHUNK_ELEMENTS)))
                 inside = tuple(row(f.standing(sums[-1], var)))
                 made.append(For(var, start, stop, Literal(1, I64), inside, simd=True))
             else:
                 made += row(f)
             for s in reduced:
                 total = totals[s.name]
-                made.append(Assign(total, join(s, total, cast(total.type, parts[s.name]))))
+                made.append(Assign(total, join_values(s, total, cast(total.type, parts[s.name]))))
             return made
 
-        def chunks(f: Frame) -> list[Statement]:
+        def chunks(f: EmissionState) -> list[Statement]:
             if not sums:
                 return rows(f)
-            end, step = f.extent(sums[-1]), Literal(ROW, I64)
+            end, step = f.extent(sums[-1]), Literal(CHUNK_ELEMENTS, I64)
             return [For(self._chunk, Literal(0, I64), end, step, tuple(rows(f)))]
 
         return out + self.loops(frame, sums[:-1], chunks), totals
@@ -280,10 +285,10 @@ class _Writer(Lanes):
     def _chunk(self) -> Var:
         return Var(":chunk", I64)
 
-    def _blocks(self, frame: Frame, nest: Nest, lane: Iterator) -> list[Statement]:
+    def _blocks(self, frame: EmissionState, nest: FusedNest, lane: Iterator) -> list[Statement]:
         """*nest*, whose innermost axis is kept: so many results side by side, over all summations."""
         begin, number = self.var("begin"), self.var("count")
-        row = Row(lane, begin, number)
-        body: list[Statement] = [Declare(number, least(frame.extent(lane) - begin, LANES))]
+        row = PointRow(lane, begin, number)
+        body: list[Statement] = [Declare(number, least(frame.extent(lane) - begin, ROW_POINTS))]
         body += self.side_by_side(frame, nest, row, (), lambda f, at: f)
-        return [For(begin, Literal(0, I64), frame.extent(lane), Literal(LANES, I64), tuple(body))]
+        return [For(begin, Literal(0, I64), frame.extent(lane), Literal(ROW_POINTS, I64), tuple(body))]

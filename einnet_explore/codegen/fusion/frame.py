@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 
-from einnet_explore.codegen.fusion.memory_layout import Flat, size_name, slot_name, step_name
-from einnet_explore.codegen.fusion.plan import argument
-from einnet_explore.codegen.fusion.stages import Nest, Step
+from einnet_explore.codegen.fusion.memory_layout import FusedLayout, size_name, slot_name, step_name
+from einnet_explore.codegen.fusion.plan import constant_argument
+from einnet_explore.codegen.fusion.stages import FusedNest, FusedStep
 from einnet_explore.codegen.language import (
     F64,
     I64,
@@ -36,14 +36,14 @@ from einnet_explore.ir import REDUCTIONS, Bound, Compare, Iterator, Scalar, Scop
 
 
 @dataclass(frozen=True)
-class Frame:
+class EmissionState:
     """*flat* in arithmetic of *kind* with indices of *wide*, at a place in its text.
 
     *at* is what iterators stand for here, *values* which variable or element holds a value here.  Element i of a
     temporary is element ``i·spread + base`` of its slot.
     """
 
-    flat: Flat
+    flat: FusedLayout
     kind: Type
     wide: Type
     at: Mapping[Iterator, Expr] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Frame:
             for d, step in enumerate(own)
             if step != 1
         )
-        constants = (Var(argument(n).name, self.kind) for n in range(len(self.flat.fused.constants)))
+        constants = (Var(constant_argument(n).name, self.kind) for n in range(len(self.flat.fused.constants)))
         return (*sizes, *strides, *constants)
 
     def _known(self, x: Iterator) -> bool:
@@ -82,11 +82,11 @@ class Frame:
             return Literal(1, self.wide)
         return Literal(self.flat.extents[x], self.wide) if self._known(x) else Var(size_name(x), self.wide)
 
-    def standing(self, x: Iterator, place: Expr) -> Frame:
+    def standing(self, x: Iterator, place: Expr) -> EmissionState:
         """Here, *x* is the one at *place*, counted from 0."""
         return replace(self, at={**self.at, x: add_offset(place, x.lo)})
 
-    def holding(self, values: Mapping[str, Expr]) -> Frame:
+    def holding(self, values: Mapping[str, Expr]) -> EmissionState:
         """Here, *values* are held as said."""
         return replace(self, values={**self.values, **values})
 
@@ -111,7 +111,7 @@ class Frame:
 
     @property
     def _constants(self) -> tuple[Tensor, ...]:
-        return tuple(map(argument, range(len(self.flat.fused.constants))))
+        return tuple(map(constant_argument, range(len(self.flat.fused.constants))))
 
     def element(self, name: str, where: tuple[Expr, ...]) -> tuple[Array, Expr]:
         """The array that holds *name*, and the place in it of the element at *where*, counted from 0."""
@@ -137,37 +137,37 @@ class Frame:
             step = step * self.extent(x)
         return step
 
-    def guarded(self, step: Step, value: Expr) -> Expr:
+    def guarded(self, step: FusedStep, value: Expr) -> Expr:
         """*value* where the domain of *step* holds, its constant elsewhere."""
-        tests = [t for b in step.domain for t in _tests(b)]
+        tests = [t for b in step.domain for t in _bound_tests(b)]
         test = conjunction(*(lowering.lower_comparison(t, self._places, self.wide) for t in tests))
         return value if test is None else select(test, value, literal(step.value, self.kind))
 
-    def store(self, step: Step, value: Expr) -> Store:
+    def store(self, step: FusedStep, value: Expr) -> Store:
         """*value* as the element of *step*, here."""
         axes = self.flat.fused.known[step.name].scope.traversals
         where = tuple(add_offset(self._places[x], -x.lo) for x in axes)
         array, place = self.element(step.name, where)
         return Store(array, place, value)
 
-    def total(self, step: Step, wide: bool) -> tuple[Type, Expr]:
+    def total(self, step: FusedStep, wide: bool) -> tuple[Type, Expr]:
         """(the type in which *step* is summed up, its neutral element); sums are *wide* where that is cheap."""
         assert step.reduce is not None
         kind = F64 if wide and step.reduce in ("sum", "prod") else self.kind
         return kind, literal(REDUCTIONS[step.reduce], kind)
 
-    def finished(self, step: Step, total: Expr) -> Expr:
+    def finished(self, step: FusedStep, total: Expr) -> Expr:
         """The value of *step* when all is summed up."""
         return self.guarded(step, cast(self.kind, total))
 
 
-def join(step: Step, total: Expr, value: Expr) -> Expr:
+def join_values(step: FusedStep, total: Expr, value: Expr) -> Expr:
     """*value* joined with *total*."""
     assert step.reduce is not None
     return lowering.lower_join(step.reduce, total, value)
 
 
-def _tests(bound: Bound) -> Iterable[Compare]:
+def _bound_tests(bound: Bound) -> Iterable[Compare]:
     lo, hi = bound.index.bounds
     if lo < bound.lo:
         yield Compare(">=", bound.index, as_index(bound.lo))
@@ -175,14 +175,14 @@ def _tests(bound: Bound) -> Iterable[Compare]:
         yield Compare("<", bound.index, as_index(bound.hi))
 
 
-Body = Callable[[Frame], Iterable[Statement]]
+LoopBody = Callable[[EmissionState], Iterable[Statement]]
 
 
 @dataclass(frozen=True)
-class Loops:
+class LoopWriter:
     """Writes the statements of *flat*; no two of its variables have one name."""
 
-    flat: Flat
+    flat: FusedLayout
     _next: Callable[[], int] = field(default_factory=lambda: count().__next__, kw_only=True)
 
     def var(self, stem: str, kind: Type = I64) -> Var:
@@ -190,8 +190,11 @@ class Loops:
         return Var(f":{stem} {self._next()}", kind)
 
     def values(
-        self, frame: Frame, steps: Iterable[Step], kept: Callable[[Statement], Statement] = lambda store: store
-    ) -> tuple[Frame, list[Statement]]:
+        self,
+        frame: EmissionState,
+        steps: Iterable[FusedStep],
+        kept: Callable[[Statement], Statement] = lambda store: store,
+    ) -> tuple[EmissionState, list[Statement]]:
         """Element-wise values, here, as variables, and in memory where they are to be *kept*."""
         out: list[Statement] = []
         for step in steps:
@@ -202,7 +205,9 @@ class Loops:
                 out.append(kept(frame.store(step, var)))
         return frame, out
 
-    def steps(self, frame: Frame, nest: Nest, join_to: Callable[[Step, Expr], Statement]) -> list[Statement]:
+    def steps(
+        self, frame: EmissionState, nest: FusedNest, join_to: Callable[[FusedStep, Expr], Statement]
+    ) -> list[Statement]:
         """All steps of *nest* at one point; what is reduced goes to *join_to*."""
         out: list[Statement] = []
         for step in nest.steps:
@@ -213,7 +218,9 @@ class Loops:
                 out.append(join_to(step, frame.scalar(step.body)))
         return out
 
-    def loops(self, frame: Frame, axes: Iterable[Iterator], body: Body, simd: bool = False) -> list[Statement]:
+    def loops(
+        self, frame: EmissionState, axes: Iterable[Iterator], body: LoopBody, simd: bool = False
+    ) -> list[Statement]:
         """*body* in loops over *axes*, as they are ordered, the last one innermost and, if asked for, in vectors."""
         among = frozenset(axes)
         left = [x for x in self.flat.order if x in among]

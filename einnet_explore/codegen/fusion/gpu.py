@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from einnet_explore.codegen.fusion.frame import Body, Frame, Loops, join
-from einnet_explore.codegen.fusion.memory_layout import Flat, slot_name, slot_sizes
-from einnet_explore.codegen.fusion.stages import Nest, Stage, Step
+from einnet_explore.codegen.fusion.frame import EmissionState, LoopBody, LoopWriter, join_values
+from einnet_explore.codegen.fusion.memory_layout import FusedLayout, slot_name, slot_sizes
+from einnet_explore.codegen.fusion.stages import FusedNest, FusedStage, FusedStep
 from einnet_explore.codegen.language import (
     I32,
     I64,
@@ -36,44 +36,44 @@ from einnet_explore.codegen.language import (
 )
 from einnet_explore.ir import Iterator
 
-THREADS = 256
+FUSED_THREADS = 256
 """Of a block; a power of two."""
 
 _THREAD = LaunchIndex("thread")
 
 
-def gpu_kernel(flat: Flat, kind: Type, threads: int = THREADS) -> Kernel:
+def gpu_kernel(flat: FusedLayout, kind: Type, threads: int = FUSED_THREADS) -> Kernel:
     """The kernel of *flat*: inputs, outputs, slots, sizes of slots, sizes and strides, constants; see ``Frame``.
 
     Raises ValueError for a number of threads that is no power of two: halves are joined.
     """
     if threads < 1 or threads & (threads - 1):
         raise ValueError(f"{threads} threads a block, expected a power of two")
-    frame = Frame(flat, kind, width(flat))
+    frame = EmissionState(flat, kind, address_type(flat))
     slots = tuple(Var(f"{slot_name(n)} size", frame.wide) for n in range(flat.fused.slots))
     params: tuple[Array | Var, ...] = (
         *frame.arrays.values(),
         *slots,
         *frame.numbers,
     )
-    writer = _Writer(flat, threads)
+    writer = _GpuWriter(flat, threads)
     body = writer.alone(frame, slots) if flat.lanes is not None else writer.together(frame, slots)
     return Kernel("fused", params, tuple(body), (threads, 1, 1), (max(1, gpu_blocks(flat, threads)), 1, 1))
 
 
-def gpu_blocks(flat: Flat, threads: int = THREADS) -> int:
+def gpu_blocks(flat: FusedLayout, threads: int = FUSED_THREADS) -> int:
     """How many blocks the kernel of *flat* has."""
     return flat.points if flat.lanes is None else -(-flat.points // threads)
 
 
-def width(flat: Flat) -> Type:
+def address_type(flat: FusedLayout) -> Type:
     """The integers that hold every address: 32 bits where that is enough."""
-    far = max((sum(abs(k) * n for k, n in _spans(flat, name)) for name in flat.strides), default=0)
+    far = max((sum(abs(k) * n for k, n in _address_spans(flat, name)) for name in flat.strides), default=0)
     most = max(far, *(n * max(1, flat.points) for n in slot_sizes(flat)), *flat.extents.values(), flat.points, 1)
-    return I32 if most + 2 * THREADS < 1 << 31 else I64
+    return I32 if most + 2 * FUSED_THREADS < 1 << 31 else I64
 
 
-def _spans(flat: Flat, name: str) -> Iterable[tuple[int, int]]:
+def _address_spans(flat: FusedLayout, name: str) -> Iterable[tuple[int, int]]:
     known = flat.fused.known
     if name in known:
         extents = [flat.sizes[x] for x in known[name].scope.traversals]
@@ -85,10 +85,10 @@ def _spans(flat: Flat, name: str) -> Iterable[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class _Writer(Loops):
+class _GpuWriter(LoopWriter):
     threads: int
 
-    def together(self, frame: Frame, slots: tuple[Var, ...]) -> Iterable[Statement]:
+    def together(self, frame: EmissionState, slots: tuple[Var, ...]) -> Iterable[Statement]:
         """A block a point."""
         stages = self.flat.fused.stages
         widest = max(
@@ -109,7 +109,7 @@ class _Writer(Loops):
             frame, made = self._stage(frame, stage, trees[n % 2] if trees else ())
             yield from made
 
-    def alone(self, frame: Frame, slots: tuple[Var, ...]) -> Iterable[Statement]:
+    def alone(self, frame: EmissionState, slots: tuple[Var, ...]) -> Iterable[Statement]:
         """A thread a point: nobody waits for anybody."""
         point = self.var("point", frame.wide)
         block, thread = cast(frame.wide, LaunchIndex("block")), cast(frame.wide, _THREAD)
@@ -128,7 +128,9 @@ class _Writer(Loops):
                 body += made
         yield If(point.lt(points), tuple(body))
 
-    def _placed(self, frame: Frame, axes: tuple[Iterator, ...], flat: Expr) -> tuple[Frame, list[Statement]]:
+    def _placed(
+        self, frame: EmissionState, axes: tuple[Iterator, ...], flat: Expr
+    ) -> tuple[EmissionState, list[Statement]]:
         """*axes* as the digits of *flat*."""
         out: list[Statement] = []
         rest = flat
@@ -139,16 +141,18 @@ class _Writer(Loops):
             frame = frame.standing(x, place)
         return frame, out
 
-    def _stage(self, frame: Frame, stage: Stage, trees: tuple[Array, ...]) -> tuple[Frame, list[Statement]]:
+    def _stage(
+        self, frame: EmissionState, stage: FusedStage, trees: tuple[Array, ...]
+    ) -> tuple[EmissionState, list[Statement]]:
         frame, out = self.values(frame, stage.heads, lambda store: If(_THREAD.eq(0), (store,)))
-        joined: list[tuple[Step, Var]] = []
+        joined: list[tuple[FusedStep, Var]] = []
         for nest in stage.nests:
             if nest.traversals:
                 out += self._shared(frame, nest.traversals, lambda f, nest=nest: self._point(f, nest))  # type: ignore[misc]
                 continue
             parts = self._parts(frame, nest)
             out += [Declare(var, frame.total(step, False)[1]) for step, var in parts]
-            joins = _joins(parts)
+            joins = _joiner(parts)
             out += self._shared(frame, nest.summations, lambda f, nest=nest, joins=joins: self.steps(f, nest, joins))  # type: ignore[misc]
             joined += parts
         if joined:
@@ -164,22 +168,22 @@ class _Writer(Loops):
             out.append(Barrier())
         return frame, out
 
-    def _tree(self, joined: list[tuple[Step, Var]], trees: tuple[Array, ...]) -> Iterable[Statement]:
+    def _tree(self, joined: list[tuple[FusedStep, Var]], trees: tuple[Array, ...]) -> Iterable[Statement]:
         """Every thread's parts joined, all reductions at once: half of the threads add the other half's, and again."""
         pairs = [(step, var, tree) for (step, var), tree in zip(joined, trees, strict=False)]
         yield from (Store(tree, _THREAD, var) for _, var, tree in pairs)
         yield Barrier()
         half = self.threads // 2
         while half:
-            here = tuple(Store(t, _THREAD, join(s, t[_THREAD], t[_THREAD + half])) for s, _, t in pairs)
+            here = tuple(Store(t, _THREAD, join_values(s, t[_THREAD], t[_THREAD + half])) for s, _, t in pairs)
             yield If(_THREAD.lt(half), here)
             yield Barrier()
             half //= 2
 
-    def _parts(self, frame: Frame, nest: Nest) -> list[tuple[Step, Var]]:
+    def _parts(self, frame: EmissionState, nest: FusedNest) -> list[tuple[FusedStep, Var]]:
         return [(s, self.var(f"part {s.name}", frame.kind)) for s in nest.steps if s.reduce is not None]
 
-    def _shared(self, frame: Frame, axes: tuple[Iterator, ...], body: Body) -> list[Statement]:
+    def _shared(self, frame: EmissionState, axes: tuple[Iterator, ...], body: LoopBody) -> list[Statement]:
         """*body* at all points of *axes*, shared among the threads of a block."""
         left = tuple(x for x in self.flat.order if x in axes)
         total: Expr = Literal(1, frame.wide)
@@ -190,16 +194,16 @@ class _Writer(Loops):
         start, step = cast(frame.wide, _THREAD), Literal(self.threads, frame.wide)
         return [For(flat, start, total, step, (*made, *body(here)))]
 
-    def _point(self, frame: Frame, nest: Nest) -> list[Statement]:
+    def _point(self, frame: EmissionState, nest: FusedNest) -> list[Statement]:
         """*nest* at one point of its traversals, by one thread."""
         if all(s.reduce is None for s in nest.steps):
             return self.values(frame, nest.steps)[1]
         return self._reduced(frame, nest)[1]
 
-    def _reduced(self, frame: Frame, nest: Nest) -> tuple[Frame, list[Statement]]:
+    def _reduced(self, frame: EmissionState, nest: FusedNest) -> tuple[EmissionState, list[Statement]]:
         parts = self._parts(frame, nest)
         out: list[Statement] = [Declare(var, frame.total(step, False)[1]) for step, var in parts]
-        joins = _joins(parts)
+        joins = _joiner(parts)
         out += self.loops(frame, nest.summations, lambda f: self.steps(f, nest, joins))
         values = {}
         for step, part in parts:
@@ -208,14 +212,14 @@ class _Writer(Loops):
             out += [frame.store(step, var)] if step.stores else []
         return frame.holding(values), out
 
-    def _serial(self, frame: Frame, nest: Nest) -> tuple[Frame, list[Statement]]:
+    def _serial(self, frame: EmissionState, nest: FusedNest) -> tuple[EmissionState, list[Statement]]:
         """*nest* by one thread."""
         if not nest.traversals:
             return self._reduced(frame, nest)
         return frame, self.loops(frame, nest.traversals, lambda f: self._point(f, nest))
 
 
-def _joins(parts: Iterable[tuple[Step, Var]]) -> Callable[[Step, Expr], Statement]:
+def _joiner(parts: Iterable[tuple[FusedStep, Var]]) -> Callable[[FusedStep, Expr], Statement]:
     """What joins a value to the part of its step."""
     own = {step.name: part for step, part in parts}
-    return lambda step, value: Assign(own[step.name], join(step, own[step.name], value))
+    return lambda step, value: Assign(own[step.name], join_values(step, own[step.name], value))

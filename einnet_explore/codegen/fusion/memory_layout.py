@@ -15,7 +15,7 @@ from math import prod
 
 from einnet_explore.analysis.flattening import neighbours
 from einnet_explore.codegen.fusion.operations import read_name
-from einnet_explore.codegen.fusion.plan import Fused, argument
+from einnet_explore.codegen.fusion.plan import FusedKernel, constant_argument
 from einnet_explore.codegen.fusion.sizes import Shapes
 from einnet_explore.ir import Access, Iterator, Scalar, accesses
 
@@ -23,13 +23,13 @@ Strides = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Flat:
+class FusedLayout:
     """*fused* with sizes and strides: *order* holds the axes that are left, the innermost last.
 
     An axis that was merged away counts as 0; the one that stands for both runs over the product.
     """
 
-    fused: Fused
+    fused: FusedKernel
     shapes: Shapes
     sizes: Mapping[Iterator, int]
     """What each axis takes by itself."""
@@ -58,7 +58,7 @@ class Flat:
         """The numbers that a kernel takes, by the names that it gives them: sizes, strides, constants, slots' sizes."""
         sizes = {size_name(x): n for x, n in self.extents.items()}
         steps = {step_name(t, d): k for t, own in self.strides.items() for d, k in enumerate(own)}
-        constants = {argument(n).name: value for n, value in enumerate(self.fused.constants)}
+        constants = {constant_argument(n).name: value for n, value in enumerate(self.fused.constants)}
         return sizes | steps | constants | {f"{slot_name(n)} size": k for n, k in enumerate(slot_sizes(self))}
 
     @cached_property
@@ -84,24 +84,24 @@ def slot_name(n: int) -> str:
     return f":slot {n}"
 
 
-def flatten(fused: Fused, shapes: Shapes, strides: Strides, squash: bool = True) -> Flat:
+def lay_out(fused: FusedKernel, shapes: Shapes, strides: Strides, squash: bool = True) -> FusedLayout:
     """*fused* for inputs of *shapes* and tensors (inputs and outputs) of *strides*, in elements.
 
     Without *squash* every axis stays as it is, and no strides are needed.
     """
     sizes = {x: fused.sizes.extent(x, shapes) for x in fused.sizes.axes}
     if not squash:
-        return Flat(fused, shapes, sizes, sizes, strides, tuple(sizes))
+        return FusedLayout(fused, shapes, sizes, sizes, strides, tuple(sizes))
     own = dict(strides)
     for space in fused.spaces.values():
         if space.slot is not None:
             inner = [sizes[x] for x in space.axes]
             own[space.name] = tuple(prod(inner[d + 1 :]) for d in range(len(inner)))
-    order = _ordered(fused, sizes, own)
-    return Flat(fused, shapes, sizes, *_merged(fused, sizes, own, order))
+    order = _order_axes(fused, sizes, own)
+    return FusedLayout(fused, shapes, sizes, *_collapse_axes(fused, sizes, own, order))
 
 
-def slot_sizes(flat: Flat) -> tuple[int, ...]:
+def slot_sizes(flat: FusedLayout) -> tuple[int, ...]:
     """How many elements of each slot belong to one point of the grid: what its largest temporary needs."""
     fused = flat.fused
     sizes = [1] * fused.slots
@@ -111,15 +111,15 @@ def slot_sizes(flat: Flat) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-Use = tuple[str, tuple["Iterator | None", ...]]
+_MemoryUse = tuple[str, tuple["Iterator | None", ...]]
 
 
-def _uses(fused: Fused) -> tuple[Use, ...]:
+def _memory_uses(fused: FusedKernel) -> tuple[_MemoryUse, ...]:
     """(memory, the axis that is each of its indices or None) for every access to memory and every store."""
-    out: dict[Use, None] = {}
+    out: dict[_MemoryUse, None] = {}
     for stage in fused.stages:
         for step in stage.steps:
-            found: list[Use] = [(read_name(a), tuple(i.single for i in a.index)) for a in reads_of(step.body)]
+            found: list[_MemoryUse] = [(read_name(a), tuple(i.single for i in a.index)) for a in reads_of(step.body)]
             if step.stores:
                 found.append((step.name, fused.known[step.name].scope.traversals))
             for name, axes in found:
@@ -135,10 +135,10 @@ def reads_of(body: Scalar) -> Iterable[Access]:
     yield from accesses(body)
 
 
-def _ordered(fused: Fused, extents: Mapping[Iterator, int], strides: Strides) -> tuple[Iterator, ...]:
+def _order_axes(fused: FusedKernel, extents: Mapping[Iterator, int], strides: Strides) -> tuple[Iterator, ...]:
     """Every axis, the largest steps in the largest tensor outside, the smallest inside."""
     steps: dict[Iterator, tuple[int, int]] = {}
-    for memory, axes in _uses(fused):
+    for memory, axes in _memory_uses(fused):
         if fused.spaces[memory].slot is None:
             size = prod(extents[x] for x in axes if x is not None)
             for x, step in zip(axes, strides[memory], strict=True):
@@ -154,16 +154,16 @@ def _ordered(fused: Fused, extents: Mapping[Iterator, int], strides: Strides) ->
     return tuple(sorted(dict.fromkeys(x for o in fused.operations for x in o.axes), key=rank))
 
 
-def _merged(
-    fused: Fused, extents: Mapping[Iterator, int], strides: Strides, order: tuple[Iterator, ...]
+def _collapse_axes(
+    fused: FusedKernel, extents: Mapping[Iterator, int], strides: Strides, order: tuple[Iterator, ...]
 ) -> tuple[Mapping[Iterator, int], Strides, tuple[Iterator, ...]]:
     """Axes that go together everywhere, as one: neighbours that do, again and again."""
     left, sizes = list(order), dict(extents)
-    uses = _uses(fused)
+    uses = _memory_uses(fused)
     n = 0
     while n + 1 < len(left):
         a, b = left[n], left[n + 1]
-        if _together(fused, a, b) and all(_neighbours(u, sizes, strides, a, b) for u in uses):
+        if _have_same_loops(fused, a, b) and all(_are_neighbours(u, sizes, strides, a, b) for u in uses):
             gone, kept = (b, a) if sizes[b] == 1 else (a, b)
             sizes[kept], sizes[gone] = sizes[a] * sizes[b], 1
             left.remove(gone)
@@ -173,7 +173,7 @@ def _merged(
     return sizes, strides, tuple(left)
 
 
-def _together(fused: Fused, a: Iterator, b: Iterator) -> bool:
+def _have_same_loops(fused: FusedKernel, a: Iterator, b: Iterator) -> bool:
     """Whether both are free, and loops of the same kind in every nest."""
     if fused.sizes.axes[a].fixed or fused.sizes.axes[b].fixed or (a in fused.grid) != (b in fused.grid):
         return False
@@ -181,7 +181,9 @@ def _together(fused: Fused, a: Iterator, b: Iterator) -> bool:
     return all((a in part) == (b in part) for part in parts)
 
 
-def _neighbours(use: Use, extents: Mapping[Iterator, int], strides: Strides, a: Iterator, b: Iterator) -> bool:
+def _are_neighbours(
+    use: _MemoryUse, extents: Mapping[Iterator, int], strides: Strides, a: Iterator, b: Iterator
+) -> bool:
     """Whether *use* goes over *a* and *b* as over one axis, or over neither."""
     memory, axes = use
     if 1 in (extents[a], extents[b]):

@@ -32,7 +32,7 @@ from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True)
-class Operation:
+class FusedOperation:
     """One value and how it is made: element-wise, or by one reduction; *scope* reads tensors only."""
 
     name: str
@@ -60,14 +60,14 @@ class Operation:
         return tuple(dict.fromkeys(accesses(self.scope.body)))
 
 
-def operations(program: Program) -> tuple[Operation, ...]:
+def program_operations(program: Program) -> tuple[FusedOperation, ...]:
     """The operations of *program*, in an order in which each reads inputs and earlier ones only.
 
     Equal nested scopes are one operation; what no output needs is left out.  Raises Refused for a table, which is
     no memory that a kernel reads.
     """
     made: dict[Scope, Tensor] = {}
-    found: list[Operation] = []
+    found: list[FusedOperation] = []
     taken = set(program.names())
 
     def flat(scope: Scope) -> Scope:
@@ -79,7 +79,7 @@ def operations(program: Program) -> tuple[Operation, ...]:
                 if inner not in made:
                     name = next(n for k in range(1, len(taken) + 2) if (n := f"t{k}") not in taken)
                     taken.add(name)
-                    found.append(Operation(name, flat(inner), False))
+                    found.append(FusedOperation(name, flat(inner), False))
                     made[inner] = found[-1].tensor
                 return Access(made[inner], access.index)
             case Table():
@@ -87,11 +87,11 @@ def operations(program: Program) -> tuple[Operation, ...]:
         return access
 
     for equation in program.equations:
-        found.append(Operation(equation.name, flat(equation.scope), equation.name in program.outputs))
-    return _aligned(tuple(_needed(found)))
+        found.append(FusedOperation(equation.name, flat(equation.scope), equation.name in program.outputs))
+    return _align_axes(tuple(_needed_operations(found)))
 
 
-def _needed(found: list[Operation]) -> Iterable[Operation]:
+def _needed_operations(found: list[FusedOperation]) -> Iterable[FusedOperation]:
     needed = {o.name for o in found if o.output}
     for operation in reversed(found):
         if operation.name in needed:
@@ -100,7 +100,7 @@ def _needed(found: list[Operation]) -> Iterable[Operation]:
 
 
 @dataclass
-class _Classes:
+class _AxisClasses:
     """Iterators of operations joined into axes; no axis holds two iterators of one operation."""
 
     parent: dict[object, object]
@@ -122,9 +122,9 @@ class _Classes:
             second.update(first)
 
 
-def _aligned(found: tuple[Operation, ...]) -> tuple[Operation, ...]:
+def _align_axes(found: tuple[FusedOperation, ...]) -> tuple[FusedOperation, ...]:
     """The same operations over common axes, named ``i0``, ``i1``, … in order of appearance."""
-    classes = _Classes({}, {})
+    classes = _AxisClasses({}, {})
     known = {o.name for o in found}
     for n, operation in enumerate(found):
         for x in operation.axes:
@@ -136,7 +136,7 @@ def _aligned(found: tuple[Operation, ...]) -> tuple[Operation, ...]:
                     classes.join((operation.name, d), (n, x))
             for access in operation.reads:
                 if isinstance(access.source, Tensor) and (access.source.name in known) == inside:
-                    for d, x in whole(access).items():
+                    for d, x in whole_dimensions(access).items():
                         classes.join((n, x), (access.source.name, d))
     names: dict[object, str] = {}
     out = []
@@ -155,7 +155,7 @@ def read_name(access: Access) -> str:
     return access.source.name
 
 
-def whole(access: Access) -> Mapping[int, Iterator]:
+def whole_dimensions(access: Access) -> Mapping[int, Iterator]:
     """The dimensions that *access* reads from end to end by one iterator as it is."""
     out = {}
     for d, (index, (lo, hi)) in enumerate(zip(access.index, access.source.box, strict=True)):
@@ -165,25 +165,25 @@ def whole(access: Access) -> Mapping[int, Iterator]:
     return out
 
 
-WEIGHTS = {"exp": 16, "log": 16, "tanh": 24, "sigmoid": 20, "erf": 24, "pow": 40, "/": 4, "sqrt": 4, "rsqrt": 6}
+OPERATION_COSTS = {"exp": 16, "log": 16, "tanh": 24, "sigmoid": 20, "erf": 24, "pow": 40, "/": 4, "sqrt": 4, "rsqrt": 6}
 """What an operation costs, in additions; all others count 1."""
 
 
-def weight(body: Scalar) -> int:
+def operation_cost(body: Scalar) -> int:
     """What *body* costs at one point, in additions."""
     match body:
         case Apply(op, args):
-            return WEIGHTS.get(op, 1) * max(1, len(args) - 1) + sum(map(weight, args))
+            return OPERATION_COSTS.get(op, 1) * max(1, len(args) - 1) + sum(map(operation_cost, args))
         case Access() | Const() | Compare():
             return 0
 
 
-def composite(operation: Operation) -> Collection[Iterator]:
+def composite_iterators(operation: FusedOperation) -> Collection[Iterator]:
     """The iterators of *operation* that occur otherwise than as a whole dimension's only index."""
     scope = operation.scope
     out = {x for bound in scope.domain for x in bound.index.iterators}
     for access in operation.reads:
-        plain = whole(access)
+        plain = whole_dimensions(access)
         out.update(x for d, i in enumerate(access.index) if d not in plain for x in i.iterators)
     reads = {i for a in operation.reads for i in a.index}
     out.update(x for i in read_indices(scope.body) if i not in reads for x in i.iterators)

@@ -11,9 +11,9 @@ from functools import cached_property
 
 from einnet_explore.analysis.regions import always
 from einnet_explore.analysis.substitution import substitute, substitute_domain
-from einnet_explore.codegen.fusion.operations import Operation, operations, read_name, weight
-from einnet_explore.codegen.fusion.sizes import Shapes, Sizes, check, counted, sizes_of
-from einnet_explore.codegen.fusion.stages import Nest, Stage, Step, grid_axes, here
+from einnet_explore.codegen.fusion.operations import FusedOperation, operation_cost, program_operations, read_name
+from einnet_explore.codegen.fusion.sizes import AbstractSizes, Shapes, abstract_sizes, check_sizes, size_constants
+from einnet_explore.codegen.fusion.stages import FusedNest, FusedStage, FusedStep, grid_axes, reads_own_point
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -30,37 +30,37 @@ from einnet_explore.ir import (
 )
 from einnet_explore.support.errors import Refused
 
-STORED = 8
+STORE_COST = 8
 """What storing a value and loading it again costs, in additions: what costs more is not repeated."""
 
 
 @dataclass
-class _Draft:
+class _NestDraft:
     """A nest while it is filled."""
 
     traversals: tuple[Iterator, ...]
     summations: tuple[Iterator, ...]
-    steps: dict[str, Step] = field(default_factory=dict)
+    steps: dict[str, FusedStep] = field(default_factory=dict)
 
 
 @dataclass
-class _Placing:
+class _StagePlacement:
     """Which stage every value is made in, and what of it is kept."""
 
-    found: tuple[Operation, ...]
+    found: tuple[FusedOperation, ...]
     grid: frozenset[Iterator]
     floating: frozenset[str] = frozenset()
     made: dict[str, int] = field(default_factory=dict)
-    homes: dict[str, _Draft | None] = field(default_factory=dict)
+    homes: dict[str, _NestDraft | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.by_name = {o.name: o for o in self.found}
 
-    def inner(self, operation: Operation) -> tuple[Iterator, ...]:
+    def inner(self, operation: FusedOperation) -> tuple[Iterator, ...]:
         """The axes of a value inside its grid point."""
         return tuple(x for x in operation.scope.traversals if x not in self.grid)
 
-    def scalar(self, operation: Operation) -> bool:
+    def scalar(self, operation: FusedOperation) -> bool:
         """Whether it is one value a grid point, made of such values."""
         return not self.inner(operation) and not operation.reduces
 
@@ -69,7 +69,7 @@ class _Placing:
         for operation in self.found:
             self.made[operation.name] = max((self._waits(a, operation) for a in operation.reads), default=0)
 
-    def _waits(self, access: Access, reader: Operation) -> int:
+    def _waits(self, access: Access, reader: FusedOperation) -> int:
         operation = self.by_name.get(read_name(access))
         if operation is None:
             return 0
@@ -80,61 +80,61 @@ class _Placing:
             return stage
         return stage + 1
 
-    def _beside(self, access: Access, operation: Operation, reader: Operation) -> bool:
+    def _beside(self, access: Access, operation: FusedOperation, reader: FusedOperation) -> bool:
         """Whether reader and value go over the same points, so that it may be read where it is made."""
         same = set(self.inner(operation)) == set(reader.axes) - self.grid
-        return same and here(access, operation)
+        return same and reads_own_point(access, operation)
 
-    def may_float(self, operation: Operation) -> bool:
+    def may_float(self, operation: FusedOperation) -> bool:
         """Whether every reader may compute the value itself."""
         if operation.output or operation.reduces or self.scalar(operation):
             return False
-        return all(_inside(a) for o in self.found for a in o.reads if read_name(a) == operation.name)
+        return all(_is_inside(a) for o in self.found for a in o.reads if read_name(a) == operation.name)
 
-    def worth_floating(self, operation: Operation) -> bool:
+    def worth_floating(self, operation: FusedOperation) -> bool:
         """Whether computing it where it is read costs no more than storing it."""
         reads = [(a, o) for o in self.found for a in o.reads if read_name(a) == operation.name]
-        once = all(here(a, operation) for a, _ in reads)
+        once = all(reads_own_point(a, operation) for a, _ in reads)
         places = {(self._stage(o), self._over(o)) for _, o in reads}
         apart = any(set(self._over(o)) != set(self.inner(operation)) for _, o in reads)
         full = self._full_weight(operation)
-        return (once and not apart and len(places) == 1) or full * max(1, len(places) - 1, len(reads) - 1) <= STORED
+        return (once and not apart and len(places) == 1) or full * max(1, len(places) - 1, len(reads) - 1) <= STORE_COST
 
-    def _stage(self, operation: Operation) -> int:
+    def _stage(self, operation: FusedOperation) -> int:
         """The stage in which a value is first needed."""
         if operation.name not in self.floating:
             return self.made[operation.name]
         needing = [self._stage(o) for o in self.found if any(read_name(a) == operation.name for a in o.reads)]
         return min(needing, default=0)
 
-    def _over(self, operation: Operation) -> frozenset[Iterator]:
+    def _over(self, operation: FusedOperation) -> frozenset[Iterator]:
         if operation.name in self.floating:
             return frozenset(self.inner(operation))
         return frozenset(operation.axes) - self.grid
 
-    def _full_weight(self, operation: Operation) -> int:
+    def _full_weight(self, operation: FusedOperation) -> int:
         below = (self.by_name[n] for a in operation.reads if (n := read_name(a)) in self.floating)
-        return weight(operation.scope.body) + sum(map(self._full_weight, below))
+        return operation_cost(operation.scope.body) + sum(map(self._full_weight, below))
 
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[FusedStage, ...]:
         """The stages, filled."""
         kept = [o for o in self.found if o.name not in self.floating]
         return tuple(self._stage_of(n, kept) for n in range(1 + max(self.made[o.name] for o in kept)))
 
-    def _stage_of(self, stage: int, kept: list[Operation]) -> Stage:
+    def _stage_of(self, stage: int, kept: list[FusedOperation]) -> FusedStage:
         mine = [o for o in kept if self.made[o.name] == stage]
-        drafts: list[_Draft] = []
-        heads = _Draft((), ())
+        drafts: list[_NestDraft] = []
+        heads = _NestDraft((), ())
         for operation in sorted(mine, key=lambda o: not o.reduces):
             self.homes[operation.name] = heads if self.scalar(operation) else self._home(operation, drafts)
         for operation in mine:
             draft = self.homes[operation.name]
             assert draft is not None
             self._add(operation, draft, stage)
-        nests = tuple(Nest(d.traversals, d.summations, tuple(d.steps.values())) for d in drafts)
-        return Stage(tuple(heads.steps.values()), nests, False)
+        nests = tuple(FusedNest(d.traversals, d.summations, tuple(d.steps.values())) for d in drafts)
+        return FusedStage(tuple(heads.steps.values()), nests, False)
 
-    def _home(self, operation: Operation, drafts: list[_Draft]) -> _Draft:
+    def _home(self, operation: FusedOperation, drafts: list[_NestDraft]) -> _NestDraft:
         inner, sums = self.inner(operation), operation.scope.summations
         for draft in drafts:
             if operation.reduces:
@@ -143,18 +143,18 @@ class _Placing:
                 fits = set(draft.traversals) | set(draft.summations) == set(inner)
             if fits:
                 return draft
-        drafts.append(_Draft(inner, sums))
+        drafts.append(_NestDraft(inner, sums))
         return drafts[-1]
 
-    def _add(self, operation: Operation, draft: _Draft, stage: int, keep: bool = True) -> None:
+    def _add(self, operation: FusedOperation, draft: _NestDraft, stage: int, keep: bool = True) -> None:
         scope = operation.scope
         body = self._forwarded(scope.body, draft, stage)
         reduce = scope.reduce if operation.reduces else None
         memory = operation.output or bool(self.inner(operation))
-        step = Step(operation.name, body, reduce, scope.domain, scope.value, keep and memory)
+        step = FusedStep(operation.name, body, reduce, scope.domain, scope.value, keep and memory)
         draft.steps[operation.name] = step
 
-    def _forwarded(self, body: Scalar, draft: _Draft, stage: int) -> Scalar:
+    def _forwarded(self, body: Scalar, draft: _NestDraft, stage: int) -> Scalar:
         """*body* with what is computed at the point where it is read instead of being loaded."""
 
         def swap(access: Access) -> Scalar:
@@ -164,20 +164,20 @@ class _Placing:
             name = operation.name
             if name not in self.floating and self.made[name] < stage:
                 return access
-            if here(access, operation):
+            if reads_own_point(access, operation):
                 if name not in draft.steps:
                     self._add(operation, draft, stage, keep=False)
                 return access
-            return self._forwarded(inlined(access, operation), draft, stage)
+            return self._forwarded(inline_operation(access, operation), draft, stage)
 
         return map_accesses(body, swap)
 
 
-def _inside(access: Access) -> bool:
+def _is_inside(access: Access) -> bool:
     return all(always(Bound(i, lo, hi)) for i, (lo, hi) in zip(access.index, access.source.box, strict=True))
 
 
-def inlined(access: Access, operation: Operation) -> Scalar:
+def inline_operation(access: Access, operation: FusedOperation) -> Scalar:
     """What *access* reads, computed there: the body at its indices, the constant where the domain does not hold."""
     scope = operation.scope
     to = dict(zip(scope.traversals, access.index, strict=True))
@@ -189,18 +189,18 @@ def inlined(access: Access, operation: Operation) -> Scalar:
     return body
 
 
-def stages(found: tuple[Operation, ...], grid: tuple[Iterator, ...]) -> tuple[Stage, ...]:
+def place_stages(found: tuple[FusedOperation, ...], grid: tuple[Iterator, ...]) -> tuple[FusedStage, ...]:
     """The stages of the operations *found* at every point of *grid*."""
-    first = _Placing(found, frozenset(grid))
+    first = _StagePlacement(found, frozenset(grid))
     able = frozenset(o.name for o in found if first.may_float(o))
     first.floating = able
     first.place()
-    last = _Placing(found, frozenset(grid), frozenset(n for n in able if first.worth_floating(first.by_name[n])))
+    last = _StagePlacement(found, frozenset(grid), frozenset(n for n in able if first.worth_floating(first.by_name[n])))
     last.place()
-    return _synchronised(last.stages(), {o.name: o for o in found})
+    return _with_barriers(last.stages(), {o.name: o for o in found})
 
 
-def _synchronised(made: tuple[Stage, ...], known: Mapping[str, Operation]) -> tuple[Stage, ...]:
+def _with_barriers(made: tuple[FusedStage, ...], known: Mapping[str, FusedOperation]) -> tuple[FusedStage, ...]:
     """The stages with a barrier after those whose memory another thread reads later."""
     out = []
     for n, stage in enumerate(made):
@@ -209,7 +209,7 @@ def _synchronised(made: tuple[Stage, ...], known: Mapping[str, Operation]) -> tu
         barrier = any(
             any(read_name(a) == step.name for s in heads for a in accesses(s.body))
             or any(
-                not (nest.flat and other.flat and nest.axes == other.axes and here(a, known[step.name]))
+                not (nest.flat and other.flat and nest.axes == other.axes and reads_own_point(a, known[step.name]))
                 for other, s in later
                 for a in accesses(s.body)
                 if read_name(a) == step.name
@@ -218,12 +218,12 @@ def _synchronised(made: tuple[Stage, ...], known: Mapping[str, Operation]) -> tu
             for step in nest.steps
             if step.stores and (step.reduce is None or nest.traversals)
         )
-        out.append(Stage(stage.heads, stage.nests, barrier))
+        out.append(FusedStage(stage.heads, stage.nests, barrier))
     return tuple(out)
 
 
 @dataclass(frozen=True)
-class Space:
+class ValueSpace:
     """Where a value lies: an ``input``, an ``output``, a ``register`` or a ``temporary``.
 
     A temporary lies in *slot*, together with others that live at other times, or in the memory of the output *beside*,
@@ -239,18 +239,18 @@ class Space:
 
 
 @dataclass(frozen=True)
-class Fused:
+class FusedKernel:
     """A program as one kernel: at every point of *grid*, *stages* one after the other.
 
     Numbers that may follow the sizes (the 784 of a mean over 28×28) are *constants*, arguments of the kernel.
     """
 
     program: Program
-    operations: tuple[Operation, ...]
+    operations: tuple[FusedOperation, ...]
     grid: tuple[Iterator, ...]
-    stages: tuple[Stage, ...]
-    sizes: Sizes
-    spaces: Mapping[str, Space]
+    stages: tuple[FusedStage, ...]
+    sizes: AbstractSizes
+    spaces: Mapping[str, ValueSpace]
     constants: tuple[float, ...]
 
     @property
@@ -260,7 +260,7 @@ class Fused:
         return tuple(t for t in self.program.inputs if t in read)
 
     @cached_property
-    def known(self) -> Mapping[str, Operation]:
+    def known(self) -> Mapping[str, FusedOperation]:
         """The operations by name."""
         return {o.name: o for o in self.operations}
 
@@ -289,29 +289,31 @@ class Fused:
         return sum(s.barrier or any(n.summations for n in s.nests) for s in self.stages)
 
 
-def fuse(program: Program) -> Fused:
+def fuse_program(program: Program) -> FusedKernel:
     """*program* as one kernel.
 
     Raises Refused for a program without equations or outputs, or one that reads a table.
     """
-    found = operations(program)
+    found = program_operations(program)
     if not found:
         raise Refused("the program has no outputs: there is nothing to compute")
     grid = grid_axes(found)
-    made = stages(found, grid)
-    sizes = sizes_of(program.inputs, found)
-    numbers = counted(found, sizes)
+    made = place_stages(found, grid)
+    sizes = abstract_sizes(program.inputs, found)
+    numbers = size_constants(found, sizes)
     with_arguments = tuple(_with_constants(stage, numbers) for stage in made)
-    return Fused(program, found, grid, with_arguments, sizes, _spaces(program, found, grid, made), numbers)
+    return FusedKernel(
+        program, found, grid, with_arguments, sizes, _allocate_spaces(program, found, grid, made), numbers
+    )
 
 
-def _with_constants(stage: Stage, numbers: tuple[float, ...]) -> Stage:
+def _with_constants(stage: FusedStage, numbers: tuple[float, ...]) -> FusedStage:
     """*stage* with *numbers* read as arguments of the kernel."""
 
     def named(body: Scalar) -> Scalar:
         match body:
             case Const(value) if value in numbers:
-                return Access(argument(numbers.index(value)), ())
+                return Access(constant_argument(numbers.index(value)), ())
             case Apply(op, args):
                 return Apply(op, tuple(map(named, args)))
         return body
@@ -321,16 +323,16 @@ def _with_constants(stage: Stage, numbers: tuple[float, ...]) -> Stage:
     return replace(stage, heads=heads, nests=nests)
 
 
-def argument(n: int) -> Tensor:
+def constant_argument(n: int) -> Tensor:
     """What stands for constant *n* in a step; names that begin with a colon are the kernel's own."""
     return Tensor(f":constant {n}", ())
 
 
-def _spaces(
-    program: Program, found: tuple[Operation, ...], grid: tuple[Iterator, ...], made: tuple[Stage, ...]
-) -> Mapping[str, Space]:
+def _allocate_spaces(
+    program: Program, found: tuple[FusedOperation, ...], grid: tuple[Iterator, ...], made: tuple[FusedStage, ...]
+) -> Mapping[str, ValueSpace]:
     known = {o.name: o for o in found}
-    out: dict[str, Space] = {t.name: Space(t.name, "input", ()) for t in program.inputs}
+    out: dict[str, ValueSpace] = {t.name: ValueSpace(t.name, "input", ()) for t in program.inputs}
     stored = {s.name: n for n, stage in enumerate(made) for s in stage.steps if s.stores}
     steps = [(n, s) for n, stage in enumerate(made) for s in stage.steps]
     last = {name: n for n, s in steps for name in map(read_name, accesses(s.body))}
@@ -341,12 +343,12 @@ def _spaces(
         axes = operation.scope.traversals
         live = (stored.get(name, 0), last.get(name, stored.get(name, 0)))
         if operation.output:
-            out[name] = Space(name, "output", axes, live)
+            out[name] = ValueSpace(name, "output", axes, live)
         elif name not in stored:
-            out[name] = Space(name, "register", ())
+            out[name] = ValueSpace(name, "register", ())
         elif (output := _output_beside(operation, made, known, live[1])) is not None and output not in taken:
             taken.add(output)
-            out[name] = Space(name, "temporary", axes, live, beside=output)
+            out[name] = ValueSpace(name, "temporary", axes, live, beside=output)
         else:
             slot = next((n for n, used in enumerate(slots) if all(b < live[0] or live[1] < a for a, b in used)), None)
             if slot is None:
@@ -354,20 +356,20 @@ def _spaces(
                 slot = len(slots) - 1
             slots[slot].append(live)
             inner = tuple(x for x in axes if x not in grid)
-            out[name] = Space(name, "temporary", inner, live, slot)
+            out[name] = ValueSpace(name, "temporary", inner, live, slot)
     return out
 
 
 def _output_beside(
-    operation: Operation, made: tuple[Stage, ...], known: Mapping[str, Operation], last: int
+    operation: FusedOperation, made: tuple[FusedStage, ...], known: Mapping[str, FusedOperation], last: int
 ) -> str | None:
     """An output that may lend its memory until it is written: over the same axes, in the nest of the last readers."""
-    readers = [(nest, s) for nest in made[last].nests for s in nest.steps if _reads(s.body, operation)]
-    if any(_reads(s.body, operation) for s in made[last].heads):
+    readers = [(nest, s) for nest in made[last].nests for s in nest.steps if _reads_operation(s.body, operation)]
+    if any(_reads_operation(s.body, operation) for s in made[last].heads):
         return None
-    homes: list[Nest] = [nest for nest, _ in readers]
+    homes: list[FusedNest] = [nest for nest, _ in readers]
     if any(nest != homes[0] for nest in homes) or not all(
-        here(a, operation) for _, s in readers for a in accesses(s.body) if a.source == operation.tensor
+        reads_own_point(a, operation) for _, s in readers for a in accesses(s.body) if a.source == operation.tensor
     ):
         return None
     for step in homes[0].steps if homes else ():
@@ -378,10 +380,10 @@ def _output_beside(
     return None
 
 
-def _reads(body: Scalar, operation: Operation) -> bool:
+def _reads_operation(body: Scalar, operation: FusedOperation) -> bool:
     return any(read_name(a) == operation.name for a in accesses(body))
 
 
-def served(fused: Fused, shapes: Shapes) -> None:
+def check_served(fused: FusedKernel, shapes: Shapes) -> None:
     """Raise Refused, with the numbers, where *fused* does not serve inputs of *shapes*."""
-    check(fused.program.inputs, fused.operations, fused.sizes, shapes)
+    check_sizes(fused.program.inputs, fused.operations, fused.sizes, shapes)

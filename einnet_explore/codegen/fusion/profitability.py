@@ -13,16 +13,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from einnet_explore.codegen.fusion.gpu import THREADS, gpu_blocks
-from einnet_explore.codegen.fusion.memory_layout import Flat, reads_of
+from einnet_explore.codegen.fusion.gpu import FUSED_THREADS, gpu_blocks
+from einnet_explore.codegen.fusion.memory_layout import FusedLayout, reads_of
 from einnet_explore.codegen.fusion.operations import read_name
-from einnet_explore.codegen.fusion.plan import Fused
-from einnet_explore.codegen.fusion.stages import Step
+from einnet_explore.codegen.fusion.plan import FusedKernel
+from einnet_explore.codegen.fusion.stages import FusedStep
 from einnet_explore.ir import Iterator
 
 
 @dataclass(frozen=True)
-class Target:
+class FusionTarget:
     """*units* that run a block each, bytes a second from *memory* and from the *cache* (of *cache_bytes*, all units'
     together), and seconds for a *launch* and for a *wait* of a block's threads for one another."""
 
@@ -35,20 +35,20 @@ class Target:
     wait: float
 
 
-A100 = Target("A100", 108, 1.5e12, 4.5e12, 40 << 20, 4e-6, 1e-6)
-H100 = Target("H100", 132, 3.0e12, 7.0e12, 50 << 20, 4e-6, 1e-6)
-CORE = Target("a CPU core", 1, 2.0e10, 8.0e10, 1 << 20, 2e-6, 0.0)
+A100_TARGET = FusionTarget("A100", 108, 1.5e12, 4.5e12, 40 << 20, 4e-6, 1e-6)
+H100_TARGET = FusionTarget("H100", 132, 3.0e12, 7.0e12, 50 << 20, 4e-6, 1e-6)
+CPU_CORE_TARGET = FusionTarget("a CPU core", 1, 2.0e10, 8.0e10, 1 << 20, 2e-6, 0.0)
 """Round numbers of data sheets; what decides in the end is a measurement."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FusionEstimate:
     """Seconds of the fused kernel and of the operations apart, how many blocks the fused one has, on which target."""
 
     fused: float
     apart: float
     blocks: int
-    target: Target
+    target: FusionTarget
 
     @property
     def pays(self) -> bool:
@@ -63,32 +63,32 @@ class Verdict:
         )
 
 
-def verdict(flat: Flat, target: Target, itemsize: int = 4) -> Verdict:
+def estimate_fusion(flat: FusedLayout, target: FusionTarget, itemsize: int = 4) -> FusionEstimate:
     """Both estimates for *flat* on *target*, for elements of *itemsize* bytes."""
     fused = flat.fused
-    blocks = gpu_blocks(flat, THREADS) if target.units > 1 else flat.points
+    blocks = gpu_blocks(flat, FUSED_THREADS) if target.units > 1 else flat.points
     used = min(1.0, blocks / target.units) or 1.0
-    first, again = (n * itemsize for n in _traffic(fused, flat.sizes))
+    first, again = (n * itemsize for n in _memory_traffic(fused, flat.sizes))
     working = min(first, first * target.units / max(1, blocks))
     rate = target.cache if working <= target.cache_bytes else target.memory
     waits = fused.barriers * target.wait * max(1.0, blocks / target.units / 8)
     one = target.launch + first / (target.memory * used) + again / (rate * used) + waits
-    return Verdict(one, _apart(fused, flat.sizes, target, itemsize), blocks, target)
+    return FusionEstimate(one, _unfused_seconds(fused, flat.sizes, target, itemsize), blocks, target)
 
 
-def _traffic(fused: Fused, sizes: Mapping[Iterator, int]) -> tuple[int, int]:
+def _memory_traffic(fused: FusedKernel, sizes: Mapping[Iterator, int]) -> tuple[int, int]:
     """Elements that memory gives and takes at least once, and those that later nests read again."""
     largest: dict[str, int] = {}
     again = 0
     for stage in fused.stages:
         for steps in (stage.heads, *(nest.steps for nest in stage.nests)):
-            for name, size in _touched(fused, sizes, steps).items():
+            for name, size in _touched_elements(fused, sizes, steps).items():
                 again += size if name in largest else 0
                 largest[name] = max(size, largest.get(name, 0))
     return sum(n for name, n in largest.items() if fused.spaces[name].kind in ("input", "output")), again
 
 
-def _touched(fused: Fused, sizes: Mapping[Iterator, int], steps: Iterable[Step]) -> dict[str, int]:
+def _touched_elements(fused: FusedKernel, sizes: Mapping[Iterator, int], steps: Iterable[FusedStep]) -> dict[str, int]:
     """Elements of every memory that *steps* read or write, each once."""
     out: dict[str, int] = {}
     for step in steps:
@@ -103,7 +103,7 @@ def _touched(fused: Fused, sizes: Mapping[Iterator, int], steps: Iterable[Step])
     return out
 
 
-def _apart(fused: Fused, sizes: Mapping[Iterator, int], target: Target, itemsize: int) -> float:
+def _unfused_seconds(fused: FusedKernel, sizes: Mapping[Iterator, int], target: FusionTarget, itemsize: int) -> float:
     seconds = 0.0
     for operation in fused.operations:
         elements = prod(sizes[x] for x in operation.scope.traversals)

@@ -12,14 +12,20 @@ from itertools import combinations_with_replacement
 from math import isclose, isfinite, prod, sqrt
 
 from einnet_explore.analysis.substitution import with_iterators
-from einnet_explore.codegen.fusion.operations import Operation, composite, operations, read_name, whole
+from einnet_explore.codegen.fusion.operations import (
+    FusedOperation,
+    composite_iterators,
+    program_operations,
+    read_name,
+    whole_dimensions,
+)
 from einnet_explore.ir import Access, Apply, Compare, Const, Equation, Iterator, Program, Scalar, Tensor, map_accesses
 from einnet_explore.support.errors import Refused
 
-MOST_FACTORS = 4
+MAX_FACTORS = 4
 """Sizes, at most, whose product a constant is taken for."""
 
-ROUNDED = 1e-6
+CONSTANT_TOLERANCE = 1e-6
 """How far a constant may be from what it is taken for: decimal fractions are written with a few digits."""
 
 Dim = tuple[str, int]
@@ -27,7 +33,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Size:
+class AbstractSize:
     """One abstract size: the *dims* (tensor, dimension) that have it, its *value* when the program was analysed.
 
     *fixed*: the program says the number itself (a window, an offset, a range that is no whole dimension).
@@ -44,11 +50,11 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class AbstractSizes:
     """The abstract sizes of a program's inputs, and those of the axes of its operations."""
 
-    sizes: tuple[Size, ...]
-    axes: Mapping[Iterator, Size]
+    sizes: tuple[AbstractSize, ...]
+    axes: Mapping[Iterator, AbstractSize]
 
     @property
     def equalities(self) -> tuple[str, ...]:
@@ -82,7 +88,7 @@ class Sizes:
         return tuple(out)
 
 
-def sizes_of(inputs: Iterable[Tensor], found: tuple[Operation, ...]) -> Sizes:
+def abstract_sizes(inputs: Iterable[Tensor], found: tuple[FusedOperation, ...]) -> AbstractSizes:
     """The abstract sizes of the operations *found* over *inputs*."""
     parent: dict[object, object] = {}
     fixed: set[object] = set()
@@ -92,7 +98,7 @@ def sizes_of(inputs: Iterable[Tensor], found: tuple[Operation, ...]) -> Sizes:
             x = up
         return x
 
-    def bind(operation: Operation, name: str, d: int, x: Iterator) -> None:
+    def bind(operation: FusedOperation, name: str, d: int, x: Iterator) -> None:
         parent[root(x)] = root((name, d))
 
     inputs = tuple(inputs)
@@ -103,13 +109,13 @@ def sizes_of(inputs: Iterable[Tensor], found: tuple[Operation, ...]) -> Sizes:
         for d, x in enumerate(operation.scope.traversals):
             bind(operation, operation.name, d, x)
         for access in operation.reads:
-            plain = whole(access)
+            plain = whole_dimensions(access)
             for d in range(len(access.index)):
                 if d in plain:
                     bind(operation, read_name(access), d, plain[d])
                 else:
                     fixed.add((read_name(access), d))
-        fixed |= set(composite(operation))
+        fixed |= set(composite_iterators(operation))
     bound = {root(x) for x in values if isinstance(x, tuple)}
     # Where nothing is, indices are simplified to nothing: other sizes need an analysis of their own.
     pinned = {root(x) for x in fixed} | {root(x) for x, n in values.items() if root(x) not in bound or n == 0}
@@ -120,12 +126,14 @@ def sizes_of(inputs: Iterable[Tensor], found: tuple[Operation, ...]) -> Sizes:
         if isinstance(what, tuple) and what[0] in known:
             groups[root(what)].append(what)
     extents = {root(x): n for x, n in values.items()}
-    made = {r: Size(tuple(dims), extents[r], r in pinned or not dims) for r, dims in groups.items()}
+    made = {r: AbstractSize(tuple(dims), extents[r], r in pinned or not dims) for r, dims in groups.items()}
     axes = {x: made[root(x)] for x in values if isinstance(x, Iterator)}
-    return Sizes(tuple(s for s in made.values() if s.dims), axes)
+    return AbstractSizes(tuple(s for s in made.values() if s.dims), axes)
 
 
-def check(inputs: Iterable[Tensor], found: tuple[Operation, ...], sizes: Sizes, shapes: Shapes) -> None:
+def check_sizes(
+    inputs: Iterable[Tensor], found: tuple[FusedOperation, ...], sizes: AbstractSizes, shapes: Shapes
+) -> None:
     """Raise Refused, with the numbers, where what was analysed does not serve *shapes*.
 
     That is where a rank changes, where a recorded equality is broken, and where a constant may follow from sizes that
@@ -137,8 +145,8 @@ def check(inputs: Iterable[Tensor], found: tuple[Operation, ...], sizes: Sizes, 
     if broken := sizes.broken(shapes):
         raise Refused(f"sizes break what was recorded: {'; '.join(broken)}")
     for operation in found:
-        for number in dict.fromkeys(constants(operation.scope.body)):
-            for count in _followed(number, sizes):
+        for number in dict.fromkeys(body_constants(operation.scope.body)):
+            for count in _possible_counts(number, sizes):
                 was, now = prod(s.value for s in count), prod(shapes[s.dims[0][0]][s.dims[0][1]] for s in count)
                 if was != now:
                     symbols = " * ".join(s.symbol for s in count)
@@ -148,56 +156,56 @@ def check(inputs: Iterable[Tensor], found: tuple[Operation, ...], sizes: Sizes, 
                     )
 
 
-def resized(program: Program, shapes: Shapes) -> Program:
+def resize_program(program: Program, shapes: Shapes) -> Program:
     """*program* for inputs of other *shapes*: the same operations, with every size that follows from them.
 
     Raises Refused as ``check`` does.
     """
-    found = operations(program)
-    sizes = sizes_of(program.inputs, found)
-    check(program.inputs, found, sizes, shapes)
+    found = program_operations(program)
+    sizes = abstract_sizes(program.inputs, found)
+    check_sizes(program.inputs, found, sizes, shapes)
     to = {x: Iterator(x.name, x.lo, x.lo + sizes.extent(x, shapes)) for x in sizes.axes}
     tensors = {t.name: replace(t, shape=tuple(shapes[t.name])) for t in program.inputs}
     inputs = tuple(tensors.values())
     equations = []
     for operation in found:
         scope = with_iterators(operation.scope, to)
-        equations.append(Equation(operation.name, replace(scope, body=map_accesses(scope.body, _reading(tensors)))))
+        equations.append(Equation(operation.name, replace(scope, body=map_accesses(scope.body, _with_shapes(tensors)))))
         tensors[operation.name] = equations[-1].tensor
     return Program(inputs, tuple(equations), program.outputs)
 
 
-def _reading(tensors: Mapping[str, Tensor]) -> Callable[[Access], Scalar]:
+def _with_shapes(tensors: Mapping[str, Tensor]) -> Callable[[Access], Scalar]:
     now = dict(tensors)
     return lambda access: Access(now[read_name(access)], access.index)
 
 
-def _followed(number: float, sizes: Sizes) -> Iterable[tuple[Size, ...]]:
+def _possible_counts(number: float, sizes: AbstractSizes) -> Iterable[tuple[AbstractSize, ...]]:
     """The sizes from whose product *number* may follow: as a count, one less, a square root, or one over these."""
     if number in (0, 1, -1) or not isfinite(number):
         return
     free = [s for s in sizes.sizes if not s.fixed]
-    for length in range(1, MOST_FACTORS + 1):
+    for length in range(1, MAX_FACTORS + 1):
         for factors in combinations_with_replacement(free, length):
             count = prod(s.value for s in factors)
             related = (n for n in (count, count - 1, sqrt(count)) if n > 0)
-            if any(isclose(abs(number), m, rel_tol=ROUNDED) for n in related for m in (n, 1 / n)):
+            if any(isclose(abs(number), m, rel_tol=CONSTANT_TOLERANCE) for n in related for m in (n, 1 / n)):
                 yield factors
 
 
-def counted(found: tuple[Operation, ...], sizes: Sizes) -> tuple[float, ...]:
+def size_constants(found: tuple[FusedOperation, ...], sizes: AbstractSizes) -> tuple[float, ...]:
     """The constants that may follow sizes which are not fixed, each once."""
-    used = dict.fromkeys(n for o in found for n in constants(o.scope.body))
-    return tuple(n for n in used if any(True for _ in _followed(n, sizes)))
+    used = dict.fromkeys(n for o in found for n in body_constants(o.scope.body))
+    return tuple(n for n in used if any(True for _ in _possible_counts(n, sizes)))
 
 
-def constants(body: Scalar) -> Iterable[float]:
+def body_constants(body: Scalar) -> Iterable[float]:
     """The numbers in *body*, left to right."""
     match body:
         case Const(value):
             yield value
         case Apply(args=args):
             for arg in args:
-                yield from constants(arg)
+                yield from body_constants(arg)
         case Access() | Compare():
             pass

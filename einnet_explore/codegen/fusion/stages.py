@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from einnet_explore.codegen.fusion.operations import Operation, read_name, weight
+from einnet_explore.codegen.fusion.operations import FusedOperation, operation_cost, read_name
 from einnet_explore.ir import Access, Bound, Iterator, Scalar
 
 
 @dataclass(frozen=True)
-class Step:
+class FusedStep:
     """One value: at every point of its nest, or reduced by *reduce* over the nest's summations.
 
     Where *domain* does not hold it is *value*.  *stores*: it goes to memory; else it is a variable.
@@ -31,12 +31,12 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Nest:
+class FusedNest:
     """Steps that share loops: at each point of *traversals* over all of *summations*."""
 
     traversals: tuple[Iterator, ...]
     summations: tuple[Iterator, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[FusedStep, ...]
 
     @property
     def axes(self) -> frozenset[Iterator]:
@@ -50,27 +50,27 @@ class Nest:
 
 
 @dataclass(frozen=True)
-class Stage:
+class FusedStage:
     """Values of the whole grid point (*heads*), then *nests*; *barrier*: memory must be seen by all afterwards."""
 
-    heads: tuple[Step, ...]
-    nests: tuple[Nest, ...]
+    heads: tuple[FusedStep, ...]
+    nests: tuple[FusedNest, ...]
     barrier: bool
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[FusedStep, ...]:
         """All steps, in order."""
         return (*self.heads, *(s for nest in self.nests for s in nest.steps))
 
 
-def grid_axes(found: tuple[Operation, ...]) -> tuple[Iterator, ...]:
+def grid_axes(found: tuple[FusedOperation, ...]) -> tuple[Iterator, ...]:
     """The axes along which nothing is summed up and no value is read at another place: points that need no one else.
 
     An element-wise operation that lacks an axis is repeated along it, where all that is repeated costs less than the
     outputs do.
     """
     made = {o.name: o for o in found}
-    total = sum(weight(o.scope.body) * prod(o.scope.shape) + prod(o.scope.shape) for o in found if o.output)
+    total = sum(operation_cost(o.scope.body) * prod(o.scope.shape) + prod(o.scope.shape) for o in found if o.output)
     out: list[Iterator] = []
     spent = 0
     for axis in dict.fromkeys(x for o in found if o.output for x in o.scope.traversals):
@@ -79,16 +79,16 @@ def grid_axes(found: tuple[Operation, ...]) -> tuple[Iterator, ...]:
             continue
         if any(axis in b.index.iterators for o in found for b in o.scope.domain):
             continue
-        if any(_moves(a, made, axis) for o in found for a in o.reads):
+        if any(_reads_elsewhere(a, made, axis) for o in found for a in o.reads):
             continue
-        cost = sum((weight(o.scope.body) + 1) * prod(o.scope.shape) for o in lacking) * axis.extent
+        cost = sum((operation_cost(o.scope.body) + 1) * prod(o.scope.shape) for o in lacking) * axis.extent
         if spent + cost <= total:
             spent += cost
             out.append(axis)
     return tuple(out)
 
 
-def _moves(access: Access, made: Mapping[str, Operation], axis: Iterator) -> bool:
+def _reads_elsewhere(access: Access, made: Mapping[str, FusedOperation], axis: Iterator) -> bool:
     """Whether *access* reads a value at another place along *axis* than its own."""
     operation = made.get(read_name(access))
     if operation is None or axis not in operation.scope.traversals:
@@ -96,6 +96,6 @@ def _moves(access: Access, made: Mapping[str, Operation], axis: Iterator) -> boo
     return access.index[operation.scope.traversals.index(axis)].single != axis
 
 
-def here(access: Access, operation: Operation) -> bool:
+def reads_own_point(access: Access, operation: FusedOperation) -> bool:
     """Whether *access* reads the value of *operation* at the point where it is made."""
     return all(i.single == x for i, x in zip(access.index, operation.scope.traversals, strict=True))

@@ -19,7 +19,7 @@ from einnet_explore.codegen.language.register_transpose import (
     transpose_source,
 )
 from einnet_explore.codegen.language.statements import Copy, For, PairOperation, Store, StoreTransposed, counted_loop
-from einnet_explore.codegen.language.traversal import integer_constant
+from einnet_explore.codegen.language.tree_walk import integer_constant
 from einnet_explore.codegen.language.types import BOOL, F16, F32, Type
 from einnet_explore.codegen.language.values import (
     Array,

@@ -33,7 +33,7 @@ from einnet_explore.codegen.language.statements import (
     StorePair,
     StoreTransposed,
 )
-from einnet_explore.codegen.language.traversal import (
+from einnet_explore.codegen.language.tree_walk import (
     accessed_arrays,
     all_statements,
     integer_constant,

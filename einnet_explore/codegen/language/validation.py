@@ -24,7 +24,7 @@ from einnet_explore.codegen.language.statements import (
     has_barrier,
     nested_bodies,
 )
-from einnet_explore.codegen.language.traversal import (
+from einnet_explore.codegen.language.tree_walk import (
     accessed_arrays,
     assigned_names,
     integer_constant,

@@ -13,17 +13,19 @@ from tvm.tirx.script.builder import ir as T
 
 from einnet_explore.analysis.row_nest import Nest
 from einnet_explore.codegen.machine import Machine
-from einnet_explore.codegen.tvm.emission import expression
+from einnet_explore.codegen.tvm.emission import tvm_expression
 from einnet_explore.ir import Iterator, Scalar, Scope, Table, Tensor
 
 Expr = Any
-Reader = Callable[..., Expr]
+NodeReader = Callable[..., Expr]
 
-ROWS = 64
+MAX_BLOCK_ROWS = 64
 """Rows of a block, at most."""
 
 
-def function(nest: Nest, inputs: Mapping[str, tuple[int, ...]], write: Callable[[Mapping[str, Any], Any], None]) -> Any:
+def rows_function(
+    nest: Nest, inputs: Mapping[str, tuple[int, ...]], write: Callable[[Mapping[str, Any], Any], None]
+) -> Any:
     """The PrimFunc of *nest* from *inputs* (shapes by name): ``write(buffers, result)`` writes its statements."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("main")
@@ -38,7 +40,7 @@ def function(nest: Nest, inputs: Mapping[str, tuple[int, ...]], write: Callable[
 
 
 @dataclass
-class Frame:
+class RowKernel:
     """A kernel of *nest* between its tensors' buffers (*places*) and its *result*."""
 
     nest: Nest
@@ -63,12 +65,12 @@ class Frame:
 
     def over_batch(self, batch: Expr) -> dict[Iterator, Expr]:
         """The iterators of the batch where it is counted as one."""
-        return digits(self.nest.batch, batch)
+        return mixed_radix_split(self.nest.batch, batch)
 
-    def scalar(self, body: Scalar, env: Mapping[Iterator, Expr], nodes: Mapping[str, Reader] | None = None) -> Expr:
+    def scalar(self, body: Scalar, env: Mapping[Iterator, Expr], nodes: Mapping[str, NodeReader] | None = None) -> Expr:
         """*body* where iterators are *env* and nodes are read by *nodes*."""
 
-        def read(source: Tensor | Table | Scope) -> Reader:
+        def read(source: Tensor | Table | Scope) -> NodeReader:
             match source:
                 case Tensor(called) if nodes and called in nodes:
                     return nodes[called]
@@ -76,10 +78,10 @@ class Frame:
                     return lambda *at: self.places[called][at]
             raise TypeError(f"{source!r} is no tensor")
 
-        return expression(body, env, read, "float32")
+        return tvm_expression(body, env, read, "float32")
 
 
-def digits(group: tuple[Iterator, ...], number: Expr) -> dict[Iterator, Expr]:
+def mixed_radix_split(group: tuple[Iterator, ...], number: Expr) -> dict[Iterator, Expr]:
     """The iterators of *group* where *number* counts their values in turn."""
     out: dict[Iterator, Expr] = {}
     for x in reversed(group):

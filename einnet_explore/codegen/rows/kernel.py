@@ -23,25 +23,34 @@ from tvm.tirx.script.builder import ir as T
 from einnet_explore.analysis.row_nest import Band, Column, Nest, Product, Reduced, Row, name, reads
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.rows import frame
-from einnet_explore.codegen.rows.frame import ROWS, Expr, Frame, Reader, digits
-from einnet_explore.codegen.rows.vector_products import Tile, fill, multiply, over, put, store, tile_for, vector
-from einnet_explore.codegen.tvm.emission import constant
+from einnet_explore.codegen.rows.frame import MAX_BLOCK_ROWS, Expr, NodeReader, RowKernel, mixed_radix_split
+from einnet_explore.codegen.rows.vector_products import (
+    VectorTile,
+    count_steps,
+    fill_buffer,
+    load_vector,
+    multiply_tile,
+    store_tile,
+    store_vector,
+    vector_tile,
+)
+from einnet_explore.codegen.tvm.emission import tvm_constant
 from einnet_explore.ir import REDUCTIONS, Const, Iterator, Scalar
 
 
 @dataclass
-class Columns:
+class PackedBand:
     """The right operand of a band, packed: tiles of columns, in each the summation, then the columns."""
 
-    kernel: Frame
+    kernel: RowKernel
     band: Band
-    tile: Tile = field(init=False)
+    tile: VectorTile = field(init=False)
     first: int = field(init=False)
     last: int = field(init=False)
     buffer: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tile = tile_for(2 * self.kernel.lanes, self.kernel.lanes)
+        self.tile = vector_tile(2 * self.kernel.lanes, self.kernel.lanes)
         lo, hi = self.band.support
         self.first, self.last = lo // self.tile.width, -(-hi // self.tile.width)
 
@@ -64,7 +73,7 @@ class Columns:
             with T.serial(width) as x:
                 env[kernel.nest.column] = (at % self.tiles + self.first) * width + x
                 with T.serial(self.depth) as k:
-                    value = kernel.scalar(self.band.right, {**env, **digits(self.band.sums, k)})
+                    value = kernel.scalar(self.band.right, {**env, **mixed_radix_split(self.band.sums, k)})
                     T.buffer_store(self.buffer, value, [(at * self.depth + k) * width + x])
 
     def at(self, batch: Expr, tile: Expr) -> Expr:
@@ -73,17 +82,17 @@ class Columns:
 
 
 @dataclass
-class Factor:
+class PackedFactor:
     """The factor of the last product, packed: a row of n for every column."""
 
-    kernel: Frame
+    kernel: RowKernel
     product: Product
-    tile: Tile = field(init=False)
+    tile: VectorTile = field(init=False)
     width: int = field(init=False)
     buffer: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tile = tile_for(self.product.n.extent, self.kernel.lanes)
+        self.tile = vector_tile(self.product.n.extent, self.kernel.lanes)
         self.width = -(-self.product.n.extent // self.tile.width) * self.tile.width
 
     @property
@@ -106,22 +115,22 @@ class Factor:
 
 
 @dataclass
-class OneRow:
+class RowWriter:
     """One row: *skewed* says where its bands' values and its columns' start, *buffers* hold its other nodes."""
 
-    kernel: Frame
+    kernel: RowKernel
     env: Mapping[Iterator, Expr]
     skewed: Mapping[int, tuple[Any, Expr]]
     buffers: Mapping[int, Any]
-    readers: dict[str, Reader] = field(default_factory=dict)
+    readers: dict[str, NodeReader] = field(default_factory=dict)
 
     def write(self, held: Any, at: Expr, scales: Any, r: Expr) -> None:
         """Compute the row into *held* from *at* on and its scale into *scales*, or both into the result."""
         nest = self.kernel.nest
         for n, (buffer, start) in self.skewed.items():
-            self.readers[name(n)] = _offset(buffer, T.bind(start))
-        passes = _passes(nest)
-        last = _turn(nest, nest.result, passes)
+            self.readers[name(n)] = _read_from(buffer, T.bind(start))
+        passes = _assign_passes(nest)
+        last = _first_pass(nest, nest.result, passes)
         for turn in range(max((*passes.values(), last)) + 1):
             self._pass([n for n, p in passes.items() if p == turn], turn == last, held, at)
         T.buffer_store(scales, self.kernel.scalar(nest.scale, self.env, self.readers), [r])
@@ -132,8 +141,8 @@ class OneRow:
     def _last(self, held: Any, at: Expr) -> Callable[[Expr, Expr, Any], None]:
         """What is done with the row's values, which are not scaled yet."""
         if held is not None:
-            return _writes(held, at)
-        return (lambda value, w, _: self._put(value, w)) if self._unscaled else _writes(self.buffers[-1], 0)
+            return _store_from(held, at)
+        return (lambda value, w, _: self._put(value, w)) if self._unscaled else _store_from(self.buffers[-1], 0)
 
     @property
     def _unscaled(self) -> bool:
@@ -153,13 +162,13 @@ class OneRow:
         for n in numbers:
             match nest.nodes[n]:
                 case Row(body):
-                    steps.append((self._value(body), _writes(self.buffers[n], 0)))
-                    self.readers[name(n)] = _offset(self.buffers[n], 0)
+                    steps.append((self._value(body), _store_from(self.buffers[n], 0)))
+                    self.readers[name(n)] = _read_from(self.buffers[n], 0)
                 case Reduced(reduce, body):
                     total = T.alloc_buffer((self._lanes,))
-                    neutral = constant(REDUCTIONS[reduce], "float32")
-                    store(total, tirx.Broadcast(neutral, self._lanes), 0, self._lanes)
-                    steps.append((self._value(body), _adds(total, reduce, neutral)))
+                    neutral = tvm_constant(REDUCTIONS[reduce], "float32")
+                    store_vector(total, tirx.Broadcast(neutral, self._lanes), 0, self._lanes)
+                    steps.append((self._value(body), _accumulate_into(total, reduce, neutral)))
                     sums.append((n, total))
         if last:
             steps.append((self._value(nest.result), self._last(held, at)))
@@ -210,15 +219,15 @@ _COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {
 }
 
 
-def _offset(buffer: Any, start: Expr) -> Reader:
+def _read_from(buffer: Any, start: Expr) -> NodeReader:
     return lambda w: buffer[start + w]
 
 
-def _writes(buffer: Any, start: Expr) -> Callable[[Expr, Expr, Expr], None]:
+def _store_from(buffer: Any, start: Expr) -> Callable[[Expr, Expr, Expr], None]:
     return lambda value, w, _: T.buffer_store(buffer, value, [start + w])
 
 
-def _adds(total: Any, reduce: str, neutral: Expr) -> Callable[[Expr, Expr, Any], None]:
+def _accumulate_into(total: Any, reduce: str, neutral: Expr) -> Callable[[Expr, Expr, Any], None]:
     def add(value: Expr, w: Expr, lane: Any) -> None:
         del w
         x, fresh = lane
@@ -228,48 +237,53 @@ def _adds(total: Any, reduce: str, neutral: Expr) -> Callable[[Expr, Expr, Any],
     return add
 
 
-def _passes(nest: Nest) -> dict[int, int]:
+def _assign_passes(nest: Nest) -> dict[int, int]:
     """The pass of every node that is no band: after those of the reductions that it reads."""
     out: dict[int, int] = {}
     for n, node in enumerate(nest.nodes):
         match node:
             case Row(body) | Reduced(_, body):
-                out[n] = _turn(nest, body, out)
+                out[n] = _first_pass(nest, body, out)
     return out
 
 
-def _turn(nest: Nest, body: Scalar, passes: Mapping[int, int]) -> int:
+def _first_pass(nest: Nest, body: Scalar, passes: Mapping[int, int]) -> int:
     """The first pass in which *body* can be computed."""
     waits = ((passes[n], isinstance(nest.nodes[n], Reduced)) for n in reads(body) if n in passes)
     return max((turn + wait for turn, wait in waits), default=0)
 
 
-def function(nest: Nest, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine) -> Any:
+def nest_function(nest: Nest, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine) -> Any:
     """The PrimFunc that computes *nest* from *inputs* (shapes by name, in the order of its parameters)."""
-    return frame.function(nest, inputs, lambda places, result: _Kernel(nest, places, result, threads, machine).write())
+    return frame.rows_function(
+        nest, inputs, lambda places, result: _NestKernel(nest, places, result, threads, machine).write()
+    )
 
 
-def rows_of(nest: Nest, machine: Machine) -> int:
+def block_rows(nest: Nest, machine: Machine) -> int:
     """Rows of a block: what they need takes no more than half of the second-level cache, but whole tiles there are."""
     wide = sum(isinstance(n, Band) for n in nest.nodes) + bool(nest.product)
-    rows, tile = ROWS, tile_for(nest.product.n.extent if nest.product else 2 * machine.lanes, machine.lanes).rows
+    rows, tile = (
+        MAX_BLOCK_ROWS,
+        vector_tile(nest.product.n.extent if nest.product else 2 * machine.lanes, machine.lanes).rows,
+    )
     while rows > max(8, tile) and 4 * rows * (nest.along.extent + rows) * wide > machine.l2 // 2:
         rows //= 2
     return rows
 
 
 @dataclass
-class _Kernel(Frame):
+class _NestKernel(RowKernel):
     @property
     def rows(self) -> int:
         """Rows of a block."""
-        return rows_of(self.nest, self.machine)
+        return block_rows(self.nest, self.machine)
 
     def write(self) -> None:
         """All statements: operands packed, then every block of rows."""
-        bands = {n: Columns(self, node) for n, node in enumerate(self.nest.nodes) if isinstance(node, Band)}
+        bands = {n: PackedBand(self, node) for n, node in enumerate(self.nest.nodes) if isinstance(node, Band)}
         columns = {n: self._column(node) for n, node in enumerate(self.nest.nodes) if isinstance(node, Column)}
-        product = Factor(self, self.nest.product) if self.nest.product else None
+        product = PackedFactor(self, self.nest.product) if self.nest.product else None
         for band in bands.values():
             band.pack()
         if product:
@@ -278,7 +292,7 @@ class _Kernel(Frame):
         with self.loop(self.batches * blocks) as at:
             batch = T.bind(at // blocks)
             first = T.bind(at % blocks * self.rows)
-            _Block(self, bands, columns, product, batch, first).write()
+            _RowBlock(self, bands, columns, product, batch, first).write()
 
     def _column(self, node: Column) -> Any:
         """What depends on the column alone, a value for each."""
@@ -291,13 +305,13 @@ class _Kernel(Frame):
 
 
 @dataclass
-class _Block:
+class _RowBlock:
     """One block of rows."""
 
-    kernel: _Kernel
-    bands: Mapping[int, Columns]
+    kernel: _NestKernel
+    bands: Mapping[int, PackedBand]
     columns: Mapping[int, Any]
-    product: Factor | None
+    product: PackedFactor | None
     batch: Expr
     first: Expr
 
@@ -316,21 +330,21 @@ class _Block:
         with T.serial(count) as r:
             here = {**env, nest.row: self.first + r}
             if held is not None:
-                fill(held, 0.0, span, kernel.lanes, r * span)
+                fill_buffer(held, 0.0, span, kernel.lanes, r * span)
             starts = {n: (buffer, start(r)) for n, (buffer, start) in skewed.items()}
             at = self.batch * nest.column.extent + self.first + r
             starts |= {n: (buffer, at) for n, buffer in self.columns.items()}
-            OneRow(kernel, here, starts, buffers).write(held, r * span + r, scales, r)
+            RowWriter(kernel, here, starts, buffers).write(held, r * span + r, scales, r)
         if self.product is not None:
             self._multiply(self.product, held, span, scales, env, count)
 
-    def _band(self, columns: Columns, env: Mapping[Iterator, Expr], count: Expr) -> tuple[Any, Callable[..., Expr]]:
+    def _band(self, columns: PackedBand, env: Mapping[Iterator, Expr], count: Expr) -> tuple[Any, Callable[..., Expr]]:
         """(buffer, where a row's values start in it): the dense product of the block."""
         kernel, tile, depth = self.kernel, columns.tile, columns.depth
         along = kernel.nest.along.extent
         left = T.alloc_buffer((kernel.rows * depth,))
         with T.serial(count) as r, T.serial(depth) as k:
-            here = {**env, kernel.nest.row: self.first + r, **digits(columns.band.sums, k)}
+            here = {**env, kernel.nest.row: self.first + r, **mixed_radix_split(columns.band.sums, k)}
             T.buffer_store(left, kernel.scalar(columns.band.left, here), [r * depth + k])
         tiles = -(-(tile.width - 1 + kernel.rows + along - 1) // tile.width)
         span = tiles * tile.width
@@ -342,22 +356,22 @@ class _Block:
             with T.If(inside):
                 with T.Then():
                     base = T.bind(start)
-                    sums = multiply(
+                    sums = multiply_tile(
                         tile,
-                        over(depth),
+                        count_steps(depth),
                         lambda row, k: left[(rt * tile.rows + row) * depth + k],
-                        lambda k, x: vector(columns.buffer, base + k * tile.width + x, tile.lanes),
+                        lambda k, x: load_vector(columns.buffer, base + k * tile.width + x, tile.lanes),
                     )
-                    put(tile, sums, out, lambda row, x: (rt * tile.rows + row) * span + t * tile.width + x)
+                    store_tile(tile, sums, out, lambda row, x: (rt * tile.rows + row) * span + t * tile.width + x)
                 with T.Else(), T.serial(tile.rows) as row, T.serial(tile.vectors) as x:
                     zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
                     to = (rt * tile.rows + row) * span + t * tile.width + x * tile.lanes
-                    store(out, zero, to, tile.lanes)
+                    store_vector(out, zero, to, tile.lanes)
         offset = self.first - lowest * tile.width
         return out, lambda r: r * span + offset + r
 
     def _multiply(
-        self, factor: Factor, held: Any, span: int, scales: Any, env: Mapping[Iterator, Expr], count: Expr
+        self, factor: PackedFactor, held: Any, span: int, scales: Any, env: Mapping[Iterator, Expr], count: Expr
     ) -> None:
         """The rows that are *held* times the columns' rows of n, scaled and written."""
         kernel, nest, tile, n = self.kernel, self.kernel.nest, factor.tile, factor.product.n
@@ -366,11 +380,11 @@ class _Block:
         end = T.bind(tirx.min(self.first + kernel.rows + nest.along.extent - 1, hi))
         base = T.bind((self.batch * factor.columns - lo) * factor.width)
         with T.serial(kernel.rows // tile.rows) as rt, T.serial(factor.width // tile.width) as nt:
-            sums = multiply(
+            sums = multiply_tile(
                 tile,
-                over(tirx.max(end - begin, 0), begin),
+                count_steps(tirx.max(end - begin, 0), begin),
                 lambda row, u: held[(rt * tile.rows + row) * span + u - self.first],
-                lambda u, x: vector(factor.buffer, base + u * factor.width + nt * tile.width + x, tile.lanes),
+                lambda u, x: load_vector(factor.buffer, base + u * factor.width + nt * tile.width + x, tile.lanes),
             )
             for row, total in enumerate(sums):
                 r = rt * tile.rows + row

@@ -26,26 +26,36 @@ from einnet_explore.analysis.online_softmax import Online
 from einnet_explore.analysis.row_nest import Band, Column, name
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.rows import frame
-from einnet_explore.codegen.rows.frame import ROWS, Expr, Frame, Reader, digits
-from einnet_explore.codegen.rows.vector_products import Tile, fill, folded, multiply, over, put, store, tile_for, vector
+from einnet_explore.codegen.rows.frame import MAX_BLOCK_ROWS, Expr, NodeReader, RowKernel, mixed_radix_split
+from einnet_explore.codegen.rows.vector_products import (
+    VectorTile,
+    count_steps,
+    fill_buffer,
+    fold_vector,
+    load_vector,
+    multiply_tile,
+    store_tile,
+    store_vector,
+    vector_tile,
+)
 from einnet_explore.codegen.tvm import emission
-from einnet_explore.codegen.tvm.emission import hidden
+from einnet_explore.codegen.tvm.emission import hide_condition
 from einnet_explore.ir import Iterator, Scalar, Tensor, accesses
 
-COLUMNS = 512
+MAX_BLOCK_COLUMNS = 512
 """Columns of a block, at most."""
 
 
-def block_of(online: Online, machine: Machine) -> tuple[int, int]:
+def online_block(online: Online, machine: Machine) -> tuple[int, int]:
     """(rows, columns) of a block: the values of its columns stay in the first cache, its scores in the second."""
     nest = online.nest
     assert nest.product is not None
-    out = tile_for(nest.product.n.extent, machine.lanes)
-    score = tile_for(2 * machine.lanes, machine.lanes)
+    out = vector_tile(nest.product.n.extent, machine.lanes)
+    score = vector_tile(2 * machine.lanes, machine.lanes)
     whole = max(out.rows, score.rows, machine.lanes)
-    rows = min(ROWS, -(-nest.row.extent // whole) * whole)
+    rows = min(MAX_BLOCK_ROWS, -(-nest.row.extent // whole) * whole)
     seen = nest.along.extent + (0 if nest.dense else rows - 1)
-    columns = COLUMNS
+    columns = MAX_BLOCK_COLUMNS
     width = -(-nest.product.n.extent // out.width) * out.width
     while columns > score.width and (4 * columns * width > machine.l1 * 3 // 4 or columns >= 2 * seen):
         columns //= 2
@@ -53,22 +63,22 @@ def block_of(online: Online, machine: Machine) -> tuple[int, int]:
 
 
 @dataclass
-class Blocks(Frame):
+class OnlineBlocks(RowKernel):
     """A kernel of *online* whose blocks have *rows* and *columns*: *tile* is of scores, *out* of the result."""
 
     online: Online
     rows: int = field(init=False)
     columns: int = field(init=False)
-    tile: Tile = field(init=False)
-    out: Tile = field(init=False)
+    tile: VectorTile = field(init=False)
+    out: VectorTile = field(init=False)
 
     def __post_init__(self) -> None:
         nest = self.nest
         assert nest.product is not None
-        self.rows, self.columns = block_of(self.online, self.machine)
-        self.tile = tile_for(2 * self.lanes, self.lanes)
+        self.rows, self.columns = online_block(self.online, self.machine)
+        self.tile = vector_tile(2 * self.lanes, self.lanes)
         self.n = nest.product.n
-        self.out = tile_for(self.n.extent, self.lanes)
+        self.out = vector_tile(self.n.extent, self.lanes)
         self.width = -(-self.n.extent // self.out.width) * self.out.width
         seen = nest.along.extent + (0 if nest.dense else nest.row.extent - 1)
         self.blocks = -(-seen // self.columns)
@@ -82,7 +92,7 @@ class Blocks(Frame):
         with T.serial(tiles) as tile, T.serial(width) as x:
             at = T.bind(tile * width + x)
             with T.serial(depth) as k:
-                value = self._over_columns(band.right, {**env, **digits(band.sums, k)}, at)
+                value = self._over_columns(band.right, {**env, **mixed_radix_split(band.sums, k)}, at)
                 T.buffer_store(buffer, value, [(tile * depth + k) * width + x])
         return buffer
 
@@ -117,27 +127,27 @@ class Blocks(Frame):
         return tirx.if_then_else(u < column.extent, value, tirx.const(0.0, "float32"))
 
 
-LEAST = -3.4028234663852886e38
+LOWEST_SCORE = -3.4028234663852886e38
 """Below every score but −∞, and finite: the difference of two of them is 0."""
 
 
-def function(online: Online, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine) -> Any:
+def online_function(online: Online, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine) -> Any:
     """The PrimFunc that computes *online* from *inputs* (shapes by name, in the order of its parameters)."""
-    return frame.function(
+    return frame.rows_function(
         online.nest,
         inputs,
-        lambda places, result: _Kernel(online.nest, places, result, threads, machine, online).write(),
+        lambda places, result: _OnlineKernel(online.nest, places, result, threads, machine, online).write(),
     )
 
 
-def worthwhile(online: Online, machine: Machine) -> bool:
+def is_one_pass_faster(online: Online, machine: Machine) -> bool:
     """Whether one pass is the way to do it: every row sees every column, or a window fits no cache."""
     nest = online.nest
-    return nest.dense or 4 * ROWS * nest.along.extent > machine.l2
+    return nest.dense or 4 * MAX_BLOCK_ROWS * nest.along.extent > machine.l2
 
 
 @dataclass
-class _Kernel(Blocks):
+class _OnlineKernel(OnlineBlocks):
     def write(self) -> None:
         """For each element of the batch: operands packed, then every block of rows."""
         nest = self.nest
@@ -148,14 +158,14 @@ class _Kernel(Blocks):
             columns = {n: self.column(node, env) for n, node in enumerate(nest.nodes) if isinstance(node, Column)}
             values = self.values(env)
             with self.loop(self.groups, inside) as group:
-                _Block(self, env, packed, columns, values, T.bind(group * self.rows)).write()
+                _OnlineBlock(self, env, packed, columns, values, T.bind(group * self.rows)).write()
 
 
 @dataclass
-class _Block:
+class _OnlineBlock:
     """One block of rows: its triples, and what the blocks of columns do to them."""
 
-    kernel: _Kernel
+    kernel: _OnlineKernel
     env: Mapping[Iterator, Expr]
     packed: Mapping[int, Any]
     columns: Mapping[int, Any]
@@ -173,9 +183,9 @@ class _Block:
         )
         self.most, self.total, self.again = (T.alloc_buffer((max(kernel.rows, lanes),)) for _ in range(3))
         self.held = T.alloc_buffer((kernel.rows * kernel.width,))
-        fill(self.most, LEAST, kernel.rows, lanes)
-        fill(self.total, 0.0, kernel.rows, lanes)
-        fill(self.held, 0.0, kernel.rows * kernel.width, lanes)
+        fill_buffer(self.most, LOWEST_SCORE, kernel.rows, lanes)
+        fill_buffer(self.total, 0.0, kernel.rows, lanes)
+        fill_buffer(self.held, 0.0, kernel.rows * kernel.width, lanes)
         if nest.dense:
             begin: Expr = 0
             count: Expr = kernel.blocks
@@ -195,7 +205,7 @@ class _Block:
         with T.serial(kernel.rows) as r:
             row = T.bind(tirx.min(self.first + r, nest.row.extent - 1))
             with T.serial(depth) as k:
-                value = kernel.scalar(band.left, {**self.env, nest.row: row, **digits(band.sums, k)})
+                value = kernel.scalar(band.left, {**self.env, nest.row: row, **mixed_radix_split(band.sums, k)})
                 T.buffer_store(buffer, value, [r * depth + k])
         return buffer
 
@@ -210,9 +220,9 @@ class _Block:
             self._largest(largest, r, begin)
         with T.serial(kernel.rows // lanes) as c, T.vectorized(lanes) as x:
             r = c * lanes + x
-            T.buffer_store(self.again, emission.apply("exp", (self.most[r] - largest[r],), "float32"), [r])
+            T.buffer_store(self.again, emission.tvm_operator("exp", (self.most[r] - largest[r],), "float32"), [r])
         with T.serial(kernel.rows // lanes) as c:
-            store(self.most, vector(largest, c * lanes, lanes), c * lanes, lanes)
+            store_vector(self.most, load_vector(largest, c * lanes, lanes), c * lanes, lanes)
         with T.serial(kernel.rows) as r:
             self._powers(r)
         self._weighted(begin)
@@ -223,13 +233,13 @@ class _Block:
         with T.serial(kernel.columns // tile.width) as t:
             base = T.bind((begin // tile.width + t) * (depth * tile.width))
             with T.serial(kernel.rows // tile.rows) as rt:
-                sums = multiply(
+                sums = multiply_tile(
                     tile,
-                    over(depth),
+                    count_steps(depth),
                     lambda row, k: left[(rt * tile.rows + row) * depth + k],
-                    lambda k, x: vector(right, base + k * tile.width + x, tile.lanes),
+                    lambda k, x: load_vector(right, base + k * tile.width + x, tile.lanes),
                 )
-                put(tile, sums, out, lambda row, x: (rt * tile.rows + row) * kernel.columns + t * tile.width + x)
+                store_tile(tile, sums, out, lambda row, x: (rt * tile.rows + row) * kernel.columns + t * tile.width + x)
 
     def _largest(self, largest: Any, r: Expr, begin: Expr) -> None:
         """The scores of row *r* in their place, and the largest of these and of those before."""
@@ -237,7 +247,7 @@ class _Block:
         row = T.bind(tirx.min(self.first + r, nest.row.extent - 1))
         start = T.bind(r * kernel.columns)
         most = T.alloc_buffer((lanes,))
-        store(most, tirx.Broadcast(tirx.const(LEAST, "float32"), lanes), 0, lanes)
+        store_vector(most, tirx.Broadcast(tirx.const(LOWEST_SCORE, "float32"), lanes), 0, lanes)
         offset = begin if nest.dense else T.bind(begin - row)
         none = tirx.const(float("-inf"), "float32")
 
@@ -246,19 +256,21 @@ class _Block:
             with T.vectorized(lanes) as x:
                 at = c * lanes + x
                 place = offset + at
-                readers: dict[str, Reader] = {name(n): _at(b, start + at) for n, b in self.scores.items()}
-                readers |= {name(n): _at(b, begin + at) for n, b in self.columns.items()}
+                readers: dict[str, NodeReader] = {
+                    name(n): _element_reader(b, start + at) for n, b in self.scores.items()
+                }
+                readers |= {name(n): _element_reader(b, begin + at) for n, b in self.columns.items()}
                 inside = place if whole else tirx.max(tirx.min(place, nest.along.extent - 1), 0)
                 value = kernel.scalar(kernel.online.score, {**self.env, nest.row: row, nest.along: inside}, readers)
                 if not whole:
-                    value = tirx.Select(hidden(tirx.all(place >= 0, place < nest.along.extent)), value, none)
+                    value = tirx.Select(hide_condition(tirx.all(place >= 0, place < nest.along.extent)), value, none)
                 T.buffer_store(self.powers, value, [start + at])
                 T.buffer_store(most, tirx.max(most[x], self.powers[start + at]), [x])
 
         with T.serial(kernel.columns // lanes) as c:
             if nest.dense and nest.along.extent % kernel.columns == 0:
                 score(c, True)
-            elif nest.along not in _read(kernel.online.score):  # then nothing is read beyond the row
+            elif nest.along not in _read_iterators(kernel.online.score):  # then nothing is read beyond the row
                 score(c, False)
             else:
                 place = offset + c * lanes
@@ -269,8 +281,8 @@ class _Block:
                         with T.Then():
                             score(c, False)
                         with T.Else():
-                            store(self.powers, tirx.Broadcast(none, lanes), start + c * lanes, lanes)
-        found = folded(most, lanes, lambda a, b: tirx.max(a, b))  # noqa: PLW0108 - TVM's is overloaded
+                            store_vector(self.powers, tirx.Broadcast(none, lanes), start + c * lanes, lanes)
+        found = fold_vector(most, lanes, lambda a, b: tirx.max(a, b))  # noqa: PLW0108 - TVM's is overloaded
         T.buffer_store(largest, tirx.max(self.most[r], found), [r])
 
     def _powers(self, r: Expr) -> None:
@@ -278,13 +290,13 @@ class _Block:
         kernel, lanes = self.kernel, self.kernel.lanes
         start = T.bind(r * kernel.columns)
         sums = T.alloc_buffer((lanes,))
-        store(sums, tirx.Broadcast(tirx.const(0.0, "float32"), lanes), 0, lanes)
+        store_vector(sums, tirx.Broadcast(tirx.const(0.0, "float32"), lanes), 0, lanes)
         with T.serial(kernel.columns // lanes) as c, T.vectorized(lanes) as x:
             at = start + c * lanes + x
-            power = emission.apply("exp", (self.powers[at] - self.most[r],), "float32")
+            power = emission.tvm_operator("exp", (self.powers[at] - self.most[r],), "float32")
             T.buffer_store(self.powers, power, [at])
             T.buffer_store(sums, sums[x] + self.powers[at], [x])
-        found = folded(sums, lanes, lambda a, b: a + b)
+        found = fold_vector(sums, lanes, lambda a, b: a + b)
         T.buffer_store(self.total, self.total[r] * self.again[r] + found, [r])
 
     def _weighted(self, begin: Expr) -> None:
@@ -294,24 +306,24 @@ class _Block:
             def place(row: int, x: int) -> Expr:
                 return (rt * tile.rows + row) * kernel.width + nt * tile.width + x
 
-            sums = multiply(
+            sums = multiply_tile(
                 tile,
-                over(kernel.columns),
+                count_steps(kernel.columns),
                 lambda row, u: self.powers[(rt * tile.rows + row) * kernel.columns + u],
-                lambda u, x: vector(self.values, (begin + u) * kernel.width + nt * tile.width + x, tile.lanes),
+                lambda u, x: load_vector(self.values, (begin + u) * kernel.width + nt * tile.width + x, tile.lanes),
                 lambda row, x: (
-                    vector(self.held, place(row, x), tile.lanes)
+                    load_vector(self.held, place(row, x), tile.lanes)
                     * tirx.Broadcast(self.again[rt * tile.rows + row], tile.lanes)
                 ),
             )
-            put(tile, sums, self.held, place)
+            store_tile(tile, sums, self.held, place)
 
     def _written(self) -> None:
         kernel, nest = self.kernel, self.kernel.nest
         with T.serial(tirx.min(kernel.rows, nest.row.extent - self.first)) as r:
             env = {**self.env, nest.row: self.first + r}
             total = kernel.online.total
-            readers: dict[str, Reader] = {} if total is None else {name(total): lambda: self.total[r]}
+            readers: dict[str, NodeReader] = {} if total is None else {name(total): lambda: self.total[r]}
             scale = T.alloc_buffer((1,))
             T.buffer_store(scale, kernel.scalar(nest.scale, env, readers), [0])
             with T.serial(kernel.n.extent) as x:
@@ -320,11 +332,11 @@ class _Block:
                 T.buffer_store(kernel.result, value, [at[y] for y in nest.scope.traversals])
 
 
-def _read(score: Scalar) -> frozenset[Iterator]:
+def _read_iterators(score: Scalar) -> frozenset[Iterator]:
     """The iterators that *score* reads tensors by: nodes lie in buffers of whole blocks."""
     indices = (a.index for a in accesses(score) if isinstance(a.source, Tensor) and not a.source.name.startswith("#"))
     return frozenset(x for index in indices for i in index for x in i.iterators)
 
 
-def _at(buffer: Any, at: Expr) -> Reader:
+def _element_reader(buffer: Any, at: Expr) -> NodeReader:
     return lambda *_: buffer[at]

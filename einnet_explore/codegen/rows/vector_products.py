@@ -17,12 +17,12 @@ from tvm.tirx.script.builder import ir as T
 
 Expr = Any
 
-SUMS = 16
+SUM_REGISTERS = 16
 """Registers for sums: more than a multiply-add takes cycles, twice over, and half of all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class VectorTile:
     """*rows* rows of *vectors* vectors of *lanes* elements."""
 
     rows: int
@@ -35,25 +35,25 @@ class Tile:
         return self.vectors * self.lanes
 
 
-def tile_for(columns: int, lanes: int) -> Tile:
+def vector_tile(columns: int, lanes: int) -> VectorTile:
     """The tile for *columns* columns: as many vectors as there are, up to four, and rows for the other registers."""
     vectors = min(4, -(-columns // lanes))
     vectors = max(v for v in (1, 2, 4) if v <= vectors)
-    return Tile(SUMS // vectors, vectors, lanes)
+    return VectorTile(SUM_REGISTERS // vectors, vectors, lanes)
 
 
-def vector(buffer: Any, at: Expr, lanes: int) -> Expr:
+def load_vector(buffer: Any, at: Expr, lanes: int) -> Expr:
     """Elements *at* … *at* + *lanes* - 1 of a buffer of one dimension."""
     return buffer.vload([at], f"float32x{lanes}")
 
 
-def store(buffer: Any, value: Expr, at: Expr, lanes: int) -> None:
+def store_vector(buffer: Any, value: Expr, at: Expr, lanes: int) -> None:
     """Write a vector *at* … of a buffer of one dimension."""
     T.buffer_store(buffer, value, [tirx.Ramp(at, 1, lanes)])
 
 
-def multiply(
-    tile: Tile,
+def multiply_tile(
+    tile: VectorTile,
     loop: Callable[[Callable[[Expr], None]], None],
     left: Callable[[int, Expr], Expr],
     right: Callable[[Expr, int], Expr],
@@ -66,19 +66,19 @@ def multiply(
     starts = [v * tile.lanes for v in range(tile.vectors)]
     for row, total in enumerate(sums):
         for start in starts:
-            store(total, zero if begin is None else begin(row, start), start, tile.lanes)
+            store_vector(total, zero if begin is None else begin(row, start), start, tile.lanes)
 
     def step(k: Expr) -> None:
         for row, total in enumerate(sums):
             factor = tirx.Broadcast(left(row, k), tile.lanes)
             for start in starts:
-                store(total, vector(total, start, tile.lanes) + factor * right(k, start), start, tile.lanes)
+                store_vector(total, load_vector(total, start, tile.lanes) + factor * right(k, start), start, tile.lanes)
 
     loop(step)
     return sums
 
 
-def over(extent: Expr, start: Expr | None = None) -> Callable[[Callable[[Expr], None]], None]:
+def count_steps(extent: Expr, start: Expr | None = None) -> Callable[[Callable[[Expr], None]], None]:
     """The loop of a product: *extent* steps, from *start* on."""
 
     def loop(body: Callable[[Expr], None]) -> None:
@@ -88,23 +88,23 @@ def over(extent: Expr, start: Expr | None = None) -> Callable[[Callable[[Expr], 
     return loop
 
 
-def put(tile: Tile, sums: list[Any], buffer: Any, place: Callable[[int, int], Expr]) -> None:
+def store_tile(tile: VectorTile, sums: list[Any], buffer: Any, place: Callable[[int, int], Expr]) -> None:
     """Write the sums of *tile* into *buffer*, a vector at a time, at *place* (row, column)."""
     for row, total in enumerate(sums):
         for x in range(0, tile.width, tile.lanes):
-            store(buffer, vector(total, x, tile.lanes), place(row, x), tile.lanes)
+            store_vector(buffer, load_vector(total, x, tile.lanes), place(row, x), tile.lanes)
 
 
-def fill(buffer: Any, value: float, extent: Expr, lanes: int, start: Expr | None = None) -> None:
+def fill_buffer(buffer: Any, value: float, extent: Expr, lanes: int, start: Expr | None = None) -> None:
     """Write *value* into *extent* elements of *buffer*, whole vectors, from *start* on."""
     with T.serial(extent // lanes) as c:
         at = c * lanes if start is None else start + c * lanes
-        store(buffer, tirx.Broadcast(tirx.const(value, "float32"), lanes), at, lanes)
+        store_vector(buffer, tirx.Broadcast(tirx.const(value, "float32"), lanes), at, lanes)
 
 
-def folded(buffer: Any, lanes: int, combine: Callable[[Expr, Expr], Expr]) -> Expr:
+def fold_vector(buffer: Any, lanes: int, combine: Callable[[Expr, Expr], Expr]) -> Expr:
     """The *lanes* elements of *buffer* combined, half by half; what it held is lost."""
     while lanes > 2:
         lanes //= 2
-        store(buffer, combine(vector(buffer, 0, lanes), vector(buffer, lanes, lanes)), 0, lanes)
+        store_vector(buffer, combine(load_vector(buffer, 0, lanes), load_vector(buffer, lanes, lanes)), 0, lanes)
     return combine(buffer[0], buffer[1])

@@ -1,47 +1,47 @@
 """Contractions cut into tiles for devices with shared memory or caches: PlaidML's way from a table to a kernel."""
 
-from einnet_explore.codegen.tiling.contraction import Contraction, contraction
+from einnet_explore.codegen.tiling.contraction import TiledContraction, as_contraction
 from einnet_explore.codegen.tiling.cost import (
     Hardware,
-    Problem,
-    Tile,
     TileCost,
     TileSearch,
-    best_first,
-    exhaustive,
-    processor,
+    TileSizes,
+    TilingProblem,
+    cpu_hardware,
+    search_best_first,
+    search_exhaustively,
     tile_cost,
 )
-from einnet_explore.codegen.tiling.kernel import Tiled, tiled
+from einnet_explore.codegen.tiling.kernel import TiledKernel, tile_contraction
 from einnet_explore.codegen.tiling.shared_layout import (
-    Group,
+    GroupedIterator,
+    IteratorGroup,
     LocalLayout,
-    Member,
     ThreadLayout,
     local_layout,
-    merged,
+    merge_iterators,
     thread_layout,
 )
 
 __all__ = [
-    "Contraction",
-    "Group",
+    "GroupedIterator",
     "Hardware",
+    "IteratorGroup",
     "LocalLayout",
-    "Member",
-    "Problem",
     "ThreadLayout",
-    "Tile",
     "TileCost",
     "TileSearch",
-    "Tiled",
-    "best_first",
-    "contraction",
-    "exhaustive",
+    "TileSizes",
+    "TiledContraction",
+    "TiledKernel",
+    "TilingProblem",
+    "as_contraction",
+    "cpu_hardware",
     "local_layout",
-    "merged",
-    "processor",
+    "merge_iterators",
+    "search_best_first",
+    "search_exhaustively",
     "thread_layout",
+    "tile_contraction",
     "tile_cost",
-    "tiled",
 ]

@@ -12,12 +12,12 @@ from functools import cached_property
 
 from einnet_explore.analysis.flattening import Flattened, flattened
 from einnet_explore.codegen.sum_of_products import SUM_RESULT, normalize_ranges, split_epilogue
-from einnet_explore.codegen.tiling.cost import Problem
+from einnet_explore.codegen.tiling.cost import TilingProblem
 from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, Tensor, accesses
 
 
 @dataclass(frozen=True)
-class Contraction:
+class TiledContraction:
     """*core* reduces, over iterators that start at 0; *epilogue* reads ``RESULT`` where its value is meant."""
 
     core: Scope
@@ -28,12 +28,12 @@ class Contraction:
         """The flattened core."""
         return flattened(self.core)
 
-    def problem(self, element: int = 4) -> Problem:
+    def problem(self, element: int = 4) -> TilingProblem:
         """What the cost of tiles depends on: a product and a sum at every point, and PlaidML's post-operations."""
-        return Problem(self.table, 2 + operations(self.epilogue), element)
+        return TilingProblem(self.table, 2 + operation_count(self.epilogue), element)
 
 
-def contraction(scope: Scope) -> Contraction:
+def as_contraction(scope: Scope) -> TiledContraction:
     """*scope* as a contraction.
 
     Raises ValueError where it has a domain, or reads anything but tensors at addresses of degree one.
@@ -46,17 +46,17 @@ def contraction(scope: Scope) -> Contraction:
     for access in (*accesses(core.body), *accesses(epilogue)):
         if not isinstance(access.source, Tensor):
             raise ValueError(f"{access!r} reads no tensor; a tiled kernel reads tensors only")
-    made = Contraction(core, epilogue)
+    made = TiledContraction(core, epilogue)
     _ = made.table
     return made
 
 
-def operations(body: Scalar) -> int:
+def operation_count(body: Scalar) -> int:
     """The operations of a scalar: a ReLU is two, as it is in Tile, a comparison and a choice."""
     match body:
         case Apply(op, args):
             own = len(args) - 1 if op in ("+", "*") else 2 if op == "relu" else 1
-            return own + sum(map(operations, args))
+            return own + sum(map(operation_count, args))
         case Access() | Const():
             return 0
         case Compare():

@@ -22,7 +22,7 @@ from math import prod
 
 from einnet_explore.analysis.flattening import Flattened
 from einnet_explore.codegen.machine import Machine
-from einnet_explore.codegen.tiling.shared_layout import local_layout, merged, thread_layout, transactions
+from einnet_explore.codegen.tiling.shared_layout import local_layout, merge_iterators, thread_layout, transaction_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Hardware:
             raise ValueError(f"{self!r}: expected positive numbers, found {least}")
 
 
-def processor(machine: Machine, cores: int = 1) -> Hardware:
+def cpu_hardware(machine: Machine, cores: int = 1) -> Hardware:
     """A CPU as such a device: a group is a core, its sums are in vector registers, its inputs in the L1 cache.
 
     Two operations a lane and multiply-add against what the second-level cache delivers are the goal.
@@ -73,11 +73,11 @@ def processor(machine: Machine, cores: int = 1) -> Hardware:
     )
 
 
-Tile = tuple[int, ...]
+TileSizes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Problem:
+class TilingProblem:
     """A flattened contraction, the operations at each of its points, and the bytes of an element.
 
     *operations* are two for a multiply-add, and those that follow the sum: PlaidML counts them with every product.
@@ -104,7 +104,7 @@ class Problem:
 class TileCost:
     """*tile*, a size for every row of the table, on *hardware*; bytes and counts are those of one group."""
 
-    tile: Tile
+    tile: TileSizes
     hardware: Hardware
     to: int
     """All operations."""
@@ -169,7 +169,7 @@ class TileCost:
         return "\n".join(lines)
 
 
-def tile_cost(problem: Problem, tile: Sequence[int], hardware: Hardware) -> TileCost:
+def tile_cost(problem: TilingProblem, tile: Sequence[int], hardware: Hardware) -> TileCost:
     """The cost of *tile*, one size for every row of the table.
 
     Raises ValueError where a size is below 1 or beyond the range of its row.
@@ -179,8 +179,8 @@ def tile_cost(problem: Problem, tile: Sequence[int], hardware: Hardware) -> Tile
         raise ValueError(f"tile size {list(tile)}: expected one for each of the ranges {list(table.ranges)}, within it")
     counts = [-(-n // t) for n, t in zip(table.ranges, tile, strict=True)]
     wg = prod(c for c, r in zip(counts, table.rows, strict=True) if r.output)
-    inputs = [_moved(problem, n, _along(table, n, tile), hardware) for n in range(1, len(table.columns))]
-    outputs, sums = _threads(problem, _results(table, tile), hardware.threads, hardware.square)
+    inputs = [_column_bytes(problem, n, _column_tile(table, n, tile), hardware) for n in range(1, len(table.columns))]
+    outputs, sums = _thread_counts(problem, _result_tile(table, tile), hardware.threads, hardware.square)
     op = min(hardware.threads, prod(tile))
     return TileCost(
         tuple(tile),
@@ -191,35 +191,35 @@ def tile_cost(problem: Problem, tile: Sequence[int], hardware: Hardware) -> Tile
         sum(kept for kept, _ in inputs),
         hardware.threads * sums * problem.element,
         sum(read for _, read in inputs),
-        _moved(problem, 0, _along(table, 0, tile), hardware)[1],
+        _column_bytes(problem, 0, _column_tile(table, 0, tile), hardware)[1],
         op,
         max(0, (op // outputs).bit_length() - 1),
         max(op, outputs),
     )
 
 
-def _along(table: Flattened, column: int, tile: Sequence[int]) -> Tile:
+def _column_tile(table: Flattened, column: int, tile: Sequence[int]) -> TileSizes:
     """*tile* where it moves *column*, 1 elsewhere: what the column's share of the cost depends on."""
     moving = table.moving[column]
     return tuple(t if n in moving else 1 for n, t in enumerate(tile))
 
 
-def _results(table: Flattened, tile: Sequence[int]) -> Tile:
+def _result_tile(table: Flattened, tile: Sequence[int]) -> TileSizes:
     return tuple(t if r.output else 1 for t, r in zip(tile, table.rows, strict=True))
 
 
 @lru_cache(1 << 16)
-def _moved(problem: Problem, column: int, tile: Tile, hardware: Hardware) -> tuple[int, int]:
+def _column_bytes(problem: TilingProblem, column: int, tile: TileSizes, hardware: Hardware) -> tuple[int, int]:
     """(bytes kept, bytes in transactions) of a column."""
     table = problem.table
-    lines = transactions(merged(table, table.columns[column], tile), hardware.width, problem.element)
+    lines = transaction_count(merge_iterators(table, table.columns[column], tile), hardware.width, problem.element)
     moved = lines * hardware.width
     kept = local_layout(table, table.columns[column], tile).size * problem.element if hardware.managed else moved
     return kept, moved
 
 
 @lru_cache(1 << 14)
-def _threads(problem: Problem, results: Tile, threads: int, square: bool) -> tuple[int, int]:
+def _thread_counts(problem: TilingProblem, results: TileSizes, threads: int, square: bool) -> tuple[int, int]:
     """(threads along the result, sums that each holds)."""
     layout = thread_layout(problem.table, results, threads, square)
     return layout.outputs, prod(layout.steps(results))
@@ -238,16 +238,16 @@ class TileSearch:
         return sum(c.score == self.chosen.score for c in self.visited)
 
 
-def best_first(problem: Problem, hardware: Hardware) -> TileSearch:
+def search_best_first(problem: TilingProblem, hardware: Hardware) -> TileSearch:
     """From 1 in every direction, the best size so far is doubled in each; equal scores: the larger size in order.
 
     It ends where the size that is up next is as good as any, and every doubling of it has been looked at.  The last
     visited of the best sizes is chosen.  Raises ValueError where not even single elements fit.
     """
-    first = _started(problem, hardware)
+    first = _smallest_tile(problem, hardware)
     seen, visited = {first.tile}, [first]
     best = first.score
-    heap = [_ranked(first)]
+    heap = [_heap_entry(first)]
     while heap:
         *_, cost = heappop(heap)
         unseen = [t for t in _doublings(problem, cost.tile) if t not in seen]
@@ -259,17 +259,17 @@ def best_first(problem: Problem, hardware: Hardware) -> TileSearch:
             visited.append(found)
             best = max(best, found.score)
             if not found.rejected:
-                heappush(heap, _ranked(found))
+                heappush(heap, _heap_entry(found))
     return TileSearch(tuple(visited), next(c for c in reversed(visited) if c.score == best))
 
 
-def exhaustive(problem: Problem, hardware: Hardware) -> TileSearch:
+def search_exhaustively(problem: TilingProblem, hardware: Hardware) -> TileSearch:
     """Every size that doublings come to; rejected ones are not doubled, as nothing larger fits either.
 
     Of equal scores the one with most FLOPs a byte is chosen, then with fewest bytes of inputs kept, then the first in
     order.  Raises ValueError where not even single elements fit.
     """
-    first = _started(problem, hardware)
+    first = _smallest_tile(problem, hardware)
     found, todo = {first.tile: first}, [first]
     while todo:
         for tile in _doublings(problem, todo.pop().tile):
@@ -282,7 +282,7 @@ def exhaustive(problem: Problem, hardware: Hardware) -> TileSearch:
     return TileSearch(tuple(found.values()), chosen)
 
 
-def _started(problem: Problem, hardware: Hardware) -> TileCost:
+def _smallest_tile(problem: TilingProblem, hardware: Hardware) -> TileCost:
     if 0 in problem.table.ranges:
         raise ValueError(f"ranges {list(problem.table.ranges)}: there is nothing to cut into tiles")
     first = tile_cost(problem, (1,) * len(problem.table.rows), hardware)
@@ -294,11 +294,11 @@ def _started(problem: Problem, hardware: Hardware) -> TileCost:
     return first
 
 
-def _doublings(problem: Problem, tile: Tile) -> Iterable[Tile]:
+def _doublings(problem: TilingProblem, tile: TileSizes) -> Iterable[TileSizes]:
     for n, (t, most) in enumerate(zip(tile, problem.table.ranges, strict=True)):
         if t < most:
             yield (*tile[:n], min(2 * t, most), *tile[n + 1 :])
 
 
-def _ranked(cost: TileCost) -> tuple[float, tuple[int, ...], TileCost]:
+def _heap_entry(cost: TileCost) -> tuple[float, tuple[int, ...], TileCost]:
     return -cost.score, tuple(-t for t in cost.tile), cost

@@ -43,21 +43,21 @@ from einnet_explore.codegen.language import (
 )
 from einnet_explore.codegen.language.lowering import lower_join, lower_scalar
 from einnet_explore.codegen.sum_of_products import SUM_RESULT
-from einnet_explore.codegen.tiling.contraction import Contraction, contraction
-from einnet_explore.codegen.tiling.cost import Hardware, TileCost, best_first, tile_cost
-from einnet_explore.codegen.tiling.staging import THREAD, Exprs, Loading, linear
+from einnet_explore.codegen.tiling.contraction import TiledContraction, as_contraction
+from einnet_explore.codegen.tiling.cost import Hardware, TileCost, search_best_first, tile_cost
+from einnet_explore.codegen.tiling.staging import THREAD_INDEX, Exprs, TileLoader, affine_expression
 from einnet_explore.ir import REDUCTIONS, Access, Scalar, Scope, Table, Tensor, map_accesses
 from einnet_explore.ir.program import Program
 
-UNROLLED = 64
+MAX_UNROLLED_SUMS = 64
 """Loops over at most so many sums are unrolled: then the sums are registers."""
 
-Tests: TypeAlias = "tuple[tuple[int, Expr], ...]"
+RowTests: TypeAlias = "tuple[tuple[int, Expr], ...]"
 """Conditions, each with the row of the table that it is about."""
 
 
 @dataclass(frozen=True)
-class Writer(Loading):
+class TiledKernelWriter(TileLoader):
     """Puts the kernel together."""
 
     def kernel(self, name: str) -> Kernel:
@@ -124,25 +124,25 @@ class Writer(Loading):
             if self.output(n) and isinstance(base := self.base[n], Var):
                 yield Declare(base, binary_operation("%", rest, self.counts[n]) * self.cost.tile[n])
                 rest = binary_operation("/", rest, self.counts[n])
-        rest = THREAD
+        rest = THREAD_INDEX
         for n in self.threads.order:
             if isinstance(place := self.place[n], Var):
                 yield Declare(place, binary_operation("%", rest, self.threads.counts[n]))
                 rest = binary_operation("/", rest, self.threads.counts[n])
 
-    def _every_sum(self, *body: Statement, tests: Tests = (), unroll: bool = True) -> tuple[Statement, ...]:
+    def _every_sum(self, *body: Statement, tests: RowTests = (), unroll: bool = True) -> tuple[Statement, ...]:
         """*body* for every sum of this thread where *tests* hold, each as far outside as it can be asked.
 
         One thread alone has vectors of sums instead of neighbours.
         """
         for n in reversed(self.loops):
-            short = unroll and self.sums.size <= UNROLLED
+            short = unroll and self.sums.size <= MAX_UNROLLED_SUMS
             simd = unroll and self.threads.threads == 1 and n == self.loops[-1]
-            body = _where((t for row, t in tests if row == n), body)
+            body = _guarded((t for row, t in tests if row == n), body)
             body = (
                 counted_loop(Var(self.name(n, "step")), self.steps[n], *body, unroll=short and not simd, simd=simd),
             )
-        return _where((t for row, t in tests if row not in self.loops), body)
+        return _guarded((t for row, t in tests if row not in self.loops), body)
 
     def _accumulate(self) -> tuple[Statement, ...]:
         staged = self.cost.hardware.managed
@@ -199,21 +199,24 @@ class Writer(Loading):
         """Partial sums, one of every thread at a time, added in halves; those of the first lane are whole then."""
         outputs, lanes = self.threads.outputs, self.threads.lanes
         rolled = self._rolled
-        own = rolled[THREAD]
-        body: list[Statement] = [Store(rolled, THREAD, self.sums[self.sum_at]), Barrier()]
+        own = rolled[THREAD_INDEX]
+        body: list[Statement] = [Store(rolled, THREAD_INDEX, self.sums[self.sum_at]), Barrier()]
         while lanes > 1:
             lanes //= 2
-            other = rolled[THREAD + lanes * outputs]
-            body += [If(THREAD.lt(lanes * outputs), (Store(rolled, THREAD, self._joined(own, other)),)), Barrier()]
-        body.append(If(THREAD.lt(outputs), (Store(self.sums, self.sum_at, own),)))
+            other = rolled[THREAD_INDEX + lanes * outputs]
+            body += [
+                If(THREAD_INDEX.lt(lanes * outputs), (Store(rolled, THREAD_INDEX, self._joined(own, other)),)),
+                Barrier(),
+            ]
+        body.append(If(THREAD_INDEX.lt(outputs), (Store(self.sums, self.sum_at, own),)))
         return self._every_sum(*body, unroll=False)
 
     def _write(self) -> tuple[Statement, ...]:
         at = dict(zip(self.rows, self.at, strict=True))
         value = lower_scalar(self.contraction.epilogue, at, self._post, self.kind, self.wide)
-        where = linear(self.contraction.table.output.coefficients, self.at, 0, self.wide)
+        where = affine_expression(self.contraction.table.output.coefficients, self.at, 0, self.wide)
         written = self._every_sum(Store(self.result, where, value), tests=(*self._in_tile(), *self._in_result()))
-        return _where([THREAD.lt(self.threads.outputs)] if self.threads.lanes > 1 else (), written)
+        return _guarded([THREAD_INDEX.lt(self.threads.outputs)] if self.threads.lanes > 1 else (), written)
 
     def _post(self, source: Tensor | Table | Scope, index: Exprs) -> Expr:
         if source == SUM_RESULT:
@@ -222,31 +225,31 @@ class Writer(Loading):
         shape = source.shape
         strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
         start = -sum(lo * k for (lo, _), k in zip(source.box, strides, strict=True))
-        return self.memory[source.name][linear(strides, index, start, self.wide)]
+        return self.memory[source.name][affine_expression(strides, index, start, self.wide)]
 
 
-def _where(tests: Iterable[Expr], body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+def _guarded(tests: Iterable[Expr], body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     test = conjunction(*tests)
     return body if test is None else (If(test, body),)
 
 
 @dataclass(frozen=True)
-class Tiled:
+class TiledKernel:
     """A contraction cut into tiles, and its kernel: its parameters are *inputs*, in order, then the result."""
 
-    contraction: Contraction
+    contraction: TiledContraction
     cost: TileCost
     inputs: tuple[Tensor, ...]
     kernel: Kernel
 
 
-def tiled(
+def tile_contraction(
     scope: Scope | Program,
     hardware: Hardware | None = None,
     tile: tuple[int, ...] | None = None,
     kind: Type = F32,
     name: str = "tiled",
-) -> Tiled:
+) -> TiledKernel:
     """*scope*, or the one equation of a program, as a kernel on elements of *kind*.
 
     *tile* holds a size for every row of the flattened table; without it the best-first search chooses.
@@ -258,12 +261,12 @@ def tiled(
         if len(scope.equations) != 1:
             raise ValueError(f"a program of {len(scope.equations)} equations, expected one; fuse them first")
         scope = scope.equations[0].scope
-    found = contraction(scope)
+    found = as_contraction(scope)
     problem = found.problem(kind.size)
-    cost = best_first(problem, hardware).chosen if tile is None else tile_cost(problem, tile, hardware)
+    cost = search_best_first(problem, hardware).chosen if tile is None else tile_cost(problem, tile, hardware)
     if cost.rejected:
         raise ValueError(
             f"tile size {list(cost.tile)} is {cost.rejected}: {cost.sm} bytes of inputs, {cost.out} of sums"
         )
-    writer = Writer(found, cost, kind)
-    return Tiled(found, cost, writer.tensors, writer.kernel(name))
+    writer = TiledKernelWriter(found, cost, kind)
+    return TiledKernel(found, cost, writer.tensors, writer.kernel(name))

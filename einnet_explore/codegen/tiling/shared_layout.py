@@ -21,7 +21,7 @@ from einnet_explore.analysis.flattening import Column, Flattened
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class GroupedIterator:
     """The iterator of table row *row* inside a group: one step of it is *step* positions, backwards if negative."""
 
     row: int
@@ -29,21 +29,21 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class IteratorGroup:
     """Iterators that move together: *extent* positions, *stride* elements apart in memory and *local* in the tile."""
 
     name: str
     extent: int
     stride: int
     local: int
-    members: tuple[Member, ...]
+    members: tuple[GroupedIterator, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LocalLayout:
     """The groups of a tensor's tile, merged ones first; *size* elements of shared memory, bumps included."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[IteratorGroup, ...]
     size: int
 
     @property
@@ -58,10 +58,10 @@ class LocalLayout:
         return "\n".join("  ".join(c.rjust(w) for c, w in zip(r, widths, strict=True)) for r in rows)
 
 
-def merged(table: Flattened, column: Column, tile: Sequence[int]) -> tuple[Group, ...]:
+def merge_iterators(table: Flattened, column: Column, tile: Sequence[int]) -> tuple[IteratorGroup, ...]:
     """The groups of *column* in a tile, by step; their local strides are still 0."""
     steps = sorted((abs(c), n) for n, c in enumerate(column.coefficients) if c and tile[n] > 1)
-    out: list[Group] = []
+    out: list[IteratorGroup] = []
     for step, n in steps:
         name, sign = table.rows[n].name, 1 if column.coefficients[n] > 0 else -1
         last = out[-1] if out else None
@@ -71,24 +71,24 @@ def merged(table: Flattened, column: Column, tile: Sequence[int]) -> tuple[Group
                 last,
                 name=f"{last.name}_{name}",
                 extent=last.extent + ratio * (tile[n] - 1),
-                members=(*last.members, Member(n, sign * ratio)),
+                members=(*last.members, GroupedIterator(n, sign * ratio)),
             )
         else:
-            out.append(Group(name, tile[n], step, 0, (Member(n, sign),)))
+            out.append(IteratorGroup(name, tile[n], step, 0, (GroupedIterator(n, sign),)))
     return tuple(out)
 
 
 def local_layout(table: Flattened, column: Column, tile: Sequence[int]) -> LocalLayout:
     """How the elements that a tile reads of *column* lie in shared memory."""
-    size, placed = 1, list[Group]()
-    for group in sorted(merged(table, column, tile), key=lambda g: (g.extent % 2 == 0, -g.extent)):
+    size, placed = 1, list[IteratorGroup]()
+    for group in sorted(merge_iterators(table, column, tile), key=lambda g: (g.extent % 2 == 0, -g.extent)):
         stride = size | 1
         placed.append(replace(group, local=stride))
         size = stride * group.extent
     return LocalLayout(tuple(sorted(placed, key=lambda g: (len(g.members) == 1, g.members[0].row))), size)
 
 
-def transactions(groups: Sequence[Group], width: int, element: int) -> int:
+def transaction_count(groups: Sequence[IteratorGroup], width: int, element: int) -> int:
     """Transactions of *width* bytes that reading or writing *groups* takes: neighbours come together."""
     if not groups:
         return 1
@@ -124,7 +124,7 @@ class ThreadLayout:
         return tuple(-(-t // n) for t, n in zip(tile, self.counts, strict=True))
 
 
-ROW = 16
+COALESCED_THREADS = 16
 """Neighbouring threads along the result's smallest step, at least: what they write is whole transactions."""
 
 
@@ -138,20 +138,20 @@ def thread_layout(table: Flattened, tile: Sequence[int], threads: int, square: b
     left = threads
     results = [n for n in order if table.rows[n].output]
     if square and results:
-        left = _squared(counts, results, tile, left)
+        left = _spread_square(counts, results, tile, left)
     for n in results:
-        left = _doubled(counts, n, tile[n], left)
+        left = _spread_along(counts, n, tile[n], left)
     outputs = prod(counts)
     left = min(threads, prod(tile)) // outputs  # no more than there are products
     for n in (n for n in order if not table.rows[n].output):
-        left = _doubled(counts, n, tile[n], left)
+        left = _spread_along(counts, n, tile[n], left)
     return ThreadLayout(tuple(counts), tuple(order), outputs)
 
 
-def _squared(counts: list[int], results: Sequence[int], tile: Sequence[int], left: int) -> int:
+def _spread_square(counts: list[int], results: Sequence[int], tile: Sequence[int], left: int) -> int:
     """Threads along *results*: a row first, then always where a thread still has most."""
     first = results[0]
-    while counts[first] < min(ROW, tile[first]) and left > 1:
+    while counts[first] < min(COALESCED_THREADS, tile[first]) and left > 1:
         counts[first] *= 2
         left //= 2
     while left > 1:
@@ -163,7 +163,7 @@ def _squared(counts: list[int], results: Sequence[int], tile: Sequence[int], lef
     return left
 
 
-def _doubled(counts: list[int], n: int, enough: int, left: int) -> int:
+def _spread_along(counts: list[int], n: int, enough: int, left: int) -> int:
     while counts[n] < enough and left > 1:
         counts[n] *= 2
         left //= 2

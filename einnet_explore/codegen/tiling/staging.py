@@ -34,18 +34,24 @@ from einnet_explore.codegen.language import (
     literal,
     select,
 )
-from einnet_explore.codegen.language.traversal import integer_constant
+from einnet_explore.codegen.language.tree_walk import integer_constant
 from einnet_explore.codegen.language.values import Select
 from einnet_explore.codegen.sum_of_products import SUM_RESULT
-from einnet_explore.codegen.tiling.contraction import Contraction
+from einnet_explore.codegen.tiling.contraction import TiledContraction
 from einnet_explore.codegen.tiling.cost import TileCost
-from einnet_explore.codegen.tiling.shared_layout import Group, LocalLayout, ThreadLayout, local_layout, thread_layout
+from einnet_explore.codegen.tiling.shared_layout import (
+    IteratorGroup,
+    LocalLayout,
+    ThreadLayout,
+    local_layout,
+    thread_layout,
+)
 from einnet_explore.ir import Access, Index, Iterator, Tensor, accesses
 
 Exprs = Sequence[Expr]
 
 
-def linear(coefficients: Sequence[int], values: Exprs, const: int, wide: Type) -> Expr:
+def affine_expression(coefficients: Sequence[int], values: Exprs, const: int, wide: Type) -> Expr:
     """const + Σ coefficient · value, in *wide*."""
     total: Expr = Literal(0, wide)
     for k, value in zip(coefficients, values, strict=True):
@@ -56,7 +62,7 @@ def linear(coefficients: Sequence[int], values: Exprs, const: int, wide: Type) -
 
 
 @dataclass(frozen=True)
-class Input:
+class TileInput:
     """The read *access*, its *column* of the table, and the tile it is cut by; *rows* are the table's iterators.
 
     What is read is decided at the loads where it can be: a dimension's index has to go by whole groups of the layout,
@@ -117,34 +123,36 @@ class Input:
             out.append(int(q))
         return tuple(out)
 
-    def position(self, group: Group, within: Exprs) -> Expr:
+    def position(self, group: IteratorGroup, within: Exprs) -> Expr:
         """Where in *group* the tile's point *within* lies."""
         steps = [m.step for m in group.members]
-        return linear(steps, [within[m.row] for m in group.members], self._shift(group), within[0].type)
+        return affine_expression(steps, [within[m.row] for m in group.members], self._shift(group), within[0].type)
 
-    def _shift(self, group: Group) -> int:
+    def _shift(self, group: IteratorGroup) -> int:
         return sum(-m.step * (self.tile[m.row] - 1) for m in group.members if m.step < 0)
 
     def local(self, within: Exprs) -> Expr:
         """Where in shared memory the tile's point *within* lies."""
         groups = self.layout.groups
         places = [self.position(g, within) for g in groups]
-        return linear([g.local for g in groups], places, 0, within[0].type)
+        return affine_expression([g.local for g in groups], places, 0, within[0].type)
 
     def address(self, at: Exprs, wide: Type) -> Expr:
         """Where in memory the point *at* of the iteration space lies."""
-        return linear(self.column.coefficients, at, self.column.offset, wide)
+        return affine_expression(self.column.coefficients, at, self.column.offset, wide)
 
     def loaded(self, number: Expr, base: Exprs, memory: Array, kind: Type, wide: Type) -> tuple[Expr, Expr]:
         """(place in shared memory, value) of the element *number* of the tile at *base*: neighbours in memory first."""
         groups, rest = self.layout.groups, number
-        places: dict[Group, Expr] = {}
+        places: dict[IteratorGroup, Expr] = {}
         for group in sorted(groups, key=lambda g: g.stride):
             places[group] = binary_operation("%", rest, group.extent) if len(places) + 1 < len(groups) else rest
             rest = binary_operation("/", rest, group.extent)
         found = [places[g] for g in groups]
         start = self.column.offset - sum(g.stride * self._shift(g) for g in groups)
-        address = linear((*self.column.coefficients, *(g.stride for g in groups)), (*base, *found), start, wide)
+        address = affine_expression(
+            (*self.column.coefficients, *(g.stride for g in groups)), (*base, *found), start, wide
+        )
         tests = list[Expr]()
         for d in self.leaving:
             index, (lo, hi) = self.access.index[d], self.access.source.box[d]
@@ -152,11 +160,11 @@ class Input:
             if steps is None:
                 continue
             const = index.const - sum(q * self._shift(g) for q, g in zip(steps, groups, strict=True))
-            value = linear((*self.along(index), *steps), (*base, *found), const, number.type)
+            value = affine_expression((*self.along(index), *steps), (*base, *found), const, number.type)
             tests += [value.ge(lo), value.lt(hi)]
         if self.late:
             tests += [address.ge(0), address.lt(memory.size)]
-        local = linear([g.local for g in groups], found, 0, number.type)
+        local = affine_expression([g.local for g in groups], found, 0, number.type)
         beyond = literal(self.access.source.value, kind)
         value, test = self.element(memory, address, kind), conjunction(*tests)
         return local, value if test is None else select(test, value, beyond)
@@ -170,10 +178,10 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Frame:
+class TileFrame:
     """What *contraction* is in tiles of *cost*, for elements of *kind*: what its statements are about."""
 
-    contraction: Contraction
+    contraction: TiledContraction
     cost: TileCost
     kind: Type
 
@@ -183,10 +191,10 @@ class Frame:
         return tuple(sorted((*core.traversals, *core.summations), key=lambda x: x.name))
 
     @cached_property
-    def inputs(self) -> tuple[Input, ...]:
+    def inputs(self) -> tuple[TileInput, ...]:
         table, reads = self.contraction.table, dict.fromkeys(accesses(self.contraction.core.body))
         pairs = zip(reads, table.inputs, strict=True)
-        return tuple(Input(read, column, table, self.cost.tile, self.rows) for read, column in pairs)
+        return tuple(TileInput(read, column, table, self.cost.tile, self.rows) for read, column in pairs)
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -281,14 +289,14 @@ class Frame:
         """The place of a sum among those of the thread."""
         held = [Var(self.name(n, "step")) for n in self.loops]
         strides = [prod(self.steps[n] for n in self.loops[k + 1 :]) for k in range(len(held))]
-        return linear(strides, held, 0, I32)
+        return affine_expression(strides, held, 0, I32)
 
 
-THREAD = LaunchIndex("thread")
+THREAD_INDEX = LaunchIndex("thread")
 
 
 @dataclass(frozen=True)
-class Loading(Frame):
+class TileLoader(TileFrame):
     """The tiles of the inputs: their arrays, and what puts them there."""
 
     @cached_property
@@ -300,28 +308,28 @@ class Loading(Frame):
         rows = [n for n, c in enumerate(self.counts) if c > 1 and not self.output(n)]
         return rows[0] if len(rows) == 1 else None
 
-    def tile(self, i: Input) -> Array:
+    def tile(self, i: TileInput) -> Array:
         """The array of the tile of *i*, or of two of them in turns."""
         size = i.layout.size if self.turning is None else 2 * i.layout.size
         return Array(f"{i.column.name}_tile", self.kind, size, "shared")
 
-    def half(self, i: Input) -> Expr:
+    def half(self, i: TileInput) -> Expr:
         """Where in its array the tile that is used now begins."""
         if self.turning is None:
             return Literal(0, I32)
         return self.base[self.turning] // self.cost.tile[self.turning] % 2 * i.layout.size
 
-    def load(self, i: Input, later: Mapping[int, Expr] | None = None, half: Expr | None = None) -> Statement:
+    def load(self, i: TileInput, later: Mapping[int, Expr] | None = None, half: Expr | None = None) -> Statement:
         """The tile of *i*, into the *half* of its array if it has two; where rows in *later* are instead of here."""
         number = Var(f"{i.column.name}_element")
         base = [(later or {}).get(n, b) for n, b in enumerate(self.base)]
         place, value = i.loaded(number, base, self.source(i.access), self.kind, self.wide)
         step = Literal(self.threads.threads, I32)
         end = Literal(i.layout.elements, I32)
-        start: Expr = THREAD if self.threads.threads > 1 else Literal(0, I32)
+        start: Expr = THREAD_INDEX if self.threads.threads > 1 else Literal(0, I32)
         if half is None:
             return For(number, start, end, step, (Store(self.tile(i), place, value),))
-        return For(number, start, end, step, _copied(self.tile(i), place + half * i.layout.size, value))
+        return For(number, start, end, step, _async_copy(self.tile(i), place + half * i.layout.size, value))
 
     def source(self, access: Access) -> Array:
         """The array in memory that *access* reads."""
@@ -329,11 +337,11 @@ class Loading(Frame):
         return self.memory[access.source.name]
 
 
-def _copied(tile: Array, place: Expr, value: Expr) -> tuple[Statement, ...]:
+def _async_copy(tile: Array, place: Expr, value: Expr) -> tuple[Statement, ...]:
     """*value* put at *place*: an element of memory past the registers, a constant, or one where a condition holds."""
     match value:
         case Load(array, index) if array.space == "global" and array.kind == tile.kind:
             return (Copy(tile, place, array, index, 1, asynchronous=True),)
         case Select(condition, yes, no):
-            return (If(condition, _copied(tile, place, yes), _copied(tile, place, no)),)
+            return (If(condition, _async_copy(tile, place, yes), _async_copy(tile, place, no)),)
     return (Store(tile, place, value),)

@@ -28,22 +28,21 @@ from einnet_explore.codegen.sum_of_products import SUM_RESULT, Phase
 from einnet_explore.codegen.tvm import emission
 from einnet_explore.codegen.tvm.contraction_plan import (
     At,
-    Context,
+    ContractionContext,
+    ContractionPlan,
     Expr,
-    Plan,
     Statement,
-    flat,
-    parallel,
-    plan,
-    position,
-    sequence,
-    serial,
-    vectorized,
+    flat_position,
+    parallel_loop,
+    row_major_position,
+    serial_loop,
+    statement_sequence,
+    vector_loop,
 )
 from einnet_explore.ir import Access, Index, Iterator, Tensor, accesses
 
 
-def copy(context: Context, layout: OperandLayout, source: Expr, target: Expr) -> Statement:
+def copy_operand(context: ContractionContext, layout: OperandLayout, source: Expr, target: Expr) -> Statement:
     """What lies inside the tensor's box, put where the layout has it, and zeros around it."""
     box, shape = layout.tensor.box, layout.tensor.shape
     *outer, last = zip(layout.axes, layout.strides, strict=True)
@@ -69,53 +68,57 @@ def copy(context: Context, layout: OperandLayout, source: Expr, target: Expr) ->
         here = at + q * low
         origin = start + (axis.lo + q - lo) * (step // axis.modulus)
         row = [
-            *_fill(context, target, here, 0, begin),
-            *_moved(context, target, here, source, origin, step, begin, end),
-            *_fill(context, target, here, end, axis.extent),
+            *_fill_zeros(context, target, here, 0, begin),
+            *_copy_elements(context, target, here, source, origin, step, begin, end),
+            *_fill_zeros(context, target, here, end, axis.extent),
         ]
         if inside:
-            empty = sequence(_fill(context, target, here, 0, axis.extent))
-            row = [tirx.IfThenElse(tirx.all(*inside), sequence(row), empty)]
+            empty = statement_sequence(_fill_zeros(context, target, here, 0, axis.extent))
+            row = [tirx.IfThenElse(tirx.all(*inside), statement_sequence(row), empty)]
         rows += row
-    body = sequence(rows)
+    body = statement_sequence(rows)
     shared = next((x for x, a, _ in loops if a.extent > 1), None) if context.plan.copy_shared(layout) else None
     for x, a, _ in reversed(loops):
-        body = (parallel if x is shared else serial)(x, a.extent, body)
+        body = (parallel_loop if x is shared else serial_loop)(x, a.extent, body)
     return body
 
 
-def _fill(context: Context, target: Expr, at: Expr, begin: int, end: int) -> list[Statement]:
+def _fill_zeros(context: ContractionContext, target: Expr, at: Expr, begin: int, end: int) -> list[Statement]:
     """Zeros from *begin* to *end*."""
     zero = tirx.const(0.0, "float32")
-    return _chunks(context, begin, end, lambda i: tirx.BufferStore(target, zero, [at + i]))
+    return _vector_chunks(context, begin, end, lambda i: tirx.BufferStore(target, zero, [at + i]))
 
 
-def _moved(
-    context: Context, target: Expr, at: Expr, source: Expr, origin: Expr, step: int, begin: int, end: int
+def _copy_elements(
+    context: ContractionContext, target: Expr, at: Expr, source: Expr, origin: Expr, step: int, begin: int, end: int
 ) -> list[Statement]:
     """Elements *step* apart, one after the other."""
-    return _chunks(
+    return _vector_chunks(
         context, begin, end, lambda i: tirx.BufferStore(target, tirx.BufferLoad(source, [origin + i * step]), [at + i])
     )
 
 
-def _chunks(context: Context, begin: int, end: int, store: Callable[[Expr], Statement]) -> list[Statement]:
+def _vector_chunks(
+    context: ContractionContext, begin: int, end: int, store: Callable[[Expr], Statement]
+) -> list[Statement]:
     """``store(i)`` for every i, in vectors; the last one may overlap the one before."""
     count, lanes = end - begin, context.plan.tile.lanes
     out: list[Statement] = []
     if count >= lanes:
         block, lane = context.variable("i"), context.variable("l")
-        one = vectorized(lane, lanes, store(block * lanes + lane + begin))
-        out.append(serial(block, count // lanes, one))
+        one = vector_loop(lane, lanes, store(block * lanes + lane + begin))
+        out.append(serial_loop(block, count // lanes, one))
         begin = begin if count % lanes == 0 else end - lanes
         count = lanes if count % lanes else 0
     if count:
         lane = context.variable("l")
-        out.append(vectorized(lane, count, store(lane + begin)))
+        out.append(vector_loop(lane, count, store(lane + begin)))
     return out
 
 
-def step(context: Context, n: int, env: At, block: At, sums: Mapping[Any, Expr]) -> list[Statement]:
+def multiply_add_step(
+    context: ContractionContext, n: int, env: At, block: At, sums: Mapping[Any, Expr]
+) -> list[Statement]:
     """The multiply-adds of one step of the sum."""
     tile = context.plan.tile
     out: list[Statement] = []
@@ -124,49 +127,54 @@ def step(context: Context, n: int, env: At, block: At, sums: Mapping[Any, Expr])
     for _, run in groupby(group, key=lambda item: item[1].offset):
         these = list(run)
         if len(positions) <= len(these) * tile.slots:
-            vectors = {p: context.let(out, _vector(context, these[0][1], *p, env)) for p in positions}
+            vectors = {p: context.let(out, _vector_operand(context, these[0][1], *p, env)) for p in positions}
             for (at, tap), j in product(these, range(tile.slots)):
-                scalars = {p: _other(context, n, at, tap, j, p[1], env, block) for p in _distinct(context, positions)}
+                scalars = {
+                    p: _other_operand(context, n, at, tap, j, p[1], env, block)
+                    for p in _distinct_positions(context, positions)
+                }
                 held = {p: context.let(out, value) for p, value in scalars.items()}
                 for p in positions:
-                    _add(context, out, sums[tap.phase, *p, j], vectors[p], held[_shared(context, p)])
+                    _accumulate(context, out, sums[tap.phase, *p, j], vectors[p], held[_shared_position(context, p)])
         else:
             others = {
-                (at, j, p): context.let(out, _other(context, n, at, tap, j, p[1], env, block))
-                for (at, tap), j, p in product(these, range(tile.slots), _distinct(context, positions))
+                (at, j, p): context.let(out, _other_operand(context, n, at, tap, j, p[1], env, block))
+                for (at, tap), j, p in product(these, range(tile.slots), _distinct_positions(context, positions))
             }
             for p in positions:
-                vector = context.let(out, _vector(context, these[0][1], *p, env))
+                vector = context.let(out, _vector_operand(context, these[0][1], *p, env))
                 for (at, tap), j in product(these, range(tile.slots)):
-                    _add(context, out, sums[tap.phase, *p, j], vector, others[at, j, _shared(context, p)])
+                    _accumulate(
+                        context, out, sums[tap.phase, *p, j], vector, others[at, j, _shared_position(context, p)]
+                    )
     return out
 
 
-def _shared(context: Context, position: tuple[int, int]) -> tuple[int, int]:
+def _shared_position(context: ContractionContext, position: tuple[int, int]) -> tuple[int, int]:
     """The first position that reads the same of the other operand."""
     return (0, position[1]) if context.last in context.plan.form.moves(1 - context.plan.tile.vector) else (0, 0)
 
 
-def _distinct(context: Context, positions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    return list(dict.fromkeys(_shared(context, p) for p in positions))
+def _distinct_positions(context: ContractionContext, positions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    return list(dict.fromkeys(_shared_position(context, p) for p in positions))
 
 
-def _add(context: Context, out: list[Statement], total: Expr, a: Expr, b: Expr) -> None:
+def _accumulate(context: ContractionContext, out: list[Statement], total: Expr, a: Expr, b: Expr) -> None:
     at = [context.lanes(0)]
     out.append(tirx.BufferStore(total, tirx.BufferLoad(total, at) + a * b, at))
 
 
-def _vector(context: Context, tap: Tap, row: int, n: int, env: At) -> Expr:
+def _vector_operand(context: ContractionContext, tap: Tap, row: int, n: int, env: At) -> Expr:
     """The vector that *tap* reads in *row*."""
     tile = context.plan.tile
-    found = address(tile.layout, context.plan.form.reads[tap.phase][tile.vector], tap.known)
+    found = affine_address(tile.layout, context.plan.form.reads[tap.phase][tile.vector], tap.known)
     extra = vector_offsets(tile, context.last)[n]
     extra += found[1].get(tile.row, 0) * row if tile.row is not None else 0
-    return tirx.BufferLoad(context.operands[0], [context.lanes(position(found, env) + extra)])
+    return tirx.BufferLoad(context.operands[0], [context.lanes(flat_position(found, env) + extra)])
 
 
-def _other(
-    context: Context,
+def _other_operand(
+    context: ContractionContext,
     n: int,
     at: int,
     tap: Tap,
@@ -185,23 +193,25 @@ def _other(
         for x, stride in region.strides.items():
             place = place + block.get(x, env[x]) * stride
     else:
-        found = address(layout, context.plan.form.reads[tap.phase][1 - tile.vector], tap.known)
+        found = affine_address(layout, context.plan.form.reads[tap.phase][1 - tile.vector], tap.known)
         extra = found[1].get(tile.slot, 0) * slot if tile.slot is not None else 0
         extra += vector_offsets(tile, context.last)[vector] if wide else 0
-        place = position(found, env) + extra
+        place = flat_position(found, env) + extra
     if wide:
         return tirx.BufferLoad(context.operands[1], [context.lanes(place)])
     return tirx.Broadcast(tirx.BufferLoad(context.operands[1], [place]), tile.lanes)
 
 
-def address(layout: OperandLayout, where: tuple[Index, ...], known: Mapping[Iterator, int]) -> FlatAddress:
+def affine_address(layout: OperandLayout, where: tuple[Index, ...], known: Mapping[Iterator, int]) -> FlatAddress:
     """Where *layout* has *where*; the tile was chosen so that it is affine."""
     found = layout.address(where, known)
     assert found is not None
     return found
 
 
-def write(context: Context, env: At, sums: Mapping[Any, Expr], phases: tuple[Phase, ...]) -> list[Statement]:
+def write_sums(
+    context: ContractionContext, env: At, sums: Mapping[Any, Expr], phases: tuple[Phase, ...]
+) -> list[Statement]:
     """The epilogue of every sum, and the stores."""
     form, tile = context.plan.form, context.plan.tile
     wide = form.periods[-1]
@@ -215,24 +225,24 @@ def write(context: Context, env: At, sums: Mapping[Any, Expr], phases: tuple[Pha
                 moved[x] = moved[x] + k
         parts = [sums[(*start, q), row, n, slot] for q in range(wide)]
         outside = [moved[x] * p + q for x, p, q in zip(form.traversals, form.periods, (*start, 0), strict=True)]
-        position = flat(outside, tuple(x.extent for x in form.outside))
+        position = row_major_position(outside, tuple(x.extent for x in form.outside))
         for q, part in enumerate(parts):
             lane = context.variable("l")
             at = [*outside[:-1], outside[-1] + lane * wide + q]
-            value = _finished(context, part, lane, at)
+            value = _epilogue_value(context, part, lane, at)
             if wide == 1:
                 store = tirx.BufferStore(context.result, value, [position + lane])
             elif form.epilogue != SUM_RESULT[()]:
                 store = tirx.BufferStore(part, value, [lane])
             else:
                 continue
-            out.append(vectorized(lane, lanes, store))
+            out.append(vector_loop(lane, lanes, store))
         if wide > 1:
-            out += _woven(context, parts, lanes, position)
+            out += _interleaved(context, parts, lanes, position)
     return out
 
 
-def _finished(context: Context, part: Expr, lane: Expr, at: Sequence[Expr]) -> Expr:
+def _epilogue_value(context: ContractionContext, part: Expr, lane: Expr, at: Sequence[Expr]) -> Expr:
     """The epilogue at one element."""
     form = context.plan.form
     if form.epilogue == SUM_RESULT[()]:
@@ -240,17 +250,17 @@ def _finished(context: Context, part: Expr, lane: Expr, at: Sequence[Expr]) -> E
     places: dict[str, Any] = {"": lambda: tirx.BufferLoad(part, [lane])}
     for access in accesses(form.epilogue):
         if access.source != SUM_RESULT:
-            places[_source(access).name] = _side(context, access)
-    stages = emission.Stages(places, "float32", {}, {})
+            places[_tensor_source(access).name] = _side_reader(context, access)
+    stages = emission.StageBuilder(places, "float32", {}, {})
     return stages.scalar(form.epilogue, dict(zip(form.outside, at, strict=True)))
 
 
-def _side(context: Context, access: Access) -> Any:
-    source = _source(access)
-    return lambda *at: tirx.BufferLoad(context.sides[source.name], [flat(at, source.shape)])
+def _side_reader(context: ContractionContext, access: Access) -> Any:
+    source = _tensor_source(access)
+    return lambda *at: tirx.BufferLoad(context.sides[source.name], [row_major_position(at, source.shape)])
 
 
-def _woven(context: Context, parts: Sequence[Expr], lanes: int, position: Expr) -> list[Statement]:
+def _interleaved(context: ContractionContext, parts: Sequence[Expr], lanes: int, position: Expr) -> list[Statement]:
     """The phases of a row side by side: woven in registers if there are 2, 4, 8 … of them."""
     wide = len(parts)
     out: list[Statement] = []
@@ -262,7 +272,7 @@ def _woven(context: Context, parts: Sequence[Expr], lanes: int, position: Expr) 
         for q, part in enumerate(parts):
             lane = context.variable("l")
             store = tirx.BufferStore(context.result, tirx.BufferLoad(part, [lane]), [position + lane * wide + q])
-            out.append(serial(lane, lanes, store))
+            out.append(serial_loop(lane, lanes, store))
         return out
     width = context.plan.tile.lanes
     while len(values) > 1:
@@ -279,29 +289,29 @@ def _woven(context: Context, parts: Sequence[Expr], lanes: int, position: Expr) 
     return out
 
 
-def _source(access: Access) -> Tensor:
+def _tensor_source(access: Access) -> Tensor:
     if not isinstance(access.source, Tensor):
         raise TypeError(f"{access!r} reads a scope")
     return access.source
 
 
-SHARES = 8
+TILES_PER_THREAD = 8
 """So many tiles, at least, a thread."""
 
 
-def function(plan: Plan) -> Any:
+def contraction_function(plan: ContractionPlan) -> Any:
     """The PrimFunc of *plan*: vector operand, other operand (packed or not), the epilogue's tensors, result."""
-    context = Context(plan)
+    context = ContractionContext(plan)
     copies: list[Statement] = []
     for layout, source, target in zip((plan.tile.layout, plan.other), context.raw, context.operands, strict=True):
         if layout is not None and layout.copied:
-            copies += [tirx.AllocBuffer(target), copy(context, layout, source, target)]
+            copies += [tirx.AllocBuffer(target), copy_operand(context, layout, source, target)]
     parameters = [*context.raw, *context.sides.values(), context.result]
-    made = tirx.PrimFunc(parameters, sequence([*copies, _tiles(context)]))
+    made = tirx.PrimFunc(parameters, statement_sequence([*copies, _tile_loops(context)]))
     return made.with_attr({"global_symbol": "main", "tir.noalias": True, "s_tir": True})
 
 
-def _tiles(context: Context) -> Statement:
+def _tile_loops(context: ContractionContext) -> Statement:
     """The loops over tiles."""
     loops = [b for b in context.plan.blocks if b.count > 1]
     variables = [context.variable("o") for _ in loops]
@@ -318,26 +328,26 @@ def _tiles(context: Context) -> Statement:
             at = block[b.iterator] * b.size
             whole = b.iterator.extent % b.size == 0
             starts.append(tirx.Bind(start, at if whole else tirx.min(at, b.iterator.extent - b.size)))
-    parts = [_group(context, n, env, block) for n in range(len(context.plan.tile.groups))]
-    body = sequence([*starts, *parts])
+    parts = [_phase_group(context, n, env, block) for n in range(len(context.plan.tile.groups))]
+    body = statement_sequence([*starts, *parts])
     counts = [b.count for b in loops]
     shared = 0
     if context.plan.tiles_shared:
-        wanted = SHARES * context.plan.threads
+        wanted = TILES_PER_THREAD * context.plan.threads
         shared = next((n for n in range(1, len(loops) + 1) if prod(counts[:n]) >= wanted), len(loops))
     for x, extent in reversed(list(zip(variables[shared:], counts[shared:], strict=True))):
-        body = serial(x, extent, body)
+        body = serial_loop(x, extent, body)
     if shared:
         one = context.variable("p")
         digits = [
             tirx.Bind(x, tirx.truncmod(tirx.truncdiv(one, prod(counts[n + 1 : shared])), counts[n]))
             for n, x in enumerate(variables[:shared])
         ]
-        body = parallel(one, prod(counts[:shared]), sequence([*digits, body]))
+        body = parallel_loop(one, prod(counts[:shared]), statement_sequence([*digits, body]))
     return body
 
 
-def _group(context: Context, n: int, env: At, block: At) -> Statement:
+def _phase_group(context: ContractionContext, n: int, env: At, block: At) -> Statement:
     """One tile of the phases of group *n*: clear, sum, write."""
     tile = context.plan.tile
     phases = dict.fromkeys(tap.phase for tap in context.plan.steps[n])
@@ -347,17 +357,12 @@ def _group(context: Context, n: int, env: At, block: At) -> Statement:
     zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
     clear = [tirx.BufferStore(b, zero, [context.lanes(0)]) for b in sums.values()]
     inner = dict(env) | {y: context.variable("k") for y in context.plan.sums}
-    added = step(context, n, inner, block, sums)  # nothing where all that is read lies outside of its tensor
+    added = multiply_add_step(
+        context, n, inner, block, sums
+    )  # nothing where all that is read lies outside of its tensor
     for y in reversed(context.plan.sums if added else ()):
-        added = [serial(inner[y], y.extent, sequence(added))]
+        added = [serial_loop(inner[y], y.extent, statement_sequence(added))]
     allocate = [tirx.AllocBuffer(b) for b in sums.values()]
-    whole = sequence([*allocate, *clear, *added, *write(context, env, sums, tuple(phases))])
+    whole = statement_sequence([*allocate, *clear, *added, *write_sums(context, env, sums, tuple(phases))])
     # A loop of one step: buffers of several groups get scopes of their own.
-    return serial(context.variable("g"), 1, whole) if len(tile.groups) > 1 else whole
-
-
-__all__ = [
-    "Plan",
-    "function",
-    "plan",
-]
+    return serial_loop(context.variable("g"), 1, whole) if len(tile.groups) > 1 else whole

@@ -20,15 +20,15 @@ from einnet_explore.codegen.register_tiles import RegisterTile, Tap, list_taps
 from einnet_explore.codegen.sum_of_products import SUM_RESULT, SumOfProducts
 from einnet_explore.ir import Iterator, Tensor, accesses
 
-SHARED_FLOPS = 1 << 20
+MIN_PARALLEL_FLOPS = 1 << 20
 """Operations from which on threads share the tiles."""
 
-SHARED_COPY = 1 << 16
+MIN_PARALLEL_COPY_ELEMENTS = 1 << 16
 """Elements from which on threads share a copy."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class ContractionPlan:
     """A contraction, its tile, where the other operand lies (None: packed), and for how many threads."""
 
     form: SumOfProducts
@@ -44,11 +44,11 @@ class Plan:
     @property
     def tiles_shared(self) -> bool:
         """Whether several threads compute the tiles."""
-        return self.threads > 1 and self.form.flops >= SHARED_FLOPS
+        return self.threads > 1 and self.form.flops >= MIN_PARALLEL_FLOPS
 
     def copy_shared(self, layout: OperandLayout | None) -> bool:
         """Whether several threads copy an operand into *layout*."""
-        return self.threads > 1 and layout is not None and layout.copied and layout.size >= SHARED_COPY
+        return self.threads > 1 and layout is not None and layout.copied and layout.size >= MIN_PARALLEL_COPY_ELEMENTS
 
     @cached_property
     def steps(self) -> tuple[tuple[Tap, ...], ...]:
@@ -91,17 +91,17 @@ class Plan:
         return max(1, sum(r.size for r in self.regions))
 
 
-def plan(form: SumOfProducts, tile: RegisterTile, constant: bool, threads: int) -> Plan | None:
+def plan_contraction(form: SumOfProducts, tile: RegisterTile, constant: bool, threads: int) -> ContractionPlan | None:
     """How *tile* is run; *constant*: the operand that is not read in vectors never changes, and may be packed."""
     if constant:
-        return Plan(form, tile, None, threads)
+        return ContractionPlan(form, tile, None, threads)
     last = form.traversals[-1]
     along = last if last in form.moves(1 - tile.vector) else None
     # A copy has spare elements, which vectors wider than the rows read.
     wide = along is not None and tile.lanes > last.extent
     other = None if wide else in_place_layout(form, 1 - tile.vector, along)
     other = other or padded_copy_layout(form, 1 - tile.vector, along)
-    return None if other is None else Plan(form, tile, other, threads)
+    return None if other is None else ContractionPlan(form, tile, other, threads)
 
 
 Expr = Any
@@ -110,10 +110,10 @@ At = Mapping[Iterator, Expr]
 
 
 @dataclass(frozen=True, eq=False)
-class Context:
+class ContractionContext:
     """A kernel while it is put together."""
 
-    plan: Plan
+    plan: ContractionPlan
     _next: Callable[[], int] = field(default_factory=lambda: count().__next__)
 
     @property
@@ -126,14 +126,14 @@ class Context:
         """The operands as they are given: the one that is read in vectors, the other one."""
         plan = self.plan
         vector, other = (plan.form.operands[n].shape for n in (plan.tile.vector, 1 - plan.tile.vector))
-        return buffer(vector, "a"), buffer((plan.packed,) if plan.other is None else other, "b")
+        return flat_buffer(vector, "a"), flat_buffer((plan.packed,) if plan.other is None else other, "b")
 
     @cached_property
     def operands(self) -> tuple[Expr, Expr]:
         """Where the sums read them: there, or in copies; vectors may reach beyond the last row of a copy."""
         spare = 2 * self.plan.tile.lanes
         first, second = (
-            buffer((layout.size + spare,), f"{raw.name}c") if layout is not None and layout.copied else raw
+            flat_buffer((layout.size + spare,), f"{raw.name}c") if layout is not None and layout.copied else raw
             for layout, raw in zip((self.plan.tile.layout, self.plan.other), self.raw, strict=True)
         )
         return first, second
@@ -141,12 +141,12 @@ class Context:
     @cached_property
     def sides(self) -> Mapping[str, Expr]:
         """What the epilogue reads, by name."""
-        return {t.name: buffer(t.shape, f"t{n}") for n, t in enumerate(self.plan.sides)}
+        return {t.name: flat_buffer(t.shape, f"t{n}") for n, t in enumerate(self.plan.sides)}
 
     @cached_property
     def result(self) -> Expr:
         """What is written."""
-        return buffer(tuple(x.extent for x in self.plan.form.outside), "y")
+        return flat_buffer(tuple(x.extent for x in self.plan.form.outside), "y")
 
     def variable(self, stem: str) -> Expr:
         """A new integer."""
@@ -154,7 +154,7 @@ class Context:
 
     def accumulator(self) -> Expr:
         """A new buffer of one vector."""
-        return buffer((self.plan.tile.lanes,), f"c{self._next()}")
+        return flat_buffer((self.plan.tile.lanes,), f"c{self._next()}")
 
     def let(self, out: list[Statement], value: Expr, lanes: int | None = None) -> Expr:
         """*value*, a vector, bound to a new name by a statement added to *out*."""
@@ -168,12 +168,12 @@ class Context:
         return tirx.Ramp(first, tirx.const(1, "int32"), self.plan.tile.lanes)
 
 
-def buffer(shape: Sequence[int], name: str) -> Expr:
+def flat_buffer(shape: Sequence[int], name: str) -> Expr:
     """A flat buffer of so many elements."""
     return tirx.decl_buffer((max(1, prod(shape)),), "float32", name)
 
 
-def sequence(statements: Sequence[Statement]) -> Statement:
+def statement_sequence(statements: Sequence[Statement]) -> Statement:
     """*statements* one after the other; TVM does not nest sequences."""
     flat: list[Statement] = []
     for s in statements:
@@ -181,22 +181,22 @@ def sequence(statements: Sequence[Statement]) -> Statement:
     return tirx.SeqStmt(flat) if len(flat) > 1 else flat[0]
 
 
-def serial(x: Expr, extent: int, body: Statement) -> Statement:
+def serial_loop(x: Expr, extent: int, body: Statement) -> Statement:
     """A loop."""
     return tirx.For(x, 0, extent, tirx.ForKind.SERIAL, body)
 
 
-def parallel(x: Expr, extent: int, body: Statement) -> Statement:
+def parallel_loop(x: Expr, extent: int, body: Statement) -> Statement:
     """A loop whose steps threads share."""
     return tirx.For(x, 0, extent, tirx.ForKind.PARALLEL, body)
 
 
-def vectorized(x: Expr, extent: int, body: Statement) -> Statement:
+def vector_loop(x: Expr, extent: int, body: Statement) -> Statement:
     """A loop that is one step of vectors."""
     return tirx.For(x, 0, extent, tirx.ForKind.VECTORIZED, body)
 
 
-def flat(at: Sequence[Expr], shape: Sequence[int]) -> Expr:
+def row_major_position(at: Sequence[Expr], shape: Sequence[int]) -> Expr:
     """The position of *at* in an array of *shape*."""
     total: Expr = tirx.const(0, "int32")
     for d, i in enumerate(at):
@@ -204,7 +204,7 @@ def flat(at: Sequence[Expr], shape: Sequence[int]) -> Expr:
     return total
 
 
-def position(address: FlatAddress, env: At) -> Expr:
+def flat_position(address: FlatAddress, env: At) -> Expr:
     """*address* where iterators stand for *env*."""
     total: Expr = tirx.const(0, "int32")
     for x, k in address[1].items():

@@ -35,7 +35,7 @@ from einnet_explore.ir import (
 Expr = Any
 
 
-def apply(op: str, args: tuple[Expr, ...], dtype: str) -> Expr:
+def tvm_operator(op: str, args: tuple[Expr, ...], dtype: str) -> Expr:
     """The expression of an ``Apply``; raises ValueError for a function that is none of ``FUNCTIONS``."""
     single = dtype == "float32"
     match op, args:
@@ -143,12 +143,12 @@ def _horner(x: Expr, coefficients: tuple[float, ...]) -> Expr:
     return total
 
 
-At = Mapping[Iterator, Expr]
-Reads = Callable[[Tensor | Table | Scope], Callable[..., Expr]]
+Environment = Mapping[Iterator, Expr]
+SourceReader = Callable[[Tensor | Table | Scope], Callable[..., Expr]]
 
 
 @dataclass(frozen=True)
-class Lowered:
+class LoweredStages:
     """Placeholders in the order of *inputs*, the last stage's tensor, and the scope of every stage by its name."""
 
     inputs: tuple[str, ...]
@@ -157,19 +157,19 @@ class Lowered:
     stages: Mapping[str, Scope]
 
 
-def lower(scope: Scope, dtype: str) -> Lowered:
+def lower_stages(scope: Scope, dtype: str) -> LoweredStages:
     """The stages of a prepared *scope* over elements of *dtype*; inputs are named once, in order of appearance."""
     places: dict[str, Expr] = {}
     for tensor in tensors(scope):
         if tensor.name not in places:
             places[tensor.name] = te.placeholder(tensor.shape, dtype, name=f"T{len(places)}")
-    stages = Stages(places, dtype, {}, {})
+    stages = StageBuilder(places, dtype, {}, {})
     output = stages.stage(scope)
-    return Lowered(tuple(places), tuple(places.values()), output, {name: s for s, name in stages.names.items()})
+    return LoweredStages(tuple(places), tuple(places.values()), output, {name: s for s, name in stages.names.items()})
 
 
 @dataclass(frozen=True)
-class Stages:
+class StageBuilder:
     places: Mapping[str, Expr]
     dtype: str
     done: dict[Scope, Expr]
@@ -195,9 +195,9 @@ class Stages:
         env |= {s: v + s.lo if s.lo else v.var for s, v in zip(scope.summations, sums, strict=True)}
         return _reducer(scope.reduce, self.dtype)(self.scalar(scope.body, env), axis=sums)
 
-    def scalar(self, body: Scalar, env: At) -> Expr:
+    def scalar(self, body: Scalar, env: Environment) -> Expr:
         """The expression of *body* where iterators stand for *env*."""
-        return expression(body, env, self._read, self.dtype)
+        return tvm_expression(body, env, self._read, self.dtype)
 
     def _read(self, source: Tensor | Table | Scope) -> Callable[..., Expr]:
         match source:
@@ -209,32 +209,32 @@ class Stages:
                 raise TypeError("a prepared scope reads no table")
 
 
-def expression(body: Scalar, env: At, read: Reads, dtype: str) -> Expr:
+def tvm_expression(body: Scalar, env: Environment, read: SourceReader, dtype: str) -> Expr:
     """The expression of *body* where iterators stand for *env* and ``read(source)(*index)`` is an element."""
     match body:
         case Const(value):
-            return constant(value, dtype)
+            return tvm_constant(value, dtype)
         case Access(source, index):
             inside = guard(index, source.box, Const(1), 0)
             if inside == Const(0):
-                return constant(source.value, dtype)
-            element = read(source)(*(_inside(i, b, env) for i, b in zip(index, source.box, strict=True)))
+                return tvm_constant(source.value, dtype)
+            element = read(source)(*(_clamped_index(i, b, env) for i, b in zip(index, source.box, strict=True)))
             conditions = list(_conditions(inside, env))
             if not conditions:
                 return element
-            return tirx.if_then_else(tirx.all(*conditions), element, constant(source.value, dtype))
+            return tirx.if_then_else(tirx.all(*conditions), element, tvm_constant(source.value, dtype))
         case Compare():
             return _compare(body, env)
         case Apply(op, args):
-            return apply(op, tuple(expression(a, env, read, dtype) for a in args), dtype)
+            return tvm_operator(op, tuple(tvm_expression(a, env, read, dtype) for a in args), dtype)
 
 
-def position(index: Index, env: At) -> Expr:
+def tvm_index(index: Index, env: Environment) -> Expr:
     """*index* where iterators stand for *env*."""
     return _index(index, env)
 
 
-def constant(value: float, dtype: str) -> Expr:
+def tvm_constant(value: float, dtype: str) -> Expr:
     """*value* as an immediate of *dtype*; infinities become the extreme integers."""
     if dtype.startswith("int"):
         if abs(value) == inf:
@@ -243,23 +243,23 @@ def constant(value: float, dtype: str) -> Expr:
     return tirx.const(float(value), dtype)
 
 
-def _conditions(inside: Scalar, env: At) -> list[Expr]:
+def _conditions(inside: Scalar, env: Environment) -> list[Expr]:
     match inside:
         case Apply("where", (Compare() as condition, rest, _)):
             return [_compare(condition, env), *_conditions(rest, env)]
     return []
 
 
-def _compare(condition: Compare, env: At) -> Expr:
+def _compare(condition: Compare, env: Environment) -> Expr:
     test = _comparison(condition, env)
     if not (_has_remainder(condition.left) or _has_remainder(condition.right)):
         return test
     # TVM 0.27 reasons from one remainder test to the next and is wrong where two contradict one another (a division
     # by zero inside it, or wrong code).
-    return hidden(test)
+    return hide_condition(test)
 
 
-def hidden(test: Expr) -> Expr:
+def hide_condition(test: Expr) -> Expr:
     """*test* so that TVM does not see that it is one.
 
     In what ``Select`` takes where it holds, TVM 0.27 leaves out what keeps indices inside their tensor, as follows from
@@ -272,12 +272,12 @@ def _has_remainder(index: Index) -> bool:
     return any(isinstance(a, Remainder) for a in index.divisions)
 
 
-def _comparison(condition: Compare, env: At) -> Expr:
+def _comparison(condition: Compare, env: Environment) -> Expr:
     left, right = _index(condition.left, env), _index(condition.right, env)
     return COMPARISONS[condition.op](left, right)
 
 
-def _inside(index: Index, box: tuple[int, int], env: At) -> Expr:
+def _clamped_index(index: Index, box: tuple[int, int], env: Environment) -> Expr:
     """The position of *index* in the stored range *box*, wherever it lies in it.
 
     Outside it is guarded, but TVM 0.27 fails (a division by zero inside it) on remainders that it finds to leave it.
@@ -292,7 +292,7 @@ def _inside(index: Index, box: tuple[int, int], env: At) -> Expr:
     return at
 
 
-def _index(index: Index, env: At) -> Expr:
+def _index(index: Index, env: Environment) -> Expr:
     """*index* by divisions that truncate, of what is lifted to where these round down.
 
     Flooring is not written as such because TVM 0.27 compiles A[i % 2, (i + 1) % 2] wrongly: it takes sums of floored
@@ -323,5 +323,5 @@ def _reducer(name: str, dtype: str) -> Callable[..., Expr]:
         "max": lambda a, b: tirx.max(a, b),  # noqa: PLW0108 - te reads the arguments' names
         "min": lambda a, b: tirx.min(a, b),  # noqa: PLW0108
     }
-    neutral = constant(REDUCTIONS[name], dtype)
+    neutral = tvm_constant(REDUCTIONS[name], dtype)
     return te.comm_reducer(combine[name], lambda _: neutral, name=name)  # type: ignore[no-any-return]

@@ -44,21 +44,21 @@ from einnet_explore.ir import Access, Iterator, Scope, accesses, as_index
 
 
 @cache
-def transposing(side: int, gap: int, between: int) -> str:
+def transpose_intrinsic(side: int, gap: int, between: int) -> str:
     """The name of the intrinsic B[j, 0 × *gap*, i] = A[i, 0 × *between*, j] for tiles of *side*² float32 elements.
 
     *side* is 4, 8 or 16.
     """
     name = f"einnet_explore.transpose.{side}.{gap}.{between}"
-    moves, last = _moves(side, between)
-    stores = "".join(f"        B.vstore([{_at(i, gap, 0)}], {row})\n" for i, row in enumerate(last))
+    moves, last = _transpose_statements(side, between)
+    stores = "".join(f"        B.vstore([{_indices(i, gap, 0)}], {row})\n" for i, row in enumerate(last))
     a_shape, b_shape = ((side, *[1] * n, side) for n in (between, gap))
     a_strides, b_strides = (
         [*(f"{letter}{n}" for n in range(len(shape) - 1)), "1"] for letter, shape in (("r", a_shape), ("s", b_shape))
     )
     head = f"""    with T.sblock("root"):
-        T.reads(A[{_whole(a_shape)}])
-        T.writes(B[{_whole(b_shape)}])
+        T.reads(A[{_ranges(a_shape)}])
+        T.writes(B[{_ranges(b_shape)}])
 """
     meaning = f"""
 @T.prim_func(s_tir=True)
@@ -68,7 +68,7 @@ def meaning(a: T.handle, b: T.handle) -> None:
 {head}        for i, j in T.grid({side}, {side}):
             with T.sblock("element"):
                 vi, vj = T.axis.remap("SS", [i, j])
-                B[{_at("vi", gap, "vj")}] = A[{_at("vj", between, "vi")}]
+                B[{_indices("vi", gap, "vj")}] = A[{_indices("vj", between, "vi")}]
 """
     variables = "".join(f"    {s} = T.int32()\n" for s in (*a_strides[:-1], *b_strides[:-1]))
     done = f"""
@@ -81,15 +81,15 @@ def done(a: T.handle, b: T.handle) -> None:
     return name
 
 
-def _at(first: object, zeros: int, last: object) -> str:
+def _indices(first: object, zeros: int, last: object) -> str:
     return ", ".join(map(str, (first, *[0] * zeros, last)))
 
 
-def _whole(shape: tuple[int, ...]) -> str:
+def _ranges(shape: tuple[int, ...]) -> str:
     return ", ".join(f"0:{n}" for n in shape)
 
 
-def _moves(side: int, between: int) -> tuple[str, list[str]]:
+def _transpose_statements(side: int, between: int) -> tuple[str, list[str]]:
     """(statements, names of the transposed rows)."""
     lines: list[str] = []
     numbers = count()
@@ -100,31 +100,31 @@ def _moves(side: int, between: int) -> tuple[str, list[str]]:
         lines.append(f"        {name}: T.let = {value}\n")
         return name
 
-    rows = [let(f'A.vload([{_at(i, between, 0)}], "float32x{side}")') for i in range(side)]
+    rows = [let(f'A.vload([{_indices(i, between, 0)}], "float32x{side}")') for i in range(side)]
     done = transpose_rows(rows, lambda a, b, lanes: let(f"T.Shuffle([{a}, {b}], {lanes})"))
     return "".join(lines), done
 
 
-ROW = 4 * MAX_LANES
-SHARES = 4
+MAX_ROW_ELEMENTS = 4 * MAX_LANES
+PARTS_PER_THREAD = 4
 """So many parts of the work, at least, a thread."""
-PARALLEL_ELEMENTS = 1 << 18
+MIN_PARALLEL_ELEMENTS = 1 << 18
 """A stage that moves fewer elements is not worth waking threads for: that takes as long as moving a megabyte."""
 
-ONE_BY_ONE = MAX_LANES // 4
+SCALAR_SLOWDOWN = MAX_LANES // 4
 """Times that a stage without vectors takes: fewer threads do not make up for it."""
 
 
-def apply(template: str, schedule: Schedule, block: str, scope: Scope, threads: int) -> None:
+def apply_template(template: str, schedule: Schedule, block: str, scope: Scope, threads: int) -> None:
     """Schedule *block*, the stage of *scope*, by *template*."""
-    stage = _Stage(schedule, block, scope, threads if moved_elements(scope) >= PARALLEL_ELEMENTS else 1)
+    stage = _ScheduledStage(schedule, block, scope, threads if moved_elements(scope) >= MIN_PARALLEL_ELEMENTS else 1)
     if template not in _TEMPLATES:
         raise ValueError(f"template {template!r} is none of {', '.join(_TEMPLATES)}")
     _TEMPLATES[template](stage)
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _ScheduledStage:
     schedule: Schedule
     name: str
     scope: Scope
@@ -143,7 +143,7 @@ class _Stage:
         _parallel(self, self.loops[:free], [x.extent for x in self.scope.traversals])
 
 
-def _rows(stage: _Stage) -> None:
+def _rows(stage: _ScheduledStage) -> None:
     schedule, scope = stage.schedule, stage.scope
     plans = [
         (n, phase_period(scope, x), *guard_borders(scope, x, phase_period(scope, x)))
@@ -164,24 +164,24 @@ def _rows(stage: _Stage) -> None:
         schedule.unroll(phase)
     # In a parallel task LLVM does not know pointers apart, and writes interleaved phases one by one.
     interleaved = period > 1 and n == len(loops) - 1
-    shared = stage.threads > (ONE_BY_ONE if interleaved else 1)
+    shared = stage.threads > (SCALAR_SLOWDOWN if interleaved else 1)
     if shared:
         stage.parallel(n)
     if n == 0 and shared and not (before or after):
-        chunks = _chunks(scope.traversals[0].extent // period, stage.threads)
+        chunks = _chunk_count(scope.traversals[0].extent // period, stage.threads)
         schedule.parallel(schedule.split(row, [chunks, None])[0])
     if before or after:
         parts = [*([before] if before else []), None, *([after] if after else [])]
         schedule.loop_partition(row, parts, preserve_unit_iters=True)
 
 
-def _chunks(extent: int, threads: int) -> int:
+def _chunk_count(extent: int, threads: int) -> int:
     """How many equal parts keep every thread busy; parts that are not equal cost a test an element."""
-    few, many = SHARES * threads, SHARES * SHARES * threads
+    few, many = PARTS_PER_THREAD * threads, PARTS_PER_THREAD * PARTS_PER_THREAD * threads
     return next((n for n in range(few, many) if extent % n == 0), few)
 
 
-def _turn(stage: _Stage) -> None:
+def _transpose(stage: _ScheduledStage) -> None:
     """Tiles of the stage that the view reads are computed where they are needed, then transposed."""
     schedule, traversals = stage.schedule, stage.scope.traversals
     (read,) = accesses(stage.scope.body)
@@ -195,7 +195,7 @@ def _turn(stage: _Stage) -> None:
     pair = (vectors, tiles) if traversals[-1].extent >= traversals[n].extent else (tiles, vectors)
     outer = [*loops[:n], *loops[n + 1 : -1], *pair]
     gap = len(traversals) - 2 - n
-    between = _copied(read, traversals[n], traversals[-1])
+    between = _dimensions_between(read, traversals[n], traversals[-1])
     # Rows are computed in the widest vectors, also where the tiles are smaller.
     width = gcd(traversals[n].extent, MAX_LANES) if between is None else side
     outside, several = schedule.split(vectors, [None, width // side])
@@ -209,13 +209,13 @@ def _turn(stage: _Stage) -> None:
         schedule.unroll(inside[-2])
     else:
         schedule.compute_inline(rows)
-    schedule.tensorize(lane, transposing(side, gap, between or 0))
+    schedule.tensorize(lane, transpose_intrinsic(side, gap, between or 0))
     free = [traversals[m].extent for m in range(len(traversals) - 1) if m != n]
     first = traversals[n].extent // width if pair[0] is vectors else traversals[-1].extent // side
     _parallel(stage, outer[:-1], [*free, first])
 
 
-def _copied(read: Access, along: Iterator, across: Iterator) -> int | None:
+def _dimensions_between(read: Access, along: Iterator, across: Iterator) -> int | None:
     """Dimensions between the two that tiles span, where what *read* views is elements as they lie in memory."""
     match read.source:
         case Scope(body=Access(source, index)) if index:
@@ -229,7 +229,7 @@ def _copied(read: Access, along: Iterator, across: Iterator) -> int | None:
     return None
 
 
-def _tile(stage: _Stage) -> None:
+def _tile(stage: _ScheduledStage) -> None:
     found = transpose_tile(stage.scope)
     if found is None:
         return
@@ -246,7 +246,7 @@ def _tile(stage: _Stage) -> None:
     _parallel(stage, outer[:-1], extents)
 
 
-def _combine(stage: _Stage) -> None:
+def _combine(stage: _ScheduledStage) -> None:
     """Every case of a vector's coefficients side by side: what they combine is loaded once."""
     schedule, scope = stage.schedule, stage.scope
     cases = dict(case_traversals(scope))
@@ -272,22 +272,22 @@ def _combine(stage: _Stage) -> None:
     _parallel(stage, outer, extents)
 
 
-def _outer(stage: _Stage) -> None:
+def _outer(stage: _ScheduledStage) -> None:
     schedule, count = stage.schedule, len(stage.scope.traversals)
     loops = stage.loops
     free, row, sums = loops[: count - 1], loops[count - 1], loops[count:]
     extent = stage.scope.traversals[-1].extent
     extents = [x.extent for x in stage.scope.traversals[:-1]]
-    if extent > ROW and extent % ROW == 0:
-        outside, row = schedule.split(row, [None, ROW])
-        free, extents = [*free, outside], [*extents, extent // ROW]
+    if extent > MAX_ROW_ELEMENTS and extent % MAX_ROW_ELEMENTS == 0:
+        outside, row = schedule.split(row, [None, MAX_ROW_ELEMENTS])
+        free, extents = [*free, outside], [*extents, extent // MAX_ROW_ELEMENTS]
     schedule.reorder(*free, *sums, row)
     # In this order: TVM takes no stage apart inside which it has to find the loop to run in parallel.
     _parallel(stage, free, extents)
     schedule.decompose_reduction(stage.block, sums[0])
 
 
-def _inner(stage: _Stage) -> None:
+def _inner(stage: _ScheduledStage) -> None:
     schedule, scope = stage.schedule, stage.scope
     count, loops = len(scope.traversals), stage.loops
     reads = tuple(a for a in accesses(scope.body) if a.index)
@@ -309,18 +309,24 @@ def _inner(stage: _Stage) -> None:
     schedule.decompose_reduction(block, last)
 
 
-def _parallel(stage: _Stage, loops: list[Any], extents: list[int]) -> None:
+def _parallel(stage: _ScheduledStage, loops: list[Any], extents: list[int]) -> None:
     """Run the outermost of *loops* in parallel: as few of them as keep every thread busy."""
     if stage.threads == 1 or not loops:
         return
-    n = next((n for n in range(1, len(loops) + 1) if prod(extents[:n]) >= SHARES * stage.threads), len(loops))
+    n = next((n for n in range(1, len(loops) + 1) if prod(extents[:n]) >= PARTS_PER_THREAD * stage.threads), len(loops))
     stage.schedule.parallel(stage.schedule.fuse(*loops[:n]) if n > 1 else loops[0])
 
 
-def _plain(stage: _Stage) -> None:
+def _plain(stage: _ScheduledStage) -> None:
     stage.parallel(len(stage.scope.traversals))
 
 
-_TEMPLATES: Mapping[str, Callable[[_Stage], None]] = {
-    "rows": _rows, "combine": _combine, "tile": _tile, "turn": _turn, "outer": _outer, "inner": _inner, "plain": _plain,
-}  # fmt: skip
+_TEMPLATES: Mapping[str, Callable[[_ScheduledStage], None]] = {
+    "rows": _rows,
+    "combine": _combine,
+    "tile": _tile,
+    "turn": _transpose,
+    "outer": _outer,
+    "inner": _inner,
+    "plain": _plain,
+}

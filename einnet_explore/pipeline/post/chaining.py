@@ -19,7 +19,7 @@ from math import gcd, prod
 from einnet_explore.analysis.equations import constants
 from einnet_explore.analysis.flattening import row_major, view_strides
 from einnet_explore.analysis.fused_chain import Stage
-from einnet_explore.codegen.blocked_chains.block_sizes import blocked
+from einnet_explore.codegen.fused_tiling.block_sizes import tileable_chain
 from einnet_explore.codegen.machine import this_machine
 from einnet_explore.ir import Access, Index, Iterator, Program, Scope, Tensor, accesses, as_index, tensors
 from einnet_explore.pipeline.post.steps import (
@@ -64,7 +64,7 @@ def _chained(derivation: Derivation, name: str) -> Derivation | None:
 
 def runs_in_blocks(scope: Scope) -> bool:
     """Whether there is a kernel that is worth it: products in vectors."""
-    return blocked(scope, this_machine()) is not None
+    return tileable_chain(scope, this_machine()) is not None
 
 
 def _reshapes_merged(derivation: Derivation, name: str) -> Derivation:

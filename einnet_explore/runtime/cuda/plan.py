@@ -17,13 +17,13 @@ from einnet_explore.analysis.equations import weight_only
 from einnet_explore.analysis.flattening import row_major, view_strides
 from einnet_explore.codegen import elementwise
 from einnet_explore.codegen.functor import build_functor
-from einnet_explore.codegen.fusion import fuse
+from einnet_explore.codegen.fusion import fuse_program
 from einnet_explore.codegen.fusion.memory_layout import slot_name, slot_sizes
 from einnet_explore.codegen.gpu_copies import copy_kernel
 from einnet_explore.codegen.language import Array, Expr, Kernel, Literal, Var, emit, entry_name, type_of
 from einnet_explore.codegen.language.statements import MAX_BLOCK_THREADS
-from einnet_explore.codegen.language.traversal import rewrite_statement
-from einnet_explore.codegen.tiling import Hardware, tiled
+from einnet_explore.codegen.language.tree_walk import rewrite_statement
+from einnet_explore.codegen.tiling import Hardware, tile_contraction
 from einnet_explore.ir import VIEW, Equation, Program, Scope, Tensor, accesses, map_tensors, tensors
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.runtime.cuda.steps import Convolution, CudaPlan, Launch, Product, Shape, Step, View
@@ -158,7 +158,7 @@ class _Maker:
             whys.append(str(error))
         if seen.summations:
             try:
-                tiles = tiled(seen, GPU, name=equation.name)
+                tiles = tile_contraction(seen, GPU, name=equation.name)
                 return (
                     kernel_launch(tiles.kernel, [*(t.name for t in tiles.inputs), equation.name], tiles.kernel.grid),
                 )
@@ -179,7 +179,7 @@ def fused_launch(program: Program, buffers: dict[str, Shape]) -> Launch:
 
     Where blocks are few and each has much to do, a block has as many threads as there can be.
     """
-    whole, shapes = fuse(program), {t.name: t.shape for t in program.inputs}
+    whole, shapes = fuse_program(program), {t.name: t.shape for t in program.inputs}
     flat, kernel = gpu_launch(whole, shapes, DTYPE)
     each = max((prod(shape) for shape in shapes.values()), default=0) // max(1, flat.points)
     if flat.lanes is None and flat.points < FEW and each >= MUCH:

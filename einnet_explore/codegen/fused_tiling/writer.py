@@ -14,11 +14,11 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from einnet_explore.codegen.blocked_chains.block_view import Guard, Local
+from einnet_explore.codegen.fused_tiling.block_view import BlockStage, LoopGuard
 from einnet_explore.codegen.language.register_transpose import TILE_SIDES, transpose_rows
 from einnet_explore.codegen.machine import Machine
-from einnet_explore.codegen.rows.vector_products import store, vector
-from einnet_explore.codegen.tvm.emission import constant, expression, position
+from einnet_explore.codegen.rows.vector_products import load_vector, store_vector
+from einnet_explore.codegen.tvm.emission import tvm_constant, tvm_expression, tvm_index
 from einnet_explore.ir import Access, Const, Index, Iterator, Scalar, Scope, Table, Tensor, map_accesses
 
 Expr = Any
@@ -26,7 +26,7 @@ Env = Mapping[Iterator, Expr]
 
 
 @dataclass(frozen=True)
-class Writer:
+class BlockWriter:
     """What stages read and write: flat *memory* by name, on *machine*; *block* are the numbers of the block."""
 
     memory: Mapping[str, Any]
@@ -35,7 +35,7 @@ class Writer:
 
     def at(self, index: Index, env: Env) -> Expr:
         """*index* where iterators stand for *env*, or for the block's numbers."""
-        return position(index, {**self.block, **env})
+        return tvm_index(index, {**self.block, **env})
 
     def value(self, body: Scalar, env: Env, given: Mapping[Access, Expr] | None = None) -> Expr:
         """*body* where iterators stand for *env*; *given* accesses stand for what they are given."""
@@ -54,15 +54,15 @@ class Writer:
             assert isinstance(source, Tensor)
             return lambda: read[source.name]
 
-        return expression(map_accesses(body, put), {**self.block, **env}, element, "float32")
+        return tvm_expression(map_accesses(body, put), {**self.block, **env}, element, "float32")
 
-    def holds(self, guard: Guard, env: Env) -> Expr:
+    def holds(self, guard: LoopGuard, env: Env) -> Expr:
         """Whether *guard* lets its loop's value through."""
         at = self.at(guard.index, env)
         return tirx.all(at >= guard.lo, at < guard.hi)
 
     def loops(
-        self, over: Iterable[Iterator], guards: Mapping[Iterator, Guard], inside: ExitStack
+        self, over: Iterable[Iterator], guards: Mapping[Iterator, LoopGuard], inside: ExitStack
     ) -> dict[Iterator, Expr]:
         """Loops over *over*, entered into *inside*, each around what its guard lets through."""
         env: dict[Iterator, Expr] = {}
@@ -93,7 +93,7 @@ class Writer:
             first = env[chunk] * width + last.lo
             with T.vectorized(width) as lane:
                 at = self.at(place, {**env, last: first + lane})
-                T.buffer_store(self.memory[memory], constant(value, "float32"), [at])
+                T.buffer_store(self.memory[memory], tvm_constant(value, "float32"), [at])
 
     @staticmethod
     def _one_loop(over: Sequence[Iterator], inside: ExitStack) -> dict[Iterator, Expr]:
@@ -110,7 +110,7 @@ class Writer:
         return env
 
 
-def along(body: Scalar | Index, x: Iterator) -> frozenset[int | None]:
+def address_steps(body: Scalar | Index, x: Iterator) -> frozenset[int | None]:
     """How far the places of *body* move with *x*: None where they do not move evenly."""
     if isinstance(body, Index):
         k = body.coefficient(x)
@@ -119,7 +119,7 @@ def along(body: Scalar | Index, x: Iterator) -> frozenset[int | None]:
 
     def see(access: Access) -> Scalar:
         for i in access.index:
-            out.update(along(i, x))
+            out.update(address_steps(i, x))
         return Const(0)
 
     map_accesses(body, see)
@@ -127,7 +127,7 @@ def along(body: Scalar | Index, x: Iterator) -> frozenset[int | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TileTranspose:
     """*reads* run along *across* where the stage runs along its last traversal; tiles have *side* rows and lanes."""
 
     reads: tuple[Access, ...]
@@ -135,21 +135,21 @@ class Turn:
     side: int
 
 
-def turn_of(stage: Local, lanes: int) -> Turn | None:
+def match_transpose(stage: BlockStage, lanes: int) -> TileTranspose | None:
     """How *stage* turns what it reads; None where it does not, or where no tile fits."""
     last = stage.last
-    if stage.sums or along(stage.place, last) != {1} or last in stage.guards:
+    if stage.sums or address_steps(stage.place, last) != {1} or last in stage.guards:
         return None
-    turned = tuple(a for a in stage.reads if not along(a, last) <= {0, 1})
-    across = [x for x in stage.traversals[:-1] if turned and all(along(a, x) == {1} for a in turned)]
+    turned = tuple(a for a in stage.reads if not address_steps(a, last) <= {0, 1})
+    across = [x for x in stage.traversals[:-1] if turned and all(address_steps(a, x) == {1} for a in turned)]
     if len(across) != 1 or across[0] in stage.guards:
         return None
     (x,) = across
     side = next((s for s in TILE_SIDES if s <= lanes and s <= x.extent and s <= last.extent), None)
-    return None if side is None else Turn(turned, x, side)
+    return None if side is None else TileTranspose(turned, x, side)
 
 
-def write(writer: Writer, stage: Local, turn: Turn) -> None:
+def write_transposed(writer: BlockWriter, stage: BlockStage, turn: TileTranspose) -> None:
     """Tile by tile; the last ones end with what is there, and overlap those before where they must."""
     last, across, side = stage.last, turn.across, turn.side
     tiles = Iterator("@tiles", 0, -(-last.extent // side))
@@ -160,27 +160,29 @@ def write(writer: Writer, stage: Local, turn: Turn) -> None:
         for x, number in ((last, tiles), (across, vectors)):
             start: Expr = env[number] * side
             env[x] = T.bind((start if x.extent % side == 0 else tirx.min(start, x.extent - side)) + x.lo)
-        columns = {read: _transposed(writer, read, turn, last, env) for read in turn.reads}
+        columns = {read: _transposed_tile(writer, read, turn, last, env) for read in turn.reads}
         for j in range(side):
             here = {**env, across: env[across] + j}
             at = writer.at(stage.place, here)
             if len(turn.reads) == 1 and stage.body == turn.reads[0]:
-                store(writer.memory[stage.memory], columns[turn.reads[0]][j], at, side)
+                store_vector(writer.memory[stage.memory], columns[turn.reads[0]][j], at, side)
                 continue
             held = {}
             for read, column in columns.items():
                 held[read] = T.alloc_buffer((side,))
-                store(held[read], column[j], 0, side)
+                store_vector(held[read], column[j], 0, side)
             with T.vectorized(side) as lane:
                 given = {read: buffer[lane] for read, buffer in held.items()}
                 value = writer.value(stage.body, {**here, last: env[last] + lane}, given)
                 T.buffer_store(writer.memory[stage.memory], value, [at + lane])
 
 
-def _transposed(writer: Writer, read: Access, turn: Turn, last: Iterator, env: dict[Iterator, Expr]) -> list[Expr]:
+def _transposed_tile(
+    writer: BlockWriter, read: Access, turn: TileTranspose, last: Iterator, env: dict[Iterator, Expr]
+) -> list[Expr]:
     memory = writer.memory[read.source.name]  # type: ignore[union-attr]
     rows = [
-        T.bind(vector(memory, writer.at(read.index[0], {**env, last: env[last] + i}), turn.side))
+        T.bind(load_vector(memory, writer.at(read.index[0], {**env, last: env[last] + i}), turn.side))
         for i in range(turn.side)
     ]
     return transpose_rows(

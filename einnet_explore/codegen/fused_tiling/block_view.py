@@ -13,7 +13,7 @@ from einnet_explore.ir import Access, Index, Iterator, Scalar, Table, Tensor, ac
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class LoopGuard:
     """A loop's values for which something is computed: lo <= index < hi; elsewhere the stage holds its padding."""
 
     index: Index
@@ -22,7 +22,7 @@ class Guard:
 
 
 @dataclass(frozen=True)
-class Local:
+class BlockStage:
     """A stage: for all *traversals* in *memory* at *place*, the sum of *body* over *sums*.
 
     Every access of *body* that reads no table has one index, a place in the flat memory of what it reads.  Traversals
@@ -37,7 +37,7 @@ class Local:
     place: Index
     size: int
     value: float
-    guards: Mapping[Iterator, Guard]
+    guards: Mapping[Iterator, LoopGuard]
     border: tuple[tuple[Iterator, ...], ...]
 
     @cached_property
@@ -51,22 +51,24 @@ class Local:
         return self.traversals[-1]
 
 
-RESULT = "#result"
+RESULT_MEMORY = "#result"
 """The memory that the last stage writes."""
 
 
-def locals_of(chain: Chain, cuts: tuple[Cut, ...], memory: Callable[[Tensor], str]) -> tuple[Local, ...]:
+def block_stages(chain: Chain, cuts: tuple[Cut, ...], memory: Callable[[Tensor], str]) -> tuple[BlockStage, ...]:
     """The stages of *chain* for one block of *cuts*; *memory* names the flat memory of a tensor."""
     regions = chain.regions(cuts)
-    return tuple(local_of(chain, stage, regions, memory) for stage in chain.stages)
+    return tuple(block_stage(chain, stage, regions, memory) for stage in chain.stages)
 
 
-def local_of(chain: Chain, stage: Stage, regions: Mapping[str, Region], memory: Callable[[Tensor], str]) -> Local:
+def block_stage(
+    chain: Chain, stage: Stage, regions: Mapping[str, Region], memory: Callable[[Tensor], str]
+) -> BlockStage:
     """*stage* of *chain* for one block, which needs *regions*."""
     scope, region = stage.scope, regions[stage.name]
     last = stage is chain.result
     own: list[Iterator] = []
-    guards: dict[Iterator, Guard] = {}
+    guards: dict[Iterator, LoopGuard] = {}
     border: list[tuple[Iterator, ...]] = []
     outside = {
         x
@@ -90,7 +92,7 @@ def local_of(chain: Chain, stage: Stage, regions: Mapping[str, Region], memory: 
             where = origin + y
             least, most = where.bounds
             if (least < x.lo or most >= x.hi) and (last or x in outside or any(padding[d])):
-                guards[y] = Guard(where, x.lo, x.hi)
+                guards[y] = LoopGuard(where, x.lo, x.hi)
         own.append(y)
     to = {x: origin + y for x, origin, y in zip(scope.traversals, region.origin, own, strict=True)}
 
@@ -100,40 +102,40 @@ def local_of(chain: Chain, stage: Stage, regions: Mapping[str, Region], memory: 
                 return access
             case Tensor(name) as t if name.startswith("#"):
                 r = regions[name]
-                return _flat(name, access.index, r.origin, r.extent)
+                return _flat_access(name, access.index, r.origin, r.extent)
             case Tensor() as t:
-                return _flat(memory(t), access.index, tuple(as_index(lo) for lo, _ in t.box), t.shape)
+                return _flat_access(memory(t), access.index, tuple(as_index(lo) for lo, _ in t.box), t.shape)
         raise TypeError(f"{access!r} reads a scope")
 
     body = map_accesses(substitute(scope.body, to), flat)
     if last:
-        name, at, shape = RESULT, tuple(to[x] - x.lo for x in scope.traversals), scope.shape
+        name, at, shape = RESULT_MEMORY, tuple(to[x] - x.lo for x in scope.traversals), scope.shape
     else:
         name, at, shape = stage.name, tuple(map(as_index, own)), region.extent
-    place = _place(at, shape)
-    return Local(name, tuple(own), scope.summations, body, place, prod(shape), scope.value, guards, tuple(border))
+    place = _flat_index(at, shape)
+    return BlockStage(name, tuple(own), scope.summations, body, place, prod(shape), scope.value, guards, tuple(border))
 
 
-def _flat(name: str, index: tuple[Index, ...], origin: tuple[Index, ...], shape: tuple[int, ...]) -> Access:
-    place = _place(tuple(i - o for i, o in zip(index, origin, strict=True)), shape)
+def _flat_access(name: str, index: tuple[Index, ...], origin: tuple[Index, ...], shape: tuple[int, ...]) -> Access:
+    place = _flat_index(tuple(i - o for i, o in zip(index, origin, strict=True)), shape)
     return Access(Tensor(name, (prod(shape),)), (place,))
 
 
-def _place(index: tuple[Index, ...], shape: tuple[int, ...]) -> Index:
+def _flat_index(index: tuple[Index, ...], shape: tuple[int, ...]) -> Index:
     total = as_index(0)
     for d, i in enumerate(index):
         total = total + i * prod(shape[d + 1 :])
     return total
 
 
-def joined(stage: Local) -> Local:
+def collapse_loops(stage: BlockStage) -> BlockStage:
     """*stage* with neighbouring traversals made one where every place counts on from one to the next."""
     n = 0
     while n + 1 < len(stage.traversals):
         outer, inner = stage.traversals[n : n + 2]
         places = (stage.place, *(i for a in accesses(stage.body) for i in a.index))
         plain = {outer, inner}.isdisjoint(stage.guards) and not (outer.lo or inner.lo) and not stage.border
-        if plain and all(_counts_on(i, outer, inner) for i in places):
+        if plain and all(_is_consecutive(i, outer, inner) for i in places):
             both = Iterator(f"{outer.name}.{inner.name}", 0, outer.extent * inner.extent)
             to = {outer: both // inner.extent, inner: both % inner.extent}
             stage = replace(
@@ -147,7 +149,7 @@ def joined(stage: Local) -> Local:
     return stage
 
 
-def _counts_on(index: Index, outer: Iterator, inner: Iterator) -> bool:
+def _is_consecutive(index: Index, outer: Iterator, inner: Iterator) -> bool:
     k = index.coefficient(inner)
     rest = index - as_index(inner) * k - as_index(outer) * (k * inner.extent)
     return outer not in rest.iterators and inner not in rest.iterators

@@ -14,18 +14,18 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from einnet_explore.codegen.blocked_chains.block_view import Local
-from einnet_explore.codegen.blocked_chains.writer import Expr, Writer
+from einnet_explore.codegen.fused_tiling.block_view import BlockStage
+from einnet_explore.codegen.fused_tiling.writer import BlockWriter, Expr
 from einnet_explore.codegen.machine import Machine
-from einnet_explore.codegen.rows.vector_products import Tile, multiply, put, vector
+from einnet_explore.codegen.rows.vector_products import VectorTile, load_vector, multiply_tile, store_tile
 from einnet_explore.ir import Access, Index, Iterator, Scalar, Tensor, as_index, factors
 
-LOADS = 1.2
+LOAD_COST = 1.2
 """How much more a load costs than its issue: those that are not in the first-level cache."""
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class StageProduct:
     """*left* moves with *rows*, *right* with *columns* of which the last runs along memory, both with *batch*."""
 
     left: Access
@@ -40,60 +40,65 @@ class Product:
         return prod(x.extent for x in self.rows)
 
 
-def product_of(stage: Local, lanes: int) -> Product | None:
+def match_product(stage: BlockStage, lanes: int) -> StageProduct | None:
     """*stage* as a product whose vectors run along its last traversal; None where it is none."""
     parts = factors(stage.body)
     if len(parts) != 2 or not stage.sums or stage.guards or stage.last.extent % lanes or stage.last.lo:
         return None
     for left, right in (parts, parts[::-1]):
-        if _tensor(left) and _tensor(right):
+        if _is_tensor_read(left) and _is_tensor_read(right):
             assert isinstance(left, Access) and isinstance(right, Access)
             mine, other = ({x for i in a.index for x in i.iterators} for a in (left, right))
-            if stage.last in mine or not _vectors(right.index[0], stage.last, lanes):
+            if stage.last in mine or not _is_vector_aligned(right.index[0], stage.last, lanes):
                 continue
-            if not _vectors(stage.place, stage.last, lanes):
+            if not _is_vector_aligned(stage.place, stage.last, lanes):
                 continue
             rows = tuple(x for x in stage.traversals if x not in other and x.extent > 1)
             if any(x.lo for x in rows):
                 continue
             columns = tuple(x for x in stage.traversals if x not in mine and x in other)
             batch = tuple(x for x in stage.traversals if x not in rows and x not in columns)
-            return Product(left, right, batch, rows, columns)
+            return StageProduct(left, right, batch, rows, columns)
     return None
 
 
-def _tensor(factor: Scalar) -> bool:
+def _is_tensor_read(factor: Scalar) -> bool:
     return isinstance(factor, Access) and isinstance(factor.source, Tensor)
 
 
-def _vectors(index: Index, x: Iterator, lanes: int) -> bool:
+def _is_vector_aligned(index: Index, x: Iterator, lanes: int) -> bool:
     """Whether *lanes* neighbours along *x*, from a multiple of that on, are neighbours at *index*."""
     chunk, lane = Iterator("@chunk", 0, x.extent // lanes), Iterator("@lane", 0, lanes)
     at = index.substitute(lambda y: as_index(chunk) * lanes + lane if y == x else y)
     return at.coefficient(lane) == 1 and lane not in (at - lane).iterators
 
 
-def tile_of(rows: int, vectors: int, depth: int, machine: Machine) -> Tile:
+def choose_vector_tile(rows: int, vectors: int, depth: int, machine: Machine) -> VectorTile:
     """The tile for so many rows and vectors, summed over *depth*, that takes the fewest cycles for all of them.
 
     Where that is even: one that leaves no rows, holds more sums, loads less.
     """
     fitting = (
-        Tile(r, v, machine.lanes)
+        VectorTile(r, v, machine.lanes)
         for v in range(1, 5)
         if vectors % v == 0
         for r in range(1, min(rows, machine.registers) + 1)
         if r * v + v + 1 <= machine.registers
     )
 
-    def key(tile: Tile) -> tuple[float, bool, int, int]:
+    def key(tile: VectorTile) -> tuple[float, bool, int, int]:
         count = tile.rows * tile.vectors
-        return cycles(tile, rows, vectors, depth, machine), bool(rows % tile.rows), -count, tile.rows + tile.vectors
+        return (
+            product_cycles(tile, rows, vectors, depth, machine),
+            bool(rows % tile.rows),
+            -count,
+            tile.rows + tile.vectors,
+        )
 
     return min(fitting, key=key)
 
 
-def cycles(tile: Tile, rows: int, vectors: int, depth: int, machine: Machine) -> float:
+def product_cycles(tile: VectorTile, rows: int, vectors: int, depth: int, machine: Machine) -> float:
     """Cycles of one product of *rows* by *vectors*, for each of *depth*.
 
     Multiply-adds, loads, what the next sum waits for, and columns that come from the second-level cache for every tile.
@@ -103,65 +108,67 @@ def cycles(tile: Tile, rows: int, vectors: int, depth: int, machine: Machine) ->
 
     def one(r: int) -> float:
         work, loads = r * tile.vectors / machine.fma_per_cycle, (r + tile.vectors) / machine.loads_per_cycle
-        return max(work, LOADS * loads, LOADS * columns, machine.latency) if r else 0
+        return max(work, LOAD_COST * loads, LOAD_COST * columns, machine.latency) if r else 0
 
     return vectors / tile.vectors * (rows // tile.rows * one(tile.rows) + one(rows % tile.rows))
 
 
-def write(writer: Writer, stage: Local, product: Product) -> None:
+def write_product(writer: BlockWriter, stage: BlockStage, product: StageProduct) -> None:
     """All tiles, the columns' outside the rows': what the columns read stays in the first-level cache.
 
     What comes from beyond the caches is asked for a tile's columns ahead, a part by every tile of rows: the loads of
     the first of these would otherwise wait for memory, and those of the others leave it idle.
     """
     lanes = writer.machine.lanes
-    tile = tile_of(product.count, stage.last.extent // lanes, depth_of(stage), writer.machine)
+    tile = choose_vector_tile(product.count, stage.last.extent // lanes, sum_length(stage), writer.machine)
     others = tuple(x for x in product.columns if x != stage.last)
     across = Iterator("@across", 0, stage.last.extent // tile.width)
     whole, rest = divmod(product.count, tile.rows)
-    ahead = -(-tile.vectors // max(1, whole)) if beyond(stage, product, writer.machine) else 0
+    ahead = -(-tile.vectors // max(1, whole)) if exceeds_cache(stage, product, writer.machine) else 0
     with ExitStack() as inside:
         env = writer.loops((*product.batch, *others, across), {}, inside)
         if whole:
             with T.serial(whole) as down:
                 asked = [tirx.min(down * ahead + v, tile.vectors - 1) * lanes for v in range(ahead)]
-                _tile(writer, stage, product, tile, env, across, down * tile.rows, asked)
+                _write_tile(writer, stage, product, tile, env, across, down * tile.rows, asked)
         if rest:
             asked = [] if whole else [v * lanes for v in range(ahead)]
-            _tile(writer, stage, product, Tile(rest, tile.vectors, lanes), env, across, whole * tile.rows, asked)
+            _write_tile(
+                writer, stage, product, VectorTile(rest, tile.vectors, lanes), env, across, whole * tile.rows, asked
+            )
 
 
-def depth_of(stage: Local) -> int:
+def sum_length(stage: BlockStage) -> int:
     """How many products a sum of *stage* has."""
     return prod(y.extent for y in stage.sums)
 
 
-def beyond(stage: Local, product: Product, machine: Machine) -> bool:
+def exceeds_cache(stage: BlockStage, product: StageProduct, machine: Machine) -> bool:
     """Whether what the columns read is an input of more than half of the second-level cache."""
-    return not made(product.right) and columns_bytes(stage, product) > machine.l2 // 2
+    return not is_stage_result(product.right) and column_bytes(stage, product) > machine.l2 // 2
 
 
-def made(access: Access) -> bool:
+def is_stage_result(access: Access) -> bool:
     """Whether *access* reads what a stage gives, of this part or of the one before."""
-    return _name(access).startswith("#") or handed(access)
+    return _source_name(access).startswith("#") or is_earlier_result(access)
 
 
-def handed(access: Access) -> bool:
+def is_earlier_result(access: Access) -> bool:
     """Whether *access* reads what the part before gives."""
-    return _name(access).startswith("@#")
+    return _source_name(access).startswith("@#")
 
 
-def columns_bytes(stage: Local, product: Product) -> int:
+def column_bytes(stage: BlockStage, product: StageProduct) -> int:
     """Bytes that the columns of *product* read in a block."""
     moving = {x for i in product.right.index for x in i.iterators}
     return 4 * prod(x.extent for x in (*stage.traversals, *stage.sums) if x in moving)
 
 
-def _tile(
-    writer: Writer,
-    stage: Local,
-    product: Product,
-    tile: Tile,
+def _write_tile(
+    writer: BlockWriter,
+    stage: BlockStage,
+    product: StageProduct,
+    tile: VectorTile,
     env: dict[Iterator, Expr],
     across: Iterator,
     first: Expr,
@@ -180,30 +187,32 @@ def _tile(
             sums.update(writer.loops(stage.sums, {}, inside))
             following = writer.at(moved(right.index[0], 0, 0), {**here, **sums, across: here[across] + 1})
             for more in asked:
-                T.evaluate(prefetch(writer.memory[_name(right)], following + more))
+                T.evaluate(prefetch_line(writer.memory[_source_name(right)], following + more))
             body(None)
 
     sums: dict[Iterator, Expr] = {}
     left, right = product.left, product.right
 
     def scalar(row: int, _: Expr) -> Expr:
-        return writer.memory[_name(left)][writer.at(moved(left.index[0], row, 0), {**here, **sums})]
+        return writer.memory[_source_name(left)][writer.at(moved(left.index[0], row, 0), {**here, **sums})]
 
     def lane(_: Expr, x: int) -> Expr:
-        return vector(writer.memory[_name(right)], writer.at(moved(right.index[0], 0, x), {**here, **sums}), tile.lanes)
+        return load_vector(
+            writer.memory[_source_name(right)], writer.at(moved(right.index[0], 0, x), {**here, **sums}), tile.lanes
+        )
 
-    totals = multiply(tile, loop, scalar, lane)
-    put(tile, totals, writer.memory[stage.memory], lambda row, x: writer.at(moved(stage.place, row, x), here))
+    totals = multiply_tile(tile, loop, scalar, lane)
+    store_tile(tile, totals, writer.memory[stage.memory], lambda row, x: writer.at(moved(stage.place, row, x), here))
 
 
-def prefetch(buffer: Any, at: Expr) -> Expr:
+def prefetch_line(buffer: Any, at: Expr) -> Expr:
     """Ask for the line of element *at* of *buffer*, to be read, in the second-level cache; beyond its end: nothing."""
     address = T.address_of(buffer[at])
     read, second, data = (tirx.const(n, "int32") for n in (0, 2, 1))
     return tirx.call_intrin("void", "tirx.prefetch", address, read, second, data)
 
 
-def _name(access: Access) -> str:
+def _source_name(access: Access) -> str:
     return access.source.name  # type: ignore[union-attr]
 
 

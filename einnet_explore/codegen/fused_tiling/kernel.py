@@ -23,11 +23,11 @@ from tvm.tirx.script.builder import ir as T
 
 from einnet_explore.analysis.substitution import substitute
 from einnet_explore.analysis.tables import written
-from einnet_explore.codegen.blocked_chains import product as products
-from einnet_explore.codegen.blocked_chains import writer as turning
-from einnet_explore.codegen.blocked_chains.block_sizes import Part
-from einnet_explore.codegen.blocked_chains.block_view import RESULT, Local, joined, locals_of
-from einnet_explore.codegen.blocked_chains.writer import Expr, Writer
+from einnet_explore.codegen.fused_tiling import product as products
+from einnet_explore.codegen.fused_tiling import writer as turning
+from einnet_explore.codegen.fused_tiling.block_sizes import ChainPart
+from einnet_explore.codegen.fused_tiling.block_view import RESULT_MEMORY, BlockStage, block_stages, collapse_loops
+from einnet_explore.codegen.fused_tiling.writer import BlockWriter, Expr
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.ir import (
     Access,
@@ -45,21 +45,21 @@ from einnet_explore.ir import (
     map_accesses,
 )
 
-SIDE_BY_SIDE = 64
+MAX_CASES = 64
 """At most so many cases are written out beside one another."""
 
-WRITTEN_OUT = 64
+MAX_UNROLLED_TERMS = 64
 """At most so many terms of a sum are written out."""
 
 
-def phased(stage: Local) -> tuple[Local, tuple[Iterator, ...]]:
+def split_cases(stage: BlockStage) -> tuple[BlockStage, tuple[Iterator, ...]]:
     """*stage* with every traversal whose value, or its remainder, is looked up in a table as a loop of its own.
 
     Given with those loops: they are to be unrolled.
     """
     cases: list[Iterator] = []
-    for x, period in _looked_up(stage):
-        if prod(c.extent for c in cases) * period > SIDE_BY_SIDE or x in stage.guards:
+    for x, period in _table_periods(stage):
+        if prod(c.extent for c in cases) * period > MAX_CASES or x in stage.guards:
             continue
         if period == x.extent:
             cases.append(x)
@@ -79,7 +79,7 @@ def phased(stage: Local) -> tuple[Local, tuple[Iterator, ...]]:
     return stage, tuple(cases)
 
 
-def _looked_up(stage: Local) -> Iterable[tuple[Iterator, int]]:
+def _table_periods(stage: BlockStage) -> Iterable[tuple[Iterator, int]]:
     found: dict[Iterator, int] = {}
     for access in accesses(stage.body):
         if isinstance(access.source, Table):
@@ -93,28 +93,28 @@ def _looked_up(stage: Local) -> Iterable[tuple[Iterator, int]]:
     return found.items()
 
 
-def terms(stage: Local, case: Mapping[Iterator, int]) -> Scalar | None:
+def unrolled_body(stage: BlockStage, case: Mapping[Iterator, int]) -> Scalar | None:
     """The body where the unrolled iterators are *case*, its sums written out; None where there are too many terms."""
-    if prod(y.extent for y in stage.sums) > WRITTEN_OUT:
+    if prod(y.extent for y in stage.sums) > MAX_UNROLLED_TERMS:
         return None
     fixed: Mapping[Iterator, Index] = {x: as_index(n) for x, n in case.items()}
     values = product(*(range(y.lo, y.hi) for y in stage.sums))
     bodies = []
     for at in values:
         to = {**fixed, **{y: as_index(n) for y, n in zip(stage.sums, at, strict=True)}}
-        bodies.append(simplified(map_accesses(substitute(stage.body, to), _read)))
+        bodies.append(simplify_products(map_accesses(substitute(stage.body, to), _expand_table)))
     return add(*bodies) if stage.sums else bodies[0]
 
 
-def _read(access: Access) -> Scalar:
+def _expand_table(access: Access) -> Scalar:
     return written(access.source, access.index) if isinstance(access.source, Table) else access
 
 
-def simplified(body: Scalar) -> Scalar:
+def simplify_products(body: Scalar) -> Scalar:
     """*body* with products with 0 and 1 and conditions that are decided carried out."""
     match body:
         case Apply("*", args):
-            args = tuple(map(simplified, args))
+            args = tuple(map(simplify_products, args))
             scale = prod(a.value for a in args if isinstance(a, Const))
             rest = tuple(a for a in args if not isinstance(a, Const))
             if scale == 0 or not rest:
@@ -122,11 +122,11 @@ def simplified(body: Scalar) -> Scalar:
             kept = rest if scale == 1 else (Const(scale), *rest)
             return kept[0] if len(kept) == 1 else Apply("*", kept)
         case Apply(op, args):
-            return Apply(op, tuple(a if isinstance(a, Compare) else simplified(a) for a in args))
+            return Apply(op, tuple(a if isinstance(a, Compare) else simplify_products(a) for a in args))
     return body
 
 
-def function(parts: Sequence[Part], inputs: Mapping[str, int], threads: int, machine: Machine) -> Any:
+def chain_function(parts: Sequence[ChainPart], inputs: Mapping[str, int], threads: int, machine: Machine) -> Any:
     """The PrimFunc that computes *parts* one after the other from *inputs*: flat arrays, their sizes by name.
 
     Each of the *threads* has blocks of its own of every part.
@@ -137,19 +137,19 @@ def function(parts: Sequence[Part], inputs: Mapping[str, int], threads: int, mac
             name: T.match_buffer(T.arg(f"t{n}", T.handle()), (max(1, size),), "float32")
             for n, (name, size) in enumerate(inputs.items())
         }
-        memory[RESULT] = T.match_buffer(T.arg("y", T.handle()), (parts[-1].size,), "float32")
+        memory[RESULT_MEMORY] = T.match_buffer(T.arg("y", T.handle()), (parts[-1].size,), "float32")
         T.func_attr({"tir.noalias": True})
         for part in parts[:-1]:
             memory[part.memory] = T.alloc_buffer((part.size + machine.lanes,))
         for part in parts:
-            _part(part, {**memory, RESULT: memory[part.memory]}, threads, machine)
+            _write_part(part, {**memory, RESULT_MEMORY: memory[part.memory]}, threads, machine)
     return builder.get()
 
 
-def _part(part: Part, memory: Mapping[str, Any], threads: int, machine: Machine) -> None:
+def _write_part(part: ChainPart, memory: Mapping[str, Any], threads: int, machine: Machine) -> None:
     """All blocks of *part*, which writes the result of *memory*."""
     cuts, blocks = part.cuts, part.blocks
-    stages = tuple(map(joined, locals_of(part.chain, cuts, lambda tensor: tensor.name)))
+    stages = tuple(map(collapse_loops, block_stages(part.chain, cuts, lambda tensor: tensor.name)))
     with T.parallel(blocks) if threads > 1 and blocks > 1 else T.serial(blocks) as number:
         block: dict[Iterator, Expr] = {}
         for n, cut in enumerate(cuts):
@@ -157,24 +157,24 @@ def _part(part: Part, memory: Mapping[str, Any], threads: int, machine: Machine)
             turn = number // prod(c.blocks for c in cuts[n + 1 :]) % cut.blocks * cut.size
             whole = cut.periods % cut.size == 0
             block[cut.at] = T.bind(turn if whole else tirx.min(turn, cut.periods - cut.size))
-        own = {s.memory: T.alloc_buffer((s.size + machine.lanes,)) for s in stages if s.memory != RESULT}
-        writer = Writer({**memory, **own}, machine, block)
+        own = {s.memory: T.alloc_buffer((s.size + machine.lanes,)) for s in stages if s.memory != RESULT_MEMORY}
+        writer = BlockWriter({**memory, **own}, machine, block)
         for stage in stages:
-            _write(writer, stage)
+            _write_stage(writer, stage)
 
 
-def _write(writer: Writer, stage: Local) -> None:
-    if stage.memory != RESULT:
-        _surroundings(writer, stage)
-    if (product_ := products.product_of(stage, writer.machine.lanes)) is not None:
-        products.write(writer, stage, product_)
-    elif (turn := turning.turn_of(stage, writer.machine.lanes)) is not None:
-        turning.write(writer, stage, turn)
+def _write_stage(writer: BlockWriter, stage: BlockStage) -> None:
+    if stage.memory != RESULT_MEMORY:
+        _write_padding(writer, stage)
+    if (product_ := products.match_product(stage, writer.machine.lanes)) is not None:
+        products.write_product(writer, stage, product_)
+    elif (turn := turning.match_transpose(stage, writer.machine.lanes)) is not None:
+        turning.write_transposed(writer, stage, turn)
     else:
-        _vectors(writer, stage)
+        _write_vectors(writer, stage)
 
 
-def _surroundings(writer: Writer, stage: Local) -> None:
+def _write_padding(writer: BlockWriter, stage: BlockStage) -> None:
     """What is read around the stage's box, and the whole box where a guard leaves some of it out."""
     for box in stage.border:
         to = dict(zip(stage.traversals, box, strict=True))
@@ -186,49 +186,53 @@ def _surroundings(writer: Writer, stage: Local) -> None:
             writer.fill(stage.memory, stage.traversals, stage.place, stage.value)
 
 
-def _vectors(writer: Writer, stage: Local) -> None:
+def _write_vectors(writer: BlockWriter, stage: BlockStage) -> None:
     """Vectors along the last traversal, every case of the coefficients beside the others."""
-    stage, cases = phased(stage)
+    stage, cases = split_cases(stage)
     last, lanes = stage.last, writer.machine.lanes
     outer = tuple(x for x in stage.traversals[:-1] if x not in cases)
     if last in stage.guards:  # a vector might lie across the border: one by one
         with ExitStack() as inside:
-            _cases(writer, stage, cases, writer.loops((*outer, last), stage.guards, inside), 1)
+            _write_cases(writer, stage, cases, writer.loops((*outer, last), stage.guards, inside), 1)
         return
-    for first, count, width in _chunks(last, lanes):
+    for first, count, width in _vector_chunks(last, lanes):
         # Written with the chunk's number, an index tells where its neighbours are neighbours in memory.
         chunk = Iterator("@chunk", 0, count)
-        to = {last: as_index(chunk) * width + lane_of(width) + (last.lo + first)}
+        to = {last: as_index(chunk) * width + lane_iterator(width) + (last.lo + first)}
         place = stage.place.substitute(lambda x, to=to: to.get(x, x))  # type: ignore[misc]
         vector = replace(stage, body=substitute(stage.body, to), place=place)
         with ExitStack() as inside:
-            _cases(writer, vector, cases, writer.loops((*outer, chunk), stage.guards, inside), width)
+            _write_cases(writer, vector, cases, writer.loops((*outer, chunk), stage.guards, inside), width)
 
 
-def lane_of(width: int) -> Iterator:
+def lane_iterator(width: int) -> Iterator:
     """Where in a vector of *width* an element is."""
     return Iterator("@lane", 0, width)
 
 
-def _cases(writer: Writer, stage: Local, cases: tuple[Iterator, ...], env: Mapping[Iterator, Expr], width: int) -> None:
+def _write_cases(
+    writer: BlockWriter, stage: BlockStage, cases: tuple[Iterator, ...], env: Mapping[Iterator, Expr], width: int
+) -> None:
     for values in product(*(range(x.lo, x.hi) for x in cases)):
         case = dict(zip(cases, values, strict=True))
         here = {**env, **{x: tirx.const(n, "int32") for x, n in case.items()}}
-        _vector(writer, stage, case, here, width)
+        _write_vector(writer, stage, case, here, width)
 
 
-def _chunks(last: Iterator, lanes: int) -> list[tuple[int, int, int]]:
+def _vector_chunks(last: Iterator, lanes: int) -> list[tuple[int, int, int]]:
     """(first, how many, width) of the vectors along *last*: whole ones, then what is left."""
     whole, rest = divmod(last.extent, lanes)
     return [(first, n, width) for first, n, width in ((0, whole, lanes), (whole * lanes, 1, rest)) if n * width]
 
 
-def _vector(writer: Writer, stage: Local, case: Mapping[Iterator, int], env: dict[Iterator, Expr], width: int) -> None:
+def _write_vector(
+    writer: BlockWriter, stage: BlockStage, case: Mapping[Iterator, int], env: dict[Iterator, Expr], width: int
+) -> None:
     memory = writer.memory[stage.memory]
-    body = terms(stage, case)
+    body = unrolled_body(stage, case)
     if body is not None:
         with T.vectorized(width) as lane:
-            here = {**env, lane_of(width): lane}
+            here = {**env, lane_iterator(width): lane}
             T.buffer_store(memory, writer.value(body, here), [writer.at(stage.place, here)])
         return
     total = T.alloc_buffer((width,))
@@ -237,7 +241,7 @@ def _vector(writer: Writer, stage: Local, case: Mapping[Iterator, int], env: dic
     with ExitStack() as inside:
         sums = writer.loops(stage.sums, {}, inside)
         with T.vectorized(width) as lane:
-            here = {**env, **sums, lane_of(width): lane}
+            here = {**env, **sums, lane_iterator(width): lane}
             T.buffer_store(total, total[lane] + writer.value(stage.body, here), [lane])
     with T.vectorized(width) as lane:
-        T.buffer_store(memory, total[lane], [writer.at(stage.place, {**env, lane_of(width): lane})])
+        T.buffer_store(memory, total[lane], [writer.at(stage.place, {**env, lane_iterator(width): lane})])

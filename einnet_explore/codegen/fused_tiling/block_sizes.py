@@ -15,16 +15,22 @@ from functools import lru_cache
 from math import prod
 
 from einnet_explore.analysis.fused_chain import Chain, Cut, Stage, chain
-from einnet_explore.codegen.blocked_chains.block_view import RESULT, Local, joined, local_of, locals_of
-from einnet_explore.codegen.blocked_chains.product import (
-    Product,
-    beyond,
-    columns_bytes,
-    cycles,
-    depth_of,
-    handed,
-    product_of,
-    tile_of,
+from einnet_explore.codegen.fused_tiling.block_view import (
+    RESULT_MEMORY,
+    BlockStage,
+    block_stage,
+    block_stages,
+    collapse_loops,
+)
+from einnet_explore.codegen.fused_tiling.product import (
+    StageProduct,
+    choose_vector_tile,
+    column_bytes,
+    exceeds_cache,
+    is_earlier_result,
+    match_product,
+    product_cycles,
+    sum_length,
 )
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.ir import Access, Scalar, Scope, Tensor, accesses, map_accesses
@@ -32,12 +38,12 @@ from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ChainPart:
     """A *chain* by blocks of *cuts*, whose result is kept as *memory*."""
 
     chain: Chain
     cuts: tuple[Cut, ...] = ()
-    memory: str = RESULT
+    memory: str = RESULT_MEMORY
 
     @property
     def blocks(self) -> int:
@@ -50,7 +56,7 @@ class Part:
         return prod(self.chain.result.scope.shape)
 
 
-def divided(chain: Chain) -> Iterable[tuple[Part, Part]]:
+def split_chain(chain: Chain) -> Iterable[tuple[ChainPart, ChainPart]]:
     """*chain* in two parts: what leads to the data of a product, and the product with all that follows it.
 
     The second one reads of the first its last stage alone, and only where that computes something.
@@ -58,19 +64,22 @@ def divided(chain: Chain) -> Iterable[tuple[Part, Part]]:
     for n, stage in enumerate(chain.stages[:-1]):
         before, after = chain.stages[: n + 1], chain.stages[n + 1 :]
         earlier = {s.name for s in before} - {stage.name}
-        readers = [s for s in after if stage.name in _names(s)]
-        alone = not any(earlier & _names(s) for s in after)
+        readers = [s for s in after if stage.name in _read_names(s)]
+        alone = not any(earlier & _read_names(s) for s in after)
         if stage.scope.padding or not alone or not any(s.product for s in readers):
             continue
         kept = replace(stage.tensor, name=f"@{stage.name}")
-        yield Part(Chain(before), (), kept.name), Part(Chain(tuple(_reading(s, stage.name, kept) for s in after)))
+        yield (
+            ChainPart(Chain(before), (), kept.name),
+            ChainPart(Chain(tuple(_with_read(s, stage.name, kept) for s in after))),
+        )
 
 
-def _names(stage: Stage) -> set[str]:
+def _read_names(stage: Stage) -> set[str]:
     return {a.source.name for a in accesses(stage.scope.body) if isinstance(a.source, Tensor)}
 
 
-def _reading(stage: Stage, name: str, kept: Tensor) -> Stage:
+def _with_read(stage: Stage, name: str, kept: Tensor) -> Stage:
     def read(access: Access) -> Scalar:
         match access.source:
             case Tensor(own) if own == name:
@@ -80,27 +89,27 @@ def _reading(stage: Stage, name: str, kept: Tensor) -> Stage:
     return replace(stage, scope=replace(stage.scope, body=map_accesses(stage.scope.body, read)))
 
 
-REPEATED = 1.4
+MAX_REPEATED_WORK = 1.4
 """Work of all stages together may grow by so much where neighbouring blocks need the same."""
 
-SIZES = (*range(1, 17), 24, 32, 48, 64, 128, 256)
+BLOCK_PERIODS = (*range(1, 17), 24, 32, 48, 64, 128, 256)
 """Periods of a block."""
 
-ROUNDS = (1, 2, 3, 4, 6, 8, 12, 16)
+BLOCKS_PER_THREAD = (1, 2, 3, 4, 6, 8, 12, 16)
 """Blocks of each of several threads."""
 
-PART = 0.75
+CACHE_SHARE = 0.75
 """The part of the second-level cache that two neighbouring stages may fill."""
 
-WAKING = 10_000.0
+WAKE_CYCLES = 10_000.0
 """Cycles until threads have begun a part and met again."""
 
-LAST, MEMORY = 2, 4
+L3_SLOWDOWN, MEMORY_SLOWDOWN = 2, 4
 """How many times as long as from the second-level cache reading takes from the last one, and from memory."""
 
 
 @lru_cache(256)
-def blocked(scope: Scope, machine: Machine) -> Chain | None:
+def tileable_chain(scope: Scope, machine: Machine) -> Chain | None:
     """*scope* as a chain with products in vectors in it and something before or after them; None where it is none."""
     try:
         found = chain(scope)
@@ -108,57 +117,59 @@ def blocked(scope: Scope, machine: Machine) -> Chain | None:
         return None
     if len(found.stages) == 1 or not any(s.product for s in found.stages):
         return None
-    stages = zip(found.stages, locals_of(found, (), lambda tensor: tensor.name), strict=True)
-    runs = (at.traversals and (not s.product or product_of(at, machine.lanes)) for s, at in stages)
+    stages = zip(found.stages, block_stages(found, (), lambda tensor: tensor.name), strict=True)
+    runs = (at.traversals and (not s.product or match_product(at, machine.lanes)) for s, at in stages)
     return found if all(runs) else None  # a stage of rank 0 has no traversal for vectors to run along
 
 
 @lru_cache(256)
-def parts_of(chain: Chain, threads: int, machine: Machine) -> tuple[Part, ...]:
+def choose_parts(chain: Chain, threads: int, machine: Machine) -> tuple[ChainPart, ...]:
     """*chain* in one part or in two, each by the cuts with the fewest cycles."""
-    ways: list[tuple[Part, ...]] = [(Part(chain),)]
+    ways: list[tuple[ChainPart, ...]] = [(ChainPart(chain),)]
     if threads > 1:
-        ways += divided(chain)
-    found = [tuple(replace(p, cuts=cuts_of(p.chain, threads, machine)) for p in way) for way in ways]
-    return min(found, key=lambda way: sum(_cycles(p.chain, p.cuts, threads, machine) for p in way))
+        ways += split_chain(chain)
+    found = [tuple(replace(p, cuts=choose_cuts(p.chain, threads, machine)) for p in way) for way in ways]
+    return min(found, key=lambda way: sum(_chain_cycles(p.chain, p.cuts, threads, machine) for p in way))
 
 
 @lru_cache(256)
-def cuts_of(chain: Chain, threads: int, machine: Machine) -> tuple[Cut, ...]:
+def choose_cuts(chain: Chain, threads: int, machine: Machine) -> tuple[Cut, ...]:
     """The cuts with the fewest cycles: traversals in their order, the last one that is cut in blocks of any size.
 
     With several threads what vectors of products run along may be cut before, in at most a block for each.
     """
     own = chain.cuts()
-    fit = tuple(cut for cut in own if _in_vectors(chain, (cut,), machine))
-    columns = (c for cut in own if threads > 1 and cut not in fit for c in _columns(chain, cut, threads, machine))
-    found = (c for first in ((), *columns) for c in _candidates(chain, first, fit, threads))
-    return min(found, key=lambda cuts: _cycles(chain, cuts, threads, machine))
+    fit = tuple(cut for cut in own if _keeps_vectors(chain, (cut,), machine))
+    columns = (c for cut in own if threads > 1 and cut not in fit for c in _column_cuts(chain, cut, threads, machine))
+    found = (c for first in ((), *columns) for c in _candidate_cuts(chain, first, fit, threads))
+    return min(found, key=lambda cuts: _chain_cycles(chain, cuts, threads, machine))
 
 
-def _columns(chain: Chain, cut: Cut, threads: int, machine: Machine) -> Iterable[tuple[Cut, ...]]:
+def _column_cuts(chain: Chain, cut: Cut, threads: int, machine: Machine) -> Iterable[tuple[Cut, ...]]:
     """Cuts of what *cut* cuts into at most *threads* blocks by which products stay products in vectors."""
     x, period = cut.traversal, machine.lanes
-    while 2 * period <= x.extent and not _in_vectors(chain, (chain.cut(x, period, 1),), machine):
+    while 2 * period <= x.extent and not _keeps_vectors(chain, (chain.cut(x, period, 1),), machine):
         period *= 2
     periods = x.extent // period
     if x.extent % period == 0:
         for size in (n for n in range(1, periods) if periods % n == 0 and periods // n <= threads):
-            if _in_vectors(chain, cuts := (chain.cut(x, period, size),), machine):
+            if _keeps_vectors(chain, cuts := (chain.cut(x, period, size),), machine):
                 yield cuts
 
 
-def _in_vectors(chain: Chain, cuts: tuple[Cut, ...], machine: Machine) -> bool:
+def _keeps_vectors(chain: Chain, cuts: tuple[Cut, ...], machine: Machine) -> bool:
     """Whether every product is one in vectors for a block of *cuts*, too."""
     regions = chain.regions(cuts)
-    at = (local_of(chain, s, regions, lambda tensor: tensor.name) for s in chain.stages if s.product)
-    return all(product_of(stage, machine.lanes) for stage in at)
+    at = (block_stage(chain, s, regions, lambda tensor: tensor.name) for s in chain.stages if s.product)
+    return all(match_product(stage, machine.lanes) for stage in at)
 
 
-def _candidates(chain: Chain, first: tuple[Cut, ...], own: tuple[Cut, ...], threads: int) -> Iterable[tuple[Cut, ...]]:
+def _candidate_cuts(
+    chain: Chain, first: tuple[Cut, ...], own: tuple[Cut, ...], threads: int
+) -> Iterable[tuple[Cut, ...]]:
     """*first* and cuts of the traversals that *own* cuts, in their order."""
     yield first
-    whole = _points(chain, ())
+    whole = _computed_points(chain, ())
     outer = first
     for cut in own:
         x = cut.traversal
@@ -166,69 +177,69 @@ def _candidates(chain: Chain, first: tuple[Cut, ...], own: tuple[Cut, ...], thre
             continue  # vectors would lie across the result's border
         # What blocks of one period do again, larger ones may not; one thread has no use for these.
         least = (*outer, cut)
-        often = _points(chain, least) > REPEATED * whole
+        often = _computed_points(chain, least) > MAX_REPEATED_WORK * whole
         if often and threads == 1:
             continue
-        for size in _sizes(cut.periods, threads):
+        for size in _block_periods(cut.periods, threads):
             # Of the parts that an index counts in, a block may be one; one of several periods lies across them.
             shapes = ((cut.period, size), (cut.period * size, 1))
             for period, count in shapes if often and cut.periods % size == 0 else shapes[:1]:
                 cuts = (*outer, chain.cut(x, period, count))
-                if not often or _points(chain, cuts) <= REPEATED * whole:
+                if not often or _computed_points(chain, cuts) <= MAX_REPEATED_WORK * whole:
                     yield cuts
                     break
         outer = outer if often else least
 
 
-def _sizes(periods: int, threads: int) -> Iterable[int]:
+def _block_periods(periods: int, threads: int) -> Iterable[int]:
     """Periods of a block: some, and those that give every thread as many blocks."""
-    sizes = SIZES if threads == 1 else {-(-periods // (n * threads)) for n in ROUNDS}
+    sizes = BLOCK_PERIODS if threads == 1 else {-(-periods // (n * threads)) for n in BLOCKS_PER_THREAD}
     return sorted(n for n in sizes if n < periods)
 
 
-def _points(chain: Chain, cuts: tuple[Cut, ...]) -> int:
+def _computed_points(chain: Chain, cuts: tuple[Cut, ...]) -> int:
     regions = chain.regions(cuts)
     return prod(c.blocks for c in cuts) * sum(regions[s.name].points for s in chain.stages)
 
 
-def _cycles(chain: Chain, cuts: tuple[Cut, ...], threads: int, machine: Machine) -> float:
-    stages = tuple(map(joined, locals_of(chain, cuts, lambda tensor: tensor.name)))
+def _chain_cycles(chain: Chain, cuts: tuple[Cut, ...], threads: int, machine: Machine) -> float:
+    stages = tuple(map(collapse_loops, block_stages(chain, cuts, lambda tensor: tensor.name)))
     blocks = prod(c.blocks for c in cuts)
     rounds = -(-blocks // threads)
     sizes = {s.memory: 4 * s.size for s in stages[:-1]}
-    total, before = WAKING if threads > 1 and blocks > 1 else 0.0, 0
+    total, before = WAKE_CYCLES if threads > 1 and blocks > 1 else 0.0, 0
     for stage in stages:
         made = sizes.get(stage.memory, 0)
-        total += _of(stage, rounds, machine)
-        if made + before > PART * machine.l2:
+        total += _stage_cycles(stage, rounds, machine)
+        if made + before > CACHE_SHARE * machine.l2:
             total += rounds * 2 * made / (machine.l2_bytes / 2)
         before = made
     return total
 
 
-def _of(stage: Local, rounds: int, machine: Machine) -> float:
+def _stage_cycles(stage: BlockStage, rounds: int, machine: Machine) -> float:
     """Cycles of one stage of so many blocks: a product's tiles, or reading its other factor; else its vectors."""
-    found = product_of(stage, machine.lanes)
+    found = match_product(stage, machine.lanes)
     points = prod(x.extent for x in stage.traversals)
     if found is None:
         return rounds * points / machine.lanes * 2
-    vectors, depth = stage.last.extent // machine.lanes, depth_of(stage)
-    tile = tile_of(found.count, vectors, depth, machine)
+    vectors, depth = stage.last.extent // machine.lanes, sum_length(stage)
+    tile = choose_vector_tile(found.count, vectors, depth, machine)
     again = depth * points // (found.count * stage.last.extent)
-    work = again * cycles(tile, found.count, vectors, depth, machine)
-    work += _left(stage, found) / (machine.l2_bytes / LAST)
-    if not beyond(stage, found, machine):
+    work = again * product_cycles(tile, found.count, vectors, depth, machine)
+    work += _left_bytes(stage, found) / (machine.l2_bytes / L3_SLOWDOWN)
+    if not exceeds_cache(stage, found, machine):
         return rounds * work
     # The other layers of a model have used the last cache since: the first block reads from memory.
-    size = columns_bytes(stage, found)
-    first = size / (machine.l2_bytes / MEMORY)
-    others = size / (machine.l2_bytes / (LAST if 2 * size <= machine.l3 else MEMORY))
+    size = column_bytes(stage, found)
+    first = size / (machine.l2_bytes / MEMORY_SLOWDOWN)
+    others = size / (machine.l2_bytes / (L3_SLOWDOWN if 2 * size <= machine.l3 else MEMORY_SLOWDOWN))
     return max(work, first) + (rounds - 1) * max(work, others)
 
 
-def _left(stage: Local, product: Product) -> int:
+def _left_bytes(stage: BlockStage, product: StageProduct) -> int:
     """Bytes of what other threads have made that the rows of *product* read."""
-    if not handed(product.left):
+    if not is_earlier_result(product.left):
         return 0
     moving = {x for i in product.left.index for x in i.iterators}
     return 4 * prod(x.extent for x in (*stage.traversals, *stage.sums) if x in moving)
