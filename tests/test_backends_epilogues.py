@@ -6,6 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import einnet_explore as ee
+from einnet_explore.analysis.equations import constants as known_at_compile_time
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Tensor
 from einnet_explore.operators import OPERATORS
 from einnet_explore.runtime import implementation_choice
@@ -72,6 +75,58 @@ def test_what_stays_apart(name: str) -> None:
     assert list(pairs(case(APART_FOREVER[name]))) == []
 
 
+DERIVED = {
+    "Matmul": """
+        tensor A[16, 32]
+        tensor B[32, 24] weight
+        tensor b[24] weight
+        T[m:16, n:24] = sum[k:32] A[m, k] * B[k, n]
+        Y[m:16, n:24] = relu(T[m, n] + b[n])""",
+    "Conv2d": """
+        tensor A[1, 5, 8, 16] pad [0, 0, 1, 1]
+        tensor B[3, 5, 3, 3] weight
+        tensor b[3] weight
+        T[n:1, f:3, h:8, w:16] = sum[c:5, r:3, s:3] A[n, c, h+r-1, w+s-1] * B[f, c, r, s]
+        Y[n:1, f:3, h:8, w:16] = relu(T[n, f, h, w] + b[f])""",
+}
+
+
+@pytest.mark.parametrize("operator", DERIVED)
+def test_epilogues_of_derived_programs_are_fused(operator: str, tmp_path: Path) -> None:
+    start = parse(DERIVED[operator])
+    run = ee.search(start, max_depth=1)
+    for _ in run:
+        pass
+    rng = np.random.default_rng(0)
+    arrays = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in start.inputs}
+    inputs, constants = {"A": arrays["A"]}, {name: arrays[name] for name in "Bb"}
+    expected = evaluate(start, arrays, np.float64, outputs_only=True)["Y"]
+    store = Store(tmp_path / "profiles.sqlite")
+    fused_calls = set()
+    for candidate in run.candidates:
+        for pair in pairs(candidate.program):
+            assert pair.first.via is not None and pair.second.via == Instance(EOPERATOR, (("kind", "elementwise"),))
+            fused_calls.add(pair.first.via.operator)
+            key = key_of(pair.both, constant=known_at_compile_time(candidate.program))
+            for engine, seconds in (("tiled", 1e-9), ("tvm", 1.0), ("c", 1.0), (APART, 1.0)):
+                store.put(replace(key, engine=engine), seconds, "measured")
+            compiled = compile_measured(candidate.program, 1, constants, store)
+            assert compiled.engines["Y"] == "tiled" and pair.first.name not in compiled.engines
+            np.testing.assert_allclose(compiled.run(inputs)["Y"], expected, rtol=1e-5, atol=1e-5)
+    assert operator in fused_calls
+
+
+@pytest.mark.parametrize(("read", "count"), [("A[i, j]", 1), ("A[j, i]", 0)])
+def test_a_contraction_of_a_transposed_view_stays_apart(read: str, count: int) -> None:
+    program = parse(f"""
+        tensor A[8, 8]
+        tensor B[8, 8] weight
+        V[i:8, j:8] = {read} via View()
+        T[m:8, n:8] = sum[k:8] V[m, k] * B[k, n] via Matmul(b=1, m=8, n=8, k=8)
+        Y[m:8, n:8] = relu(T[m, n]) via eOperator(kind="elementwise")""")
+    assert len(list(pairs(program))) == count
+
+
 def test_it_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = case(REST["bias and relu"])
     store = Store(tmp_path / "profiles.sqlite")
@@ -86,6 +141,24 @@ def test_it_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(implementation_choice, "compared", never)
     assert fused(program, constants, 1, store) == first
+
+
+def test_no_kernel_is_compiled_for_both_where_the_contraction_alone_is_slower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = case(REST["bias and relu"])
+    _, constants = numbers(program)
+    store = Store(tmp_path / "profiles.sqlite")
+    (pair,) = pairs(program)
+    for equation in (pair.first, pair.second):
+        for engine, seconds in (("onnxruntime", 1.0), ("matmul", 1.0), ("tvm", 1.0), ("c", 1.0), ("tiled", 3.0)):
+            store.put(replace(key_of(equation, constant=constants), engine=engine), seconds, "measured")
+
+    def never(*_: object) -> dict[str, float]:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(implementation_choice, "compared", never)
+    assert fused(program, constants, 1, store) == program
 
 
 def test_constants_are_not_fused() -> None:

@@ -19,7 +19,6 @@ from math import ceil, prod
 
 from einnet_explore.analysis.flattening import view_strides
 from einnet_explore.ir import (
-    EOPERATOR,
     Access,
     Apply,
     Compare,
@@ -114,7 +113,7 @@ def turned_for(source: Equation, *readers: Equation) -> bool:
     return _turns(source.scope) and any(
         _again(scope, access, prod(source.scope.shape))
         for reader in readers
-        if reader.via is None or reader.via.operator == EOPERATOR
+        if reader.via is None or reader.via.is_eoperator
         for _, scope in scopes(reader.scope)
         for access in accesses(scope.body)
         if isinstance(access.source, Tensor) and access.source.name == source.name

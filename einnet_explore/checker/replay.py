@@ -20,7 +20,6 @@ from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.equivalence.reads import illegal_read
 from einnet_explore.equivalence.term_multiset import difference
 from einnet_explore.ir import (
-    EOPERATOR,
     VIEW,
     Access,
     Attribute,
@@ -42,7 +41,7 @@ def wrong_instance(equation: Equation, operators: tuple[Operator, ...] = OPERATO
     reads; a view must read one tensor, inside its box, at an address that is affine in the traversals.
     """
     via = equation.via
-    if via is None or via.operator == EOPERATOR:
+    if via is None or via.is_eoperator:
         return None
     if via.operator == VIEW:
         return _no_view(equation.scope, via)

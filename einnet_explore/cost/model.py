@@ -23,7 +23,7 @@ from math import prod
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.analysis.regions import collision
 from einnet_explore.cost.counted_work import ELEMENT, row_utilisation, utilisation, work
-from einnet_explore.ir import EOPERATOR, VIEW, Access, Apply, Equation, Index, Iterator, Program, Scope, Tensor, tensors
+from einnet_explore.ir import VIEW, Access, Apply, Equation, Index, Iterator, Program, Scope, Tensor, tensors
 from einnet_explore.operators import OPERATORS, Operator
 
 ENUMERATED = 1 << 20
@@ -206,7 +206,7 @@ class CostModel:
         via, device = equation.via, self.device
         tiled = device.tiled * row_utilisation(equation.scope, device.lanes)
         operator = next((o for o in self.operators if via is not None and via.operator in o.names), None)
-        if via is None or via.operator == EOPERATOR or operator is None or operator.onnx is None:
+        if via is None or via.is_eoperator or operator is None or operator.onnx is None:
             return max(device.generated, tiled)
         return max(device.library * utilisation(equation.scope, device.lanes), tiled)
 

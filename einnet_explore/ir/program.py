@@ -25,6 +25,16 @@ class Instance(Node):
     operator: str
     attributes: tuple[tuple[str, Attribute], ...] = ()
 
+    @property
+    def is_eoperator(self) -> bool:
+        """Whether a generated kernel runs it, of any ``kind``."""
+        return self.operator == EOPERATOR
+
+    @property
+    def is_library_call(self) -> bool:
+        """Whether it is neither generated nor a view."""
+        return self.operator not in (EOPERATOR, VIEW)
+
     def __repr__(self) -> str:
         return f"{self.operator}({', '.join(f'{k}={v}' for k, v in self.attributes)})"
 

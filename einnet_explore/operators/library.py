@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from einnet_explore.analysis.substitution import with_iterators
-from einnet_explore.ir import EOPERATOR, VIEW, Equation, Iterator, Scope, accesses
+from einnet_explore.ir import VIEW, Equation, Iterator, Scope, accesses
 from einnet_explore.operators.layout import strides_of
 from einnet_explore.operators.operator import Attributes, OnnxNode, Operator
 
@@ -210,7 +210,7 @@ def canonical_matches(equation: Equation, operators: Sequence[Operator] = OPERAT
     iterators and padding of the result do not matter.
     """
     via = equation.via
-    if via is None or via.operator == EOPERATOR:
+    if via is None or via.is_eoperator:
         return None
     if via.operator == VIEW:
         strides = strides_of(equation.scope)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from einnet_explore.equivalence.assumptions import of_tensors
 from einnet_explore.equivalence.linear_space import Form, Undecided
 from einnet_explore.ir import (
-    EOPERATOR,
     REDUCTIONS,
     VIEW,
     Access,
@@ -35,7 +34,7 @@ def wrong_call(ground: Ground, schema: Schema) -> str | None:
     """Why it is not proved that every equation is what runs it, or None where it is."""
     for equation in schema.equations:
         via = equation.via
-        if via is None or via.operator == EOPERATOR:
+        if via is None or via.is_eoperator:
             continue
         try:
             why = _wrong_view(ground, equation.scope, via) if via.operator == VIEW else _other(ground, equation, via)

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from einnet_explore.analysis.equations import weight_only
-from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, Tensor, tensors
+from einnet_explore.ir import VIEW, Equation, Program, Tensor, tensors
 from einnet_explore.onnx_export.export import Replacement
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.exported import exported_plan
@@ -55,8 +55,8 @@ class PlanProgram:
         run = [e.via for e in program.equations if e.via and e.name not in folded]
         return {
             "nodes": list(self.piece.nodes),
-            "operators": [v.operator for v in run if v.operator not in (EOPERATOR, VIEW)],
-            "eoperators": sum(v.operator == EOPERATOR for v in run),
+            "operators": [v.operator for v in run if v.is_library_call],
+            "eoperators": sum(v.is_eoperator for v in run),
             "certificate": self.certificate,
             "steps": [step.match.to_json() for step in self.derivation.steps],
         }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from einnet_explore.equivalence.certificate import Certificate, certify
-from einnet_explore.ir import EOPERATOR, VIEW, Program
+from einnet_explore.ir import Program
 from einnet_explore.pipeline.error_report import ErrorReport, level_report
 from einnet_explore.pipeline.tuning_task import Trial
 from einnet_explore.rules import Derivation, Refused
@@ -61,7 +61,7 @@ class TunedSubprogram:
     def to_json(self) -> dict[str, Any]:
         """One entry of ``subprograms`` in the JSON of ``optimize``."""
         equations = self.program.equations if self.program and self.kept else ()
-        calls = [e.via for e in equations if e.via and e.via.operator not in (EOPERATOR, VIEW)]
+        calls = [e.via for e in equations if e.via and e.via.is_library_call]
         steps = self.derivation.steps if self.derivation and self.kept else ()
         numerics = self.numerics
         return {
@@ -70,7 +70,7 @@ class TunedSubprogram:
             "seconds_before": self.outcome.seconds_before,
             "seconds_after": self.seconds,
             "operators": [{"name": via.operator, "attributes": dict(via.attributes)} for via in calls],
-            "eoperators": sum(bool(e.via and e.via.operator == EOPERATOR) for e in equations),
+            "eoperators": sum(bool(e.via and e.via.is_eoperator) for e in equations),
             "certificate": self.certificate,
             "numerics": numerics.to_json() if numerics else None,
             "why": self.why,

@@ -11,18 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from einnet_explore.analysis.equations import resolved
+from einnet_explore.analysis.flattening import row_major, view_strides
+from einnet_explore.analysis.regions import always
+from einnet_explore.analysis.substitution import fresh, substitute
 from einnet_explore.ir import (
     EOPERATOR,
     VIEW,
     Access,
+    Bound,
     Equation,
+    IndexLike,
     Instance,
+    Iterator,
     Program,
+    Scope,
     Tensor,
     accesses,
     map_accesses,
@@ -43,9 +52,10 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Pair:
-    """Two neighbouring equations, and the one that does both."""
+    """Two equations, packed *views* between them, and the one that does all."""
 
     first: Equation
+    views: tuple[Equation, ...]
     second: Equation
     both: Equation
 
@@ -72,44 +82,80 @@ def fused(
     for pair in pairs(program):
         if pair.first.name in known or not _pays(pair, known, threads, store, operators):
             continue
-        rest = tuple(pair.both if e == pair.second else e for e in program.equations if e != pair.first)
+        gone = (pair.first, *pair.views)
+        rest = tuple(pair.both if e == pair.second else e for e in program.equations if e not in gone)
         return fused(replace(program, equations=rest), constants, threads, store, operators)
     return program
 
 
 def pairs(program: Program) -> Iterable[Pair]:
-    """Library contractions that one elementwise equation alone reads, each element where it stands."""
-    made = {e.name: e for e in program.equations}
+    """Library contractions whose results one elementwise equation alone reads, each once, perhaps through views."""
+    moved = _moved(program)
     readers: dict[str, list[Equation]] = {}
     for e in program.equations:
         for name in {t.name for t in tensors(e.scope)}:
             readers.setdefault(name, []).append(e)
-    for name, first in made.items():
-        library_call = first.via is not None and first.via.operator not in (VIEW, EOPERATOR)
-        found = readers.get(name, [])
-        if not library_call or name in program.outputs or len(found) != 1:
+    for first in program.equations:
+        if first.via is None or not first.via.is_library_call:
             continue
-        both = _both(first, found[0])
-        if both is not None:
-            yield Pair(first, found[0], both)
+        chain = [first]
+        while chain[-1].name not in program.outputs and len(found := readers.get(chain[-1].name, [])) == 1:
+            chain += found
+            if not _is_view(found[0]) or found[0].name in moved:
+                break
+        *views, second = chain[1:] or chain
+        both = _both(program, first, second)
+        if both is not None and moved.isdisjoint(t.name for t in tensors(both.scope)):
+            yield Pair(first, tuple(views), second, both)
 
 
-def _both(first: Equation, second: Equation) -> Equation | None:
+def _is_view(equation: Equation) -> bool:
+    return equation.via is not None and equation.via.operator == VIEW
+
+
+def _moved(program: Program) -> set[str]:
+    """The views whose elements are not packed in their own order, which no tiled kernel reads."""
+    moved: set[str] = set()
+    for e in program.equations:
+        if _is_view(e):
+            packed = view_strides(e.scope) == (0, row_major(e.scope.shape))
+            if not packed or any(t.name in moved for t in tensors(e.scope)):
+                moved.add(e.name)
+    return moved
+
+
+def _both(program: Program, first: Equation, second: Equation) -> Equation | None:
     scope = second.scope
     nested = [inner for path, inner in scopes(scope) if path]
-    if scope.summations or scope.domain or nested or second.via != Instance(EOPERATOR):
+    if scope.summations or scope.domain or nested or second.via is None or not second.via.is_eoperator:
         return None
 
-    def put(access: Access) -> Access:
-        match access.source:
-            case Tensor(name) if name == first.name:
-                return Access(first.scope, access.index)
-        return access
+    places = {a: resolved(program, a) for a in accesses(scope.body)}
+    found = {a: r for a, r in places.items() if isinstance(r.source, Tensor) and r.source.name == first.name}
+    if len(found) != 1 or first.scope.domain or prod(first.scope.shape) != prod(scope.shape):
+        return None
+    ((read, place),) = found.items()
+    if not _each_once(read, scope):
+        return None
+    used = {x.name for x in scope.traversals}
+    to: dict[Iterator, IndexLike] = dict(zip(first.scope.traversals, place.index, strict=True))
+    sums = []
+    for y in first.scope.summations:
+        sums.append(Iterator(fresh(y.name, used) if y.name in used else y.name, y.lo, y.hi))
+        used.add(sums[-1].name)
+        to[y] = sums[-1]
+    body = substitute(first.scope.body, to)
+    inner = replace(first.scope, traversals=scope.traversals, summations=tuple(sums), body=body, padding=())
+    made = replace(scope, body=map_accesses(scope.body, lambda a: inner[scope.traversals] if a == read else a))
+    return None if generated.contraction(made) is None else Equation(second.name, made, Instance(EOPERATOR))
 
-    made = replace(scope, body=map_accesses(scope.body, put))
-    whole = generated.contraction(made)
-    reads = {a for a in accesses(made.body) if a.source == first.scope}
-    return Equation(second.name, made, Instance(EOPERATOR)) if whole is not None and len(reads) == 1 else None
+
+def _each_once(read: Access, scope: Scope) -> bool:
+    """Whether *read* takes every element of its source for one element of *scope*, where there are as many."""
+    if not all(always(Bound(i, lo, hi)) for i, (lo, hi) in zip(read.index, read.source.box, strict=True)):
+        return False
+    moves = [i.single for i, (lo, hi) in zip(read.index, read.source.box, strict=True) if hi - lo > 1]
+    return len(set(moves)) == len(moves) and {*moves} == {x for x in scope.traversals if x.extent > 1}
 
 
 def _fixed(program: Program, constants: Collection[str]) -> set[str]:
@@ -142,17 +188,22 @@ def _times(
     """Seconds of the kernel for both, and of the two with the best engine each."""
     rng = np.random.default_rng(0)
     arrays: dict[str, Array] = {}
-    for t in (*tensors(pair.both.scope), pair.first.tensor):
+    for t in (*tensors(pair.both.scope), *tensors(pair.second.scope), pair.first.tensor):
         arrays[t.name] = aligned_empty(t.shape)
         arrays[t.name][...] = rng.standard_normal(t.shape)
     out = aligned_empty(pair.second.scope.shape)
     constants = {name: array for name, array in arrays.items() if name in constant}
     calls: list[Callable[[], object]] = []
+    seconds: list[float] = []
     for e, target in ((pair.first, arrays[pair.first.name]), (pair.second, out)):
         ways = library_calls.engines(e, arrays, target, {}, operators, threads, False, constants)
         way = implementation_choice.fastest(e, ways, arrays, target, constants, threads, store)
         calls.append(_call(way, arrays, target, constants, threads))
+        seconds.append(_known_seconds(store, e, threads, constant, way.engine))
     first, second = calls
+    alone = _known_seconds(store, pair.first, threads, constant, "tiled")
+    if all(seconds) and alone > sum(seconds):  # slower even without the epilogue: not compiled
+        return {"tiled": alone, APART: sum(seconds)}
     made = generated.contraction(pair.both.scope, constants, threads)
     if made is None:
         raise BackendError(f"{pair.both.name} is no contraction")
@@ -166,6 +217,12 @@ def _times(
     if threads > 1:  # two sessions where a plan has one
         times[APART] = max(times[APART] - implementation_choice.session_overhead(), times[APART] / 8)
     return times
+
+
+def _known_seconds(store: Store, e: Equation, threads: int, constant: Collection[str], engine: str) -> float:
+    """Return the stored time of *e* by *engine*; 0 where there is none."""
+    known = store.get(replace(key_of(e, threads, constant), engine=engine))
+    return known.seconds if known is not None else 0.0
 
 
 def _call(

@@ -18,7 +18,7 @@ import onnxruntime
 from einnet_explore.analysis.flattening import view_strides
 from einnet_explore.codegen.kernel_kind import kernel_kind, outperforms_tiles
 from einnet_explore.codegen.machine import this_machine
-from einnet_explore.ir import EOPERATOR, VIEW, Equation, Scope, Tensor, accesses, map_tensors
+from einnet_explore.ir import VIEW, Equation, Scope, Tensor, accesses, map_tensors
 from einnet_explore.operators import OnnxNode, Operator
 from einnet_explore.runtime import generated, matrix_products, onnx_fragment
 from einnet_explore.runtime.arrays import ALIGNMENT
@@ -149,7 +149,7 @@ def engines(
     *arrays* are like those that it will read, *out* like the one it will write; *views* are the scopes of those that
     are views, *constants* the arrays that never change.
     """
-    if equation.via is None or equation.via.operator not in (VIEW, EOPERATOR):
+    if equation.via is None or equation.via.is_library_call:
         node = _node(equation, arrays, operators, threads, constants or {})
         if node is not None:
             yield node
@@ -174,7 +174,7 @@ def engines(
         yield KernelCall(seen, threads, tune)
     if tiled is not None and not tiled.made.worthwhile:
         yield tiled
-    if equation.via is None or equation.via.operator == EOPERATOR:
+    if equation.via is None or equation.via.is_eoperator:
         yield NativeCall(NativeSource(seen, threads))
 
 

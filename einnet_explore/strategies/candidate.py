@@ -11,7 +11,7 @@ from typing import Any
 
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.equivalence.certificate import Certificate
-from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, read_path
+from einnet_explore.ir import Equation, Program, read_path
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import ALL_RULES, Derivation, Match, Refused
 from einnet_explore.rules.base import NO_STEP
@@ -41,13 +41,13 @@ class Candidate:
     @property
     def operators(self) -> tuple[Equation, ...]:
         """The equations that a library operator runs."""
-        return tuple(e for e in self.program.equations if e.via and e.via.operator not in (EOPERATOR, VIEW))
+        return tuple(e for e in self.program.equations if e.via and e.via.is_library_call)
 
     @property
     def eoperators(self) -> int:
         """How many generated kernels run: views and what only depends on weights cost nothing at run time."""
         folded = weight_only(self.program)
-        return sum(bool(e.via and e.via.operator == EOPERATOR) and e.name not in folded for e in self.program.equations)
+        return sum(bool(e.via and e.via.is_eoperator) and e.name not in folded for e in self.program.equations)
 
     def to_json(self, certificate: str) -> dict[str, Any]:
         """One entry of ``candidates`` in the JSON of ``derive``."""

@@ -25,7 +25,7 @@ import numpy as np
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.analysis.counts import intensity
 from einnet_explore.analysis.equations import constants
-from einnet_explore.ir import EOPERATOR, VIEW, Equation, Instance, Program, map_tensors, tensors
+from einnet_explore.ir import Equation, Instance, Program, map_tensors, tensors
 from einnet_explore.rules import BATCH_MERGING, EXPRESSION_SPLITTING, RULES, SIBLING_MERGING, Derivation, Match, Rule
 from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
 from einnet_explore.strategies.candidate import Candidate
@@ -179,7 +179,7 @@ def _few(ways: Sequence[tuple[Way, ...]]) -> list[tuple[Way, ...]]:
 
 def _calls(program: Program) -> Calls:
     """The library operators that run *program*, with their attributes."""
-    return tuple(e.via for e in program.equations if e.via and e.via.operator not in (EOPERATOR, VIEW))
+    return tuple(e.via for e in program.equations if e.via and e.via.is_library_call)
 
 
 def _akin(one: Calls, other: Calls) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
-from einnet_explore.ir import EOPERATOR, VIEW, Program, tensors
+from einnet_explore.ir import VIEW, Program, tensors
 
 COLOURS = {
     "input": "#eeeeee",
@@ -57,7 +57,7 @@ def graph(program: Program) -> Graph:
         match equation.via:
             case None:
                 kind, label = "expression", equation.name
-            case via if via.operator == EOPERATOR:
+            case via if via.is_eoperator:
                 kind, label = "eOperator", f"{equation.name}\neOperator"
             case via if via.operator == VIEW:
                 kind, label = "view", f"{equation.name}\nview"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from einnet_explore.equivalence.certificate import Certificate
-from einnet_explore.ir import EOPERATOR, VIEW, Path, Program, read_path, scopes, show_path
+from einnet_explore.ir import Path, Program, read_path, scopes, show_path
 from einnet_explore.operators import Operator, find_operators
 from einnet_explore.rules.base import places
 from einnet_explore.session.session import Session
@@ -83,5 +83,5 @@ def certified(certificate: Certificate) -> str:
 
 def library_calls(program: Program) -> str:
     """The library operators that *program* calls, with their sizes."""
-    calls = [e.via for e in program.equations if e.via and e.via.operator not in (EOPERATOR, VIEW)]
+    calls = [e.via for e in program.equations if e.via and e.via.is_library_call]
     return " + ".join(format_operator(via.operator, dict(via.attributes)) for via in calls) or "none"

@@ -19,7 +19,7 @@ from typing import Any
 from einnet_explore.analysis.bijection import bijection
 from einnet_explore.analysis.counts import reads_once, turned_for
 from einnet_explore.analysis.equations import weight_only
-from einnet_explore.ir import EOPERATOR, VIEW, Access, Equation, Program, Scope, Tensor, accesses, scopes
+from einnet_explore.ir import VIEW, Access, Equation, Program, Scope, Tensor, accesses, scopes
 from einnet_explore.pipeline.post.steps import (
     apply_rule,
     equation_named,
@@ -108,7 +108,7 @@ def _pair(derivation: Derivation, source: Equation, reader: Equation) -> Derivat
         if turned_for(source, reader):
             return f"{reader.name} sums elements of {source.name} several times, which are turned for it once"
         return _read_through(derivation, source, reader)
-    if reader.via is None or reader.via.operator != EOPERATOR:
+    if reader.via is None or not reader.via.is_eoperator:
         return f"{reader.name} is a view, it computes nothing"
     if (why := recomputation_reason(source, reader)) is not None:
         return why
