@@ -127,7 +127,7 @@ def test_the_keys_of_json_that_the_index_lists(tmp_path: Path, monkeypatch: pyte
     for command, argv in ASKED.items():
         assert main([command, *argv, "--json", "said.json"]) == 0
         said[command] = json.loads(Path("said.json").read_text())
-    commands, inside = table("command"), table("what stands in it")
+    commands, inside = table("command"), table("element")
     assert {name: listed(commands[name].partition(": ")[0]) for name in ASKED} == {n: set(d) for n, d in said.items()}
     (measured,), (found, *_) = said["bench"]["cases"], said["derive"]["candidates"]
     parts = {
