@@ -37,6 +37,7 @@ from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 from einnet_explore.ir import (
+    SCALAR_FUNCTIONS,
     Access,
     Apply,
     Bound,
@@ -62,7 +63,7 @@ Code: TypeAlias = "tuple[Any, ...]"
 Colours: TypeAlias = "dict[Iterator, int]"
 Cells: TypeAlias = "list[list[Iterator]]"
 
-COMMUTATIVE = frozenset(("+", "*", "maximum", "minimum"))
+COMMUTATIVE = frozenset(f.name for f in SCALAR_FUNCTIONS.values() if f.is_commutative)
 _MARKED = -1
 _REMEMBERED = 1 << 16
 

@@ -37,6 +37,7 @@ from einnet_explore.analysis.regions import always, never, violation
 from einnet_explore.analysis.substitution import fresh, holds, substitute, substitute_domain, with_iterators
 from einnet_explore.ir import (
     REDUCTIONS,
+    SCALAR_FUNCTIONS,
     Access,
     Apply,
     Bound,
@@ -61,19 +62,6 @@ class Constancy:
     value: float
 
 
-_UNARY: dict[str, Callable[[float], float]] = {
-    "neg": lambda v: -v,
-    "relu": lambda v: max(v, 0),
-    "tanh": math.tanh,
-    "exp": math.exp,
-    "sqrt": math.sqrt,
-    "abs": abs,
-    "erf": math.erf,
-    "sigmoid": lambda v: 1 / (1 + math.exp(-v)),
-}
-_BINARY: dict[str, Callable[[float, float], float]] = {"-": lambda a, b: a - b, "maximum": max, "minimum": min}
-
-
 def constancy(body: Scalar) -> Constancy | None:
     """Where *body* is known to be constant; None if nothing is known."""
     match body:
@@ -95,10 +83,8 @@ def constancy(body: Scalar) -> Constancy | None:
         case Apply("where", (_, a, b)):
             pair = [constancy(a), constancy(b)]
             return _together(pair, lambda v, w: v if v == w else math.nan)
-        case Apply(op, args) if op in _UNARY:
-            return _together([constancy(a) for a in args], _UNARY[op])
-        case Apply(op, args) if op in _BINARY:
-            return _together([constancy(a) for a in args], _BINARY[op])
+        case Apply(op, args) if (f := SCALAR_FUNCTIONS.get(op)) and f.compute and not f.has_pole:
+            return _together([constancy(a) for a in args], f.of_numbers)
         case _:
             return None
 

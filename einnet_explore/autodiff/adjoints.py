@@ -37,6 +37,7 @@ from einnet_explore.analysis.regions import always, reach
 from einnet_explore.analysis.substitution import at, fresh, holds, substitute, substitute_domain
 from einnet_explore.autodiff.scalar_derivatives import Partial
 from einnet_explore.ir import (
+    SCALAR_FUNCTIONS,
     Access,
     Apply,
     Bound,
@@ -232,9 +233,6 @@ def _needed(guards: tuple[Bound, ...]) -> tuple[Bound, ...]:
 MOST = 16
 """How many points for each of the forward pass a gradient may walk through where its index map is not inverted."""
 
-_TOTAL = ("+", "-", "*", "neg", "relu", "tanh", "sigmoid", "erf", "abs", "maximum", "minimum")
-"""The operators that give a finite value wherever their arguments are finite."""
-
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
@@ -383,7 +381,8 @@ def _finite(factor: Scalar) -> bool:
         case Const(value):
             return isfinite(value)
         case Apply(op, args):
-            return op in _TOTAL and all(map(_finite, args))
+            f = SCALAR_FUNCTIONS.get(op)
+            return f is not None and f.finite_on_finite and all(map(_finite, args))
         case Compare():
             return False
 

@@ -36,7 +36,7 @@ from dataclasses import dataclass, field, replace
 from einnet_explore.analysis.equations import exchanged
 from einnet_explore.analysis.substitution import fresh, substitute
 from einnet_explore.autodiff.adjoints import Contribution, contribution, targets
-from einnet_explore.autodiff.scalar_derivatives import ONE, is_zero, minus, partials, summed
+from einnet_explore.autodiff.scalar_derivatives import ONE, partials, summed
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -51,8 +51,10 @@ from einnet_explore.ir import (
     Table,
     Tensor,
     as_index,
+    is_zero,
     map_accesses,
     map_tensors,
+    sub,
     tensors,
 )
 
@@ -279,7 +281,7 @@ class _Run:
         if not isinstance(scope.body, Access):
             # A compiler takes a product less something for one operation that rounds once: nothing would attain it.
             least, most = Apply("minimum", (least, most)), Apply("maximum", (least, most))
-        gap = minus(most, least)
+        gap = sub(most, least)
         attains = is_zero(gap)
         ties = self._made("T", replace(scope, body=attains, reduce="sum", padding=(), value=0))
         shared = replace(scope, summations=(), reduce="sum", padding=(), value=0)

@@ -22,6 +22,7 @@ from einnet_explore.analysis.indices import compared, guard
 from einnet_explore.analysis.substitution import fresh, substitute
 from einnet_explore.analysis.tables import written
 from einnet_explore.ir import (
+    REAL_FUNCTIONS,
     Access,
     Apply,
     Compare,
@@ -46,8 +47,6 @@ MAX_UNROLLED_READS = 64
 
 MAX_RECOMPUTATION = 2
 """A nested body with some work in it is put into its reader if that evaluates it at most so many times as often."""
-
-CHEAP_OPERATORS = frozenset({"+", "-", "*", "neg", "relu", "abs", "maximum", "minimum", "where"})
 
 
 def prepare(scope: Scope) -> Scope:
@@ -202,7 +201,7 @@ def _worth_inlining(nested: Scope, evaluations: int) -> bool:
 def _cheap(body: Scalar) -> bool:
     match body:
         case Apply(op, args):
-            return op in CHEAP_OPERATORS and all(_cheap(a) for a in args)
+            return op not in REAL_FUNCTIONS and all(_cheap(a) for a in args)
         case Access() | Const() | Compare():
             return True
 

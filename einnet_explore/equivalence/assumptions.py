@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isfinite
 
-from einnet_explore.interpreter.numbers import FINITE, Number, rounded
-from einnet_explore.ir import Access, Apply, Const, Equation, Scalar, Scope, Table, Tensor, accesses
+from einnet_explore.interpreter.numbers import Number, rounded
+from einnet_explore.ir import ASSUMED_FINITE, Access, Apply, Const, Equation, Scalar, Scope, Table, Tensor, accesses
 
 EXPONENTIAL = "with the axiom exp(a + b) = exp(a) exp(b)"
 """What a proof says that needs more of the exponential than that it is a function."""
@@ -112,7 +112,7 @@ def _through(body: Scalar) -> _Passed:
             return _united(((True, frozenset()), _through(a)))
         case Apply("/", (a, _)):
             return _through(a)
-        case Apply(op, args) if op not in FINITE:
+        case Apply(op, args) if op not in ASSUMED_FINITE:
             return _united(map(_through, args))
     return _NOTHING
 

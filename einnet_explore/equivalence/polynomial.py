@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from fractions import Fraction
 from itertools import product
 from math import inf, isinf, isnan, prod
 from typing import TypeAlias
 
 from einnet_explore.equivalence.linear_space import Factor, Form, Undecided, key
-from einnet_explore.interpreter.numbers import ENDLESS, FINITE, Number, rounded
+from einnet_explore.interpreter.numbers import ENDLESS, Number, rounded
+from einnet_explore.ir import ASSUMED_FINITE, SCALAR_FUNCTIONS
 
 Monomial: TypeAlias = "tuple[Number, tuple[Factor, ...]]"
 Polynomial: TypeAlias = "tuple[Monomial, ...]"
@@ -51,8 +52,9 @@ def applied(op: str, args: list[Polynomial], rounds: bool = False) -> Polynomial
         case "/", [a, b] if a != ONE:
             return applied("*", [a, applied("/", [ONE, b], rounds)])
     constants = [constant(arg) for arg in args]
-    if op in _FOLDED and None not in constants:
-        value = _FOLDED[op](*(c for c in constants if c is not None))
+    function = SCALAR_FUNCTIONS.get(op)
+    if function and function.is_integral and function.compute and None not in constants:
+        value = function.of_numbers(*constants)
         return ((value, ()),) if value else ()
     if op in ("maximum", "minimum"):
         neutral = -inf if op == "maximum" else inf
@@ -61,7 +63,7 @@ def applied(op: str, args: list[Polynomial], rounds: bool = False) -> Polynomial
                 return other
     names, index = zip(*(skeleton(arg, rounds) for arg in args), strict=True)
     of = f"{op}({', '.join(names)})"
-    passed = not args[1] if op == "/" else op not in FINITE and ENDLESS in of
+    passed = not args[1] if op == "/" else op not in ASSUMED_FINITE and ENDLESS in of
     return ((Fraction(1), ((of + ENDLESS * passed, tuple(f for forms in index for f in forms)),)),)
 
 
@@ -85,14 +87,6 @@ def cancelled(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
 def _opposite(name: str) -> str:
     head, minus, rest = name.partition("exp(-")
     return f"exp({rest}" if minus and not head else f"exp(-{name.removeprefix('exp(')}"
-
-
-_FOLDED: dict[str, Callable[..., Number]] = {
-    "relu": lambda a: max(a, Fraction(0)),
-    "abs": abs,
-    "maximum": max,
-    "minimum": min,
-}
 
 
 def constant(value: Polynomial) -> Number | None:

@@ -16,6 +16,7 @@ import numpy as np
 from einnet_explore.analysis.substitution import with_iterators
 from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
 from einnet_explore.ir import (
+    REAL_FUNCTIONS,
     Access,
     Apply,
     Box,
@@ -32,8 +33,6 @@ from einnet_explore.ir import (
     scopes,
     tensors,
 )
-
-_REAL = ("tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "erf", "pow", "/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +165,8 @@ def _interpreted(body: Scalar) -> Scalar:
             return Apply("pow", (_interpreted(a), Const(value)))
         case Apply("/", (a, Const(0))):
             return Apply("/", (_interpreted(a), Const(0)))
-        case Apply(op, args) if op in _REAL:
-            k = 3 + 2 * _REAL.index(op)
+        case Apply(op, args) if op in REAL_FUNCTIONS:
+            k = 3 + 2 * REAL_FUNCTIONS.index(op)
             first, *rest = map(_interpreted, args)
             return add(
                 mul(first, *(add(b, Const(k)) for b in rest), *(() if rest else (first,))),
@@ -187,7 +186,7 @@ def _is_real(scope: Scope) -> bool:
 def _has_real(body: Scalar) -> bool:
     match body:
         case Apply(op, args):
-            return op in _REAL or any(map(_has_real, args))
+            return op in REAL_FUNCTIONS or any(map(_has_real, args))
         case Access() | Const() | Compare():
             return False
 

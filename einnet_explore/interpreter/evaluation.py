@@ -22,7 +22,20 @@ from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.interpreter import exact_arrays
 from einnet_explore.interpreter.exact_arrays import Array, Part, RealNumbers, Value
 from einnet_explore.interpreter.grid import Grid, IllegalRead, branches, gathered, holds
-from einnet_explore.ir import REDUCTIONS, Access, Apply, Compare, Const, Iterator, Program, Scalar, Scope, Table, Tensor
+from einnet_explore.ir import (
+    JOINS,
+    REDUCTIONS,
+    Access,
+    Apply,
+    Compare,
+    Const,
+    Iterator,
+    Program,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+)
 
 __all__ = ["Evaluation", "IllegalRead", "NumberDomain", "evaluate"]
 
@@ -181,8 +194,7 @@ class Evaluation:
     def _combine(self, monoid: str, low: Value, high: Value) -> Value:
         if monoid == "sum":
             return self.numbers.add(low, high)
-        op = {"prod": "*", "max": "maximum", "min": "minimum"}[monoid]
-        return self.numbers.apply(op, (low, high), ())
+        return self.numbers.apply(JOINS[monoid], (low, high), ())
 
     def _sum(self, body: Scalar, grid: Grid, axes: range, active: Array | None) -> Value:
         """Sum over *axes*: distribute over sums, contract products pairwise."""

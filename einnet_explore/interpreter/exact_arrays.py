@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
-from einnet_explore.ir import Scalar, Scope, Table
+from einnet_explore.ir import SCALAR_FUNCTIONS, Scalar, Scope, Table
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
@@ -23,6 +24,17 @@ INT64 = 1 << 62
 """Integer results below this are held as int64."""
 FLOAT64 = 1 << 53
 """Integers up to this are exact in float64, so that sums below it may go through a float matrix product."""
+
+
+class _ArrayFunctions:
+    """NumPy's functions, and the special functions of SciPy."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name) if hasattr(np, name) else getattr(special, name)
+
+
+ARRAYS = _ArrayFunctions()
+"""The library with which the table of scalar functions computes on arrays."""
 
 
 class Part(NamedTuple):
@@ -152,27 +164,17 @@ def choose(mask: Array, a: Part, b: Part) -> Part:
 
 def add(a: Part, b: Part) -> Part:
     """a + b."""
-    return _pairwise(np.add, a, b, a.size + b.size)
+    return _elementwise(np.add, (a, b), a.size + b.size)
 
 
 def subtract(a: Part, b: Part) -> Part:
     """a - b."""
-    return _pairwise(np.subtract, a, b, a.size + b.size)
+    return _elementwise(np.subtract, (a, b), a.size + b.size)
 
 
 def multiply(a: Part, b: Part) -> Part:
     """a · b."""
-    return _pairwise(np.multiply, a, b, a.size * b.size)
-
-
-def maximum(a: Part, b: Part) -> Part:
-    """The larger of both."""
-    return _pairwise(np.maximum, a, b, max(a.size, b.size))
-
-
-def minimum(a: Part, b: Part) -> Part:
-    """The smaller of both."""
-    return _pairwise(np.minimum, a, b, max(a.size, b.size))
+    return _elementwise(np.multiply, (a, b), a.size * b.size)
 
 
 def power(a: Part, b: Part) -> Part:
@@ -183,7 +185,7 @@ def power(a: Part, b: Part) -> Part:
     # 0, 1 and -1 stay small whatever the exponent; anything else is bounded by size to the largest exponent.
     most = int(b.array.max()) if b.array.size else 0
     size = max(1, a.size) ** most if a.size <= 1 or most <= INT64.bit_length() else INT64
-    return _pairwise(np.power, a, b, max(size, 1))
+    return _elementwise(np.power, (a, b), max(size, 1))
 
 
 def total(a: Part, axes: tuple[int, ...]) -> Part:
@@ -239,44 +241,16 @@ def apply(op: str, parts: Sequence[Part]) -> Part:
             return reduce(add if op == "+" else multiply, parts)
         case "-", (a, b):
             return subtract(a, b)
-        case "neg", (a,):
-            return Part(_kept(-a.array, a.array), a.size)
-        case "relu", (a,):
-            return Part(_kept(np.maximum(a.array, 0), a.array), a.size)
-        case "abs", (a,):
-            return Part(_kept(np.abs(a.array), a.array), a.size)
-        case "maximum", (a, b):
-            return maximum(a, b)
-        case "minimum", (a, b):
-            return minimum(a, b)
         case "pow", (a, b):
             return power(a, b)
-        case "/", (a, b):
-            return Part(np.divide(_floats(a), _floats(b)), 0)
-        case _, (a,) if op in _REAL:
-            return Part(np.asarray(_REAL[op](_floats(a))), 0)
+    function = SCALAR_FUNCTIONS.get(op)
+    if function and function.compute and len(parts) == function.arity:
+        f = partial(function.compute, ARRAYS)
+        if function.is_integral:
+            return _elementwise(f, parts, max(p.size for p in parts))
+        reals = [_floats(p) for p in parts]
+        return Part(np.asarray(f(*reals)).astype(np.result_type(*reals), copy=False), 0)
     raise ValueError(f"operator {op} of {len(parts)} arguments: not one of the text form's functions")
-
-
-def _sigmoid(x: Array) -> Array:
-    # exp of a non-positive number only: no overflow on either side
-    small = np.exp(-np.abs(x))
-    return np.asarray(np.where(x >= 0, 1 / (1 + small), small / (1 + small)))
-
-
-def _erf(x: Array) -> Array:
-    return np.asarray(np.frompyfunc(math.erf, 1, 1)(x)).astype(x.dtype)
-
-
-_REAL: dict[str, Callable[[Array], Array]] = {
-    "tanh": np.tanh,
-    "sigmoid": _sigmoid,
-    "exp": np.exp,
-    "log": np.log,
-    "sqrt": np.sqrt,
-    "rsqrt": lambda x: 1 / np.sqrt(x),
-    "erf": _erf,
-}
 
 
 def _objects(array: Array) -> Array:
@@ -291,12 +265,8 @@ def _wide(array: Array, size: int) -> Array:
     return _objects(array) if array.dtype.kind == "i" and size >= INT64 else array
 
 
-def _pairwise(op: Callable[[Array, Array], Any], a: Part, b: Part, size: int) -> Part:
-    (x, y), _ = joined((a, b))
-    x, y = _wide(x, size), _wide(y, size)
-    return Part(_kept(op(x, y), x), size)
-
-
-def _kept(value: Any, like: Array) -> Array:
-    """An operator's result as an array: on 0-d arrays NumPy gives a scalar, and big integers must stay objects."""
-    return np.asarray(value, like.dtype)
+def _elementwise(op: Callable[..., Any], parts: Sequence[Part], size: int) -> Part:
+    """Apply *op* to parts; its integer results are at most *size*."""
+    arrays = [_wide(array, size) for array in joined(parts)[0]]
+    # On 0-d arrays NumPy returns a scalar, and big integers must stay objects.
+    return Part(np.asarray(op(*arrays), arrays[0].dtype), size)

@@ -1,4 +1,4 @@
-"""Numbers of a comparison: rational ones, exact, and the infinities; which of their functions are finite."""
+"""Numbers of a comparison: rational ones, exact, and the infinities."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ Number: TypeAlias = "Fraction | float"
 
 ENDLESS = "∞"
 """What the name of a factor ends with that may be infinite."""
-
-FINITE = frozenset(["exp", "tanh", "sigmoid", "erf", "rsqrt"])
-"""Functions whose values are taken to be finite, also those of infinite arguments."""
 
 _SIMPLE = 1 << 20
 

@@ -36,18 +36,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import reduce
+from functools import partial, reduce
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import erf, expit
 
 from einnet_explore.analysis.bilinear import Bilinear, Matrix
 from einnet_explore.interpreter.evaluation import Evaluation
-from einnet_explore.interpreter.exact_arrays import Array, Part, Value, absent_extent, contract_factors, total
-from einnet_explore.ir import Apply, Const, Scalar, Scope, Table
+from einnet_explore.interpreter.exact_arrays import ARRAYS, Array, Part, Value, absent_extent, contract_factors, total
+from einnet_explore.ir import SCALAR_FUNCTIONS, Apply, Const, Scalar, ScalarFunction, Scope, Table
 
 UNIT = 2.0**-24
 """The unit roundoff of single precision."""
@@ -125,12 +124,6 @@ SLACK = 2.0**-50
 """What double precision itself may lose where two sums are subtracted."""
 
 
-_MONOTONE: dict[str, Any] = {
-    "relu": lambda x: np.maximum(x, 0), "tanh": np.tanh, "sigmoid": expit, "exp": np.exp, "log": np.log,
-    "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "erf": erf,
-}  # fmt: skip
-
-
 class Near(NamedTuple):
     """Values, and how far from them what is computed may be."""
 
@@ -169,29 +162,29 @@ def applied(op: str, near: Sequence[Near], args: tuple[Scalar, ...], rescalings:
             return Near((np.maximum if op == "maximum" else np.minimum)(*values), np.maximum(a.error, b.error))
         case "pow", [a, _]:
             return _power(a, args[1], values[1])
-        case _, [a] if op in _MONOTONE:
-            return _function(op, a, rescalings)
+        case _, [a] if (function := SCALAR_FUNCTIONS.get(op)) and function.is_monotone:
+            return _function(function, a, rescalings)
     raise ValueError(f"{op} of {len(near)} arguments has no error bound")
 
 
-def _function(op: str, a: Near, rescalings: int) -> Near:
+def _function(function: ScalarFunction, a: Near, rescalings: int) -> Near:
     """A monotone function: its change over what its argument may be, and its own error there."""
-    f = _MONOTONE[op]
+    assert function.compute is not None
+    f = partial(function.compute, ARRAYS)
     value = f(a.value)
     ends = [f(a.value - a.error), f(a.value + a.error)]
     moved = reduce(np.maximum, [np.abs(end - value) for end in ends])
     moved = np.where(np.isnan(moved) & (a.error == 0), 0, moved)  # an infinity stays itself
     largest = np.abs(value) + moved
-    match op:
-        case "relu":
-            own = np.zeros_like(value)
-        case "exp":
-            own = EXP + rescalings * (EXP + UNIT + np.expm1(2 * UNIT * np.abs(a.value)))
-            own = np.where(largest == 0, 0, own * largest)
-        case "tanh" | "sigmoid" | "erf":
-            own = np.full_like(value, FUNCTION)
-        case _:
-            own = FUNCTION * largest
+    if function.is_integral:
+        own = np.zeros_like(value)
+    elif function.name == "exp":
+        own = EXP + rescalings * (EXP + UNIT + np.expm1(2 * UNIT * np.abs(a.value)))
+        own = np.where(largest == 0, 0, own * largest)
+    elif function.is_bounded:
+        own = np.full_like(value, FUNCTION)
+    else:
+        own = FUNCTION * largest
     return Near(value, moved + own)
 
 

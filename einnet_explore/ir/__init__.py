@@ -2,7 +2,6 @@
 
 from einnet_explore.ir.expression import (
     COMPARISONS,
-    FUNCTIONS,
     JOINS,
     REDUCTIONS,
     Access,
@@ -33,14 +32,26 @@ from einnet_explore.ir.path import (
     told,
 )
 from einnet_explore.ir.program import EOPERATOR, VIEW, Attribute, Equation, Instance, Program, program
-from einnet_explore.ir.scalars import add, combined, factors, mul, terms
+from einnet_explore.ir.scalar_functions import (
+    ASSUMED_FINITE,
+    ERF,
+    FUNCTIONS,
+    REAL_FUNCTIONS,
+    SCALAR_FUNCTIONS,
+    ScalarFunction,
+)
+from einnet_explore.ir.scalars import add, combined, factors, is_zero, mul, sub, terms
 
 __all__ = [
+    "ASSUMED_FINITE",
     "COMPARISONS",
     "EOPERATOR",
+    "ERF",
     "FUNCTIONS",
     "JOINS",
+    "REAL_FUNCTIONS",
     "REDUCTIONS",
+    "SCALAR_FUNCTIONS",
     "VIEW",
     "Access",
     "Apply",
@@ -61,6 +72,7 @@ __all__ = [
     "Quotient",
     "Remainder",
     "Scalar",
+    "ScalarFunction",
     "Scope",
     "Table",
     "Tensor",
@@ -69,6 +81,7 @@ __all__ = [
     "as_index",
     "combined",
     "factors",
+    "is_zero",
     "map_accesses",
     "map_tensors",
     "mul",
@@ -79,6 +92,7 @@ __all__ = [
     "scope_at",
     "scopes",
     "show_path",
+    "sub",
     "tensors",
     "terms",
     "told",

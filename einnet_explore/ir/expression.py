@@ -164,7 +164,7 @@ class Apply(Node):
     """op(args), elementwise.
 
     *op* is ``+ - * /`` (``+`` and ``*`` take two or more arguments, flattened; ``-`` and ``/`` two), ``neg`` or a
-    function of ``FUNCTIONS``.  ``where`` takes a ``Compare`` first.
+    function of ``FUNCTIONS`` (``ir.scalar_functions``).  ``where`` takes a ``Compare`` first.
     """
 
     op: str
@@ -175,12 +175,6 @@ class Apply(Node):
 
 
 Scalar: TypeAlias = Access | Const | Apply | Compare
-
-FUNCTIONS: dict[str, int] = {
-    "relu": 1, "tanh": 1, "sigmoid": 1, "exp": 1, "log": 1, "sqrt": 1, "rsqrt": 1, "abs": 1, "erf": 1,
-    "pow": 2, "maximum": 2, "minimum": 2, "where": 3,
-}  # fmt: skip
-"""The scalar functions of the text form and how many arguments each takes."""
 
 
 @node

@@ -18,6 +18,16 @@ def add(*args: Scalar) -> Scalar:
     return _flat("+", args, 0)
 
 
+def sub(a: Scalar, b: Scalar) -> Scalar:
+    """a - b."""
+    return Apply("-", (a, b))
+
+
+def is_zero(u: Scalar) -> Scalar:
+    """1 where *u*, which must not be negative, is 0, and 0 elsewhere: 0 to the *u*."""
+    return Apply("pow", (Const(0), u))
+
+
 def combined(monoid: str, parts: Iterable[Scalar]) -> Scalar:
     """*parts* (one at least) reduced by *monoid*, written out."""
     match JOINS[monoid]:

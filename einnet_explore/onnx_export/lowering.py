@@ -26,6 +26,7 @@ from einnet_explore.analysis.substitution import fresh, substitute, substitute_d
 from einnet_explore.codegen.preparation import prepare
 from einnet_explore.ir import (
     REDUCTIONS,
+    SCALAR_FUNCTIONS,
     Access,
     Apply,
     Bound,
@@ -99,11 +100,7 @@ def scalar_indices(scalar: Scalar) -> Iterable[Index]:
             pass
 
 
-_ONNX_FUNCTIONS = {
-    "relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "abs": "Abs",
-    "erf": "Erf", "neg": "Neg", "pow": "Pow", "maximum": "Max", "minimum": "Min", "/": "Div", "-": "Sub",
-    "+": "Add", "*": "Mul",
-}  # fmt: skip
+_ONNX_FUNCTIONS = {f.name: f.onnx for f in SCALAR_FUNCTIONS.values() if f.onnx}
 
 
 def lower_scope(scope: Scope, places: Mapping[str, str], body: NodeBuilder) -> str:
@@ -203,8 +200,6 @@ class _Values:
                 return emit_comparison(self.body, scalar)
             case Apply("rsqrt", (a,)):
                 return self.grid.apply("Reciprocal", self.grid.apply("Sqrt", self.value(a)))
-            case Apply("where", args):
-                return self.grid.apply("Where", *map(self.value, args))
             case Apply("+" | "*" as op, args):
                 return reduce(lambda a, b: self.grid.apply(_ONNX_FUNCTIONS[op], a, b), map(self.value, args))
             case Apply(op, args) if op in _ONNX_FUNCTIONS:

@@ -18,7 +18,20 @@ from math import inf, pi, sqrt
 
 import numpy as np
 
-from einnet_explore.ir import Apply, Compare, Const, Equation, Index, Scalar, Scope, add, mul
+from einnet_explore.ir import (
+    ERF,
+    FUNCTIONS,
+    SCALAR_FUNCTIONS,
+    Apply,
+    Compare,
+    Const,
+    Equation,
+    Index,
+    Scalar,
+    Scope,
+    add,
+    mul,
+)
 from einnet_explore.onnx_import.model import Array
 from einnet_explore.onnx_import.node_call import Express, NodeCall, OnnxOperator, as_indices, extent_iterators
 from einnet_explore.support.errors import Refused
@@ -113,7 +126,7 @@ def _softplus(_: NodeCall, x: Scalar) -> Scalar:
 def _gelu(call: NodeCall, x: Scalar) -> Scalar:
     match call.get("approximate", "none"):
         case "none":
-            inner = fn("erf", mul(Const(1 / sqrt(2)), x))
+            inner = fn(ERF.name, mul(Const(1 / sqrt(2)), x))
         case "tanh":
             inner = fn("tanh", mul(Const(sqrt(2 / pi)), add(x, mul(Const(0.044715), x, x, x))))
         case other:
@@ -183,14 +196,11 @@ ELEMENTWISE: tuple[OnnxOperator, ...] = (
     OnnxOperator("Max", "activation", _all(lambda args: reduce(lambda a, b: fn("maximum", a, b), args))),
     OnnxOperator("Min", "activation", _all(lambda args: reduce(lambda a, b: fn("minimum", a, b), args))),
     OnnxOperator("Pow", "activation", _all(_power)),
-    OnnxOperator("Abs", "activation", _function("abs")),
-    OnnxOperator("Relu", "activation", _function("relu")),
-    OnnxOperator("Tanh", "activation", _function("tanh")),
-    OnnxOperator("Sigmoid", "activation", _function("sigmoid")),
-    OnnxOperator("Exp", "activation", _function("exp")),
-    OnnxOperator("Log", "activation", _function("log")),
-    OnnxOperator("Sqrt", "activation", _function("sqrt")),
-    OnnxOperator("Erf", "activation", _function("erf")),
+    *(
+        OnnxOperator(SCALAR_FUNCTIONS[name].onnx, "activation", _function(name))
+        for name, count in FUNCTIONS.items()
+        if count == 1 and SCALAR_FUNCTIONS[name].onnx
+    ),
     OnnxOperator("Clip", "activation", _clip, attributes="min max"),
     OnnxOperator("PRelu", "activation", _prelu),
     OnnxOperator("LeakyRelu", "activation", _unary(_leaky), attributes="alpha"),

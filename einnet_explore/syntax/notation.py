@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from einnet_explore.ir import Atom, Index, Iterator, Quotient, Remainder, Table
+from einnet_explore.ir import SCALAR_FUNCTIONS, Atom, Index, Iterator, Quotient, Remainder, Table
 
 _SPECIAL = {
     "\\": r"\backslash ",
@@ -98,23 +98,12 @@ def _operand(numerator: Index) -> str:
 
 def function(op: str, shown: Sequence[str], dialect: str) -> str:
     """The function *op* of the text form of arguments that are printed already."""
-    match op, shown:
-        case "sqrt", [x]:
-            return rf"\sqrt{{{x}}}"
-        case "rsqrt", [x]:
-            return rf"\frac{{1}}{{\sqrt{{{x}}}}}"
-        case "abs", [x]:
-            return rf"\left|{x}\right|"
-        case "exp" | "log" | "tanh", [x]:
-            return rf"\{op}\left({x}\right)"
-        case "sigmoid", [x]:
-            return rf"\sigma\left({x}\right)"
-        case "pow", [x, y]:
-            return rf"\left({x}\right)^{{{y}}}"
-        case "maximum" | "minimum", [x, y]:
-            return rf"\{op[:3]}\left({x}, {y}\right)"
-        case "where", [condition, x, y] if dialect != "mathtext":
-            return rf"\begin{{cases}} {x} & {condition} \\ {y} & \text{{otherwise}} \end{{cases}}"
+    if op == "where" and dialect != "mathtext":
+        condition, x, y = shown
+        return rf"\begin{{cases}} {x} & {condition} \\ {y} & \text{{otherwise}} \end{{cases}}"
+    known = SCALAR_FUNCTIONS.get(op)
+    if known and known.latex and len(shown) == known.arity:
+        return known.latex % tuple(shown)
     return rf"\mathrm{{{op}}}\left({', '.join(shown)}\right)"
 
 

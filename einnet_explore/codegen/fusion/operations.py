@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from einnet_explore.analysis.indices import read_indices
 from einnet_explore.analysis.substitution import with_iterators
 from einnet_explore.ir import (
+    SCALAR_FUNCTIONS,
     Access,
     Apply,
     Compare,
@@ -165,15 +166,12 @@ def whole_dimensions(access: Access) -> Mapping[int, Iterator]:
     return out
 
 
-OPERATION_COSTS = {"exp": 16, "log": 16, "tanh": 24, "sigmoid": 20, "erf": 24, "pow": 40, "/": 4, "sqrt": 4, "rsqrt": 6}
-"""What an operation costs, in additions; all others count 1."""
-
-
 def operation_cost(body: Scalar) -> int:
     """What *body* costs at one point, in additions."""
     match body:
         case Apply(op, args):
-            return OPERATION_COSTS.get(op, 1) * max(1, len(args) - 1) + sum(map(operation_cost, args))
+            each = SCALAR_FUNCTIONS[op].additions if op in SCALAR_FUNCTIONS else 1
+            return each * max(1, len(args) - 1) + sum(map(operation_cost, args))
         case Access() | Const() | Compare():
             return 0
 

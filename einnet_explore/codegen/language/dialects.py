@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from einnet_explore.codegen.language.types import F32, F64, Type
+from einnet_explore.ir import SCALAR_FUNCTIONS
 from einnet_explore.support.errors import Refused
 
 _C = {
@@ -24,22 +25,11 @@ _OPENCL = {
     "float16": "ushort", "float32": "float", "float64": "double",
 }  # fmt: skip
 
-_SINGLE = {
-    "exp": "expf", "log": "logf", "sqrt": "sqrtf", "tanh": "tanhf", "erf": "erff", "floor": "floorf", "pow": "powf",
-    "fma": "fmaf", "abs": "fabsf",
-}  # fmt: skip
-_DOUBLE = {
-    "exp": "exp", "log": "log", "sqrt": "sqrt", "tanh": "tanh", "erf": "erf", "floor": "floor", "pow": "pow",
-    "fma": "fma", "abs": "fabs",
-}  # fmt: skip
+_DOUBLE = {f.name: f.c_name for f in SCALAR_FUNCTIONS.values() if f.c_name} | {"floor": "floor", "fma": "fma"}
+_SINGLE = {name: f"{spelt}f" for name, spelt in _DOUBLE.items()}
+_GPU_ONLY = {f.name: f.gpu_name for f in SCALAR_FUNCTIONS.values() if f.gpu_name}
 
-HELPER_SOURCES = {
-    "maximum": "T maximum_N(T a, T b) { return b > a || b != b ? b : a; }",
-    "minimum": "T minimum_N(T a, T b) { return b < a || b != b ? b : a; }",
-    "abs": "T abs_N(T a) { return a < 0 ? -a : a; }",
-    "sigmoid": "T sigmoid_N(T a) { return ONE / (ONE + EXP(-a)); }",
-    "rsqrt": "T rsqrt_N(T a) { return ONE / SQRT(a); }",
-}
+HELPER_SOURCES = {f.name: f.c_definition for f in SCALAR_FUNCTIONS.values() if f.c_definition}
 """Functions that a dialect lacks, or that lose NaNs, which a maximum passes on here: T the type, N its name.
 
 Beside a constant a maximum is one instruction, as `b != b` is then known.
@@ -124,8 +114,8 @@ _THREADS = ("threadIdx.x", "threadIdx.y", "threadIdx.z")
 CUDA = Dialect(
     "cuda",
     {**_C, "float16": "__half"},
-    {**_SINGLE, "rsqrt": "rsqrtf"},
-    {**_DOUBLE, "rsqrt": "rsqrt"},
+    {**_SINGLE, **{name: f"{spelt}f" for name, spelt in _GPU_ONLY.items()}},
+    _DOUBLE | _GPU_ONLY,
     "static __device__ __forceinline__",
     {"global": "", "shared": "__shared__ ", "private": ""},
     {
@@ -138,15 +128,11 @@ CUDA = Dialect(
     {"int64": "LL", "uint64": "ULL", "uint32": "U"},
 )
 
-_BUILT_IN = {name: name for name in ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "floor", "pow", "fma")} | {
-    "abs": "fabs"
-}
-
 OPENCL = Dialect(
     "opencl",
     _OPENCL,
-    _BUILT_IN,
-    _BUILT_IN,
+    _DOUBLE | _GPU_ONLY,
+    _DOUBLE | _GPU_ONLY,
     "static inline",
     {"global": "__global ", "shared": "__local ", "private": ""},
     {
@@ -207,7 +193,7 @@ _WORDS = """
     barrier bitand bitor bitselect blockDim blockIdx block_x block_y block_z bool break case catch ceil char
     char16_t char32_t char8_t clamp class clz co_await co_return co_yield compl complex concept const const_cast
     constant consteval constexpr constinit continue cos cosh cross ctz decltype default degrees delete dim3 distance
-    do dot double dynamic_cast else enum erf errno event event_t exp exp10 exp2 explicit expm1 export extern fabs
+    do dot double dynamic_cast else enum errno event event_t exp exp10 exp2 explicit expm1 export extern fabs
     false fence float floor fma fmax fmin fmod for frexp friend gamma generic global goto gridDim grid_x grid_y
     grid_z group groups hadd half hypot i386 if image2d_t imaginary import inline int intptr_t isequal isinf isnan
     j0 j1 jn kernel ldexp length lgamma linux local log log10 log1p log2 long mad mad24 main max maximum maxmag min
@@ -220,12 +206,13 @@ _WORDS = """
     unsigned upsample ushort using virtual void volatile warpSize wchar_t while write_only xor xor_eq y0 y1 yn
 """
 
-RESERVED_NAMES = frozenset(_WORDS.split())
+RESERVED_NAMES = frozenset(_WORDS.split()).union(HELPER_SOURCES, _DOUBLE.values())
 """Words that mean something in one of the dialects: no name of a kernel is spelt so."""
 
 RESERVED_PATTERN = re.compile(
-    r"\w+_t|(u?(char|short|int|long)|float|double|half|bool)\d+|pack_\d+|(maximum|minimum|abs|sigmoid|rsqrt)_\w+"
-    r"|(exp|log|sqrt|rsqrt|tanh|erf|floor|pow|fma|fabs)f|mem(cpy|set|move)|make_\w+|v(load|store)_?\w*"
+    r"\w+_t|(u?(char|short|int|long)|float|double|half|bool)\d+|pack_\d+"
+    rf"|({'|'.join(HELPER_SOURCES)})_\w+|({'|'.join((*_DOUBLE.values(), *_GPU_ONLY.values()))})f"
+    r"|mem(cpy|set|move)|make_\w+|v(load|store)_?\w*"
     r"|(copy|await)_\w+|(turn|stream)_\d+_\d+|(lanes|part)_\d+"
     r"|(convert|get|as|native|half|work|sub|async|wait|atomic|atom|omp)_\w+|[A-Z][A-Z0-9]*_[A-Z0-9_]+|EOF|FILE|BUFSIZ"
 )

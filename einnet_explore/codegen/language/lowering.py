@@ -20,6 +20,7 @@ from einnet_explore.codegen.language.values import (
 )
 from einnet_explore.ir import (
     JOINS,
+    REAL_FUNCTIONS,
     Access,
     Apply,
     Compare,
@@ -38,9 +39,6 @@ from einnet_explore.support.errors import Refused
 IteratorValues: TypeAlias = Mapping[Iterator, Expr]
 ElementReader: TypeAlias = Callable[[Tensor | Table | Scope, tuple[Expr, ...]], Expr]
 """An element of a source at indices inside its box."""
-
-REAL_OPERATORS = ("/", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "erf", "pow")
-"""Functions whose value is no integer even where their arguments are."""
 
 
 def lower_index(what: Index, at: IteratorValues, kind: Type = I32) -> Expr:
@@ -120,7 +118,7 @@ def lower_join(reduce: str, a: Expr, b: Expr) -> Expr:
 def lower_operator(op: str, args: tuple[Expr, ...]) -> Expr:
     """An ``Apply`` of the scalar functions of the text form, to values of one type."""
     kind = args[0].type
-    if op in REAL_OPERATORS and kind.integer:
+    if op in REAL_FUNCTIONS and kind.integer:
         raise Refused(f"{op} of {kind!r}: it gives no integers; compute in a floating type")
     match op, args:
         case (("+" | "*"), _):

@@ -14,6 +14,7 @@ from math import isfinite
 from typing import TypeAlias
 
 from einnet_explore.codegen.language.types import BOOL, F32, F64, I32, Type
+from einnet_explore.ir import FUNCTIONS, REAL_FUNCTIONS
 from einnet_explore.ir.node import Node, node
 from einnet_explore.support.errors import Refused
 
@@ -275,10 +276,9 @@ def cast(kind: Type, arg: ExprLike) -> Expr:
 
 
 CALLS: dict[str, int] = {
-    "exp": 1, "log": 1, "sqrt": 1, "rsqrt": 1, "tanh": 1, "erf": 1, "floor": 1, "sigmoid": 1, "pow": 2, "fma": 3,
-    "abs": 1, "maximum": 2, "minimum": 2,
+    **{name: count for name, count in FUNCTIONS.items() if name not in ("relu", "where")}, "floor": 1, "fma": 3
 }  # fmt: skip
-"""The functions and how many arguments each takes; the last three take integers too."""
+"""The functions of kernels and how many arguments each takes; those that map integers to integers take integers too."""
 
 
 @node
@@ -314,7 +314,7 @@ def call(name: str, *args: ExprLike) -> Expr:
     made = tuple(a if isinstance(a, Expr) else literal(a, first.type if first else None) for a in args)
     of = made[0].type
     if any(a.type != of for a in made) or not (
-        of in (F32, F64) or (of.integer and name in ("abs", "maximum", "minimum"))
+        of in (F32, F64) or (of.integer and name in FUNCTIONS and name not in REAL_FUNCTIONS)
     ):
         raise Refused(f"{name} of {', '.join(repr(a.type) for a in made)}: expected floats of one type")
     return Call(name, made)

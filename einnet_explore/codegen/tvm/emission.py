@@ -17,6 +17,7 @@ from einnet_explore.analysis.indices import guard
 from einnet_explore.ir import (
     COMPARISONS,
     REDUCTIONS,
+    SCALAR_FUNCTIONS,
     Access,
     Apply,
     Compare,
@@ -35,9 +36,36 @@ from einnet_explore.ir import (
 Expr = Any
 
 
+@dataclass(frozen=True)
+class _TvmFunctions:
+    """TVM's functions by NumPy's names; polynomials for float32, since those vectorise."""
+
+    dtype: str
+
+    def maximum(self, a: Expr, b: Expr) -> Expr:
+        return tirx.max(a, tirx.const(b, self.dtype) if isinstance(b, int) else b)
+
+    def minimum(self, a: Expr, b: Expr) -> Expr:
+        return tirx.min(a, b)
+
+    def exp(self, a: Expr) -> Expr:
+        return _exp(a) if self.dtype == "float32" else tirx.exp(a)
+
+    def tanh(self, a: Expr) -> Expr:
+        return _tanh(a) if self.dtype == "float32" else tirx.tanh(a)
+
+    def expit(self, a: Expr) -> Expr:
+        return 1 / (1 + _exp(-a)) if self.dtype == "float32" else tirx.sigmoid(a)
+
+    def __getattr__(self, name: str) -> Callable[..., Expr]:
+        found: Callable[..., Expr] | None = getattr(tirx, name, None)
+        if found is None:
+            raise ValueError(f"{name} is no function of TVM")
+        return found
+
+
 def tvm_operator(op: str, args: tuple[Expr, ...], dtype: str) -> Expr:
     """The expression of an ``Apply``; raises ValueError for a function that is none of ``FUNCTIONS``."""
-    single = dtype == "float32"
     match op, args:
         case "+", _:
             return reduce(lambda a, b: a + b, args)
@@ -49,35 +77,14 @@ def tvm_operator(op: str, args: tuple[Expr, ...], dtype: str) -> Expr:
             return tirx.floordiv(a, b) if dtype.startswith("int") else a / b
         case "neg", (a,):
             return -a
-        case "relu", (a,):
-            return tirx.max(a, tirx.const(0, dtype))
-        case "tanh", (a,):
-            return _tanh(a) if single else tirx.tanh(a)
-        case "sigmoid", (a,):
-            return 1 / (1 + _exp(-a)) if single else tirx.sigmoid(a)
-        case "exp", (a,):
-            return _exp(a) if single else tirx.exp(a)
-        case "log", (a,):
-            return tirx.log(a)
-        case "sqrt", (a,):
-            return tirx.sqrt(a)
-        case "rsqrt", (a,):
-            return 1 / tirx.sqrt(a)
-        case "abs", (a,):
-            return tirx.abs(a)
-        case "erf", (a,):
-            return tirx.erf(a)
         case "pow", (tirx.FloatImm(value=0.0), b):
             return _zero_to_the(b, dtype)
-        case "pow", (a, b):
-            return tirx.power(a, b)
-        case "maximum", (a, b):
-            return tirx.max(a, b)
-        case "minimum", (a, b):
-            return tirx.min(a, b)
         case "where", (condition, a, b):
             return tirx.if_then_else(condition, a, b)
-    raise ValueError(f"{op} with {len(args)} arguments is no scalar function")
+    function = SCALAR_FUNCTIONS.get(op)
+    if function is None or function.compute is None or function.arity != len(args):
+        raise ValueError(f"{op} with {len(args)} arguments is no scalar function")
+    return function.compute(_TvmFunctions(dtype), *args)
 
 
 def _zero_to_the(exponent: Expr, dtype: str) -> Expr:

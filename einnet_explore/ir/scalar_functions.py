@@ -1,0 +1,189 @@
+r"""The scalar functions and operators: one entry each, asked by every layer.
+
+To add a function of one argument, add an entry: the text form, evaluation, error bounds, gradients, kernels in C, CUDA,
+OpenCL and TVM, LaTeX and ONNX follow from its fields.
+
+Where a function has a kink its derivative is a *subgradient*: 0 for ``relu`` and ``abs`` at 0, one half for both
+arguments of ``maximum`` and ``minimum`` where they are equal.  The text form compares indices, not values; a power of
+zero compares values: :math:`0^u` is 1 where :math:`u = 0` and 0 where :math:`u > 0`; so
+:math:`[x > 0] = 1 - 0^{relu(x)}`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from einnet_explore.ir.expression import Apply, Const, Scalar
+from einnet_explore.ir.scalars import add, is_zero, mul, sub
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarFunction:
+    """An elementwise function or operator; *arity* is None for ``+`` and ``*``, which take two or more arguments.
+
+    *compute* evaluates it with a library's functions, named as in NumPy and ``scipy.special``: ``compute(lib, x)``.
+    *derivative* maps its value and arguments to one derivative an argument: ``derivative(y, x)``; None: it has none.
+    *latex* has a ``%s`` an argument.  *onnx* is ONNX's operator.  *c_name* is its name in C's ``math.h``, for double;
+    *gpu_name* the same where only CUDA and OpenCL have it.  *c_definition* defines it for element types without a
+    built-in: ``T`` stands for the type, ``_N`` for the suffix of the name.
+    """
+
+    name: str
+    arity: int | None
+    compute: Callable[..., Any] | None = None
+    derivative: Callable[..., tuple[Scalar, ...]] | None = None
+    latex: str = ""
+    onnx: str = ""
+    c_name: str = ""
+    gpu_name: str = ""
+    c_definition: str = ""
+    additions: int = 1
+    """Estimated cost, in additions."""
+    is_integral: bool = False
+    """Integers map to integers, and no rounding happens."""
+    is_monotone: bool = False
+    """Monotone wherever it is defined, so that the ends of an interval bound its values there."""
+    is_bounded: bool = False
+    """No magnitude exceeds 1."""
+    is_commutative: bool = False
+    has_pole: bool = False
+    """Some number has no value: constants are not folded."""
+    assumed_finite: bool = False
+    """Proofs take its values to be finite, also those of infinite arguments."""
+
+    @property
+    def finite_on_finite(self) -> bool:
+        """Whether finite arguments never give an infinite value."""
+        return self.is_integral or self.is_bounded
+
+    def of_numbers(self, *values: Any) -> Any:
+        """Its value at Python numbers."""
+        assert self.compute is not None
+        return self.compute(_NUMBERS, *values)
+
+
+_NUMBERS = SimpleNamespace(
+    **{**vars(math), "maximum": max, "minimum": min, "abs": abs, "expit": lambda v: 1 / (1 + math.exp(-v))}
+)
+
+_ONE = Const(1)
+
+
+def _positive(x: Scalar) -> Scalar:
+    """[x > 0]."""
+    return sub(_ONE, is_zero(Apply("relu", (x,))))
+
+
+def _larger(a: Scalar, b: Scalar) -> Scalar:
+    """[a > b] + ½·[a = b]: 1 - ½·[a <= b] - ½·[a < b]."""
+    above = is_zero(Apply("relu", (sub(b, a),)))  # a >= b
+    below = is_zero(Apply("relu", (sub(a, b),)))  # a <= b
+    return mul(Const(0.5), add(_ONE, above, mul(Const(-1), below)))
+
+
+def _power_derivatives(y: Scalar, a: Scalar, b: Scalar) -> tuple[Scalar, Scalar]:
+    """The derivatives of a^b: b·a^(b-1) and a^b·ln a; a power of zero is a step, whose slope is 0."""
+    match a, b:
+        case Const(base), _ if base < 0 and not isinstance(b, Const):
+            raise ValueError(f"pow of the constant {base:g} is real at integers only, expected a base that is not < 0")
+        case Const(base), _:
+            return Const(0), Const(0) if base == 0 else mul(Const(math.log(base)), y)
+        case _, Const(n):
+            lower: Scalar = Apply("pow", (a, Const(n - 1))) if n not in (1, 2) else (_ONE, a)[int(n) - 1]
+            return mul(b, lower) if n else Const(0), Const(0)
+    return mul(b, Apply("pow", (a, sub(b, _ONE)))), mul(y, Apply("log", (a,)))
+
+
+def _quotient_derivatives(y: Scalar, _: Scalar, b: Scalar) -> tuple[Scalar, Scalar]:
+    """1/b and -a/b², in parts that the quotient and the other derivative have, too."""
+    return (inverse := Apply("/", (_ONE, b))), mul(Const(-1), y, inverse)
+
+
+ERF = ScalarFunction(
+    "erf", 1, lambda lib, x: lib.erf(x), onnx="Erf", c_name="erf", additions=24, is_monotone=True, is_bounded=True,
+    derivative=lambda y, x: (
+        mul(Const(2 / math.sqrt(math.pi)), Apply("exp", (Apply("neg", (mul(x, x),)),))),
+    ),
+)  # fmt: skip
+
+_FUNCTIONS = (
+    ScalarFunction(
+        "relu", 1, lambda lib, x: lib.maximum(x, 0), onnx="Relu", is_integral=True, is_monotone=True,
+        derivative=lambda y, x: (_positive(x),),
+    ),
+    ScalarFunction(
+        "tanh", 1, lambda lib, x: lib.tanh(x), latex=r"\tanh\left(%s\right)", onnx="Tanh", c_name="tanh", additions=24,
+        is_monotone=True, is_bounded=True, derivative=lambda y, x: (sub(_ONE, mul(y, y)),),
+    ),
+    ScalarFunction(
+        "sigmoid", 1, lambda lib, x: lib.expit(x), latex=r"\sigma\left(%s\right)", onnx="Sigmoid", additions=20,
+        c_definition="T sigmoid_N(T a) { return ONE / (ONE + EXP(-a)); }",
+        is_monotone=True, is_bounded=True, derivative=lambda y, x: (mul(y, sub(_ONE, y)),),
+    ),
+    ScalarFunction(
+        "exp", 1, lambda lib, x: lib.exp(x), latex=r"\exp\left(%s\right)", onnx="Exp", c_name="exp", additions=16,
+        is_monotone=True, assumed_finite=True, derivative=lambda y, x: (y,),
+    ),
+    ScalarFunction(
+        "log", 1, lambda lib, x: lib.log(x), latex=r"\log\left(%s\right)", onnx="Log", c_name="log", additions=16,
+        is_monotone=True, has_pole=True, derivative=lambda y, x: (Apply("/", (_ONE, x)),),
+    ),
+    ScalarFunction(
+        "sqrt", 1, lambda lib, x: lib.sqrt(x), latex=r"\sqrt{%s}", onnx="Sqrt", c_name="sqrt", additions=4,
+        is_monotone=True, derivative=lambda y, x: (Apply("/", (Const(0.5), y)),),
+    ),
+    ScalarFunction(
+        "rsqrt", 1, lambda lib, x: 1 / lib.sqrt(x), latex=r"\frac{1}{\sqrt{%s}}", gpu_name="rsqrt", additions=6,
+        c_definition="T rsqrt_N(T a) { return ONE / SQRT(a); }",
+        is_monotone=True, has_pole=True, assumed_finite=True, derivative=lambda y, x: (mul(Const(-0.5), y, y, y),),
+    ),
+    ScalarFunction(
+        "abs", 1, lambda lib, x: lib.abs(x), latex=r"\left|%s\right|", onnx="Abs", c_name="fabs",
+        c_definition="T abs_N(T a) { return a < 0 ? -a : a; }",
+        is_integral=True, derivative=lambda y, x: (sub(_positive(x), _positive(Apply("neg", (x,)))),),
+    ),
+    ERF,
+    ScalarFunction(
+        "pow", 2, lambda lib, x, y: lib.power(x, y), latex=r"\left(%s\right)^{%s}", onnx="Pow", c_name="pow",
+        additions=40, has_pole=True, derivative=_power_derivatives,
+    ),
+    ScalarFunction(
+        "maximum", 2, lambda lib, x, y: lib.maximum(x, y), latex=r"\max\left(%s, %s\right)", onnx="Max",
+        c_definition="T maximum_N(T a, T b) { return b > a || b != b ? b : a; }",
+        is_integral=True, is_commutative=True, derivative=lambda y, a, b: (_larger(a, b), _larger(b, a)),
+    ),
+    ScalarFunction(
+        "minimum", 2, lambda lib, x, y: lib.minimum(x, y), latex=r"\min\left(%s, %s\right)", onnx="Min",
+        c_definition="T minimum_N(T a, T b) { return b < a || b != b ? b : a; }",
+        is_integral=True, is_commutative=True, derivative=lambda y, a, b: (_larger(b, a), _larger(a, b)),
+    ),
+    ScalarFunction("where", 3, onnx="Where", is_integral=True),
+)  # fmt: skip
+
+_OPERATORS = (
+    ScalarFunction("+", None, onnx="Add", is_integral=True, is_commutative=True),
+    ScalarFunction(
+        "-", 2, lambda lib, x, y: x - y, onnx="Sub", is_integral=True, derivative=lambda y, a, b: (_ONE, Const(-1))
+    ),
+    ScalarFunction("*", None, onnx="Mul", is_integral=True, is_commutative=True),
+    ScalarFunction(
+        "/", 2, lambda lib, x, y: x / y, onnx="Div", additions=4, has_pole=True, derivative=_quotient_derivatives
+    ),
+    ScalarFunction("neg", 1, lambda lib, x: -x, onnx="Neg", is_integral=True, derivative=lambda y, x: (Const(-1),)),
+)
+
+SCALAR_FUNCTIONS: dict[str, ScalarFunction] = {f.name: f for f in (*_FUNCTIONS, *_OPERATORS)}
+"""The functions of the text form and the operators, by name."""
+
+FUNCTIONS: dict[str, int] = {f.name: f.arity for f in _FUNCTIONS if f.arity is not None}
+"""The scalar functions of the text form and how many arguments each takes."""
+
+REAL_FUNCTIONS: tuple[str, ...] = tuple(f.name for f in SCALAR_FUNCTIONS.values() if not f.is_integral)
+"""Functions and operators whose values at integers may not be integers."""
+
+ASSUMED_FINITE = frozenset(f.name for f in SCALAR_FUNCTIONS.values() if f.is_bounded or f.assumed_finite)
+"""Functions whose values proofs take to be finite, also those of infinite arguments."""
