@@ -1,7 +1,7 @@
-"""Rules, and the values they leave behind: Match, Step, Derivation.
+"""Rules, matches, steps and derivations.
 
-A rule is a law with parameters.  It acts on the scope at a path of a program; what it yields is again a program, since
-an instantiation takes a scope out into an equation of its own.
+A rule is a law with parameters.  It rewrites the scope at a path of a program and returns a program, since an
+instantiation moves a scope into an equation of its own.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from einnet_explore.ir import Access, Path, Program, Scope, accesses, scopes, show_path
+from einnet_explore.analysis.equations import instantiated, whole_equation
+from einnet_explore.ir import EOPERATOR, Access, Equation, Instance, Path, Program, Scope, accesses, scopes, show_path
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.wording import counted
 
@@ -19,13 +21,13 @@ A = ParamSpec("A")
 P = TypeVar("P")
 
 
-NO_STEP = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
-"""What reading and applying a step from a file raises where it is none: its parameters are whatever somebody wrote."""
+BAD_STEP_ERRORS = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
+"""Exceptions of decoding or applying a step from a file: its parameters are untrusted JSON."""
 
 
 @contextmanager
 def refusing() -> Generator[None, None, None]:
-    """Turn a ValueError of the algebra below, which knows no rules, into a refusal with the same words."""
+    """Raise a ValueError of a lower layer as ``Refused`` with the same text; a KeyError is a missing parameter."""
     try:
         yield
     except Refused:
@@ -36,29 +38,40 @@ def refusing() -> Generator[None, None, None]:
         raise Refused(f"the parameter {why} is missing") from why
 
 
-def accepted(law: Callable[A, object], *asked: A.args, **named: A.kwargs) -> bool:
-    """Whether *law* does not refuse what it is *asked*."""
+def refusals_of(law: Callable[A, object], *args: A.args, **named: A.kwargs) -> tuple[str, ...]:
+    """Return the text with which *law* refuses these arguments, as a tuple of one; ``()`` if it applies."""
     try:
-        law(*asked, **named)
-    except Refused:
-        return False
-    return True
+        law(*args, **named)
+    except Refused as reason:
+        return (str(reason),)
+    return ()
 
 
-def inside(at: Path) -> str | None:
-    """Why a rule between expressions does not apply at *at*; None where that is a whole equation."""
-    return None if len(at) == 1 else f"path {at} is a scope inside an equation, expected an equation"
+def accepted(law: Callable[A, object], *args: A.args, **named: A.kwargs) -> bool:
+    """Whether *law* applies to these arguments."""
+    return not refusals_of(law, *args, **named)
+
+
+def explain_equation(explain: Callable[[Program, Equation, Path], str]) -> Callable[[Program, Path], str]:
+    """Return the ``explain`` of a rule between equations: *explain*, or the refusal of a path inside an equation."""
+
+    def reason(program: Program, at: Path) -> str:
+        try:
+            return explain(program, whole_equation(program, at), at)
+        except ValueError as refusal:
+            return str(refusal)
+
+    return reason
 
 
 @dataclass(frozen=True, slots=True)
 class Rule(Generic[P]):
-    """An equation that may be read left to right.
+    """An equation that rewrites its left side to its right side.
 
-    ``rewrite`` is the law and its only guard: it refuses with the numbers that failed.  ``propose`` enumerates
-    parameters worth trying, inferred from the extents and coefficients at hand; all that it yields is accepted.
-    ``encode`` and ``decode`` give parameters their JSON form, in which users write them too.  A *local* rule looks at
-    nothing but the scope at its path and whether that is a whole equation's, and changes nothing else.  ``explain``
-    says why it proposes nothing, where it proposes nothing.
+    ``rewrite`` is the law and its only guard: it raises ``Refused`` with the numbers that failed.  ``propose`` yields
+    parameters worth trying, inferred from extents and coefficients; ``rewrite`` accepts all of them.  ``encode`` and
+    ``decode`` convert parameters to and from JSON, which users write too.  A *local* rule reads and changes only the
+    scope at its path, and whether that is a whole equation.  ``explain`` returns the reason why nothing is proposed.
     """
 
     name: str
@@ -76,7 +89,7 @@ class Rule(Generic[P]):
             yield Match(self, at, params)
 
     def match(self, program: Program, at: Path, /, **params: Any) -> Match[P]:
-        """The match that a user asks for by writing parameters, whatever they are called, in their JSON form."""
+        """The match with the parameters that a user writes in their JSON form."""
         return Match(self, at, self.decode(program, at, params))
 
     def __repr__(self) -> str:
@@ -85,14 +98,14 @@ class Rule(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class Match(Generic[P]):
-    """A rule, a place and parameters: a rewrite that has not happened yet."""
+    """A rule, a path and parameters: a rewrite that is not applied yet."""
 
     rule: Rule[P]
     at: Path
     params: P
 
     def apply(self, program: Program) -> Step:
-        """Do it; raises Refused where a side condition fails."""
+        """Apply the rule; raises Refused where a side condition fails."""
         return Step(program, self, self.rule.rewrite(program, self.at, self.params))
 
     def to_json(self) -> dict[str, Any]:
@@ -106,7 +119,7 @@ class Match(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One rewrite that has happened."""
+    """One applied rewrite."""
 
     before: Program
     match: Match[Any]
@@ -118,7 +131,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """E0 → E1 → … → En.  A value: extending it makes a new one, so undo is free."""
+    """Programs E0 → E1 → … → En.  A value: ``then`` returns a longer one, so undo is free."""
 
     start: Program
     steps: tuple[Step, ...] = ()
@@ -137,7 +150,7 @@ class Derivation:
 
 
 def access_of(scope: Scope, number: int) -> Access:
-    """The access of that *number* in the body of *scope*, counted from 0; refuses where there are fewer."""
+    """Access *number* of the body of *scope*, from 0; raises Refused if there are fewer."""
     found = tuple(accesses(scope.body))
     if not 0 <= number < len(found):
         raise Refused(f"access {number}: the body has {len(found)} accesses")
@@ -145,7 +158,7 @@ def access_of(scope: Scope, number: int) -> Access:
 
 
 def places(program: Program) -> Iterable[tuple[Path, Scope]]:
-    """Every scope that rules may act on, with its path: those of equations not instantiated yet, outermost first."""
+    """Yield the scopes of equations that are not instantiated yet, with their paths, outermost first."""
     for n, equation in enumerate(program.equations):
         if equation.via is None:
             for path, scope in scopes(equation.scope):
@@ -161,7 +174,7 @@ def scope_rule(
     decode: Callable[[Scope, Mapping[str, Any]], P],
     explain: Callable[[Scope], str] | None = None,
 ) -> Rule[P]:
-    """A rule that only looks at one scope and puts another in its place (the intra-expression rules of Table 1)."""
+    """Return a rule that replaces one scope and reads nothing else (the intra-expression rules of Table 1)."""
 
     def guarded(program: Program, at: Path, params: P) -> Program:
         return program.replace_at(at, rewrite(program.scope_at(at), params))
@@ -179,47 +192,64 @@ def scope_rule(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The parameters of a rule that has none: the place says everything.  Their JSON form is ``{}``."""
+class NoParameters:
+    """Parameters of a rule that has none; JSON ``{}``."""
 
 
 def place_rule(
     name: str,
     law: str,
     rewrite: Callable[[Program, Path], Program],
-    otherwise: Callable[[Path], str],
-    tried: Callable[[Path], bool] = lambda _: True,
-    local: bool = False,
-) -> Rule[Place]:
-    """A rule without parameters, proposed where *tried* holds of the path and *rewrite* does not refuse.
+    applies: str | Callable[[Path], str],
+    is_proposed: Callable[[Path], bool] = lambda _: True,
+    **options: bool,
+) -> Rule[NoParameters]:
+    """Return a rule without parameters, proposed at paths that *is_proposed* admits and *rewrite* does not refuse.
 
-    *otherwise* says why nothing is proposed where nothing is refused.
+    *applies* is the explanation where *rewrite* refuses nothing; *options* are those of ``Rule``.
     """
 
-    def law_at(program: Program, at: Path, _: Place) -> Program:
+    def law_at(program: Program, at: Path, _: NoParameters) -> Program:
         return rewrite(program, at)
 
-    def propose(program: Program, at: Path) -> Iterable[Place]:
-        if tried(at) and accepted(law_at, program, at, Place()):
-            yield Place()
+    def propose(program: Program, at: Path) -> Iterable[NoParameters]:
+        if is_proposed(at) and accepted(rewrite, program, at):
+            yield NoParameters()
 
-    def decode(_: Program, __: Path, params: Mapping[str, Any]) -> Place:
+    def decode(_: Program, __: Path, params: Mapping[str, Any]) -> NoParameters:
         if params:
             raise Refused(f"{name} takes no parameters, found {', '.join(params)}")
-        return Place()
+        return NoParameters()
 
     def explain(program: Program, at: Path) -> str:
-        try:
-            rewrite(program, at)
-        except Refused as why:
-            return str(why)
-        return otherwise(at)
+        reasons = refusals_of(rewrite, program, at)
+        return reasons[0] if reasons else applies if isinstance(applies, str) else applies(at)
 
-    return Rule(name, law, propose, law_at, lambda _: {}, decode, local, explain)
+    return Rule(name, law, propose, law_at, lambda _: {}, decode, explain=explain, **options)
 
 
-def not_run_yet(program: Program, at: Path) -> None:
-    """Refuses what stands in an equation that is instantiated already."""
-    equation = program.equations[at[0]]
-    if equation.via is not None:
-        raise Refused(f"{equation.name} is instantiated already, by {equation.via.operator}")
+def eoperator(kind: str) -> Instance:
+    """The instance of a generated kernel of *kind*."""
+    return Instance(EOPERATOR, (("kind", kind),))
+
+
+def generation_rule(
+    name: str,
+    law: str,
+    instance_of: Callable[[Program, Path], Instance],
+    applies: str | Callable[[Path], str],
+    is_proposed: Callable[[Path], bool] = lambda _: True,
+) -> Rule[NoParameters]:
+    """Return a rule that instantiates the scope at a path with ``instance_of(program, path)``, which may refuse.
+
+    A whole equation is instantiated in place, a nested scope becomes an equation of its own.
+    """
+
+    @lru_cache(256)  # every proposal is applied once before
+    def rewrite(program: Program, at: Path) -> Program:
+        equation = program.equations[at[0]]
+        if equation.via is not None:
+            raise Refused(f"{equation.name} is instantiated already, by {equation.via.operator}")
+        return instantiated(program, at, instance_of(program, at))
+
+    return place_rule(name, law, rewrite, applies, is_proposed)

@@ -34,8 +34,7 @@ from einnet_explore.ir import (
     as_index,
     map_accesses,
 )
-from einnet_explore.rules.base import Rule, accepted, inside, refusing
-from einnet_explore.support.errors import Refused
+from einnet_explore.rules.base import Rule, accepted, explain_equation, refusals_of, refusing
 
 ORDERS = 4
 """Up to so many operands every order of them is tried: 4! = 24."""
@@ -172,24 +171,19 @@ def _part(scope: Scope, whole: Equation, n: int) -> Scope:
     return replace(scope, summations=(), reduce="sum", domain=(), body=body)
 
 
-def explain(program: Program, at: Path) -> str:
-    """Why no other equation makes a batch with this one: what differs, for each that sums as well."""
-    if (why := inside(at)) is not None:
-        return why
-    base = program.equations[at[0]]
+def explain(program: Program, base: Equation, at: Path) -> str:
+    """Return why no other equation makes a batch with *base*: the difference, for each one with a summation."""
     if all(y.extent == 1 for y in base.scope.summations):
         return f"{base.name} sums nothing"
-    whys = []
+    reasons: list[str] = []
     for other in program.equations[at[0] + 1 :]:
         if any(y.extent > 1 for y in other.scope.summations):
-            try:
-                rewrite(program, at, Batch((other.name,)))
-            except Refused as why:
-                whys.append(str(why))
-            else:
+            refused = refusals_of(rewrite, program, at, Batch((other.name,)))
+            reasons += refused
+            if not refused:
                 both = ", ".join(sorted(name for name, _ in _read(program, base.scope) & _read(program, other.scope)))
-                whys.append(f"{base.name} and {other.name} both read {both}: they are siblings")
-    return "; ".join(whys) or f"no later equation than {base.name} sums anything"
+                reasons.append(f"{base.name} and {other.name} both read {both}: they are siblings")
+    return "; ".join(reasons) or f"no later equation than {base.name} sums anything"
 
 
 def encode(params: Batch) -> dict[str, Any]:
@@ -211,5 +205,5 @@ BATCH_MERGING = Rule(
     rewrite=rewrite,
     encode=encode,
     decode=decode,
-    explain=explain,
+    explain=explain_equation(explain),
 )

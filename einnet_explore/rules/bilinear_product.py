@@ -53,7 +53,7 @@ from einnet_explore.ir import (
     factors,
     mul,
 )
-from einnet_explore.rules.base import Rule, accepted, refusing
+from einnet_explore.rules.base import Rule, accepted, refusals_of, refusing
 from einnet_explore.support.errors import Refused
 
 KNOWN: Mapping[str, Bilinear] = {x.name: x for x in (strassen(), laderman(), karatsuba(), gauss())}
@@ -202,14 +202,9 @@ def _names(scope: Scope) -> set[str]:
 
 
 def explain(program: Program, at: Path) -> str:
-    """Why no known algorithm fits."""
-    whys = []
-    for triple in KNOWN.values():
-        try:
-            rewrite(program, at, Given(triple))
-        except Refused as why:
-            whys.append(str(why))
-    return "; ".join((*dict.fromkeys(whys), "no three iterators make a matrix product of blocks that can be cut"))
+    """Return why no known algorithm fits."""
+    reasons = (reason for triple in KNOWN.values() for reason in refusals_of(rewrite, program, at, Given(triple)))
+    return "; ".join((*dict.fromkeys(reasons), "no three iterators make a matrix product of blocks that can be cut"))
 
 
 def encode(params: Params) -> dict[str, Any]:

@@ -13,29 +13,17 @@ Source: post-optimisation's fusion (EinNet §6.3, Fig. 11), carried across a con
 
 from __future__ import annotations
 
-from functools import lru_cache
-
-from einnet_explore.analysis.equations import instantiated
 from einnet_explore.analysis.fused_chain import chain
-from einnet_explore.ir import EOPERATOR, Instance, Path, Program
-from einnet_explore.rules.base import not_run_yet, place_rule
+from einnet_explore.ir import Instance, Path, Program
+from einnet_explore.rules.base import eoperator, generation_rule
 from einnet_explore.support.errors import Refused
 
-BLOCKED = Instance(EOPERATOR, (("kind", "blocked"),))
-"""How a chain is run."""
+BLOCKED = eoperator("blocked")
 
 
-@lru_cache(64)
-def rewrite(program: Program, at: Path) -> Program:
-    """The scope generated: a whole equation where it stands, a nested scope as an equation of its own.
-
-    Refuses what is no chain, one without a product, or one of which every cut does products twice, with the numbers.
-    """
-    not_run_yet(program, at)
-    try:
-        found = chain(program.scope_at(at))
-    except Refused as why:
-        raise Refused(str(why)) from why
+def _instance(program: Program, at: Path) -> Instance:
+    """``BLOCKED``; refuses a scope that is no chain, has no product, or of which every cut repeats products."""
+    found = chain(program.scope_at(at))
     if len(found.stages) == 1:
         raise Refused("it reads no scope: there is but one stage")
     if not any(stage.product for stage in found.stages):
@@ -47,13 +35,13 @@ def rewrite(program: Program, at: Path) -> Program:
         cut = found.cut(x, 1, 1)
         again, whole = found.multiplications((cut,)), found.multiplications()
         raise Refused(f"cut along {x.name} it does {again} products, uncut {whole}: no traversal is shared")
-    return instantiated(program, at, BLOCKED)
+    return BLOCKED
 
 
-BLOCKED_GENERATION = place_rule(
+BLOCKED_GENERATION = generation_rule(
     "blocked_generation",
     r"\mathop{L}_{y\,\vec x} f_1(f_2(\dots f_n(T))) \;\Rightarrow\; \text{eOperator (blocked)}, \qquad"
     r" y = p\,s + y'",
-    rewrite,
-    lambda _: "it can be generated block by block",
+    _instance,
+    "it can be generated block by block",
 )

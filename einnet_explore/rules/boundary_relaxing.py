@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -35,7 +36,7 @@ from einnet_explore.ir import (
     map_accesses,
     told,
 )
-from einnet_explore.rules.base import Rule, accepted, access_of, refusing
+from einnet_explore.rules.base import Rule, accepted, access_of, refusals_of, refusing
 from einnet_explore.support.errors import Refused
 
 
@@ -97,8 +98,7 @@ def _unbound(scope: Scope, params: Unbound) -> Scope:
     with refusing():
         freed = _freed(inner, params.bounds, params.wrap)
     for n in params.bounds:
-        if (why := _needed(scope, access, freed, inner.domain[n], inner.value)) is not None:
-            raise Refused(why)
+        check_redundant(scope, access, freed, inner.domain[n], inner.value)
     number = count()
     return replace(
         scope, body=map_accesses(scope.body, lambda a: Access(freed, a.index) if next(number) == params.access else a)
@@ -112,20 +112,20 @@ def _freed(inner: Scope, bounds: tuple[int, ...], wrap: bool) -> Scope:
     return fitted(freed, REDUCTIONS[freed.reduce], wrap)
 
 
-def _needed(scope: Scope, access: Access, inner: Scope, bound: Bound, value: float) -> str | None:
-    """Why *bound* may not be dropped: a read violates it, and there *inner*, freed of it, is not *value*."""
+def check_redundant(scope: Scope, access: Access, inner: Scope, bound: Bound, value: float) -> None:
+    """Raise Refused if a read violates *bound* where *inner*, without the bound, is not *value*."""
     to = dict(zip(inner.traversals, access.index, strict=True))
     read = substitute_domain((bound,), to)
     # A read in the padding yields the value whatever the domain says: only reads inside the box matter.
     inside = tuple(Bound(i, x.lo, x.hi) for x, i in to.items())
     if not read or always(read[0], (*scope.domain, *inside)):
-        return None
+        return
     known = constancy(inner.body)
     constant = known is not None and reduced(inner, known.value) == value
     if known is not None and constant and (known.bounds is None or any(always(bound, (b,)) for b in known.bounds)):
-        return None
+        return
     lo, hi = reach(read[0].index, (*scope.domain, *inside))
-    return f"reads reach [{lo}, {hi}], outside {bound}"
+    raise Refused(f"reads reach [{lo}, {hi}], outside {bound}")
 
 
 def _wider(scope: Scope, at: Path, ranges: tuple[tuple[Iterator, int, int], ...]) -> Scope:
@@ -144,7 +144,8 @@ def _wider(scope: Scope, at: Path, ranges: tuple[tuple[Iterator, int, int], ...]
 
 def _droppable(scope: Scope, number: int, access: Access, inner: Scope) -> Iterable[Unbound]:
     everything = _freed(inner, tuple(range(len(inner.domain))), wrap=True)
-    free = tuple(n for n, b in enumerate(inner.domain) if _needed(scope, access, everything, b, inner.value) is None)
+    redundant = partial(check_redundant, scope, access, everything, value=inner.value)
+    free = tuple(n for n, b in enumerate(inner.domain) if accepted(redundant, bound=b))
     if free:
         kept = tuple(b for n, b in enumerate(inner.domain) if n not in free)
         sources = [a.source for a in accesses(inner.body)]
@@ -159,25 +160,25 @@ def _multiples(scope: Scope) -> tuple[tuple[Iterator, int], ...]:
 
 
 def explain(program: Program, at: Path) -> str:
-    """Why no bound can be dropped and no range has to grow."""
+    """Return why no bound can be dropped and no range has to grow."""
     scope = program.scope_at(at)
-    whys: list[str] = []
+    reasons: list[str] = []
     for n, access in enumerate(accesses(scope.body)):
         if isinstance(access.source, Scope) and access.source.domain:
             try:
                 everything = _freed(access.source, tuple(range(len(access.source.domain))), wrap=True)
-                needed = [_needed(scope, access, everything, b, access.source.value) for b in access.source.domain]
-            except ValueError as why:
-                needed = [str(why)]
-            whys += [f"access {n}: {why}" for why in needed if why]
+                redundant = partial(check_redundant, scope, access, everything, value=access.source.value)
+                needed = [reason for b in access.source.domain for reason in refusals_of(redundant, bound=b)]
+            except ValueError as error:
+                needed = [str(error)]
+            reasons += [f"access {n}: {reason}" for reason in needed]
     for x, d in _multiples(scope):
         span = (x.lo, x.hi + -x.extent % d)
-        try:
-            rewrite(program, at, Wider(((x, *span),)))
-        except Refused as why:
-            whys.append(str(why))
+        reasons += refusals_of(rewrite, program, at, Wider(((x, *span),)))
     extents = ", ".join(f"{x.name}:{x.extent}" for x in scope.summations) or "none"
-    return "; ".join(whys) or f"no nested scope has a domain, and no index asks for more of the summations ({extents})"
+    return (
+        "; ".join(reasons) or f"no nested scope has a domain, and no index asks for more of the summations ({extents})"
+    )
 
 
 def encode(params: Relaxing) -> dict[str, Any]:

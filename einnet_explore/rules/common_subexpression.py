@@ -16,7 +16,7 @@ from typing import Any
 from einnet_explore.analysis.canonical_keys import key
 from einnet_explore.analysis.equations import read_instead, whole_equation, widened, without
 from einnet_explore.ir import Access, Equation, Path, Program, Scope, Tensor
-from einnet_explore.rules.base import Rule, accepted, inside, refusing
+from einnet_explore.rules.base import Rule, accepted, explain_equation, refusing
 from einnet_explore.support.errors import Refused
 
 
@@ -32,7 +32,7 @@ def propose(program: Program, at: Path) -> Iterable[Same]:
     if len(at) != 1:
         return
     equation = program.equations[at[0]]
-    names = [source] if (source := _copied(equation.scope)) else []
+    names = [source.name for source in _copied_tensors(equation.scope)]
     mine = meaning(equation.scope)
     names += [
         e.name for e in program.equations[: at[0]] if e.scope.box == equation.scope.box and meaning(e.scope) == mine
@@ -47,7 +47,7 @@ def propose(program: Program, at: Path) -> Iterable[Same]:
 def rewrite(program: Program, at: Path, params: Same) -> Program:
     """The law; refuses what computes something else, an output, and a value outside the box that differs."""
     equation = whole_equation(program, at)
-    if _copied(equation.scope) != params.tensor:
+    if params.tensor not in [source.name for source in _copied_tensors(equation.scope)]:
         _same_as(program, at[0], params.tensor)
     if equation.name in program.outputs:
         return _renamed(program, at[0], params.tensor)
@@ -83,20 +83,16 @@ def meaning(scope: Scope) -> Hashable:
     return key(replace(scope, padding=(), value=scope.value if scope.domain else 0))
 
 
-def _copied(scope: Scope) -> str | None:
-    """The tensor of which *scope* is a copy, element by element at the same index."""
+def _copied_tensors(scope: Scope) -> Iterable[Tensor]:
+    """Yield the tensor of which *scope* is a copy, element by element at the same index."""
     match scope:
         case Scope(summations=(), body=Access(Tensor() as source, index), domain=()):
             if tuple(i.single for i in index) == scope.traversals and source.box == scope.box:
-                return source.name
-    return None
+                yield source
 
 
-def explain(program: Program, at: Path) -> str:
-    """Why nothing is read instead: no earlier equation computes the same."""
-    if (why := inside(at)) is not None:
-        return why
-    equation: Equation = program.equations[at[0]]
+def explain(_: Program, equation: Equation, __: Path) -> str:
+    """Return why *equation* stays: no earlier equation computes the same."""
     return f"no earlier equation computes what {equation.name} does, and it is no copy"
 
 
@@ -118,5 +114,5 @@ COMMON_SUBEXPRESSION = Rule(
     rewrite,
     encode,
     decode,
-    explain=explain,
+    explain=explain_equation(explain),
 )

@@ -19,7 +19,7 @@ from typing import Any
 from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.analysis.products import finite, opened, quotient_factors
 from einnet_explore.ir import Access, Scalar, Scope, add, mul, terms
-from einnet_explore.rules.base import accepted, refusing, scope_rule
+from einnet_explore.rules.base import accepted, refusals_of, refusing, scope_rule
 from einnet_explore.support.errors import Refused
 
 
@@ -110,14 +110,8 @@ def _inner_reduction(parts: tuple[Scalar, ...], part: int) -> str:
 
 
 def explain(scope: Scope) -> str:
-    """Why nothing moves."""
-    whys = []
-    for params in (Outwards(), Inwards(0)):
-        try:
-            rewrite(scope, params)
-        except Refused as why:
-            whys.append(str(why))
-    return "; ".join(whys)
+    """Return why no factor moves out and no term moves in."""
+    return "; ".join((*refusals_of(rewrite, scope, Outwards()), *refusals_of(rewrite, scope, Inwards(0))))
 
 
 def encode(params: Direction) -> dict[str, Any]:

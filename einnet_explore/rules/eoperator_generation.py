@@ -13,52 +13,42 @@ caller sees an array.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 
 from einnet_explore.analysis.counts import intensity, reads_once
-from einnet_explore.analysis.equations import instantiated
 from einnet_explore.analysis.flattening import row_major, view_strides
-from einnet_explore.ir import EOPERATOR, VIEW, Access, Instance, Path, Program, Scope, accesses, scopes, show_path
-from einnet_explore.rules.base import not_run_yet, place_rule
+from einnet_explore.ir import VIEW, Access, Instance, Path, Program, Scope, accesses, scopes, show_path
+from einnet_explore.rules.base import eoperator, generation_rule
 from einnet_explore.support.errors import Refused
 
 COMPUTE_BOUND = 4
 """FLOPs an element from which the paper calls an expression compute-bound (§5.2)."""
 
 
-@lru_cache(256)  # what is proposed has been rewritten once already
-def rewrite(program: Program, at: Path) -> Program:
-    """The law; refuses what is compute-bound, what sums inside, and what is instantiated already."""
-    not_run_yet(program, at)
+def _instance(program: Program, at: Path) -> Instance:
+    """A view or an eOperator; refuses a scope that is compute-bound or has a repeated summation inside."""
     scope = program.scope_at(at)
     if (repeated := next(iter(_repeated(scope, at)), None)) is not None:
         path, inner = repeated
         sums = ", ".join(y.name for y in inner.summations)
         raise Refused(f"the scope at {show_path(path)} sums over {sums} for every read of it: instantiate it first")
-    if (view := _view(scope, output=len(at) == 1 and program.equations[at[0]].name in program.outputs)) is not None:
-        return instantiated(program, at, view)
+    is_output = len(at) == 1 and program.equations[at[0]].name in program.outputs
+    match view_strides(scope):
+        case (offset, strides) if not is_output or strides == row_major(scope.shape):
+            return Instance(VIEW, (("offset", offset), ("strides", strides)))
     measured = intensity(scope)
     if measured >= COMPUTE_BOUND:
         raise Refused(f"intensity {measured:.1f} FLOP/element is not below {COMPUTE_BOUND}: this is compute-bound")
-    return instantiated(program, at, Instance(EOPERATOR, (("kind", _kind(scope)),)))
+    return eoperator(_kind(scope))
 
 
 def _repeated(scope: Scope, at: Path) -> Iterable[tuple[Path, Scope]]:
-    """The nested scopes that sum something and are read more than once an element."""
+    """Yield the nested scopes with a summation that are read more than once an element."""
     for n, access in enumerate(accesses(scope.body)):
         match access.source:
             case Scope() as inner if reads_once(scope, access):
                 yield from _repeated(inner, (*at, n))
             case Scope() as inner:
                 yield from (((*at, n, *path), s) for path, s in scopes(inner) if s.summations)
-
-
-def _view(scope: Scope, output: bool) -> Instance | None:
-    found = view_strides(scope)
-    if found is None or (output and found[1] != row_major(scope.shape)):
-        return None
-    offset, strides = found
-    return Instance(VIEW, (("offset", offset), ("strides", strides)))
 
 
 def _kind(scope: Scope) -> str:
@@ -71,11 +61,11 @@ def _kind(scope: Scope) -> str:
     return "elementwise"
 
 
-EOPERATOR_GENERATION = place_rule(
+EOPERATOR_GENERATION = generation_rule(
     "eoperator_generation",
     r"\frac{\mathrm{FLOPs}}{\text{tensor elements}} < 4 \;\Rightarrow\; \text{eOperator}",
-    rewrite,
+    _instance,
     lambda at: f"the scope at {show_path(at)} is nested: it is computed in place, or taken out by hand",
-    tried=lambda at: len(at) == 1,
+    is_proposed=lambda at: len(at) == 1,
 )
 """A nested scope is taken out only by hand."""

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from einnet_explore.analysis.equations import whole_equation
 from einnet_explore.ir import Equation, Path, Program, Scope, map_tensors, tensors
-from einnet_explore.rules.base import Rule, inside
+from einnet_explore.rules.base import Rule, accepted, explain_equation, refusals_of, refusing
 from einnet_explore.support.errors import Refused
 
 
@@ -31,18 +32,16 @@ def propose(program: Program, at: Path) -> Iterable[Intermediate]:
     if len(at) == 1:
         names = {e.name for e in program.equations}
         for tensor in tensors(program.scope_at(at)):
-            if tensor.name in names and _why_not(program, at[0], tensor.name) is None:
+            if tensor.name in names and accepted(check_only_reader, program, at[0], tensor.name):
                 yield Intermediate(tensor.name)
 
 
 def rewrite(program: Program, at: Path, params: Intermediate) -> Program:
     """Substitute; raises Refused where another equation or the caller reads the intermediate."""
-    if (why := inside(at)) is not None:
-        raise Refused(why)
-    if (why := _why_not(program, at[0], params.tensor)) is not None:
-        raise Refused(why)
-    source = _equation(program, params.tensor)
-    reader = program.equations[at[0]]
+    with refusing():
+        reader = whole_equation(program, at)
+    check_only_reader(program, at[0], params.tensor)
+    source = next(e for e in program.equations if e.name == params.tensor)
     fused = replace(reader, scope=inline(reader.scope, source), via=None)
     kept = tuple(fused if e is reader else e for e in program.equations if e is not source)
     return replace(program, equations=kept)
@@ -54,29 +53,28 @@ def inline(scope: Scope, source: Equation) -> Scope:
     return map_tensors(scope, lambda tensor: source.scope if tensor.name == source.name else tensor)
 
 
-def _why_not(program: Program, reader: int, name: str) -> str | None:
+def check_only_reader(program: Program, reader: int, name: str) -> None:
+    """Raise Refused unless *name* is an equation, no output, that equation *reader* alone reads."""
     if name not in {e.name for e in program.equations}:
-        return f"{name} is no equation of this program"
+        raise Refused(f"{name} is no equation of this program")
     if name in program.outputs:
-        return f"{name} is an output, its value is needed outside"
-    readers = [e.name for e in program.equations if any(t.name == name for t in tensors(e.scope))]
-    if readers != [program.equations[reader].name]:
-        return f"{name} is read by {', '.join(readers) or 'nobody'}, expected {program.equations[reader].name} alone"
-    return None
+        raise Refused(f"{name} is an output, its value is needed outside")
+    readers, only = [e.name for e in program.equations if _reads(e, name)], program.equations[reader].name
+    if readers != [only]:
+        raise Refused(f"{name} is read by {', '.join(readers) or 'nobody'}, expected {only} alone")
 
 
-def _equation(program: Program, name: str) -> Equation:
-    return next(e for e in program.equations if e.name == name)
+def _reads(equation: Equation, name: str) -> bool:
+    """Whether *equation* reads the tensor called *name*."""
+    return any(t.name == name for t in tensors(equation.scope))
 
 
-def explain(program: Program, at: Path) -> str:
-    """Why no intermediate can be fused into the equation."""
-    if (why := inside(at)) is not None:
-        return why
+def explain(program: Program, equation: Equation, at: Path) -> str:
+    """Return why no intermediate can be fused into *equation*."""
     names = {e.name for e in program.equations}
-    read = [t.name for t in tensors(program.scope_at(at)) if t.name in names]
-    whys = [why for name in read if (why := _why_not(program, at[0], name)) is not None]
-    return "; ".join(whys) or f"{program.equations[at[0]].name} reads no other equation's result"
+    read = [t.name for t in tensors(equation.scope) if t.name in names]
+    reasons = [reason for name in read for reason in refusals_of(check_only_reader, program, at[0], name)]
+    return "; ".join(reasons) or f"{equation.name} reads no other equation's result"
 
 
 def encode(params: Intermediate) -> dict[str, Any]:
@@ -101,5 +99,5 @@ EXPRESSION_FUSION = Rule(
     rewrite=rewrite,
     encode=encode,
     decode=decode,
-    explain=explain,
+    explain=explain_equation(explain),
 )

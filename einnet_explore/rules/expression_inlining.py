@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from einnet_explore.analysis.equations import map_reads, number_of, whole_equation
-from einnet_explore.ir import Access, Path, Program, tensors
-from einnet_explore.rules.base import Rule, inside, refusing
+from einnet_explore.ir import Access, Equation, Path, Program, tensors
+from einnet_explore.rules.base import Rule, explain_equation, refusing
 from einnet_explore.support.errors import Refused
 
 
@@ -51,12 +51,10 @@ def rewrite(program: Program, at: Path, params: Inlined) -> Program:
     )
 
 
-def explain(program: Program, at: Path) -> str:
-    """Why nothing is proposed: no intermediate that is read here only re-indexes."""
-    if (why := inside(at)) is not None:
-        return why
+def explain(program: Program, equation: Equation, _: Path) -> str:
+    """Return why nothing is proposed: no intermediate that *equation* reads is a mere re-indexing."""
     made = {e.name for e in program.equations}
-    read = [t.name for t in tensors(program.scope_at(at)) if t.name in made]
+    read = [t.name for t in tensors(equation.scope) if t.name in made]
     return f"none of {', '.join(read)} only re-indexes" if read else "it reads no other equation's result"
 
 
@@ -78,5 +76,5 @@ EXPRESSION_INLINING = Rule(
     rewrite,
     encode,
     decode,
-    explain=explain,
+    explain=explain_equation(explain),
 )

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from einnet_explore.analysis.equations import exchanged, fresh_names, generated
+from einnet_explore.analysis.equations import exchanged, fresh_names, generated, whole_equation
 from einnet_explore.analysis.indices import by_name, listed
 from einnet_explore.analysis.substitution import with_iterators
 from einnet_explore.ir import (
@@ -36,7 +36,7 @@ from einnet_explore.ir import (
     padded,
     terms,
 )
-from einnet_explore.rules.base import Rule, inside, refusing
+from einnet_explore.rules.base import Rule, explain_equation, refusing
 from einnet_explore.support.errors import Refused
 
 PARTS = 8
@@ -134,9 +134,8 @@ def _shared(scope: Scope) -> Iterable[tuple[Iterator, Iterable[int]]]:
 
 def rewrite(program: Program, at: Path, params: Splitting) -> Program:
     """The law; refuses a cut outside the range, and terms of what is no sum."""
-    if (why := inside(at)) is not None:
-        raise Refused(why)
-    equation = program.equations[at[0]]
+    with refusing():
+        equation = whole_equation(program, at)
     if generated(equation) and equation.via is not None:
         raise Refused(f"{equation.name} is run as {equation.via.operator}: there is nothing to split")
     scope = equation.scope
@@ -181,11 +180,8 @@ def _apart(scope: Scope, first: tuple[int, ...]) -> list[Scope]:
     return [replace(scope, body=add(*(found[n] for n in group)), padding=(), value=0) for group in (first, rest)]
 
 
-def explain(program: Program, at: Path) -> str:
-    """Why nothing suggests a split."""
-    if (why := inside(at)) is not None:
-        return why
-    equation = program.equations[at[0]]
+def explain(_: Program, equation: Equation, __: Path) -> str:
+    """Return why nothing suggests a split of *equation*."""
     if generated(equation) and equation.via is not None:
         return f"{equation.name} is run as {equation.via.operator}: there is nothing to split"
     if all(y.extent == 1 for y in equation.scope.summations):
@@ -221,5 +217,5 @@ EXPRESSION_SPLITTING = Rule(
     rewrite=rewrite,
     encode=encode,
     decode=decode,
-    explain=explain,
+    explain=explain_equation(explain),
 )

@@ -17,19 +17,13 @@ from __future__ import annotations
 
 from math import prod
 
-from einnet_explore.analysis.equations import instantiated
-from einnet_explore.ir import EOPERATOR, Instance, Path, Program, Scope, accesses, scopes, show_path
-from einnet_explore.rules.base import not_run_yet, place_rule
+from einnet_explore.ir import Instance, Path, Program, Scope, accesses, scopes, show_path
+from einnet_explore.rules.base import eoperator, generation_rule
 from einnet_explore.support.errors import Refused
 
 
-def rewrite(program: Program, at: Path) -> Program:
-    """The scope generated: a whole equation where it stands, a nested scope as an equation of its own.
-
-    Refuses what reduces nothing inside, what reads an element again in one of its scopes, and what is instantiated
-    already.
-    """
-    not_run_yet(program, at)
+def _instance(program: Program, at: Path) -> Instance:
+    """The eOperator kind ``reductions``; refuses a scope without a nested reduction, or with elements read again."""
     scope = program.scope_at(at)
     found = [inner for _, inner in scopes(scope)]
     if not any(inner.summations for inner in found[1:]):
@@ -38,7 +32,7 @@ def rewrite(program: Program, at: Path) -> Program:
         points, most = _points(inner), _largest(inner)
         if points > most:
             raise Refused(f"{inner!r} has {points} points for {most} elements at most: they are used again and again")
-    return instantiated(program, at, Instance(EOPERATOR, (("kind", "reductions"),)))
+    return eoperator("reductions")
 
 
 def _points(scope: Scope) -> int:
@@ -50,10 +44,10 @@ def _largest(scope: Scope) -> int:
     return max(prod(scope.shape), *(prod(a.source.shape) for a in accesses(scope.body)), 0)
 
 
-REDUCTION_GENERATION = place_rule(
+REDUCTION_GENERATION = generation_rule(
     "reduction_generation",
     r"\mathop{L}_{\vec x} g\Big(X[\vec x], \Big\{\mathop{L}_{\vec u} \bigoplus_{\vec y} h(X[\vec u, \vec y])"
     r"\Big\}[\vec u], \dots\Big) \;\Rightarrow\; \text{eOperator (reductions)}",
-    rewrite,
-    lambda _: "it can be generated with its reductions",
+    _instance,
+    "it can be generated with its reductions",
 )

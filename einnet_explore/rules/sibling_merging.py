@@ -29,7 +29,7 @@ from einnet_explore.analysis.equations import (
 )
 from einnet_explore.analysis.siblings import called, merged, sibling
 from einnet_explore.ir import Access, Equation, Path, Program, factors, tensors
-from einnet_explore.rules.base import Rule, accepted, inside, refusing
+from einnet_explore.rules.base import Rule, accepted, explain_equation, refusals_of, refusing
 from einnet_explore.support.errors import Refused
 
 
@@ -92,23 +92,17 @@ def _read(equation: Equation) -> str:
     return ", ".join(t.name for t in tensors(equation.scope)) or "nothing"
 
 
-def explain(program: Program, at: Path) -> str:
-    """Why no other equation merges with this one: what differs, for each that reads a tensor of it."""
-    if (why := inside(at)) is not None:
-        return why
-    base = program.equations[at[0]]
+def explain(program: Program, base: Equation, at: Path) -> str:
+    """Return why no other equation merges with *base*: the difference, for each one that reads a tensor of it."""
     if all(y.extent == 1 for y in base.scope.summations):
         return f"{base.name} sums nothing"
-    whys: list[str] = []
+    reasons: list[str] = []
     mine = _factors(program, base)
     for other in program.equations[at[0] + 1 :]:
         for tensor in _factors(program, other):
             if tensor in mine:
-                try:
-                    rewrite(program, at, Siblings((other.name,), tensor))
-                except Refused as why:
-                    whys.append(str(why))
-    return "; ".join(dict.fromkeys(whys)) or f"no later equation multiplies by what {base.name} reads: {_read(base)}"
+                reasons += refusals_of(rewrite, program, at, Siblings((other.name,), tensor))
+    return "; ".join(dict.fromkeys(reasons)) or f"no later equation multiplies by what {base.name} reads: {_read(base)}"
 
 
 def encode(params: Siblings) -> dict[str, Any]:
@@ -130,5 +124,5 @@ SIBLING_MERGING = Rule(
     rewrite=rewrite,
     encode=encode,
     decode=decode,
-    explain=explain,
+    explain=explain_equation(explain),
 )

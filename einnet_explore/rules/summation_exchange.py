@@ -1,4 +1,4 @@
-r"""Summation exchange: what is summed first is summed last.
+r"""Summation exchange: inner and outer summations change places.
 
 .. math::
    \mathop{L}_{\vec x} \sum_{\vec s} \Big\{ \mathop{L}_{\vec z} \sum_{\vec y} f \Big\}[\pi(\vec s, \vec x)]
@@ -19,10 +19,10 @@ from einnet_explore.rules.base import place_rule
 from einnet_explore.support.errors import Refused
 
 
-def exchanged(scope: Scope) -> Scope:
-    """The law: all that is summed outside changes places with all inside.
+def exchange_summations(scope: Scope) -> Scope:
+    """Exchange all outer summations with all inner ones.
 
-    Refuses what is no reduction of one by the same monoid, read inside its box.
+    Refuses a scope that is not a reduction of a reduction by the same monoid, read inside its box.
     """
     if not scope.summations:
         raise Refused("the scope sums nothing")
@@ -44,7 +44,7 @@ SUMMATION_EXCHANGE = place_rule(
     r"\mathop{L}_{\vec x} \sum_{\vec s} \Big\{ \mathop{L}_{\vec z} \sum_{\vec y} f \Big\}[\pi(\vec s, \vec x)]"
     r" \;\mapsto\; \mathop{L}_{\vec x} \sum_{\vec y} \Big\{ \mathop{L}_{\vec y \vec x} \sum_{\vec s} f \Big\}"
     r"[\vec y, \vec x]",
-    lambda program, at: program.replace_at(at, exchanged(program.scope_at(at))),
-    lambda _: "the summations can change places",
+    lambda program, at: program.replace_at(at, exchange_summations(program.scope_at(at))),
+    "the summations can change places",
     local=True,
 )

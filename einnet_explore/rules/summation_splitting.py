@@ -34,7 +34,7 @@ from einnet_explore.analysis.canonical_keys import numbering
 from einnet_explore.analysis.indices import by_name, iterators_of, listed
 from einnet_explore.analysis.legality import excess
 from einnet_explore.ir import Iterator, Scope, accesses, factors, mul
-from einnet_explore.rules.base import refusing, scope_rule
+from einnet_explore.rules.base import accepted, refusing, scope_rule
 from einnet_explore.support.errors import Refused
 
 ENUMERATED = 5
@@ -54,7 +54,7 @@ def propose(scope: Scope) -> Iterable[Splitting]:
     for plain in _subsets(scope):
         yield plain
         rest = tuple(s for s in scope.summations if s not in plain.outer)
-        if not scope.domain and _why_not_apart(scope, rest) is None:
+        if not scope.domain and accepted(check_apart, scope, rest):
             yield replace(plain, apart=True)
 
 
@@ -93,7 +93,7 @@ def _ordered(scope: Scope) -> tuple[Iterator, ...]:
 
 
 def rewrite(scope: Scope, params: Splitting) -> Scope:
-    """The law; refuses an iterator that is not summed, or a group that is empty."""
+    """Split the summations; refuses an iterator that is not summed, and an empty group."""
     outer = params.outer
     if stray := [s for s in outer if s not in scope.summations]:
         raise Refused(f"{listed(stray)} is not summed here: the summations are {listed(scope.summations)}")
@@ -112,8 +112,7 @@ def rewrite(scope: Scope, params: Splitting) -> Scope:
 
 
 def _apart(scope: Scope, outer: tuple[Iterator, ...], rest: tuple[Iterator, ...]) -> Scope:
-    if (why := _why_not_apart(scope, rest)) is not None:
-        raise Refused(why)
+    check_apart(scope, rest)
     inside = [f for f in factors(scope.body) if iterators_of(f) & set(rest)]
     used = frozenset[Iterator]().union(*map(iterators_of, inside))
     kept = tuple(x for x in (*outer, *scope.traversals) if x in used)
@@ -124,19 +123,21 @@ def _apart(scope: Scope, outer: tuple[Iterator, ...], rest: tuple[Iterator, ...]
     return replace(scope, summations=outer, body=mul(*outside, inner[kept]))
 
 
-def _why_not_apart(scope: Scope, rest: tuple[Iterator, ...]) -> str | None:
+def check_apart(scope: Scope, rest: tuple[Iterator, ...]) -> None:
+    """Raise Refused unless *scope* is a sum of products of which some factors, not all, read s2 = *rest*."""
     if scope.reduce != "sum":
-        return f"apart is for sums, the scope reduces by {scope.reduce}"
+        raise Refused(f"apart is for sums, the scope reduces by {scope.reduce}")
     if not all(isfinite(a.source.value) for a in accesses(scope.body)):
-        return "apart is for finite paddings: 0 times an infinite one is no number"
+        raise Refused("apart is for finite paddings: 0 times an infinite one is no number")
     free = [f for f in factors(scope.body) if not iterators_of(f) & set(rest)]
     if not any(iterators_of(f) for f in free):
-        return f"every factor reads an iterator of s2 = {listed(rest)}: none can stay outside"
-    return None if len(free) < len(factors(scope.body)) else f"no factor reads s2 = {listed(rest)}"
+        raise Refused(f"every factor reads an iterator of s2 = {listed(rest)}: none can stay outside")
+    if len(free) == len(factors(scope.body)):
+        raise Refused(f"no factor reads s2 = {listed(rest)}")
 
 
 def explain(scope: Scope) -> str:
-    """Why nothing can be split here."""
+    """Return why nothing can be split here."""
     if not scope.summations:
         return "the scope has no summation to split"
     only = scope.summations[0]

@@ -22,7 +22,7 @@ from typing import Any
 from einnet_explore.analysis.regions import always, reach
 from einnet_explore.analysis.substitution import rename, substitute, substitute_domain
 from einnet_explore.ir import Access, Bound, Scalar, Scope, accesses, factors, map_accesses, mul, told
-from einnet_explore.rules.base import accepted, access_of, refusing, scope_rule
+from einnet_explore.rules.base import accepted, access_of, refusals_of, refusing, scope_rule
 from einnet_explore.support.errors import Refused
 
 
@@ -111,15 +111,10 @@ def _put(body: Scalar, number: int, new: Scalar) -> Scalar:
 
 
 def explain(scope: Scope) -> str:
-    """Why nothing can be merged here: what stands in the way of each nested scope."""
-    whys: list[str] = []
-    for n, access in enumerate(accesses(scope.body)):
-        if isinstance(access.source, Scope):
-            try:
-                rewrite(scope, Merging(n))
-            except Refused as why:
-                whys.append(f"access {n}: {why}")
-    return "; ".join(whys) or "the body reads no scope"
+    """Return why no nested scope can be merged, for each of them."""
+    nested = [n for n, access in enumerate(accesses(scope.body)) if isinstance(access.source, Scope)]
+    reasons = [f"access {n}: {reason}" for n in nested for reason in refusals_of(rewrite, scope, Merging(n))]
+    return "; ".join(reasons) or "the body reads no scope"
 
 
 def encode(params: Merging) -> dict[str, Any]:

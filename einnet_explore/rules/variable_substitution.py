@@ -25,7 +25,7 @@ from einnet_explore.analysis.bijection import Bijection, bijection, hull
 from einnet_explore.analysis.indices import by_name, index_of, listed
 from einnet_explore.analysis.substitution import fresh, substitute, substitute_domain
 from einnet_explore.ir import Access, Index, Iterator, Scope, accesses, as_index
-from einnet_explore.rules.base import accepted, refusing, scope_rule
+from einnet_explore.rules.base import accepted, refusals_of, refusing, scope_rule
 from einnet_explore.support.errors import Refused
 
 Replacement: TypeAlias = "tuple[tuple[Iterator, ...], tuple[tuple[str, Index], ...]]"
@@ -192,10 +192,8 @@ def explain(scope: Scope) -> str:
     """Why nothing is substituted here: what refuses the candidates, or that the indices suggest none."""
     for group in (scope.traversals, scope.summations):
         for params in _candidates(scope, group):
-            try:
-                rewrite(scope, params)
-            except Refused as why:
-                return f"{', '.join(f'{name} = {i}' for name, i in params.phi if not i.single)}: {why}"
+            for reason in refusals_of(rewrite, scope, params):
+                return f"{', '.join(f'{name} = {i}' for name, i in params.phi if not i.single)}: {reason}"
     read = ", ".join(dict.fromkeys(repr(i) for access in accesses(scope.body) for i in access.index if i.terms))
     return f"no sum of iterators, no coefficient above 1 and no contiguous run suggests one in the indices {read}"
 

@@ -16,7 +16,7 @@ from einnet_explore.equivalence.certificate import Certificate, composed
 from einnet_explore.ir import Program, read_path
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import ALL_RULES
-from einnet_explore.rules.base import NO_STEP, Derivation, Match, Rule
+from einnet_explore.rules.base import BAD_STEP_ERRORS, Derivation, Match, Rule
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.syntax import text
@@ -86,7 +86,7 @@ def _replayed(derivation: Derivation, step: RecordedStep, known: dict[str, Rule[
     try:
         program.scope_at(at)
         longer = derivation.then(Match(rule, at, rule.decode(program, at, step.params)))
-    except NO_STEP as error:
+    except BAD_STEP_ERRORS as error:
         raise RecordError(f"{where}: {step.rule} at {step.at}: {error}") from None
     if not _agree(longer.end, step.after):
         raise RecordError(f"{where}.after: {step.rule} at {step.at} now gives another program:\n{text(longer.end)}")

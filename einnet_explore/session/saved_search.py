@@ -16,7 +16,7 @@ from einnet_explore.checker.record import RecordError, load_json
 from einnet_explore.ir import Program, read_path, show_path
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import ALL_RULES, Match
-from einnet_explore.rules.base import NO_STEP, Rule
+from einnet_explore.rules.base import BAD_STEP_ERRORS, Rule
 from einnet_explore.session.running_search import Running
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.strategies.events import Pruned, Refused, State
@@ -89,7 +89,7 @@ def from_json(kind: type[R], data: object, cost: Cost, source: str = "<run>") ->
         raise RecordError(f"{source}: {error}") from None
     except KeyError as error:
         raise RecordError(f"{source}: {error} is missing") from None
-    except NO_STEP as error:
+    except BAD_STEP_ERRORS as error:
         raise RecordError(f"{source}: {error}") from None
 
 
@@ -163,7 +163,7 @@ def _replayed(
             program.scope_at(at)
             match = Match(rule, at, rule.decode(program, at, step["params"]))
             program = match.apply(program).after
-        except NO_STEP as error:
+        except BAD_STEP_ERRORS as error:
             raise RecordError(f"{where}: {rule.name} at {step['at']}: {error}") from None
         matches.append(match)
     return tuple(matches), program

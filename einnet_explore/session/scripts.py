@@ -12,7 +12,7 @@ from einnet_explore.checker.record import RecordError
 from einnet_explore.ir import Program, read_path
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.rules import INTER_RULES, RULES, Derivation, Match, Rule
-from einnet_explore.rules.base import NO_STEP
+from einnet_explore.rules.base import BAD_STEP_ERRORS
 from einnet_explore.syntax import parse, text
 
 MATCHING = "operator_matching"
@@ -161,7 +161,7 @@ def tree_from_json(
         raise
     except KeyError as error:
         raise RecordError(f"{source}: {where}: {error} is missing") from None
-    except NO_STEP as error:
+    except BAD_STEP_ERRORS as error:
         raise RecordError(f"{source}: {where}: {error}") from None
     return nodes, parents, here
 

@@ -14,7 +14,7 @@ from einnet_explore.equivalence.certificate import Certificate
 from einnet_explore.ir import Equation, Program, read_path
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import ALL_RULES, Derivation, Match, Refused
-from einnet_explore.rules.base import NO_STEP
+from einnet_explore.rules.base import BAD_STEP_ERRORS
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.support.wording import counted
 
@@ -92,6 +92,6 @@ def replay(start: Program, steps: Iterable[Mapping[str, Any]]) -> Derivation:
             derivation.end.scope_at(at)
             params = rule.decode(derivation.end, at, step["params"])
             derivation = derivation.then(Match(rule, at, params))
-        except NO_STEP as why:
+        except BAD_STEP_ERRORS as why:
             raise Refused(f"step {n}: {type(why).__name__}: {why}") from None
     return derivation

@@ -30,7 +30,7 @@ from einnet_explore.pipeline.post.steps import (
     readers_by_name,
 )
 from einnet_explore.rules import BLOCKED_GENERATION, EXPRESSION_FUSION, STORAGE_LAYOUT, Derivation
-from einnet_explore.rules.base import Place
+from einnet_explore.rules.base import NoParameters
 from einnet_explore.rules.expression_fusion import Intermediate
 from einnet_explore.rules.storage_layout import Stored
 
@@ -58,7 +58,7 @@ def _chained(derivation: Derivation, name: str) -> Derivation | None:
         fused = longer
     if not runs_in_blocks(equation_named(fused.end, name).scope):
         return None
-    longer = apply_rule(fused, BLOCKED_GENERATION, name, Place())
+    longer = apply_rule(fused, BLOCKED_GENERATION, name, NoParameters())
     return None if isinstance(longer, str) else longer
 
 
