@@ -140,7 +140,7 @@ def test_no_regions(text: str, why: str) -> None:
     [(OVERLAP, 1), (parse(GATHERED), 2), (known.instance_norm(3, 2, 5, 7), 2), (known.layer_norm(5, 7), 1)],
 )
 def test_kernels_in_c(program: Program, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "PARALLEL_ELEMENTS", 1)
+    monkeypatch.setattr(native, "MIN_PARALLEL_ELEMENTS", 1)
     found = derive_in_one_kernel(program)
     scope = program.equations[-1].scope if found is None else found.end.equations[0].scope
     source = NativeSource(scope, threads)
@@ -300,7 +300,7 @@ def test_c_that_differs_is_never_used(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_what_is_chosen_runs_in_a_plan(threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With two threads as a node of a session, which lends it its own."""
     monkeypatch.setattr(implementation_choice, "fastest", lambda _, ways, *__: list(ways)[-1])
-    monkeypatch.setattr(native, "PARALLEL_ELEMENTS", 1)
+    monkeypatch.setattr(native, "MIN_PARALLEL_ELEMENTS", 1)
     program = known.batch_norm(4, 3, 5, 6)
     found = derive_in_one_kernel(program)
     assert found is not None

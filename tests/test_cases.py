@@ -40,7 +40,7 @@ def test_what_is_moved_is_read_and_written() -> None:
 
 def test_ways_that_write_every_window_are_out() -> None:
     found = ways(FEW, arrays(FEW)[1], 1)
-    assert called(found[0][0]).startswith("Conv2d(") and len(found) < len(list(bench_cases.forms(FEW)))
+    assert called(found[0][0]).startswith("Conv2d(") and len(found) < len(list(bench_cases.library_forms(FEW)))
     windows = 4 * 40 * 40 * 16 * 25
     assert all(moved(model) < 2 * windows for _, model in found)
     assert moved(load_model(program_model(FEW, arrays(FEW)[1]))) > 2 * windows  # as it is written
@@ -49,7 +49,7 @@ def test_ways_that_write_every_window_are_out() -> None:
 def test_ways_that_are_as_good_stay() -> None:
     """Standard operators have no windows of a band: whatever way it is written, they are gathered."""
     band = ops.g2bmm(1, 64, 4, 8, 1)
-    assert len(ways(band, arrays(band)[1], 1)) == len(list(bench_cases.forms(band)))
+    assert len(ways(band, arrays(band)[1], 1)) == len(list(bench_cases.library_forms(band)))
 
 
 def test_no_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,7 +213,7 @@ def test_squares_in_c(kind: Type, side: int, streamed: bool) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("text", [*TURNED[:2], "tensor A[40, 50, 37]\nY[h:50, w:37, c:40] = A[c, h, w]"])
 def test_turned_kernels_in_c(text: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "PARALLEL_ELEMENTS", 1)
+    monkeypatch.setattr(native, "MIN_PARALLEL_ELEMENTS", 1)
     scope = scope_of(text)
     source = NativeSource(scope, threads)
     assert "turned" in source.text
