@@ -31,7 +31,7 @@ from einnet_explore.ir.path import (
     tensors,
     told,
 )
-from einnet_explore.ir.program import EOPERATOR, VIEW, Attribute, Equation, Instance, Program, program
+from einnet_explore.ir.program import EOPERATOR, VIEW, Attribute, EOperatorKind, Equation, Instance, Program, program
 from einnet_explore.ir.scalar_functions import (
     ASSUMED_FINITE,
     ERF,
@@ -61,6 +61,7 @@ __all__ = [
     "Box",
     "Compare",
     "Const",
+    "EOperatorKind",
     "Equation",
     "Index",
     "IndexLike",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import StrEnum
 from typing import TypeAlias
 
 from einnet_explore.ir.expression import Scope, Tensor
@@ -35,8 +36,33 @@ class Instance(Node):
         """Whether it is neither generated nor a view."""
         return self.operator not in (EOPERATOR, VIEW)
 
+    @property
+    def eoperator_kind(self) -> EOperatorKind | None:
+        """The kind of an eOperator; None of a library call, a view, and an eOperator without a kind."""
+        named = dict(self.attributes).get("kind") if self.operator == EOPERATOR else None
+        return next((kind for kind in EOperatorKind if kind == named), None)
+
     def __repr__(self) -> str:
         return f"{self.operator}({', '.join(f'{k}={v}' for k, v in self.attributes)})"
+
+
+class EOperatorKind(StrEnum):
+    """The work of a generated kernel, as rules name it in an eOperator's attribute ``kind``."""
+
+    ELEMENTWISE = "elementwise"
+    LAYOUT = "layout"
+    """Elements move, nothing is computed."""
+    REDUCTION = "reduction"
+    REDUCTIONS = "reductions"
+    """Reductions of one another and element-wise work between them."""
+    ROWS = "rows"
+    ONE_PASS = "one_pass"
+    BLOCKED = "blocked"
+
+    @property
+    def instance(self) -> Instance:
+        """The eOperator of this kind."""
+        return Instance(EOPERATOR, (("kind", self.value),))
 
 
 @node

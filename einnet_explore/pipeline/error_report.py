@@ -19,7 +19,7 @@ from einnet_explore.analysis.bilinear import Bilinear
 from einnet_explore.equivalence.program_diff import inlined
 from einnet_explore.equivalence.sampling import sliced
 from einnet_explore.interpreter.running_error import Near, running_error
-from einnet_explore.ir import Apply, Box, Program, Scalar, Scope, scopes
+from einnet_explore.ir import Apply, Box, EOperatorKind, Program, Scalar, Scope, scopes
 from einnet_explore.pipeline.numerics import LEVELS, derivation_level, rule_level
 from einnet_explore.pipeline.tuning_task import OUT_OF_MEMORY, ProgramCompiler
 from einnet_explore.rules import Derivation, Match
@@ -191,13 +191,9 @@ def _polynomial(body: Scalar) -> bool:
 
 def _rescalings(program: Program) -> int:
     """How often the exponentials of a softmax in one pass are rescaled, at most."""
-    passes = [e for e in program.equations if e.via and e.via.is_eoperator and _one_pass(e.via.attributes)]
+    passes = [e for e in program.equations if e.via and e.via.eoperator_kind is EOperatorKind.ONE_PASS]
     columns = [x.extent for e in passes for _, scope in scopes(e.scope) for x in scope.summations]
     return -(-max(columns, default=0) // MIN_BLOCK_COLUMNS)
-
-
-def _one_pass(attributes: tuple[tuple[str, Any], ...]) -> bool:
-    return ("kind", "one_pass") in attributes
 
 
 def _rounded(near: Near, truth: Any, got: Any, largest: float) -> RoundingError:

@@ -20,8 +20,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from einnet_explore.analysis.online_softmax import Online, online
-from einnet_explore.analysis.row_nest import nest
 from einnet_explore.ir import Access, Program, Scope, accesses, scopes
 from einnet_explore.onnx_import.assembly import assemble
 from einnet_explore.pipeline.node_groups import NodeGroups
@@ -38,7 +36,6 @@ from einnet_explore.rules import (
     Derivation,
     Match,
     Refused,
-    Rule,
 )
 from einnet_explore.rules.expression_fusion import Intermediate
 from einnet_explore.rules.expression_inlining import Inlined
@@ -57,26 +54,18 @@ def derive_by_rows(program: Program) -> Derivation | None:
     derivation = _moves_merged(substitute_into_readers(Derivation(program)))
     if derivation is None:
         return None
-    scope = derivation.end.equations[0].scope
-    if nest(scope) is not None:
-        return _generated(derivation, (0,), ROW_GENERATION)
-    if isinstance(online(scope), Online):
-        return _generated(derivation, (0,), ONE_PASS_GENERATION)
-    for match in VARIABLE_SUBSTITUTION.matches(derivation.end, (0,)):
-        longer = derivation.then(match)
-        inner = [a.source for a in accesses(longer.end.equations[0].scope.body)]
-        if len(inner) == 1 and isinstance(inner[0], Scope) and nest(inner[0]) is not None:
-            return _generated(longer, (0, 0), ROW_GENERATION)
-    return None
-
-
-def _generated(derivation: Derivation, at: tuple[int, ...], rule: Rule[Any]) -> Derivation | None:
+    for rule in (ROW_GENERATION, ONE_PASS_GENERATION):
+        for match in rule.matches(derivation.end, (0,)):
+            return derivation.then(match)
     name = derivation.end.equations[0].name
-    derivation = derivation.then(Match(rule, at, next(iter(rule.propose(derivation.end, at)))))
-    if len(at) == 1:
-        return derivation
-    done = generate_equation(derivation, name)
-    return None if isinstance(done, str) else done
+    for renamed in VARIABLE_SUBSTITUTION.matches(derivation.end, (0,)):
+        longer = derivation.then(renamed)
+        match list(accesses(longer.end.equations[0].scope.body)):
+            case [Access(Scope())]:
+                for match in ROW_GENERATION.matches(longer.end, (0, 0)):
+                    done = generate_equation(longer.then(match), name)
+                    return None if isinstance(done, str) else done
+    return None
 
 
 def substitute_into_readers(derivation: Derivation) -> Derivation | None:

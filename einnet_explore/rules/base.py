@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from einnet_explore.analysis.equations import instantiated, whole_equation
-from einnet_explore.ir import EOPERATOR, Access, Equation, Instance, Path, Program, Scope, accesses, scopes, show_path
+from einnet_explore.ir import Access, Equation, Instance, Path, Program, Scope, accesses, scopes, show_path
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.wording import counted
 
@@ -226,11 +226,6 @@ def place_rule(
         return reasons[0] if reasons else applies if isinstance(applies, str) else applies(at)
 
     return Rule(name, law, propose, law_at, lambda _: {}, decode, explain=explain, **options)
-
-
-def eoperator(kind: str) -> Instance:
-    """The instance of a generated kernel of *kind*."""
-    return Instance(EOPERATOR, (("kind", kind),))
 
 
 def generation_rule(

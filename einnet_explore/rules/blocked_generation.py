@@ -14,11 +14,11 @@ Source: post-optimisation's fusion (EinNet §6.3, Fig. 11), carried across a con
 from __future__ import annotations
 
 from einnet_explore.analysis.fused_chain import chain
-from einnet_explore.ir import Instance, Path, Program
-from einnet_explore.rules.base import eoperator, generation_rule
+from einnet_explore.ir import EOperatorKind, Instance, Path, Program
+from einnet_explore.rules.base import generation_rule
 from einnet_explore.support.errors import Refused
 
-BLOCKED = eoperator("blocked")
+BLOCKED = EOperatorKind.BLOCKED.instance
 
 
 def _instance(program: Program, at: Path) -> Instance:

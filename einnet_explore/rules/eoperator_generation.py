@@ -16,8 +16,8 @@ from collections.abc import Iterable
 
 from einnet_explore.analysis.counts import intensity, reads_once
 from einnet_explore.analysis.flattening import row_major, view_strides
-from einnet_explore.ir import VIEW, Access, Instance, Path, Program, Scope, accesses, scopes, show_path
-from einnet_explore.rules.base import eoperator, generation_rule
+from einnet_explore.ir import VIEW, Access, EOperatorKind, Instance, Path, Program, Scope, accesses, scopes, show_path
+from einnet_explore.rules.base import generation_rule
 from einnet_explore.support.errors import Refused
 
 COMPUTE_BOUND = 4
@@ -38,7 +38,7 @@ def _instance(program: Program, at: Path) -> Instance:
     measured = intensity(scope)
     if measured >= COMPUTE_BOUND:
         raise Refused(f"intensity {measured:.1f} FLOP/element is not below {COMPUTE_BOUND}: this is compute-bound")
-    return eoperator(_kind(scope))
+    return _kind(scope).instance
 
 
 def _repeated(scope: Scope, at: Path) -> Iterable[tuple[Path, Scope]]:
@@ -51,14 +51,13 @@ def _repeated(scope: Scope, at: Path) -> Iterable[tuple[Path, Scope]]:
                 yield from (((*at, n, *path), s) for path, s in scopes(inner) if s.summations)
 
 
-def _kind(scope: Scope) -> str:
-    """``reduction``, ``layout`` (elements only move) or ``elementwise``."""
+def _kind(scope: Scope) -> EOperatorKind:
     match scope:
         case Scope(summations=(_, *_)):
-            return "reduction"
+            return EOperatorKind.REDUCTION
         case Scope(body=Access()):
-            return "layout"
-    return "elementwise"
+            return EOperatorKind.LAYOUT
+    return EOperatorKind.ELEMENTWISE
 
 
 EOPERATOR_GENERATION = generation_rule(

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from einnet_explore.analysis.online_softmax import online
 from einnet_explore.analysis.softmax_monoid import softmax_is_broken
-from einnet_explore.ir import Instance, Path, Program
-from einnet_explore.rules.base import eoperator, generation_rule
+from einnet_explore.ir import EOperatorKind, Instance, Path, Program
+from einnet_explore.rules.base import generation_rule
 from einnet_explore.support.errors import Refused
 
 
@@ -28,7 +28,7 @@ def _instance(program: Program, at: Path) -> Instance:
         raise Refused(found)
     if (wrong := softmax_is_broken()) is not None:
         raise Refused(wrong)
-    return eoperator("one_pass")
+    return EOperatorKind.ONE_PASS.instance
 
 
 ONE_PASS_GENERATION = generation_rule(

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from math import prod
 
-from einnet_explore.ir import Instance, Path, Program, Scope, accesses, scopes, show_path
-from einnet_explore.rules.base import eoperator, generation_rule
+from einnet_explore.ir import EOperatorKind, Instance, Path, Program, Scope, accesses, scopes, show_path
+from einnet_explore.rules.base import generation_rule
 from einnet_explore.support.errors import Refused
 
 
@@ -32,7 +32,7 @@ def _instance(program: Program, at: Path) -> Instance:
         points, most = _points(inner), _largest(inner)
         if points > most:
             raise Refused(f"{inner!r} has {points} points for {most} elements at most: they are used again and again")
-    return eoperator("reductions")
+    return EOperatorKind.REDUCTIONS.instance
 
 
 def _points(scope: Scope) -> int:

@@ -12,8 +12,8 @@ band is a dense product, though, and everything that is done with it is done whi
 from __future__ import annotations
 
 from einnet_explore.analysis.row_nest import nest
-from einnet_explore.ir import Instance, Path, Program
-from einnet_explore.rules.base import eoperator, generation_rule
+from einnet_explore.ir import EOperatorKind, Instance, Path, Program
+from einnet_explore.rules.base import generation_rule
 from einnet_explore.support.errors import Refused
 
 
@@ -22,7 +22,7 @@ def _instance(program: Program, at: Path) -> Instance:
     scope = program.scope_at(at)
     if nest(scope) is None:
         raise Refused(f"{scope!r} is no work on rows: no factor depends on a row and a place in it by their sum alone")
-    return eoperator("rows")
+    return EOperatorKind.ROWS.instance
 
 
 ROW_GENERATION = generation_rule(

@@ -17,11 +17,11 @@ from einnet_explore.analysis.flattening import view_strides
 from einnet_explore.analysis.substitution import fresh
 from einnet_explore.analysis.tables import copied
 from einnet_explore.ir import (
-    EOPERATOR,
     VIEW,
     Access,
     Attribute,
     Const,
+    EOperatorKind,
     Equation,
     Instance,
     Iterator,
@@ -40,7 +40,7 @@ from einnet_explore.support.wording import counted
 LAW = r"L_{\vec x} \textstyle\sum_{\vec y} f(T[\tau(\vec x, \vec y)]) \mapsto \{L_{\vec x}\, op(T')[\Phi(\vec x)]\}"
 
 REMEMBERED = 1 << 13
-LAYOUT = Instance(EOPERATOR, (("kind", "layout"),))
+LAYOUT = EOperatorKind.LAYOUT.instance
 
 
 @dataclass(frozen=True, slots=True)
