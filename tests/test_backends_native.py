@@ -171,7 +171,7 @@ from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.implementations import NativeCall
 from einnet_explore.syntax import parse
 
-native.PARALLEL_ELEMENTS = 1
+native.MIN_PARALLEL_ELEMENTS = 1
 scope = parse("tensor A[64, 33]\\nY[i:64, j:33] = A[i, j] * 2").equations[0].scope
 for threads in (1, 2):
     out = aligned_empty((64, 33))
