@@ -40,7 +40,7 @@ from einnet_explore.codegen.language import (
     cast,
     counted_loop,
     literal,
-    select,
+    minimum,
 )
 from einnet_explore.codegen.language.lowering import lower_scalar
 from einnet_explore.ir import Access, Apply, Scalar, Tensor
@@ -180,7 +180,7 @@ def elementwise_host_kernel(functor: Functor) -> Kernel:
     body = (
         *held,
         Declare(first, cast(I64, LaunchIndex("block")) * share),
-        Declare(last, _least(end, length)),
+        Declare(last, minimum(end, length)),
         For(i, first, last, literal(1, I64), loop.body, simd=True),
     )
     return Kernel(f"{functor.name} on a host", (result, *rest, length, share), body)
@@ -189,10 +189,6 @@ def elementwise_host_kernel(functor: Functor) -> Kernel:
 def aligned_kernel(functor: Functor, length: int) -> Kernel:
     """The kernel for aligned arrays of *length* elements."""
     return elementwise_kernel(functor, plan_launch(length, functor.kinds, [0] * len(functor.kinds)))
-
-
-def _least(a: Expr, b: Expr) -> Expr:
-    return select(a.lt(b), a, b)
 
 
 def _scalars(functor: Functor, arrays: Iterable[Array]) -> tuple[list[Statement], dict[str, Expr]]:

@@ -5,14 +5,16 @@ Expressions that are element-wise: every read is at the position that is written
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from einnet_explore.analysis.flattening import flat_address
 from einnet_explore.analysis.substitution import substitute
 from einnet_explore.codegen.language import F16, F32, I32, I64, U8, U16, U32, Type, type_of
+from einnet_explore.codegen.memory_access import flat_index
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -197,8 +199,8 @@ def _check_inside(access: Access, name: str) -> None:
 def _is_scalar_read(access: Access, scope: Scope, name: str) -> bool:
     """False where *access* is at the position that is written, True where it is at the only one there is."""
     _check_inside(access, name)
-    address = _flat_index(access.index, access.source.box)
-    here = _flat_index([as_index(x) for x in scope.traversals], scope.box)
+    address = flat_address(access)
+    here = flat_index((x - x.lo for x in scope.traversals), scope.shape)
     size, whole = prod(access.source.shape), prod(scope.shape)
     if size == whole and _is_same_address(address, here):
         return False
@@ -215,11 +217,3 @@ def _is_same_address(a: Index, b: Index) -> bool:
         x: as_index(Iterator(x.name, x.lo, x.hi)) * 0 + x.lo for i in (a, b) for x in i.iterators if x.extent == 1
     }
     return a.substitute(lambda x: alone.get(x, as_index(x))) == b.substitute(lambda x: alone.get(x, as_index(x)))
-
-
-def _flat_index(index: Iterable[Index], box: tuple[tuple[int, int], ...]) -> Index:
-    """The flat position of *index* in an array that holds *box*."""
-    total = Index()
-    for i, (lo, hi) in zip(index, box, strict=True):
-        total = total * (hi - lo) + (i - lo)
-    return total

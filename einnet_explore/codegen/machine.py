@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 
@@ -26,7 +26,7 @@ class Machine:
     """Bytes of the last cache, which others use too."""
 
 
-@cache
+@lru_cache(1)
 def this_machine() -> Machine:
     """This processor: vector width by its flags, cache sizes as the system tells them; defaults where it does not."""
     flags = cpu_flags()

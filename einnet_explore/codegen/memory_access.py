@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from einnet_explore.analysis.flattening import flat_address, row_major
 from einnet_explore.codegen.language import I64, Expr, Type, lowering
@@ -25,14 +25,16 @@ def flat_read(access: Access) -> Access:
     return Access(Tensor(tensor_name(access.source), (most + 1 - least,), origin=(least,)), (place,))
 
 
+def flat_index(index: Iterable[Index], shape: tuple[int, ...]) -> Index:
+    """Return the position of element *index*, counted from 0, in an array of *shape*."""
+    return sum((i * stride for i, stride in zip(index, row_major(shape), strict=True)), Index())
+
+
 def element_address(
     shape: tuple[int, ...], index: tuple[Index, ...], at: Mapping[Iterator, Expr], kind: Type = I64
 ) -> Expr:
-    """Where element *index*, counted from 0, of an array of *shape* lies, where iterators have the values *at*."""
-    flat = Index()
-    for i, stride in zip(index, row_major(shape), strict=True):
-        flat = flat + i * stride
-    return lowering.lower_index(flat, at, kind)
+    """Return the position of element *index* in an array of *shape* for iterators of the values *at*."""
+    return lowering.lower_index(flat_index(index, shape), at, kind)
 
 
 def add_offset(value: Expr, number: int) -> Expr:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from einnet_explore.codegen.register_tiles import RegisterTile, Tap
 from einnet_explore.codegen.sum_of_products import SumOfProducts
 from einnet_explore.ir import Iterator
 
-Array = npt.NDArray[Any]
+Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

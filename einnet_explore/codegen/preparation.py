@@ -13,11 +13,12 @@ Longer rows fill vectors better, and what is left of a shape is what its kernel 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import permutations
 from math import prod
 
+from einnet_explore.analysis.flattening import row_major
 from einnet_explore.analysis.indices import compared, guard
 from einnet_explore.analysis.substitution import fresh, substitute
 from einnet_explore.analysis.tables import written
@@ -64,22 +65,17 @@ def prepare(scope: Scope) -> Scope:
 
     scope = replace(scope, body=map_accesses(scope.body, inner))
     scope = _domain_to_guards(_unroll_small_sums(_narrow_windows(scope)))
-    return replace(scope, body=_inline_scopes(replace(scope, body=map_accesses(scope.body, _expand_table))))
+    return replace(scope, body=_inline_scopes(replace(scope, body=map_accesses(scope.body, expand_table))))
 
 
-def _expand_table(access: Access) -> Scalar:
+def expand_table(access: Access) -> Scalar:
+    """Return a read of a table as comparisons of its index with the entries' positions; other reads as they are."""
     return written(access.source, access.index) if isinstance(access.source, Table) else access
-
-
-def row_major_strides(source: Tensor | Table | Scope) -> tuple[int, ...]:
-    """Elements between neighbours of each dimension, row-major over the box."""
-    shape = source.shape
-    return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
 def address_step(access: Access, x: Iterator) -> int:
     """How far one step of *x* moves the element that is read: exact where the index is affine in *x*."""
-    return sum(s * _index_slope(i, x) for s, i in zip(row_major_strides(access.source), access.index, strict=True))
+    return sum(s * _index_slope(i, x) for s, i in zip(row_major(access.source.shape), access.index, strict=True))
 
 
 def evaluation_count(scope: Scope) -> int:
@@ -106,7 +102,8 @@ def _narrow_windows(scope: Scope) -> Scope:
         return scope
     confined: list[tuple[Index, tuple[int, int]]] = []
     for h in scope.summations:
-        found = _window(scope, h)
+        reads = (f for f in factors(scope.body) if isinstance(f, Access))
+        found = narrowest_window(reads, h, scope.summations)
         if found is not None:
             start, sign, count = found
             j = Iterator(fresh("j", {x.name for x in (*scope.traversals, *scope.summations)}), 0, count)
@@ -118,16 +115,23 @@ def _narrow_windows(scope: Scope) -> Scope:
     return replace(scope, body=body)
 
 
-def _window(scope: Scope, h: Iterator) -> tuple[Index, int, int] | None:
-    """(start, sign, count) of the narrowest window of *h*, where it is narrower than the range of *h*."""
+def narrowest_window(
+    reads: Iterable[Access], h: Iterator, summations: Iterable[Iterator]
+) -> tuple[Index, int, int] | None:
+    r"""Return (start, sign, count) of the narrowest window of *h* in a zero-padded read, or None.
+
+    Outside :math:`h = start + sign \cdot j`, :math:`0 \le j < count`, the read is 0.
+    None: no window is narrower than *h*.
+    """
+    others = {h, *summations}
     best: tuple[Index, int, int] | None = None
-    for factor in factors(scope.body):
-        if not isinstance(factor, Access) or factor.source.value != 0:
+    for access in reads:
+        if access.source.value != 0:
             continue
-        for i, (lo, hi) in zip(factor.index, factor.source.box, strict=True):
+        for i, (lo, hi) in zip(access.index, access.source.box, strict=True):
             k = i.coefficient(h)
             rest = i - as_index(h) * k
-            if k == 0 or h in rest.iterators or any(s in rest.iterators for s in scope.summations if s != h):
+            if k == 0 or others & {*rest.iterators}:
                 continue
             count = -(-(hi - lo) // abs(k))
             if count < h.extent and (best is None or count < best[2]):

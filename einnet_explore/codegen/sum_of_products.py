@@ -19,6 +19,7 @@ from math import prod
 
 from einnet_explore.analysis.indices import compared, period
 from einnet_explore.analysis.substitution import fresh, substitute
+from einnet_explore.codegen.preparation import narrowest_window
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -125,7 +126,7 @@ def narrow_windows(core: Scope) -> Scope | None:
     for h in core.summations:
         now = product_operands(core)
         for mine, other in (now, tuple(reversed(now))) if now is not None else ():
-            found = _window(core, mine, h)
+            found = narrowest_window((mine,), h, core.summations)
             if found is None or not _reads_whole_range(other, h):
                 continue
             start, sign, count = found
@@ -135,20 +136,6 @@ def narrow_windows(core: Scope) -> Scope | None:
             core = replace(core, summations=rest, body=substitute(core.body, {h: at}))
             break
     return core
-
-
-def _window(core: Scope, access: Access, h: Iterator) -> tuple[Index, int, int] | None:
-    """(start, sign, count) of the narrowest window of *h*, where it is narrower than the range of *h*."""
-    best: tuple[Index, int, int] | None = None
-    for i, (lo, hi) in _indices_and_box(access):
-        k = i.coefficient(h)
-        rest = i - as_index(h) * k
-        if k == 0 or access.source.value != 0 or set(rest.iterators) & {h, *core.summations}:
-            continue
-        count = -(-(hi - lo) // abs(k))
-        if count < h.extent and (best is None or count < best[2]):
-            best = (-((rest - lo) // k), 1, count) if k > 0 else ((rest - lo) // -k, -1, count)
-    return best
 
 
 def _reads_whole_range(access: Access, h: Iterator) -> bool:

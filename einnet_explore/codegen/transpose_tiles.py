@@ -35,8 +35,7 @@ from einnet_explore.codegen.language import (
     binary_operation,
     cast,
     counted_loop,
-    literal,
-    select,
+    minimum,
 )
 from einnet_explore.codegen.language.lowering import lower_index as lowered
 from einnet_explore.codegen.language.lowering import lower_scalar
@@ -154,7 +153,7 @@ class _Writer:
         start, stop, step = Var(":start", I64), Var(":stop", I64), Var(":step", I64)
         body.append(Declare(here[band], self._begin(band, digits[band])))
         body.append(Declare(start, digits[run] * each))
-        body.append(Declare(stop, _least(start + each, steps)))
+        body.append(Declare(stop, minimum(start + each, steps)))
         inner: list[Statement] = [Declare(here[run], self._begin(run, step))]
         for more in range(0, self.across, self.side):
             inner += self._tile({**at, self.last: at[self.last] + more}, more)
@@ -164,7 +163,7 @@ class _Writer:
     def _begin(self, x: Iterator, number: Expr) -> Expr:
         """Where step *number* along *x* begins; the last one ends where *x* does."""
         at = number * self.wide(x)
-        return at if x.extent % self.wide(x) == 0 else _least(at, x.extent - self.wide(x))
+        return at if x.extent % self.wide(x) == 0 else minimum(at, x.extent - self.wide(x))
 
     def _tile(self, at: Mapping[Iterator, Expr], number: int) -> Iterable[Statement]:
         """One tile: rows along what is read, transposed into the result; what comes next is fetched meanwhile."""
@@ -209,7 +208,3 @@ class _Writer:
     def _address(self, at: Mapping[Iterator, Expr]) -> Expr:
         scope = self.scope
         return element_address(scope.shape, tuple(x - x.lo for x in scope.traversals), at)
-
-
-def _least(value: Expr, most: int) -> Expr:
-    return select(value.lt(most), value, literal(most, I64))

@@ -20,7 +20,7 @@ from einnet_explore.codegen.functor import build_functor
 from einnet_explore.codegen.fusion import fuse_program
 from einnet_explore.codegen.fusion.cpu import cpu_kernel
 from einnet_explore.codegen.fusion.gpu import gpu_kernel
-from einnet_explore.codegen.fusion.memory_layout import FusedLayout, lay_out, reads_of
+from einnet_explore.codegen.fusion.memory_layout import FusedLayout, lay_out
 from einnet_explore.codegen.fusion.operations import read_name
 from einnet_explore.codegen.fusion.plan import FusedKernel, constant_argument
 from einnet_explore.codegen.fusion.profitability import A100_TARGET, CPU_CORE_TARGET, estimate_fusion
@@ -28,7 +28,7 @@ from einnet_explore.codegen.fusion.stages import FusedNest, FusedStep
 from einnet_explore.codegen.language import Kernel, Type, emit, type_of
 from einnet_explore.codegen.machine import this_machine
 from einnet_explore.codegen.tiling import Hardware, TileCost, TileSearch, cpu_hardware, tile_contraction
-from einnet_explore.ir import Access, Const, Equation, Iterator, Program, Scalar, map_accesses, tensors
+from einnet_explore.ir import Access, Const, Equation, Iterator, Program, Scalar, accesses, map_accesses, tensors
 from einnet_explore.runtime.emulated_blocks import gpu_launch
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax.computation_graph import Graph, GraphNode
@@ -132,7 +132,7 @@ def stage_graph(fused: FusedKernel) -> Graph:
             nodes.append(GraphNode(name, kind, "\n".join(lines)))
             own = {s.name for s in steps}
             for step in steps:
-                for access in reads_of(step.body):
+                for access in accesses(step.body):
                     source = read_name(access)
                     if source in home and source not in own:
                         edges[home[source], name, source if home[source] != source else ""] = None

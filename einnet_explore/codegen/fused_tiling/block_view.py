@@ -9,6 +9,7 @@ from math import prod
 
 from einnet_explore.analysis.fused_chain import Chain, Cut, Region, Stage
 from einnet_explore.analysis.substitution import substitute
+from einnet_explore.codegen.memory_access import flat_index
 from einnet_explore.ir import Access, Index, Iterator, Scalar, Table, Tensor, accesses, as_index, map_accesses
 
 
@@ -112,20 +113,13 @@ def block_stage(
         name, at, shape = RESULT_MEMORY, tuple(to[x] - x.lo for x in scope.traversals), scope.shape
     else:
         name, at, shape = stage.name, tuple(map(as_index, own)), region.extent
-    place = _flat_index(at, shape)
+    place = flat_index(at, shape)
     return BlockStage(name, tuple(own), scope.summations, body, place, prod(shape), scope.value, guards, tuple(border))
 
 
 def _flat_access(name: str, index: tuple[Index, ...], origin: tuple[Index, ...], shape: tuple[int, ...]) -> Access:
-    place = _flat_index(tuple(i - o for i, o in zip(index, origin, strict=True)), shape)
+    place = flat_index(tuple(i - o for i, o in zip(index, origin, strict=True)), shape)
     return Access(Tensor(name, (prod(shape),)), (place,))
-
-
-def _flat_index(index: tuple[Index, ...], shape: tuple[int, ...]) -> Index:
-    total = as_index(0)
-    for d, i in enumerate(index):
-        total = total + i * prod(shape[d + 1 :])
-    return total
 
 
 def collapse_loops(stage: BlockStage) -> BlockStage:

@@ -15,22 +15,22 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
 from math import prod
-from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
 from einnet_explore.analysis.substitution import substitute
-from einnet_explore.analysis.tables import written
 from einnet_explore.codegen.fused_tiling import product as products
 from einnet_explore.codegen.fused_tiling import writer as turning
 from einnet_explore.codegen.fused_tiling.block_sizes import ChainPart
 from einnet_explore.codegen.fused_tiling.block_view import RESULT_MEMORY, BlockStage, block_stages, collapse_loops
-from einnet_explore.codegen.fused_tiling.writer import BlockWriter, Expr
+from einnet_explore.codegen.fused_tiling.writer import BlockWriter
 from einnet_explore.codegen.machine import Machine
+from einnet_explore.codegen.preparation import expand_table
+from einnet_explore.codegen.tvm import TvmObject
+from einnet_explore.codegen.tvm.emission import Environment
 from einnet_explore.ir import (
-    Access,
     Apply,
     Compare,
     Const,
@@ -102,12 +102,8 @@ def unrolled_body(stage: BlockStage, case: Mapping[Iterator, int]) -> Scalar | N
     bodies = []
     for at in values:
         to = {**fixed, **{y: as_index(n) for y, n in zip(stage.sums, at, strict=True)}}
-        bodies.append(simplify_products(map_accesses(substitute(stage.body, to), _expand_table)))
+        bodies.append(simplify_products(map_accesses(substitute(stage.body, to), expand_table)))
     return add(*bodies) if stage.sums else bodies[0]
-
-
-def _expand_table(access: Access) -> Scalar:
-    return written(access.source, access.index) if isinstance(access.source, Table) else access
 
 
 def simplify_products(body: Scalar) -> Scalar:
@@ -126,14 +122,14 @@ def simplify_products(body: Scalar) -> Scalar:
     return body
 
 
-def chain_function(parts: Sequence[ChainPart], inputs: Mapping[str, int], threads: int, machine: Machine) -> Any:
+def chain_function(parts: Sequence[ChainPart], inputs: Mapping[str, int], threads: int, machine: Machine) -> TvmObject:
     """The PrimFunc that computes *parts* one after the other from *inputs*: flat arrays, their sizes by name.
 
     Each of the *threads* has blocks of its own of every part.
     """
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("main")
-        memory: dict[str, Any] = {
+        memory: dict[str, TvmObject] = {
             name: T.match_buffer(T.arg(f"t{n}", T.handle()), (max(1, size),), "float32")
             for n, (name, size) in enumerate(inputs.items())
         }
@@ -146,12 +142,12 @@ def chain_function(parts: Sequence[ChainPart], inputs: Mapping[str, int], thread
     return builder.get()
 
 
-def _write_part(part: ChainPart, memory: Mapping[str, Any], threads: int, machine: Machine) -> None:
+def _write_part(part: ChainPart, memory: Mapping[str, TvmObject], threads: int, machine: Machine) -> None:
     """All blocks of *part*, which writes the result of *memory*."""
     cuts, blocks = part.cuts, part.blocks
     stages = tuple(map(collapse_loops, block_stages(part.chain, cuts, lambda tensor: tensor.name)))
     with T.parallel(blocks) if threads > 1 and blocks > 1 else T.serial(blocks) as number:
-        block: dict[Iterator, Expr] = {}
+        block: dict[Iterator, TvmObject] = {}
         for n, cut in enumerate(cuts):
             # The number counts the blocks of the last cut first.
             turn = number // prod(c.blocks for c in cuts[n + 1 :]) % cut.blocks * cut.size
@@ -211,7 +207,7 @@ def lane_iterator(width: int) -> Iterator:
 
 
 def _write_cases(
-    writer: BlockWriter, stage: BlockStage, cases: tuple[Iterator, ...], env: Mapping[Iterator, Expr], width: int
+    writer: BlockWriter, stage: BlockStage, cases: tuple[Iterator, ...], env: Environment, width: int
 ) -> None:
     for values in product(*(range(x.lo, x.hi) for x in cases)):
         case = dict(zip(cases, values, strict=True))
@@ -226,7 +222,7 @@ def _vector_chunks(last: Iterator, lanes: int) -> list[tuple[int, int, int]]:
 
 
 def _write_vector(
-    writer: BlockWriter, stage: BlockStage, case: Mapping[Iterator, int], env: dict[Iterator, Expr], width: int
+    writer: BlockWriter, stage: BlockStage, case: Mapping[Iterator, int], env: dict[Iterator, TvmObject], width: int
 ) -> None:
     memory = writer.memory[stage.memory]
     body = unrolled_body(stage, case)

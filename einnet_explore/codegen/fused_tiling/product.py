@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from einnet_explore.codegen.fused_tiling.block_view import BlockStage
-from einnet_explore.codegen.fused_tiling.writer import BlockWriter, Expr
+from einnet_explore.codegen.fused_tiling.writer import BlockWriter
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.rows.vector_products import VectorTile, load_vector, multiply_tile, store_tile
+from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.ir import Access, Index, Iterator, Scalar, Tensor, as_index, factors
 
 LOAD_COST = 1.2
@@ -169,10 +169,10 @@ def _write_tile(
     stage: BlockStage,
     product: StageProduct,
     tile: VectorTile,
-    env: dict[Iterator, Expr],
+    env: dict[Iterator, TvmObject],
     across: Iterator,
-    first: Expr,
-    asked: Sequence[Expr],
+    first: TvmObject,
+    asked: Sequence[TvmObject],
 ) -> None:
     begin = Iterator("@first", 0, product.count)
     here = {**env, begin: first}
@@ -182,7 +182,7 @@ def _write_tile(
         to[stage.last] = as_index(across) * tile.width + x
         return index.substitute(lambda y: to.get(y, y))
 
-    def loop(body: Callable[[Expr], None]) -> None:
+    def loop(body: Callable[[TvmObject], None]) -> None:
         with ExitStack() as inside:
             sums.update(writer.loops(stage.sums, {}, inside))
             following = writer.at(moved(right.index[0], 0, 0), {**here, **sums, across: here[across] + 1})
@@ -190,13 +190,13 @@ def _write_tile(
                 T.evaluate(prefetch_line(writer.memory[_source_name(right)], following + more))
             body(None)
 
-    sums: dict[Iterator, Expr] = {}
+    sums: dict[Iterator, TvmObject] = {}
     left, right = product.left, product.right
 
-    def scalar(row: int, _: Expr) -> Expr:
+    def scalar(row: int, _: TvmObject) -> TvmObject:
         return writer.memory[_source_name(left)][writer.at(moved(left.index[0], row, 0), {**here, **sums})]
 
-    def lane(_: Expr, x: int) -> Expr:
+    def lane(_: TvmObject, x: int) -> TvmObject:
         return load_vector(
             writer.memory[_source_name(right)], writer.at(moved(right.index[0], 0, x), {**here, **sums}), tile.lanes
         )
@@ -205,7 +205,7 @@ def _write_tile(
     store_tile(tile, totals, writer.memory[stage.memory], lambda row, x: writer.at(moved(stage.place, row, x), here))
 
 
-def prefetch_line(buffer: Any, at: Expr) -> Expr:
+def prefetch_line(buffer: TvmObject, at: TvmObject) -> TvmObject:
     """Ask for the line of element *at* of *buffer*, to be read, in the second-level cache; beyond its end: nothing."""
     address = T.address_of(buffer[at])
     read, second, data = (tirx.const(n, "int32") for n in (0, 2, 1))

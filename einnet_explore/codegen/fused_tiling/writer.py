@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
@@ -18,28 +17,26 @@ from einnet_explore.codegen.fused_tiling.block_view import BlockStage, LoopGuard
 from einnet_explore.codegen.language.register_transpose import TILE_SIDES, transpose_rows
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.rows.vector_products import load_vector, store_vector
-from einnet_explore.codegen.tvm.emission import tvm_constant, tvm_expression, tvm_index
+from einnet_explore.codegen.tvm import TvmObject
+from einnet_explore.codegen.tvm.emission import Environment, tvm_constant, tvm_expression, tvm_index
 from einnet_explore.ir import Access, Const, Index, Iterator, Scalar, Scope, Table, Tensor, map_accesses
-
-Expr = Any
-Env = Mapping[Iterator, Expr]
 
 
 @dataclass(frozen=True)
 class BlockWriter:
     """What stages read and write: flat *memory* by name, on *machine*; *block* are the numbers of the block."""
 
-    memory: Mapping[str, Any]
+    memory: Mapping[str, TvmObject]
     machine: Machine
-    block: Env
+    block: Environment
 
-    def at(self, index: Index, env: Env) -> Expr:
+    def at(self, index: Index, env: Environment) -> TvmObject:
         """*index* where iterators stand for *env*, or for the block's numbers."""
         return tvm_index(index, {**self.block, **env})
 
-    def value(self, body: Scalar, env: Env, given: Mapping[Access, Expr] | None = None) -> Expr:
+    def value(self, body: Scalar, env: Environment, given: Mapping[Access, TvmObject] | None = None) -> TvmObject:
         """*body* where iterators stand for *env*; *given* accesses stand for what they are given."""
-        read: dict[str, Expr] = {}
+        read: dict[str, TvmObject] = {}
 
         def put(access: Access) -> Access:
             name = f"@{len(read)}"
@@ -50,22 +47,22 @@ class BlockWriter:
                 read[name] = self.memory[access.source.name][self.at(access.index[0], env)]
             return Tensor(name, ())[()]
 
-        def element(source: Tensor | Table | Scope) -> Callable[..., Expr]:
+        def element(source: Tensor | Table | Scope) -> Callable[..., TvmObject]:
             assert isinstance(source, Tensor)
             return lambda: read[source.name]
 
         return tvm_expression(map_accesses(body, put), {**self.block, **env}, element, "float32")
 
-    def holds(self, guard: LoopGuard, env: Env) -> Expr:
+    def holds(self, guard: LoopGuard, env: Environment) -> TvmObject:
         """Whether *guard* lets its loop's value through."""
         at = self.at(guard.index, env)
         return tirx.all(at >= guard.lo, at < guard.hi)
 
     def loops(
         self, over: Iterable[Iterator], guards: Mapping[Iterator, LoopGuard], inside: ExitStack
-    ) -> dict[Iterator, Expr]:
+    ) -> dict[Iterator, TvmObject]:
         """Loops over *over*, entered into *inside*, each around what its guard lets through."""
-        env: dict[Iterator, Expr] = {}
+        env: dict[Iterator, TvmObject] = {}
         for x in over:
             if x.extent == 1:
                 env[x] = tirx.const(x.lo, "int32")
@@ -96,14 +93,14 @@ class BlockWriter:
                 T.buffer_store(self.memory[memory], tvm_constant(value, "float32"), [at])
 
     @staticmethod
-    def _one_loop(over: Sequence[Iterator], inside: ExitStack) -> dict[Iterator, Expr]:
+    def _one_loop(over: Sequence[Iterator], inside: ExitStack) -> dict[Iterator, TvmObject]:
         """One loop over *over*, entered into *inside*.
 
         Of several with a few elements in them LLVM writes every turn out, which takes it minutes.
         """
         turns = prod(x.extent for x in over)
         left = inside.enter_context(T.serial(turns)) if turns > 1 else tirx.const(0, "int32")
-        env: dict[Iterator, Expr] = {}
+        env: dict[Iterator, TvmObject] = {}
         for x in reversed(over):
             env[x] = left % x.extent + x.lo
             left = left // x.extent
@@ -158,7 +155,7 @@ def write_transposed(writer: BlockWriter, stage: BlockStage, turn: TileTranspose
     with ExitStack() as inside:
         env = writer.loops((*outer, vectors, tiles), stage.guards, inside)
         for x, number in ((last, tiles), (across, vectors)):
-            start: Expr = env[number] * side
+            start: TvmObject = env[number] * side
             env[x] = T.bind((start if x.extent % side == 0 else tirx.min(start, x.extent - side)) + x.lo)
         columns = {read: _transposed_tile(writer, read, turn, last, env) for read in turn.reads}
         for j in range(side):
@@ -178,8 +175,8 @@ def write_transposed(writer: BlockWriter, stage: BlockStage, turn: TileTranspose
 
 
 def _transposed_tile(
-    writer: BlockWriter, read: Access, turn: TileTranspose, last: Iterator, env: dict[Iterator, Expr]
-) -> list[Expr]:
+    writer: BlockWriter, read: Access, turn: TileTranspose, last: Iterator, env: dict[Iterator, TvmObject]
+) -> list[TvmObject]:
     memory = writer.memory[read.source.name]  # type: ignore[union-attr]
     rows = [
         T.bind(load_vector(memory, writer.at(read.index[0], {**env, last: env[last] + i}), turn.side))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from einnet_explore.codegen.fusion.frame import EmissionState, LoopWriter, join_values
-from einnet_explore.codegen.fusion.memory_layout import FusedLayout, reads_of
+from einnet_explore.codegen.fusion.memory_layout import FusedLayout
 from einnet_explore.codegen.fusion.operations import read_name
 from einnet_explore.codegen.fusion.stages import FusedNest, FusedStage, FusedStep
 from einnet_explore.codegen.language import (
@@ -32,10 +32,10 @@ from einnet_explore.codegen.language import (
     Type,
     Var,
     cast,
-    select,
+    minimum,
 )
 from einnet_explore.codegen.memory_access import FIRST_BLOCK
-from einnet_explore.ir import Iterator
+from einnet_explore.ir import Iterator, accesses
 
 ROW_POINTS = 256
 """Points of the grid, or traversals, that go side by side."""
@@ -138,7 +138,7 @@ class LaneWriter(LoopWriter):
             return []
         after = [s for nest in stage.nests for s in nest.steps]
         after += [s for later in self.flat.fused.stages[n + 1 :] for s in later.steps]
-        read = {read_name(a) for s in after for a in reads_of(s.body)}
+        read = {read_name(a) for s in after for a in accesses(s.body)}
         known = dict(self.rows)
         out: list[Statement] = []
         for step in stage.heads:
@@ -155,11 +155,6 @@ class LaneWriter(LoopWriter):
             return [*made, *(Store(self.rows[m], lane, f.values[m]) for m in kept)]
 
         return [*out, row.loop(self, frame, at_lane, body)]
-
-
-def least(a: Expr, b: Expr | int) -> Expr:
-    other = b if isinstance(b, Expr) else Literal(b, I64)
-    return select(a.lt(other), a, other)
 
 
 CHUNK_ELEMENTS = 4096
@@ -207,7 +202,7 @@ class _CpuWriter(LaneWriter):
                 continue
             begin, number = self.var("begin"), self.var("count")
             yield Declare(begin, place * ROW_POINTS)
-            yield Declare(number, least(frame.extent(x) - begin, ROW_POINTS))
+            yield Declare(number, minimum(frame.extent(x) - begin, ROW_POINTS))
             frame = replace(frame, spread=ROW_POINTS)
             row = PointRow(x, begin, number)
         for n, stage in enumerate(self.flat.fused.stages):
@@ -263,7 +258,7 @@ class _CpuWriter(LaneWriter):
             made: list[Statement] = [Declare(parts[s.name], f.total(s, False)[1]) for s in reduced]
             if sums:
                 start, stop, var = self._chunk, self.var("stop"), self.var(sums[-1].name)
-                made.append(Declare(stop, least(f.extent(sums[-1]), start + CHUNK_ELEMENTS)))
+                made.append(Declare(stop, minimum(f.extent(sums[-1]), start + CHUNK_ELEMENTS)))
                 inside = tuple(row(f.standing(sums[-1], var)))
                 made.append(For(var, start, stop, Literal(1, I64), inside, simd=True))
             else:
@@ -289,6 +284,6 @@ class _CpuWriter(LaneWriter):
         """*nest*, whose innermost axis is kept: so many results side by side, over all summations."""
         begin, number = self.var("begin"), self.var("count")
         row = PointRow(lane, begin, number)
-        body: list[Statement] = [Declare(number, least(frame.extent(lane) - begin, ROW_POINTS))]
+        body: list[Statement] = [Declare(number, minimum(frame.extent(lane) - begin, ROW_POINTS))]
         body += self.side_by_side(frame, nest, row, (), lambda f, at: f)
         return [For(begin, Literal(0, I64), frame.extent(lane), Literal(ROW_POINTS, I64), tuple(body))]

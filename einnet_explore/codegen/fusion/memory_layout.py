@@ -8,7 +8,7 @@ Only what is left of this is in the text of a kernel; extents and strides are it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -17,7 +17,7 @@ from einnet_explore.analysis.flattening import neighbours
 from einnet_explore.codegen.fusion.operations import read_name
 from einnet_explore.codegen.fusion.plan import FusedKernel, constant_argument
 from einnet_explore.codegen.fusion.sizes import Shapes
-from einnet_explore.ir import Access, Iterator, Scalar, accesses
+from einnet_explore.ir import Iterator, accesses
 
 Strides = Mapping[str, tuple[int, ...]]
 
@@ -119,7 +119,7 @@ def _memory_uses(fused: FusedKernel) -> tuple[_MemoryUse, ...]:
     out: dict[_MemoryUse, None] = {}
     for stage in fused.stages:
         for step in stage.steps:
-            found: list[_MemoryUse] = [(read_name(a), tuple(i.single for i in a.index)) for a in reads_of(step.body)]
+            found: list[_MemoryUse] = [(read_name(a), tuple(i.single for i in a.index)) for a in accesses(step.body)]
             if step.stores:
                 found.append((step.name, fused.known[step.name].scope.traversals))
             for name, axes in found:
@@ -128,11 +128,6 @@ def _memory_uses(fused: FusedKernel) -> tuple[_MemoryUse, ...]:
                     memory, dims = fused.memory(name)
                     out[memory, tuple(axes[d] for d in dims)] = None
     return tuple(out)
-
-
-def reads_of(body: Scalar) -> Iterable[Access]:
-    """The reads of *body*, left to right."""
-    yield from accesses(body)
 
 
 def _order_axes(fused: FusedKernel, extents: Mapping[Iterator, int], strides: Strides) -> tuple[Iterator, ...]:

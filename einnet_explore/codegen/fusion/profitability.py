@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from math import prod
 
 from einnet_explore.codegen.fusion.gpu import FUSED_THREADS, gpu_blocks
-from einnet_explore.codegen.fusion.memory_layout import FusedLayout, reads_of
+from einnet_explore.codegen.fusion.memory_layout import FusedLayout
 from einnet_explore.codegen.fusion.operations import read_name
 from einnet_explore.codegen.fusion.plan import FusedKernel
 from einnet_explore.codegen.fusion.stages import FusedStep
-from einnet_explore.ir import Iterator
+from einnet_explore.ir import Iterator, accesses
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _touched_elements(fused: FusedKernel, sizes: Mapping[Iterator, int], steps: 
     """Elements of every memory that *steps* read or write, each once."""
     out: dict[str, int] = {}
     for step in steps:
-        uses = [(read_name(a), {x for i in a.index for x in i.iterators}) for a in reads_of(step.body)]
+        uses = [(read_name(a), {x for i in a.index for x in i.iterators}) for a in accesses(step.body)]
         if step.stores:
             uses.append((step.name, set(fused.known[step.name].scope.traversals)))
         for name, axes in uses:

@@ -54,6 +54,7 @@ from einnet_explore.codegen.language.values import (
     cast,
     conjunction,
     literal,
+    minimum,
     select,
 )
 from einnet_explore.support.errors import Refused
@@ -105,6 +106,7 @@ __all__ = [
     "entry_name",
     "fission_at_barriers",
     "literal",
+    "minimum",
     "select",
     "type_of",
 ]

@@ -328,6 +328,11 @@ def select(condition: Expr, yes: ExprLike, no: ExprLike) -> Expr:
     return a if a == b else Select(condition, a, b)
 
 
+def minimum(a: Expr, b: ExprLike) -> Expr:
+    """The smaller of *a* and *b*, as a choice: compilers make one instruction of it."""
+    return select(a.lt(b), a, b)
+
+
 @node
 class Array(Node):
     """Elements of *kind*: a parameter (``global``), a block's (``shared``) or a thread's own (``private``).

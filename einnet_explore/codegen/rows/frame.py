@@ -6,26 +6,25 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
 from einnet_explore.analysis.row_nest import Nest
 from einnet_explore.codegen.machine import Machine
-from einnet_explore.codegen.tvm.emission import tvm_expression
+from einnet_explore.codegen.tvm import TvmObject
+from einnet_explore.codegen.tvm.emission import Environment, tvm_expression
 from einnet_explore.ir import Iterator, Scalar, Scope, Table, Tensor
 
-Expr = Any
-NodeReader = Callable[..., Expr]
+NodeReader = Callable[..., TvmObject]
 
 MAX_BLOCK_ROWS = 64
 """Rows of a block, at most."""
 
 
 def rows_function(
-    nest: Nest, inputs: Mapping[str, tuple[int, ...]], write: Callable[[Mapping[str, Any], Any], None]
-) -> Any:
+    nest: Nest, inputs: Mapping[str, tuple[int, ...]], write: Callable[[Mapping[str, TvmObject], TvmObject], None]
+) -> TvmObject:
     """The PrimFunc of *nest* from *inputs* (shapes by name): ``write(buffers, result)`` writes its statements."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("main")
@@ -44,8 +43,8 @@ class RowKernel:
     """A kernel of *nest* between its tensors' buffers (*places*) and its *result*."""
 
     nest: Nest
-    places: Mapping[str, Any]
-    result: Any
+    places: Mapping[str, TvmObject]
+    result: TvmObject
     threads: int
     machine: Machine
 
@@ -59,15 +58,15 @@ class RowKernel:
         """Elements of the batch."""
         return prod(x.extent for x in self.nest.batch)
 
-    def loop(self, extent: int, parallel: bool = True) -> AbstractContextManager[Expr]:
+    def loop(self, extent: int, parallel: bool = True) -> AbstractContextManager[TvmObject]:
         """A loop, in parallel where it may be and there are threads for it."""
         return T.parallel(extent) if parallel and self.threads > 1 else T.serial(extent)  # type: ignore[no-any-return]
 
-    def over_batch(self, batch: Expr) -> dict[Iterator, Expr]:
+    def over_batch(self, batch: TvmObject) -> dict[Iterator, TvmObject]:
         """The iterators of the batch where it is counted as one."""
         return mixed_radix_split(self.nest.batch, batch)
 
-    def scalar(self, body: Scalar, env: Mapping[Iterator, Expr], nodes: Mapping[str, NodeReader] | None = None) -> Expr:
+    def scalar(self, body: Scalar, env: Environment, nodes: Mapping[str, NodeReader] | None = None) -> TvmObject:
         """*body* where iterators are *env* and nodes are read by *nodes*."""
 
         def read(source: Tensor | Table | Scope) -> NodeReader:
@@ -81,9 +80,9 @@ class RowKernel:
         return tvm_expression(body, env, read, "float32")
 
 
-def mixed_radix_split(group: tuple[Iterator, ...], number: Expr) -> dict[Iterator, Expr]:
+def mixed_radix_split(group: tuple[Iterator, ...], number: TvmObject) -> dict[Iterator, TvmObject]:
     """The iterators of *group* where *number* counts their values in turn."""
-    out: dict[Iterator, Expr] = {}
+    out: dict[Iterator, TvmObject] = {}
     for x in reversed(group):
         out[x] = number % x.extent
         number = number // x.extent

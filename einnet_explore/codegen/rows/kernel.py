@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
@@ -23,7 +22,7 @@ from tvm.tirx.script.builder import ir as T
 from einnet_explore.analysis.row_nest import Band, Column, Nest, Product, Reduced, Row, name, reads
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.rows import frame
-from einnet_explore.codegen.rows.frame import MAX_BLOCK_ROWS, Expr, NodeReader, RowKernel, mixed_radix_split
+from einnet_explore.codegen.rows.frame import MAX_BLOCK_ROWS, NodeReader, RowKernel, mixed_radix_split
 from einnet_explore.codegen.rows.vector_products import (
     VectorTile,
     count_steps,
@@ -34,8 +33,9 @@ from einnet_explore.codegen.rows.vector_products import (
     store_vector,
     vector_tile,
 )
-from einnet_explore.codegen.tvm.emission import tvm_constant
-from einnet_explore.ir import REDUCTIONS, Const, Iterator, Scalar
+from einnet_explore.codegen.tvm import TvmObject
+from einnet_explore.codegen.tvm.emission import Environment, tvm_constant
+from einnet_explore.ir import REDUCTIONS, Const, Scalar
 
 
 @dataclass
@@ -47,7 +47,7 @@ class PackedBand:
     tile: VectorTile = field(init=False)
     first: int = field(init=False)
     last: int = field(init=False)
-    buffer: Any = field(init=False)
+    buffer: TvmObject = field(init=False)
 
     def __post_init__(self) -> None:
         self.tile = vector_tile(2 * self.kernel.lanes, self.kernel.lanes)
@@ -76,7 +76,7 @@ class PackedBand:
                     value = kernel.scalar(self.band.right, {**env, **mixed_radix_split(self.band.sums, k)})
                     T.buffer_store(self.buffer, value, [(at * self.depth + k) * width + x])
 
-    def at(self, batch: Expr, tile: Expr) -> Expr:
+    def at(self, batch: TvmObject, tile: TvmObject) -> TvmObject:
         """Where the packed *tile* starts."""
         return (batch * self.tiles + tile - self.first) * (self.depth * self.tile.width)
 
@@ -89,7 +89,7 @@ class PackedFactor:
     product: Product
     tile: VectorTile = field(init=False)
     width: int = field(init=False)
-    buffer: Any = field(init=False)
+    buffer: TvmObject = field(init=False)
 
     def __post_init__(self) -> None:
         self.tile = vector_tile(self.product.n.extent, self.kernel.lanes)
@@ -119,12 +119,12 @@ class RowWriter:
     """One row: *skewed* says where its bands' values and its columns' start, *buffers* hold its other nodes."""
 
     kernel: RowKernel
-    env: Mapping[Iterator, Expr]
-    skewed: Mapping[int, tuple[Any, Expr]]
-    buffers: Mapping[int, Any]
+    env: Environment
+    skewed: Mapping[int, tuple[TvmObject, TvmObject]]
+    buffers: Mapping[int, TvmObject]
     readers: dict[str, NodeReader] = field(default_factory=dict)
 
-    def write(self, held: Any, at: Expr, scales: Any, r: Expr) -> None:
+    def write(self, held: TvmObject, at: TvmObject, scales: TvmObject, r: TvmObject) -> None:
         """Compute the row into *held* from *at* on and its scale into *scales*, or both into the result."""
         nest = self.kernel.nest
         for n, (buffer, start) in self.skewed.items():
@@ -138,7 +138,7 @@ class RowWriter:
             # Not in place: vectors overlap where rows end.
             self._along(lambda w, _: self._put(self.buffers[-1][w] * scales[r], w))
 
-    def _last(self, held: Any, at: Expr) -> Callable[[Expr, Expr, Any], None]:
+    def _last(self, held: TvmObject, at: TvmObject) -> Callable[[TvmObject, TvmObject, TvmObject], None]:
         """What is done with the row's values, which are not scaled yet."""
         if held is not None:
             return _store_from(held, at)
@@ -148,17 +148,17 @@ class RowWriter:
     def _unscaled(self) -> bool:
         return self.kernel.nest.scale == Const(1)
 
-    def _put(self, value: Expr, w: Expr) -> None:
+    def _put(self, value: TvmObject, w: TvmObject) -> None:
         T.buffer_store(self.kernel.result, value, self._where(w))
 
-    def _where(self, w: Expr) -> list[Expr]:
+    def _where(self, w: TvmObject) -> list[TvmObject]:
         nest = self.kernel.nest
         return [w if x == nest.along else self.env[x] for x in nest.scope.traversals]
 
-    def _pass(self, numbers: Iterable[int], last: bool, held: Any, at: Expr) -> None:
+    def _pass(self, numbers: Iterable[int], last: bool, held: TvmObject, at: TvmObject) -> None:
         nest = self.kernel.nest
-        steps: list[tuple[Callable[[Expr], Expr], Callable[[Expr, Expr, Expr], None]]] = []
-        sums: list[tuple[int, Any]] = []
+        steps: list[tuple[Callable[[TvmObject], TvmObject], Callable[[TvmObject, TvmObject, TvmObject], None]]] = []
+        sums: list[tuple[int, TvmObject]] = []
         for n in numbers:
             match nest.nodes[n]:
                 case Row(body):
@@ -173,7 +173,7 @@ class RowWriter:
         if last:
             steps.append((self._value(nest.result), self._last(held, at)))
 
-        def step(w: Expr, fresh: Any) -> None:
+        def step(w: TvmObject, fresh: TvmObject) -> None:
             for value, use in steps:
                 use(value(w), w, fresh)
 
@@ -189,10 +189,10 @@ class RowWriter:
             lanes //= 2
         return lanes
 
-    def _value(self, body: Scalar) -> Callable[[Expr], Expr]:
+    def _value(self, body: Scalar) -> Callable[[TvmObject], TvmObject]:
         return lambda w: self.kernel.scalar(body, {**self.env, self.kernel.nest.along: w}, self.readers)
 
-    def _along(self, step: Callable[[Expr, Any], None]) -> None:
+    def _along(self, step: Callable[[TvmObject, TvmObject], None]) -> None:
         """Vectors of the row; the last one ends with the row, and starts inside the one before where it must."""
         extent, lanes = self.kernel.nest.along.extent, self._lanes
         with T.serial(extent // lanes) as c, T.vectorized(lanes) as x:
@@ -201,7 +201,7 @@ class RowWriter:
             with T.vectorized(lanes) as x:
                 step(extent - lanes + x, (x, x >= lanes - rest))
 
-    def _total(self, n: int, lanes: Any) -> None:
+    def _total(self, n: int, lanes: TvmObject) -> None:
         node = self.kernel.nest.nodes[n]
         assert isinstance(node, Reduced)
         total = T.alloc_buffer((1,))
@@ -211,7 +211,7 @@ class RowWriter:
         self.readers[name(n)] = lambda: total[0]
 
 
-_COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {
+_COMBINE: Mapping[str, Callable[[TvmObject, TvmObject], TvmObject]] = {
     "sum": lambda a, b: a + b,
     "prod": lambda a, b: a * b,
     "max": lambda a, b: tirx.max(a, b),  # noqa: PLW0108 - TVM's are overloaded
@@ -219,16 +219,18 @@ _COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {
 }
 
 
-def _read_from(buffer: Any, start: Expr) -> NodeReader:
+def _read_from(buffer: TvmObject, start: TvmObject) -> NodeReader:
     return lambda w: buffer[start + w]
 
 
-def _store_from(buffer: Any, start: Expr) -> Callable[[Expr, Expr, Expr], None]:
+def _store_from(buffer: TvmObject, start: TvmObject) -> Callable[[TvmObject, TvmObject, TvmObject], None]:
     return lambda value, w, _: T.buffer_store(buffer, value, [start + w])
 
 
-def _accumulate_into(total: Any, reduce: str, neutral: Expr) -> Callable[[Expr, Expr, Any], None]:
-    def add(value: Expr, w: Expr, lane: Any) -> None:
+def _accumulate_into(
+    total: TvmObject, reduce: str, neutral: TvmObject
+) -> Callable[[TvmObject, TvmObject, TvmObject], None]:
+    def add(value: TvmObject, w: TvmObject, lane: TvmObject) -> None:
         del w
         x, fresh = lane
         counted = value if fresh is None else tirx.Select(fresh, value, neutral)
@@ -253,7 +255,7 @@ def _first_pass(nest: Nest, body: Scalar, passes: Mapping[int, int]) -> int:
     return max((turn + wait for turn, wait in waits), default=0)
 
 
-def nest_function(nest: Nest, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine) -> Any:
+def nest_function(nest: Nest, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine) -> TvmObject:
     """The PrimFunc that computes *nest* from *inputs* (shapes by name, in the order of its parameters)."""
     return frame.rows_function(
         nest, inputs, lambda places, result: _NestKernel(nest, places, result, threads, machine).write()
@@ -294,7 +296,7 @@ class _NestKernel(RowKernel):
             first = T.bind(at % blocks * self.rows)
             _RowBlock(self, bands, columns, product, batch, first).write()
 
-    def _column(self, node: Column) -> Any:
+    def _column(self, node: Column) -> TvmObject:
         """What depends on the column alone, a value for each."""
         extent = self.nest.column.extent
         buffer = T.alloc_buffer((self.batches * extent,))
@@ -310,10 +312,10 @@ class _RowBlock:
 
     kernel: _NestKernel
     bands: Mapping[int, PackedBand]
-    columns: Mapping[int, Any]
+    columns: Mapping[int, TvmObject]
     product: PackedFactor | None
-    batch: Expr
-    first: Expr
+    batch: TvmObject
+    first: TvmObject
 
     def write(self) -> None:
         """Band products, row by row what is done with them, the product."""
@@ -338,7 +340,9 @@ class _RowBlock:
         if self.product is not None:
             self._multiply(self.product, held, span, scales, env, count)
 
-    def _band(self, columns: PackedBand, env: Mapping[Iterator, Expr], count: Expr) -> tuple[Any, Callable[..., Expr]]:
+    def _band(
+        self, columns: PackedBand, env: Environment, count: TvmObject
+    ) -> tuple[TvmObject, Callable[..., TvmObject]]:
         """(buffer, where a row's values start in it): the dense product of the block."""
         kernel, tile, depth = self.kernel, columns.tile, columns.depth
         along = kernel.nest.along.extent
@@ -371,7 +375,13 @@ class _RowBlock:
         return out, lambda r: r * span + offset + r
 
     def _multiply(
-        self, factor: PackedFactor, held: Any, span: int, scales: Any, env: Mapping[Iterator, Expr], count: Expr
+        self,
+        factor: PackedFactor,
+        held: TvmObject,
+        span: int,
+        scales: TvmObject,
+        env: Environment,
+        count: TvmObject,
     ) -> None:
         """The rows that are *held* times the columns' rows of n, scaled and written."""
         kernel, nest, tile, n = self.kernel, self.kernel.nest, factor.tile, factor.product.n

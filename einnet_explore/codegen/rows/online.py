@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
@@ -26,7 +25,7 @@ from einnet_explore.analysis.online_softmax import Online
 from einnet_explore.analysis.row_nest import Band, Column, name
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.rows import frame
-from einnet_explore.codegen.rows.frame import MAX_BLOCK_ROWS, Expr, NodeReader, RowKernel, mixed_radix_split
+from einnet_explore.codegen.rows.frame import MAX_BLOCK_ROWS, NodeReader, RowKernel, mixed_radix_split
 from einnet_explore.codegen.rows.vector_products import (
     VectorTile,
     count_steps,
@@ -38,8 +37,8 @@ from einnet_explore.codegen.rows.vector_products import (
     store_vector,
     vector_tile,
 )
-from einnet_explore.codegen.tvm import emission
-from einnet_explore.codegen.tvm.emission import hide_condition
+from einnet_explore.codegen.tvm import TvmObject, emission
+from einnet_explore.codegen.tvm.emission import Environment, hide_condition
 from einnet_explore.ir import Iterator, Scalar, Tensor, accesses
 
 MAX_BLOCK_COLUMNS = 512
@@ -84,7 +83,7 @@ class OnlineBlocks(RowKernel):
         self.blocks = -(-seen // self.columns)
         self.groups = -(-nest.row.extent // self.rows)
 
-    def packed(self, band: Band, env: Mapping[Iterator, Expr]) -> Any:
+    def packed(self, band: Band, env: Environment) -> TvmObject:
         """The right operand of a band: tiles of columns, in each the summation, then the columns."""
         depth, width = prod(s.extent for s in band.sums), self.tile.width
         tiles = self.blocks * self.columns // width
@@ -96,14 +95,14 @@ class OnlineBlocks(RowKernel):
                 T.buffer_store(buffer, value, [(tile * depth + k) * width + x])
         return buffer
 
-    def column(self, column: Column, env: Mapping[Iterator, Expr]) -> Any:
+    def column(self, column: Column, env: Environment) -> TvmObject:
         """What depends on the column alone, a value for each."""
         buffer = T.alloc_buffer((self.blocks * self.columns,))
         with T.serial(self.blocks * self.columns) as u:
             T.buffer_store(buffer, self._over_columns(column.right, env, u), [u])
         return buffer
 
-    def values(self, env: Mapping[Iterator, Expr]) -> Any:
+    def values(self, env: Environment) -> TvmObject:
         """The values, a row of n for every column, filled up to whole tiles and whole blocks with 0."""
         product = self.nest.product
         assert product is not None
@@ -118,7 +117,7 @@ class OnlineBlocks(RowKernel):
                     T.buffer_store(buffer, zero, [u * self.width + self.n.extent + x])
         return buffer
 
-    def _over_columns(self, body: Scalar, env: Mapping[Iterator, Expr], u: Expr) -> Expr:
+    def _over_columns(self, body: Scalar, env: Environment, u: TvmObject) -> TvmObject:
         """*body* at column *u*; 0 beyond the columns that are there."""
         column = self.nest.column
         value = self.scalar(body, {**env, column: u})
@@ -131,7 +130,7 @@ LOWEST_SCORE = -3.4028234663852886e38
 """Below every score but −∞, and finite: the difference of two of them is 0."""
 
 
-def online_function(online: Online, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine) -> Any:
+def online_function(online: Online, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine) -> TvmObject:
     """The PrimFunc that computes *online* from *inputs* (shapes by name, in the order of its parameters)."""
     return frame.rows_function(
         online.nest,
@@ -166,11 +165,11 @@ class _OnlineBlock:
     """One block of rows: its triples, and what the blocks of columns do to them."""
 
     kernel: _OnlineKernel
-    env: Mapping[Iterator, Expr]
-    packed: Mapping[int, Any]
-    columns: Mapping[int, Any]
-    values: Any
-    first: Expr
+    env: Environment
+    packed: Mapping[int, TvmObject]
+    columns: Mapping[int, TvmObject]
+    values: TvmObject
+    first: TvmObject
 
     def write(self) -> None:
         """The triples begin as the neutral element, meet every block of columns, and are written scaled."""
@@ -187,8 +186,8 @@ class _OnlineBlock:
         fill_buffer(self.total, 0.0, kernel.rows, lanes)
         fill_buffer(self.held, 0.0, kernel.rows * kernel.width, lanes)
         if nest.dense:
-            begin: Expr = 0
-            count: Expr = kernel.blocks
+            begin: TvmObject = 0
+            count: TvmObject = kernel.blocks
         else:
             begin = T.bind(self.first // kernel.columns)
             last = tirx.min(self.first + kernel.rows, nest.row.extent) + nest.along.extent - 2
@@ -197,7 +196,7 @@ class _OnlineBlock:
             self._meet(T.bind((begin + j) * kernel.columns))
         self._written()
 
-    def _left(self, band: Band) -> Any:
+    def _left(self, band: Band) -> TvmObject:
         """The left operand: what lies beyond the last row is that row again, and read by nobody."""
         kernel, nest = self.kernel, self.kernel.nest
         depth = prod(s.extent for s in band.sums)
@@ -209,7 +208,7 @@ class _OnlineBlock:
                 T.buffer_store(buffer, value, [r * depth + k])
         return buffer
 
-    def _meet(self, begin: Expr) -> None:
+    def _meet(self, begin: TvmObject) -> None:
         """The columns from *begin* on."""
         kernel, lanes = self.kernel, self.kernel.lanes
         for n, node in enumerate(kernel.nest.nodes):
@@ -227,7 +226,7 @@ class _OnlineBlock:
             self._powers(r)
         self._weighted(begin)
 
-    def _scores(self, n: int, depth: int, begin: Expr) -> None:
+    def _scores(self, n: int, depth: int, begin: TvmObject) -> None:
         kernel, tile = self.kernel, self.kernel.tile
         right, left, out = self.packed[n], self.left[n], self.scores[n]
         with T.serial(kernel.columns // tile.width) as t:
@@ -241,7 +240,7 @@ class _OnlineBlock:
                 )
                 store_tile(tile, sums, out, lambda row, x: (rt * tile.rows + row) * kernel.columns + t * tile.width + x)
 
-    def _largest(self, largest: Any, r: Expr, begin: Expr) -> None:
+    def _largest(self, largest: TvmObject, r: TvmObject, begin: TvmObject) -> None:
         """The scores of row *r* in their place, and the largest of these and of those before."""
         kernel, nest, lanes = self.kernel, self.kernel.nest, self.kernel.lanes
         row = T.bind(tirx.min(self.first + r, nest.row.extent - 1))
@@ -251,7 +250,7 @@ class _OnlineBlock:
         offset = begin if nest.dense else T.bind(begin - row)
         none = tirx.const(float("-inf"), "float32")
 
-        def score(c: Expr, whole: bool) -> None:
+        def score(c: TvmObject, whole: bool) -> None:
             """The scores of one vector, which is *whole* inside of the row, or some of it may be."""
             with T.vectorized(lanes) as x:
                 at = c * lanes + x
@@ -285,7 +284,7 @@ class _OnlineBlock:
         found = fold_vector(most, lanes, lambda a, b: tirx.max(a, b))  # noqa: PLW0108 - TVM's is overloaded
         T.buffer_store(largest, tirx.max(self.most[r], found), [r])
 
-    def _powers(self, r: Expr) -> None:
+    def _powers(self, r: TvmObject) -> None:
         """The exponentials of row *r*, and their sum with those before."""
         kernel, lanes = self.kernel, self.kernel.lanes
         start = T.bind(r * kernel.columns)
@@ -299,11 +298,11 @@ class _OnlineBlock:
         found = fold_vector(sums, lanes, lambda a, b: a + b)
         T.buffer_store(self.total, self.total[r] * self.again[r] + found, [r])
 
-    def _weighted(self, begin: Expr) -> None:
+    def _weighted(self, begin: TvmObject) -> None:
         kernel, tile = self.kernel, self.kernel.out
         with T.serial(kernel.width // tile.width) as nt, T.serial(kernel.rows // tile.rows) as rt:
 
-            def place(row: int, x: int) -> Expr:
+            def place(row: int, x: int) -> TvmObject:
                 return (rt * tile.rows + row) * kernel.width + nt * tile.width + x
 
             sums = multiply_tile(
@@ -338,5 +337,5 @@ def _read_iterators(score: Scalar) -> frozenset[Iterator]:
     return frozenset(x for index in indices for i in index for x in i.iterators)
 
 
-def _element_reader(buffer: Any, at: Expr) -> NodeReader:
+def _element_reader(buffer: TvmObject, at: TvmObject) -> NodeReader:
     return lambda *_: buffer[at]

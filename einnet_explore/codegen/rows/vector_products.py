@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-Expr = Any
+from einnet_explore.codegen.tvm import TvmObject
 
 SUM_REGISTERS = 16
 """Registers for sums: more than a multiply-add takes cycles, twice over, and half of all."""
@@ -42,23 +41,23 @@ def vector_tile(columns: int, lanes: int) -> VectorTile:
     return VectorTile(SUM_REGISTERS // vectors, vectors, lanes)
 
 
-def load_vector(buffer: Any, at: Expr, lanes: int) -> Expr:
+def load_vector(buffer: TvmObject, at: TvmObject, lanes: int) -> TvmObject:
     """Elements *at* … *at* + *lanes* - 1 of a buffer of one dimension."""
     return buffer.vload([at], f"float32x{lanes}")
 
 
-def store_vector(buffer: Any, value: Expr, at: Expr, lanes: int) -> None:
+def store_vector(buffer: TvmObject, value: TvmObject, at: TvmObject, lanes: int) -> None:
     """Write a vector *at* … of a buffer of one dimension."""
     T.buffer_store(buffer, value, [tirx.Ramp(at, 1, lanes)])
 
 
 def multiply_tile(
     tile: VectorTile,
-    loop: Callable[[Callable[[Expr], None]], None],
-    left: Callable[[int, Expr], Expr],
-    right: Callable[[Expr, int], Expr],
-    begin: Callable[[int, int], Expr] | None = None,
-) -> list[Any]:
+    loop: Callable[[Callable[[TvmObject], None]], None],
+    left: Callable[[int, TvmObject], TvmObject],
+    right: Callable[[TvmObject, int], TvmObject],
+    begin: Callable[[int, int], TvmObject] | None = None,
+) -> list[TvmObject]:
     """The sums of *tile*, a buffer a row: ``loop(body)`` runs body(k); *left* (row, k) is a scalar, *right* (k, column)
     a vector.  They begin at 0, or at the vectors *begin* (row, column)."""
     zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
@@ -68,7 +67,7 @@ def multiply_tile(
         for start in starts:
             store_vector(total, zero if begin is None else begin(row, start), start, tile.lanes)
 
-    def step(k: Expr) -> None:
+    def step(k: TvmObject) -> None:
         for row, total in enumerate(sums):
             factor = tirx.Broadcast(left(row, k), tile.lanes)
             for start in starts:
@@ -78,31 +77,33 @@ def multiply_tile(
     return sums
 
 
-def count_steps(extent: Expr, start: Expr | None = None) -> Callable[[Callable[[Expr], None]], None]:
+def count_steps(extent: TvmObject, start: TvmObject | None = None) -> Callable[[Callable[[TvmObject], None]], None]:
     """The loop of a product: *extent* steps, from *start* on."""
 
-    def loop(body: Callable[[Expr], None]) -> None:
+    def loop(body: Callable[[TvmObject], None]) -> None:
         with T.serial(extent) as k:
             body(k if start is None else k + start)
 
     return loop
 
 
-def store_tile(tile: VectorTile, sums: list[Any], buffer: Any, place: Callable[[int, int], Expr]) -> None:
+def store_tile(
+    tile: VectorTile, sums: list[TvmObject], buffer: TvmObject, place: Callable[[int, int], TvmObject]
+) -> None:
     """Write the sums of *tile* into *buffer*, a vector at a time, at *place* (row, column)."""
     for row, total in enumerate(sums):
         for x in range(0, tile.width, tile.lanes):
             store_vector(buffer, load_vector(total, x, tile.lanes), place(row, x), tile.lanes)
 
 
-def fill_buffer(buffer: Any, value: float, extent: Expr, lanes: int, start: Expr | None = None) -> None:
+def fill_buffer(buffer: TvmObject, value: float, extent: TvmObject, lanes: int, start: TvmObject | None = None) -> None:
     """Write *value* into *extent* elements of *buffer*, whole vectors, from *start* on."""
     with T.serial(extent // lanes) as c:
         at = c * lanes if start is None else start + c * lanes
         store_vector(buffer, tirx.Broadcast(tirx.const(value, "float32"), lanes), at, lanes)
 
 
-def fold_vector(buffer: Any, lanes: int, combine: Callable[[Expr, Expr], Expr]) -> Expr:
+def fold_vector(buffer: TvmObject, lanes: int, combine: Callable[[TvmObject, TvmObject], TvmObject]) -> TvmObject:
     """The *lanes* elements of *buffer* combined, half by half; what it held is lost."""
     while lanes > 2:
         lanes //= 2

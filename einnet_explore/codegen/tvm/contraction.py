@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby, product
 from math import prod
-from typing import Any
 
 from tvm import tirx
 
@@ -25,13 +24,10 @@ from einnet_explore.codegen.operand_layout import FlatAddress, OperandLayout
 from einnet_explore.codegen.packing import vector_offsets
 from einnet_explore.codegen.register_tiles import Tap
 from einnet_explore.codegen.sum_of_products import SUM_RESULT, Phase
-from einnet_explore.codegen.tvm import emission
+from einnet_explore.codegen.tvm import TvmObject, emission
 from einnet_explore.codegen.tvm.contraction_plan import (
-    At,
     ContractionContext,
     ContractionPlan,
-    Expr,
-    Statement,
     flat_position,
     parallel_loop,
     row_major_position,
@@ -39,10 +35,11 @@ from einnet_explore.codegen.tvm.contraction_plan import (
     statement_sequence,
     vector_loop,
 )
+from einnet_explore.codegen.tvm.emission import Environment
 from einnet_explore.ir import Access, Index, Iterator, Tensor, accesses
 
 
-def copy_operand(context: ContractionContext, layout: OperandLayout, source: Expr, target: Expr) -> Statement:
+def copy_operand(context: ContractionContext, layout: OperandLayout, source: TvmObject, target: TvmObject) -> TvmObject:
     """What lies inside the tensor's box, put where the layout has it, and zeros around it."""
     box, shape = layout.tensor.box, layout.tensor.shape
     *outer, last = zip(layout.axes, layout.strides, strict=True)
@@ -50,9 +47,9 @@ def copy_operand(context: ContractionContext, layout: OperandLayout, source: Exp
     lo, hi = box[axis.dim]
     step = prod(shape[axis.dim + 1 :]) * axis.modulus
     loops = [(context.variable("i"), a, stride) for a, stride in outer if a.high]
-    at: Expr = tirx.const(0, "int32")
-    start: Expr = tirx.const(0, "int32")
-    inside: list[Expr] = []
+    at: TvmObject = tirx.const(0, "int32")
+    start: TvmObject = tirx.const(0, "int32")
+    inside: list[TvmObject] = []
     for x, a, stride in loops:
         first, end = box[a.dim]
         at = at + x * stride
@@ -60,7 +57,7 @@ def copy_operand(context: ContractionContext, layout: OperandLayout, source: Exp
         inside += [x >= first - a.lo] if a.lo < first else []
         inside += [x < end - a.lo] if a.lo + a.extent > end else []
     low = next((stride for a, stride in outer if not a.high), 0)
-    rows: list[Statement] = []
+    rows: list[TvmObject] = []
     for q in range(axis.modulus):
         # Positions m·i + q, counted from the start of what is read, that lie in the box.
         begin = min(axis.extent, max(0, -((axis.lo + q - lo) // axis.modulus)))
@@ -83,15 +80,22 @@ def copy_operand(context: ContractionContext, layout: OperandLayout, source: Exp
     return body
 
 
-def _fill_zeros(context: ContractionContext, target: Expr, at: Expr, begin: int, end: int) -> list[Statement]:
+def _fill_zeros(context: ContractionContext, target: TvmObject, at: TvmObject, begin: int, end: int) -> list[TvmObject]:
     """Zeros from *begin* to *end*."""
     zero = tirx.const(0.0, "float32")
     return _vector_chunks(context, begin, end, lambda i: tirx.BufferStore(target, zero, [at + i]))
 
 
 def _copy_elements(
-    context: ContractionContext, target: Expr, at: Expr, source: Expr, origin: Expr, step: int, begin: int, end: int
-) -> list[Statement]:
+    context: ContractionContext,
+    target: TvmObject,
+    at: TvmObject,
+    source: TvmObject,
+    origin: TvmObject,
+    step: int,
+    begin: int,
+    end: int,
+) -> list[TvmObject]:
     """Elements *step* apart, one after the other."""
     return _vector_chunks(
         context, begin, end, lambda i: tirx.BufferStore(target, tirx.BufferLoad(source, [origin + i * step]), [at + i])
@@ -99,11 +103,11 @@ def _copy_elements(
 
 
 def _vector_chunks(
-    context: ContractionContext, begin: int, end: int, store: Callable[[Expr], Statement]
-) -> list[Statement]:
+    context: ContractionContext, begin: int, end: int, store: Callable[[TvmObject], TvmObject]
+) -> list[TvmObject]:
     """``store(i)`` for every i, in vectors; the last one may overlap the one before."""
     count, lanes = end - begin, context.plan.tile.lanes
-    out: list[Statement] = []
+    out: list[TvmObject] = []
     if count >= lanes:
         block, lane = context.variable("i"), context.variable("l")
         one = vector_loop(lane, lanes, store(block * lanes + lane + begin))
@@ -117,11 +121,11 @@ def _vector_chunks(
 
 
 def multiply_add_step(
-    context: ContractionContext, n: int, env: At, block: At, sums: Mapping[Any, Expr]
-) -> list[Statement]:
+    context: ContractionContext, n: int, env: Environment, block: Environment, sums: Mapping[TvmObject, TvmObject]
+) -> list[TvmObject]:
     """The multiply-adds of one step of the sum."""
     tile = context.plan.tile
-    out: list[Statement] = []
+    out: list[TvmObject] = []
     positions = list(product(range(tile.rows), range(tile.vectors)))
     group = list(enumerate(context.plan.steps[n]))
     for _, run in groupby(group, key=lambda item: item[1].offset):
@@ -159,12 +163,14 @@ def _distinct_positions(context: ContractionContext, positions: Sequence[tuple[i
     return list(dict.fromkeys(_shared_position(context, p) for p in positions))
 
 
-def _accumulate(context: ContractionContext, out: list[Statement], total: Expr, a: Expr, b: Expr) -> None:
+def _accumulate(
+    context: ContractionContext, out: list[TvmObject], total: TvmObject, a: TvmObject, b: TvmObject
+) -> None:
     at = [context.lanes(0)]
     out.append(tirx.BufferStore(total, tirx.BufferLoad(total, at) + a * b, at))
 
 
-def _vector_operand(context: ContractionContext, tap: Tap, row: int, n: int, env: At) -> Expr:
+def _vector_operand(context: ContractionContext, tap: Tap, row: int, n: int, env: Environment) -> TvmObject:
     """The vector that *tap* reads in *row*."""
     tile = context.plan.tile
     found = affine_address(tile.layout, context.plan.form.reads[tap.phase][tile.vector], tap.known)
@@ -180,9 +186,9 @@ def _other_operand(
     tap: Tap,
     slot: int,
     vector: int,
-    env: At,
-    block: At,
-) -> Expr:
+    env: Environment,
+    block: Environment,
+) -> TvmObject:
     """The other operand's value: a broadcast element, or a vector where it moves along too."""
     tile, layout = context.plan.tile, context.plan.other
     wide = context.last in context.plan.form.moves(1 - tile.vector)
@@ -210,12 +216,12 @@ def affine_address(layout: OperandLayout, where: tuple[Index, ...], known: Mappi
 
 
 def write_sums(
-    context: ContractionContext, env: At, sums: Mapping[Any, Expr], phases: tuple[Phase, ...]
-) -> list[Statement]:
+    context: ContractionContext, env: Environment, sums: Mapping[TvmObject, TvmObject], phases: tuple[Phase, ...]
+) -> list[TvmObject]:
     """The epilogue of every sum, and the stores."""
     form, tile = context.plan.form, context.plan.tile
     wide = form.periods[-1]
-    out: list[Statement] = []
+    out: list[TvmObject] = []
     lanes = min(tile.lanes, context.last.extent)
     starts = dict.fromkeys(phase[:-1] for phase in phases)
     for start, row, n, slot in product(starts, range(tile.rows), range(tile.vectors), range(tile.slots)):
@@ -242,12 +248,14 @@ def write_sums(
     return out
 
 
-def _epilogue_value(context: ContractionContext, part: Expr, lane: Expr, at: Sequence[Expr]) -> Expr:
+def _epilogue_value(
+    context: ContractionContext, part: TvmObject, lane: TvmObject, at: Sequence[TvmObject]
+) -> TvmObject:
     """The epilogue at one element."""
     form = context.plan.form
     if form.epilogue == SUM_RESULT[()]:
         return tirx.BufferLoad(part, [lane])
-    places: dict[str, Any] = {"": lambda: tirx.BufferLoad(part, [lane])}
+    places: dict[str, TvmObject] = {"": lambda: tirx.BufferLoad(part, [lane])}
     for access in accesses(form.epilogue):
         if access.source != SUM_RESULT:
             places[_tensor_source(access).name] = _side_reader(context, access)
@@ -255,15 +263,17 @@ def _epilogue_value(context: ContractionContext, part: Expr, lane: Expr, at: Seq
     return stages.scalar(form.epilogue, dict(zip(form.outside, at, strict=True)))
 
 
-def _side_reader(context: ContractionContext, access: Access) -> Any:
+def _side_reader(context: ContractionContext, access: Access) -> TvmObject:
     source = _tensor_source(access)
     return lambda *at: tirx.BufferLoad(context.sides[source.name], [row_major_position(at, source.shape)])
 
 
-def _interleaved(context: ContractionContext, parts: Sequence[Expr], lanes: int, position: Expr) -> list[Statement]:
+def _interleaved(
+    context: ContractionContext, parts: Sequence[TvmObject], lanes: int, position: TvmObject
+) -> list[TvmObject]:
     """The phases of a row side by side: woven in registers if there are 2, 4, 8 … of them."""
     wide = len(parts)
-    out: list[Statement] = []
+    out: list[TvmObject] = []
     values = [tirx.BufferLoad(part, [context.lanes(0)]) for part in parts]
     if wide & (wide - 1):
         places = [tirx.Ramp(position + q, wide, context.plan.tile.lanes) for q in range(wide)]
@@ -299,10 +309,10 @@ TILES_PER_THREAD = 8
 """So many tiles, at least, a thread."""
 
 
-def contraction_function(plan: ContractionPlan) -> Any:
+def contraction_function(plan: ContractionPlan) -> TvmObject:
     """The PrimFunc of *plan*: vector operand, other operand (packed or not), the epilogue's tensors, result."""
     context = ContractionContext(plan)
-    copies: list[Statement] = []
+    copies: list[TvmObject] = []
     for layout, source, target in zip((plan.tile.layout, plan.other), context.raw, context.operands, strict=True):
         if layout is not None and layout.copied:
             copies += [tirx.AllocBuffer(target), copy_operand(context, layout, source, target)]
@@ -311,13 +321,13 @@ def contraction_function(plan: ContractionPlan) -> Any:
     return made.with_attr({"global_symbol": "main", "tir.noalias": True, "s_tir": True})
 
 
-def _tile_loops(context: ContractionContext) -> Statement:
+def _tile_loops(context: ContractionContext) -> TvmObject:
     """The loops over tiles."""
     loops = [b for b in context.plan.blocks if b.count > 1]
     variables = [context.variable("o") for _ in loops]
     block = dict(zip((b.iterator for b in loops), variables, strict=True))
-    starts: list[Statement] = []
-    env: dict[Iterator, Expr] = {}
+    starts: list[TvmObject] = []
+    env: dict[Iterator, TvmObject] = {}
     for b in context.plan.blocks:
         if b.count == 1:
             env[b.iterator] = tirx.const(0, "int32")
@@ -347,7 +357,7 @@ def _tile_loops(context: ContractionContext) -> Statement:
     return body
 
 
-def _phase_group(context: ContractionContext, n: int, env: At, block: At) -> Statement:
+def _phase_group(context: ContractionContext, n: int, env: Environment, block: Environment) -> TvmObject:
     """One tile of the phases of group *n*: clear, sum, write."""
     tile = context.plan.tile
     phases = dict.fromkeys(tap.phase for tap in context.plan.steps[n])

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from math import prod
-from typing import Any
 
 from tvm import tirx
 
@@ -18,6 +17,8 @@ from einnet_explore.codegen.operand_layout import FlatAddress, OperandLayout, in
 from einnet_explore.codegen.packing import BlockLoop, PackedRegion, packed_regions
 from einnet_explore.codegen.register_tiles import RegisterTile, Tap, list_taps
 from einnet_explore.codegen.sum_of_products import SUM_RESULT, SumOfProducts
+from einnet_explore.codegen.tvm import TvmObject
+from einnet_explore.codegen.tvm.emission import Environment
 from einnet_explore.ir import Iterator, Tensor, accesses
 
 MIN_PARALLEL_FLOPS = 1 << 20
@@ -104,11 +105,6 @@ def plan_contraction(form: SumOfProducts, tile: RegisterTile, constant: bool, th
     return None if other is None else ContractionPlan(form, tile, other, threads)
 
 
-Expr = Any
-Statement = Any
-At = Mapping[Iterator, Expr]
-
-
 @dataclass(frozen=True, eq=False)
 class ContractionContext:
     """A kernel while it is put together."""
@@ -122,14 +118,14 @@ class ContractionContext:
         return self.plan.form.traversals[-1]
 
     @cached_property
-    def raw(self) -> tuple[Expr, Expr]:
+    def raw(self) -> tuple[TvmObject, TvmObject]:
         """The operands as they are given: the one that is read in vectors, the other one."""
         plan = self.plan
         vector, other = (plan.form.operands[n].shape for n in (plan.tile.vector, 1 - plan.tile.vector))
         return flat_buffer(vector, "a"), flat_buffer((plan.packed,) if plan.other is None else other, "b")
 
     @cached_property
-    def operands(self) -> tuple[Expr, Expr]:
+    def operands(self) -> tuple[TvmObject, TvmObject]:
         """Where the sums read them: there, or in copies; vectors may reach beyond the last row of a copy."""
         spare = 2 * self.plan.tile.lanes
         first, second = (
@@ -139,74 +135,74 @@ class ContractionContext:
         return first, second
 
     @cached_property
-    def sides(self) -> Mapping[str, Expr]:
+    def sides(self) -> Mapping[str, TvmObject]:
         """What the epilogue reads, by name."""
         return {t.name: flat_buffer(t.shape, f"t{n}") for n, t in enumerate(self.plan.sides)}
 
     @cached_property
-    def result(self) -> Expr:
+    def result(self) -> TvmObject:
         """What is written."""
         return flat_buffer(tuple(x.extent for x in self.plan.form.outside), "y")
 
-    def variable(self, stem: str) -> Expr:
+    def variable(self, stem: str) -> TvmObject:
         """A new integer."""
         return tirx.Var(f"{stem}{self._next()}", "int32")
 
-    def accumulator(self) -> Expr:
+    def accumulator(self) -> TvmObject:
         """A new buffer of one vector."""
         return flat_buffer((self.plan.tile.lanes,), f"c{self._next()}")
 
-    def let(self, out: list[Statement], value: Expr, lanes: int | None = None) -> Expr:
+    def let(self, out: list[TvmObject], value: TvmObject, lanes: int | None = None) -> TvmObject:
         """*value*, a vector, bound to a new name by a statement added to *out*."""
         name = tirx.Var(f"v{self._next()}", f"float32x{lanes or self.plan.tile.lanes}")
         out.append(tirx.Bind(name, value))
         return name
 
-    def lanes(self, start: Expr | int) -> Expr:
+    def lanes(self, start: TvmObject | int) -> TvmObject:
         """The places of a vector from *start* on."""
         first = tirx.const(start, "int32") if isinstance(start, int) else start
         return tirx.Ramp(first, tirx.const(1, "int32"), self.plan.tile.lanes)
 
 
-def flat_buffer(shape: Sequence[int], name: str) -> Expr:
+def flat_buffer(shape: Sequence[int], name: str) -> TvmObject:
     """A flat buffer of so many elements."""
     return tirx.decl_buffer((max(1, prod(shape)),), "float32", name)
 
 
-def statement_sequence(statements: Sequence[Statement]) -> Statement:
+def statement_sequence(statements: Sequence[TvmObject]) -> TvmObject:
     """*statements* one after the other; TVM does not nest sequences."""
-    flat: list[Statement] = []
+    flat: list[TvmObject] = []
     for s in statements:
         flat += list(s.seq) if isinstance(s, tirx.SeqStmt) else [s]
     return tirx.SeqStmt(flat) if len(flat) > 1 else flat[0]
 
 
-def serial_loop(x: Expr, extent: int, body: Statement) -> Statement:
+def serial_loop(x: TvmObject, extent: int, body: TvmObject) -> TvmObject:
     """A loop."""
     return tirx.For(x, 0, extent, tirx.ForKind.SERIAL, body)
 
 
-def parallel_loop(x: Expr, extent: int, body: Statement) -> Statement:
+def parallel_loop(x: TvmObject, extent: int, body: TvmObject) -> TvmObject:
     """A loop whose steps threads share."""
     return tirx.For(x, 0, extent, tirx.ForKind.PARALLEL, body)
 
 
-def vector_loop(x: Expr, extent: int, body: Statement) -> Statement:
+def vector_loop(x: TvmObject, extent: int, body: TvmObject) -> TvmObject:
     """A loop that is one step of vectors."""
     return tirx.For(x, 0, extent, tirx.ForKind.VECTORIZED, body)
 
 
-def row_major_position(at: Sequence[Expr], shape: Sequence[int]) -> Expr:
+def row_major_position(at: Sequence[TvmObject], shape: Sequence[int]) -> TvmObject:
     """The position of *at* in an array of *shape*."""
-    total: Expr = tirx.const(0, "int32")
+    total: TvmObject = tirx.const(0, "int32")
     for d, i in enumerate(at):
         total = total + i * prod(shape[d + 1 :])
     return total
 
 
-def flat_position(address: FlatAddress, env: At) -> Expr:
+def flat_position(address: FlatAddress, env: Environment) -> TvmObject:
     """*address* where iterators stand for *env*."""
-    total: Expr = tirx.const(0, "int32")
+    total: TvmObject = tirx.const(0, "int32")
     for x, k in address[1].items():
         total = total + env[x] * k
     return total + address[0]

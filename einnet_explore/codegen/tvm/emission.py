@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from math import inf
-from typing import Any
 
 from tvm import te, tirx
 
 from einnet_explore.analysis.indices import guard
+from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.ir import (
     COMPARISONS,
     REDUCTIONS,
@@ -33,8 +33,6 @@ from einnet_explore.ir import (
     tensors,
 )
 
-Expr = Any
-
 
 @dataclass(frozen=True)
 class _TvmFunctions:
@@ -42,29 +40,29 @@ class _TvmFunctions:
 
     dtype: str
 
-    def maximum(self, a: Expr, b: Expr) -> Expr:
+    def maximum(self, a: TvmObject, b: TvmObject) -> TvmObject:
         return tirx.max(a, tirx.const(b, self.dtype) if isinstance(b, int) else b)
 
-    def minimum(self, a: Expr, b: Expr) -> Expr:
+    def minimum(self, a: TvmObject, b: TvmObject) -> TvmObject:
         return tirx.min(a, b)
 
-    def exp(self, a: Expr) -> Expr:
+    def exp(self, a: TvmObject) -> TvmObject:
         return _exp(a) if self.dtype == "float32" else tirx.exp(a)
 
-    def tanh(self, a: Expr) -> Expr:
+    def tanh(self, a: TvmObject) -> TvmObject:
         return _tanh(a) if self.dtype == "float32" else tirx.tanh(a)
 
-    def expit(self, a: Expr) -> Expr:
+    def expit(self, a: TvmObject) -> TvmObject:
         return 1 / (1 + _exp(-a)) if self.dtype == "float32" else tirx.sigmoid(a)
 
-    def __getattr__(self, name: str) -> Callable[..., Expr]:
-        found: Callable[..., Expr] | None = getattr(tirx, name, None)
+    def __getattr__(self, name: str) -> Callable[..., TvmObject]:
+        found: Callable[..., TvmObject] | None = getattr(tirx, name, None)
         if found is None:
             raise ValueError(f"{name} is no function of TVM")
         return found
 
 
-def tvm_operator(op: str, args: tuple[Expr, ...], dtype: str) -> Expr:
+def tvm_operator(op: str, args: tuple[TvmObject, ...], dtype: str) -> TvmObject:
     """The expression of an ``Apply``; raises ValueError for a function that is none of ``FUNCTIONS``."""
     match op, args:
         case "+", _:
@@ -87,31 +85,31 @@ def tvm_operator(op: str, args: tuple[Expr, ...], dtype: str) -> Expr:
     return function.compute(_TvmFunctions(dtype), *args)
 
 
-def _zero_to_the(exponent: Expr, dtype: str) -> Expr:
+def _zero_to_the(exponent: TvmObject, dtype: str) -> TvmObject:
     """0 to the *exponent*, as gradients of kinks have it, without a call of pow: 1, 0 or ∞; NaN stays NaN."""
     one, zero, far = (tirx.const(v, dtype) for v in (1, 0, inf))
 
-    def of(x: Expr) -> Expr:
+    def of(x: TvmObject) -> TvmObject:
         return tirx.Select(x == zero, one, tirx.Select(x > zero, zero, tirx.Select(x < zero, far, x)))
 
     # TVM takes no expression twice in which something is bound.
     return _let(exponent, of, dtype)
 
 
-def _f32(value: float) -> Expr:
+def _f32(value: float) -> TvmObject:
     return tirx.const(value, "float32")
 
 
-def _exp(argument: Expr) -> Expr:
+def _exp(argument: TvmObject) -> TvmObject:
     """exp in single precision (2 ulp): 2ⁿ·p(r), n = ⌊x/ln 2 + ½⌋ (S. Moshier, Cephes, expf)."""
     return _let(argument, _exp_of)
 
 
-def _exp_of(x: Expr) -> Expr:
+def _exp_of(x: TvmObject) -> TvmObject:
     clamped = tirx.max(tirx.min(x, _f32(88.72)), _f32(-87.33))
     scaled = tirx.min(tirx.floor(clamped * _f32(1.44269504088896341) + _f32(0.5)), _f32(127))
 
-    def power(n: Expr) -> Expr:
+    def power(n: TvmObject) -> TvmObject:
         two_to_n = tirx.reinterpret("float32", (n.astype("int32") + 127) * (1 << 23))
         rest = clamped - n * _f32(0.693359375) - n * _f32(-2.12194440e-4)
         return _let(rest, lambda r: (_horner(r, _EXP) * r * r + r + 1) * two_to_n)
@@ -125,10 +123,10 @@ _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.66
 _TANH = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
 
 
-def _tanh(argument: Expr) -> Expr:
+def _tanh(argument: TvmObject) -> TvmObject:
     """tanh in single precision: a polynomial near 0, 1 - 2/(exp(2|x|) + 1) elsewhere (Cephes, tanhf)."""
 
-    def of(x: Expr) -> Expr:
+    def of(x: TvmObject) -> TvmObject:
         a = tirx.abs(x)
         near = _let(x * x, lambda z: _horner(z, _TANH) * z * x + x)
         signed = _let(1 - 2 / (_exp(a + a) + 1), lambda far: tirx.Select(x < _f32(0), -far, far))
@@ -137,21 +135,21 @@ def _tanh(argument: Expr) -> Expr:
     return _let(argument, of)
 
 
-def _let(value: Expr, body: Callable[[Expr], Expr], dtype: str = "float32") -> Expr:
+def _let(value: TvmObject, body: Callable[[TvmObject], TvmObject], dtype: str = "float32") -> TvmObject:
     """*body* of *value*, which is evaluated once."""
     x = tirx.Var("x", dtype)
     return tirx.Let(x, value, body(x))
 
 
-def _horner(x: Expr, coefficients: tuple[float, ...]) -> Expr:
+def _horner(x: TvmObject, coefficients: tuple[float, ...]) -> TvmObject:
     total = _f32(coefficients[0])
     for c in coefficients[1:]:
         total = total * x + _f32(c)
     return total
 
 
-Environment = Mapping[Iterator, Expr]
-SourceReader = Callable[[Tensor | Table | Scope], Callable[..., Expr]]
+Environment = Mapping[Iterator, TvmObject]
+SourceReader = Callable[[Tensor | Table | Scope], Callable[..., TvmObject]]
 
 
 @dataclass(frozen=True)
@@ -159,14 +157,14 @@ class LoweredStages:
     """Placeholders in the order of *inputs*, the last stage's tensor, and the scope of every stage by its name."""
 
     inputs: tuple[str, ...]
-    placeholders: tuple[Expr, ...]
-    output: Expr
+    placeholders: tuple[TvmObject, ...]
+    output: TvmObject
     stages: Mapping[str, Scope]
 
 
 def lower_stages(scope: Scope, dtype: str) -> LoweredStages:
     """The stages of a prepared *scope* over elements of *dtype*; inputs are named once, in order of appearance."""
-    places: dict[str, Expr] = {}
+    places: dict[str, TvmObject] = {}
     for tensor in tensors(scope):
         if tensor.name not in places:
             places[tensor.name] = te.placeholder(tensor.shape, dtype, name=f"T{len(places)}")
@@ -177,12 +175,12 @@ def lower_stages(scope: Scope, dtype: str) -> LoweredStages:
 
 @dataclass(frozen=True)
 class StageBuilder:
-    places: Mapping[str, Expr]
+    places: Mapping[str, TvmObject]
     dtype: str
-    done: dict[Scope, Expr]
+    done: dict[Scope, TvmObject]
     names: dict[Scope, str]
 
-    def stage(self, scope: Scope) -> Expr:
+    def stage(self, scope: Scope) -> TvmObject:
         """The tensor of *scope* over its box, shifted to start at 0."""
         if scope not in self.done:
             name = self.names[scope] = f"S{len(self.names)}" if self.names else "Y"
@@ -194,19 +192,19 @@ class StageBuilder:
             )
         return self.done[scope]
 
-    def _element(self, scope: Scope, *at: Expr) -> Expr:
-        env: dict[Iterator, Expr] = {x: v + x.lo if x.lo else v for x, v in zip(scope.traversals, at, strict=True)}
+    def _element(self, scope: Scope, *at: TvmObject) -> TvmObject:
+        env: dict[Iterator, TvmObject] = {x: v + x.lo if x.lo else v for x, v in zip(scope.traversals, at, strict=True)}
         if not scope.summations:
             return self.scalar(scope.body, env)
         sums = [te.reduce_axis((0, s.extent), s.name) for s in scope.summations]
         env |= {s: v + s.lo if s.lo else v.var for s, v in zip(scope.summations, sums, strict=True)}
         return _reducer(scope.reduce, self.dtype)(self.scalar(scope.body, env), axis=sums)
 
-    def scalar(self, body: Scalar, env: Environment) -> Expr:
+    def scalar(self, body: Scalar, env: Environment) -> TvmObject:
         """The expression of *body* where iterators stand for *env*."""
         return tvm_expression(body, env, self._read, self.dtype)
 
-    def _read(self, source: Tensor | Table | Scope) -> Callable[..., Expr]:
+    def _read(self, source: Tensor | Table | Scope) -> Callable[..., TvmObject]:
         match source:
             case Tensor(name):
                 return self.places[name]  # type: ignore[no-any-return]
@@ -216,7 +214,7 @@ class StageBuilder:
                 raise TypeError("a prepared scope reads no table")
 
 
-def tvm_expression(body: Scalar, env: Environment, read: SourceReader, dtype: str) -> Expr:
+def tvm_expression(body: Scalar, env: Environment, read: SourceReader, dtype: str) -> TvmObject:
     """The expression of *body* where iterators stand for *env* and ``read(source)(*index)`` is an element."""
     match body:
         case Const(value):
@@ -236,12 +234,12 @@ def tvm_expression(body: Scalar, env: Environment, read: SourceReader, dtype: st
             return tvm_operator(op, tuple(tvm_expression(a, env, read, dtype) for a in args), dtype)
 
 
-def tvm_index(index: Index, env: Environment) -> Expr:
+def tvm_index(index: Index, env: Environment) -> TvmObject:
     """*index* where iterators stand for *env*."""
     return _index(index, env)
 
 
-def tvm_constant(value: float, dtype: str) -> Expr:
+def tvm_constant(value: float, dtype: str) -> TvmObject:
     """*value* as an immediate of *dtype*; infinities become the extreme integers."""
     if dtype.startswith("int"):
         if abs(value) == inf:
@@ -250,14 +248,14 @@ def tvm_constant(value: float, dtype: str) -> Expr:
     return tirx.const(float(value), dtype)
 
 
-def _conditions(inside: Scalar, env: Environment) -> list[Expr]:
+def _conditions(inside: Scalar, env: Environment) -> list[TvmObject]:
     match inside:
         case Apply("where", (Compare() as condition, rest, _)):
             return [_compare(condition, env), *_conditions(rest, env)]
     return []
 
 
-def _compare(condition: Compare, env: Environment) -> Expr:
+def _compare(condition: Compare, env: Environment) -> TvmObject:
     test = _comparison(condition, env)
     if not (_has_remainder(condition.left) or _has_remainder(condition.right)):
         return test
@@ -266,7 +264,7 @@ def _compare(condition: Compare, env: Environment) -> Expr:
     return hide_condition(test)
 
 
-def hide_condition(test: Expr) -> Expr:
+def hide_condition(test: TvmObject) -> TvmObject:
     """*test* so that TVM does not see that it is one.
 
     In what ``Select`` takes where it holds, TVM 0.27 leaves out what keeps indices inside their tensor, as follows from
@@ -279,12 +277,12 @@ def _has_remainder(index: Index) -> bool:
     return any(isinstance(a, Remainder) for a in index.divisions)
 
 
-def _comparison(condition: Compare, env: Environment) -> Expr:
+def _comparison(condition: Compare, env: Environment) -> TvmObject:
     left, right = _index(condition.left, env), _index(condition.right, env)
     return COMPARISONS[condition.op](left, right)
 
 
-def _clamped_index(index: Index, box: tuple[int, int], env: Environment) -> Expr:
+def _clamped_index(index: Index, box: tuple[int, int], env: Environment) -> TvmObject:
     """The position of *index* in the stored range *box*, wherever it lies in it.
 
     Outside it is guarded, but TVM 0.27 fails (a division by zero inside it) on remainders that it finds to leave it.
@@ -299,13 +297,13 @@ def _clamped_index(index: Index, box: tuple[int, int], env: Environment) -> Expr
     return at
 
 
-def _index(index: Index, env: Environment) -> Expr:
+def _index(index: Index, env: Environment) -> TvmObject:
     """*index* by divisions that truncate, of what is lifted to where these round down.
 
     Flooring is not written as such because TVM 0.27 compiles A[i % 2, (i + 1) % 2] wrongly: it takes sums of floored
     remainders that are not of one number for one number.
     """
-    total: Expr = None
+    total: TvmObject = None
     for atom, k in index.terms:
         match atom:
             case Iterator():
@@ -323,8 +321,8 @@ def _index(index: Index, env: Environment) -> Expr:
     return total + index.const if index.const else total
 
 
-def _reducer(name: str, dtype: str) -> Callable[..., Expr]:
-    combine: dict[str, Callable[[Expr, Expr], Expr]] = {
+def _reducer(name: str, dtype: str) -> Callable[..., TvmObject]:
+    combine: dict[str, Callable[[TvmObject, TvmObject], TvmObject]] = {
         "sum": lambda a, b: a + b,
         "prod": lambda a, b: a * b,
         "max": lambda a, b: tirx.max(a, b),  # noqa: PLW0108 - te reads the arguments' names

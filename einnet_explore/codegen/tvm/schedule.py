@@ -21,10 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from itertools import count
 from math import gcd, prod
-from typing import Any
 
 import tvm
 from tvm.s_tir import Schedule, TensorIntrin
@@ -40,10 +39,11 @@ from einnet_explore.codegen.body_structure import (
     vector_lanes,
 )
 from einnet_explore.codegen.language.register_transpose import transpose_rows
+from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.ir import Access, Iterator, Scope, accesses, as_index
 
 
-@cache
+@lru_cache(256)
 def transpose_intrinsic(side: int, gap: int, between: int) -> str:
     """The name of the intrinsic B[j, 0 × *gap*, i] = A[i, 0 × *between*, j] for tiles of *side*² float32 elements.
 
@@ -131,11 +131,11 @@ class _ScheduledStage:
     threads: int
 
     @property
-    def block(self) -> Any:
+    def block(self) -> TvmObject:
         return self.schedule.get_sblock(self.name)
 
     @property
-    def loops(self) -> list[Any]:
+    def loops(self) -> list[TvmObject]:
         return list(self.schedule.get_loops(self.block))
 
     def parallel(self, free: int) -> None:
@@ -309,7 +309,7 @@ def _inner(stage: _ScheduledStage) -> None:
     schedule.decompose_reduction(block, last)
 
 
-def _parallel(stage: _ScheduledStage, loops: list[Any], extents: list[int]) -> None:
+def _parallel(stage: _ScheduledStage, loops: list[TvmObject], extents: list[int]) -> None:
     """Run the outermost of *loops* in parallel: as few of them as keep every thread busy."""
     if stage.threads == 1 or not loops:
         return
