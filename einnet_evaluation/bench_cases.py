@@ -124,4 +124,4 @@ def moved(model: Model) -> int:
 def _size(model: Model, name: str) -> int:
     if (weight := model.weights.get(name)) is not None:
         return weight.nbytes
-    return prod(model.shape(name)) * model.dtype(name).itemsize if model.known(name) else 0
+    return prod(model.shape(name)) * model.dtype(name).itemsize if model.is_static(name) else 0

@@ -87,7 +87,7 @@ def _resize(torch: Any, model: Model, node: ModelNode, spatial: int) -> Made:
 
 def step(torch: Any, model: Model, node: ModelNode) -> Step:
     """What *node* is in PyTorch; raises ValueError, with the node, where it is not known here."""
-    spatial = len(model.shape(node.inputs[0])) - 2 if node.inputs and model.known(node.inputs[0]) else 0
+    spatial = len(model.shape(node.inputs[0])) - 2 if node.inputs and model.is_static(node.inputs[0]) else 0
     made: Made = None
     if not node.domain:
         made = (
@@ -174,26 +174,26 @@ def _shaping(torch: Any, model: Model, node: ModelNode) -> Made:
     at = node.attributes
     fixed = _constants(model, node)
     match node.op:
-        case "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" if model.known(node.outputs[0]):
+        case "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" if model.is_static(node.outputs[0]):
             shape = model.shape(node.outputs[0])
             return lambda x, *_: x.reshape(shape)
-        case "Expand" if model.known(node.outputs[0]):
+        case "Expand" if model.is_static(node.outputs[0]):
             shape = model.shape(node.outputs[0])
             return lambda x, *_: x.expand(shape)
-        case "Transpose" if model.known(node.inputs[0]):
+        case "Transpose" if model.is_static(node.inputs[0]):
             order = tuple(at.get("perm", reversed(range(len(model.shape(node.inputs[0]))))))
             return lambda x: x.permute(order)
         case "Concat":
             along = at["axis"]
             return lambda *x: torch.cat(x, along)
-        case "Split" if all(model.known(name) for name in node.results):
+        case "Split" if all(model.is_static(name) for name in node.results):
             along = at.get("axis", 0)
             sizes = [model.shape(name)[along] for name in node.results]
             return lambda x, *_: torch.split(x, sizes, along)
         case "Tile" if len(fixed) > 1 and fixed[1] is not None:
             times = tuple(fixed[1].tolist())
             return lambda x, *_: x.repeat(times)
-        case "Slice" if all(array is not None for array in fixed[1:]) and model.known(node.inputs[0]):
+        case "Slice" if all(array is not None for array in fixed[1:]) and model.is_static(node.inputs[0]):
             return _slice(model, node, [a for a in fixed[1:] if a is not None])
         case "Gather" if len(fixed) > 1:
             return _gather(torch, at.get("axis", 0), fixed[1])
@@ -202,7 +202,7 @@ def _shaping(torch: Any, model: Model, node: ModelNode) -> Made:
             return lambda x, places: torch.gather(x, along, places)
         case "Pad" if len(fixed) > 1 and fixed[1] is not None and len(node.inputs) < 4:
             return _pad(torch, model, node, fixed)
-        case "Cast" if model.known(node.outputs[0]):
+        case "Cast" if model.is_static(node.outputs[0]):
             dtype = getattr(torch, {"bool": "bool"}.get(name := model.dtype(node.outputs[0]).name, name))
             return lambda x: x.to(dtype)
     return None
@@ -290,7 +290,7 @@ def _reducing(torch: Any, model: Model, node: ModelNode) -> Made:
         case "LogSoftmax":
             along = at.get("axis", -1)
             return lambda x: torch.log_softmax(x, along)
-        case "LayerNormalization" if len(node.results) == 1 and model.known(node.inputs[0]):
+        case "LayerNormalization" if len(node.results) == 1 and model.is_static(node.inputs[0]):
             shape, epsilon = model.shape(node.inputs[0])[at.get("axis", -1) :], at.get("epsilon", 1e-5)
             return lambda x, scale, shift=None: f.layer_norm(x, shape, scale, shift, epsilon)
         case "BatchNormalization" if not at.get("training_mode", 0):
@@ -301,7 +301,9 @@ def _reducing(torch: Any, model: Model, node: ModelNode) -> Made:
         case "InstanceNormalization":
             epsilon = at.get("epsilon", 1e-5)
             return lambda x, scale, shift: f.instance_norm(x, None, None, scale, shift, True, 0, epsilon)
-        case op if op in reductions and (len(node.inputs) < 2 or fixed[1] is not None) and model.known(node.inputs[0]):
+        case op if (
+            op in reductions and (len(node.inputs) < 2 or fixed[1] is not None) and model.is_static(node.inputs[0])
+        ):
             reduce, kept = reductions[op], bool(at.get("keepdims", 1))
             axes = fixed[1].tolist() if len(fixed) > 1 and fixed[1] is not None else list(at.get("axes", ()))
             if not axes:

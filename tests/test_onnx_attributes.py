@@ -53,7 +53,7 @@ def test_an_attribute_that_is_not_known(
     made = found(helper.make_node(op, list(inputs), ["y"], **attributes), opset, inputs)
     assert isinstance(made, NotUnderstood) == (why is not None), made
     if why is not None:
-        assert made == NotUnderstood(f"attribute {why} is none that is understood here")
+        assert made == NotUnderstood(f"attribute {why} is not supported")
 
 
 def test_a_model_with_such_a_node_is_read_and_the_node_stays() -> None:
@@ -61,7 +61,7 @@ def test_a_model_with_such_a_node_is_read_and_the_node_stays() -> None:
     windowed = node("Attention", [*"qkv"], ["a"], left_window_size=1)
     model = load_model(build([windowed, node("Relu", ["a"], ["y"])], shapes, ["y"], opset=25, ir=11))
     stays, relu = (express(item, model) for item in model.nodes)
-    assert stays == NotUnderstood("attribute left_window_size is none that is understood here")
+    assert stays == NotUnderstood("attribute left_window_size is not supported")
     assert not isinstance(relu, NotUnderstood)
 
 
@@ -77,7 +77,7 @@ def test_defaults_are_those_of_the_models_operator_set() -> None:
 
 def test_a_definition_asks_for_nothing_that_it_does_not_name() -> None:
     model = load_model(build([node("LeakyRelu", ["x"], ["y"])], {"x": X}, ["y"]))
-    with pytest.raises(LookupError, match="the definition of LeakyRelu asks for alpha, which it does not say it knows"):
+    with pytest.raises(LookupError, match="definition of LeakyRelu reads attribute alpha, which it does not declare"):
         NodeCall(model.nodes[0], model).get("alpha", 0.01)
 
 

@@ -163,7 +163,7 @@ def test_a_foreign_operator_is_no_error() -> None:
     proto = build([helper.make_node("Magic", ["x"], ["y"], "m", domain="elsewhere")], {"x": (3,)}, ["y"])
     proto.opset_import.append(helper.make_opsetid("elsewhere", 1))
     model = load_model(proto)
-    assert not model.known("y")
+    assert not model.is_static("y")
     with pytest.raises(ModelError, match="value y: found no static shape"):
         model.shape("y")
 
@@ -174,7 +174,7 @@ def test_a_value_that_is_no_tensor_has_no_element_type() -> None:
         node("ConcatFromSequence", ["s"], ["y"], axis=0),
     ]
     model = load_model(build(nodes, {"x": (3,)}, ["y"]))
-    assert not model.known("s")
+    assert not model.is_static("s")
     with pytest.raises(ModelError, match="value s: found no element type, expected a tensor"):
         model.dtype("s")
 
@@ -368,7 +368,7 @@ def test_the_pretrained_detector() -> None:
     model = load_model(path, {"x": (1, 3, 320, 320)})
     assert (model.opset, len(model.nodes)) == (21, 330)
     assert [v.shape for v in model.outputs] == [(1, 1, 320, 320)]
-    assert all(model.known(name) for n in model.nodes for name in n.results)
+    assert all(model.is_static(name) for n in model.nodes for name in n.results)
     message = refused(path)
     assert message.startswith(f"{path}: found dynamic shapes: ") and "--shape x=?,3,?,?" in message
     x = np.random.default_rng(0).standard_normal((1, 3, 64, 64)).astype(np.float32)

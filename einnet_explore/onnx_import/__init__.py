@@ -1,1 +1,1 @@
-"""ONNX in: checked models with static shapes, and the canonical expressions of their nodes."""
+"""ONNX import: checked models with static shapes, and canonical expressions of their nodes."""

@@ -1,4 +1,4 @@
-"""Equations of single nodes become one program: what is read of a tensor is read with one padding everywhere."""
+"""Assembly of the equations of single nodes into one program with one padding for each tensor."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from einnet_explore.ir import (
     tensors,
 )
 
-Read: TypeAlias = "tuple[Padding, float]"
+PaddedWith: TypeAlias = "tuple[Padding, float]"
+"""Padding of a tensor and its value."""
 
 
 def assemble(equations: Iterable[Equation], outputs: tuple[str, ...]) -> Program:
-    """The program of *equations*; its inputs are the tensors that none of them computes.
+    """Return the program of *equations*; its inputs are the tensors that no equation computes.
 
-    Readers that go different distances beyond a tensor share the wider padding.  Where they expect different values
-    there (0 for a convolution, -inf for a maximum), the rarer ones read a scope that copies the tensor and has the
-    padding they need.
+    All readers of a tensor share its widest padding.  If they expect different values in the padding (0 for a
+    convolution, -inf for a maximum), readers of the rarer value read a scope that copies the tensor and is padded with
+    that value.
     """
     equations = tuple(equations)
     made = {e.name: e.scope for e in equations}
@@ -47,7 +48,7 @@ def assemble(equations: Iterable[Equation], outputs: tuple[str, ...]) -> Program
     return Program(tuple(t for t in inputs if t.name not in made), tuple(out), outputs)
 
 
-def _common(found: list[Tensor]) -> Read:
+def _common(found: list[Tensor]) -> PaddedWith:
     """The padding that most readers agree on: the widest of those with the commonest value."""
     padded = [t for t in found if t.padding]
     if not padded:
@@ -63,8 +64,8 @@ def _widest(paddings: Iterable[Padding]) -> Padding:
     )
 
 
-def _unified(scope: Scope, common: Mapping[str, Read]) -> Scope:
-    """*scope* with every tensor read with its common padding, or through a copy that has another value there."""
+def _unified(scope: Scope, common: Mapping[str, PaddedWith]) -> Scope:
+    """Return *scope* with every tensor in its common padding, or read through a copy with another padding value."""
 
     def change(access: Access) -> Access:
         match access.source:

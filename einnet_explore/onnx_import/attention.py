@@ -1,9 +1,9 @@
-r"""ONNX's Attention, as two contractions and the softmax between them, for every head *h* of the batch.
+r"""ONNX's Attention: two contractions with a softmax between them, for every head *h* of the batch.
 
 .. math::  S[i, j] = s \sum_d Q[i, d]\, K[j, d] + M[i, j], \quad P = \operatorname{softmax}_j S, \quad
            Y[i, v] = \sum_j P[i, j]\, V[j, v]
 
-Queries in groups read the keys and values of one head; a mask leaves out with :math:`-\infty`.
+With grouped queries, several query heads read one key/value head; a mask excludes keys by :math:`-\infty`.
 Source: the ONNX operator reference (operator sets 23 and 24).
 """
 
@@ -24,15 +24,15 @@ _QUERY, _KEY, _VALUE, _MASK = range(4)
 
 
 def _attention(call: NodeCall) -> Iterable[Equation]:
-    _plain(call)
-    heads, of = _heads(call, _QUERY), _heads(call, _KEY)
+    _require_supported(call)
+    heads, key_heads = _heads(call, _QUERY), _heads(call, _KEY)
     rows, columns = (call.shape(n)[-2] for n in (_QUERY, _KEY))
     depth, width = _depth(call, _QUERY), _depth(call, _VALUE)
     b, h = Iterator("b", 0, call.out.shape[0]), Iterator("h", 0, heads)
     i, j = Iterator("i", 0, rows), Iterator("j", 0, columns)
     d, v = Iterator("d", 0, depth), Iterator("v", 0, width)
-    own = h if of == heads else h * of // heads
-    factors = _element(call, _QUERY, b, h, i, d), _element(call, _KEY, b, own, j, d)
+    key_head = h if key_heads == heads else h * key_heads // heads
+    factors = _element(call, _QUERY, b, h, i, d), _element(call, _KEY, b, key_head, j, d)
     yield (product := call.equation(Scope((b, h, i, j), (d,), mul(*factors)), "product"))
     at = as_indices((b, h, i, j))
     score = mul(Const(call.get("scale", 1 / sqrt(depth))), access(product.tensor, *at))
@@ -45,18 +45,18 @@ def _attention(call: NodeCall) -> Iterable[Equation]:
     yield (total := call.equation(reduction_scope(powers.tensor, (3,)), "total"))
     share = fn("/", broadcast(powers.tensor, at), broadcast(total.tensor, at))
     yield (shares := call.equation(Scope((b, h, i, j), (), share), "shares"))
-    mixed = Scope((b, h, i, v), (j,), mul(access(shares.tensor, *at), _element(call, _VALUE, b, own, j, v)))
+    mixed = Scope((b, h, i, v), (j,), mul(access(shares.tensor, *at), _element(call, _VALUE, b, key_head, j, v)))
     if len(call.out.shape) == 4:
         yield call.equation(mixed)
         return
-    yield (apart := call.equation(mixed, "heads"))
+    yield (by_head := call.equation(mixed, "heads"))
     x = Iterator("x", 0, heads * width)
-    yield call.equation(Scope((b, i, x), (), access(apart.tensor, b, x // width, i, x % width)))
+    yield call.equation(Scope((b, i, x), (), access(by_head.tensor, b, x // width, i, x % width)))
 
 
-def _plain(call: NodeCall) -> None:
-    """Refuse what is more than attention: caches, further outputs, windows, halves inside."""
-    call.only_output()
+def _require_supported(call: NodeCall) -> None:
+    """Refuse key/value caches, further outputs and a softmax in another precision."""
+    call.require_single_output()
     if any(call.has(n) for n in range(_MASK + 1, len(call.node.inputs))):
         raise Refused("it has a cache")
     if call.get("softmax_precision", 1) != 1:
@@ -64,7 +64,7 @@ def _plain(call: NodeCall) -> None:
 
 
 def _heads(call: NodeCall, n: int) -> int:
-    """How many heads input *n* has: a dimension, or an attribute where they lie side by side in the last one."""
+    """Return the number of heads of input *n*: a dimension, or an attribute if heads share the last dimension."""
     shape = call.shape(n)
     heads = call.get("q_num_heads" if n == _QUERY else "kv_num_heads", 0)
     return shape[1] if len(shape) == 4 else int(heads)
@@ -83,15 +83,17 @@ def _element(call: NodeCall, n: int, b: IndexLike, h: IndexLike, place: Iterator
 
 
 def _masked(call: NodeCall, score: Scalar, xs: tuple[Iterator, ...]) -> Scalar:
-    """*score*, and -∞ where the mask, which leaves something in every row, lets nothing through."""
+    """Return *score* with -∞ where the mask excludes a key; refuse a mask that excludes every key of a row."""
     at = as_indices(xs)
     if call.has(_MASK):
         mask = call.constant(_MASK, "attn_mask")
         causal = np.tri(xs[2].extent, xs[3].extent, dtype=bool) if call.get("is_causal", 0) else True
-        open_ = (mask if mask.dtype == bool else mask > -inf) & causal
-        if mask.shape[-1] != xs[3].extent or not open_.any(axis=-1).all():
-            raise Refused(f"its mask of shape {mask.shape} does not leave every row some of {xs[3].extent} keys")
-        score = select_by_mask(mask, at, score, Const(-inf)) if mask.dtype == bool else add(score, call.read(_MASK, at))
+        allowed = (mask if mask.dtype == bool else mask > -inf) & causal
+        if mask.shape[-1] != xs[3].extent or not allowed.any(axis=-1).all():
+            raise Refused(f"its mask of shape {mask.shape} leaves some row none of the {xs[3].extent} keys")
+        score = (
+            select_by_mask(mask, at, score, Const(-inf)) if mask.dtype == bool else add(score, call.operand(_MASK, at))
+        )
     if call.get("is_causal", 0):
         score = fn("where", Compare("<=", at[3], at[2]), score, Const(-inf))
     return score
@@ -105,4 +107,4 @@ ATTENTION: tuple[OnnxOperator, ...] = (
         attributes="is_causal kv_num_heads q_num_heads qk_matmul_output_mode scale softcap softmax_precision",
     ),
 )
-"""With a mask that is computed it stays: of a row that is left out altogether ONNX says 0, and a softmax nothing."""
+"""A computed mask is refused: for a row without keys ONNX defines the result 0, whereas a softmax is undefined."""

@@ -1,4 +1,4 @@
-"""What must hold of an ONNX graph before anything is done with it; every failure names the node and what was found."""
+"""Validity checks of ONNX graphs; every error names the node, the value found and the value expected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from einnet_explore.onnx_import.model import Array, ModelError, ModelNode, Model
 
 
 def check_header(file: str, proto: onnx.ModelProto) -> None:
-    """Raise ModelError unless *proto* is an ONNX model of a version that can be read."""
+    """Raise ModelError unless *proto* is an ONNX model of a supported version."""
     if not proto.ir_version or not proto.HasField("graph"):
         raise ModelError(f"{file}: found no ONNX graph, expected an ONNX model")
     if proto.ir_version > onnx.IR_VERSION:
@@ -30,41 +30,41 @@ def check_header(file: str, proto: onnx.ModelProto) -> None:
 
 
 def check_names(file: str, graph: onnx.GraphProto, nodes: Iterable[ModelNode]) -> None:
-    """Raise ModelError where a name is given twice, or read and never given."""
+    """Raise ModelError if a name is defined twice, or read and never defined."""
     nodes = tuple(nodes)
     inputs = [v.name for v in graph.input]
     weights = [w.name for w in graph.initializer] + [w.values.name for w in graph.sparse_initializer]
     for kind, names in (("graph input", inputs), ("weight", weights), ("graph output", [v.name for v in graph.output])):
         if twice := next((name for n, name in enumerate(names) if name in names[:n]), None):
             raise ModelError(f"{file}: {kind} {twice}: found twice, expected one of that name")
-    given: dict[str, str] = {**dict.fromkeys(inputs, "a graph input"), **dict.fromkeys(weights, "a weight")}
+    defined: dict[str, str] = {**dict.fromkeys(inputs, "a graph input"), **dict.fromkeys(weights, "a weight")}
     for node in nodes:
         for name in node.results:
-            if name in given:
+            if name in defined:
                 raise ModelError(
-                    f"{file}: {node}: found output {name} which is also {given[name]}, expected a new name"
+                    f"{file}: {node}: found output {name} which is also {defined[name]}, expected a new name"
                 )
-            given[name] = f"an output of {node}"
+            defined[name] = f"an output of {node}"
     for node in nodes:
         for name in node.reads:
-            if name not in given:
+            if name not in defined:
                 raise ModelError(
                     f"{file}: {node}: found input {name} that nothing computes, "
                     "expected a graph input, a weight or another node's output"
                 )
     for value in graph.output:
-        if value.name not in given:
+        if value.name not in defined:
             raise ModelError(f"{file}: graph output {value.name}: found no node that computes it, expected one")
 
 
 def topological_order(file: str, nodes: tuple[ModelNode, ...]) -> tuple[ModelNode, ...]:
-    """*nodes* in topological order, as near to the given order as possible; raises ModelError on a cycle."""
+    """Sort *nodes* topologically with few changes of their order; raise ModelError for a cycle."""
     maker = {name: n for n, node in enumerate(nodes) for name in node.results}
     before = [sorted({maker[name] for name in node.reads if name in maker}) for node in nodes]
     done: set[int] = set()
     order: list[int] = []
     for first in range(len(nodes)):
-        # Depth first with a stack of its own: graphs are deeper than Python's.
+        # Depth-first search with an explicit stack: graphs are deeper than Python's recursion limit.
         path = [first] if first not in done else []
         while path:
             waiting = next((n for n in before[path[-1]] if n not in done), None)
@@ -73,8 +73,8 @@ def topological_order(file: str, nodes: tuple[ModelNode, ...]) -> tuple[ModelNod
                 order.append(path.pop())
             elif waiting in path:
                 cycle = [*path[path.index(waiting) :], waiting]
-                told = " <- ".join(nodes[n].name for n in cycle)
-                raise ModelError(f"{file}: {nodes[waiting]}: found a cycle {told}, expected an acyclic graph")
+                names = " <- ".join(nodes[n].name for n in cycle)
+                raise ModelError(f"{file}: {nodes[waiting]}: found a cycle {names}, expected an acyclic graph")
             else:
                 path.append(waiting)
     return tuple(nodes[n] for n in order)
@@ -86,10 +86,10 @@ _MAY_BE_EMPTY = frozenset(("Resize", "Upsample"))
 
 
 def check_weights(file: str, nodes: Iterable[ModelNode], weights: Mapping[str, Array]) -> None:
-    """Raise ModelError on a NaN, on an infinity that something multiplies, and on an empty weight, where it is used.
+    """Raise ModelError for a weight that is read and contains NaN, has no elements, or is multiplied and infinite.
 
-    Masks and limits may be infinite: what adds, selects or compares can bear that.  A weight that nothing reads is
-    no part of what the model computes.
+    Masks and limits may be infinite, since nodes that add, select or compare handle infinities.  Unread weights are not
+    checked.
     """
     readers: dict[str, list[ModelNode]] = {}
     for node in nodes:
@@ -114,16 +114,13 @@ def check_weights(file: str, nodes: Iterable[ModelNode], weights: Mapping[str, A
 
 
 def machine_memory() -> int:
-    """Bytes of memory that this machine has."""
+    """Return the bytes of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def check_memory(file: str, values: Iterable[ModelValue], most: int | None = None) -> None:
-    """Raise ModelError, before anything is allocated, where one value alone takes more than *most* bytes.
-
-    None: what this machine has.
-    """
-    limit = machine_memory() if most is None else most
+def check_memory(file: str, values: Iterable[ModelValue], max_bytes: int | None = None) -> None:
+    """Raise ModelError if a single value needs more than *max_bytes* (default: this machine's memory)."""
+    limit = machine_memory() if max_bytes is None else max_bytes
     for value in values:
         if value.shape is None or value.dtype is None:
             continue
@@ -138,7 +135,7 @@ def check_memory(file: str, values: Iterable[ModelValue], most: int | None = Non
 def check_sizes(
     file: str, inputs: Iterable[ModelValue], nodes: Iterable[ModelNode], values: Mapping[str, ModelValue]
 ) -> None:
-    """Raise ModelError where an input or a computed tensor of real numbers has no elements."""
+    """Raise ModelError if an input or a computed floating-point tensor has no elements."""
     for value in inputs:
         if value.shape is not None and 0 in value.shape:
             raise ModelError(f"{file}: input {value.name}: found shape {_dims(value)}, expected no dimension of size 0")

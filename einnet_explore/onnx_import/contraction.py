@@ -3,9 +3,9 @@ r"""ONNX's contractions: sums of products of two operands, MatMul to ConvTranspo
 .. math::  Y[n, f, \vec h] = \sum_{c, \vec r} X[n, c, s \vec h + d \vec r - p]\, K[f, c, \vec r], \qquad
            Y[n, f, \vec y] = \sum_{c, \vec h} X[n, c, \vec h]\, K[c, f, (\vec y + p - s \vec h) / d]
 
-A grouped convolution has its group as a traversal of its own, :math:`P[n, g, f, \vec h]`, which is then viewed as
-:math:`Y[n, g F + f, \vec h]`: all indices stay affine.  Bias is an equation of its own.
-Source: the ONNX operator reference; interface.md for ConvTranspose from its own definition.
+A grouped convolution has a traversal for its group, :math:`P[n, g, f, \vec h]`, which is then viewed as
+:math:`Y[n, g F + f, \vec h]`, so that all indices are affine.  The bias is added by a separate equation.
+Source: the ONNX operator reference.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _matmul(call: NodeCall) -> Iterable[Equation]:
 
 
 def _batched(source: Tensor, batch: tuple[Index, ...], matrix: tuple[Index, ...]) -> Access:
-    """*source* at batch × matrix; only the batch is broadcast: m, n and k keep their iterators also at extent 1."""
+    """Access *source* at batch × matrix; only batch dimensions are broadcast, m, n and k keep iterators of extent 1."""
     own = len(source.shape) - len(matrix)
     over = broadcast(Tensor(source.name, source.shape[:own]), batch)
     return access(source, *over.index, *matrix)
@@ -59,20 +59,20 @@ def _gemm(call: NodeCall) -> Iterable[Equation]:
     yield (first := call.equation(product, "product"))
     body = mul(Const(alpha), access(first.tensor, m, n))
     if call.has(2) and beta != 0:
-        body = add(body, mul(Const(beta), call.read(2, as_indices((m, n)))))
+        body = add(body, mul(Const(beta), call.operand(2, as_indices((m, n)))))
     yield call.equation(Scope((m, n), (), body))
 
 
 def _einsum(call: NodeCall) -> Iterable[Equation]:
     formula = call.get("equation", "").replace(" ", "")
     shapes = [call.shape(n) for n in range(len(call.node.inputs))]
-    terms, output, many = _terms(formula, tuple(map(len, shapes)))
+    terms, output, ellipsis = _terms(formula, tuple(map(len, shapes)))
     sizes: dict[str, int] = {}
     for term, shape in zip(terms, shapes, strict=True):
         for letter, size in zip(term, shape, strict=True):
-            if sizes.setdefault(letter, size) == size or (letter in many and size == 1):
+            if sizes.setdefault(letter, size) == size or (letter in ellipsis and size == 1):
                 continue
-            if letter not in many or sizes[letter] != 1:
+            if letter not in ellipsis or sizes[letter] != 1:
                 raise Refused(f"equation {formula}: {letter} is {sizes[letter]} and {size}")
             sizes[letter] = size
     xs = {letter: Iterator(letter, 0, size) for letter, size in sizes.items()}
@@ -85,41 +85,41 @@ def _einsum(call: NodeCall) -> Iterable[Equation]:
 
 
 def _terms(formula: str, ranks: Shape) -> tuple[tuple[str, ...], str, str]:
-    """One letter for each dimension of the operands and of the result, and those that an ellipsis stands for.
+    """Return the letters of the operands' dimensions, of the result's dimensions, and of the ellipsis' dimensions.
 
-    These are broadcast; without an arrow they come first in the result.
+    Dimensions of an ellipsis are broadcast; without an arrow they come first in the result.
     """
     inputs, arrow, output = formula.partition("->")
     terms = inputs.split(",")
     letters = formula.replace("->", "").replace("...", "").replace(",", "")
     spans = {rank + 3 - len(term) for term, rank in zip(terms, ranks, strict=False) if "..." in term}
     if not set(letters) <= set(string.ascii_letters) or len(terms) != len(ranks) or len(spans) > 1:
-        raise Refused(f"equation {formula} is not one of letters")
+        raise Refused(f"equation {formula} is not an equation of letters")
     wide = max(spans, default=0)
     many = "".join(x for x in string.ascii_letters if x not in letters)[:wide]
     if len(many) < wide or (arrow and wide and "..." not in output):
-        raise Refused(f"equation {formula} has an ellipsis that its result has no place for")
+        raise Refused(f"equation {formula} has an ellipsis but its result has none")
     if not arrow:
         output = "..." + "".join(sorted(x for x in set(letters) if inputs.count(x) == 1))
     return tuple(term.replace("...", many) for term in terms), output.replace("...", many), many
 
 
 WINDOW_ATTRIBUTES = "auto_pad kernel_shape strides dilations pads"
-"""The attributes of what slides a window; the kernel's shape is that of its weights, where it has any."""
+"""Attributes of operators with a sliding window; the weights, if any, determine the kernel's shape."""
 
 
 def sliding_window(call: NodeCall, kernel: Shape, spatial: Shape, out: Shape) -> tuple[Shape, Shape, Shape]:
-    """(strides, dilations, padding in front) of a node that slides a window of *kernel* over *spatial*."""
+    """Return (strides, dilations, leading padding) of a node that slides a window of *kernel* over *spatial*."""
     rank = len(kernel)
     strides = call.get("strides", (1,) * rank)
     dilations = call.get("dilations", (1,) * rank)
     match call.get("auto_pad", "NOTSET"):
         case "NOTSET":
             begin = call.get("pads", (0,) * (2 * rank))[:rank]
-            _fitting(kernel, dilations, spatial, begin, call.get("pads", (0,) * (2 * rank))[rank:])
+            _require_fit(kernel, dilations, spatial, begin, call.get("pads", (0,) * (2 * rank))[rank:])
         case "VALID":
             begin = (0,) * rank
-            _fitting(kernel, dilations, spatial, begin, begin)
+            _require_fit(kernel, dilations, spatial, begin, begin)
         case side:
             spans = ((n - 1) * s + (r - 1) * d + 1 for n, s, r, d in zip(out, strides, kernel, dilations, strict=True))
             total = (max(0, span - size) for span, size in zip(spans, spatial, strict=True))
@@ -127,11 +127,11 @@ def sliding_window(call: NodeCall, kernel: Shape, spatial: Shape, out: Shape) ->
     return strides, dilations, begin
 
 
-def _fitting(kernel: Shape, dilations: Shape, spatial: Shape, begin: Shape, end: Shape) -> None:
-    """Refuse a window larger than its input: the size of the result is then rounded in more ways than one."""
+def _require_fit(kernel: Shape, dilations: Shape, spatial: Shape, begin: Shape, end: Shape) -> None:
+    """Refuse a window larger than its padded input: runtimes round the size of the result differently."""
     for r, d, n, b, e in zip(kernel, dilations, spatial, begin, end, strict=True):
         if (r - 1) * d + 1 > n + b + e:
-            raise Refused(f"its window spans {(r - 1) * d + 1}, its input with padding {n + b + e}")
+            raise Refused(f"its window spans {(r - 1) * d + 1} elements, its padded input has {n + b + e}")
 
 
 _SPATIAL = {1: ("h", "r"), 2: ("hw", "rs"), 3: ("dhw", "qrs")}
@@ -139,7 +139,7 @@ _SPATIAL = {1: ("h", "r"), 2: ("hw", "rs"), 3: ("dhw", "qrs")}
 
 def _names(rank: int) -> tuple[str, str]:
     if rank not in _SPATIAL:
-        raise Refused(f"it has {rank} spatial dimensions, one to three are understood")
+        raise Refused(f"it has {rank} spatial dimensions, expected 1 to 3")
     return _SPATIAL[rank]
 
 
@@ -178,13 +178,13 @@ def _conv_transpose(call: NodeCall) -> Iterable[Equation]:
     at = tuple(i // d for i, d in zip(shifted, dilations, strict=True))
     right: Scalar = access(k, c if one else g * c.extent + c, f, *at)
     for i, d in zip(shifted, dilations, strict=True):
-        if d > 1:  # between the taps of a dilated kernel there is nothing
+        if d > 1:  # a dilated kernel is 0 between its taps
             right = Apply("where", (Compare("==", i % d, Index()), right, Const(0)))
     yield from _grouped(call, Scope((n, *(() if one else (g,)), f, *ys), (c, *hs), mul(left, right)))
 
 
 def _transposed_padding(call: NodeCall, strides: Shape, dilations: Shape) -> Shape:
-    """How much is cut off in front, per dimension."""
+    """Return the leading elements that each spatial dimension of the result omits."""
     kernel, spatial, out = call.shape(1)[2:], call.shape(0)[2:], call.out.shape[2:]
     extra = call.get("output_padding", (0,) * len(kernel))
     mode = call.get("auto_pad", "NOTSET")
@@ -195,7 +195,7 @@ def _transposed_padding(call: NodeCall, strides: Shape, dilations: Shape) -> Sha
         return begin
     if mode.startswith("SAME") and not call.get("output_shape", ()):
         fixed = tuple(s * n for s, n in zip(strides, spatial, strict=True))
-        if out != fixed:  # ONNX's shape inference counts output_padding too, which its text and runtimes do not
+        if out != fixed:  # ONNX's shape inference adds output_padding, unlike its specification and runtimes
             raise Refused(f"its result has the shape {out} by shape inference, {fixed} by {mode}")
     total = (
         max(0, s * (n - 1) + e + (r - 1) * d + 1 - m)
@@ -205,7 +205,7 @@ def _transposed_padding(call: NodeCall, strides: Shape, dilations: Shape) -> Sha
 
 
 def _grouped(call: NodeCall, scope: Scope) -> Iterable[Equation]:
-    """*scope* as the node's result: groups viewed as channels, bias added."""
+    """Yield the equations of the node's result from *scope*: groups viewed as channels, bias added."""
     grouped = len(scope.traversals) > len(call.out.shape)
     if not grouped and not call.has(2):
         yield call.equation(scope)

@@ -40,7 +40,7 @@ Function = Callable[[NodeCall, Scalar], Scalar]
 
 
 def fn(op: str, *args: Scalar) -> Scalar:
-    """op(args)."""
+    """Return op(args)."""
     return Apply(op, args)
 
 
@@ -48,7 +48,7 @@ def _operands(call: NodeCall, combine: Callable[[tuple[Scalar, ...]], Scalar]) -
     xs = extent_iterators(call.out.shape)
     at = as_indices(xs)
     reals = [n for n in range(len(call.node.inputs)) if call.has(n)]
-    yield call.equation(Scope(xs, (), combine(tuple(call.read(n, at) for n in reals))))
+    yield call.equation(Scope(xs, (), combine(tuple(call.operand(n, at) for n in reals))))
 
 
 def _all(combine: Callable[[tuple[Scalar, ...]], Scalar]) -> Express:
@@ -60,12 +60,12 @@ def _binary(op: str) -> Express:
 
 
 def _unary(f: Function) -> Express:
-    """The expression of an operator that applies *f* to its only input."""
+    """Return the expression of an operator that applies *f* to its only input."""
 
     def express(call: NodeCall) -> Iterable[Equation]:
-        call.only_output()
+        call.require_single_output()
         xs = extent_iterators(call.out.shape)
-        yield call.equation(Scope(xs, (), f(call, call.read(0, as_indices(xs)))))
+        yield call.equation(Scope(xs, (), f(call, call.operand(0, as_indices(xs)))))
 
     return express
 
@@ -75,17 +75,17 @@ def _function(op: str) -> Express:
 
 
 def _positive_part(x: Scalar) -> Scalar:
-    """max(x, 0)."""
+    """Return max(x, 0)."""
     return fn("relu", x)
 
 
 def _negative_part(x: Scalar) -> Scalar:
-    """min(x, 0)."""
+    """Return min(x, 0)."""
     return fn("minimum", x, Const(0))
 
 
 def clamp_scalar(x: Scalar, lo: float, hi: float) -> Scalar:
-    """min(max(x, lo), hi); an infinite limit is none."""
+    """Return min(max(x, lo), hi); an infinite limit is omitted."""
     x = _positive_part(x) if lo == 0 else fn("maximum", x, Const(lo)) if lo > -inf else x
     return fn("minimum", x, Const(hi)) if hi < inf else x
 
@@ -119,7 +119,7 @@ def _selu(call: NodeCall, x: Scalar) -> Scalar:
 
 
 def _softplus(_: NodeCall, x: Scalar) -> Scalar:
-    # log(1 + e^x) = max(x, 0) + log(1 + e^-|x|), which does not overflow.
+    # log(1 + e^x) = max(x, 0) + log(1 + e^-|x|); the right side does not overflow.
     return add(_positive_part(x), fn("log", add(fn("exp", fn("neg", fn("abs", x))), Const(1))))
 
 
@@ -135,13 +135,13 @@ def _gelu(call: NodeCall, x: Scalar) -> Scalar:
 
 
 def _clip(call: NodeCall) -> Iterable[Equation]:
-    """A limit that is left out is the least or the largest number, as ONNX says; an infinite one changes nothing."""
+    """An omitted limit is the smallest or the largest finite number (as ONNX defines); an infinite limit is dropped."""
     xs = extent_iterators(call.out.shape)
     at = as_indices(xs)
-    body = call.read(0, at)
-    least, most = float(call.numbers.min), float(call.numbers.max)
-    for n, attribute, default, op, none in ((1, "min", least, "maximum", -inf), (2, "max", most, "minimum", inf)):
-        limit = call.read(n, at) if call.has(n) else Const(call.get(attribute, default))
+    body = call.operand(0, at)
+    smallest, largest = float(call.float_limits.min), float(call.float_limits.max)
+    for n, attribute, default, op, none in ((1, "min", smallest, "maximum", -inf), (2, "max", largest, "minimum", inf)):
+        limit = call.operand(n, at) if call.has(n) else Const(call.get(attribute, default))
         if limit == Const(none):
             continue
         body = _positive_part(body) if op == "maximum" and limit == Const(0) else fn(op, body, limit)
@@ -220,14 +220,14 @@ ELEMENTWISE: tuple[OnnxOperator, ...] = (
         attributes="alpha",
     ),
 )
-"""PRelu's slope is an operand like any other; Max and Min are activations because they are not linear."""
+"""PRelu's slope is an ordinary operand; Max and Min are activations because they are not linear."""
 
 
 def _where(call: NodeCall) -> Iterable[Equation]:
     xs = extent_iterators(call.out.shape)
     at = as_indices(xs)
     mask = call.constant(0, "condition")
-    one, other = call.read(1, at), call.read(2, at)
+    one, other = call.operand(1, at), call.operand(2, at)
     yield call.equation(Scope(xs, (), select_by_mask(mask, at, one, other)))
 
 
@@ -236,35 +236,35 @@ def _trilu(call: NodeCall) -> Iterable[Equation]:
     at = as_indices(xs)
     k = int(call.constant(1, "k").reshape(())) if call.has(1) else 0
     test = Compare(">=" if call.get("upper", 1) else "<=", at[-1] - at[-2], Index((), k))
-    yield call.equation(Scope(xs, (), fn("where", test, call.read(0, at), Const(0))))
+    yield call.equation(Scope(xs, (), fn("where", test, call.operand(0, at), Const(0))))
 
 
 def select_by_mask(mask: Array, at: tuple[Index, ...], one: Scalar, other: Scalar) -> Scalar:
-    """*one* where *mask* holds at *at*, else *other*."""
+    """Return *one* where *mask* is true at *at*, else *other*; refuse a mask that is not a band."""
     if mask.all() or not mask.any():
         return one if mask.all() else other
     leading, (rows, columns) = mask.shape[:-2], (1, 1, *mask.shape)[-2:]
     if any(size > 1 for size in leading):
-        raise Refused(f"its condition of shape {mask.shape} differs along more than two dimensions")
+        raise Refused(f"its condition of shape {mask.shape} varies along more than two dimensions")
     table = mask.reshape(rows, columns)
     places = np.arange(columns) - np.arange(rows)[:, None] if columns > 1 else np.arange(rows)[:, None]
     place = at[-2] if columns == 1 else at[-1] - at[-2] if rows > 1 else at[-1]
     for wanted, yes, no in ((table, one, other), (~table, other, one)):
         first, last = int(places[wanted].min()), int(places[wanted].max())
         if np.array_equal(wanted, (places >= first) & (places <= last)):
-            return _between(place, first, last, (int(places.min()), int(places.max())), yes, no)
-    raise Refused("its condition is no band of its last two dimensions")
+            return _in_band(place, first, last, (int(places.min()), int(places.max())), yes, no)
+    raise Refused("its condition is not a band of its last two dimensions")
 
 
-def _between(place: Index, first: int, last: int, most: tuple[int, int], yes: Scalar, no: Scalar) -> Scalar:
-    """*yes* where first <= place <= last, else *no*; a limit that *most* keeps in any case is left out."""
-    if last < most[1]:
+def _in_band(place: Index, first: int, last: int, bounds: tuple[int, int], yes: Scalar, no: Scalar) -> Scalar:
+    """Return *yes* where first <= place <= last, else *no*; omit comparisons that *bounds* of *place* imply."""
+    if last < bounds[1]:
         yes = fn("where", Compare("<=", place, Index((), last)), yes, no)
-    return yes if first <= most[0] else fn("where", Compare(">=", place, Index((), first)), yes, no)
+    return yes if first <= bounds[0] else fn("where", Compare(">=", place, Index((), first)), yes, no)
 
 
 SELECTION: tuple[OnnxOperator, ...] = (
     OnnxOperator("Where", "elementwise", _where, integers=True),
     OnnxOperator("Trilu", "elementwise", _trilu, integers=True, attributes="upper"),
 )
-"""A condition that is computed when the model runs is no number, and subprograms compute numbers: it stays."""
+"""A computed condition is boolean and subprograms compute numbers only, so such a Where is refused."""

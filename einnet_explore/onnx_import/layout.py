@@ -1,12 +1,11 @@
 r"""ONNX operators that only move elements: :math:`Y[\vec i] = A[\tau(\vec i)]`.
 
-Reshaping goes through the row-major address: ``//`` and ``%`` find its digits in the other shape.
+A reshape computes the row-major address and splits it by ``//`` and ``%`` into an index of the other shape.
+
+Resize and Upsample by nearest neighbours are :math:`Y[\vec i] = X[\rho_1(i_1), \dots]`, separately for every dimension.
+The rounding formulas of the ONNX reference are evaluated over the whole extent; if the resulting source positions are
+an affine function or a step function of the position, that function is the index, otherwise the node is refused.
 Source: the ONNX operator reference.
-
-ONNX's Resize and Upsample by nearest neighbours: :math:`Y[\vec i] = X[\rho_1(i_1), \dots]` per dimension.
-
-The rounding formulas of the ONNX reference are evaluated over the whole extent; where the places that they give are an
-affine or a stepwise function of the position, that function is the index.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from einnet_explore.onnx_import.node_call import (
     broadcast,
     extent_iterators,
     progression,
-    row_major,
-    row_major_digits,
+    ravel_index,
+    unravel_index,
 )
 from einnet_explore.support.errors import Refused
 
-Moved = Callable[[NodeCall, tuple[Index, ...]], Iterable[Index]]
+IndexMap = Callable[[NodeCall, tuple[Index, ...]], Iterable[Index]]
 
 
-def _moving(index: Moved) -> Express:
-    """The expression of an operator whose element at i is its first input's at ``index(call, i)``."""
+def _moving(index: IndexMap) -> Express:
+    """Return the expression of an operator with Y[i] = A[index(call, i)]."""
 
     def express(call: NodeCall) -> Iterable[Equation]:
         xs = extent_iterators(call.out.shape)
@@ -52,16 +51,16 @@ def _transpose(call: NodeCall, at: tuple[Index, ...]) -> Iterable[Index]:
 
 
 def _reshape(call: NodeCall, at: tuple[Index, ...]) -> Iterable[Index]:
-    """Runs of dimensions that hold the same elements on both sides are re-indexed separately."""
+    """Re-index separately each group of dimensions that has equally many elements in both shapes."""
     here, there = call.out.shape, call.shape(0)
     out: list[Index] = []
     for (i, j), (k, m) in pairwise([(0, 0), *_borders(here, there)]):
-        out += row_major_digits(row_major(at[i:k], here[i:k]), there[j:m])
+        out += unravel_index(ravel_index(at[i:k], here[i:k]), there[j:m])
     return out
 
 
 def _borders(here: Shape, there: Shape) -> Iterable[tuple[int, int]]:
-    """Where the leading extents of the two shapes have equal products, and the end."""
+    """Yield the positions in both shapes where their leading extents have equal products, and the ends."""
     i = j = 0
     left = right = 1
     while i < len(here) and j < len(there):
@@ -96,7 +95,7 @@ def _split(call: NodeCall) -> Iterable[Equation]:
     start = 0
     for n, name in enumerate(call.node.outputs):
         if not name:
-            raise Refused("an output is left out")
+            raise Refused("an output is omitted")
         out = call.output(n)
         xs = extent_iterators(out.shape)
         at = [as_index(x) + start if d == axis else as_index(x) for d, x in enumerate(xs)]
@@ -105,7 +104,7 @@ def _split(call: NodeCall) -> Iterable[Equation]:
 
 
 def _concat(call: NodeCall) -> Iterable[Equation]:
-    """The sum of the operands, each moved to its place and read as 0 elsewhere: linear, as rules like it."""
+    """The sum of the operands, each shifted to its position and 0 elsewhere: a linear expression."""
     axis = call.axis(call.get("axis", 0), len(call.out.shape))
     xs = extent_iterators(call.out.shape)
     start, parts = 0, []
@@ -149,9 +148,9 @@ def _gather(call: NodeCall, at: tuple[Index, ...]) -> Iterable[Index]:
 
 
 def _affine(table: Array, places: tuple[Index, ...]) -> Index:
-    """The affine index of *places* whose values *table* holds: a row, a stride, windows :math:`d\\,w + m`."""
+    """Return the affine index of *places* with the values of *table*; refuse a table that is not affine."""
     if not table.size:
-        raise Refused("it gathers nothing")
+        raise Refused("it gathers no element")
     origin = (0,) * table.ndim
     start = int(table[origin])
     steps = [int(table[*origin[:d], 1, *origin[d + 1 :]]) - start if n > 1 else 0 for d, n in enumerate(table.shape)]
@@ -161,7 +160,7 @@ def _affine(table: Array, places: tuple[Index, ...]) -> Index:
         np.int64(start),
     )  # fmt: skip
     if not np.array_equal(table, np.broadcast_to(grid, table.shape)):
-        raise Refused("its indices are no arithmetic progression")
+        raise Refused("its indices are not an arithmetic progression")
     out = Index((), start)
     for place, step in zip(places, steps, strict=True):
         out = out + place * step
@@ -173,7 +172,9 @@ def _depth_to_space(call: NodeCall, at: tuple[Index, ...]) -> Iterable[Index]:
     n, c, h, w = at
     row, column = h % b, w % b
     column_first = call.get("mode", "DCR") == "CRD"
-    channel = row_major((c, row, column), (depth, b, b)) if column_first else row_major((row, column, c), (b, b, depth))
+    channel = (
+        ravel_index((c, row, column), (depth, b, b)) if column_first else ravel_index((row, column, c), (b, b, depth))
+    )
     return n, channel, h // b, w // b
 
 
@@ -181,9 +182,9 @@ def _space_to_depth(call: NodeCall, at: tuple[Index, ...]) -> Iterable[Index]:
     b = call.get("blocksize", 1)
     n, c, h, w = at
     if call.get("mode", "DCR") == "CRD":
-        channel, row, column = row_major_digits(c, (call.shape(0)[1], b, b))
+        channel, row, column = unravel_index(c, (call.shape(0)[1], b, b))
     else:
-        row, column, channel = row_major_digits(c, (b, b, call.shape(0)[1]))
+        row, column, channel = unravel_index(c, (b, b, call.shape(0)[1]))
     return n, channel, h * b + row, w * b + column
 
 
@@ -203,7 +204,7 @@ LAYOUT: tuple[OnnxOperator, ...] = (
     OnnxOperator("DepthToSpace", "layout", _moving(_depth_to_space), integers=True, attributes="blocksize mode"),
     OnnxOperator("SpaceToDepth", "layout", _moving(_space_to_depth), integers=True, attributes="blocksize mode"),
 )
-"""The shape that a reshaping node gives its result is the model's, so its other operand need not be looked at."""
+"""The model knows the shape of a reshape's result, so the expression does not read the shape operand."""
 
 
 def _resize(call: NodeCall) -> Iterable[Equation]:
@@ -222,7 +223,7 @@ def _resize(call: NodeCall) -> Iterable[Equation]:
 
 
 def _upsample(call: NodeCall) -> Iterable[Equation]:
-    """What Resize was too, up to operator set 10: samples begin at the first element."""
+    """Upsample, and Resize up to operator set 10: sample positions start at the first element."""
     scales = call.constant(1, "scales") if call.has(1) else np.asarray(call.get("scales", ()))
     yield from _nearest(call, scales, tuple(range(len(call.out.shape))), "asymmetric", "simple")
 
@@ -246,7 +247,7 @@ def _nearest(
         way = rounding if rounding != "simple" else "ceil" if scale < 1 else "floor"
         index: Index | None = progression(_elements(positions, way, d, shape[d]), x)
         if index is None:
-            raise Refused(f"dimension {d}: {shape[d]} to {out[d]} is no whole factor")
+            raise Refused(f"dimension {d}: {shape[d]} to {out[d]} is not an integer factor")
         at.append(index)
     yield call.equation(Scope(xs, (), access(call.tensor(0), *at)))
 
@@ -262,22 +263,22 @@ def _ratios(call: NodeCall, axes: tuple[int, ...]) -> dict[int, float]:
 
 
 def _elements(positions: Array, way: str, d: int, size: int) -> Array:
-    """The elements at *positions*, where these do not hang on how a runtime rounds: a third is no float32."""
+    """Return the elements at *positions*; refuse positions whose element depends on float32 rounding (as of 1/3)."""
     margin = _MARGIN * (1 + np.abs(positions))
     before, at, after = (
         np.clip(_rounded(p, way), 0, size - 1) for p in (positions - margin, positions, positions + margin)
     )
     if np.any((before != after) & (positions != positions.astype(np.float32))):
-        raise Refused(f"dimension {d}: positions lie between two elements but for rounding")
+        raise Refused(f"dimension {d}: the nearest elements depend on rounding")
     return at
 
 
 _MARGIN = 1e-6
-"""More than the error of a position in float32, relative to the position."""
+"""Upper bound of the relative error of a position in float32."""
 
 
 def _positions(i: Array, size: int, out: int, scale: float, mode: str) -> Array:
-    """Where in the input each output position lies (ONNX: coordinate_transformation_mode)."""
+    """Return the input position of each output position (ONNX: coordinate_transformation_mode)."""
     match mode:
         case "asymmetric":
             return i / scale
@@ -285,7 +286,7 @@ def _positions(i: Array, size: int, out: int, scale: float, mode: str) -> Array:
             return (i + 0.5) / scale - 0.5
         case "half_pixel_symmetric":
             if size * scale != out:
-                raise Refused(f"{size} times {scale:.6g} is not {out}: where its middle lies hangs on rounding")
+                raise Refused(f"{size} times {scale:.6g} is not {out}: the position of its middle depends on rounding")
             return (i + 0.5) / scale - 0.5
         case "pytorch_half_pixel":
             return (i + 0.5) / scale - 0.5 if out > 1 else np.zeros_like(i, float)
@@ -320,4 +321,4 @@ RESIZE: tuple[OnnxOperator, ...] = (
     ),
     OnnxOperator("Upsample", "layout", _upsample, attributes="mode scales"),
 )
-"""Other modes interpolate; they stay as they are."""
+"""Other modes interpolate and are refused."""

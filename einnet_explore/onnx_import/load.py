@@ -1,7 +1,4 @@
-"""ONNX in: a file becomes a checked ``Model`` with static shapes, or one line that says what is wrong with it.
-
-Functions that a model defines itself, put in the place of their calls; how much that makes is counted beforehand.
-"""
+"""Loader of ONNX models: read, inline local functions, set shapes, check, fold, convert the operator set."""
 
 from __future__ import annotations
 
@@ -29,66 +26,67 @@ from einnet_explore.onnx_import.checks import (
 from einnet_explore.onnx_import.model import Array, Model, ModelError, Shape, list_nodes, make_identifiers, opset
 from einnet_explore.onnx_import.shapes import fold_constants, fold_shape_computations, graph_values, set_input_shapes
 
-Key: TypeAlias = "tuple[str, str, str]"
+FunctionKey: TypeAlias = "tuple[str, str, str]"
+"""Domain, name and overload of an operator or function."""
 
 MAX_INLINED_NODES = 1_000_000
-"""Thirty functions of two calls each make a billion nodes of a file of a kilobyte."""
+"""Limit for small malicious files: thirty nested functions of two calls each inline to a billion nodes."""
 
 
-def inline_functions(file: str, proto: onnx.ModelProto, most: int = MAX_INLINED_NODES) -> onnx.ModelProto:
-    """*proto* without functions of its own.
+def inline_functions(file: str, proto: onnx.ModelProto, max_nodes: int = MAX_INLINED_NODES) -> onnx.ModelProto:
+    """Return *proto* with its local functions inlined.
 
-    Raises ModelError where functions call one another in a circle, or come to more than *most* nodes, and where a node
-    outside of functions refers to an attribute that only a function's call could give.
+    Raises ModelError for recursive functions, for more than *max_nodes* nodes, and for a node outside functions that
+    refers to an attribute of a function call.
     """
     if proto.functions:
-        proto = _without(file, proto, most)
-    for node in _every(proto.graph.node):
+        proto = _inline(file, proto, max_nodes)
+    for node in _with_subgraphs(proto.graph.node):
         for attribute in node.attribute:
             if attribute.ref_attr_name:
                 raise ModelError(
                     f"{file}: node {node.name} ({node.op_type}): found attribute {attribute.name} that refers to "
-                    f"{attribute.ref_attr_name}, expected a value: the node is in no function"
+                    f"{attribute.ref_attr_name}, expected a value: the node is not in a function"
                 )
     return proto
 
 
-def _without(file: str, proto: onnx.ModelProto, most: int) -> onnx.ModelProto:
+def _inline(file: str, proto: onnx.ModelProto, max_nodes: int) -> onnx.ModelProto:
     calls = {(f.domain, f.name, f.overload): _calls(f.node) for f in proto.functions}
     try:
         order = tuple(
             TopologicalSorter({key: called.keys() & calls.keys() for key, called in calls.items()}).static_order()
         )
     except CycleError as cycle:
-        told = " <- ".join(f"{domain}.{name}" for domain, name, _ in cycle.args[1])
-        raise ModelError(f"{file}: found functions that call one another in a circle, {told}, expected none") from None
-    size: dict[Key, int] = {}
+        names = " <- ".join(f"{domain}.{name}" for domain, name, _ in cycle.args[1])
+        raise ModelError(f"{file}: found functions that call one another in a circle, {names}, expected none") from None
+    size: dict[FunctionKey, int] = {}
     for key in order:
         size[key] = _size(calls[key], size)
-    if (found := _size(_calls(proto.graph.node), size)) > most:
-        raise ModelError(f"{file}: found functions that come to {found:.3g} nodes, expected at most {most}")
+    if (found := _size(_calls(proto.graph.node), size)) > max_nodes:
+        raise ModelError(f"{file}: found functions that come to {found:.3g} nodes, expected at most {max_nodes}")
     try:
         return inliner.inline_local_functions(proto)
     except (onnx.checker.ValidationError, RuntimeError) as error:
         raise ModelError(f"{file}: found functions that fit no call: {str(error).splitlines()[0]}") from None
 
 
-def _size(calls: Counter[Key], known: dict[Key, int]) -> int:
+def _size(calls: Counter[FunctionKey], known: dict[FunctionKey, int]) -> int:
     return sum(count * known.get(key, 1) for key, count in calls.items())
 
 
-def _calls(nodes: Iterable[onnx.NodeProto]) -> Counter[Key]:
-    """How often each operator or function is called by *nodes*, and by the graphs in them."""
-    return Counter((node.domain, node.op_type, node.overload) for node in _every(nodes))
+def _calls(nodes: Iterable[onnx.NodeProto]) -> Counter[FunctionKey]:
+    """Count the calls of each operator or function by *nodes* and their subgraphs."""
+    return Counter((node.domain, node.op_type, node.overload) for node in _with_subgraphs(nodes))
 
 
 def walk_nodes(proto: onnx.ModelProto) -> Iterable[onnx.NodeProto]:
-    """The nodes of *proto*, of its functions, and of the graphs in all these."""
-    return _every([*proto.graph.node, *(node for function in proto.functions for node in function.node)])
+    """Return the nodes of *proto* and of its functions, with all their subgraphs."""
+    return _with_subgraphs([*proto.graph.node, *(node for function in proto.functions for node in function.node)])
 
 
-def _every(nodes: Iterable[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
-    """*nodes* and those of the graphs in them."""
+def _with_subgraphs(nodes: Iterable[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
+    """Yield *nodes* and the nodes of their subgraphs."""
     waiting = list(nodes)
     while waiting:
         yield (node := waiting.pop())
@@ -98,7 +96,7 @@ def _every(nodes: Iterable[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
 
 
 TARGET_OPSET = 21
-"""The opset that models are converted to where ONNX's converter can do it."""
+"""The opset that ONNX's converter converts older models to."""
 
 _NO_SHAPES: Mapping[str, Shape] = MappingProxyType({})
 
@@ -106,11 +104,11 @@ _NO_SHAPES: Mapping[str, Shape] = MappingProxyType({})
 def load_model(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Mapping[str, Shape] = _NO_SHAPES
 ) -> Model:
-    """Read *model*, give its dynamic inputs *shapes*, check it and normalise it (see ``Model``).
+    """Read *model*, set the *shapes* of its dynamic inputs, check it and normalise it (see ``Model``).
 
-    Raises ModelError, one line: a file that is missing, truncated or not ONNX; an IR version or opset that is too new;
-    names that are given twice or never; a cycle; shapes left open, misnamed or contradictory; NaN weights; dimensions
-    of size 0; a value larger than this machine's memory; external data outside of the model's folder.
+    Raises ModelError for a file that is missing, truncated or not ONNX, an IR version or opset that is too new, names
+    that are defined twice or never, a cycle, shapes that are missing, misnamed or contradictory, NaN weights,
+    dimensions of size 0, a value larger than this machine's memory, and external data outside the model's folder.
     """
     file, proto = _read(model)
     check_header(file, proto)
@@ -123,7 +121,7 @@ def load_model(
     _valid(file, proto)
     check_weights(file, list_nodes(proto.graph), _arrays(file, proto.graph))
     proto.ir_version = max(proto.ir_version, _IR_OF_WEIGHTS)
-    proto, folded = fold_constants(file, _converted(file, fold_shape_computations(file, proto)))
+    proto, folded = fold_constants(file, _convert_opset(file, fold_shape_computations(file, proto)))
     return _model(file, proto, original, folded)
 
 
@@ -150,7 +148,7 @@ def _model(file: str, proto: onnx.ModelProto, original: onnx.ModelProto, folded:
 
 
 def _arrays(file: str, graph: onnx.GraphProto) -> dict[str, Array]:
-    """The weights of *graph* by name."""
+    """Return the weights of *graph* by name."""
     made = {}
     for weight in graph.initializer:
         try:
@@ -168,16 +166,16 @@ def _read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[str,
         case onnx.ModelProto():
             proto = onnx.ModelProto()
             proto.CopyFrom(model)
-            return "<model>", _complete("<model>", proto)
+            return "<model>", _require_no_external_data("<model>", proto)
         case bytes():
-            return "<bytes>", _complete("<bytes>", _parsed("<bytes>", model))
+            return "<bytes>", _require_no_external_data("<bytes>", _parse("<bytes>", model))
         case _:
             path = Path(model)
             try:
                 data = path.read_bytes()
             except OSError as error:
                 raise ModelError(f"{path}: found {error.strerror}, expected a readable ONNX file") from None
-            proto = _parsed(str(path), data)
+            proto = _parse(str(path), data)
             try:
                 onnx.load_external_data_for_model(proto, str(path.parent))
             except (OSError, ValueError, onnx.checker.ValidationError) as error:
@@ -185,31 +183,31 @@ def _read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[str,
             return str(path), proto
 
 
-def _complete(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
-    """*proto*, which lies in no folder: refused where it needs a file beside it, which readers would look for here."""
+def _require_no_external_data(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return *proto*, which has no folder; raise ModelError if it has external data, which would need one."""
     inside = (t for n in walk_nodes(proto) for a in n.attribute for t in (a.t, *a.tensors))
     for tensor in chain(proto.graph.initializer, inside):
         if external_data_helper.uses_external_data(tensor):
             raise ModelError(
                 f"{file}: external data: found tensor {tensor.name} in a file of its own, expected the "
-                "path of the model, or one with its weights in it"
+                "path of the model, or a model that contains its weights"
             )
     return proto
 
 
-def _parsed(file: str, data: bytes) -> onnx.ModelProto:
+def _parse(file: str, data: bytes) -> onnx.ModelProto:
     if not data:
         raise ModelError(f"{file}: found an empty file, expected an ONNX model")
     try:
         return onnx.load_model_from_string(data)
     except DecodeError:
         # An ONNX file starts with the tag of its IR version.
-        what = "a truncated or damaged ONNX file" if data[0] == 0x08 else "a file that is not ONNX"
-        raise ModelError(f"{file}: found {what}, expected an ONNX model") from None
+        found = "a truncated or damaged ONNX file" if data[0] == 0x08 else "a file that is not ONNX"
+        raise ModelError(f"{file}: found {found}, expected an ONNX model") from None
 
 
 def _sort(file: str, proto: onnx.ModelProto) -> None:
-    """Check the names in the graph of *proto* and put its nodes in topological order, named uniquely."""
+    """Check the names of *proto*, sort its nodes topologically and name them uniquely."""
     nodes = list_nodes(proto.graph)
     check_names(file, proto.graph, nodes)
     copies = []
@@ -235,9 +233,9 @@ def _lift_constants(file: str, proto: onnx.ModelProto) -> None:
         if kind == "value":
             tensor.CopyFrom(value)
         else:
-            many = kind.endswith("s")
+            is_list = kind.endswith("s")
             tensor.CopyFrom(
-                helper.make_tensor("", _CONSTANTS[kind], [len(value)] if many else [], value if many else [value])
+                helper.make_tensor("", _CONSTANTS[kind], [len(value)] if is_list else [], value if is_list else [value])
             )
         tensor.name = node.outputs[0]
         graph.initializer.append(tensor)
@@ -256,9 +254,9 @@ _CONSTANTS = {
 
 
 def _valid(file: str, proto: onnx.ModelProto) -> None:
-    """ONNX's own checks: attributes, types, operators that exist; and that inputs and outputs are tensors."""
-    given = (("input", v) for v in proto.graph.input), (("output", v) for v in proto.graph.output)
-    for what, value in chain(*given):
+    """Run ONNX's checker, and require inputs and outputs to be tensors."""
+    values = (("input", v) for v in proto.graph.input), (("output", v) for v in proto.graph.output)
+    for what, value in chain(*values):
         if (kind := value.type.WhichOneof("value")) not in (None, "tensor_type"):
             found = str(kind).removesuffix("_type").replace("_", " ")
             raise ModelError(f"{file}: {what} {value.name}: found a value of type {found}, expected a tensor")
@@ -279,13 +277,13 @@ def _check(proto: onnx.ModelProto) -> None:
     shaped = onnx.ModelProto()
     shaped.CopyFrom(proto)
     for value in shaped.graph.output:
-        # The checker insists on outputs' shapes, runtimes do not; they are inferred anyway.
+        # The checker requires shapes of outputs, which are inferred later.
         value.type.tensor_type.shape.SetInParent()
     onnx.checker.check_model(shaped)
 
 
-def _converted(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
-    """*proto* (folded) at opset 21, if it is older and the converter can do it; otherwise as it is."""
+def _convert_opset(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Convert the folded *proto* to opset 21; return it unchanged if it is newer or the conversion fails."""
     if opset(proto) >= TARGET_OPSET:
         return proto
     try:
@@ -295,17 +293,17 @@ def _converted(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     converted.ir_version = max(converted.ir_version, _IR_OF_OPSET)
     _lift_constants(file, converted)
-    if opset(proto) < _PLACES_OF_RESIZE:
-        _say_places(file, converted)
+    if opset(proto) < _RESIZE_MODES_SINCE_OPSET:
+        _add_resize_modes(file, converted)
     return converted
 
 
-_PLACES_OF_RESIZE = 11
-"""The opset from which Resize says where its samples lie; before, they begin at the first element."""
+_RESIZE_MODES_SINCE_OPSET = 11
+"""The opset that adds Resize's attributes for sample positions; before, samples start at the first element."""
 
 
-def _say_places(file: str, proto: onnx.ModelProto) -> None:
-    """Give every Resize of *proto* the places of samples of older opsets, which the converter forgets."""
+def _add_resize_modes(file: str, proto: onnx.ModelProto) -> None:
+    """Set the older opsets' sample positions on every Resize of *proto*, which the converter omits."""
     weights = _arrays(file, proto.graph)
     for node in walk_nodes(proto):
         if node.op_type != "Resize" or node.domain:
@@ -319,7 +317,7 @@ def _say_places(file: str, proto: onnx.ModelProto) -> None:
 _IR_OF_OPSET = 10
 
 _IR_OF_WEIGHTS = 4
-"""The IR version from which a weight need not be a graph input too: before, inference does not see a folded one."""
+"""The first IR version in which a weight need not be a graph input; earlier, inference ignores folded weights."""
 
 
 def _line(error: BaseException) -> str:

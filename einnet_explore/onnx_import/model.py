@@ -1,4 +1,4 @@
-"""An ONNX model as a value: nodes in order, known shapes, weights, and an identifier for every value."""
+"""ONNX model as an immutable value: ordered nodes, known shapes, weights, an identifier for every value."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ModelNode:
-    """One ONNX node; *inputs* and *outputs* are value names, ``""`` where an optional one is left out.
+    """One ONNX node; *inputs* and *outputs* are value names, ``""`` for an omitted optional one.
 
-    *captured* are the outer values that its subgraphs read.  *name* is unique in the model.
+    *name* is unique in the model.  *captured* are the outer values that the node's subgraphs read.
     """
 
     name: str
@@ -41,17 +41,17 @@ class ModelNode:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Every value it needs, once."""
+        """The values that the node reads, without repetition."""
         return tuple(dict.fromkeys(name for name in (*self.inputs, *self.captured) if name))
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Every value it computes."""
+        """The values that the node computes."""
         return tuple(name for name in self.outputs if name)
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Attribute values by name; strings are ``bytes``, as in ONNX."""
+        """Attribute values by name; strings are ``bytes``."""
         return {a.name: helper.get_attribute_value(a) for a in self.proto.attribute}
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class ModelNode:
 
 @dataclass(frozen=True, slots=True)
 class ModelValue:
-    """A value of the graph: its shape (None where it is not known before the model runs) and NumPy dtype."""
+    """Name, shape and NumPy dtype of a value of the graph; the shape is None if it is unknown before the model runs."""
 
     name: str
     shape: Shape | None
@@ -71,10 +71,10 @@ class ModelValue:
 class Model:
     """A checked model with static inputs.
 
-    *proto* is normalised: local functions inlined, ``Constant`` nodes turned into initialisers, nodes that
-    depend on no input folded, opset 21 where ONNX's converter manages it, nodes in the order of *nodes*.  *original* is
-    what was read, with the shapes that were asked for: the reference to compare with.  *folded* are the nodes whose
-    results are weights now.
+    *proto* is normalised: local functions are inlined, ``Constant`` nodes are initialisers, nodes that depend on no
+    input are folded, the opset is 21 if ONNX's converter succeeds, and the nodes have the order of *nodes*.  *original*
+    is the model as read, with the requested shapes: the reference for comparisons.  *folded* are the nodes whose
+    results became weights.
     """
 
     path: str
@@ -90,30 +90,30 @@ class Model:
 
     @property
     def opset(self) -> int:
-        """The version of the default operator set that *proto* uses."""
+        """Version of the default operator set of *proto*."""
         return opset(self.proto)
 
-    def known(self, name: str) -> bool:
-        """Whether the shape and the element type of *name* are known before the model runs."""
+    def is_static(self, name: str) -> bool:
+        """Return whether the shape and the element type of value *name* are known before the model runs."""
         value = self.values.get(name)
         return value is not None and value.shape is not None and value.dtype is not None
 
     def shape(self, name: str) -> Shape:
-        """The shape of value *name*; raises ModelError where it is not known before the model runs."""
+        """Return the shape of value *name*; raise ModelError if it is unknown before the model runs."""
         value = self.values.get(name)
         if value is None or value.shape is None:
             raise ModelError(f"{self.path}: value {name}: found no static shape, expected one")
         return value.shape
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """The NumPy dtype of value *name*; raises ModelError where it is not a tensor of numbers."""
+        """Return the NumPy dtype of value *name*; raise ModelError if it is not a tensor of numbers."""
         value = self.values.get(name)
         if value is None or value.dtype is None:
             raise ModelError(f"{self.path}: value {name}: found no element type, expected a tensor")
         return value.dtype
 
     def digest(self) -> str:
-        """A digest of what was read: of everything, or of the nodes alone where protobuf cannot write the weights."""
+        """Return a digest of *original*, or of its nodes alone if it exceeds the size limit of protobuf."""
         if self.original.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
             text = repr([(n.name, n.op, n.reads, n.results) for n in self.nodes]).encode()
         else:
@@ -122,12 +122,12 @@ class Model:
 
 
 def opset(proto: onnx.ModelProto) -> int:
-    """The version of the default operator set; 0 where the model names none."""
+    """Return the version of the default operator set of *proto*, 0 if the model names none."""
     return max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=0)
 
 
 def list_nodes(graph: onnx.GraphProto) -> tuple[ModelNode, ...]:
-    """The nodes of *graph* in its order, with unique names; an unnamed one is called after its operator."""
+    """Return the nodes of *graph* in its order with unique names; an unnamed node is named after its operator."""
     used: set[str] = set()
     out = []
     for proto in graph.node:
@@ -149,9 +149,10 @@ def list_nodes(graph: onnx.GraphProto) -> tuple[ModelNode, ...]:
 
 
 def make_identifiers(names: Iterable[str]) -> Mapping[str, str]:
-    """A distinct identifier of the text form for every value name.
+    """Return a distinct identifier of the text form for every value name.
 
-    None holds two underscores in a row or ends in one: ``<identifier>__<word>`` is free for intermediate results.
+    No identifier contains two consecutive underscores or ends in one, so ``<identifier>__<word>`` is free for
+    intermediate results.
     """
     out: dict[str, str] = {}
     used = set(_RESERVED)

@@ -1,4 +1,4 @@
-r"""ONNX's softmax and normalisations, as several equations.
+r"""ONNX's softmax and normalisation operators, as several equations each.
 
 .. math::  M = \max_r X, \quad E = e^{X - M}, \quad S = \sum_r E, \quad Y = E / S
 
@@ -37,8 +37,8 @@ def _softmax(call: NodeCall) -> Iterable[Equation]:
 def _log_softmax(call: NodeCall) -> Iterable[Equation]:
     _, total, xs = yield from _powers(call)
     at = as_indices(xs)
-    largest = replace(total, name=call.inner("max"))
-    shifted = fn("-", call.read(0, at), broadcast(largest, at))
+    largest = replace(total, name=call.intermediate_name("max"))
+    shifted = fn("-", call.operand(0, at), broadcast(largest, at))
     yield call.equation(Scope(xs, (), fn("-", shifted, fn("log", broadcast(total, at)))))
 
 
@@ -47,19 +47,19 @@ def _powers(call: NodeCall) -> Generator[Equation, None, tuple[Tensor, Tensor, t
     xs = extent_iterators(call.out.shape)
     at = as_indices(xs)
     yield (largest := call.equation(reduction_scope(call.tensor(0), axes, "max"), "max"))
-    body = fn("exp", fn("-", call.read(0, at), broadcast(largest.tensor, at)))
+    body = fn("exp", fn("-", call.operand(0, at), broadcast(largest.tensor, at)))
     yield (power := call.equation(Scope(xs, (), body), "exp"))
     yield (total := call.equation(reduction_scope(power.tensor, axes), "total"))
     return power.tensor, total.tensor, xs
 
 
 def _batch_normalization(call: NodeCall) -> Iterable[Equation]:
-    """Inference only: an affine function whose two coefficients are weight-only equations."""
+    """BatchNormalization in inference: an affine function with two coefficients computed from weights only."""
     if call.get("training_mode", 0):
         raise Refused("it is in training mode")
-    call.only_output()
+    call.require_single_output()
     if not call.get("spatial", 1):
-        raise Refused("it normalises every element on its own")
+        raise Refused("it has separate statistics for every element (spatial = 0)")
     c = Iterator("c", 0, call.shape(1)[0])
     epsilon = Const(call.get("epsilon", 1e-5))
     scale, bias, mean, variance = (access(call.tensor(n), c) for n in (1, 2, 3, 4))
@@ -68,12 +68,12 @@ def _batch_normalization(call: NodeCall) -> Iterable[Equation]:
     xs = extent_iterators(call.out.shape)
     at = xs[1] if len(xs) > 1 else Index()
     yield call.equation(
-        Scope(xs, (), add(mul(call.read(0, as_indices(xs)), access(a.tensor, at)), access(b.tensor, at)))
+        Scope(xs, (), add(mul(call.operand(0, as_indices(xs)), access(a.tensor, at)), access(b.tensor, at)))
     )
 
 
 def _moments(call: NodeCall, source: Tensor, axes: tuple[int, ...], epsilon: float) -> Iterable[Equation]:
-    """*source* - μ as ``centred`` and (σ² + ε)^(-1/2) as ``scale``."""
+    """Yield the equations of *source* - μ (``centred``) and (σ² + ε)^(-1/2) (``scale``)."""
     part = Const(1 / prod(source.shape[d] for d in axes))
     xs = extent_iterators(source.shape)
     at = as_indices(xs)
@@ -96,7 +96,7 @@ def _scaled(call: NodeCall, centred: Tensor, scale: Tensor, gamma: Scalar, beta:
 
 
 def _layer_normalization(call: NodeCall) -> Iterable[Equation]:
-    """Mean and (σ² + ε)^(-1/2) are outputs of their own where they are asked for."""
+    """Also compute the optional outputs: mean and (σ² + ε)^(-1/2)."""
     rank = len(call.out.shape)
     axes = tuple(range(call.axis(call.get("axis", -1), rank), rank))
     *before, scale = _moments(call, call.tensor(0), axes, call.get("epsilon", 1e-5))
@@ -106,8 +106,8 @@ def _layer_normalization(call: NodeCall) -> Iterable[Equation]:
             xs = inner.scope.traversals
             yield Equation(call.output(n).name, Scope(xs, (), access(inner.tensor, *xs)))
     at = as_indices(extent_iterators(call.out.shape))
-    beta = call.read(2, at) if call.has(2) else Const(0)
-    yield _scaled(call, before[1].tensor, scale.tensor, call.read(1, at), beta)
+    beta = call.operand(2, at) if call.has(2) else Const(0)
+    yield _scaled(call, before[1].tensor, scale.tensor, call.operand(1, at), beta)
 
 
 def _rms_normalization(call: NodeCall) -> Iterable[Equation]:
@@ -116,7 +116,7 @@ def _rms_normalization(call: NodeCall) -> Iterable[Equation]:
     *before, scale = _scale(call, call.tensor(0), axes, call.get("epsilon", 1e-5))
     yield from (*before, scale)
     at = as_indices(extent_iterators(call.out.shape))
-    yield _scaled(call, call.tensor(0), scale.tensor, call.read(1, at), Const(0))
+    yield _scaled(call, call.tensor(0), scale.tensor, call.operand(1, at), Const(0))
 
 
 def _instance_normalization(call: NodeCall) -> Iterable[Equation]:
@@ -128,9 +128,9 @@ def _instance_normalization(call: NodeCall) -> Iterable[Equation]:
 
 
 def _group_normalization(call: NodeCall) -> Iterable[Equation]:
-    """The channels viewed as groups, normalised, and viewed as channels again.
+    """View channels as groups, normalise, and view the groups as channels again.
 
-    The older operator of this name, with scales of groups, is deprecated by ONNX itself, which refuses it.
+    ONNX deprecates and refuses the older operator of this name, which has a scale for each group.
     """
     n, c, *rest = extent_iterators(call.out.shape)
     groups = call.get("num_groups", 1)
@@ -147,7 +147,7 @@ def _group_normalization(call: NodeCall) -> Iterable[Equation]:
 
 
 def _mean_variance(call: NodeCall) -> Iterable[Equation]:
-    """Y = (X - μ) / (σ + 10⁻⁹): 0 where X is constant, of which ONNX Runtime, without the 10⁻⁹, makes 0/0."""
+    """Y = (X - μ) / (σ + 10⁻⁹); without the 10⁻⁹, as in ONNX Runtime, a constant X would be 0/0."""
     rank = len(call.out.shape)
     axes = tuple(call.axis(a, rank) for a in call.get("axes", (0, 2, 3)))
     *before, variance, _ = _moments(call, call.tensor(0), axes, 0.0)
@@ -161,8 +161,8 @@ def _mean_variance(call: NodeCall) -> Iterable[Equation]:
 def _lp_normalization(call: NodeCall) -> Iterable[Equation]:
     """Y = X / |X|, and 0 where the norm is 0.
 
-    A norm by squares is 0 also where elements are not but their squares are too small: the least norm that is not 0
-    comes to more than 1 when it is multiplied with *enough*, and 0 does not.
+    A Euclidean norm underflows to 0 for small nonzero elements; min(*scale* · norm, 1) is 0 for a zero norm and 1 for
+    the smallest nonzero norm.
     """
     axis = call.axis(call.get("axis", -1), len(call.out.shape))
     match call.get("p", 2):
@@ -175,13 +175,13 @@ def _lp_normalization(call: NodeCall) -> Iterable[Equation]:
     yield (total := call.equation(inner, "total"))
     xs = extent_iterators(call.out.shape)
     at = as_indices(xs)
-    element: Scalar = call.read(0, at)
+    element: Scalar = call.operand(0, at)
     norm: Scalar = broadcast(total.tensor, at)
     if call.get("p", 2) == 2:
         norm = fn("sqrt", norm)
-        enough = 2 / sqrt(call.numbers.smallest_subnormal)
-        element = mul(element, fn("minimum", mul(Const(enough), norm), Const(1)))
-    yield call.equation(Scope(xs, (), fn("/", element, fn("maximum", norm, Const(float(call.numbers.tiny))))))
+        scale = 2 / sqrt(call.float_limits.smallest_subnormal)
+        element = mul(element, fn("minimum", mul(Const(scale), norm), Const(1)))
+    yield call.equation(Scope(xs, (), fn("/", element, fn("maximum", norm, Const(float(call.float_limits.tiny))))))
 
 
 def _lrn(call: NodeCall) -> Iterable[Equation]:
@@ -190,11 +190,11 @@ def _lrn(call: NodeCall) -> Iterable[Equation]:
     xs = extent_iterators(call.out.shape)
     r = Iterator("r", 0, size)
     n, c, *rest = as_indices(xs)
-    near = access(call.tensor(0), n, c + r - (size - 1) // 2, *rest)
-    yield (square := call.equation(Scope(xs, (r,), mul(near, near)), "squares"))
+    neighbour = access(call.tensor(0), n, c + r - (size - 1) // 2, *rest)
+    yield (square := call.equation(Scope(xs, (r,), mul(neighbour, neighbour)), "squares"))
     base = add(Const(call.get("bias", 1.0)), mul(Const(call.get("alpha", 1e-4) / size), access(square.tensor, *xs)))
     divisor = fn("pow", base, Const(call.get("beta", 0.75)))
-    yield call.equation(Scope(xs, (), fn("/", call.read(0, as_indices(xs)), divisor)))
+    yield call.equation(Scope(xs, (), fn("/", call.operand(0, as_indices(xs)), divisor)))
 
 
 NORMALIZATION: tuple[OnnxOperator, ...] = (

@@ -1,4 +1,4 @@
-"""Canonical expressions of ONNX nodes (EinNet §3, §5.1): the table of operators that are understood, and its reader."""
+"""Canonical expressions of ONNX nodes (EinNet §3, §5.1): the table of supported operators, and its lookup."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ OPERATORS_ONNX: Mapping[str, OnnxOperator] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class NotUnderstood:
-    """A node that stays as it is, and why."""
+    """A node without a canonical expression, and the reason."""
 
     reason: str
 
 
 _EXECUTION_HINTS = frozenset(("consumed_inputs",))
-"""Attributes of operator set 1 that say how to run a node, not what it computes."""
+"""Attributes of operator set 1 that control the execution of a node, not its result."""
 
 
 def unsupported_attributes(node: ModelNode, opset: int, known: frozenset[str]) -> tuple[str, ...]:
-    """The attributes of *node* that are not *known* and not at the default of the operator set *opset*."""
+    """Return the attributes of *node* that are not in *known* and not at their default in operator set *opset*."""
     others = {name: value for name, value in node.attributes.items() if name not in known | _EXECUTION_HINTS}
     if not others:
         return ()
@@ -64,9 +64,10 @@ def _default(declared: onnx.defs.OpSchema.Attribute) -> Any:
 def express(
     node: ModelNode, model: Model, operators: Mapping[str, OnnxOperator] = OPERATORS_ONNX
 ) -> tuple[Equation, ...] | NotUnderstood:
-    """What *node* computes, as equations over tensors named by ``model.identifiers``; the last is its (last) output.
+    """Return the equations of *node* over tensors named by ``model.identifiers``; the last one is its last output.
 
-    Weights are tensors flagged ``weight``; those of one element are numbers.  Reads beyond a tensor give it padding.
+    Weights are tensors flagged ``weight``, except weights of one element, which are constants.  A tensor is padded as
+    far as the equations read beyond it.
     """
     operator = operators.get(node.op) if not node.domain else None
     if operator is None:
@@ -78,10 +79,10 @@ def express(
         return NotUnderstood(f"elements are {dtype}, not real numbers")
     known = frozenset(operator.attributes.split())
     if new := unsupported_attributes(node, model.opset, known):
-        return NotUnderstood(f"attribute {', '.join(new)} is none that is understood here")
+        return NotUnderstood(f"attribute {', '.join(new)} is not supported")
     try:
         return tuple(operator.express(NodeCall(node, model, known)))
     except Refused as why:
         return NotUnderstood(str(why))
-    except (ArithmeticError, ValueError, IndexError) as error:  # no group, text in no encoding: checkers let that pass
-        return NotUnderstood(f"its attributes make no expression: {str(error).splitlines()[0]}")
+    except (ArithmeticError, ValueError, IndexError) as error:  # malformed attributes that ONNX's checker accepts
+        return NotUnderstood(f"its attributes are malformed: {str(error).splitlines()[0]}")

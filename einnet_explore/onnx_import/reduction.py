@@ -1,8 +1,8 @@
-r"""ONNX's reductions and poolings.
+r"""ONNX's reduction and pooling operators.
 
 .. math::  Y[\vec i] = g\Big( \bigoplus_{\vec r} f(X[\tau(\vec i, \vec r)]) \Big)
 
-An average divides by the number of elements that its window covers, which is again a sum of ones over the window.
+An average divides by the number of elements in its window, which is itself a sum of ones over the window.
 Source: the ONNX operator reference.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import inf, prod
+from typing import Literal
 
 from einnet_explore.ir import Access, Apply, Compare, Const, Equation, Index, Iterator, Scalar, Scope, Tensor, add, mul
 from einnet_explore.onnx_import.contraction import WINDOW_ATTRIBUTES, sliding_window
@@ -20,14 +21,17 @@ Function = Callable[[Scalar], Scalar]
 
 
 def reduction_scope(source: Tensor, axes: tuple[int, ...], reduce: str = "sum", f: Function = lambda x: x) -> Scope:
-    """*source* reduced over *axes*, which stay as dimensions of extent 1."""
+    """Return *source* reduced over *axes*, which remain as dimensions of extent 1."""
     dims = [Iterator(f"i{d}", 0, 1 if d in axes else n) for d, n in enumerate(source.shape)]
     sums = {d: Iterator(f"r{d}", 0, source.shape[d]) for d in axes}
     at = [sums.get(d, Index() if d in axes else x) for d, x in enumerate(dims)]
     return Scope(tuple(dims), tuple(sums.values()), f(access(source, *at)), reduce)
 
 
-def _reduce(reduce: str, f: Function = lambda x: x, g: Function | None = None, mean: bool = False) -> Express:
+def _reduce(name: str, f: Function = lambda x: x, g: Function | None = None) -> Express:
+    """Return the expression g(⊕ f(x)) of the monoid *name*, or of ``mean``: the sum of x over the count."""
+    reduce = "sum" if name == "mean" else name
+
     def express(call: NodeCall) -> Iterable[Equation]:
         source = call.tensor(0)
         rank = len(source.shape)
@@ -38,7 +42,7 @@ def _reduce(reduce: str, f: Function = lambda x: x, g: Function | None = None, m
         if not axes and not call.get("noop_with_empty_axes", 0):
             axes = tuple(range(rank))
         count = prod(source.shape[d] for d in axes)
-        kept = reduction_scope(source, axes, reduce, (lambda x: mul(Const(1 / count), f(x))) if mean else f)
+        kept = reduction_scope(source, axes, reduce, (lambda x: mul(Const(1 / count), f(x))) if name == "mean" else f)
         drop = axes if not call.get("keepdims", 1) else ()
         xs = tuple(x for d, x in enumerate(kept.traversals) if d not in drop)
         scope = Scope(xs, kept.summations, kept.body, reduce)
@@ -51,14 +55,13 @@ def _reduce(reduce: str, f: Function = lambda x: x, g: Function | None = None, m
     return express
 
 
-def _global(reduce: str, mean: bool) -> Express:
+def _global_pool(name: Literal["mean", "max"]) -> Express:
     def express(call: NodeCall) -> Iterable[Equation]:
         source = call.tensor(0)
         axes = tuple(range(2, len(source.shape)))
         count = prod(source.shape[2:])
-        yield call.equation(
-            reduction_scope(source, axes, reduce, (lambda x: mul(Const(1 / count), x)) if mean else lambda x: x)
-        )
+        mean = reduction_scope(source, axes, "sum", lambda x: mul(Const(1 / count), x))
+        yield call.equation(mean if name == "mean" else reduction_scope(source, axes, name))
 
     return express
 
@@ -66,8 +69,8 @@ def _global(reduce: str, mean: bool) -> Express:
 def _window(
     call: NodeCall, value: float
 ) -> tuple[tuple[Iterator, ...], tuple[Iterator, ...], tuple[Index, ...], Access]:
-    """(traversals, window iterators, spatial indices, the read) of a pooling node; *value* is read outside."""
-    call.only_output()
+    """Return (traversals, window iterators, spatial indices, access padded with *value*) of a pooling node."""
+    call.require_single_output()
     source, out = call.tensor(0), call.out.shape
     kernel = call.get("kernel_shape", ())
     strides, dilations, begin = sliding_window(call, kernel, source.shape[2:], out[2:])
@@ -102,13 +105,13 @@ def _average_pool(call: NodeCall) -> Iterable[Equation]:
 
 
 def _inside(i: Index, lo: int, hi: int) -> Scalar:
-    """1 where lo <= i < hi, else 0."""
+    """Return 1 where lo <= i < hi, else 0."""
     low = Compare(">=", i, Index((), lo))
     return Apply("where", (low, Apply("where", (Compare("<", i, Index((), hi)), Const(1), Const(0))), Const(0)))
 
 
 def _padding(call: NodeCall, at: tuple[Index, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The declared padding: windows that ``ceil_mode`` lets reach further do not count what lies there."""
+    """Return the declared padding; elements that only ``ceil_mode`` includes in a window are not counted."""
     rank, shape = len(at), call.shape(0)[2:]
     if call.get("auto_pad", "NOTSET") != "NOTSET":
         reach = [i.bounds for i in at]
@@ -145,14 +148,14 @@ def _root(x: Scalar, p: float) -> Scalar:
 
 
 def _log_sum_exp(call: NodeCall) -> Iterable[Equation]:
-    """m + log Σ exp(x - m) with m the largest x, which does not overflow.
+    """m + log Σ exp(x - m) with m = max x, which does not overflow.
 
-    Where that is infinite m is the largest number in its place: there is no difference of infinities.
+    An infinite maximum is clamped to the largest finite number, since ∞ - ∞ is undefined.
     """
     largest = next(iter(_reduce("max")(call)))
     xs, element = largest.scope.traversals, largest.scope.body
     yield (largest := call.equation(largest.scope, "max"))
-    finite = clamp_scalar(access(largest.tensor, *xs), float(call.numbers.min), float(call.numbers.max))
+    finite = clamp_scalar(access(largest.tensor, *xs), float(call.float_limits.min), float(call.float_limits.max))
     yield (middle := call.equation(Scope(xs, (), finite), "middle"))
     power = fn("exp", fn("-", element, access(middle.tensor, *xs)))
     yield (total := call.equation(Scope(xs, largest.scope.summations, power), "total"))
@@ -163,7 +166,7 @@ _AXES_ATTRIBUTES = "axes keepdims noop_with_empty_axes"
 
 REDUCTIONS_ONNX: tuple[OnnxOperator, ...] = (
     OnnxOperator("ReduceSum", "reduction", _reduce("sum"), attributes=_AXES_ATTRIBUTES),
-    OnnxOperator("ReduceMean", "reduction", _reduce("sum", mean=True), attributes=_AXES_ATTRIBUTES),
+    OnnxOperator("ReduceMean", "reduction", _reduce("mean"), attributes=_AXES_ATTRIBUTES),
     OnnxOperator("ReduceMax", "reduction", _reduce("max"), attributes=_AXES_ATTRIBUTES),
     OnnxOperator("ReduceMin", "reduction", _reduce("min"), attributes=_AXES_ATTRIBUTES),
     OnnxOperator("ReduceProd", "reduction", _reduce("prod"), attributes=_AXES_ATTRIBUTES),
@@ -177,12 +180,12 @@ REDUCTIONS_ONNX: tuple[OnnxOperator, ...] = (
     OnnxOperator("ReduceSumSquare", "reduction", _reduce("sum", lambda x: mul(x, x)), attributes=_AXES_ATTRIBUTES),
     OnnxOperator("ReduceLogSum", "reduction", _reduce("sum", g=lambda x: fn("log", x)), attributes=_AXES_ATTRIBUTES),
     OnnxOperator("ReduceLogSumExp", "reduction", _log_sum_exp, attributes=_AXES_ATTRIBUTES),
-    OnnxOperator("GlobalAveragePool", "reduction", _global("sum", mean=True)),
-    OnnxOperator("GlobalMaxPool", "reduction", _global("max", mean=False)),
+    OnnxOperator("GlobalAveragePool", "reduction", _global_pool("mean")),
+    OnnxOperator("GlobalMaxPool", "reduction", _global_pool("max")),
     OnnxOperator("MaxPool", "reduction", _max_pool, attributes=f"{WINDOW_ATTRIBUTES} ceil_mode storage_order"),
     OnnxOperator(
         "AveragePool", "reduction", _average_pool, attributes=f"{WINDOW_ATTRIBUTES} ceil_mode count_include_pad"
     ),
     OnnxOperator("LpPool", "reduction", _lp_pool, attributes=f"{WINDOW_ATTRIBUTES} ceil_mode p"),
 )
-"""A mean multiplies each term by the reciprocal of the count: the expression stays one scope and linear."""
+"""A mean multiplies each term by the reciprocal of the count, so that it is one linear scope."""

@@ -1,6 +1,6 @@
-"""Shapes: those that a user gives for dynamic inputs, and those that follow.
+"""Static shapes of models: shapes of dynamic inputs, shape inference, and constant folding.
 
-Constant folding: nodes that depend on no input become weights, shape computations among them.
+Folding turns nodes that depend on no input, and computations of shapes, into weights.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from einnet_explore.onnx_import.model import Array, Model, ModelError, ModelNode
 
 
 def set_input_shapes(file: str, graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> None:
-    """Write *shapes* into the inputs of *graph*; a named dimension that two inputs share is given once.
+    """Set *shapes* of inputs of *graph*; inputs that share a named dimension need its size only once.
 
-    Raises ModelError on an unknown name, another rank, a static dimension that differs, a size below 1, and where a
-    dimension stays open.
+    Raises ModelError for an unknown name, another rank, a different static dimension, a size below 1, and a dimension
+    that remains dynamic.
     """
     weights = {w.name for w in graph.initializer}
     inputs = {v.name: v for v in graph.input if v.name not in weights and v.type.HasField("tensor_type")}
     symbols: dict[str, tuple[int, str]] = {}
-    for name, given in shapes.items():
+    for name, shape in shapes.items():
         if name not in inputs:
             raise ModelError(f"{file}: --shape {name}: found no such input, expected one of {', '.join(inputs)}")
-        _give(file, inputs[name], tuple(given), symbols)
+        _set_shape(file, inputs[name], tuple(shape), symbols)
     unknown = []
     for name, value in inputs.items():
         tensor = value.type.tensor_type
@@ -49,16 +49,16 @@ def set_input_shapes(file: str, graph: onnx.GraphProto, shapes: Mapping[str, Sha
         raise ModelError(f"{file}: found dynamic shapes: {'; '.join(unknown)}; expected a number for each")
 
 
-def _give(file: str, value: onnx.ValueInfoProto, given: Shape, symbols: dict[str, tuple[int, str]]) -> None:
+def _set_shape(file: str, value: onnx.ValueInfoProto, shape: Shape, symbols: dict[str, tuple[int, str]]) -> None:
     tensor = value.type.tensor_type
-    where = f"{file}: --shape {value.name}={','.join(map(str, given))}"
-    if tensor.HasField("shape") and len(tensor.shape.dim) != len(given):
-        raise ModelError(f"{where}: found {len(given)} dimensions, expected {len(tensor.shape.dim)}")
-    if any(size < 1 for size in given):
-        raise ModelError(f"{where}: found a dimension of size {min(given)}, expected at least 1")
+    where = f"{file}: --shape {value.name}={','.join(map(str, shape))}"
+    if tensor.HasField("shape") and len(tensor.shape.dim) != len(shape):
+        raise ModelError(f"{where}: found {len(shape)} dimensions, expected {len(tensor.shape.dim)}")
+    if any(size < 1 for size in shape):
+        raise ModelError(f"{where}: found a dimension of size {min(shape)}, expected at least 1")
     if not tensor.HasField("shape"):
-        tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension() for _ in given)
-    for n, (dim, size) in enumerate(zip(tensor.shape.dim, given, strict=True)):
+        tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension() for _ in shape)
+    for n, (dim, size) in enumerate(zip(tensor.shape.dim, shape, strict=True)):
         known = _size(dim)
         if known is not None and known != size:
             raise ModelError(f"{where}: found {size} for dimension {n}, expected {known}, which the model fixes")
@@ -70,17 +70,17 @@ def _give(file: str, value: onnx.ValueInfoProto, given: Shape, symbols: dict[str
 
 
 def _size(dim: onnx.TensorShapeProto.Dimension) -> int | None:
-    """A dimension's size; exporters also write -1 for an open one."""
+    """Return the size of a dimension, None if it is dynamic (exporters also write -1)."""
     return dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
 
 
 _MISJUDGED = ("GroupNormalization", "MeanVarianceNormalization")
-"""Operators that ONNX's inference gives no shape, or refuses from operator set 13 on, as it reads their definitions by
-an older one; what they compute is shaped like their first input."""
+"""Operators whose shape ONNX's inference misses or, from operator set 13 on, rejects; the result has the shape of the
+first input."""
 
 
 def replace_misjudged_nodes(proto: onnx.ModelProto) -> None:
-    """Put an identity for each node of *proto* that ONNX's inference misjudges: a model for checking, not for use."""
+    """Replace nodes of *proto* that ONNX's inference misjudges by identities, for shape inference and checks only."""
     for node in proto.graph.node:
         if node.op_type in _MISJUDGED and node.domain in ("", "ai.onnx"):
             node.op_type = "Identity"
@@ -88,7 +88,7 @@ def replace_misjudged_nodes(proto: onnx.ModelProto) -> None:
 
 
 def infer_static_shapes(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
-    """*proto* with every shape that follows from its inputs'; raises ModelError where shapes contradict one another."""
+    """Return *proto* with inferred shapes; raise ModelError for contradictory shapes."""
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
     del bare.graph.value_info[:]
@@ -96,7 +96,7 @@ def infer_static_shapes(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
     strict = all(node.domain in ("", "ai.onnx") for node in bare.graph.node)
     replace_misjudged_nodes(bare)
     message = ""
-    # Propagating values is young: it refuses some shapes that are right, and writes down all numbers of a range.
+    # Data propagation rejects some valid shapes, and materialises all numbers of a Range.
     ranges = any(node.op_type == "Range" for node in bare.graph.node)
     for data_prop in (False,) if ranges else (True, False):
         try:
@@ -110,7 +110,7 @@ def infer_static_shapes(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _by_runtime(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """*proto* with the shapes too that ONNX Runtime infers: it knows operators that are not ONNX's."""
+    """Return *proto* with the shapes that ONNX Runtime infers, which supports non-standard operators."""
     values = graph_values(proto.graph)
     unknown = [name for node in proto.graph.node for name in node.output if name and values[name].shape is None]
     if not unknown or proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
@@ -124,19 +124,19 @@ def _by_runtime(proto: onnx.ModelProto) -> onnx.ModelProto:
     options.log_severity_level = 4
     try:
         session = onnxruntime.InferenceSession(shown.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception:  # what it refuses is told where the model is to be run; it has a class for every kind of failure
+    except Exception:  # ONNX Runtime's exceptions share no base; running the model will report the failure
         return proto
     for found in session.get_outputs():
-        # An unknown rank looks like a scalar's.
+        # An unknown rank is reported like the rank of a scalar.
         static = bool(found.shape) and all(isinstance(size, int) and size >= 0 for size in found.shape)
         if found.name in unknown and static and found.type in _TENSORS:
             info = helper.make_tensor_value_info(found.name, _TENSORS[found.type], found.shape)
-            _tell(proto.graph, info)
+            _set_value_info(proto.graph, info)
     return proto
 
 
-def _tell(graph: onnx.GraphProto, info: onnx.ValueInfoProto) -> None:
-    """Let *graph* hold *info*, instead of what it knew of that value."""
+def _set_value_info(graph: onnx.GraphProto, info: onnx.ValueInfoProto) -> None:
+    """Set the type information of a value of *graph* to *info*."""
     known = next((v for v in (*graph.output, *graph.value_info) if v.name == info.name), None)
     (known or graph.value_info.add()).CopyFrom(info)
 
@@ -151,20 +151,20 @@ _TENSORS: Mapping[str, int] = MappingProxyType(
         "tensor(bool)": onnx.TensorProto.BOOL,
     }
 )
-"""ONNX Runtime's names of types; of the others only the shape would be known, and subprograms compute float32."""
+"""ONNX Runtime's names of the supported element types."""
 
 
 def _open_outputs(graph: onnx.GraphProto) -> None:
-    """Drop the shapes that outputs are declared with; an input or a weight that is an output too keeps its own.
+    """Drop the declared shapes of outputs, except of outputs that are also inputs or weights.
 
-    ONNX's inference believes the output's declaration: what reads the input would not be inferred.
+    ONNX's inference trusts the declaration of an output, and without one it would not infer the readers of the input.
     """
-    given = {v.name: v.type for v in graph.input}
+    types = {v.name: v.type for v in graph.input}
     for weight in graph.initializer:
-        given[weight.name] = helper.make_tensor_type_proto(weight.data_type, list(weight.dims))
+        types[weight.name] = helper.make_tensor_type_proto(weight.data_type, list(weight.dims))
     for value in graph.output:
-        if value.name in given:
-            value.type.CopyFrom(given[value.name])
+        if value.name in types:
+            value.type.CopyFrom(types[value.name])
         else:
             value.type.tensor_type.ClearField("shape")
 
@@ -172,15 +172,15 @@ def _open_outputs(graph: onnx.GraphProto) -> None:
 def _blamed(proto: onnx.ModelProto, message: str) -> str:
     # ONNX writes "(op_type:Conv, node name: c1): [ShapeInferenceError] …", one line a node.
     line = next((line for line in message.splitlines() if "op_type:" in line or "Error]" in line), message)
-    said = line.rsplit("Error]", 1)[-1].strip(" :.") or line
+    message = line.rsplit("Error]", 1)[-1].strip(" :.") or line
     for node in list_nodes(proto.graph):
         if node.proto.name and f"node name: {node.proto.name})" in line:
-            return f"{node}: {said}"
+            return f"{node}: {message}"
     return line.strip()
 
 
 def graph_values(graph: onnx.GraphProto) -> dict[str, ModelValue]:
-    """Every value of *graph* with its shape and dtype, as far as they are known."""
+    """Return every value of *graph* with its shape and dtype, as far as they are known."""
     out = {name: ModelValue(name, None, None) for node in graph.node for name in node.output if name}
     for info in (*graph.value_info, *graph.output, *graph.input):
         out[info.name] = _value(info)
@@ -205,39 +205,36 @@ def _dtype(code: int) -> np.dtype[Any] | None:
         return None
 
 
-_SMALL = 4096
-"""A shape computation handles lists of dimensions; whatever has more elements is data."""
+_MAX_SHAPE_ELEMENTS = 4096
+"""Larger integer results are data, not shape computations."""
 
-_COUNTED = 1 << 60
-"""NumPy has no array of more elements, not even of one that is repeated; such a value is refused as it is."""
+_MAX_ARRAY_ELEMENTS = 1 << 60
+"""Limit of NumPy arrays, broadcast ones included."""
 
 _FROM_SIZES = ("ConstantOfShape", "EyeLike", "OneHot", "Range")
-"""Operators that make real numbers too from sizes alone: states that begin at zero, positions."""
+"""Operators that may compute floating-point numbers from sizes alone: initial states, positions."""
 
 
 MAX_FOLDED_BYTES = 1 << 30
-"""Bytes of a model's weights, folded ones included: a protocol buffer holds less than 2 GiB, inference copies it."""
+"""Limit of a model's weights with the folded ones: a protocol buffer is smaller than 2 GiB, and inference copies it."""
 
 _NOT_FOLDED = ("Bernoulli", "DequantizeLinear", "Dropout", "Multinomial", "QuantizeLinear", "Random")
-"""Beginnings of operators that draw random numbers, and of those by which ONNX Runtime recognises integer kernels."""
+"""Name prefixes of random operators, and of operators by which ONNX Runtime recognises integer kernels."""
 
 _P = TypeVar("_P", onnx.ModelProto, onnx.NodeProto, onnx.TensorProto)
 _Foldable: TypeAlias = "Callable[[ModelNode, Sequence[ModelValue]], bool]"
 
 
 def fold_shape_computations(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Infer shapes, and turn every small integer or boolean result that is known beforehand into a weight.
-
-    ``Shape → Gather → Concat → Reshape`` chains go this way.
-    """
+    """Infer shapes, and fold small integer or boolean results, as of ``Shape → Gather → Concat`` chains."""
     return _folded(file, proto, _computes_shape)[0]
 
 
 def fold_constants(file: str, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[onnx.NodeProto, ...]]:
-    """Fold every node of *proto* that depends on weights only; return the model and the nodes that it no longer has.
+    """Fold every node of *proto* that depends on weights only; return the model and the removed nodes.
 
-    A node stays where it draws random numbers, quantises, has a graph output or an infinite result, or where the
-    weights would take more than ``MAX_FOLDED_BYTES``.
+    Nodes that draw random numbers, quantise, compute a graph output or an infinity, or exceed ``MAX_FOLDED_BYTES`` are
+    not folded.
     """
     free = MAX_FOLDED_BYTES - sum(_nbytes(w) for w in proto.graph.initializer)
 
@@ -259,9 +256,9 @@ def fold_constants(file: str, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
 
 
 def restore_folded_nodes(model: Model) -> onnx.ModelProto:
-    """A copy of the model's graph for a file: the nodes of a folded weight that is larger than what they read are back.
+    """Return a copy of the model for a file, with the nodes of every folded weight that is larger than their inputs.
 
-    Nodes that no output needs any more are for the caller to drop.
+    The caller drops nodes that no output needs.
     """
     out = _copy(model.proto)
     graph = out.graph
@@ -299,7 +296,7 @@ def _folded(
 
 
 def _fold_once(proto: onnx.ModelProto, foldable: _Foldable) -> list[onnx.NodeProto]:
-    """Fold what can be folded now; return the nodes, which *proto* no longer has."""
+    """Fold every node whose inputs are known; return the removed nodes."""
     graph = proto.graph
     values = graph_values(graph)
     known = {w.name: w for w in graph.initializer}
@@ -324,7 +321,7 @@ def _computes_shape(node: ModelNode, results: Sequence[ModelValue]) -> bool:
     kinds = "iubf" if node.op in _FROM_SIZES else "iub"
     return (
         all(v.dtype is not None and v.dtype.kind in kinds for v in results)
-        and sum(prod(v.shape or ()) for v in results) <= _SMALL
+        and sum(prod(v.shape or ()) for v in results) <= _MAX_SHAPE_ELEMENTS
     )
 
 
@@ -335,15 +332,15 @@ def _results(
     proto: onnx.ModelProto,
     foldable: _Foldable,
 ) -> list[Array] | None:
-    """The results of *node*; None where its inputs are not known, or it is to stay."""
+    """Return the results of *node*, None if an input is unknown or the node must not be folded."""
     made = [v for name in node.results if (v := values.get(name)) is not None and v.shape is not None]
     if node.domain or node.captured or len(made) < len(node.results):
         return None
-    if any(a.HasField("g") or a.graphs for a in node.proto.attribute):  # its small result may take any time and memory
+    if any(a.HasField("g") or a.graphs for a in node.proto.attribute):  # subgraphs may take unbounded time and memory
         return None
     if node.op in ("Shape", "Size"):
         source = values.get(node.inputs[0])
-        if source is None or source.shape is None or prod(source.shape) > _COUNTED:
+        if source is None or source.shape is None or prod(source.shape) > _MAX_ARRAY_ELEMENTS:
             return None
         feed: dict[str, Array] = {node.inputs[0]: np.broadcast_to(np.float32(0), source.shape)}
     elif node.reads and all(name in known for name in node.reads) and not node.op.startswith(_NOT_FOLDED):
@@ -368,7 +365,7 @@ def _results(
 def _by_reference(single: onnx.ModelProto, feed: Mapping[str, Array]) -> list[Array] | None:
     try:
         return [np.asarray(a) for a in ReferenceEvaluator(single).run(None, dict(feed))]
-    except Exception:  # whatever the evaluator cannot do stays a node
+    except Exception:  # the evaluator may raise anything; the node is not folded
         return None
 
 
@@ -379,12 +376,12 @@ def _values_by_runtime(single: onnx.ModelProto, feed: Mapping[str, Array]) -> li
     try:
         session = onnxruntime.InferenceSession(single.SerializeToString(), options, providers=["CPUExecutionProvider"])
         return [np.asarray(a) for a in session.run(None, dict(feed))]
-    except Exception:  # it has a class for every kind of failure; such a node stays
+    except Exception:  # ONNX Runtime's exceptions share no base; the node is not folded
         return None
 
 
 def _nbytes(weight: onnx.TensorProto) -> int:
-    """The size in a file, as raw data."""
+    """Return the bytes of *weight* as raw data."""
     return int(prod(weight.dims) * helper.tensor_dtype_to_np_dtype(weight.data_type).itemsize)
 
 
