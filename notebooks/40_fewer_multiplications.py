@@ -32,7 +32,7 @@ from einnet_explore.analysis.bilinear import correlates, correlation, matrix_pro
 from einnet_explore.analysis.fused_chain import chain
 from einnet_explore.analysis.softmax_monoid import softmax
 from einnet_explore.equivalence.certificate import certify
-from einnet_explore.interpreter.running_error import bilinear, computed, growth
+from einnet_explore.interpreter.running_error import bilinear_error_bound, bilinear_growth, run_bilinear
 from einnet_explore.pipeline.post.chaining import chain_in_blocks
 from einnet_explore.pipeline.row_subprograms import derive_by_rows
 from einnet_explore.rules import (
@@ -106,14 +106,16 @@ saved, bounds, errors = [], [], []
 for m in tiles:
     triple = correlation(m, 3)
     x, g = (rng.standard_normal((200, 64, n)).astype(np.float32) for n in (m + 2, 3))
-    exact = np.stack([computed(triple, a, b, np.float64) for a, b in zip(x, g, strict=True)])
-    found = np.stack([computed(triple, a, b) for a, b in zip(x, g, strict=True)])
-    limit = np.stack([bilinear(triple, a, b) for a, b in zip(x, g, strict=True)])
+    exact = np.stack([run_bilinear(triple, a, b, np.float64) for a, b in zip(x, g, strict=True)])
+    found = np.stack([run_bilinear(triple, a, b) for a, b in zip(x, g, strict=True)])
+    limit = np.stack([bilinear_error_bound(triple, a, b) for a, b in zip(x, g, strict=True)])
     assert (np.abs(found - exact) <= limit).all()
     saved.append(3 * m / triple.rank)
     errors.append(np.abs(found - exact).max() / np.abs(exact).max())
     bounds.append(limit.max() / np.abs(exact).max())
-    print(f"F({m},3): {saved[-1]:.2f} times fewer, growth {float(growth(triple)):10.1f}, error {errors[-1]:.1e}")
+    print(
+        f"F({m},3): {saved[-1]:.2f} times fewer, growth {float(bilinear_growth(triple)):10.1f}, error {errors[-1]:.1e}"
+    )
 
 # %%
 figure, axes = plt.subplots(figsize=(6, 3.5))
@@ -209,7 +211,7 @@ Y[m:8, n:8] = sum[k:8] A[m, k] * B[k, n]
 halved = BILINEAR_PRODUCT.match(matmul, (0,), algorithm="Strassen", rows="m", between="k", columns="n").apply(matmul)
 print([(e.name, e.scope.shape) for e in halved.after.equations])
 print(certify(halved.before, halved.after))
-print("growth of one level and of two:", float(growth(seven)), float(growth(nested(seven, seven))))
+print("growth of one level and of two:", float(bilinear_growth(seven)), float(bilinear_growth(nested(seven, seven))))
 
 # %% [markdown]
 # ## The online softmax in three steps

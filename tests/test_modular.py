@@ -16,7 +16,15 @@ from einnet_explore.cli import main
 from einnet_explore.interpreter import modular
 from einnet_explore.interpreter import modular as field
 from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
-from einnet_explore.interpreter.modular import PRIME, contract, degree, number, power, residues, second_opinion
+from einnet_explore.interpreter.modular import (
+    PRIME,
+    compare_modulo_prime,
+    contract_residues,
+    field_power,
+    output_degree,
+    program_residues,
+    residue_of,
+)
 from einnet_explore.ir import Program
 from einnet_explore.rules import Derivation
 from einnet_explore.session import records
@@ -35,10 +43,10 @@ def inputs_of(program: Program, seed: int, most: int = PRIME) -> dict[str, np.nd
 @pytest.mark.parametrize("limit", [8, 1 << 23])
 def test_residues_are_those_of_exact_values(case: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large inputs, so that exact values need many digits; also where every region is halved."""
-    monkeypatch.setattr(modular, "_LIMIT", limit)
+    monkeypatch.setattr(modular, "_MAX_ELEMENTS", limit)
     given_ = inputs_of(CASES[case], 0)
     exact = evaluate(CASES[case], {k: v.astype(object) for k, v in given_.items()}, outputs_only=True)
-    for name, found in residues(CASES[case], given_).items():
+    for name, found in program_residues(CASES[case], given_).items():
         np.testing.assert_array_equal(found, (exact[name].astype(object) % PRIME).astype(np.int64))
 
 
@@ -48,24 +56,24 @@ def test_products_of_residues(m: int, k: int, n: int, seed: int, chunk: int) -> 
     random = np.random.default_rng(seed)
     a, b = random.integers(PRIME - 3, PRIME, (m, k, 1)), random.integers(0, PRIME, (1, k, n))
     exact = (a[:, :, 0].astype(object) @ b[0].astype(object)) % PRIME
-    held, field._CHUNK = field._CHUNK, chunk
+    held, field._MAX_TERMS = field._MAX_TERMS, chunk
     try:
-        np.testing.assert_array_equal(contract(a, b, frozenset([1]))[:, 0, :], exact.astype(np.int64))
+        np.testing.assert_array_equal(contract_residues(a, b, frozenset([1]))[:, 0, :], exact.astype(np.int64))
     finally:
-        field._CHUNK = held
+        field._MAX_TERMS = held
 
 
 @given(st.integers(0, PRIME - 1), st.integers(0, 50))
 def test_powers_and_fractions(a: int, n: int) -> None:
-    assert power(np.array([a]), n)[0] == pow(a, n, PRIME)
-    assert number(Fraction(a, n + 1)) * (n + 1) % PRIME == a % PRIME
-    assert number(1 / 3) * 3 % PRIME == 1
+    assert field_power(np.array([a]), n)[0] == pow(a, n, PRIME)
+    assert residue_of(Fraction(a, n + 1)) * (n + 1) % PRIME == a % PRIME
+    assert residue_of(1 / 3) * 3 % PRIME == 1
 
 
 @pytest.mark.parametrize("case", ["strided", "maximum", "bias and relu", "two equations"])
 def test_steps_agree(case: str) -> None:
     for step in steps(case)[:: max(1, len(steps(case)) // 6)]:
-        found = second_opinion(step.before, step.after)
+        found = compare_modulo_prime(step.before, step.after)
         assert found.differs is None and found.elements > 0, f"{step.match.to_json()}: {found}"
 
 
@@ -80,7 +88,7 @@ def test_wrong_programs_differ() -> None:
             if right(before, wrong):
                 continue
             try:
-                found = second_opinion(before, wrong)
+                found = compare_modulo_prime(before, wrong)
             except (IllegalRead, ValueError):
                 continue
             count += 1
@@ -90,14 +98,14 @@ def test_wrong_programs_differ() -> None:
 
 def test_the_bound_is_the_degree_over_the_prime() -> None:
     case = CASES["convolution"]
-    found = second_opinion(case, case, rounds=2)
+    found = compare_modulo_prime(case, case, rounds=2)
     assert (found.degree, found.bound) == (2, (2 / PRIME) ** 2)
     assert str(found).endswith(f"a wrong one passes with probability {(2 / PRIME) ** 2:.1e}, degree 2")
     quotient = parse("tensor A[3, 4]\nS[i:3] = sum[j:4] 1/A[i, j]\nY[i:3] = A[i, 0]*S[i]")
-    assert degree(quotient) == (1 + 3, 4, 0)
-    assert degree(parse("tensor A[3]\nY[i:3] = exp(A[i]*A[i]) - pow(A[i], 4)")) == (7, 0, 0)
-    assert degree(parse("tensor A[3]\nY[i:1] = prod[j:3] A[j]")) == (3, 0, 0)
-    pooled = second_opinion(CASES["maximum"], CASES["maximum"])
+    assert output_degree(quotient) == (1 + 3, 4, 0)
+    assert output_degree(parse("tensor A[3]\nY[i:3] = exp(A[i]*A[i]) - pow(A[i], 4)")) == (7, 0, 0)
+    assert output_degree(parse("tensor A[3]\nY[i:1] = prod[j:3] A[j]")) == (3, 0, 0)
+    pooled = compare_modulo_prime(CASES["maximum"], CASES["maximum"])
     assert pooled.bound is None and "no bound (maxima)" in str(pooled)
 
 
@@ -120,7 +128,7 @@ PAIRS = [
 @pytest.mark.parametrize(("before", "after", "same"), PAIRS)
 def test_what_functions_and_quotients_stand_for(before: str, after: str, same: bool) -> None:
     both = (parse(f"tensor A[4]\ntensor B[4]\n{text}") for text in (before, after))
-    found = second_opinion(*both)
+    found = compare_modulo_prime(*both)
     assert (found.differs is None) == same, found
     assert str(found).startswith("equal modulo" if same else "differs modulo")
 
@@ -128,11 +136,11 @@ def test_what_functions_and_quotients_stand_for(before: str, after: str, same: b
 def test_what_has_no_meaning_modulo_a_prime() -> None:
     wrong = parse("tensor A[4] pad [1] value -inf\nY[i:4] = A[i-1] + 1")
     with pytest.raises(ValueError, match="an infinity is calculated with"):
-        second_opinion(wrong, wrong)
+        compare_modulo_prime(wrong, wrong)
     with pytest.raises(ValueError, match="a constant is not a number"):
-        number(float("nan"))
+        residue_of(float("nan"))
     one, other = parse("tensor A[4]\nY[i:4] = A[i]"), parse("tensor A[4]\nY[i:3] = A[i]")
-    assert second_opinion(one, other).differs == ("Y", (0,))
+    assert compare_modulo_prime(one, other).differs == ("Y", (0,))
 
 
 def test_the_command_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

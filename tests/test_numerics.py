@@ -18,13 +18,13 @@ from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.program_diff import inlined
 from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
 from einnet_explore.interpreter.running_error import (
-    bilinear,
-    computed,
+    bilinear_error_bound,
+    bilinear_growth,
+    bilinear_roundings,
     gamma,
-    growth,
-    roundings,
+    run_bilinear,
     running_error,
-    softmax,
+    softmax_error_bound,
 )
 from einnet_explore.ir import (
     Apply,
@@ -84,15 +84,19 @@ def test_the_error_stays_below_its_bound(triple: Bilinear, channels: int, seed: 
     rng = np.random.default_rng(seed)
     _, data, taps = triple.shape
     x, g = (rng.standard_normal((channels, n)).astype(np.float32) for n in (data, taps))
-    error = np.abs(computed(triple, x, g) - computed(triple, x, g, np.float64))
-    assert (error <= bilinear(triple, x, g)).all()
+    error = np.abs(run_bilinear(triple, x, g) - run_bilinear(triple, x, g, np.float64))
+    assert (error <= bilinear_error_bound(triple, x, g)).all()
 
 
 def test_larger_tiles_lose_more() -> None:
-    grown = [float(growth(correlation(m, 3))) for m in (2, 4, 6)]
+    grown = [float(bilinear_growth(correlation(m, 3))) for m in (2, 4, 6)]
     assert grown[0] < grown[1] < grown[2]
-    assert float(growth(nested(strassen(), strassen()))) == pytest.approx(float(growth(strassen())) ** 2)
-    assert growth(karatsuba()) == 3 and roundings(strassen(), 10) < roundings(nested(strassen(), strassen()), 10)
+    assert float(bilinear_growth(nested(strassen(), strassen()))) == pytest.approx(
+        float(bilinear_growth(strassen())) ** 2
+    )
+    assert bilinear_growth(karatsuba()) == 3 and bilinear_roundings(strassen(), 10) < bilinear_roundings(
+        nested(strassen(), strassen()), 10
+    )
 
 
 def test_errors_of_a_convolution_and_of_strassen() -> None:
@@ -102,8 +106,8 @@ def test_errors_of_a_convolution_and_of_strassen() -> None:
     for triple in TRIPLES:
         _, data, taps = triple.shape
         x, g = (rng.standard_normal((64, n)).astype(np.float32) for n in (data, taps))
-        want = computed(triple, x, g, np.float64)
-        found[triple.name] = float(np.abs(computed(triple, x, g) - want).max() / np.abs(want).max())
+        want = run_bilinear(triple, x, g, np.float64)
+        found[triple.name] = float(np.abs(run_bilinear(triple, x, g) - want).max() / np.abs(want).max())
     assert max(found.values()) < 1e-4
     assert found["F(6,3)"] < 1e-5 and found["Strassen of Strassen"] < 1e-5
 
@@ -124,7 +128,7 @@ def test_a_softmax_in_blocks(columns: int, size: int, scale: float, seed: int) -
     exact = np.exp(z.astype(np.float64) - z.max())
     want = float(exact @ x / exact.sum())
     largest_value = float(np.abs(x).max())
-    bound = softmax(columns, len(starts), float(z.max() - z.min()), largest_value)
+    bound = softmax_error_bound(columns, len(starts), float(z.max() - z.min()), largest_value)
     assert abs(float(weighted / total) - want) <= bound < 4e-4 * largest_value
 
 
@@ -220,7 +224,7 @@ def test_running_errors_of_reads_that_are_no_affine_ones_and_of_pieces(monkeypat
     held(pooled, drawn(pooled))
     conv = ee.ops.conv2d(N=1, H=6, W=6, C=4, F=4, R=3, S=3, padding=1)
     whole = running_error(inlined(conv, ())[conv.outputs[0]], drawn(conv))
-    monkeypatch.setattr("einnet_explore.interpreter.running_error._LIMIT", 16)
+    monkeypatch.setattr("einnet_explore.interpreter.running_error._MAX_ELEMENTS", 16)
     pieces = running_error(inlined(conv, ())[conv.outputs[0]], drawn(conv))
     assert np.allclose(whole.value, pieces.value) and np.allclose(whole.error, pieces.error, rtol=0.2)
     assert (pieces.error > 0).all()

@@ -16,10 +16,10 @@ def run_check(arguments: argparse.Namespace) -> int:
     report = check_record(record, source=arguments.record)
     document, opinion = report.to_json(), None
     if arguments.modular:
-        from einnet_explore.interpreter.modular import second_opinion
+        from einnet_explore.interpreter.modular import compare_modulo_prime
 
         replay = read_record(record, arguments.record)
-        opinion = second_opinion(replay.start, replay.steps[-1].after if replay.steps else replay.start)
+        opinion = compare_modulo_prime(replay.start, replay.steps[-1].after if replay.steps else replay.start)
         document["second_opinion"] = opinion.to_json()
     if arguments.json:
         write_json(arguments.json, document)

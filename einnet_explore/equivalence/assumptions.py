@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isfinite
 
-from einnet_explore.interpreter.numbers import Number, rounded
+from einnet_explore.interpreter.numbers import Number, simplest_fraction
 from einnet_explore.ir import ASSUMED_FINITE, Access, Apply, Const, Equation, Scalar, Scope, Table, Tensor, accesses
 
 EXPONENTIAL = "with the axiom exp(a + b) = exp(a) exp(b)"
@@ -42,7 +42,7 @@ class Given:
 
     def number(self, k: Number) -> Number:
         """The constant *k*, or what it is rounded to where that axiom may be used."""
-        return rounded(k) if self.rounds else k
+        return simplest_fraction(k) if self.rounds else k
 
     def endless(self, scope: Scope) -> bool:
         """Whether values of *scope* may be infinite."""
@@ -131,11 +131,11 @@ def _kinds(scope: Scope) -> tuple[bool, bool]:
 def _within(body: Scalar) -> tuple[bool, bool]:
     match body:
         case Const(value):
-            return False, isfinite(value) and rounded(value) != value
+            return False, isfinite(value) and simplest_fraction(value) != value
         case Access(Scope() as source):
             return _kinds(source)
         case Access(Table() as source):
-            return False, any(rounded(entry) != entry for entry in source.entries)
+            return False, any(simplest_fraction(entry) != entry for entry in source.entries)
         case Apply(op, args):
             parts = list(map(_within, args))
             return op == "exp" or any(e for e, _ in parts), any(f for _, f in parts)

@@ -14,7 +14,7 @@ from math import factorial, gcd, inf, prod
 from typing import TypeAlias
 
 from einnet_explore.equivalence.assumptions import PLAIN, Given
-from einnet_explore.interpreter.numbers import ENDLESS
+from einnet_explore.interpreter.numbers import INFINITE_SUFFIX
 from einnet_explore.ir import Access, Box, Index, Iterator, Quotient, Remainder, Scope
 
 Form: TypeAlias = dict[str, int]
@@ -165,7 +165,7 @@ class Space:
             for order in islice(_orders(known, scope, at), _ORDERS):
                 if known == (turned := _permuted(scope, order)) or self._same(known, turned):
                     self._opaque += [scope] * (n == len(self._opaque))
-                    return f"{{{n}}}" + ENDLESS * self.given.endless(known), tuple(at[d] for d in order)
+                    return f"{{{n}}}" + INFINITE_SUFFIX * self.given.endless(known), tuple(at[d] for d in order)
         raise Undecided("a scope is not equal to itself")
 
 
@@ -254,7 +254,7 @@ def tensor_name(space: Space, name: str) -> str:
 
     One that may hold infinite values says so.
     """
-    return (name if name.isidentifier() else json.dumps(name)) + ENDLESS * (name in space.given.infinite)
+    return (name if name.isidentifier() else json.dumps(name)) + INFINITE_SUFFIX * (name in space.given.infinite)
 
 
 def key(form: Form) -> tuple[tuple[str, int], ...]:

@@ -9,7 +9,7 @@ from math import inf, isinf, isnan, prod
 from typing import TypeAlias
 
 from einnet_explore.equivalence.linear_space import Factor, Form, Undecided, key
-from einnet_explore.interpreter.numbers import ENDLESS, Number, rounded
+from einnet_explore.interpreter.numbers import INFINITE_SUFFIX, Number, simplest_fraction
 from einnet_explore.ir import ASSUMED_FINITE, SCALAR_FUNCTIONS
 
 Monomial: TypeAlias = "tuple[Number, tuple[Factor, ...]]"
@@ -23,7 +23,7 @@ LESS_ITSELF = "what may be infinite is multiplied by 0, or less itself"
 
 def endless(k: Number, factors: Iterable[Factor]) -> bool:
     """Whether a monomial may be infinite."""
-    return isinf(k) or any(name.endswith(ENDLESS) for name, _ in factors)
+    return isinf(k) or any(name.endswith(INFINITE_SUFFIX) for name, _ in factors)
 
 
 def applied(op: str, args: list[Polynomial], rounds: bool = False) -> Polynomial:
@@ -63,8 +63,8 @@ def applied(op: str, args: list[Polynomial], rounds: bool = False) -> Polynomial
                 return other
     names, index = zip(*(skeleton(arg, rounds) for arg in args), strict=True)
     of = f"{op}({', '.join(names)})"
-    passed = not args[1] if op == "/" else op not in ASSUMED_FINITE and ENDLESS in of
-    return ((Fraction(1), ((of + ENDLESS * passed, tuple(f for forms in index for f in forms)),)),)
+    passed = not args[1] if op == "/" else op not in ASSUMED_FINITE and INFINITE_SUFFIX in of
+    return ((Fraction(1), ((of + INFINITE_SUFFIX * passed, tuple(f for forms in index for f in forms)),)),)
 
 
 def factored(value: Polynomial, rounds: bool = False) -> Polynomial:
@@ -77,7 +77,7 @@ def cancelled(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
     kept: list[Factor] = []
     for name, at in factors:
         opposite = (_opposite(name), at)
-        if name.startswith("exp(") and ENDLESS not in name and opposite in kept:
+        if name.startswith("exp(") and INFINITE_SUFFIX not in name and opposite in kept:
             kept.remove(opposite)
         else:
             kept.append((name, at))
@@ -124,7 +124,7 @@ def skeleton(value: Polynomial, rounds: bool = False) -> tuple[str, tuple[Form, 
 
     With *rounds* its constants are rounded.
     """
-    numbers = (str(rounded(k) if rounds else k).replace("inf", ENDLESS) for k, _ in value)
+    numbers = (str(simplest_fraction(k) if rounds else k).replace("inf", INFINITE_SUFFIX) for k, _ in value)
     names = " + ".join("*".join((k, *(name for name, _ in fs))) for k, (_, fs) in zip(numbers, value, strict=True))
     return names or "0", tuple(form for _, factors in value for _, at in factors for form in at)
 

@@ -31,7 +31,7 @@ from einnet_explore.equivalence.integer_sets import Sets, context, coordinates
 from einnet_explore.equivalence.linear_space import Form, Space, Undecided, kind, value_at
 from einnet_explore.equivalence.polynomial import cancelled, endless
 from einnet_explore.equivalence.term_relation import Term, choices_at, terms_at
-from einnet_explore.interpreter.numbers import ENDLESS, Number, rounded
+from einnet_explore.interpreter.numbers import INFINITE_SUFFIX, Number, simplest_fraction
 from einnet_explore.ir import Box, Scope
 
 
@@ -61,7 +61,7 @@ def _merged(space: Space, side: list[Term]) -> dict[Hashable, Term]:
 
 def _one_number(a: Term, b: Term, rounds: bool) -> bool:
     if rounds:
-        return rounded(a.coefficient) == rounded(b.coefficient)
+        return simplest_fraction(a.coefficient) == simplest_fraction(b.coefficient)
     return a.coefficient == b.coefficient
 
 
@@ -151,7 +151,7 @@ class Witness:
 
     def __str__(self) -> str:
         at = ", ".join(map(str, self.element))
-        named = [(name.removesuffix(ENDLESS), i) for name, i in self.term]
+        named = [(name.removesuffix(INFINITE_SUFFIX), i) for name, i in self.term]
         term = " · ".join(f"{name}[{', '.join(map(str, i))}]" if i else name for name, i in named) or "1"
         return f"element [{at}]: {term} occurs {_times(self.expected)} before and {_times(self.found)} after"
 
@@ -288,7 +288,7 @@ class _Comparison:
         for term in terms[:1]:
             self._sizes = tuple(len(at) for _, at in term.factors)
         if not self.idempotent:
-            for term in (t for t in terms if any(name.endswith(ENDLESS) for name, _ in t.factors)):
+            for term in (t for t in terms if any(name.endswith(INFINITE_SUFFIX) for name, _ in t.factors)):
                 sign, (_, rest) = Fraction(1 if term.coefficient > 0 else -1), self.sets.of(term)
                 signs[sign] = rest | signs[sign] if sign in signs else rest
         for term in gathered(terms):
@@ -329,7 +329,7 @@ def _by_signature(terms: list[Term]) -> dict[tuple[str, ...], list[Term]]:
 
 
 def _is_tensor(name: str) -> bool:
-    return name.isidentifier() or (name.startswith('"') and not name.endswith(ENDLESS))
+    return name.isidentifier() or (name.startswith('"') and not name.endswith(INFINITE_SUFFIX))
 
 
 def _is_plain(name: str) -> bool:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.interpreter import exact_arrays
 from einnet_explore.interpreter.exact_arrays import Array, Part, RealNumbers, Value
-from einnet_explore.interpreter.grid import Grid, IllegalRead, branches, gathered, holds
+from einnet_explore.interpreter.grid import Grid, IllegalRead, branch_masks, gather_reads, inside_domain
 from einnet_explore.ir import (
     JOINS,
     REDUCTIONS,
@@ -152,7 +152,7 @@ class Evaluation:
             out = self._region(scope, Grid({x: (x.lo, x.hi) for x in (*scope.traversals, *scope.summations)}))
             out = self.numbers.finish(scope, out)
             if scope.domain:
-                inside = holds(scope.domain, Grid({x: (x.lo, x.hi) for x in scope.traversals}))
+                inside = inside_domain(scope.domain, Grid({x: (x.lo, x.hi) for x in scope.traversals}))
                 out = _choose(inside, out, self.numbers.constant(scope.value))
         self.results[scope] = tuple(Part(np.ascontiguousarray(a).reshape(scope.shape), n) for a, n in out)
         return self.results[scope]
@@ -176,7 +176,7 @@ class Evaluation:
                 if x in scope.summations:
                     return self._combine(scope.reduce, low, high)
                 return _concatenate(low, high, scope.traversals.index(x))
-        active = holds(scope.domain, grid) if scope.domain else None
+        active = inside_domain(scope.domain, grid) if scope.domain else None
         axes = range(len(scope.traversals), len(grid.ranges))
         extents = [grid.extent(x) for x in grid.ranges]
         count = grid.volume(scope.summations)
@@ -219,9 +219,9 @@ class Evaluation:
                 return _ranked(self.numbers.constant(value), grid)
             case Access(source):
                 pairs = zip(self._source(source), self.numbers.constant(source.value), strict=True)
-                return tuple(gathered(body, list(pairs), grid, active))
+                return tuple(gather_reads(body, list(pairs), grid, active))
             case Apply("where", (Compare() as condition, yes, no)):
-                taken, here, there = branches(condition, grid, active)
+                taken, here, there = branch_masks(condition, grid, active)
                 return _choose(taken, self._value(yes, grid, here), self._value(no, grid, there))
             case Apply(op, args):
                 return self.numbers.apply(op, [self._value(a, grid, active) for a in args], args)
@@ -270,9 +270,9 @@ def _ranked(value: Value, grid: Grid) -> Value:
 
 
 def _choose(mask: Array, a: Value, b: Value) -> Value:
-    return tuple(exact_arrays.choose(mask, x, y) for x, y in zip(a, b, strict=True))
+    return tuple(exact_arrays.select_entries(mask, x, y) for x, y in zip(a, b, strict=True))
 
 
 def _concatenate(a: Value, b: Value, axis: int) -> Value:
-    pairs = (exact_arrays.joined(pair) for pair in zip(a, b, strict=True))
+    pairs = (exact_arrays.common_dtype(pair) for pair in zip(a, b, strict=True))
     return tuple(Part(np.concatenate(arrays, axis), size) for arrays, size in pairs)

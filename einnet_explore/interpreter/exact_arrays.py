@@ -1,6 +1,6 @@
 """Array arithmetic, exact on integers: int64 where a bound on the magnitude proves no overflow, else Python ints.
 
-A ``Part`` is an array with a bound on its integer entries.  Float arrays follow NumPy; their bound means nothing.
+A ``Part`` is an array with a bound on its integer entries.  Float arrays follow NumPy and ignore the bound.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from einnet_explore.ir import SCALAR_FUNCTIONS, Scalar, Scope, Table
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
-INF = float("inf")
-INT64 = 1 << 62
-"""Integer results below this are held as int64."""
-FLOAT64 = 1 << 53
+_INFINITY = float("inf")
+INT64_BOUND = 1 << 62
+"""Integers below this bound are stored as int64."""
+FLOAT64_BOUND = 1 << 53
 """Integers up to this are exact in float64, so that sums below it may go through a float matrix product."""
 
 
@@ -38,14 +38,14 @@ ARRAYS = _ArrayFunctions()
 
 
 class Part(NamedTuple):
-    """An array and a bound on the magnitude of its entries, used where they are integers."""
+    """An array and a bound on the magnitude of its integer entries."""
 
     array: Array
     size: int
 
 
 Value: TypeAlias = "tuple[Part, ...]"
-"""A number at every point of a grid: one array, or several where a number is a value with an error bound."""
+"""Numbers at the points of a grid: one array, or several where each number has an error bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class RealNumbers:
             return (Part(np.asarray(value, self.dtype), 0),)
         if isinstance(value, int) or (math.isfinite(value) and value == int(value)):
             exact = int(value)
-            return (Part(np.asarray(exact, np.int64 if abs(exact) < INT64 else object), abs(exact)),)
+            return (Part(np.asarray(exact, np.int64 if abs(exact) < INT64_BOUND else object), abs(exact)),)
         return (Part(np.asarray(value, np.float64), 0),)
 
     def table(self, table: Table) -> Value:
@@ -74,31 +74,31 @@ class RealNumbers:
         array = np.empty(len(entries), object)
         array[:] = [int(x) for x in entries] if whole else list(entries)
         array = array.reshape(shape)
-        return (_integers("a table", array) if whole else Part(array, INT64),)
+        return (_integers("a table", array) if whole else Part(array, INT64_BOUND),)
 
     def apply(self, op: str, values: Sequence[Value], args: tuple[Scalar, ...]) -> Value:
-        return (apply(op, [part for (part,) in values]),)
+        return (_apply(op, [part for (part,) in values]),)
 
     def reduce(self, monoid: str, value: Value, axes: range, extents: Sequence[int]) -> Value:
         (part,) = value
         present = tuple(i for i in axes if part.array.shape[i] != 1)
         if monoid == "prod":
-            part, count = product(part, present), absent_extent(value, axes, extents)
-            return (part if count == 1 else power(part, *self.constant(count)),)
+            part, count = _product(part, present), absent_extent(value, axes, extents)
+            return (part if count == 1 else _power(part, *self.constant(count)),)
         best = np.max if monoid == "max" else np.min
         return (Part(best(part.array, axis=present, keepdims=True), part.size) if present else part,)
 
     def contract(self, factors: Sequence[Value], axes: range, extents: Sequence[int]) -> Value:
         parts = [part for (part,) in factors]
         out, count = contract_factors(parts, axes), absent_extent(parts, axes, extents)
-        out = total(out, tuple(i for i in axes if out.array.shape[i] != 1))
-        return (out if count == 1 else multiply(out, *self.constant(count)),)
+        out = sum_over(out, tuple(i for i in axes if out.array.shape[i] != 1))
+        return (out if count == 1 else _multiply(out, *self.constant(count)),)
 
     def add(self, a: Value, b: Value) -> Value:
-        return (add(*a, *b),)
+        return (_add(*a, *b),)
 
     def negate(self, a: Value) -> Value:
-        return (apply("neg", a),)
+        return (_apply("neg", a),)
 
     def finish(self, scope: Scope, reduced: Value) -> Value:
         return reduced
@@ -132,117 +132,123 @@ def _integers(name: str, array: Array) -> Part:
         if not np.isfinite(array).all():
             return Part(array.astype(np.float64), 0)
     elif array.dtype.kind == "O":
-        strange = next((v for v in array.flat if v not in (INF, -INF) and (math.isnan(v) or v != int(v))), None)
+        strange = next(
+            (v for v in array.flat if v not in (_INFINITY, -_INFINITY) and (math.isnan(v) or v != int(v))), None
+        )
         if strange is not None:
             raise ValueError(f"exact evaluation needs integers: {name} holds {strange}")
-        if any(v in (INF, -INF) for v in array.flat):
-            return Part(array, INT64)
+        if any(v in (_INFINITY, -_INFINITY) for v in array.flat):
+            return Part(array, INT64_BOUND)
     elif array.dtype.kind not in "biu":
         raise ValueError(f"exact evaluation needs integers: {name} has type {array.dtype}")
     size = max(abs(int(array.min())), abs(int(array.max()))) if array.size else 0
-    if size < INT64:
+    if size < INT64_BOUND:
         return Part(array.astype(np.int64), size)
     # Python ints throughout: NumPy ones among objects overflow
     return Part(np.asarray([int(v) for v in array.flat], object).reshape(array.shape), size)
 
 
-def joined(parts: Sequence[Part]) -> tuple[list[Array], int]:
-    """The parts' arrays in one dtype that holds all their entries exactly, and the larger bound."""
+def common_dtype(parts: Sequence[Part]) -> tuple[list[Array], int]:
+    """Convert the arrays to one dtype that represents all entries exactly; return them and the larger bound."""
     size = max(p.size for p in parts)
     kinds = {p.array.dtype.kind for p in parts}
-    if "i" in kinds and ("O" in kinds or ("f" in kinds and size > FLOAT64)):
+    if "i" in kinds and ("O" in kinds or ("f" in kinds and size > FLOAT64_BOUND)):
         return [_objects(p.array) for p in parts], size
     common = np.result_type(*(p.array.dtype for p in parts))
     return [p.array.astype(common, copy=False) for p in parts], size
 
 
-def choose(mask: Array, a: Part, b: Part) -> Part:
-    """*a* where *mask* holds, *b* elsewhere."""
-    (x, y), size = joined((a, b))
+def select_entries(mask: Array, a: Part, b: Part) -> Part:
+    """Select *a* where *mask* is true and *b* elsewhere."""
+    (x, y), size = common_dtype((a, b))
     return Part(np.where(mask, x, y), size)
 
 
-def add(a: Part, b: Part) -> Part:
-    """a + b."""
+def _add(a: Part, b: Part) -> Part:
+
     return _elementwise(np.add, (a, b), a.size + b.size)
 
 
-def subtract(a: Part, b: Part) -> Part:
-    """a - b."""
+def _subtract(a: Part, b: Part) -> Part:
+
     return _elementwise(np.subtract, (a, b), a.size + b.size)
 
 
-def multiply(a: Part, b: Part) -> Part:
-    """a · b."""
+def _multiply(a: Part, b: Part) -> Part:
+
     return _elementwise(np.multiply, (a, b), a.size * b.size)
 
 
-def power(a: Part, b: Part) -> Part:
-    """a to the b; exact for integers with b ≥ 0, else in floating point."""
+def _power(a: Part, b: Part) -> Part:
+    """Return a to the power b: exact for integers with b ≥ 0, else in floating point."""
     whole = a.array.dtype.kind in "iO" and b.array.dtype.kind == "i" and (not b.array.size or b.array.min() >= 0)
     if not whole:
         return Part(np.power(_floats(a), _floats(b)), 0)
-    # 0, 1 and -1 stay small whatever the exponent; anything else is bounded by size to the largest exponent.
+    # 0, 1 and -1 stay small for every exponent; other entries are bounded by size to the largest exponent
     most = int(b.array.max()) if b.array.size else 0
-    size = max(1, a.size) ** most if a.size <= 1 or most <= INT64.bit_length() else INT64
+    size = max(1, a.size) ** most if a.size <= 1 or most <= INT64_BOUND.bit_length() else INT64_BOUND
     return _elementwise(np.power, (a, b), max(size, 1))
 
 
-def total(a: Part, axes: tuple[int, ...]) -> Part:
-    """The sum over *axes*, which are kept with extent 1."""
+def sum_over(a: Part, axes: tuple[int, ...]) -> Part:
+    """Sum over *axes*, which keep extent 1."""
     size = a.size * math.prod(a.array.shape[i] for i in axes)
-    return Part(_wide(a.array, size).sum(axis=axes, keepdims=True), size) if axes else a
+    return Part(_widen(a.array, size).sum(axis=axes, keepdims=True), size) if axes else a
 
 
-def product(a: Part, axes: tuple[int, ...]) -> Part:
-    """The product over *axes*, which are kept with extent 1."""
+def _product(a: Part, axes: tuple[int, ...]) -> Part:
+    """Multiply over *axes*, which keep extent 1."""
     count = math.prod(a.array.shape[i] for i in axes)
-    size = a.size**count if a.size <= 1 or count <= INT64.bit_length() else INT64
+    size = a.size**count if a.size <= 1 or count <= INT64_BOUND.bit_length() else INT64_BOUND
     size = max(size, 1)
-    return Part(_wide(a.array, size).prod(axis=axes, keepdims=True), size) if axes else a
+    return Part(_widen(a.array, size).prod(axis=axes, keepdims=True), size) if axes else a
 
 
 def contract_pair(a: Part, b: Part, axes: frozenset[int]) -> Part:
-    """Σ over *axes* of a · b, both of one rank and broadcastable; the axes are kept with extent 1.
+    """Return Σ a · b over *axes*, which keep extent 1; both arrays have one rank and are broadcastable.
 
-    Axes that both have become the inner dimension of a (batched) matrix product, the others are summed before it.
+    Axes of both arrays become the inner dimension of a (batched) matrix product; the others are summed before it.
     """
     x, y = a.array.shape, b.array.shape
-    a = total(a, tuple(i for i in sorted(axes) if y[i] == 1))
-    b = total(b, tuple(i for i in sorted(axes) if x[i] == 1))
+    a = sum_over(a, tuple(i for i in sorted(axes) if y[i] == 1))
+    b = sum_over(b, tuple(i for i in sorted(axes) if x[i] == 1))
     inner = tuple(i for i in sorted(axes) if x[i] != 1 and y[i] != 1)
     if not inner:
-        return multiply(a, b)
+        return _multiply(a, b)
     rank = range(len(x))
     batch = tuple(i for i in rank if i not in axes and x[i] != 1 and y[i] != 1)
     left = tuple(i for i in rank if i not in axes and i not in batch and x[i] != 1)
     right = tuple(i for i in rank if i not in axes and i not in batch and i not in left)
     size = a.size * b.size * math.prod(x[i] for i in inner)
-    (p, q), _ = joined((a, b))
+    (p, q), _ = common_dtype((a, b))
     ints = p.dtype.kind == "i"
-    p, q = (p.astype(np.float64), q.astype(np.float64)) if ints and size < FLOAT64 else (_wide(p, size), _wide(q, size))
+    p, q = (
+        (p.astype(np.float64), q.astype(np.float64))
+        if ints and size < FLOAT64_BOUND
+        else (_widen(p, size), _widen(q, size))
+    )
     counts = [math.prod(max(x[i], y[i]) if x[i] and y[i] else 0 for i in g) for g in (batch, left, inner, right)]
     once = tuple(i for i in rank if i in axes and i not in inner)
     lhs = p.transpose(*batch, *left, *inner, *right, *once).reshape(counts[0], counts[1], counts[2])
     rhs = q.transpose(*batch, *inner, *right, *left, *once).reshape(counts[0], counts[2], counts[3])
     out = np.matmul(lhs, rhs)
-    kept = (*batch, *left, *right)
-    extents = tuple(y[i] if x[i] == 1 else x[i] for i in kept)
-    order = (*kept, *inner, *once)
+    outer = (*batch, *left, *right)
+    extents = tuple(y[i] if x[i] == 1 else x[i] for i in outer)
+    order = (*outer, *inner, *once)
     out = out.reshape(*extents, *(1 for _ in range(len(inner) + len(once))))
     out = out.transpose(np.argsort(order))
-    return Part(out.astype(np.int64) if ints and size < FLOAT64 else out, size)
+    return Part(out.astype(np.int64) if ints and size < FLOAT64_BOUND else out, size)
 
 
-def apply(op: str, parts: Sequence[Part]) -> Part:
-    """The elementwise operator *op*; raises ValueError where it is unknown."""
+def _apply(op: str, parts: Sequence[Part]) -> Part:
+    """Apply *op* element by element; raises ValueError for an unknown operator."""
     match op, parts:
         case (("+" | "*"), _):
-            return reduce(add if op == "+" else multiply, parts)
+            return reduce(_add if op == "+" else _multiply, parts)
         case "-", (a, b):
-            return subtract(a, b)
+            return _subtract(a, b)
         case "pow", (a, b):
-            return power(a, b)
+            return _power(a, b)
     function = SCALAR_FUNCTIONS.get(op)
     if function and function.compute and len(parts) == function.arity:
         f = partial(function.compute, ARRAYS)
@@ -261,12 +267,12 @@ def _floats(a: Part) -> Array:
     return a.array if a.array.dtype.kind == "f" else a.array.astype(np.float64)
 
 
-def _wide(array: Array, size: int) -> Array:
-    return _objects(array) if array.dtype.kind == "i" and size >= INT64 else array
+def _widen(array: Array, size: int) -> Array:
+    return _objects(array) if array.dtype.kind == "i" and size >= INT64_BOUND else array
 
 
 def _elementwise(op: Callable[..., Any], parts: Sequence[Part], size: int) -> Part:
     """Apply *op* to parts; its integer results are at most *size*."""
-    arrays = [_wide(array, size) for array in joined(parts)[0]]
+    arrays = [_widen(array, size) for array in common_dtype(parts)[0]]
     # On 0-d arrays NumPy returns a scalar, and big integers must stay objects.
     return Part(np.asarray(op(*arrays), arrays[0].dtype), size)

@@ -1,4 +1,4 @@
-"""The grid of iterators that an expression is evaluated over, and what is read at its points."""
+"""Grid of iterator values over which an expression is evaluated, and the reads at its points."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from einnet_explore.ir import (
 
 
 class IllegalRead(IndexError):
-    """A read beyond the padding; the message says what was read, where and how far the source reaches."""
+    """A read beyond the padding; the message names the read, its point and the source's reach."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Iterators, one axis each in this order, and the part of their ranges that is evaluated now."""
+    """Iterators, one axis each in this order, with the part of each range that is evaluated."""
 
     ranges: dict[Iterator, tuple[int, int]]
 
@@ -57,7 +57,7 @@ class Grid:
         return out if out.ndim else out.reshape((1,) * len(self.ranges))
 
     def span(self, index: Index) -> tuple[int, int]:
-        """The closed interval that holds the index here; exact where it is affine."""
+        """Return a closed interval around the index's values; exact for an affine index."""
         if not index.affine:
             return index.bounds
         lo = hi = index.const
@@ -74,7 +74,7 @@ class Grid:
 
 @lru_cache(1 << 12)
 def _magnitude(index: Index) -> int:
-    """What no number on the way to a value of *index* exceeds, above or below 0."""
+    """Return a bound on the magnitude of every intermediate result of *index*."""
     total = abs(index.const)
     for atom, k in index.terms:
         match atom:
@@ -86,48 +86,51 @@ def _magnitude(index: Index) -> int:
     return total
 
 
-def gathered(access: Access, held: Sequence[tuple[Part, Part]], grid: Grid, active: Array | None) -> list[Part]:
-    """What *access* reads, of each pair of *held*: the first inside its source's box, the second outside.
+def gather_reads(access: Access, sources: Sequence[tuple[Part, Part]], grid: Grid, active: Array | None) -> list[Part]:
+    """Read *access* from each pair of *sources*: the first array inside the source's box, the second outside.
 
-    Broadcastable to the grid; *active* says where the read is made.  Raises IllegalRead beyond the padding.
+    The results are broadcastable to the grid; *active* marks the points at which the read is made.  Raises
+    IllegalRead beyond the padding.
     """
     source, index = access.source, access.index
     if len(index) != len(source.shape):
-        raise ValueError(f"{name(source)} has {len(source.shape)} dimensions and is read with {len(index)} indices")
+        raise ValueError(
+            f"{_source_name(source)} has {len(source.shape)} dimensions and is read with {len(index)} indices"
+        )
     own = {x for i in index for x in i.iterators}
     if not all(map(grid.extent, own)):
-        rank = (1,) * len(grid.ranges)
-        return [Part(here.array[:0].sum(keepdims=True).reshape(rank), here.size) for here, _ in held]
+        ones = (1,) * len(grid.ranges)
+        return [Part(here.array[:0].sum(keepdims=True).reshape(ones), here.size) for here, _ in sources]
     spans = [grid.span(i) for i in index]
     legal = all(a <= lo and hi < b for (lo, hi), (a, b) in zip(spans, source.reach, strict=True))
     if legal and all(i.affine for i in index):
-        return [strided(access, here, outside, spans, grid) for here, outside in held]
+        return [_strided_view(access, here, outside, spans, grid) for here, outside in sources]
     at = [grid.values(i) for i in index]
     if not legal:
-        check(access, at, grid, active)
+        check_reads(access, at, grid, active)
     inside = np.ones((1,) * len(grid.ranges), bool)
     for values, (lo, hi), (first, last) in zip(at, source.box, spans, strict=True):
         if not (lo <= first and last < hi):
             inside = inside & (values >= lo) & (values < hi)
     local = tuple(np.clip(v - lo, 0, hi - lo - 1) for v, (lo, hi) in zip(at, source.box, strict=True))
-    return [_inside(here, outside, local, inside) for here, outside in held]
+    return [_inside(here, outside, local, inside) for here, outside in sources]
 
 
 def _inside(here: Part, outside: Part, local: tuple[Array, ...], inside: Array) -> Part:
     if not here.array.size:
         return outside
     found = Part(here.array[local] if local else here.array, here.size)
-    return found if inside.all() else exact_arrays.choose(inside, found, outside)
+    return found if inside.all() else exact_arrays.select_entries(inside, found, outside)
 
 
-def strided(access: Access, held: Part, value: Part, spans: list[tuple[int, int]], grid: Grid) -> Part:
-    """An affine read is a strided view of the source with as much of its padding as is read."""
-    source, array, size = access.source, held.array, held.size
+def _strided_view(access: Access, source_part: Part, value: Part, spans: list[tuple[int, int]], grid: Grid) -> Part:
+    """Return an affine read as a strided view of the source, extended by the padding that is read."""
+    source, array, size = access.source, source_part.array, source_part.size
     pads = [
         (max(0, lo - first), max(0, last - hi + 1)) for (lo, hi), (first, last) in zip(source.box, spans, strict=True)
     ]
     if any(map(any, pads)):
-        (array, outside), size = exact_arrays.joined((held, value))
+        (array, outside), size = exact_arrays.common_dtype((source_part, value))
         array = _extended(array, pads, outside.item())
     start = [0] * len(pads)
     strides = dict.fromkeys(grid.ranges, 0)
@@ -149,8 +152,8 @@ def _extended(array: Array, pads: list[tuple[int, int]], value: float) -> Array:
     return out
 
 
-def check(access: Access, at: list[Array], grid: Grid, active: Array | None) -> None:
-    """Raise IllegalRead where a read that is made leaves the reach."""
+def check_reads(access: Access, at: list[Array], grid: Grid, active: Array | None) -> None:
+    """Raise IllegalRead if a read at an active point leaves the source's reach."""
     beyond: Any = False
     for values, (lo, hi) in zip(at, access.source.reach, strict=True):
         beyond = beyond | (values < lo) | (values >= hi)
@@ -161,13 +164,16 @@ def check(access: Access, at: list[Array], grid: Grid, active: Array | None) -> 
     where = np.unravel_index(int(np.argmax(beyond)), np.shape(beyond))
     point = {x: grid.ranges[x][0] + int(n) for x, n in zip(grid.ranges, where, strict=True)}
     reads = [i.evaluate(lambda x: point[x]) for i in access.index]
-    told = ", ".join(f"{x.name}={point[x]}" for x in dict.fromkeys(x for i in access.index for x in i.iterators))
+    point_text = ", ".join(f"{x.name}={point[x]}" for x in dict.fromkeys(x for i in access.index for x in i.iterators))
     reach = " × ".join(f"[{lo}, {hi})" for lo, hi in access.source.reach)
     indices = ", ".join(map(repr, access.index))
-    raise IllegalRead(f"{name(access.source)}[{indices}] at {told} reads {reads}, outside its reach {reach}")
+    raise IllegalRead(
+        f"{_source_name(access.source)}[{indices}] at {point_text} reads {reads}, outside its reach {reach}"
+    )
 
 
-def holds(domain: tuple[Bound, ...], grid: Grid) -> Array:
+def inside_domain(domain: tuple[Bound, ...], grid: Grid) -> Array:
+    """Mark the points of the grid inside *domain*."""
     inside = np.ones((1,) * len(grid.ranges), bool)
     for bound in domain:
         values = grid.values(bound.index)
@@ -175,7 +181,7 @@ def holds(domain: tuple[Bound, ...], grid: Grid) -> Array:
     return inside
 
 
-def compare(condition: Compare, grid: Grid) -> Array:
+def condition_mask(condition: Compare, grid: Grid) -> Array:
     left, right = grid.values(condition.left), grid.values(condition.right)
     match condition.op:
         case "<":
@@ -193,13 +199,13 @@ def compare(condition: Compare, grid: Grid) -> Array:
     raise ValueError(f"comparison {condition.op!r}: expected one of < <= > >= == !=")
 
 
-def branches(condition: Compare, grid: Grid, active: Array | None) -> tuple[Array, Array, Array]:
-    """Where *condition* holds, and where the reads of its two branches are made."""
-    taken = compare(condition, grid)
+def branch_masks(condition: Compare, grid: Grid, active: Array | None) -> tuple[Array, Array, Array]:
+    """Return the masks of *condition* and of the points at which its two branches read."""
+    taken = condition_mask(condition, grid)
     return (taken, taken, ~taken) if active is None else (taken, active & taken, active & ~taken)
 
 
-def name(source: Tensor | Table | Scope) -> str:
+def _source_name(source: Tensor | Table | Scope) -> str:
     match source:
         case Tensor(name=name):
             return name

@@ -1,4 +1,4 @@
-"""Numbers of a comparison: rational ones, exact, and the infinities."""
+"""Numbers in comparisons: exact rationals and the infinities."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TypeAlias
 
 Number: TypeAlias = "Fraction | float"
 
-ENDLESS = "∞"
-"""What the name of a factor ends with that may be infinite."""
+INFINITE_SUFFIX = "∞"
+"""Suffix of the names of factors that may be infinite."""
 
 _SIMPLE = 1 << 20
 
 
-def rounded(k: Number) -> Number:
-    """*k*, or the simple fraction within 1e-14 of it: constants that were folded in floating point are one value."""
+def simplest_fraction(k: Number) -> Number:
+    """Return the simple fraction within 1e-14 of *k*, else *k*; constants folded in floating point compare equal."""
     if isinf(k) or Fraction(k).denominator <= _SIMPLE:
         return k
     exact = Fraction(k)

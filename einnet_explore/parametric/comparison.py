@@ -29,7 +29,7 @@ from einnet_explore.equivalence.integer_sets import context
 from einnet_explore.equivalence.linear_space import Form, Undecided, key, kind
 from einnet_explore.equivalence.polynomial import cancelled
 from einnet_explore.equivalence.term_relation import Term, choices_at, terms_at
-from einnet_explore.interpreter.numbers import ENDLESS, Number
+from einnet_explore.interpreter.numbers import INFINITE_SUFFIX, Number
 from einnet_explore.ir import Box, Scope
 from einnet_explore.parametric.decision import (
     assumptions,
@@ -288,7 +288,7 @@ def _cancelling(terms: list[Term]) -> bool:
     """Whether what may be infinite is added and subtracted: then it may be no number."""
     signs: dict[tuple[str, ...], set[bool]] = {}
     for term in terms:
-        if any(name.endswith(ENDLESS) for name, _ in term.factors):
+        if any(name.endswith(INFINITE_SUFFIX) for name, _ in term.factors):
             names = tuple(sorted(name for name, _ in term.factors))
             signs.setdefault(names, set()).add(term.coefficient > 0)
     return any(len(found) > 1 for found in signs.values())

@@ -18,7 +18,7 @@ import numpy as np
 from einnet_explore.analysis.bilinear import Bilinear
 from einnet_explore.equivalence.program_diff import inlined
 from einnet_explore.equivalence.sampling import sliced
-from einnet_explore.interpreter.running_error import Near, running_error
+from einnet_explore.interpreter.running_error import BoundedValue, running_error
 from einnet_explore.ir import Apply, Box, EOperatorKind, Program, Scalar, Scope, scopes
 from einnet_explore.pipeline.numerics import LEVELS, derivation_level, rule_level
 from einnet_explore.pipeline.tuning_task import OUT_OF_MEMORY, ProgramCompiler
@@ -196,7 +196,7 @@ def _rescalings(program: Program) -> int:
     return -(-max(columns, default=0) // MIN_BLOCK_COLUMNS)
 
 
-def _rounded(near: Near, truth: Any, got: Any, largest: float) -> RoundingError:
+def _rounded(near: BoundedValue, truth: Any, got: Any, largest: float) -> RoundingError:
     error = float(np.abs(got.astype(np.float64) - truth).max(initial=0)) / largest
     bound = float(near.error.max(initial=0)) / largest
     return RoundingError(bound if isfinite(bound) else None, error)
