@@ -1,5 +1,6 @@
 """What the pages tell readers to type works as it is written."""
 
+import importlib.util
 import json
 import os
 import re
@@ -191,3 +192,25 @@ def test_decisions_are_listed() -> None:
     for path in sorted((ROOT / "docs" / "decisions").glob("0*.md")):
         number, title = path.read_text(encoding="utf-8").split("\n")[0][2:].split(" ", 1)
         assert f"| [{number}]({path.name}) | {title} |" in index
+
+
+def test_functions_that_the_architecture_names_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z_/]+\.py)(?::(\w+))?`", page)
+    assert len(named) > 30
+    for file, name in named:
+        path = next((found for top in ("einnet_explore", ".") if (found := ROOT / top / file).exists()), None)
+        assert path is not None or (ROOT / "notebooks" / file).exists(), file
+        if name and path is not None:
+            assert re.search(rf"^(class|def) {name}\b|^{name}\b.*=", path.read_text(encoding="utf-8"), re.M), (
+                file,
+                name,
+            )
+
+
+def test_the_drawing_of_the_packages_is_generated() -> None:
+    spec = importlib.util.spec_from_file_location("packages", ROOT / "docs" / "packages.py")
+    assert spec is not None and spec.loader is not None
+    packages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(packages)
+    assert (ROOT / "docs" / "packages.svg").read_text(encoding="utf-8") == packages.drawing()
