@@ -1,4 +1,4 @@
-"""What the structure of a stage's body says about how to schedule it: strides, phases, guards, tiles."""
+"""Structure of a stage's body that determines its schedule: strides, phases, guards, tiles."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from einnet_explore.ir import (
 )
 
 MAX_LANES = 16
-"""Elements of the widest vector register that is used."""
+"""Elements of the widest vector register in use."""
 
 MAX_PHASES = 8
-"""Rows with more phases than this are left as they are written."""
+"""Rows with more phases than this are not split."""
 
 
 def moved_elements(scope: Scope) -> int:
-    """How many elements are read and written; a view of a scope moves what that scope moves."""
+    """Return the number of elements read and written; a view of a scope counts that scope's reads."""
     reads = sum(len(tuple(accesses(a.source.body))) if isinstance(a.source, Scope) else 1 for a in accesses(scope.body))
     return evaluation_count(scope) * (1 + reads)
 
 
 def schedule_templates(scope: Scope) -> tuple[str, ...]:
-    """The templates that fit *scope*, the one to expect most of first; ``plain`` always comes last."""
+    """Return the templates that fit *scope*, the most promising first; ``plain`` is always last."""
     if not scope.traversals or evaluation_count(scope) == 0:
         return ("plain",)
     reads = tuple(a for a in accesses(scope.body) if a.index)
@@ -55,9 +55,9 @@ def schedule_templates(scope: Scope) -> tuple[str, ...]:
 
 
 def case_traversals(scope: Scope) -> tuple[tuple[int, int], ...]:
-    """(position, period) of the traversals whose value, or its remainder, decides between constants.
+    """Return (position, period) of the traversals whose value, or remainder, selects between constants.
 
-    None where the innermost one does, or where its extent holds no vector.
+    Empty if the innermost traversal does, or if its extent has no vector.
     """
     last = scope.traversals[-1]
     if last.extent % (MAX_LANES // 2) or not all(abs(address_step(a, last)) <= 1 for a in accesses(scope.body)):
@@ -73,7 +73,7 @@ def case_traversals(scope: Scope) -> tuple[tuple[int, int], ...]:
 
 
 def _choices(body: Scalar) -> Iterable[Index]:
-    """The indices of ``where(index == n, ...)`` between constants."""
+    """Yield the indices of ``where(index == n, ...)`` between constants."""
     match body:
         case Apply("where", (Compare("==", left, right), Const() | Apply("where"), Const() | Apply("where"))):
             yield left if not right.terms else right
@@ -83,7 +83,7 @@ def _choices(body: Scalar) -> Iterable[Index]:
 
 
 def transposed_view(scope: Scope) -> Scope | None:
-    """*scope* as a transposed view of a scope whose innermost iterator runs along memory; None where no tile fits."""
+    """Return *scope* as a transposed view of a scope that runs along memory innermost, or None if no tile fits."""
     n = _along(scope)
     if n is None or scope.summations:
         return None
@@ -97,21 +97,23 @@ def transposed_view(scope: Scope) -> Scope | None:
 
 
 def is_contiguous_along(reads: Iterable[Access], x: Iterator) -> bool:
+    """True if a step of *x* moves every read by at most one element."""
     return all(abs(address_step(a, x)) <= 1 for a in reads)
 
 
 def vector_lanes(s: Iterator) -> int:
+    """Return the widest vector that divides the extent of *s*, or 0."""
     return next((n for n in (MAX_LANES, MAX_LANES // 2, MAX_LANES // 4) if s.extent % n == 0), 0)
 
 
 def phase_period(scope: Scope, x: Iterator) -> int:
-    """The number of phases after which every ``//`` and ``%`` of *x* repeats (1: there are none, or too many)."""
+    """Return the number of phases after which every ``//`` and ``%`` of *x* repeats; 1 for none or too many."""
     found = period(_indices(scope.body), x)
     return found if found <= MAX_PHASES and x.extent % found == 0 and x.extent > found else 1
 
 
 def guard_borders(scope: Scope, last: Iterator, period: int) -> tuple[int, int]:
-    """(before, after): at the ends of a row so many steps have guards of their own; none hangs on x between."""
+    """Return (before, after): numbers of steps at the ends of a row that need guards."""
     rows = last.extent // period
     x = Iterator(last.name, 0, rows)
     cuts: set[int] = set()
@@ -134,7 +136,7 @@ def _replaced(old: Iterator, new: Index, x: Iterator) -> Index:
 
 
 def _guards(body: Scalar) -> Iterable[tuple[Index, int, int]]:
-    """(index, lo, hi) of everything that is tested while *body* is evaluated."""
+    """Yield (index, lo, hi) of every test in the evaluation of *body*."""
     match body:
         case Access(source, index):
             yield from ((i, lo, hi) for i, (lo, hi) in zip(index, source.box, strict=True))
@@ -153,7 +155,7 @@ def _indices(body: Scalar) -> Iterable[Index]:
 
 
 def _along(scope: Scope) -> int | None:
-    """The position of the traversal along which the largest read runs in memory, where the innermost one does not."""
+    """Return the position of the traversal, not the innermost, that runs along memory in the largest read, or None."""
     reads = max(accesses(scope.body), key=lambda a: prod(a.source.shape), default=None)
     if reads is None or not scope.traversals or is_contiguous_along((reads,), scope.traversals[-1]):
         return None
@@ -163,7 +165,7 @@ def _along(scope: Scope) -> int | None:
 
 
 def transpose_tile(scope: Scope) -> tuple[int, int, int] | None:
-    """(position of the iterator along memory, its tile, the tile of the innermost one) of the largest read."""
+    """Return (position of the iterator along memory, its tile, the innermost traversal's tile) or None."""
     n = _along(scope)
     if n is None:
         return None

@@ -1,4 +1,4 @@
-"""The identity of a scope as a kernel: equal where iterators and tensors only differ by name."""
+"""The identity of a scope as a kernel, independent of the names of iterators and tensors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from einnet_explore.ir import Access, Apply, Compare, Const, Index, Iterator, Sc
 
 
 def scope_identity(scope: Scope) -> str:
-    """A text that says everything the kernel of *scope* depends on; names are numbered in order of appearance."""
+    """Return a text of everything that the kernel of *scope* depends on; names are numbered in order of appearance."""
     return _scope(scope, {})
 
 

@@ -1,4 +1,4 @@
-"""A processor core as the few numbers that choose a register tile."""
+"""A processor core as the few numbers that determine register tiles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Vector registers of *lanes* float32 elements, what a cycle can do, and the caches in bytes."""
+    """Vector registers of *lanes* float32 elements, operations a cycle, cache sizes in bytes."""
 
     registers: int = 32
     lanes: int = 16
@@ -17,18 +17,18 @@ class Machine:
     loads_per_cycle: float = 2
     issue: float = 6
     latency: int = 4
-    """Cycles until the sum of a multiply-add can be added to."""
+    """Cycles from a multiply-add to one that uses its sum."""
     l1: int = 32 << 10
     l2: int = 1 << 20
     l2_bytes: float = 32
     """Bytes a cycle from the second-level cache."""
     l3: int = 32 << 20
-    """Bytes of the last cache, which others use too."""
+    """Bytes of the last cache, which cores share."""
 
 
 @lru_cache(1)
 def this_machine() -> Machine:
-    """This processor: vector width by its flags, cache sizes as the system tells them; defaults where it does not."""
+    """Return this processor: vector width by its flags, cache sizes by the system; defaults where it reports none."""
     flags = cpu_flags()
     wide = not flags or "avx512f" in flags
     lanes, registers = (16, 32) if wide else (8, 16)
@@ -37,7 +37,7 @@ def this_machine() -> Machine:
 
 
 def cpu_flags() -> frozenset[str]:
-    """What the system says that this processor can do; nothing where it does not say."""
+    """Return the feature flags of this processor; empty if the system reports none."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -46,7 +46,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def _cache_bytes(level: int) -> int | None:
-    """The data cache of *level* that the first core uses."""
+    """Return the size of the first core's data cache of *level*, or None."""
     for entry in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         try:
             kind, at, size = ((entry / name).read_text().strip() for name in ("type", "level", "size"))

@@ -1,4 +1,4 @@
-"""Places in memory, for kernels that read and write whole arrays: what they have in common."""
+"""Positions in memory, for kernels that read and write whole arrays."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from einnet_explore.codegen.language import I64, Expr, Type, lowering
 from einnet_explore.ir import Access, Index, Iterator, Scope, Table, Tensor
 
 FIRST_BLOCK = ":first"
-"""The argument that says from which block on a kernel is launched."""
+"""The parameter with the number of the first block of a launch."""
 
 
 def tensor_name(source: Tensor | Table | Scope) -> str:
-    """The name of the tensor that is read."""
+    """Return the name of the tensor that is read."""
     assert isinstance(source, Tensor)
     return source.name
 
 
 def flat_read(access: Access) -> Access:
-    """*access* by its place in memory; what may be outside has been said by conditions around it."""
+    """Return *access* as a read of flat memory; conditions around it already exclude positions outside."""
     place = flat_address(access)
     least, most = place.bounds
     return Access(Tensor(tensor_name(access.source), (most + 1 - least,), origin=(least,)), (place,))
@@ -38,5 +38,5 @@ def element_address(
 
 
 def add_offset(value: Expr, number: int) -> Expr:
-    """*value* + *number*, without a sum of a negative number."""
+    """Return *value* + *number*, as a subtraction if *number* is negative."""
     return value + number if number >= 0 else value - -number

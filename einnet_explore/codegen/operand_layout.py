@@ -1,8 +1,8 @@
-r"""Where a kernel finds an operand's elements: in place, in a padded copy, or in a packed array of constants.
+r"""The layout of an operand in memory: in place, in a padded copy, or in a packed array of constants.
 
-A *copy* holds what is read, zeros around it included, with the dimension in which the vector iterator moves last; if it
-moves there in steps of `k`, the dimension is taken apart into :math:`(i \bmod k, \lfloor i/k \rfloor)`, so that
-neighbouring lanes are neighbours in memory.
+A *copy* contains all elements that are read, zeros around the tensor included, with the dimension of the vector
+iterator last.  If the vector iterator moves in steps of `k`, that dimension is split into
+:math:`(i \bmod k, \lfloor i/k \rfloor)`, so that neighbouring lanes are neighbours in memory.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from einnet_explore.codegen.sum_of_products import SumOfProducts, affine_terms
 from einnet_explore.ir import Index, Iterator, Tensor
 
 FlatAddress = tuple[int, dict[Iterator, int]]
-"""A flat position: constant, and how far each iterator that is left moves it."""
+"""A flat position: a constant, and the coefficient of each remaining iterator."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutAxis:
-    """``i // modulus`` (*high*) or ``i % modulus`` of dimension *dim*, where i counts from *lo*."""
+    """``i // modulus`` (*high*) or ``i % modulus`` of dimension *dim*, for i counted from *lo*."""
 
     dim: int
     modulus: int
@@ -31,7 +31,7 @@ class LayoutAxis:
 
 @dataclass(frozen=True)
 class OperandLayout:
-    """The axes of an operand in memory order; *copied*: it is not the tensor itself."""
+    """The axes of an operand in memory order; *copied*: a copy instead of the tensor itself."""
 
     tensor: Tensor
     axes: tuple[LayoutAxis, ...]
@@ -48,7 +48,7 @@ class OperandLayout:
         return prod(a.extent for a in self.axes)
 
     def address(self, where: tuple[Index, ...], known: Mapping[Iterator, int]) -> FlatAddress | None:
-        """The flat position of *where*, with the iterators of *known* put in; None where it is not affine."""
+        """Return the flat position of *where* for the iterator values *known*, or None if it is not affine."""
         const, rest = 0, dict[Iterator, int]()
         fixed = [_known(i, known) for i in where]
         for axis, stride in zip(self.axes, self.strides, strict=True):
@@ -62,7 +62,7 @@ class OperandLayout:
         return const, rest
 
     def outside(self, where: tuple[Index, ...], known: Mapping[Iterator, int]) -> bool:
-        """Whether *where* is outside the tensor's box wherever the other iterators stand."""
+        """True if *where* is outside the tensor's box for all values of the other iterators."""
         for i, (lo, hi) in zip(where, self.tensor.box, strict=True):
             at, moving = _known(i, known)
             ends = [(k * x.lo, k * (x.hi - 1)) for x, k in moving.items()]
@@ -79,7 +79,7 @@ def _known(index: Index, known: Mapping[Iterator, int]) -> FlatAddress:
 
 
 def in_place_layout(form: SumOfProducts, operand: int, vector: Iterator | None) -> OperandLayout | None:
-    """The tensor as it lies there: if nothing is read outside it and *vector* runs along memory."""
+    """Return the layout of the tensor itself, or None if reads leave it or *vector* does not run along memory."""
     tensor = form.operands[operand]
     axes = tuple(LayoutAxis(d, 1, True, lo, hi - lo) for d, (lo, hi) in enumerate(tensor.box))
     layout = OperandLayout(tensor, axes, copied=False)
@@ -93,7 +93,7 @@ def in_place_layout(form: SumOfProducts, operand: int, vector: Iterator | None) 
 
 
 def padded_copy_layout(form: SumOfProducts, operand: int, vector: Iterator | None) -> OperandLayout | None:
-    """A copy of what is read; None where *vector* moves in several dimensions, or backwards."""
+    """Return a copy of all elements that are read, or None if *vector* moves in several dimensions, or backwards."""
     tensor = form.operands[operand]
     dims = {d for where in _reads(form, operand) for d, i in enumerate(where) if vector in i.iterators}
     if vector is not None and len(dims) != 1:

@@ -1,6 +1,6 @@
-"""How the three dialects spell what the kernel language says: CUDA C, OpenCL C, and C for CPUs.
+"""The spelling of the kernel language in its three dialects: CUDA C, OpenCL C, and C for CPUs.
 
-What names are spelt as in emitted text: nothing that a user wrote gets there as it is.
+Every name is spelt by an ``IdentifierTable``: no text of a user reaches a compiler as it is.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _SINGLE = {name: f"{spelt}f" for name, spelt in _DOUBLE.items()}
 _GPU_ONLY = {f.name: f.gpu_name for f in SCALAR_FUNCTIONS.values() if f.gpu_name}
 
 HELPER_SOURCES = {f.name: f.c_definition for f in SCALAR_FUNCTIONS.values() if f.c_definition}
-"""Functions that a dialect lacks, or that lose NaNs, which a maximum passes on here: T the type, N its name.
+"""Functions that a dialect lacks, or whose built-in form loses NaNs; T stands for the type, N for its name.
 
-Beside a constant a maximum is one instruction, as `b != b` is then known.
+With a constant as one operand a maximum is one instruction, since `b != b` is then known.
 """
 
 
@@ -55,21 +55,21 @@ EXP_SOURCE = """T exp_N(T a) {
     const union { unsigned i; float f; } one = {(h << 23) + 0x3f800000u}, other = {((t.i - h) << 23) + q.i};
     return a == a ? other.f * one.f : a;
 }"""
-r"""The exponential of float32 without a branch or a call, so that compilers make vectors of it: the C dialect's own.
+r"""The C dialect's exponential of float32, without a branch or a call, so that compilers vectorise it.
 
 .. math::  e^x = 2^n e^r, \quad n = \lfloor x / \ln 2 \rceil, \quad r = (x - n c_1) + n c_2
 
-:math:`c_1 = 355/512` has few enough digits for an exact product (Cody and Waite).  `x` is kept between -104 and 89 as
-an integer: floats are ordered so, upwards without and downwards with their sign, and that takes one instruction a side
-where comparing floats takes two.  Adding :math:`1.5 \cdot 2^{23}` rounds to `n`, and leaves it in the last bits.  2^n
-is two factors, of which neither overflows nor vanishes alone: one is added to the exponent of :math:`e^r`.
+:math:`c_1 = 355/512` has few enough digits for an exact product (Cody and Waite).  `x` is clamped to [-104, 89] as an
+integer: floats are ordered like integers, and an integer comparison takes one instruction where a float one takes two.
+Adding :math:`1.5 \cdot 2^{23}` rounds to `n` and leaves it in the last bits.  :math:`2^n` is computed as two factors,
+neither of which overflows or underflows alone; one is added to the exponent of :math:`e^r`.
 Coefficients: S. Moshier's Cephes library (``expf``).
 """
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """Spellings: *types* in memory and in variables, functions of float32 and float64 that are built in, qualifiers."""
+    """Spellings of one dialect: *types*, built-in functions of float32 and float64, qualifiers."""
 
     name: str
     types: Mapping[str, str]
@@ -83,19 +83,19 @@ class Dialect:
     suffix: Mapping[str, str] = field(default_factory=dict)
 
     def spell(self, kind: Type) -> str:
-        """The name of *kind*."""
+        """Return the name of *kind*."""
         return self.types[repr(kind)]
 
     def function(self, name: str, kind: Type) -> str | None:
-        """The built-in function *name* of *kind*; None where a helper stands in."""
+        """Return the built-in function *name* of *kind*, or None if a helper replaces it."""
         return {F32: self.single, F64: self.double}.get(kind, {}).get(name)
 
     def needs(self, name: str, kind: Type) -> tuple[str, ...]:
-        """The helpers that the helper *name* of *kind* calls."""
+        """Return the helpers that the helper *name* of *kind* calls."""
         return ("exp",) if name == "sigmoid" and self.function("exp", kind) is None else ()
 
     def helper_text(self, name: str, kind: Type) -> str:
-        """The definition of the helper *name* of *kind*."""
+        """Return the definition of the helper *name* of *kind*."""
         own = (name, kind) == ("exp", F32)
         if name not in HELPER_SOURCES and not own:
             raise Refused(f"{name} of {kind!r} is no function of {self.name}")
@@ -184,7 +184,7 @@ static __device__ __forceinline__ void await_copies()
     asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }"""
-"""What copies past the registers in CUDA; before sm_80 it is a copy."""
+"""Asynchronous copies from global to shared memory in CUDA; before sm_80 they are plain copies."""
 
 DIALECTS = {d.name: d for d in (CUDA, OPENCL, C)}
 
@@ -207,7 +207,7 @@ _WORDS = """
 """
 
 RESERVED_NAMES = frozenset(_WORDS.split()).union(HELPER_SOURCES, _DOUBLE.values())
-"""Words that mean something in one of the dialects: no name of a kernel is spelt so."""
+"""Words with a meaning in one of the dialects; no name of a kernel is spelt like one."""
 
 RESERVED_PATTERN = re.compile(
     r"\w+_t|(u?(char|short|int|long)|float|double|half|bool)\d+|pack_\d+"
@@ -216,21 +216,21 @@ RESERVED_PATTERN = re.compile(
     r"|(copy|await)_\w+|(turn|stream)_\d+_\d+|(lanes|part)_\d+"
     r"|(convert|get|as|native|half|work|sub|async|wait|atomic|atom|omp)_\w+|[A-Z][A-Z0-9]*_[A-Z0-9_]+|EOF|FILE|BUFSIZ"
 )
-"""Names of types, functions and macros that go by a pattern."""
+"""Names of types, functions and macros that follow a pattern."""
 
 
 MAX_NAME_LENGTH = 40
-"""Characters of a name that are kept."""
+"""Characters of a name that its identifier keeps."""
 
 
 @dataclass
 class IdentifierTable:
-    """Identifiers by name: letters, digits and single underscores only, none reserved, none twice."""
+    """Unique identifiers by name: letters, digits and single underscores only, none reserved."""
 
     given: dict[str, str] = field(default_factory=dict)
 
     def of(self, name: str) -> str:
-        """The identifier of *name*, the same each time."""
+        """Return the identifier of *name*, the same at each call."""
         if name not in self.given:
             stem = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[:MAX_NAME_LENGTH].rstrip("_")
             stem = stem if stem[:1].isalpha() else f"v{stem}"

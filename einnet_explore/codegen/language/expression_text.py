@@ -1,7 +1,4 @@
-"""Expressions of the kernel language as text.
-
-Statements that move memory, as text: each dialect has its own words for vectors, halves and copies.
-"""
+"""Expressions and memory accesses of the kernel language as text."""
 
 from __future__ import annotations
 
@@ -53,7 +50,7 @@ class ExpressionPrinter:
     helpers: dict[str, str] = field(default_factory=dict)
 
     def expr(self, e: Expr, least: int = 0) -> str:
-        """*e* as text; in parentheses where it binds less than *least*."""
+        """Return the text of *e*, in parentheses if it binds less tightly than *least*."""
         text, binds = self._bound(e)
         return f"({text})" if binds < least else text
 
@@ -143,10 +140,10 @@ class ExpressionPrinter:
 
 
 class MemoryPrinter(ExpressionPrinter):
-    """What declares, reads and writes arrays."""
+    """Prints declarations, loads, stores and copies of arrays: each dialect has its own vectors, halves and copies."""
 
     def local(self, array: Array) -> str:
-        """The declaration of an array of this thread's, or of its block's."""
+        """Return the declaration of a thread's or a block's array."""
         space = self.dialect.spaces[array.space]
         named = f"{self.dialect.spell(array.kind)} {self.names.of(array.name)}[{array.size}]"
         if not array.align:
@@ -157,12 +154,12 @@ class MemoryPrinter(ExpressionPrinter):
         return f"{space}{align} {named};"
 
     def place(self, array: Array, index: Expr) -> str:
-        """A pointer to an element."""
+        """Return a pointer to an element."""
         name = self.names.of(array.name)
         return name if integer_constant(index) == 0 else f"{name} + {self.expr(index, 9)}"
 
     def store(self, array: Array, index: Expr, value: Expr) -> str:
-        """One element written."""
+        """Return a store of one element."""
         if array.kind == F16 and self.dialect is OPENCL:
             return f"vstore_half_rte({self.expr(value)}, {self.expr(index)}, {self._half(array)});"
         said = self.expr(value)
@@ -175,7 +172,7 @@ class MemoryPrinter(ExpressionPrinter):
         return f"{self.names.of(array.name)}[{self.expr(index)}] = {said};"
 
     def copy(self, s: Copy) -> Iterable[str]:
-        """Several elements at once."""
+        """Yield a copy of several elements."""
         size = s.size * s.target.kind.size
         to, origin = self.place(s.target, s.write), self.place(s.source, s.read)
         if s.asynchronous and self.dialect is CUDA:
@@ -201,7 +198,7 @@ class MemoryPrinter(ExpressionPrinter):
             yield f"*({target}{word} *)({to}) = *({source}const {word} *)({origin});"
 
     def load_pair(self, left: Var, right: Var, array: Array, index: Expr) -> Iterable[str]:
-        """Two neighbours, halves, as two floats."""
+        """Yield a load of two neighbouring halves as two floats."""
         a, b = self.names.of(left.name), self.names.of(right.name)
         if self.dialect is CUDA:
             pair = self.names.of(f"{left.name} {right.name}")
@@ -217,7 +214,7 @@ class MemoryPrinter(ExpressionPrinter):
             yield f"float {a} = {self.expr(Load(array, index))}, {b} = {self.expr(Load(array, index + 1))};"
 
     def store_pair(self, array: Array, index: Expr, left: Expr, right: Expr) -> Iterable[str]:
-        """Two floats as two neighbours, halves."""
+        """Yield a store of two floats as two neighbouring halves."""
         a, b = self.expr(left), self.expr(right)
         at = self.place(array, index)
         if self.dialect is CUDA:
@@ -230,7 +227,7 @@ class MemoryPrinter(ExpressionPrinter):
             yield self.store(array, index + 1, right)
 
     def pair_operation(self, s: PairOperation) -> Iterable[str]:
-        """Two neighbours computed at once."""
+        """Yield an operation on two neighbouring halves."""
         if self.dialect is CUDA:
             name = {"+": "__hadd2", "-": "__hsub2", "*": "__hmul2"}[s.op]
             a, b = (f"*reinterpret_cast<const __half2 *>({self.place(x, s.index)})" for x in (s.left, s.right))
@@ -240,7 +237,7 @@ class MemoryPrinter(ExpressionPrinter):
         yield from self.store_pair(s.target, s.index, *each)
 
     def turn(self, s: StoreTransposed) -> str:
-        """A tile transposed by a function of its own, in C."""
+        """Return a call of the C function that transposes a tile."""
         size = s.target.kind.size
         name = f"{'stream' if s.streamed else 'turn'}_{s.side}_{size}"
         self.helpers.setdefault("turn", STREAMING_SOURCE)
@@ -251,7 +248,7 @@ class MemoryPrinter(ExpressionPrinter):
 
 
 def transpose_loops(s: StoreTransposed) -> For:
-    """A tile transposed element by element."""
+    """Return loops that transpose a tile element by element."""
     i, j = Var(":i"), Var(":j")
     value: Expr = Load(s.tile, i * s.side + j)
     place = s.write + cast(s.write.type, j * s.stride + i)

@@ -1,10 +1,8 @@
-"""A block of threads as loops, for a CPU: fission at barriers.
+"""Fission of a block of threads into loops, for a CPU.
 
-A kernel without barriers is one loop over its threads.  A barrier ends that loop, and another begins; a loop or a
-condition around a barrier, on which all threads agree (``check`` sees to it), goes outside of the loops over threads.
-What a thread keeps from one such loop to the next becomes an array with one element a thread.
-
-A thread's own variable or array as an array with a part for every thread of the block.
+A kernel without barriers is one loop over its threads.  A barrier ends that loop and begins another.  A loop or a
+condition around a barrier, on which all threads agree (``check_kernel`` verifies it), goes outside the loops over
+threads.  A variable or an array that is live across a barrier becomes an array with one part a thread.
 """
 
 from __future__ import annotations
@@ -48,12 +46,12 @@ from einnet_explore.codegen.language.values import Array, Expr, LaunchIndex, Lit
 from einnet_explore.support.errors import Refused
 
 CACHE_LINE_BYTES = 64
-"""Bytes: vectors of every CPU are aligned in arrays that begin at a multiple of this."""
+"""Vectors of every CPU are aligned in arrays that begin at a multiple of this."""
 
 
 @dataclass(frozen=True)
 class PerThreadArray:
-    """Element i of *old*, a thread's own, is element ``i·scale + place·stride`` of *array*."""
+    """An expansion of *old*, private to a thread: its element i is element ``i·scale + place·stride`` of *array*."""
 
     old: Var | Array
     array: Array
@@ -61,7 +59,7 @@ class PerThreadArray:
     stride: int = 1
 
     def of(self, kernel: Kernel, statement: Statement) -> Statement:
-        """*statement* with *array* in the place of *old*."""
+        """Return *statement* with *array* in the place of *old*."""
         place: Expr = Literal(0, I32)
         for d in range(3):
             if kernel.block[d] > 1:
@@ -111,7 +109,10 @@ class PerThreadArray:
 
 
 def expand_per_thread(old: Var | Array, body: list[Statement], threads: int) -> PerThreadArray:
-    """Neighbouring threads are neighbours in memory, unless several elements are moved at once."""
+    """Expand *old* to an array of the block.
+
+    Neighbouring threads are neighbours in memory, unless several elements are moved at once.
+    """
     name = f"{old.name} of each"
     match old:
         case Var(_, kind):
@@ -150,7 +151,7 @@ def _assignments(s: Statement, old: Var, new: Load) -> Statement:
 
 
 def fission_at_barriers(kernel: Kernel) -> tuple[Statement, ...]:
-    """The body of *kernel* for a whole block, without barriers and without ids of threads; ids of blocks stay.
+    """Return the body of *kernel* for a whole block, without barriers and thread indices; block indices stay.
 
     Raises Refused for a kernel that breaks a rule of the language.
     """
@@ -163,7 +164,7 @@ def fission_at_barriers(kernel: Kernel) -> tuple[Statement, ...]:
 
 
 def _without_threads(body: Iterable[Statement]) -> Iterable[Statement]:
-    """One thread is a block: barriers go, and its place is 0."""
+    """Return the body of a block of one thread: no barriers, thread index 0."""
     for s in body:
         here = rewrite_statement(
             s, lambda e: Literal(0, I32) if isinstance(e, LaunchIndex) and e.of == "thread" else None
@@ -185,7 +186,7 @@ class _Block:
     changing: frozenset[str]
 
     def split(self, body: tuple[Statement, ...], alike: frozenset[str]) -> Iterable[Statement]:
-        """*body* as loops over threads, one from barrier to barrier; *alike*: names with one value a block."""
+        """Split *body* into loops over threads, one from barrier to barrier; *alike*: names with one value a block."""
         first, spread, rest = self._declarations(body, alike)
         alike |= {s.var.name for s in first if isinstance(s, Declare)}
         yield from first
@@ -210,7 +211,7 @@ class _Block:
     def _declarations(
         self, body: tuple[Statement, ...], alike: frozenset[str]
     ) -> tuple[list[Statement], list[PerThreadArray], list[Statement]]:
-        """(what is declared once a block, what has one element a thread, the other statements)."""
+        """Return (declarations once a block, arrays with one element a thread, the other statements)."""
         first: list[Statement] = []
         rest: list[Statement] = []
         for s in body:
@@ -240,7 +241,7 @@ class _Block:
         return first, [expand_per_thread(old, kept, self.kernel.threads) for old in spread], kept
 
     def _threads(self, run: list[Statement]) -> Iterable[Statement]:
-        """*run* for every thread; nothing where it does nothing."""
+        """Run *run* for every thread; comments alone need no loop."""
         if all(isinstance(s, Comment) for s in run):
             yield from run
             return
@@ -271,7 +272,7 @@ def _thread(d: int) -> Var:
 
 
 def _live_across_barriers(body: list[Statement]) -> frozenset[str]:
-    """The names declared in *body* that are used on the other side of a barrier."""
+    """Return the names declared in *body* that are used on the other side of a barrier."""
     home: dict[str, int] = {}
     far: set[str] = set()
     part = 0

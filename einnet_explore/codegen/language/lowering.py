@@ -1,4 +1,4 @@
-"""Expressions of tensor algebra as expressions of a kernel: indices, guards and scalar functions."""
+"""Lowering of tensor algebra to expressions of the kernel language: indices, guards and scalar functions."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from einnet_explore.support.errors import Refused
 
 IteratorValues: TypeAlias = Mapping[Iterator, Expr]
 ElementReader: TypeAlias = Callable[[Tensor | Table | Scope, tuple[Expr, ...]], Expr]
-"""An element of a source at indices inside its box."""
+"""Returns an element of a source, at indices inside its box."""
 
 
 def lower_index(what: Index, at: IteratorValues, kind: Type = I32) -> Expr:
-    """*what* where iterators stand for *at*, as a value of type *kind*; division rounds down."""
+    """Return *what*, of type *kind*, for iterators of the values *at*; division rounds down."""
     total: Expr | None = None
     for atom, k in what.terms:
         match atom:
@@ -67,15 +67,15 @@ def lower_index(what: Index, at: IteratorValues, kind: Type = I32) -> Expr:
 
 
 def lower_comparison(what: Compare, at: IteratorValues, kind: Type = I32) -> Expr:
-    """The truth of a comparison of indices."""
+    """Return the truth of a comparison of indices."""
     return binary_operation(what.op, lower_index(what.left, at, kind), lower_index(what.right, at, kind))
 
 
 def lower_scalar(body: Scalar, at: IteratorValues, read: ElementReader, kind: Type, wide: Type = I32) -> Expr:
-    """*body* where iterators stand for *at*, in arithmetic of *kind*, with indices of *wide*.
+    """Return *body* for iterators of the values *at*, in arithmetic of *kind*, with indices of *wide*.
 
-    A read that may leave its source's box is guarded.  Raises Refused for a function that gives no integers in
-    integer arithmetic, and for a constant that is none there.
+    A read that may leave its source's box is guarded. Raises Refused in integer arithmetic for a function without
+    integer values and for a constant that is not an integer.
     """
 
     def go(e: Scalar) -> Expr:
@@ -100,7 +100,7 @@ def lower_scalar(body: Scalar, at: IteratorValues, read: ElementReader, kind: Ty
 
 
 def _conditions(inside: Scalar, at: IteratorValues, wide: Type) -> list[Expr] | None:
-    """The tests around a guarded 1; None where it is never read."""
+    """Return the tests around a guarded 1, or None if it is never read."""
     match inside:
         case Apply("where", (Compare() as condition, rest, _)):
             more = _conditions(rest, at, wide)
@@ -111,12 +111,12 @@ def _conditions(inside: Scalar, at: IteratorValues, wide: Type) -> list[Expr] | 
 
 
 def lower_join(reduce: str, a: Expr, b: Expr) -> Expr:
-    """*a* and *b* reduced by the monoid *reduce*."""
+    """Return *a* and *b* combined by the monoid *reduce*."""
     return lower_operator(JOINS[reduce], (a, b))
 
 
 def lower_operator(op: str, args: tuple[Expr, ...]) -> Expr:
-    """An ``Apply`` of the scalar functions of the text form, to values of one type."""
+    """Return the scalar function *op* of values of one type."""
     kind = args[0].type
     if op in REAL_FUNCTIONS and kind.integer:
         raise Refused(f"{op} of {kind!r}: it gives no integers; compute in a floating type")

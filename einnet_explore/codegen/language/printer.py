@@ -1,9 +1,7 @@
-"""Kernels as text: one printer for CUDA C, OpenCL C and C.  No device, no compiler, no package is needed.
+"""One printer of kernels for CUDA C, OpenCL C and C; it needs no device, no compiler and no package.
 
-A kernel for CPUs gets its blocks from a loop around it, which OpenMP shares among threads where it is compiled with
-that; its threads are loops too, see ``fission``.  Names are spelt anew: nothing that a user wrote is emitted as it is.
-
-What a loop sums up: variables from outside that each step joins with something, in any order.
+For CPUs a loop over blocks goes around the kernel, shared among threads by OpenMP; threads of a block become loops, see
+``fission``.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ _JOINS = {"+": "+", "*": "*", "maximum": "max", "minimum": "min"}
 
 
 def simd_reductions(loop: For) -> Mapping[str, tuple[str, ...]]:
-    """The variables that *loop* sums up, by what joins them, as OpenMP calls it: ``+``, ``*``, ``max`` or ``min``."""
+    """Return the variables that *loop* reduces, by OpenMP's name of the operator: ``+``, ``*``, ``max`` or ``min``."""
     out: dict[str, tuple[str, ...]] = {}
     for s in loop.body:
         match s:
@@ -66,16 +64,16 @@ def simd_reductions(loop: For) -> Mapping[str, tuple[str, ...]]:
 _MAX_UNROLLED_TRIPS = 64
 
 MIN_RESIDENT_THREADS = 512
-"""Threads that are to fit a multiprocessor of an NVIDIA GPU at a time, at least: 128 registers for each."""
+"""Threads that must fit a multiprocessor of an NVIDIA GPU at a time: 128 registers for each."""
 
 MAX_RESIDENT_BLOCKS = 16
 """Blocks that any such multiprocessor holds at a time."""
 
 
 def emit(kernel: Kernel, dialect: str) -> str:
-    """The text of *kernel* in *dialect*: ``cuda``, ``opencl`` or ``c``.
+    """Return the text of *kernel* in *dialect*: ``cuda``, ``opencl`` or ``c``.
 
-    Raises Refused for an unknown dialect, and for a kernel that breaks a rule of the language (see ``check``).
+    Raises Refused for an unknown dialect and for a kernel that breaks a rule of the language (see ``check_kernel``).
     """
     if dialect not in DIALECTS:
         raise Refused(f"dialect {dialect!r}: expected one of {', '.join(DIALECTS)}")
@@ -84,7 +82,7 @@ def emit(kernel: Kernel, dialect: str) -> str:
 
 
 def entry_name(kernel: Kernel) -> str:
-    """What *kernel* is called in the text, in every dialect."""
+    """Return the identifier of *kernel* in the text, the same in every dialect."""
     return IdentifierTable().of(kernel.name)
 
 
@@ -229,7 +227,7 @@ class _Printer(MemoryPrinter):
             yield f"{self.names.of(v)} = {odd} ? {self.dialect.infinity[1]} : {self.names.of(v)};"
 
     def _step(self, s: Statement, extrema: Mapping[str, str]) -> Iterable[str]:
-        """One statement of a loop; what it takes an extremum of is looked at for NaNs, which OpenMP's would lose."""
+        """Print one statement of a loop; an extremum records NaNs, which OpenMP's reduction would lose."""
         match s:
             case Assign(Var(name) as var, Call(op, (left, value))) if left == var and name in extrema:
                 better, v, new = ">" if op == "maximum" else "<", self.names.of(name), self._own("new")
@@ -241,7 +239,7 @@ class _Printer(MemoryPrinter):
                 yield from self._statement(s)
 
     def _own(self, stem: str) -> str:
-        """An identifier that no variable of the kernel has."""
+        """Return an identifier that no variable of the kernel has."""
         return self.names.of(f"{stem}\0")
 
 

@@ -1,7 +1,7 @@
-"""A square of elements transposed in vector registers.
+"""Transposition of a square tile in vector registers.
 
 A tile of L×L elements is transposed as a matrix of 4×4 blocks, then inside the blocks (Eklundh 1972).  Every step is
-one instruction of two vectors, and the second half of them stays inside quarters of a register, which is cheaper.
+one instruction on two vectors; the second half of the steps stays inside quarters of a register, which is cheaper.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import TypeVar
 V = TypeVar("V")
 
 _QUARTER_LANES = 4
-"""Elements that a shuffle keeps together or moves among: a quarter of the widest register."""
+"""Elements of a quarter of the widest register: a shuffle keeps them together or moves elements among them."""
 
 TILE_SIDES = (16, 8, 4)
-"""The tiles that there are."""
+"""The sides of tiles."""
 
 
 def transpose_rows(rows: Sequence[V], shuffle: Callable[[V, V, list[int]], V]) -> list[V]:
-    """The columns of a tile of as many *rows* as these have lanes: 4, 8 or 16.
+    """Return the columns of a tile of *rows*, which have as many lanes as there are rows: 4, 8 or 16.
 
-    ``shuffle(a, b, lanes)`` are those *lanes* of *a* and *b*, one after the other.
+    ``shuffle(a, b, lanes)`` concatenates the given *lanes* of *a* and *b*.
     """
     side = len(rows)
 
@@ -46,7 +46,7 @@ def transpose_rows(rows: Sequence[V], shuffle: Callable[[V, V, list[int]], V]) -
 
 
 def _transpose_small(rows: Sequence[V], pairs: Callable[[V, V], tuple[V, V]]) -> list[V]:
-    """The transpose of 1, 2 or 4 rows of as many parts; *pairs* interleaves the first and the second halves of two."""
+    """Transpose 1, 2 or 4 rows of as many parts; *pairs* interleaves the first and the second halves of two rows."""
     if len(rows) == 1:
         return [*rows]
     if len(rows) == 2:
@@ -57,7 +57,7 @@ def _transpose_small(rows: Sequence[V], pairs: Callable[[V, V], tuple[V, V]]) ->
 
 
 WORD_TYPES = {2: "short", 4: "int", 8: "long long"}
-"""The integers of so many bytes: what is moved has no other type."""
+"""The C integer of each number of bytes: tiles are moved as integers."""
 
 STREAMING_SOURCE = """\
 #if defined(__GNUC__)
@@ -94,7 +94,7 @@ typedef float lanes_8 __attribute__((vector_size(32)));
 #else
 #define STREAM_END() (void)0
 #endif"""
-"""What the functions of ``turn_in_c`` are written with."""
+"""Macros for the functions of ``transpose_source``."""
 
 PREFETCH_SOURCE = """\
 #if defined(__GNUC__)
@@ -102,14 +102,14 @@ PREFETCH_SOURCE = """\
 #else
 #define FETCH_LINE(p, write) (void)0
 #endif"""
-"""A hint to fetch a line."""
+"""A macro that prefetches a line."""
 
 
 def transpose_source(side: int, size: int) -> str:
-    """C functions ``turn_S_B`` and ``stream_S_B`` that write a tile of *side*² elements of *size* bytes transposed.
+    """Return C functions ``turn_S_B`` and ``stream_S_B``: store a tile of *side*² elements of *size* bytes transposed.
 
-    ``stream`` writes past the caches where whole aligned lines are written, else as ``turn`` does.  Without GCC's or
-    Clang's vectors they are loops.
+    ``stream`` bypasses the caches where whole aligned lines are written, else it calls ``turn``. Without the vector
+    types of GCC and Clang they are loops.
     """
     lines: list[str] = []
     numbers = count()
@@ -155,9 +155,11 @@ def transpose_source(side: int, size: int) -> str:
 
 
 def partial_store_source(lanes: int) -> str:
-    """The C function ``part_N(to, from, size)``: the first *size* of *lanes* aligned float32, in one store if possible.
+    """Return the C function ``part_N(to, from, size)``: store the first *size* of *lanes* aligned float32.
 
-    memcpy goes through memory for a number that is no power of 2.
+    It is one instruction if possible.
+
+    memcpy goes through memory for a number that is not a power of 2.
     """
     name = {4: "128", 8: "256", 16: "512"}[lanes]
     mask = "short" if lanes == 16 else "char"

@@ -1,7 +1,4 @@
-"""Statements of the kernel language: frozen values that say what one thread does.
-
-Kernels: what every thread of a grid of blocks does, and what it is given.
-"""
+"""Statements and kernels of the kernel language: frozen values that describe one thread."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ PACK_BYTES = 16
 
 @node
 class Declare(Node):
-    """A variable of this thread, with its first value (None: none yet)."""
+    """A variable of this thread, with its initial value or None."""
 
     var: Var
     value: Expr | None = None
@@ -53,9 +50,9 @@ class Store(Node):
 class Copy(Node):
     """*size* neighbouring elements from *source* at *read* to *target* at *write*, in one transfer if possible.
 
-    One transfer takes 2, 4, 8 or 16 bytes and both ends must then lie at a multiple of that: the caller's promise.
-    Other sizes go element by element.  *asynchronous*: from global to shared memory, 4, 8 or 16 bytes; it is there
-    after a ``Barrier`` of *copies*, and passes by the registers on GPUs that can (sm_80).
+    One transfer takes 2, 4, 8 or 16 bytes; the caller promises that both ends are multiples of that. Other sizes are
+    copied element by element. *asynchronous*: from global to shared memory, 4, 8 or 16 bytes; the data have arrived
+    after a ``Barrier`` of *copies*. GPUs from sm_80 on copy without registers.
     """
 
     target: Array
@@ -67,7 +64,7 @@ class Copy(Node):
 
     @property
     def whole(self) -> bool:
-        """Whether one instruction does it."""
+        """True if one instruction copies all elements."""
         size = self.size * self.target.kind.size
         return self.size > 1 and size <= PACK_BYTES and size & (size - 1) == 0
 
@@ -108,10 +105,10 @@ class PairOperation(Node):
 
 @node
 class StoreTransposed(Node):
-    """target[write + j·stride + i] = tile[i·side + j] for all i, j < side: a square transposed in registers.
+    """target[write + j·stride + i] = tile[i·side + j] for all i, j < side: a tile transposed in registers.
 
-    *tile* is a private array of side² elements, side is 4, 8 or 16.  *streamed*: past the caches where the machine can
-    and whole lines are written; every thread of the grid sees it when the kernel has ended, no sooner.
+    *tile* is a private array of side² elements; side is 4, 8 or 16. *streamed*: whole lines bypass the caches where
+    the machine can; other threads of the grid see them only after the kernel has ended.
     """
 
     target: Array
@@ -124,7 +121,7 @@ class StoreTransposed(Node):
 
 @node
 class Prefetch(Node):
-    """A hint and nothing more: the line of *array* with *index*, which may lie outside, is read, or written, soon."""
+    """A hint that the line of *array* with *index*, which may be outside, is read or written soon."""
 
     array: Array
     index: Expr
@@ -135,7 +132,8 @@ class Prefetch(Node):
 class For(Node):
     """for (var = start; var < stop; var += step), *step* positive; *unroll* where the trip count is known.
 
-    *simd*: no step needs another, but for sums.  *vector*: and all are one vector, which compilers would take apart.
+    *simd*: iterations are independent except for reductions.  *vector*: all iterations are one vector, which compilers
+    would split otherwise.
     """
 
     var: Var
@@ -159,9 +157,9 @@ class If(Node):
 
 @node
 class Barrier(Node):
-    """All threads of the block have come here, and see what the others wrote to shared and global memory.
+    """Wait for all threads of the block; each then sees the others' writes to shared and global memory.
 
-    *copies*: what was copied asynchronously has arrived, too.
+    *copies*: wait for asynchronous copies as well.
     """
 
     copies: bool = False
@@ -169,7 +167,7 @@ class Barrier(Node):
 
 @node
 class Comment(Node):
-    """A remark for the reader of the emitted text; anything but letters, digits and a few signs is dropped."""
+    """A comment in the emitted text; only letters, digits and a few signs are kept."""
 
     text: str
 
@@ -201,7 +199,7 @@ def counted_loop(
 
 
 def nested_bodies(statement: Statement) -> tuple[tuple[Statement, ...], ...]:
-    """The lists of statements inside *statement*."""
+    """Return the lists of statements inside *statement*."""
     match statement:
         case For(body=body):
             return (body,)
@@ -212,7 +210,7 @@ def nested_bodies(statement: Statement) -> tuple[tuple[Statement, ...], ...]:
 
 
 def has_barrier(statement: Statement) -> bool:
-    """Whether *statement* is a barrier or has one inside."""
+    """True if *statement* is or contains a barrier."""
     return isinstance(statement, Barrier) or any(has_barrier(s) for body in nested_bodies(statement) for s in body)
 
 
@@ -223,7 +221,7 @@ def _halves(*arrays: Array) -> None:
 
 
 def checked_pair_store(array: Array, index: Expr, left: Expr, right: Expr) -> StorePair:
-    """A ``StorePair``; raises Refused where *array* holds no halves or the values are not float32."""
+    """Return a ``StorePair``; raises Refused if *array* is not of halves or the values are not float32."""
     _halves(array)
     if left.type != F32 or right.type != F32:
         raise Refused(f"a pair of {left.type!r} and {right.type!r}: expected float32")
@@ -235,10 +233,10 @@ MAX_BLOCK_THREADS = 1024
 
 @node
 class Kernel(Node):
-    """What every thread of a grid of blocks does.
+    """One thread's program, for every thread of a grid of blocks.
 
-    *params* are arrays in global memory and scalars, in the order of the arguments.  *block* is fixed; *grid* is what
-    a caller launches unless it says otherwise.  Raises Refused where a block has too many threads.
+    *params* are arrays in global memory and scalars, in the order of the arguments. *block* is fixed; *grid* is a
+    default that callers may override. Raises Refused if a block has too many threads.
     """
 
     name: str
@@ -259,12 +257,12 @@ class Kernel(Node):
 
     @property
     def threads(self) -> int:
-        """Threads a block."""
+        """Threads of a block."""
         return prod(self.block)
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory that a block takes."""
+        """Shared memory of a block."""
         return sum(
             s.array.size * s.array.kind.size
             for s in self.body

@@ -1,4 +1,4 @@
-"""What statements and expressions of the kernel language consist of."""
+"""Traversal and rewriting of the syntax trees of the kernel language."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ExpressionRewrite = Callable[[Expr], "Expr | None"]
 
 
 def operands_of(expr: Expr) -> tuple[Expr, ...]:
-    """The direct parts of *expr*."""
+    """Return the direct operands of *expr*."""
     match expr:
         case Unary(_, arg) | Cast(_, arg):
             return (arg,)
@@ -58,14 +58,14 @@ def operands_of(expr: Expr) -> tuple[Expr, ...]:
 
 
 def subexpressions(expr: Expr) -> Iterable[Expr]:
-    """*expr* and all its parts, outermost first."""
+    """Yield *expr* and all its subexpressions, outermost first."""
     yield expr
     for part in operands_of(expr):
         yield from subexpressions(part)
 
 
 def replace_expressions(expr: Expr, to: ExpressionRewrite) -> Expr:
-    """*expr* with every part that *to* has an answer for replaced, outermost first."""
+    """Replace every subexpression of *expr* for which *to* returns another one, outermost first."""
     if (found := to(expr)) is not None:
         return found
     match expr:
@@ -86,7 +86,7 @@ def replace_expressions(expr: Expr, to: ExpressionRewrite) -> Expr:
 
 
 def all_statements(body: Iterable[Statement]) -> Iterable[Statement]:
-    """The statements of *body* and those inside of them, in order."""
+    """Yield the statements of *body* and those nested in them, in order."""
     for s in body:
         yield s
         for inner in nested_bodies(s):
@@ -94,7 +94,7 @@ def all_statements(body: Iterable[Statement]) -> Iterable[Statement]:
 
 
 def own_expressions(statement: Statement) -> tuple[Expr, ...]:
-    """The expressions that *statement* itself evaluates, not those of the statements inside it."""
+    """Return the expressions that *statement* itself evaluates, without those of nested statements."""
     match statement:
         case Declare(_, value):
             return () if value is None else (value,)
@@ -117,7 +117,7 @@ def own_expressions(statement: Statement) -> tuple[Expr, ...]:
 
 
 def rewrite_statement(statement: Statement, to: ExpressionRewrite) -> Statement:
-    """*statement* with every expression in it changed, at any depth; what it declares stays."""
+    """Replace the expressions in *statement*, at any depth; declarations stay."""
     match statement:
         case Declare(var, value):
             return Declare(var, None if value is None else replace_expressions(value, to))
@@ -150,7 +150,7 @@ def rewrite_statement(statement: Statement, to: ExpressionRewrite) -> Statement:
 
 
 def accessed_arrays(statement: Statement) -> tuple[Array, ...]:
-    """The arrays that *statement* itself touches: those it writes first, then what its expressions read."""
+    """Return the arrays that *statement* itself accesses: those it writes first, then those its expressions read."""
     match statement:
         case Store(array) | StorePair(array) | LoadPair(_, _, array) | Prefetch(array):
             own: tuple[Array, ...] = (array,)
@@ -167,7 +167,7 @@ def accessed_arrays(statement: Statement) -> tuple[Array, ...]:
 
 
 def written_array(statement: Statement) -> Array | None:
-    """The array that *statement* itself writes."""
+    """Return the array that *statement* itself writes, or None."""
     match statement:
         case Store(array) | StorePair(array) | Copy(array) | StoreTransposed(array) | PairOperation(_, array):
             return array
@@ -176,7 +176,7 @@ def written_array(statement: Statement) -> Array | None:
 
 
 def declared_names(statement: Statement) -> tuple[str, ...]:
-    """The names that *statement* itself gives to what follows it."""
+    """Return the names that *statement* itself declares."""
     match statement:
         case Declare(var):
             return (var.name,)
@@ -189,7 +189,7 @@ def declared_names(statement: Statement) -> tuple[str, ...]:
 
 
 def used_names(statement: Statement) -> frozenset[str]:
-    """The names of variables and arrays that *statement* mentions, at any depth."""
+    """Return the names of variables and arrays in *statement*, at any depth."""
     found = {a.name for a in accessed_arrays(statement)}
     found |= {e.name for x in own_expressions(statement) for e in subexpressions(x) if isinstance(e, Var)}
     match statement:
@@ -201,7 +201,7 @@ def used_names(statement: Statement) -> frozenset[str]:
 
 
 def assigned_names(body: Iterable[Statement]) -> frozenset[str]:
-    """The variables that are given a value after their declaration, anywhere in *body*."""
+    """Return the variables that *body* assigns after their declaration, at any depth."""
     found: set[str] = set()
     for s in body:
         match s:
@@ -215,12 +215,12 @@ def assigned_names(body: Iterable[Statement]) -> frozenset[str]:
 
 
 def integer_constant(expr: Expr) -> int | None:
-    """The value of a whole number known beforehand."""
+    """Return the value of an integer literal, or None."""
     return int(expr.value) if isinstance(expr, Literal) and expr.type.integer else None
 
 
 def launch_indices(body: Iterable[Statement]) -> frozenset[LaunchIndex]:
-    """The ids of thread, block and grid that *body* asks for."""
+    """Return the thread, block and grid indices that *body* reads."""
     return frozenset(
         e
         for s in all_statements(body)

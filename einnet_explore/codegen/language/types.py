@@ -1,4 +1,4 @@
-"""The types that kernels compute with, and how NumPy calls them."""
+"""The scalar types that kernels compute with, and their NumPy dtypes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Type(Node):
 
     @property
     def integer(self) -> bool:
-        """Whether its values are whole numbers (truth values are none)."""
+        """True for signed and unsigned integers; truth values are not integers."""
         return self.kind in ("int", "uint")
 
     @property
     def computed(self) -> Type:
-        """What a load gives: half precision is a format of memory only, arithmetic on it is single."""
+        """The type of a loaded value: float32 for half precision, which is a storage format only."""
         return F32 if self == F16 else self
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """NumPy's name for it."""
+        """The NumPy dtype."""
         return np.dtype(np.bool_ if self == BOOL else f"{self.kind}{self.bits}")
 
     def __repr__(self) -> str:
@@ -50,7 +50,7 @@ _NAMED = {t.dtype: t for t in TYPES}
 
 
 def type_of(dtype: npt.DTypeLike) -> Type:
-    """The type of a NumPy dtype; raises Refused for one that no kernel computes with."""
+    """Return the type of a NumPy dtype; raises Refused for a dtype that no kernel computes with."""
     try:
         return _NAMED[np.dtype(dtype).newbyteorder("=")] if np.dtype(dtype).isnative else _NAMED[np.dtype("void")]
     except (KeyError, TypeError):

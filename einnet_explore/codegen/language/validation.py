@@ -1,4 +1,4 @@
-"""What must hold of a kernel in every dialect: names declared once and before use, types, barriers for all threads."""
+"""Rules that a kernel obeys in every dialect: names declared once and before use, types, barriers for all threads."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ _Names = Mapping[str, "Array | Var"]
 
 
 def check_kernel(kernel: Kernel) -> None:
-    """Raise Refused, naming the kernel, where a rule of the language is broken.
+    """Raise Refused, naming the kernel, if it breaks a rule of the language.
 
-    A barrier may only stand where all threads of a block come together: loop bounds and conditions around it hold no
-    id of a thread, no variable that is given a value twice, and no element of an array that the kernel writes.
+    All threads of a block must reach a barrier: loop bounds and conditions around it contain no thread index, no
+    variable that is assigned twice, and no element of an array that the kernel writes.
     """
     try:
         known: dict[str, Array | Var] = {}
@@ -71,19 +71,19 @@ def check_kernel(kernel: Kernel) -> None:
 
 @dataclass(frozen=True)
 class _Scope:
-    """What is known here by name, the names that change, and those with one value for the whole block."""
+    """Declared names, names that are assigned later, and names with one value for the whole block."""
 
     known: _Names
     changing: frozenset[str]
     uniform: frozenset[str]
 
     def alike(self, expr: Expr) -> bool:
-        """Whether *expr* has one value for all threads of a block."""
+        """True if *expr* has one value for all threads of a block."""
         return is_uniform(expr, self.uniform)
 
 
 def is_uniform(expr: Expr, names: frozenset[str]) -> bool:
-    """Whether *expr* has one value for all threads of a block, as the variables of *names* have."""
+    """True if *expr* has one value for all threads of a block, given that the variables *names* have."""
     match expr:
         case Literal():
             return True

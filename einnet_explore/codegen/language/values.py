@@ -1,11 +1,7 @@
-"""Scalar expressions of the kernel language: frozen values, typed as they are built.
+"""Scalar expressions and arrays of the kernel language: frozen values, typed when they are built.
 
-Arithmetic joins operands of one type; a Python number takes the other's type, and integers of different width are
-widened.  ``/`` of integers is C's: it truncates.  Half precision is a format of memory: a load of it gives single.
-
-Functions and choices of the kernel language.
-
-Arrays of the kernel language, and reads of them.
+Arithmetic needs operands of one type; a Python number takes the other operand's type, and the narrower of two integers
+is widened.  ``/`` of integers truncates, as in C.  Half precision is a storage format: a load of it is float32.
 """
 
 from __future__ import annotations
@@ -24,13 +20,13 @@ LOGIC = ("&&", "||")
 
 
 class Expr(Node):
-    """Base of all expressions; ``+ - * / // %`` and the comparisons' methods build new ones."""
+    """Base of all expressions; arithmetic operators and the comparison methods build new ones."""
 
     __slots__ = ()
 
     @property
     def type(self) -> Type:
-        """The type of its value."""
+        """The type of the value."""
         raise NotImplementedError
 
     def __add__(self, other: ExprLike) -> Expr:
@@ -58,7 +54,7 @@ class Expr(Node):
         return binary_operation("/", other, self)
 
     def __floordiv__(self, other: ExprLike) -> Expr:
-        """C's division of integers: it truncates, so it rounds down only what is not negative."""
+        """C's division of integers: it truncates, so it rounds down only for nonnegative operands."""
         return binary_operation("/", self, other)
 
     def __mod__(self, other: ExprLike) -> Expr:
@@ -97,7 +93,7 @@ ExprLike: TypeAlias = "Expr | int | float"
 
 @node
 class Literal(Expr):
-    """A number of type *kind*; infinities and NaN are of floating types only."""
+    """A number of type *kind*; only floating types have infinities and NaN."""
 
     value: float | int | bool
     kind: Type
@@ -117,7 +113,7 @@ class Literal(Expr):
 
 @node
 class Var(Expr):
-    """A scalar: a parameter, a declared variable or a loop's counter."""
+    """A scalar: a parameter, a declared variable or a loop counter."""
 
     name: str
     kind: Type = I32
@@ -133,7 +129,7 @@ class Var(Expr):
 
 @node
 class LaunchIndex(Expr):
-    """``thread`` or ``block``: this thread's place in its block, the block's in the grid; ``grid``: how many blocks."""
+    """A launch coordinate: ``thread`` in its block, ``block`` in the grid, or the ``grid``'s size in blocks."""
 
     of: str
     dim: int = 0
@@ -161,7 +157,7 @@ class Unary(Expr):
 
 @node
 class Binary(Expr):
-    """left op right; made by ``binary``, which gives both sides one type."""
+    """left op right, of one type; built by ``binary_operation``."""
 
     op: str
     left: Expr
@@ -174,7 +170,7 @@ class Binary(Expr):
 
 @node
 class Cast(Expr):
-    """*arg* as a value of type *kind*; numbers with a fraction become integers by truncation."""
+    """*arg* as a value of type *kind*; fractions are truncated."""
 
     kind: Type
     arg: Expr
@@ -185,7 +181,7 @@ class Cast(Expr):
 
 
 def literal(value: float | int | bool, kind: Type | None = None) -> Literal:
-    """*value* as a constant: of *kind*, or an int's ``int32``, a float's ``float32``."""
+    """Return *value* as a constant of *kind*; by default ``int32`` for an int and ``float32`` for a float."""
     if kind is None:
         kind = BOOL if isinstance(value, bool) else I32 if isinstance(value, int) else F32
     return Literal(float(value) if kind.kind == "float" else _exactly(value), kind)
@@ -196,9 +192,9 @@ def _exactly(value: float | int | bool) -> float | int | bool:
 
 
 def binary_operation(op: str, left: ExprLike, right: ExprLike) -> Expr:
-    """left op right with both of one type; zeros and ones of integers, and constants, are folded.
+    """Return left op right with both of one type; integer zeros, ones and constants are folded.
 
-    Raises Refused for an unknown operator, or where the types cannot be joined.
+    Raises Refused for an unknown operator and for types without a common one.
     """
     a, b = unify_types(op, left, right)
     of = a.type
@@ -214,7 +210,7 @@ def binary_operation(op: str, left: ExprLike, right: ExprLike) -> Expr:
 
 
 def unify_types(op: str, left: ExprLike, right: ExprLike) -> tuple[Expr, Expr]:
-    """Both with one type; raises Refused, in which *op* is named, where they have none."""
+    """Return both operands with one type; raises Refused, naming *op*, if they have none."""
     match left, right:
         case Expr(), Expr():
             a, b = left, right
@@ -256,7 +252,7 @@ def _folded(op: str, a: Expr, b: Expr) -> Expr:
 
 
 def conjunction(*conditions: Expr) -> Expr | None:
-    """All of *conditions*; None where there is none."""
+    """Return the conjunction of *conditions*, or None if there are none."""
     made: Expr | None = None
     for c in conditions:
         made = c if made is None else binary_operation("&&", made, c)
@@ -264,7 +260,7 @@ def conjunction(*conditions: Expr) -> Expr | None:
 
 
 def cast(kind: Type, arg: ExprLike) -> Expr:
-    """*arg* as *kind*; what has that type already stays as it is.  Raises Refused for types of memory only."""
+    """Return *arg* as *kind*, unchanged if it has that type.  Raises Refused for storage-only types."""
     made = arg if isinstance(arg, Expr) else literal(arg)
     if kind != kind.computed:
         raise Refused(f"a value cannot be cast to {kind!r}, which is a type of memory")
@@ -278,12 +274,12 @@ def cast(kind: Type, arg: ExprLike) -> Expr:
 CALLS: dict[str, int] = {
     **{name: count for name, count in FUNCTIONS.items() if name not in ("relu", "where")}, "floor": 1, "fma": 3
 }  # fmt: skip
-"""The functions of kernels and how many arguments each takes; those that map integers to integers take integers too."""
+"""The functions and their numbers of arguments; the last three take integers too."""
 
 
 @node
 class Call(Expr):
-    """A function of ``CALLS``, of arguments of one type; made by ``call``."""
+    """A function of ``CALLS``, of arguments of one type; built by ``call``."""
 
     name: str
     args: tuple[Expr, ...]
@@ -295,7 +291,7 @@ class Call(Expr):
 
 @node
 class Select(Expr):
-    """*yes* where *condition* holds, else *no*; only the one that is chosen is evaluated."""
+    """*yes* if *condition* holds, else *no*; only the chosen one is evaluated."""
 
     condition: Expr
     yes: Expr
@@ -307,7 +303,7 @@ class Select(Expr):
 
 
 def call(name: str, *args: ExprLike) -> Expr:
-    """name(args); raises Refused for an unknown function, a wrong number of arguments, or other types."""
+    """Return name(args); raises Refused for an unknown function, a wrong number of arguments, or wrong types."""
     if CALLS.get(name) != len(args):
         raise Refused(f"{name} of {len(args)} arguments is no function; known are {', '.join(sorted(CALLS))}")
     first = next((a for a in args if isinstance(a, Expr)), None)
@@ -321,7 +317,7 @@ def call(name: str, *args: ExprLike) -> Expr:
 
 
 def select(condition: Expr, yes: ExprLike, no: ExprLike) -> Expr:
-    """*yes* where *condition* holds, else *no*, both of one type."""
+    """Return *yes* if *condition* holds, else *no*, both of one type."""
     if condition.type != BOOL:
         raise Refused(f"a condition of type {condition.type!r}, expected bool")
     a, b = unify_types("a choice", yes, no)
@@ -337,8 +333,8 @@ def minimum(a: Expr, b: ExprLike) -> Expr:
 class Array(Node):
     """Elements of *kind*: a parameter (``global``), a block's (``shared``) or a thread's own (``private``).
 
-    *size* counts elements (0: not known, of parameters only).  *const*: it is only read.  *noalias*: no other array
-    overlaps it.  *align* is the alignment in bytes that is asked for where the array is declared.
+    *size* counts elements; 0 is unknown, for parameters only. *const*: read only. *noalias*: no other array overlaps
+    it. *align*: bytes of alignment at the declaration.
     """
 
     name: str
@@ -374,7 +370,7 @@ class Load(Expr):
 
 
 def index_expression(index: ExprLike) -> Expr:
-    """*index* as an expression; raises Refused where it is no integer."""
+    """Return *index* as an expression; raises Refused if it is not an integer."""
     made = literal(index) if isinstance(index, int) else index
     if not isinstance(made, Expr) or not made.type.integer:
         raise Refused(f"an index of type {made.type if isinstance(made, Expr) else type(made).__name__}")
