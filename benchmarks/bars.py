@@ -22,7 +22,7 @@ from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import EOPERATOR, VIEW, Program
 from einnet_explore.operators import find_operators
 from einnet_explore.rules import Derivation
-from einnet_explore.strategies.candidate import verdict
+from einnet_explore.strategies.candidate import combined_verdict
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Options
@@ -161,7 +161,7 @@ def measure(bar: Bar, limit: float = 10) -> Measured:
 
 def proofs(derivation: Derivation) -> str:
     """The weakest certificate of *derivation*'s steps."""
-    return verdict(tuple(_certified(step.before, step.after) for step in derivation.steps))
+    return combined_verdict(tuple(_certified(step.before, step.after) for step in derivation.steps))
 
 
 @cache

@@ -31,7 +31,7 @@ from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Options
-from einnet_explore.strategies.strategy import Allowed, choices
+from einnet_explore.strategies.strategy import Restrictions, best_first_moves
 from einnet_explore.syntax import parse
 
 CASES = ((2048, 7), (1024, 14), (512, 28), (256, 56))
@@ -45,7 +45,7 @@ def in_groups(program: Program, names: Collection[str]) -> Derivation:
     done = Derivation(program)
     for name in names:
         fixed = frozenset(e.name for e in done.end.equations if e.name != name)
-        made = choices(done.end, Allowed((*RULES, *FEWER_PRODUCTS), fixed))
+        made = best_first_moves(done.end, Restrictions((*RULES, *FEWER_PRODUCTS), fixed))
         for match in next(m for m, _ in made if [x for x in m[1:] if x.rule == BILINEAR_SUBSTITUTION]):
             done = done.then(match)
     return done

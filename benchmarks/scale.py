@@ -24,7 +24,7 @@ from typing import Any
 import einnet_explore as ee
 from einnet_explore.cli.output import format_table
 from einnet_explore.ir import Program
-from einnet_explore.session.many_searches import search_one
+from einnet_explore.session.many_searches import run_search
 from einnet_explore.support.executors import Processes, Serial, gathered, submitted
 
 STATES = 400
@@ -54,7 +54,7 @@ class Ran:
 
 def timed(case: str, program: Program) -> tuple[int, float, dict[str, Any]]:
     """One search, with the process it ran in and that one's processor time since it started."""
-    report = search_one(case, program, (), None, {}, STATES)
+    report = run_search(case, program, (), None, {}, STATES)
     return os.getpid(), time.process_time(), report
 
 

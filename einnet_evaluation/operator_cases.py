@@ -33,7 +33,7 @@ from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.outputs import AGREEMENT
 from einnet_explore.session.records import from_record, to_record
-from einnet_explore.strategies.candidate import verdict
+from einnet_explore.strategies.candidate import combined_verdict
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Options
@@ -229,7 +229,7 @@ def _has(program: Program, case: Operator) -> bool:
 def compared(case: Operator, effort: Effort) -> Compared:
     """*case* derived and measured; raises ValueError where it is not derived or our plan does not run it."""
     derivation = derive(case, effort.search)
-    certificate = verdict(tuple(certify(step.before, step.after) for step in derivation.steps))
+    certificate = combined_verdict(tuple(certify(step.before, step.after) for step in derivation.steps))
     with tempfile.TemporaryDirectory() as folder:
         paths = {when: Path(folder) / f"{when}.ein" for when in (BEFORE, AFTER)}
         paths[BEFORE].write_text(text(derivation.start))

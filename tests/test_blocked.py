@@ -44,8 +44,8 @@ from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.runtime.tvm_cpu import compile_scope, emit
-from einnet_explore.strategies.candidate import replay, told
-from einnet_explore.strategies.strategy import Allowed, choices
+from einnet_explore.strategies.candidate import replay, steps_to_json
+from einnet_explore.strategies.strategy import Restrictions, best_first_moves
 from tests.rules_kit import refuses
 
 CONVOLUTION = """
@@ -444,7 +444,7 @@ def filters(program: Program) -> list[Derivation]:
     """What a search makes of *program* by filters of the residues of its windows, in each dimension."""
     rules = (BOUNDARY_RELAXING, VARIABLE_SUBSTITUTION, BILINEAR_SUBSTITUTION)
     found = []
-    for matches, _ in choices(program, Allowed(rules)):
+    for matches, _ in best_first_moves(program, Restrictions(rules)):
         rules_used = [match.rule for match in matches]
         if VARIABLE_SUBSTITUTION in rules_used and rules_used.count(BILINEAR_SUBSTITUTION) == 2:
             derivation = Derivation(program)
@@ -481,5 +481,5 @@ def test_a_chain_in_blocks_is_remembered_by_its_steps() -> None:
     """A second run applies them again; it searched for all of these once more while the rule was in no list."""
     program = convolution(1, 16, 16, 6, 6)
     made = in_blocks(program)
-    again = replay(program, json.loads(json.dumps(told(made))))
+    again = replay(program, json.loads(json.dumps(steps_to_json(made))))
     assert again.end == made.end and again.end.equations[-1].via == BLOCKED

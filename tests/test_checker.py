@@ -48,8 +48,8 @@ def record() -> dict[str, Any]:
 def test_records_come_back_and_are_proved(record: dict[str, Any], tmp_path: Path) -> None:
     assert records.from_record(record) == derivation()
     path = tmp_path / "record.json"
-    records.save(path, record)
-    assert records.load(path) == record
+    records.save_record(path, record)
+    assert records.load_record(path) == record
     report = check_file(path)
     assert report.ok and report.kind == "proved" and report.counterexample is None, str(report)
     assert [s.claimed for s in report.steps] == ["proved"] * len(record["steps"])
@@ -198,7 +198,7 @@ def test_files_that_hold_no_record(tmp_path: Path) -> None:
             check_file(path)
         assert str(caught.value).startswith(f"{path}: {message}")
         with pytest.raises(RecordError):
-            records.load(path)
+            records.load_record(path)
     with pytest.raises(FileNotFoundError):
         check_file(tmp_path / "none.json")
 

@@ -12,7 +12,7 @@ import pytest
 from test_cli import CASE
 
 from einnet_explore.cli import main, sweep
-from einnet_explore.session.many_searches import search_one
+from einnet_explore.session.many_searches import run_search
 from einnet_explore.support.executors import Serial
 from einnet_explore.viz.tables import ResultTable
 
@@ -31,9 +31,9 @@ def searching(monkeypatch: pytest.MonkeyPatch, of_b: BaseException) -> None:
     def search(case: str, *rest: Any) -> dict[str, Any]:
         if case.endswith("b.ein"):
             raise of_b
-        return search_one(case, *rest)
+        return run_search(case, *rest)
 
-    monkeypatch.setattr(sweep, "search_one", search)
+    monkeypatch.setattr(sweep, "run_search", search)
 
 
 COMMAND = ["sweep", "--max-depth", "1", "--json"]

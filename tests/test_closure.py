@@ -13,15 +13,15 @@ from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program
 from einnet_explore.rules import BATCH_MERGING, EXPRESSION_SPLITTING, SIBLING_MERGING, Derivation
 from einnet_explore.session.session import Session
-from einnet_explore.strategies.candidate import Candidate, replay, told
+from einnet_explore.strategies.candidate import Candidate, replay, steps_to_json
 from einnet_explore.strategies.closure import (
-    CHOICES,
+    MAX_CHOICES,
+    ExpressionSearches,
     Limits,
-    Pieces,
-    _few,
+    _limit_choices,
     candidates,
-    closed,
     compute_bound,
+    merge_closure,
     standalone,
     variants,
 )
@@ -158,8 +158,8 @@ def test_members_come_one_by_one() -> None:
 def test_a_closure_is_bounded() -> None:
     start = Derivation(qkv(40, 24, 16))
     rules = (SIBLING_MERGING, BATCH_MERGING, EXPRESSION_SPLITTING)
-    assert [len(list(closed(start, rules, most))) for most in (1, 2, 5)] == [1, 2, 5]
-    everything = list(closed(start, (SIBLING_MERGING,), 50))
+    assert [len(list(merge_closure(start, rules, most))) for most in (1, 2, 5)] == [1, 2, 5]
+    everything = list(merge_closure(start, (SIBLING_MERGING,), 50))
     assert len(everything) < 12 and any(len(d.steps) == 2 for d in everything)
 
 
@@ -173,7 +173,7 @@ def test_equal_expressions_are_searched_once() -> None:
     program = qkv(40, 24, 16)
     assert compute_bound(program) == (0, 1, 2)
     assert standalone(program, 0) == standalone(program, 1) != standalone(program, 2)
-    pieces = Pieces(program_seconds, LIMITS)
+    pieces = ExpressionSearches(program_seconds, LIMITS)
     pieces.share((0, 1, 2))
     for n in range(3):
         pieces.ways(program, n)
@@ -182,7 +182,7 @@ def test_equal_expressions_are_searched_once() -> None:
 
 def test_the_cheapest_of_every_expression_is_the_cheapest_of_the_program() -> None:
     program = fig3(7, 6, 20, 12, 16)
-    pieces = Pieces(program_seconds, LIMITS)
+    pieces = ExpressionSearches(program_seconds, LIMITS)
     pieces.share(compute_bound(program))
     first, *others = _costs(pieces.combined(Derivation(program)))
     assert others and all(first <= other * (1 + 1e-9) for other in others)
@@ -193,19 +193,19 @@ def test_many_expressions_are_put_together_in_bounded_time() -> None:
     inputs = "".join(f"tensor W{n}[24, 16] weight\n" for n in range(40))
     equations = "".join(f"Y{n}[i:40, j:16] = sum[k:24] X[i, k] * W{n}[k, j]\n" for n in range(40))
     program = parse(f"tensor X[40, 24]\n{inputs}{equations}")
-    pieces = Pieces(program_seconds, LIMITS)
+    pieces = ExpressionSearches(program_seconds, LIMITS)
     pieces.share(compute_bound(program))
     first, *others = islice(pieces.combined(Derivation(program)), 4)
     assert len(sizes(first.end)) == 40 and len(others) == 3
     costs = _costs([first, *others])
     assert all(costs[0] <= cost * (1 + 1e-9) for cost in costs)
     held = [pieces.ways(program, n) for n in compute_bound(program)]
-    assert prod(map(len, _few(held))) <= CHOICES < prod(map(len, held))
+    assert prod(map(len, _limit_choices(held))) <= MAX_CHOICES < prod(map(len, held))
 
 
 def test_what_needs_no_search_is_put_together_too() -> None:
     derivation = Derivation(parse("tensor A[4]\nY[i:4] = relu(A[i])"))
-    (whole,) = Pieces(program_seconds, LIMITS).combined(derivation)
+    (whole,) = ExpressionSearches(program_seconds, LIMITS).combined(derivation)
     assert [e.via and e.via.operator for e in whole.end.equations] == ["eOperator"]
 
 
@@ -216,7 +216,7 @@ def _costs(derivations: Iterable[Derivation]) -> list[float]:
 def test_what_is_found_is_replayed_and_checked() -> None:
     program = qkv(40, 24, 16)
     derivation = found(program, [("Matmul", [24, 40, 48])]).derivation
-    assert replay(program, told(derivation)) == derivation
+    assert replay(program, steps_to_json(derivation)) == derivation
     session = Session(program)
     session.adopt(derivation)
     assert check_record(session.record()).kind == "proved"

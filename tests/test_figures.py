@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import einnet_explore as ee
 from einnet_explore.ir import Program
-from einnet_explore.session.comparison import changed
+from einnet_explore.session.comparison import changed_paths
 from einnet_explore.strategies.events import State
 from einnet_explore.syntax.computation_graph import Graph, GraphNode, graph
 from einnet_explore.viz import views
@@ -183,15 +183,15 @@ def test_what_a_step_changed() -> None:
     session = ee.explore(TWO)
     match = next(m for m in session.rules("T") if m.rule.name == "operator_matching")
     session.apply(match)
-    names = [session.program.equations[path[0]].name for path in changed(TWO, session.program)]
+    names = [session.program.equations[path[0]].name for path in changed_paths(TWO, session.program)]
     assert "Y" not in names and names
     conv = ee.ops.conv2d(N=1, H=4, W=4, C=2, F=2, R=3, S=3)
     inner = ee.explore(conv)
     inner.apply("summation_splitting", at="0", outer=["r", "s"])
     before = inner.program
     phi = next(m for m in inner.rules("0.0") if m.rule.name == "variable_substitution")
-    assert changed(before, inner.apply(phi)) == ((0, 0),)
-    assert changed(before, before) == ()
+    assert changed_paths(before, inner.apply(phi)) == ((0, 0),)
+    assert changed_paths(before, before) == ()
 
 
 def test_a_figure_shows_itself() -> None:

@@ -29,7 +29,7 @@ from einnet_explore.pipeline.whole_model import discriminating_inputs
 from einnet_explore.rules import BILINEAR_SUBSTITUTION, SIBLING_MERGING, TRAVERSAL_MERGING, Derivation, Refused
 from einnet_explore.session.records import from_record, to_record
 from einnet_explore.session.run import Run
-from einnet_explore.strategies.candidate import replay, told
+from einnet_explore.strategies.candidate import replay, steps_to_json
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.options import Options
 from einnet_explore.support.executors import Serial
@@ -144,7 +144,7 @@ def test_a_record_with_fewer_products_is_replayed() -> None:
     match = next(iter(BILINEAR_SUBSTITUTION.matches(program, (0,))))
     done = Derivation(program).then(match)
     assert from_record(to_record(done)).end == done.end
-    assert replay(program, told(done)).end == done.end
+    assert replay(program, steps_to_json(done)).end == done.end
 
 
 def test_a_search_with_fewer_products_is_loaded(tmp_path: Path) -> None:

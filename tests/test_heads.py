@@ -25,7 +25,7 @@ from einnet_explore.rules import (
     Refused,
 )
 from einnet_explore.runtime.program import compile_program
-from einnet_explore.strategies.strategy import Allowed, choices, grouped, products
+from einnet_explore.strategies.strategy import Restrictions, best_first_moves, filter_products, tap_groups
 
 
 def filters(taps: int, along: str, c: int = 2, f: int = 2, h: int = 8, w: int = 8) -> Program:
@@ -39,7 +39,7 @@ def filters(taps: int, along: str, c: int = 2, f: int = 2, h: int = 8, w: int = 
 
 def in_groups(program: Program, there: bool) -> Derivation:
     """The derivation of the first choice that takes taps in groups, data *there* in place or turned."""
-    for matches, _ in choices(program, Allowed((*RULES, *FEWER_PRODUCTS))):
+    for matches, _ in best_first_moves(program, Restrictions((*RULES, *FEWER_PRODUCTS))):
         done = Derivation(program)
         if any(m.rule == BILINEAR_SUBSTITUTION and m.params.in_place == there for m in matches[1:]):
             for match in matches:
@@ -120,18 +120,20 @@ def test_what_has_nothing_else_that_moves_cannot_stay_in_place() -> None:
 )
 def test_groups_are_the_size_that_does_the_fewest_products(taps: int, side: int, found: int | None) -> None:
     """F(4,3) and F(4,5) do fewer than groups; 7 taps take 2 groups with 14 of 28 products, F(2,7) takes 16."""
-    sizes = [m for h, r, m in grouped(filters(taps, "h", h=side).equations[0].scope) if (h.name, r.name) == ("h", "r")]
+    sizes = [
+        m for h, r, m in tap_groups(filters(taps, "h", h=side).equations[0].scope) if (h.name, r.name) == ("h", "r")
+    ]
     assert sizes == ([] if found is None else [found])
 
 
 def test_products_are_counted_with_outputs_that_are_not_needed() -> None:
-    assert [products(8, 4, 3), products(9, 4, 3), products(56, 4, 4)] == [12, 18, 98]
+    assert [filter_products(8, 4, 3), filter_products(9, 4, 3), filter_products(56, 4, 4)] == [12, 18, 98]
 
 
 def test_without_the_rules_that_make_groups_there_are_none() -> None:
     for missing in (BOUNDARY_RELAXING, BILINEAR_SUBSTITUTION):
         rules = tuple(r for r in (*RULES, *FEWER_PRODUCTS) if r != missing)
-        for matches, _ in choices(filters(11, "h"), Allowed(rules)):
+        for matches, _ in best_first_moves(filters(11, "h"), Restrictions(rules)):
             assert BILINEAR_SUBSTITUTION not in {m.rule for m in matches}
 
 

@@ -215,7 +215,7 @@ def test_what_is_only_tried_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> No
     for _ in range(2):
         assert [part.piece for part in makes.together(apart)] == [part.piece for part in tried]
         assert proofs == [tried[0].derivation]
-    monkeypatch.setattr(assembly, "verdict", lambda _: "false")
+    monkeypatch.setattr(assembly, "combined_verdict", lambda _: "false")
     assert [part.piece for part in assembler(model).together(apart)] == apart
 
 

@@ -34,7 +34,7 @@ from einnet_explore.operators import (
     match,
     stride_equations,
 )
-from einnet_explore.strategies.instantiation import matching_rule, nearest
+from einnet_explore.strategies.instantiation import matching_rule, nearest_distance
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax import parse
 
@@ -326,7 +326,7 @@ def test_a_nested_padded_scope_with_nested_operands() -> None:
         _, attributes = next(call for call in calls(after) if call[0] == "Matmul")
         assert {attributes["m"], attributes["n"]} == {5, 9} and attributes["k"] == 4
         assert certify(before, after).kind in ("proved", "exact")
-    assert nearest(before, (MATMUL,)) == 1
+    assert nearest_distance(before, (MATMUL,)) == 1
 
 
 def test_operands_that_only_reindex_are_read_through() -> None:
@@ -385,7 +385,7 @@ def test_a_domain_is_no_library_call() -> None:
     scope = Scope((m,), (k,), mul(Tensor("A", (3, 5))[m, k], Tensor("B", (5,))[k,]), domain=(Bound(as_index(m), 1, 3),))
     with pytest.raises(Refused, match="the scope is restricted to a domain: 1 <= m < 3"):
         distance(scope, MATMUL)
-    assert nearest(program(scope), OPERATORS) is None
+    assert nearest_distance(program(scope), OPERATORS) is None
 
 
 def test_windows_have_names_that_the_scope_does_not_have() -> None:

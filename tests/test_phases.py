@@ -17,7 +17,7 @@ from einnet_explore.runtime.program import compile_program
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Options
-from einnet_explore.strategies.strategy import Allowed, choices
+from einnet_explore.strategies.strategy import Restrictions, best_first_moves
 
 CHANNELS, SIDE = 16, 4
 
@@ -63,13 +63,13 @@ def test_what_is_found_is_proved_and_runs_in_blocks(found: list[Variant]) -> Non
 
 
 def test_a_phase_comes_with_the_substitution_and_never_alone() -> None:
-    made = list(choices(transposed(), Allowed((*RULES, *FEWER_PRODUCTS))))
+    made = list(best_first_moves(transposed(), Restrictions((*RULES, *FEWER_PRODUCTS))))
     windows = [matches for matches, _ in made if any("window" in m.to_json()["params"] for m in matches)]
     assert windows
     for matches in windows:
         assert matches[0].rule == VARIABLE_SUBSTITUTION
     without = [r for r in RULES if r.name != "boundary_tightening"]
-    for matches, _ in choices(transposed(), Allowed(tuple(without))):
+    for matches, _ in best_first_moves(transposed(), Restrictions(tuple(without))):
         assert rule("boundary_tightening") not in {m.rule for m in matches}
 
 

@@ -38,7 +38,7 @@ from einnet_explore.pipeline.remote_tuning import (
 )
 from einnet_explore.pipeline.tuning_task import Settings, TuningTask, working_set_bytes
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.session.many_searches import search_one
+from einnet_explore.session.many_searches import run_search
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
 from einnet_explore.support import limits
@@ -159,7 +159,7 @@ def test_a_search_bounded_by_states_is_the_same_again() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, check=True, env={**os.environ, "PYTHONHASHSEED": "7"}
     )
-    there, report = json.loads(done.stdout), json.loads(json.dumps(search_one("c", CONV, (), None, {}, 60)))
+    there, report = json.loads(done.stdout), json.loads(json.dumps(run_search("c", CONV, (), None, {}, 60)))
     assert report["unique"] == 60 and not report["complete"] and len(report["candidates"]) > 5
     for each in (there, report):
         each["seconds"], each["first_found"] = None, each["first_found"]["states"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import einnet_explore as ee
-from einnet_explore.cost import CostModel, products, program_least
+from einnet_explore.cost import CostModel, minimum_products, program_least
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Instance, Program
 from einnet_explore.rules import EXPRESSION_FUSION, RULES
 from einnet_explore.strategies.converging import lower_bound
@@ -120,7 +120,7 @@ def test_what_is_chosen_counts_in_full() -> None:
     ],
 )
 def test_products_that_have_to_be_formed(text: str, count: int) -> None:
-    assert products(parse(text).equations[0].scope) == count
+    assert minimum_products(parse(text).equations[0].scope) == count
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2), st.integers(0, 2))
@@ -136,7 +136,7 @@ def test_products_are_counted_like_points(h: int, r: int, stride: int, before: i
     )
     inside = sum(0 <= stride * i + j - before < n for i in range(h) for j in range(r))
     known = r > 1 or not scope.summations
-    assert products(scope) == inside or (not known and products(scope) in (0, inside))
+    assert minimum_products(scope) == inside or (not known and minimum_products(scope) in (0, inside))
 
 
 def test_a_view_at_the_end_is_free_and_the_bound_knows() -> None:

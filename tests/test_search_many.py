@@ -18,7 +18,7 @@ from strategies import programs as any_program
 
 import einnet_explore as ee
 from einnet_explore.ir import Program
-from einnet_explore.session.many_searches import search_all, search_one
+from einnet_explore.session.many_searches import run_search, run_searches
 from einnet_explore.support.executors import gathered, has_device, submitted
 
 PROGRAMS = {
@@ -38,11 +38,11 @@ def timeless(report: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def serial() -> list[dict[str, Any]]:
-    return [timeless(search_one(case, p, (), None, OPTIONS)) for case, p in PROGRAMS.items()]
+    return [timeless(run_search(case, p, (), None, OPTIONS)) for case, p in PROGRAMS.items()]
 
 
 def test_processes_report_what_a_serial_run_reports(serial: list[dict[str, Any]]) -> None:
-    reports = search_all(PROGRAMS, **OPTIONS)
+    reports = run_searches(PROGRAMS, **OPTIONS)
     assert [timeless(r) for r in reports] == serial
     assert all(c["certificate"] == "proved" for r in reports for c in r["candidates"])
     assert sum(len(r["candidates"]) for r in reports) > 10
@@ -72,27 +72,27 @@ def test_a_dask_cluster_reports_what_a_serial_run_reports(serial: list[dict[str,
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
     ):
-        assert [timeless(r) for r in search_all(PROGRAMS, client, **OPTIONS)] == serial
-        assert [timeless(r) for r in search_all(PROGRAMS, client.get_executor(), **OPTIONS)] == serial
+        assert [timeless(r) for r in run_searches(PROGRAMS, client, **OPTIONS)] == serial
+        assert [timeless(r) for r in run_searches(PROGRAMS, client.get_executor(), **OPTIONS)] == serial
         # One of the two workers is killed at its first item; the other does that one as well.
         again = [client.submit(dies_once, str(tmp_path / "mark"), 7, pure=False)]
-        again += [submitted(client, search_one, case, p, (), None, OPTIONS) for case, p in PROGRAMS.items()]
+        again += [submitted(client, run_search, case, p, (), None, OPTIONS) for case, p in PROGRAMS.items()]
         assert not has_device(client) and [timeless(r) if r != 7 else r for r in gathered(again)] == [7, *serial]
         assert (tmp_path / "mark").exists()
 
 
 def test_a_list_is_numbered_and_may_be_empty() -> None:
     with ThreadPoolExecutor(1) as threads:
-        reports = search_all(list(PROGRAMS.values())[:2], threads, target="Matmul", max_depth=0)
+        reports = run_searches(list(PROGRAMS.values())[:2], threads, target="Matmul", max_depth=0)
         assert [r["case"] for r in reports] == ["0", "1"] and reports[0]["target"] == ["Matmul"]
-        assert search_all([], threads) == []
+        assert run_searches([], threads) == []
 
 
 def test_errors_come_before_any_process_starts_or_from_the_search() -> None:
     with pytest.raises(ValueError, match="strategy 'luck': expected one of"):
-        search_all(PROGRAMS, strategy="luck")
+        run_searches(PROGRAMS, strategy="luck")
     with pytest.raises(ValueError, match="unknown target 'Frobnicate'"):
-        search_all(PROGRAMS, target="Frobnicate")
+        run_searches(PROGRAMS, target="Frobnicate")
 
     class Broken(Executor):
         def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -101,7 +101,7 @@ def test_errors_come_before_any_process_starts_or_from_the_search() -> None:
             return future
 
     with pytest.raises(RuntimeError, match="lost a worker"):
-        search_all(PROGRAMS, Broken())
+        run_searches(PROGRAMS, Broken())
 
 
 @settings(max_examples=30)

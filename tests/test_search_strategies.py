@@ -12,9 +12,9 @@ from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import BOUNDARY_RELAXING, VARIABLE_SUBSTITUTION, Derivation
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, Level, Reached
-from einnet_explore.strategies.moves import Lazy, clean
+from einnet_explore.strategies.moves import LazySequence, clean
 from einnet_explore.strategies.options import Options
-from einnet_explore.strategies.strategy import only_joins
+from einnet_explore.strategies.strategy import is_mere_join
 
 CASES = {
     "Conv1x3": (ee.ops.conv2d(N=1, H=3, W=4, C=2, F=3, R=1, S=3), 3),
@@ -58,7 +58,7 @@ def is_lean(derivation: Derivation) -> bool:
                 return not clean(step.before)[0]
             case BOUNDARY_RELAXING.name if "ranges" in BOUNDARY_RELAXING.encode(step.match.params):
                 return False
-            case VARIABLE_SUBSTITUTION.name if only_joins(step.before.scope_at(step.match.at), step.match.params):
+            case VARIABLE_SUBSTITUTION.name if is_mere_join(step.before.scope_at(step.match.at), step.match.params):
                 return False
     return True
 
@@ -200,7 +200,7 @@ def test_a_lazy_sequence_computes_each_item_once_and_only_when_asked():
             asked.append(n)
             yield n
 
-    lazy = Lazy(items)
+    lazy = LazySequence(items)
     assert lazy.reaches(0) and asked == [0]
     assert list(lazy) == list(lazy) == [0, 1, 2] == asked
     assert not lazy.reaches(3) and lazy[2] == 2
@@ -215,7 +215,7 @@ def test_a_lazy_sequence_that_is_interrupted_loses_nothing():
             raise KeyboardInterrupt
         yield 1
 
-    lazy = Lazy(items)
+    lazy = LazySequence(items)
     with pytest.raises(KeyboardInterrupt):
         list(lazy)
     assert list(lazy) == [0, 1]

@@ -207,7 +207,7 @@ def test_a_page_needs_a_face(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         def page(self, session: Session, title: str) -> str:
             return f"{title}: {session.here}"
 
-    faces.register(Plain())
+    faces.register_face(Plain())
     ee.explore(CONV).to_html(tmp_path / "page.html", title="conv")
     assert (tmp_path / "page.html").read_text() == "conv: 0"
 

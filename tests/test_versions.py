@@ -33,7 +33,7 @@ from einnet_explore.runtime.generated import chosen_tile, contraction
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.keys import key_of
 from einnet_explore.runtime.native import NativeSource
-from einnet_explore.session.many_searches import search_one
+from einnet_explore.session.many_searches import run_search
 from einnet_explore.syntax import parse
 from tests.test_backends_native import GATHERED, OVERLAP
 from tests.test_blocked import convolution, in_blocks
@@ -115,7 +115,7 @@ def _tile(scope: Callable[[], Scope]) -> str:
 
 
 def _search(program: Program) -> str:
-    report = search_one("", program, (), None, {"strategy": "paper", "max_depth": 2}, 60)
+    report = run_search("", program, (), None, {"strategy": "paper", "max_depth": 2}, 60)
     return json.dumps([report["states"], report["best"], [c["steps"] for c in report["candidates"]]])
 
 

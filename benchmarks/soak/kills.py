@@ -157,7 +157,7 @@ def whole_json(out: Path, outcome: Outcome) -> None:
         try:
             said = json.loads(path.read_text())
             if "steps" in said and "start" in said:
-                records.load(path)
+                records.load_record(path)
         except ValueError as error:
             outcome.found("half a file", error, path.name)
     outcome.counts["files left aside"] += len(list(out.glob(".*")))

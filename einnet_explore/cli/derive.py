@@ -10,7 +10,7 @@ from einnet_explore.cli.output import STDOUT, check_writable, format_table, prog
 from einnet_explore.cost import program_seconds
 from einnet_explore.session.run import Run
 from einnet_explore.session.saved_search import SUFFIX
-from einnet_explore.session.search_explanations import how_ended
+from einnet_explore.session.search_explanations import end_text
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.support.limits import limited, shown
@@ -90,7 +90,7 @@ def _search(search: Run) -> bool:
 def _summary(search: Run) -> str:
     best = search.best
     states = counted(len(search.search.states), "state")
-    pruned, ended = search.search.pruned, how_ended(search.search)
+    pruned, ended = search.search.pruned, end_text(search.search)
     head = f"{states}, {pruned} pruned, {search.seconds:.2f} s ({ended}); {_found(search)}"
     if best is None:
         refusals = list(dict.fromkeys(f"  {r.target}: {r.why}" for r in search.refused))

@@ -20,8 +20,7 @@ from einnet_explore.pipeline.outcome import step_certificates
 from einnet_explore.pipeline.request import make_settings, read_model
 from einnet_explore.pipeline.selection import selection_seconds
 from einnet_explore.runtime.outputs import AGREEMENT
-from einnet_explore.session.records import save as save_record
-from einnet_explore.session.records import to_record
+from einnet_explore.session.records import save_record, to_record
 from einnet_explore.support.executors import Serial, executor
 from einnet_explore.support.limits import limited, shown
 from einnet_explore.support.wording import counted

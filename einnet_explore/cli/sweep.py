@@ -9,7 +9,7 @@ from typing import Any
 from einnet_explore.cli.errors import BAD_INPUT, INTERRUPTED, NO, OK, one_line
 from einnet_explore.cli.output import STDOUT, check_writable, format_table, say, write_json
 from einnet_explore.ir import Program
-from einnet_explore.session.many_searches import check, search_one
+from einnet_explore.session.many_searches import check, run_search
 from einnet_explore.support.executors import executor, submitted
 from einnet_explore.support.wording import counted, format_seconds
 from einnet_explore.syntax import load_text
@@ -80,7 +80,7 @@ def _search(
     futures: dict[str, Any] = {}
     try:
         for case, program in programs.items():
-            futures[case] = submitted(where, search_one, case, program, targets, *limits)
+            futures[case] = submitted(where, run_search, case, program, targets, *limits)
         for case, future in futures.items():
             problem = future.exception()
             if problem is None:

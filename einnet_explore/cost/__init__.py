@@ -7,7 +7,7 @@ from einnet_explore.cost.model import (
     Device,
     Estimate,
     cpu_default,
-    products,
+    minimum_products,
     program_least,
     program_seconds,
 )
@@ -19,7 +19,7 @@ __all__ = [
     "Estimate",
     "Work",
     "cpu_default",
-    "products",
+    "minimum_products",
     "program_least",
     "program_seconds",
     "work",

@@ -14,7 +14,7 @@ from math import prod
 from einnet_explore.codegen.sum_of_products import match_sum_of_products
 from einnet_explore.ir import Access, Apply, Compare, Const, Iterator, Scalar, Scope, accesses, scopes, tensors
 
-ELEMENT = 4
+ELEMENT_BYTES = 4
 """Bytes of an element (float32)."""
 
 
@@ -34,14 +34,14 @@ class Work:
     @property
     def intensity(self) -> float:
         """FLOPs a tensor element, the measure of EinNet §4.3 for memory-bound expressions (there: below 4)."""
-        return self.flops * ELEMENT / max(1, self.nbytes)
+        return self.flops * ELEMENT_BYTES / max(1, self.nbytes)
 
 
 def work(scope: Scope) -> Work:
     """The work of *scope* and the scopes nested in it, each evaluated once over its box."""
     flops = sum(_flops(inner) for inner in dict.fromkeys(inner for _, inner in scopes(scope)))
-    read = {t.name: prod(t.shape) * ELEMENT for t in tensors(scope)}
-    return Work(flops, sum(read.values()), prod(scope.shape) * ELEMENT)
+    read = {t.name: prod(t.shape) * ELEMENT_BYTES for t in tensors(scope)}
+    return Work(flops, sum(read.values()), prod(scope.shape) * ELEMENT_BYTES)
 
 
 def _flops(scope: Scope) -> int:

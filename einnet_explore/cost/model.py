@@ -22,16 +22,16 @@ from math import prod
 
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.analysis.regions import collision
-from einnet_explore.cost.counted_work import ELEMENT, row_utilisation, utilisation, work
+from einnet_explore.cost.counted_work import ELEMENT_BYTES, row_utilisation, utilisation, work
 from einnet_explore.ir import VIEW, Access, Apply, Equation, Index, Iterator, Program, Scope, Tensor, tensors
 from einnet_explore.operators import OPERATORS, Operator
 
-ENUMERATED = 1 << 20
+MAX_POINTS = 1 << 20
 """Most points of one index that are gone through to see which lie inside."""
 
 
 @lru_cache(1 << 10)
-def products(scope: Scope) -> int:
+def minimum_products(scope: Scope) -> int:
     """How many products of two elements *scope* needs at least, however it is derived; 0 where that is not known."""
     match scope:
         case Scope(
@@ -67,7 +67,7 @@ def _inside(own: tuple[Iterator, ...], read: list[Access]) -> int:
             if lo <= first and last < hi:
                 continue
             all_of = prod(x.extent for x in i.iterators)
-            if all_of > ENUMERATED:
+            if all_of > MAX_POINTS:
                 return 0
             good = sum(n for value, n in _values(i).items() if lo <= value < hi)
             independent = independent and not seen & set(i.iterators)
@@ -192,13 +192,13 @@ class CostModel:
         """What the equations of *program* that are not instantiated cost at least: products, and results written."""
         constant = weight_only(program)
         rest = [e for e in program.equations if e.via is None and e.name not in constant]
-        flops = 2 * sum(products(e.scope) for e in rest)
+        flops = 2 * sum(minimum_products(e.scope) for e in rest)
         compute = flops / (self.device.peak_flops * max(self.device.library, self.device.tiled, self.device.generated))
         written = 0
         if not any(e.via for e in program.equations):
             written = sum(prod(e.scope.shape) for e in rest if e.name in program.outputs)
         best = max(self.device.cache_bandwidth, self.device.memory_bandwidth)
-        moved = written * ELEMENT / best if any(map(_computes, rest)) else 0.0
+        moved = written * ELEMENT_BYTES / best if any(map(_computes, rest)) else 0.0
         return max(compute, moved) + (self.device.call_seconds if flops else 0.0)
 
     def _efficiency(self, equation: Equation) -> float:

@@ -33,7 +33,7 @@ from einnet_explore.runtime.epilogues import compile_measured
 from einnet_explore.runtime.outputs import Array, Arrays
 from einnet_explore.runtime.profile_store import Store
 from einnet_explore.runtime.program import CompiledProgram, compile_program
-from einnet_explore.strategies.candidate import replay, told, verdict
+from einnet_explore.strategies.candidate import combined_verdict, replay, steps_to_json
 from einnet_explore.support.errors import BackendError, Refused
 
 
@@ -181,7 +181,7 @@ class Assembler:
     def _derived(self, program: Program) -> Derivation:
         found = fuse_eoperators(assign_layouts(fuse_eoperators(Derivation(program)), self.rough, self.exact))
         if self.memory is not None:
-            self.memory.put(told(found), "post", *self._key(program))
+            self.memory.put(steps_to_json(found), "post", *self._key(program))
         return found
 
     def _remembered(self, program: Program) -> Derivation | None:
@@ -197,7 +197,7 @@ class Assembler:
 
     def _verdict(self, program: Program) -> str:
         if program not in self._proofs:
-            self._proofs[program] = verdict(step_certificates(self._optimised(program)))
+            self._proofs[program] = combined_verdict(step_certificates(self._optimised(program)))
         return self._proofs[program]
 
     def replacements(self, parts: Iterable[PlanProgram]) -> tuple[Replacement, ...]:

@@ -14,7 +14,7 @@ from einnet_explore.ir import Program
 from einnet_explore.pipeline.error_report import ErrorReport, level_report
 from einnet_explore.pipeline.tuning_task import Trial
 from einnet_explore.rules import Derivation, Refused
-from einnet_explore.strategies.candidate import replay, told, verdict
+from einnet_explore.strategies.candidate import combined_verdict, replay, steps_to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def certify_trial(nodes: tuple[str, ...], outcome: Trial) -> TunedSubprogram:
 def _winner_certificate(outcome: Trial) -> str:
     """``proved`` if every step of the winner (or the contender) is, ``exact`` if some were evaluated, else ``none``."""
     derivation = outcome.winner or outcome.contender
-    return "none" if derivation is None else verdict(step_certificates(derivation))
+    return "none" if derivation is None else combined_verdict(step_certificates(derivation))
 
 
 def step_certificates(derivation: Derivation) -> tuple[Certificate, ...]:
@@ -136,8 +136,8 @@ def trial_to_json(outcome: Trial) -> dict[str, Any]:
         "search_seconds": outcome.search_seconds,
         "states": outcome.states,
         "why": outcome.why,
-        "winner": told(outcome.winner) if outcome.winner else None,
-        "contender": told(outcome.contender) if outcome.contender else None,
+        "winner": steps_to_json(outcome.winner) if outcome.winner else None,
+        "contender": steps_to_json(outcome.contender) if outcome.contender else None,
     }
 
 

@@ -23,7 +23,7 @@ from einnet_explore.pipeline.tuning_task import Settings, Trial, requested_varia
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.keys import Key, device, key_of, libraries
-from einnet_explore.strategies.candidate import replay, told
+from einnet_explore.strategies.candidate import replay, steps_to_json
 from einnet_explore.support.executors import clustered, has_device, settled, submitted
 from einnet_explore.support.limits import ROOM, limited
 
@@ -137,7 +137,7 @@ def answer_request(
     with limited(limit):
         ranked, states = find_variants(program, cost, settings.max_depth, seconds, settings.numerics, settings.states)
     wanted = {id(entry) for entry in requested_variants(ranked, settings, below)}
-    sent = [(e.seconds, e.kind, e.tables, told(e.derivation()) if id(e) in wanted else None) for e in ranked]
+    sent = [(e.seconds, e.kind, e.tables, steps_to_json(e.derivation()) if id(e) in wanted else None) for e in ranked]
     return SearchReply(sent, states, ROOM.wanting > wanting)
 
 

@@ -11,7 +11,7 @@ from time import perf_counter
 
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, RuntimeException
 
-from einnet_explore.cost.counted_work import ELEMENT
+from einnet_explore.cost.counted_work import ELEMENT_BYTES
 from einnet_explore.ir import Program
 from einnet_explore.pipeline.finalists import (
     MAX_ESTIMATE_RATIO,
@@ -270,7 +270,7 @@ def _times(store: ProfileStore, keys: Mapping[str, Key], calls: Mapping[str, Cal
 def working_set_bytes(program: Program) -> int:
     """Bytes of all that *program* reads and writes when it is run beside its original, each held twice."""
     shapes = (*(t.shape for t in program.inputs), *(e.scope.shape for e in program.equations))
-    return 2 * ELEMENT * sum(prod(shape) for shape in shapes)
+    return 2 * ELEMENT_BYTES * sum(prod(shape) for shape in shapes)
 
 
 def _runner(run: Callable[[Arrays], Arrays], feeds: Arrays) -> Callable[[], object]:

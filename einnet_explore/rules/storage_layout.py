@@ -50,7 +50,7 @@ def rewrite(program: Program, at: Path, params: Stored) -> Program:
     if not params.readers:
         if equation.name in program.outputs:
             raise Refused(f"{equation.name} is an output, its layout is the caller's")
-        return _read_there(program, equation, replace(equation, scope=stored(scope, phi), via=None), phi, None)
+        return _read_there(program, equation, replace(equation, scope=with_layout(scope, phi), via=None), phi, None)
     read = {e.name for e in program.equations if equation.name in read_by(e.scope)}
     if strange := [name for name in params.readers if name not in read]:
         raise Refused(f"{', '.join(strange)} does not read {equation.name}, which {', '.join(sorted(read))} read")
@@ -60,7 +60,7 @@ def rewrite(program: Program, at: Path, params: Stored) -> Program:
     return _read_there(program, equation, Equation(program.fresh("T"), copy), phi, params.readers)
 
 
-def stored(scope: Scope, phi: Bijection) -> Scope:
+def with_layout(scope: Scope, phi: Bijection) -> Scope:
     """*scope* over Φ's new traversals; refuses padding that Φ takes apart."""
     return replace(
         scope,
@@ -78,7 +78,7 @@ def _read_there(
     tensor = new.tensor
 
     def there(access: Access) -> Access:
-        return Access(tensor, moved(phi, access.index))
+        return Access(tensor, map_index(phi, access.index))
 
     out: list[Equation] = []
     for e in program.equations:
@@ -91,7 +91,7 @@ def _read_there(
     return replace(program, equations=tuple(out))
 
 
-def moved(phi: Bijection, index: tuple[Index, ...]) -> tuple[Index, ...]:
+def map_index(phi: Bijection, index: tuple[Index, ...]) -> tuple[Index, ...]:
     """Φ at *index*."""
     to: Mapping[Iterator, Index] = dict(zip(phi.source, index, strict=True))
     return tuple(f.substitute(lambda x: to.get(x, as_index(x))) for f in phi.forward)

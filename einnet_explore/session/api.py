@@ -59,7 +59,7 @@ def load(path: str | Path) -> Program | Derivation | Run | Session:
     if kind == scripts.FORMAT:
         return Session.load(path)
     if kind == saved_search.FORMAT:
-        return saved_search.from_json(Run, data, program_seconds, str(path))
+        return saved_search.saved_search_from_json(Run, data, program_seconds, str(path))
     return records.from_record(data, source=str(path))
 
 
@@ -88,7 +88,7 @@ def search(
 
 def search_all(programs: Iterable[Program] | Mapping[str, Program], *args: Any, **options: Any) -> list[dict[str, Any]]:
     """Search *programs* over any executor; see ``session.many_searches.search_all`` for the options."""
-    from einnet_explore.session.many_searches import search_all as run
+    from einnet_explore.session.many_searches import run_searches as run
 
     return run(programs, *args, **options)
 

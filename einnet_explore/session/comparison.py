@@ -17,7 +17,7 @@ from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Access, Path, Program, Scope, Tensor, accesses, map_accesses, show_path
 from einnet_explore.operators import OPERATORS, Operator, distance, match
 from einnet_explore.operators.form import Distance
-from einnet_explore.strategies.instantiation import nearest
+from einnet_explore.strategies.instantiation import nearest_distance
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.wording import format_seconds
 from einnet_explore.syntax import text
@@ -97,7 +97,7 @@ def nearest_operator(program: Program, at: Path, operators: tuple[Operator, ...]
 _BLANK = Tensor("", ())
 
 
-def changed(before: Program, after: Program) -> tuple[Path, ...]:
+def changed_paths(before: Program, after: Program) -> tuple[Path, ...]:
     """The paths in *after* of the smallest scopes that *before* does not have in the same place."""
     known = {e.name: e for e in before.equations}
     paths: list[Path] = []
@@ -151,7 +151,7 @@ class Comparison:
     @property
     def distances(self) -> tuple[int | None, int | None]:
         """The expression distance of each to the nearest operator."""
-        return nearest(self.before, self.operators), nearest(self.after, self.operators)
+        return nearest_distance(self.before, self.operators), nearest_distance(self.after, self.operators)
 
     @property
     def seconds(self) -> tuple[float, float]:
@@ -161,7 +161,7 @@ class Comparison:
     @property
     def changed(self) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
         """The paths in each of the smallest scopes that the other does not have in the same place."""
-        return changed(self.after, self.before), changed(self.before, self.after)
+        return changed_paths(self.after, self.before), changed_paths(self.before, self.after)
 
     def table(self) -> TextTable:
         """One row a program."""

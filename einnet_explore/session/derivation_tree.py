@@ -14,7 +14,7 @@ from einnet_explore.strategies.candidate import Candidate
 Observer: TypeAlias = "Callable[[Any], None]"
 
 
-class Walk:
+class DerivationTree:
     """Derivations from one program as a tree: node *n* is ``nodes[n]``, one step more than node ``parents[n]``.
 
     ``here`` is a node.  A lock guards the tree, since callbacks may run on other threads.

@@ -27,7 +27,7 @@ class Face(Protocol[S_contra]):
 _faces: list[Face[Any]] = []
 
 
-def register(face: Face[Any]) -> None:
+def register_face(face: Face[Any]) -> None:
     """Make *face* the one that sessions use."""
     _faces.append(face)
 

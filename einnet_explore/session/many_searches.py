@@ -22,7 +22,7 @@ class Submits(Protocol):
         """A future of ``work(*args)``: it has ``result()``."""
 
 
-def search_all(
+def run_searches(
     programs: Iterable[Program] | Mapping[str, Program],
     executor: Executor | Submits | None = None,
     *,
@@ -44,9 +44,9 @@ def search_all(
     check(named, names, options)
     asked = [(case, program, names, limit, options, states) for case, program in named.items()]
     if executor is not None:
-        return gathered(submitted(executor, search_one, *each) for each in asked)
+        return gathered(submitted(executor, run_search, *each) for each in asked)
     with Processes(len(os.sched_getaffinity(0))) as processes:
-        return gathered(submitted(processes, search_one, *each) for each in asked)
+        return gathered(submitted(processes, run_search, *each) for each in asked)
 
 
 def check(programs: Mapping[str, Program], target: tuple[str, ...], options: Mapping[str, Any]) -> None:
@@ -55,7 +55,7 @@ def check(programs: Mapping[str, Program], target: tuple[str, ...], options: Map
         Run(program, program_seconds, target=target, options=Options(**options))
 
 
-def search_one(
+def run_search(
     case: str,
     program: Program,
     target: tuple[str, ...],

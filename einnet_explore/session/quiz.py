@@ -18,8 +18,8 @@ from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program, scopes, show_path
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import INTER_RULES, RULES, Derivation, Match, Rule, Step
-from einnet_explore.session.comparison import changed
-from einnet_explore.session.refusals import why_refused
+from einnet_explore.session.comparison import changed_paths
+from einnet_explore.session.refusals import refusal_reason
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.support.wording import GREEN, RED, counted, tinted
 from einnet_explore.syntax import latex, text
@@ -45,7 +45,7 @@ class Question:
     def _formulae(self) -> tuple[Formula, Formula]:
         return (
             Formula(self.before, f"E_{{{self.number - 1}}}"),
-            Formula(self.after, f"E_{{{self.number}}}", changed(self.before, self.after)),
+            Formula(self.after, f"E_{{{self.number}}}", changed_paths(self.before, self.after)),
         )
 
     def latex(self) -> str:
@@ -57,7 +57,7 @@ class Question:
         """Both programs as a picture, without TeX."""
         lines = mathtext_lines(latex(self.before, dialect="mathtext"))
         lines.append(r"\Downarrow\ ?")
-        marks = dict.fromkeys(changed(self.before, self.after), _CHANGED_COLOUR)
+        marks = dict.fromkeys(changed_paths(self.before, self.after), _CHANGED_COLOUR)
         lines += mathtext_lines(latex(self.after, dialect="mathtext", marks=marks))
         return formula_figure(lines, repr(self)).svg
 
@@ -197,7 +197,7 @@ def _judged(step: Step, rule: Rule[Any]) -> tuple[bool, str]:
         return True, _reason(step, step.match)
     ways = list(islice(rule.matches(step.before, at), TRIED))
     if not ways:
-        return False, f"{rule.name} does not apply at {show_path(at)}: {why_refused(rule, step.before, at)}"
+        return False, f"{rule.name} does not apply at {show_path(at)}: {refusal_reason(rule, step.before, at)}"
     wanted = program_key(step.after)
     made = [(way, way.apply(step.before).after) for way in ways]
     same = next((way for way, after in made if program_key(after) == wanted), None)

@@ -65,13 +65,13 @@ def from_record(record: object, rules: tuple[Rule[Any], ...] | None = None, sour
     return derivation
 
 
-def save(path: str | PathLike[str], record: dict[str, Any]) -> None:
+def save_record(path: str | PathLike[str], record: dict[str, Any]) -> None:
     """Write *record* to *path*, whole or not at all; raises OSError."""
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     write_atomically(path, text.encode(errors="backslashreplace"))  # a case's name may be no UTF-8, but JSON's \udcff
 
 
-def load(path: str | PathLike[str]) -> dict[str, Any]:
+def load_record(path: str | PathLike[str]) -> dict[str, Any]:
     """The record in the file at *path*; raises OSError where it cannot be read, RecordError where it is none."""
     data = load_json(path)
     read_record(data, str(path))

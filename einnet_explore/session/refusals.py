@@ -36,20 +36,20 @@ class Refusals(tuple[Refusal, ...]):
         return self.table()._repr_mimebundle_()
 
 
-def why_refused(rule: Rule[Any], program: Program, at: Path) -> str:
+def refusal_reason(rule: Rule[Any], program: Program, at: Path) -> str:
     """Why *rule* proposes nothing; where it explains nothing, what it says when it is asked for without parameters."""
     if rule.explain is not None:
         return rule.explain(program, at)
     try:
         rule.rewrite(program, at, rule.decode(program, at, {}))
     except Refused as refusal:
-        if not incomplete(refusal):
+        if not is_missing_parameter(refusal):
             return str(refusal)
     except (KeyError, TypeError, ValueError):
         pass
     return "nothing to propose from this scope's extents and coefficients"
 
 
-def incomplete(error: Exception) -> bool:
+def is_missing_parameter(error: Exception) -> bool:
     """Whether *error* is about a parameter that is missing."""
     return any(isinstance(each, KeyError) for each in (error, error.__cause__, error.__context__))

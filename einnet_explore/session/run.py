@@ -11,8 +11,8 @@ from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Program
 from einnet_explore.rules import FEWER_PRODUCTS, Derivation
 from einnet_explore.session import records, saved_search, search_explanations
-from einnet_explore.session.running_search import Running
-from einnet_explore.strategies.candidate import Candidate, verdict
+from einnet_explore.session.running_search import RunningSearch
+from einnet_explore.strategies.candidate import Candidate, combined_verdict
 from einnet_explore.strategies.options import Cost
 from einnet_explore.support.wording import counted
 from einnet_explore.viz import tables
@@ -21,7 +21,7 @@ from einnet_explore.viz.tables import TextTable
 from einnet_explore.viz.views import Steps
 
 
-class Run(Running):
+class Run(RunningSearch):
     """A search that runs (see ``Running``), with proofs and pictures of what it found."""
 
     @cached_property
@@ -45,10 +45,10 @@ class Run(Running):
         Where one of these is not proved, or other products are made step by step, every step decides.
         """
         if any(step.match.rule in FEWER_PRODUCTS for step in candidate.derivation.steps):
-            return verdict(self.certificates(candidate.derivation))
+            return combined_verdict(self.certificates(candidate.derivation))
         programs = [state.program for state in self.search.above(candidate.state)]
-        kinds = verdict(tuple(self._proof(a, b) for a, b in pairwise(programs)))
-        return kinds if kinds == "proved" else verdict(self.certificates(candidate.derivation))
+        kinds = combined_verdict(tuple(self._proof(a, b) for a, b in pairwise(programs)))
+        return kinds if kinds == "proved" else combined_verdict(self.certificates(candidate.derivation))
 
     def derivation(self, to: Candidate | int | None = None) -> Steps:
         """The steps *to* a candidate or the state of that number (the best candidate if None), as a paper shows them.
@@ -73,7 +73,7 @@ class Run(Running):
 
         Raises LookupError where there is no such state.
         """
-        return search_explanations.why_pruned(self.search, self.pruned, self.refused, self._known(state))
+        return search_explanations.pruning_reasons(self.search, self.pruned, self.refused, self._known(state))
 
     def report(self, case: str = "") -> dict[str, Any]:
         """The JSON of ``derive``: of the moment at which it is asked for, where the search still runs."""
@@ -104,17 +104,17 @@ class Run(Running):
         Raises OSError, and ValueError when nothing was found that a record could hold.
         """
         if str(path).endswith(saved_search.SUFFIX):
-            saved_search.save(self, path)
+            saved_search.save_search(self, path)
             return
         best = self.best
         if best is None:
             raise ValueError("the search found no candidate, so there is nothing to save")
-        records.save(path, self.record(best, case))
+        records.save_record(path, self.record(best, case))
 
     @classmethod
     def load(cls, path: str | FilePath, cost: Cost) -> Self:
         """The run saved at *path*; raises RecordError or OSError.  Iterating it goes on where it was."""
-        return saved_search.load(cls, path, cost)
+        return saved_search.load_search(cls, path, cost)
 
     def graph(self) -> Any:
         """The search as a graph with merges, in plain JSON (``viz.graph_figures.search_graph``)."""
@@ -122,11 +122,11 @@ class Run(Running):
 
     def why_not(self, derivation: Derivation) -> str:
         """How far the search went along *derivation*, and why it did not go on; raises ValueError from elsewhere."""
-        return search_explanations.why_not(self.search, derivation)
+        return search_explanations.unfollowed_reason(self.search, derivation)
 
     def why_refused(self, name: str, state: int = 0, at: str = "0") -> str:
         """Why the rule or library operator *name* does not apply at the scope *at* of *state*; raises LookupError."""
-        return search_explanations.why_refused_at(self.search, name, self._known(state), at)
+        return search_explanations.refusal_reason_at(self.search, name, self._known(state), at)
 
     def record(self, candidate: Candidate, case: str = "") -> dict[str, Any]:
         """The record of one candidate: start, steps, certificates."""
@@ -149,9 +149,11 @@ class Run(Running):
         states = self.search.states
         caption = (
             f"{min(limit, len(ordered))} of {counted(len(ordered), 'candidate')}; {counted(len(states), 'state')}, "
-            f"{self.search.pruned} pruned, {search_explanations.how_ended(self.search)}, {self.seconds:.2f} s"
+            f"{self.search.pruned} pruned, {search_explanations.end_text(self.search)}, {self.seconds:.2f} s"
         )
-        return tables.candidate_table(((c, verdict(self.certificates(c.derivation))) for c in ordered[:limit]), caption)
+        return tables.candidate_table(
+            ((c, combined_verdict(self.certificates(c.derivation))) for c in ordered[:limit]), caption
+        )
 
     def __repr__(self) -> str:
         candidates, states = counted(len(self.candidates), "candidate"), counted(len(self.search.states), "state")

@@ -15,18 +15,18 @@ from einnet_explore.ir import Program
 from einnet_explore.operators import OPERATORS, Operator, find_operators
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.strategies.engine import Search
-from einnet_explore.strategies.events import Found, Pruned, Refused, SearchEvent
+from einnet_explore.strategies.events import Found, MatchRefused, Pruned, SearchEvent
 from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.support.limits import ROOM
 
-SETTLED = 2_000
+EVENTS_BEFORE_FREEZE = 2_000
 """After so many events, the garbage collector is spared what there is: a search keeps its states, which hold no cycles,
 and to walk over 20,000 of them takes seconds, in which no event comes and nothing can be stopped."""
 
 Observer: TypeAlias = Callable[[SearchEvent], None]
 
 
-class Running:
+class RunningSearch:
     """One search and what it has found so far.
 
     *limit* is in seconds, *states* the most states that it makes: unlike seconds, these are the same whenever it runs.
@@ -59,7 +59,7 @@ class Running:
         self.full = False
         self.candidates: list[Candidate] = []
         self.pruned: list[Pruned] = []
-        self.refused: list[Refused] = []
+        self.refused: list[MatchRefused] = []
         self.first_found: tuple[float, int] | None = None
         self.seconds = 0.0
         self.events = 0
@@ -84,7 +84,7 @@ class Running:
         before, began = self.seconds, time.perf_counter()
         try:
             while (event := self._next(began - before)) is not None:
-                if self.events % SETTLED == 0:
+                if self.events % EVENTS_BEFORE_FREEZE == 0:
                     gc.freeze()
                 for observer in tuple(self._observers):
                     observer(event)
@@ -171,7 +171,7 @@ class Running:
                     self.first_found = (self.seconds, len(self.search.states))
             case Pruned():
                 self.pruned.append(event)
-            case Refused():
+            case MatchRefused():
                 self.refused.append(event)
             case _:
                 pass

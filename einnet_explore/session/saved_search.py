@@ -17,9 +17,9 @@ from einnet_explore.ir import Program, read_path, show_path
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import ALL_RULES, Match
 from einnet_explore.rules.base import BAD_STEP_ERRORS, Rule
-from einnet_explore.session.running_search import Running
+from einnet_explore.session.running_search import RunningSearch
 from einnet_explore.strategies.candidate import Candidate
-from einnet_explore.strategies.events import Pruned, Refused, State
+from einnet_explore.strategies.events import MatchRefused, Pruned, State
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.support.storage import write_atomically
@@ -28,16 +28,16 @@ from einnet_explore.syntax import parse, text
 FORMAT, VERSION = "einnet-explore search", 1
 SUFFIX = ".einx"
 
-R = TypeVar("R", bound=Running)
+R = TypeVar("R", bound=RunningSearch)
 
 
-def to_json(run: Running) -> dict[str, Any]:
+def saved_search_to_json(run: RunningSearch) -> dict[str, Any]:
     """*run* as plain JSON values; one that runs in a thread waits meanwhile, so that all of it is of one moment."""
     with run.paused():
         return _told(run)
 
 
-def _told(run: Running) -> dict[str, Any]:
+def _told(run: RunningSearch) -> dict[str, Any]:
     search = run.search
     return {
         "format": FORMAT,
@@ -66,17 +66,17 @@ def _told(run: Running) -> dict[str, Any]:
     }
 
 
-def save(run: Running, path: str | PathLike[str]) -> None:
+def save_search(run: RunningSearch, path: str | PathLike[str]) -> None:
     """Write *run* to *path*, whole or not at all; raises OSError."""
-    write_atomically(path, json.dumps(to_json(run), ensure_ascii=False) + "\n")
+    write_atomically(path, json.dumps(saved_search_to_json(run), ensure_ascii=False) + "\n")
 
 
-def load(kind: type[R], path: str | PathLike[str], cost: Cost) -> R:
+def load_search(kind: type[R], path: str | PathLike[str], cost: Cost) -> R:
     """The run in the file at *path*; *cost* prices what it finds when it goes on.  Raises OSError or RecordError."""
-    return from_json(kind, load_json(path), cost, str(path))
+    return saved_search_from_json(kind, load_json(path), cost, str(path))
 
 
-def from_json(kind: type[R], data: object, cost: Cost, source: str = "<run>") -> R:
+def saved_search_from_json(kind: type[R], data: object, cost: Cost, source: str = "<run>") -> R:
     """The run that *data* describes; raises RecordError where it has another form or its steps do not apply."""
     if not isinstance(data, dict) or "format" not in data or "version" not in data:
         raise RecordError(f"{source}: expected a saved search, an object with format and version")
@@ -120,7 +120,7 @@ def _read(kind: type[R], data: Mapping[str, Any], cost: Cost) -> R:
         run.pruned.append(Pruned(each["parent"], matches, each["why"], each["twin"]))
     for n, each in enumerate(data["refusals"]):
         _state(each, "state", there, f"refusal {n}")
-    run.refused = [Refused(r["state"], read_path(r["at"]), r["target"], r["why"]) for r in data["refusals"]]
+    run.refused = [MatchRefused(r["state"], read_path(r["at"]), r["target"], r["why"]) for r in data["refusals"]]
     search.pruned, search.complete, search.ended = data["pruned"], data["complete"], data["ended"]
     search.expanded.update(data["expanded"])
     search.best = min((c.seconds for c in run.candidates), default=float("inf"))

@@ -17,12 +17,12 @@ from einnet_explore.syntax import parse, text
 
 MATCHING = "operator_matching"
 
-TAKEN = frozenset(("self", "rule", "at"))
+RESERVED_NAMES = frozenset(("self", "rule", "at"))
 """What ``Session.apply`` itself is given by name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownObjects:
     """The *rules* (without operator matching) and *operators* of a session."""
 
     rules: tuple[Rule[Any], ...]
@@ -33,13 +33,13 @@ FORMAT, VERSION = "einnet-explore session", 1
 SUFFIX = ".eins"
 
 
-def script(derivation: Derivation, known: Known) -> str:
+def script(derivation: Derivation, known: KnownObjects) -> str:
     """The steps of *derivation* as Python that repeats them on a new session that knows what is *known*."""
     used = _used([derivation])
     return "\n".join([*_opening(derivation.start, known, used), *(_apply(s.match) for s in derivation.steps)]) + "\n"
 
 
-def tree_script(nodes: Sequence[Derivation], parents: Sequence[int], here: int, known: Known) -> str:
+def tree_script(nodes: Sequence[Derivation], parents: Sequence[int], here: int, known: KnownObjects) -> str:
     """A whole tree of derivations as Python: every node gets the number that it has.
 
     Files of old hold twins, which applying a rule makes no more: of such a tree each node gets its first twin's number.
@@ -67,7 +67,7 @@ def _used(derivations: Sequence[Derivation]) -> tuple[Rule[Any], ...]:
     return tuple(rule for rule in rules if rule.name != MATCHING)
 
 
-def _opening(program: Program, known: Known, used: tuple[Rule[Any], ...]) -> list[str]:
+def _opening(program: Program, known: KnownObjects, used: tuple[Rule[Any], ...]) -> list[str]:
     held = text(program).replace("\\", "\\\\").replace('"""', r"\"\"\"")
     imports = list[str]()
     given = [
@@ -125,7 +125,7 @@ def place(value: object) -> tuple[str, str]:
 def _apply(match: Match[Any]) -> str:
     done = match.to_json()
     given = {k: v for k, v in done["params"].items() if v is not None}
-    if all(k.isidentifier() and not iskeyword(k) and k not in TAKEN for k in given):
+    if all(k.isidentifier() and not iskeyword(k) and k not in RESERVED_NAMES for k in given):
         params = "".join(f", {k}={v!r}" for k, v in given.items())
         return f"session.apply({done['rule']!r}, at={done['at']!r}{params})"
     # Rules of one's own call their parameters as they like, also what Python has other uses for.

@@ -8,14 +8,14 @@ from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.ir import read_path, show_path
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import Derivation
-from einnet_explore.session.refusals import why_refused
-from einnet_explore.strategies.engine import WORTH, Search
-from einnet_explore.strategies.events import Pruned, Refused
+from einnet_explore.session.refusals import refusal_reason
+from einnet_explore.strategies.engine import MIN_IMPROVEMENT, Search
+from einnet_explore.strategies.events import MatchRefused, Pruned
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.support.wording import counted
 
 
-def why_not(search: Search, derivation: Derivation) -> str:
+def unfollowed_reason(search: Search, derivation: Derivation) -> str:
     """How far *search* went along *derivation*, and why it did not go on.
 
     Programs are compared by their canonical keys.  Raises ValueError where *derivation* starts from a program that is
@@ -45,7 +45,7 @@ def why_not(search: Search, derivation: Derivation) -> str:
     return f"{here}; {options.strategy} leaves out what follows {move} (docs/decisions/0004)"
 
 
-def why_refused_at(search: Search, name: str, state: int, at: str) -> str:
+def refusal_reason_at(search: Search, name: str, state: int, at: str) -> str:
     """Why the rule or library operator *name* does not apply at the scope *at* of *state*; says so where it does.
 
     Raises LookupError for a name, state or scope that is not there.
@@ -57,10 +57,10 @@ def why_refused_at(search: Search, name: str, state: int, at: str) -> str:
     if name not in known:
         raise LookupError(f"no rule or operator is called {name!r}: there are {', '.join(known)}")
     ways = sum(1 for _ in known[name].matches(program, path))
-    return f"{name} applies, in {counted(ways, 'way')}" if ways else why_refused(known[name], program, path)
+    return f"{name} applies, in {counted(ways, 'way')}" if ways else refusal_reason(known[name], program, path)
 
 
-def how_ended(search: Search) -> str:
+def end_text(search: Search) -> str:
     """How *search* ended, in a few words: nothing is left, nothing got cheaper, or it has not come to its end."""
     if search.complete:
         return "complete"
@@ -69,7 +69,7 @@ def how_ended(search: Search) -> str:
     return "not exhausted"
 
 
-def why_unexpanded(search: Search, state: int) -> str | None:
+def unexpanded_reason(search: Search, state: int) -> str | None:
     """Why no moves were made from *state* (yet): the depth, or the end of the run; None if they were."""
     at, options = search.states[state], search.options
     if state in search.expanded or at.phase == "converging":
@@ -82,13 +82,15 @@ def why_unexpanded(search: Search, state: int) -> str | None:
         return f"{here}: the search has not come to it"
     return (
         f"{here}: the search ended before, since in {counted(options.patience, 'level')} "
-        f"nothing got cheaper than {search.cheapest(at.depth):.3g} s by {WORTH:.0%}"
+        f"nothing got cheaper than {search.cheapest(at.depth):.3g} s by {MIN_IMPROVEMENT:.0%}"
     )
 
 
-def why_pruned(search: Search, pruned: Iterable[Pruned], refused: Iterable[Refused], state: int) -> tuple[str, ...]:
+def pruning_reasons(
+    search: Search, pruned: Iterable[Pruned], refused: Iterable[MatchRefused], state: int
+) -> tuple[str, ...]:
     """Why moves out of *state* were not followed: the twin and how it was reached, a refusal, or the run's end."""
     twins = (f"{p.why}, reached by {search.path(p.twin)}" if p.twin else p.why for p in pruned if p.parent == state)
     refusals = (f"{r.target}: {r.why}" for r in refused if r.state == state)
-    left = why_unexpanded(search, state)
+    left = unexpanded_reason(search, state)
     return (*twins, *refusals, *(() if left is None else (left,)))

@@ -20,10 +20,10 @@ from einnet_explore.operators import OPERATORS, Operator, find_operators
 from einnet_explore.rules import ALL_RULES, INTER_RULES, RULES, Derivation, Match, Refused, Rule
 from einnet_explore.rules.base import places
 from einnet_explore.session import records, scripts
-from einnet_explore.session.comparison import Comparison, MappingTable, changed, mapping_table, nearest_operator
-from einnet_explore.session.derivation_tree import Walk
+from einnet_explore.session.comparison import Comparison, MappingTable, changed_paths, mapping_table, nearest_operator
+from einnet_explore.session.derivation_tree import DerivationTree
 from einnet_explore.session.faces import face
-from einnet_explore.session.refusals import Refusal, Refusals, incomplete, why_refused
+from einnet_explore.session.refusals import Refusal, Refusals, is_missing_parameter, refusal_reason
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.options import Options
@@ -35,7 +35,7 @@ from einnet_explore.viz.tables import Matches, TextTable
 from einnet_explore.viz.views import Formula
 
 
-class Applying(Walk):
+class RuleTree(DerivationTree):
     """A walk whose steps are applications of the *known* rules."""
 
     def __init__(self, start: Program, known: tuple[Rule[Any], ...]) -> None:
@@ -62,13 +62,13 @@ class Applying(Walk):
     def _refusals(self, at: Path) -> Iterable[Refusal]:
         for rule in self.known:
             if not any(True for _ in rule.matches(self.program, at)):
-                yield Refusal(rule.name, at, why_refused(rule, self.program, at))
+                yield Refusal(rule.name, at, refusal_reason(rule, self.program, at))
 
     def why_refused(self, rule: str, at: str | Path = "0") -> str:
         """Why *rule* has no legal match at *at*, with the numbers that failed; says so where it has one."""
         known, path = self.rule(rule), self.path(at)
         ways = sum(1 for _ in known.matches(self.program, path))
-        return f"{rule} applies, in {counted(ways, 'way')}" if ways else why_refused(known, self.program, path)
+        return f"{rule} applies, in {counted(ways, 'way')}" if ways else refusal_reason(known, self.program, path)
 
     def path(self, at: str | Path) -> Path:
         """*at* as a path here; raises ValueError or LookupError where there is no such scope."""
@@ -94,11 +94,11 @@ class Applying(Walk):
             try:
                 return rule.match(self.program, at, **params)
             except (KeyError, ValueError) as error:
-                if not incomplete(error):
+                if not is_missing_parameter(error):
                     raise
         legal = list(rule.matches(self.program, at))
         if not legal:
-            raise Refused(f"{where}: {why_refused(rule, self.program, at)}")
+            raise Refused(f"{where}: {refusal_reason(rule, self.program, at)}")
         chosen = [m for m in legal if params.items() <= rule.encode(m.params).items()]
         if len(chosen) != 1:
             some = "; ".join(str(rule.encode(m.params)) for m in (chosen or legal)[:4])
@@ -124,7 +124,7 @@ def _path(at: str, program: Program) -> Path:
         return (named[name], *read_path(at[len(name) + 1 :]))
 
 
-class Session(Applying):
+class Session(RuleTree):
     """A tree of derivations from one program.  ``here`` is a node of it; applying a rule there makes a child.
 
     Places are paths (``"0.1"``), or begin with an equation's name (``"Y.1"``) where that is no number itself.
@@ -204,7 +204,7 @@ class Session(Applying):
         Rules and operators of your own are imported from where they are defined, which may be the notebook itself;
         raises LookupError for one that has no name anywhere.
         """
-        known = scripts.Known(tuple(r for r in self.known if r.name != scripts.MATCHING), self.operators)
+        known = scripts.KnownObjects(tuple(r for r in self.known if r.name != scripts.MATCHING), self.operators)
         with self._lock:
             if branches:
                 return scripts.tree_script(self.nodes, self.parents, self.here, known)
@@ -224,7 +224,7 @@ class Session(Applying):
                 held = scripts.tree_to_json(self.nodes, self.parents, self.here)
             write_atomically(path, json.dumps(held, indent=1, ensure_ascii=False) + "\n")
         else:
-            records.save(path, self.record(case))
+            records.save_record(path, self.record(case))
 
     @staticmethod
     def load(
@@ -273,7 +273,7 @@ class Session(Applying):
     def formula(self) -> Formula:
         """The expression here; what the last step changed is coloured."""
         steps = self.derivation.steps
-        marks = changed(steps[-1].before, steps[-1].after) if steps else ()
+        marks = changed_paths(steps[-1].before, steps[-1].after) if steps else ()
         return Formula(self.program, f"E_{{{len(steps)}}}", marks)
 
     def __repr__(self) -> str:

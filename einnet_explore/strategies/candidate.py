@@ -68,7 +68,7 @@ class Candidate:
         return f"<Candidate {self.state}: {calls}, {steps}, {self.seconds * 1e6:.1f} µs>"
 
 
-def verdict(certificates: tuple[Certificate, ...]) -> str:
+def combined_verdict(certificates: tuple[Certificate, ...]) -> str:
     """``proved`` if all are, ``exact`` if some were evaluated, ``false`` if one is wrong, ``none`` without any."""
     kinds = {c.kind for c in certificates}
     for kind in ("false", "exact", "proved"):
@@ -77,7 +77,7 @@ def verdict(certificates: tuple[Certificate, ...]) -> str:
     return "none"
 
 
-def told(derivation: Derivation) -> list[dict[str, Any]]:
+def steps_to_json(derivation: Derivation) -> list[dict[str, Any]]:
     """The matches of *derivation* in their JSON form: ``replay`` leads from the same start to the same end."""
     return [step.match.to_json() for step in derivation.steps]
 

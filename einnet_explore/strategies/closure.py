@@ -36,7 +36,7 @@ from einnet_explore.support.limits import ROOM, Watch
 
 Calls: TypeAlias = "tuple[Instance, ...]"
 
-CHOICES = 20_000
+MAX_CHOICES = 20_000
 """Up to so many choices of ways for the expressions of a program are looked at, however many expressions there are."""
 
 
@@ -59,7 +59,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ExpressionVariant:
     """One way to run an expression: its cost, the library operators that it calls, its derivation."""
 
     seconds: float
@@ -73,14 +73,14 @@ def compute_bound(program: Program) -> tuple[int, ...]:
 
 
 @dataclass(slots=True)
-class Pieces:
+class ExpressionSearches:
     """Searches of single expressions, each done once, and programs put together from what they found."""
 
     cost: Cost
     limits: Limits
     until: float = 0.0
     seconds: float = 0.0
-    known: dict[Program, tuple[Way, ...]] = field(default_factory=dict)
+    known: dict[Program, tuple[ExpressionVariant, ...]] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ class Pieces:
                 return Derivation(derivation.start, (*derivation.steps, *search.derivation(event.state.id).steps))
         return None
 
-    def ways(self, program: Program, n: int) -> tuple[Way, ...]:
+    def ways(self, program: Program, n: int) -> tuple[ExpressionVariant, ...]:
         """The cheapest ways to run equation *n*: the best by each choice of operators first, then others of these."""
         alone = standalone(program, n)
         if alone not in self.known:
@@ -136,20 +136,20 @@ class Pieces:
                     break
                 if found and self.watch.seconds > until:
                     break
-            ranked: list[tuple[int, Way]] = []
+            ranked: list[tuple[int, ExpressionVariant]] = []
             count: dict[tuple[str, ...], int] = {}
             for calls, (seconds, state) in sorted(found.items(), key=lambda item: item[1]):
                 names = tuple(call.operator for call in calls)
                 count[names] = count.get(names, 0) + 1
                 if count[names] <= self.limits.kinds:
-                    ranked.append((count[names], Way(seconds, calls, search.derivation(state))))
+                    ranked.append((count[names], ExpressionVariant(seconds, calls, search.derivation(state))))
             self.known[alone] = tuple(way for _, way in sorted(ranked, key=lambda pair: pair[0]))
         return self.known[alone]
 
 
-def _ranked(ways: Sequence[tuple[Way, ...]], together: int) -> Iterable[tuple[Way, ...]]:
+def _ranked(ways: Sequence[tuple[ExpressionVariant, ...]], together: int) -> Iterable[tuple[ExpressionVariant, ...]]:
     """The cheapest choice of one of *ways* for each expression, then the *together* whose calls may merge most."""
-    some = _few(ways)
+    some = _limit_choices(ways)
     choices = np.array(list(product(*(range(len(each)) for each in some))), dtype=np.intp)
     if not len(choices):
         return
@@ -157,20 +157,20 @@ def _ranked(ways: Sequence[tuple[Way, ...]], together: int) -> Iterable[tuple[Wa
     for n, each in enumerate(some):
         seconds += np.array([way.seconds for way in each])[choices[:, n]]
     for a, b in combinations(range(len(some)), 2):
-        akin = np.array([[_akin(one.calls, other.calls) for other in some[b]] for one in some[a]])
+        akin = np.array([[_mergeable_pairs(one.calls, other.calls) for other in some[b]] for one in some[a]])
         merging += akin[choices[:, a], choices[:, b]]
     most = [k for k in np.lexsort((seconds, -merging)) if merging[k]][:together]
     for k in dict.fromkeys((int(np.argmin(seconds)), *map(int, most))):
         yield tuple(each[w] for each, w in zip(some, choices[k], strict=True))
 
 
-def _few(ways: Sequence[tuple[Way, ...]]) -> list[tuple[Way, ...]]:
+def _limit_choices(ways: Sequence[tuple[ExpressionVariant, ...]]) -> list[tuple[ExpressionVariant, ...]]:
     """As many of the cheapest *ways* for each expression as make ``CHOICES`` choices at most.
 
     Two for each would be too many where there are many expressions: then only the first of them have two.
     """
-    few, left = max(2, int(CHOICES ** (1 / max(1, len(ways))))), CHOICES
-    some = list[tuple[Way, ...]]()
+    few, left = max(2, int(MAX_CHOICES ** (1 / max(1, len(ways))))), MAX_CHOICES
+    some = list[tuple[ExpressionVariant, ...]]()
     for each in ways:
         some.append(each[: max(1, min(few, left))])
         left //= max(1, len(some[-1]))
@@ -182,7 +182,7 @@ def _calls(program: Program) -> Calls:
     return tuple(e.via for e in program.equations if e.via and e.via.is_library_call)
 
 
-def _akin(one: Calls, other: Calls) -> int:
+def _mergeable_pairs(one: Calls, other: Calls) -> int:
     """How many pairs of calls of two expressions are one operator with at most one attribute that differs."""
     return sum(a.operator == b.operator and _differing(a, b) <= 1 for a, b in product(one, other))
 
@@ -208,7 +208,7 @@ def standalone(program: Program, n: int) -> Program:
 MERGES: tuple[Rule[Any], ...] = (SIBLING_MERGING, BATCH_MERGING)
 
 
-def closed(start: Derivation, rules: tuple[Rule[Any], ...] = MERGES, most: int = 12) -> Iterable[Derivation]:
+def merge_closure(start: Derivation, rules: tuple[Rule[Any], ...] = MERGES, most: int = 12) -> Iterable[Derivation]:
     """*start* and, breadth first, at most *most* programs in all that *rules* make of it; none twice."""
     seen: set[Hashable] = {program_key(start.end)}
     queue = [start]
@@ -216,7 +216,7 @@ def closed(start: Derivation, rules: tuple[Rule[Any], ...] = MERGES, most: int =
         yield member
         if len(queue) >= most:
             continue
-        for match in between(member.end, rules):
+        for match in matches_between(member.end, rules):
             if len(queue) >= most:
                 break
             longer = member.then(match)
@@ -226,7 +226,7 @@ def closed(start: Derivation, rules: tuple[Rule[Any], ...] = MERGES, most: int =
                 queue.append(longer)
 
 
-def between(program: Program, rules: Iterable[Rule[Any]]) -> Iterable[Match[Any]]:
+def matches_between(program: Program, rules: Iterable[Rule[Any]]) -> Iterable[Match[Any]]:
     """The legal matches of *rules* at whole equations, those of library operators among them."""
     for rule in rules:
         for n in range(len(program.equations)):
@@ -238,12 +238,12 @@ def variants(program: Program, cost: Cost, limits: Limits | None = None) -> Iter
 
     The closure's members may still be searched; those of the searches are instantiated throughout.
     """
-    yield from _members(program, Pieces(cost, limits or Limits()))
+    yield from _members(program, ExpressionSearches(cost, limits or Limits()))
 
 
 def candidates(program: Program, cost: Cost, limits: Limits | None = None) -> Iterable[Candidate]:
     """Algorithm 1 whole: executable programs, each with its derivation from *program* and its cost."""
-    pieces = Pieces(cost, limits or Limits())
+    pieces = ExpressionSearches(cost, limits or Limits())
     for member in _members(program, pieces):
         pieces.share(compute_bound(member.end))
         for derivation in pieces.combined(member):
@@ -251,7 +251,7 @@ def candidates(program: Program, cost: Cost, limits: Limits | None = None) -> It
             yield Candidate(0, derivation, seconds, how)
 
 
-def _members(program: Program, pieces: Pieces) -> Iterable[Derivation]:
+def _members(program: Program, pieces: ExpressionSearches) -> Iterable[Derivation]:
     seen: set[Hashable] = set()
     members: list[Derivation] = []
     for member in _expressions(program, pieces.limits):
@@ -270,31 +270,31 @@ def _members(program: Program, pieces: Pieces) -> Iterable[Derivation]:
                 yield done
 
 
-def _merged_on(member: Derivation, pieces: Pieces) -> Iterable[Derivation]:
+def _merged_on(member: Derivation, pieces: ExpressionSearches) -> Iterable[Derivation]:
     """*member* as it is run best, and what merging makes of the library calls that its expressions become."""
     for n, whole in enumerate(pieces.combined(member)):
         if not n:
             yield whole
         elif pieces.late:  # looking for what merges takes its time, too, where there are many expressions
             return
-        for merged in islice(closed(whole, most=pieces.limits.members), 1, None):
+        for merged in islice(merge_closure(whole, most=pieces.limits.members), 1, None):
             yield from islice(pieces.combined(merged), 1)
 
 
 def _expressions(program: Program, limits: Limits) -> Iterable[Derivation]:
     """The closure under merging, and then that of every way to split one of the program's expressions."""
     start = Derivation(program)
-    yield from closed(start, most=limits.members)
-    for match in islice(between(program, (EXPRESSION_SPLITTING,)), limits.members):
+    yield from merge_closure(start, most=limits.members)
+    for match in islice(matches_between(program, (EXPRESSION_SPLITTING,)), limits.members):
         yield start.then(match)
 
 
 __all__ = [
     "MERGES",
     "Limits",
-    "between",
     "candidates",
-    "closed",
     "compute_bound",
+    "matches_between",
+    "merge_closure",
     "variants",
 ]

@@ -18,16 +18,16 @@ from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.ir import Program, show_path
 from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match
-from einnet_explore.rules import Refused as RuleRefused
-from einnet_explore.strategies.events import Found, Pruned, Refused, SearchEvent, State
+from einnet_explore.strategies.events import Found, MatchRefused, Pruned, SearchEvent, State
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.moves import clean
 from einnet_explore.strategies.options import Cost, Options
-from einnet_explore.strategies.strategy import Allowed
+from einnet_explore.strategies.strategy import Restrictions
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(slots=True, eq=False)
-class States:
+class StateTable:
     """Every state that was reached from *start*, numbered in order, candidates among them."""
 
     start: Program
@@ -82,7 +82,7 @@ class States:
         return ", ".join(f"{m.rule.name} at {show_path(m.at)}" for m in matches) or "the start itself"
 
 
-KEEP_PRODUCTS: frozenset[str] = frozenset(
+PRODUCT_PRESERVING_RULES: frozenset[str] = frozenset(
     (
         "summation_splitting", "variable_substitution", "traversal_merging", "boundary_relaxing", "boundary_tightening",
         "eoperator_generation", "expression_fusion",
@@ -90,10 +90,12 @@ KEEP_PRODUCTS: frozenset[str] = frozenset(
 )  # fmt: skip
 """The rules for which ``cost.products`` is argued; one that forms fewer products (a fast algorithm) is none of them."""
 
-Least: TypeAlias = "Callable[[Program], float]"
+LeastCost: TypeAlias = "Callable[[Program], float]"
 
 
-def lower_bound(program: Program, cost: Callable[[Program], tuple[float, str]], least: Least | None = None) -> float:
+def lower_bound(
+    program: Program, cost: Callable[[Program], tuple[float, str]], least: LeastCost | None = None
+) -> float:
     """Seconds that no candidate derived from *program* stays below: what is chosen already, and *least* besides.
 
     A *cost* is a sum over equations, and equations that are instantiated stay as they are until the end.  *least* says
@@ -106,19 +108,19 @@ def lower_bound(program: Program, cost: Callable[[Program], tuple[float, str]], 
 
 
 @dataclass(slots=True, eq=False)
-class Converging:
+class ConvergingDerivation:
     """What finishes the states of *known*, each once; *least* is that of ``Search``."""
 
-    known: States
+    known: StateTable
     cost: Cost
     options: Options
-    allowed: Allowed
-    least: Least | None
+    allowed: Restrictions
+    least: LeastCost | None
     _converged: set[int] = field(default_factory=set, init=False)
     _finished: dict[Hashable, tuple[int, float]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        if any(rule.name not in KEEP_PRODUCTS for rule in self.options.rules):
+        if any(rule.name not in PRODUCT_PRESERVING_RULES for rule in self.options.rules):
             self.least = None
 
     def candidates(self, state: State) -> Iterable[SearchEvent]:
@@ -182,7 +184,7 @@ class Converging:
             if equation.via is None:
                 match = next(iter(EOPERATOR_GENERATION.matches(program, (n,))), None)
                 if match is None:
-                    yield Refused(state.id, (n,), "eOperator", _why_no_eoperator(program, n))
+                    yield MatchRefused(state.id, (n,), "eOperator", _why_no_eoperator(program, n))
                     if matches:
                         yield from self._matched(state, tuple(done), program, (n,))
                     return
@@ -208,6 +210,6 @@ def _why_no_eoperator(program: Program, equation: int) -> str:
     """The refusal of eOperator generation at one equation, in its own words."""
     try:
         EOPERATOR_GENERATION.rewrite(program, (equation,), EOPERATOR_GENERATION.decode(program, (equation,), {}))
-    except RuleRefused as refusal:
+    except Refused as refusal:
         return str(refusal)
     return "eOperator generation proposed nothing"

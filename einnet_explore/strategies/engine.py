@@ -26,27 +26,27 @@ from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.ir import Program
 from einnet_explore.rules import RULES, Match
 from einnet_explore.rules.base import places
-from einnet_explore.strategies.converging import Converging, Least, States
+from einnet_explore.strategies.converging import ConvergingDerivation, LeastCost, StateTable
 from einnet_explore.strategies.events import Level, Pruned, Reached, SearchEvent, State
-from einnet_explore.strategies.instantiation import nearest
-from einnet_explore.strategies.moves import Lazy, Moves, clean
+from einnet_explore.strategies.instantiation import nearest_distance
+from einnet_explore.strategies.moves import LazySequence, Moves, clean
 from einnet_explore.strategies.options import Cost, Options
-from einnet_explore.strategies.strategy import STRATEGIES, Allowed
+from einnet_explore.strategies.strategy import STRATEGIES, Restrictions
 
-WORTH = 0.01
+MIN_IMPROVEMENT = 0.01
 """The part of the best cost by which a candidate has to be cheaper for *patience* to start anew: less is noise."""
 
-DETOURS = 1
+MAX_DETOURS = 1
 """How far a path may leave the most promising move while looking ahead: the sum of the numbers of its moves."""
 
 
 @dataclass(slots=True, eq=False)
-class Search(States):
+class Search(StateTable):
     """The states found so far; ``run`` yields events and may be left and taken up again at any event."""
 
     cost: Cost
     options: Options = field(default_factory=Options)
-    least: Least | None = None
+    least: LeastCost | None = None
     """What the equations of a program that are not instantiated yet cost at least; None: nothing is known of them.
 
     Only asked where every rule keeps products (``bounds.KEEP_PRODUCTS``).
@@ -56,17 +56,17 @@ class Search(States):
     """Whether the run ended for want of something cheaper."""
     expanded: set[int] = field(default_factory=set, init=False)
     """The states whose moves were all made."""
-    _allowed: Allowed = field(init=False)
-    _converging: Converging = field(init=False)
+    _allowed: Restrictions = field(init=False)
+    _converging: ConvergingDerivation = field(init=False)
     _seen: dict[Hashable, State] = field(default_factory=dict, init=False)
-    _children: dict[int, Lazy[Moves]] = field(default_factory=dict, init=False)
+    _children: dict[int, LazySequence[Moves]] = field(default_factory=dict, init=False)
     _ahead: dict[int, State] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         tidy = clean(self.start, rules=self.options.rules)[1]
         given = frozenset(s for program in (self.start, tidy) for at, s in places(program) if len(at) > 1)
-        self._allowed = Allowed(self.options.rules, self.options.fixed, given)
-        self._converging = Converging(self, self.cost, self.options, self._allowed, self.least)
+        self._allowed = Restrictions(self.options.rules, self.options.fixed, given)
+        self._converging = ConvergingDerivation(self, self.cost, self.options, self._allowed, self.least)
 
     def run(self) -> Iterable[SearchEvent]:
         """Search until every state within the depth is expanded, or nothing got better for *patience* levels."""
@@ -81,7 +81,7 @@ class Search(States):
 
         So what a search to one depth says is how a search to the next begins.
         """
-        first = self.reached(0, (), self.start, 0, "start", nearest(self.start, self.options.targets))
+        first = self.reached(0, (), self.start, 0, "start", nearest_distance(self.start, self.options.targets))
         self._seen[program_key(self.start)] = first
         yield Reached(first)
         yield from self._look_ahead(first)
@@ -93,7 +93,7 @@ class Search(States):
                 yield from self._converging.candidates(state)
             yield Level(depth)
             now = self.cheapest(depth)
-            idle = 0 if now < best * (1 - WORTH) else idle + 1
+            idle = 0 if now < best * (1 - MIN_IMPROVEMENT) else idle + 1
             enough = now < float("inf") and idle >= self.options.patience
             if self.options.strategy == "best_first" and enough and any(self._moves(s).reaches(0) for s in level):
                 self.ended = True
@@ -117,7 +117,7 @@ class Search(States):
             _, detours, _, rank, parent = heapq.heappop(queue)
             if parent.depth >= deepest or not self._moves(parent).reaches(rank):
                 continue
-            if detours < DETOURS:
+            if detours < MAX_DETOURS:
                 heapq.heappush(queue, (parent.depth + detours + 1, detours + 1, parent.id, rank + 1, parent))
             matches, program = self._moves(parent)[rank]
             key = program_key(program)
@@ -128,11 +128,11 @@ class Search(States):
                 yield from self._converging.candidates(state)
                 heapq.heappush(queue, (state.depth + detours, detours, state.id, 0, state))
 
-    def _moves(self, state: State) -> Lazy[Moves]:
+    def _moves(self, state: State) -> LazySequence[Moves]:
         """The moves from *state* in order, each computed when it is asked for."""
         if state.id not in self._children:
             strategy = STRATEGIES[self.options.strategy]
-            self._children[state.id] = Lazy(lambda: strategy(state.program, self._allowed))
+            self._children[state.id] = LazySequence(lambda: strategy(state.program, self._allowed))
         return self._children[state.id]
 
     def _explore(self, state: State, after: list[State]) -> Iterable[SearchEvent]:
@@ -166,7 +166,7 @@ class Search(States):
         yield Reached(state)
 
     def _explored(self, parent: State, matches: tuple[Match[Any], ...], program: Program, key: Hashable) -> State:
-        distance = nearest(program, self.options.targets)
+        distance = nearest_distance(program, self.options.targets)
         state = self.reached(parent.id, matches, program, parent.depth + 1, "explorative", distance)
         self._seen[key] = state
         return state

@@ -48,7 +48,7 @@ class Pruned:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class MatchRefused:
     """At state *state* and path *at*, *target* could not be matched or the rest not generated: *why*, with numbers."""
 
     state: int
@@ -74,4 +74,4 @@ class Level:
     depth: int
 
 
-SearchEvent: TypeAlias = Reached | Pruned | Refused | Found | Level
+SearchEvent: TypeAlias = Reached | Pruned | MatchRefused | Found | Level

@@ -39,7 +39,7 @@ from einnet_explore.support.wording import counted
 
 LAW = r"L_{\vec x} \textstyle\sum_{\vec y} f(T[\tau(\vec x, \vec y)]) \mapsto \{L_{\vec x}\, op(T')[\Phi(\vec x)]\}"
 
-REMEMBERED = 1 << 13
+CACHE_ENTRIES = 1 << 13
 LAYOUT = EOperatorKind.LAYOUT.instance
 
 
@@ -59,7 +59,7 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
     named = {name: operator for operator in operators for name in operator.names}
     matched: dict[tuple[Scope, MatchParams], OperatorMatch] = {}
 
-    @lru_cache(REMEMBERED)
+    @lru_cache(CACHE_ENTRIES)
     def ways(scope: Scope) -> tuple[MatchParams, ...]:
         found = dict[MatchParams, OperatorMatch]()
         for operator in operators:
@@ -67,7 +67,7 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
                 found |= {_params(way): way for way in match(scope, operator, limit)}
             except Refused:
                 continue
-        if len(matched) > REMEMBERED:
+        if len(matched) > CACHE_ENTRIES:
             matched.clear()
         matched.update(((scope, params), way) for params, way in found.items())
         return tuple(found)
@@ -83,7 +83,7 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
             raise Refused(f"unknown operator {params.operator!r}, expected one of {', '.join(named)}")
         scope = program.scope_at(at)
         if (known := matched.get((scope, params))) is not None:
-            return instantiated(program, at, known)
+            return instantiate_match(program, at, known)
         try:
             way = fit(
                 scope, named[params.operator], params.operands, _assignment(scope, params), dict(params.attributes)
@@ -93,7 +93,7 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
         wrong = {k: v for k, v in params.attributes if dict(way.attributes).get(k, v) != v}
         if wrong:
             raise Refused(f"{params.operator} is given {wrong}, the scope has {dict(way.attributes)}")
-        return instantiated(program, at, way)
+        return instantiate_match(program, at, way)
 
     def decode(_: Program, __: Path, params: Mapping[str, Any]) -> MatchParams:
         try:
@@ -116,7 +116,7 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
     return Rule("operator_matching", LAW, propose, rewrite, _encode, decode, explain=explain)
 
 
-def nearest(program: Program, operators: tuple[Operator, ...]) -> int | None:
+def nearest_distance(program: Program, operators: tuple[Operator, ...]) -> int | None:
     """The smallest expression distance from a scope of *program* to an operator; None if none is comparable."""
     found = [
         d for _, scope in places(program) for operator in operators if (d := _distance(scope, operator)) is not None
@@ -136,7 +136,7 @@ def _why_unmatched(scope: Scope, operators: tuple[Operator, ...]) -> str:
     return f"{nearest_one.name} matches"
 
 
-def instantiated(program: Program, at: Path, way: OperatorMatch) -> Program:
+def instantiate_match(program: Program, at: Path, way: OperatorMatch) -> Program:
     """*program* with the scope at *at* run by *way*: equations for operands, the call, and a read of its result."""
     used = set(program.names())
     before = list[Equation]()

@@ -32,10 +32,10 @@ from einnet_explore.rules.base import places
 Move: TypeAlias = "tuple[Match[Any], Program]"
 T = TypeVar("T")
 
-REMEMBERED = 1 << 15
+CACHE_ENTRIES = 1 << 15
 
 
-class Lazy(Generic[T]):
+class LazySequence(Generic[T]):
     """What *source* yields, computed when it is first asked for and remembered; threads may share it.
 
     Where a computation is broken off (by an interrupt, say) it starts anew behind what is known, so that nothing is
@@ -77,10 +77,10 @@ class Lazy(Generic[T]):
         return True
 
 
-Local: TypeAlias = "Lazy[tuple[Any, Scope]]"
+Local: TypeAlias = "LazySequence[tuple[Any, Scope]]"
 
 
-def moves(rule: Rule[Any], program: Program, at: Path, scope: Scope) -> Iterable[Move]:
+def rule_moves(rule: Rule[Any], program: Program, at: Path, scope: Scope) -> Iterable[Move]:
     """Each legal match of *rule* at *at*, where *scope* stands, and the program that it leads to."""
     if rule.local:
         for params, new in local_moves(rule, scope, len(at) == 1):
@@ -90,14 +90,14 @@ def moves(rule: Rule[Any], program: Program, at: Path, scope: Scope) -> Iterable
             yield match, match.apply(program).after
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(CACHE_ENTRIES)
 def local_moves(rule: Rule[Any], scope: Scope, whole: bool) -> Local:
     """The parameters that a local *rule* proposes for *scope*, and what it becomes; *whole*: it is an equation's."""
-    program, at = hosted(scope, whole)
-    return Lazy(lambda: ((p, rule.rewrite(program, at, p).scope_at(at)) for p in rule.propose(program, at)))
+    program, at = host_program(scope, whole)
+    return LazySequence(lambda: ((p, rule.rewrite(program, at, p).scope_at(at)) for p in rule.propose(program, at)))
 
 
-def hosted(scope: Scope, whole: bool) -> tuple[Program, Path]:
+def host_program(scope: Scope, whole: bool) -> tuple[Program, Path]:
     """A program that holds *scope* as its equation's, or one level below, and the path to it."""
     if whole:
         return Program((), (Equation("Y", scope),), ("Y",)), (0,)
@@ -132,7 +132,7 @@ def _first(program: Program, final: bool, allowed: frozenset[Rule[Any]]) -> tupl
     return None
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(CACHE_ENTRIES)
 def _due(scope: Scope, whole: bool, final: bool, allowed: frozenset[Rule[Any]]) -> Due:
     """The clean-up that *scope* itself is due, and what it becomes."""
     read = list(accesses(scope.body))

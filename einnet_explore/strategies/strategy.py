@@ -51,15 +51,15 @@ from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
 from einnet_explore.rules.summation_splitting import Splitting
 from einnet_explore.rules.traversal_merging import Merging
 from einnet_explore.rules.variable_substitution import Substitution
-from einnet_explore.strategies.moves import Move, Moves, clean, local_moves, moves
+from einnet_explore.strategies.moves import Move, Moves, clean, local_moves, rule_moves
 
 
-def transforms(scope: Scope) -> bool:
+def is_transform(scope: Scope) -> bool:
     """Whether *scope* is a sum with a table's coefficients: it only awaits its kernel."""
     return any(isinstance(a.source, Table) for a in accesses(scope.body)) and intensity(scope) < COMPUTE_BOUND
 
 
-def grouped(scope: Scope) -> Iterable[tuple[Iterator, Iterator, int]]:
+def tap_groups(scope: Scope) -> Iterable[tuple[Iterator, Iterator, int]]:
     """Every h and r of a filter with the size of the groups of taps that do the fewest products.
 
     Left out are filters of which no group does fewer than the filter itself, or than F(m, R) as it is proposed.
@@ -67,21 +67,21 @@ def grouped(scope: Scope) -> Iterable[tuple[Iterator, Iterator, int]]:
     for h in scope.traversals:
         for r in scope.summations:
             if isinstance(window_of(scope, h, r), Window):
-                sizes = {m: -(-r.extent // m) * products(h.extent, m, m) for m in OUTPUTS if 2 * m - 1 <= RANK}
-                whole = [products(h.extent, m, r.extent) for m in OUTPUTS if m + r.extent - 1 <= RANK]
+                sizes = {m: -(-r.extent // m) * filter_products(h.extent, m, m) for m in OUTPUTS if 2 * m - 1 <= RANK}
+                whole = [filter_products(h.extent, m, r.extent) for m in OUTPUTS if m + r.extent - 1 <= RANK]
                 best = min(sizes, key=lambda m: sizes[m])
                 if best < r.extent and sizes[best] < min((h.extent * r.extent, *whole)):
                     yield h, r, best
 
 
-def products(outputs: int, m: int, taps: int) -> int:
+def filter_products(outputs: int, m: int, taps: int) -> int:
     """How many products F(*m*, *taps*) does for so many *outputs*."""
     return -(-outputs // m) * (m + taps - 1)
 
 
-def in_groups(program: Program, at: Path, scope: Scope) -> Iterable[Moves]:
+def grouped_filters(program: Program, at: Path, scope: Scope) -> Iterable[Moves]:
     """Taps in groups, widened to whole ones, and the filter that each group is; one transform serves all groups."""
-    for h, r, m in grouped(scope):
+    for h, r, m in tap_groups(scope):
         used = {x.name for x in (*scope.traversals, *scope.summations)}
         low = fresh(r.name, used)
         high = fresh(r.name, used | {low})
@@ -106,41 +106,41 @@ def in_groups(program: Program, at: Path, scope: Scope) -> Iterable[Moves]:
             yield (*(s.match for s in done.steps), match), step.after
 
 
-def nested(before: tuple[Match[Any], ...], program: Program, added: int) -> Iterable[Moves]:
+def nested_filters(before: tuple[Match[Any], ...], program: Program, added: int) -> Iterable[Moves]:
     """The filter of one dimension, and before it those that do the same along further dimensions of its window.
 
     The last of *before* *added* equations to *program*; the product of what it transformed is among them.
     """
     done = before[-1]
     made = range(done.at[0], done.at[0] + added)
-    for n in (n for n in made if not transforms(program.equations[n].scope)):
-        for match, changed in moves(done.rule, program, (n,), program.equations[n].scope):
+    for n in (n for n in made if not is_transform(program.equations[n].scope)):
+        for match, changed in rule_moves(done.rule, program, (n,), program.equations[n].scope):
             if match.params.algorithm.shape[0] == done.params.algorithm.shape[0]:
-                yield from nested((*before, match), changed, len(changed.equations) - len(program.equations))
+                yield from nested_filters((*before, match), changed, len(changed.equations) - len(program.equations))
     yield before, program
 
 
-def strided(before: tuple[Match[Any], ...], program: Program) -> Iterable[Moves]:
+def polyphase_filters(before: tuple[Match[Any], ...], program: Program) -> Iterable[Moves]:
     """Filters that the residues of a strided window are: 2h + 2r' + r'' moves by 2, along h and r' alone by one."""
     at = before[-1].at
     scope = program.scope_at(at)
-    for match, changed in moves(BILINEAR_SUBSTITUTION, program, at, scope):
+    for match, changed in rule_moves(BILINEAR_SUBSTITUTION, program, at, scope):
         window = window_of(scope, match.params.traversal, match.params.summation)
         if isinstance(window, Window) and window.step > 1:
-            yield from nested((*before, match), changed, len(changed.equations) - len(program.equations))
+            yield from nested_filters((*before, match), changed, len(changed.equations) - len(program.equations))
 
 
-def substituted(
+def widened_substitutions(
     before: tuple[Match[Any], ...], program: Program, at: Path, wider: frozenset[str], rules: Collection[Rule[Any]]
 ) -> Iterable[Moves]:
     """Each substitution that takes every widened iterator apart, after *before*."""
     scope = program.scope_at(at)
-    for match, changed in moves(VARIABLE_SUBSTITUTION, program, at, scope):
+    for match, changed in rule_moves(VARIABLE_SUBSTITUTION, program, at, scope):
         if wider <= {x.name for x in _divided(match.params)}:
-            yield from substitution(before, match, scope, changed, rules)
+            yield from useful_substitutions(before, match, scope, changed, rules)
 
 
-def substitution(
+def useful_substitutions(
     before: tuple[Match[Any], ...], match: Match[Any], scope: Scope, changed: Program, rules: Collection[Rule[Any]]
 ) -> Iterable[Moves]:
     """The substitution *match* of *scope*, if it serves anything; halves of windows together with a split."""
@@ -150,10 +150,10 @@ def substitution(
     if halved:
         if SUMMATION_SPLITTING in rules:
             yield from _separated((*before, match), scope, params, changed, halved)
-    elif not only_joins(scope, params) and _digits_serve(scope, params, divided):
+    elif not is_mere_join(scope, params) and _digits_serve(scope, params, divided):
         yield (*before, match), changed
         if BILINEAR_SUBSTITUTION in rules:
-            yield from strided((*before, match), changed)
+            yield from polyphase_filters((*before, match), changed)
 
 
 def _separated(
@@ -173,10 +173,10 @@ def _separated(
                 yield (*before, split), split.apply(program).after
 
 
-def phases(before: tuple[Match[Any], ...], program: Program) -> Iterable[Moves]:
+def padded_phases(before: tuple[Match[Any], ...], program: Program) -> Iterable[Moves]:
     """The substitution that *before* ends with, and windows of its phases that read a padded copy of their data."""
     last = before[-1]
-    if last.rule != VARIABLE_SUBSTITUTION or not only_reads(program.scope_at(last.at)):
+    if last.rule != VARIABLE_SUBSTITUTION or not is_rereading(program.scope_at(last.at)):
         return
     inside = (*last.at, 0)
     if (params := phased(program.scope_at(inside))) is not None:
@@ -184,7 +184,7 @@ def phases(before: tuple[Match[Any], ...], program: Program) -> Iterable[Moves]:
         yield (*before, match), match.apply(program).after
 
 
-def only_joins(scope: Scope, params: Substitution) -> bool:
+def is_mere_join(scope: Scope, params: Substitution) -> bool:
     """Whether Φ joins iterators, as digits of one, whose sum is no part of a larger index."""
     joined = [set(i.iterators) for _, i in params.phi if len(i.terms) > 1 and i.affine and not overlaps(i)]
     indices = [set(i.iterators) for a in accesses(scope.body) for i in a.index]
@@ -219,13 +219,13 @@ def _span(index: Index, x: Iterator, radix: int) -> int:
     return hi - lo + (radix - 1) * abs(index.coefficient(x))
 
 
-def only_reads(scope: Scope) -> bool:
+def is_rereading(scope: Scope) -> bool:
     """Whether *scope* only sums up, or re-indexes, a nested scope."""
     return isinstance(scope.body, Access) and isinstance(scope.body.source, Scope)
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class Restrictions:
     """The rules that a search may use, the equations that it leaves alone, and the scopes nested in its start."""
 
     rules: tuple[Rule[Any], ...]
@@ -237,22 +237,22 @@ class Allowed:
         return (
             (at, scope)
             for at, scope in places(program)
-            if program.equations[at[0]].name not in self.fixed and not transforms(scope)
+            if program.equations[at[0]].name not in self.fixed and not is_transform(scope)
         )
 
 
-Strategy = Callable[[Program, Allowed], Iterable[Moves]]
+Strategy = Callable[[Program, Restrictions], Iterable[Moves]]
 
 
-def every_rule(program: Program, allowed: Allowed) -> Iterable[Moves]:
+def paper_moves(program: Program, allowed: Restrictions) -> Iterable[Moves]:
     """Each legal match of each rule at each place, by itself."""
     for at, scope in allowed.places(program):
         for rule in allowed.rules:
-            for match, changed in moves(rule, program, at, scope):
+            for match, changed in rule_moves(rule, program, at, scope):
                 yield (match,), changed
 
 
-def choices(program: Program, allowed: Allowed) -> Iterable[Moves]:
+def best_first_moves(program: Program, allowed: Restrictions) -> Iterable[Moves]:
     """Each choice, followed by the clean-ups."""
     before, program = clean(program, rules=allowed.rules)
     for matches, changed in _choices(program, allowed):
@@ -260,7 +260,7 @@ def choices(program: Program, allowed: Allowed) -> Iterable[Moves]:
         yield (*before, *matches, *after), tidied
 
 
-def _choices(program: Program, allowed: Allowed) -> Iterable[Moves]:
+def _choices(program: Program, allowed: Restrictions) -> Iterable[Moves]:
     """The choices of every place and rule, in turn one of each: the first of each kind are the most promising.
 
     Splits that sum over every moving window outside come first, then substitutions (all skews, or all residues, at
@@ -284,9 +284,9 @@ def _ranked(rules: tuple[Rule[Any], ...]) -> list[Rule[Any]]:
     return [rule for rule in first if rule in rules] + rest
 
 
-def _of(rule: Rule[Any], program: Program, at: Path, scope: Scope, allowed: Allowed) -> Iterable[Moves]:
+def _of(rule: Rule[Any], program: Program, at: Path, scope: Scope, allowed: Restrictions) -> Iterable[Moves]:
     """The choices that start with *rule* at *at*, where *scope* stands."""
-    if rule in (SUMMATION_SPLITTING, VARIABLE_SUBSTITUTION, BOUNDARY_RELAXING) and only_reads(scope):
+    if rule in (SUMMATION_SPLITTING, VARIABLE_SUBSTITUTION, BOUNDARY_RELAXING) and is_rereading(scope):
         return
     rules = allowed.rules
     if _summed_up(program, at):
@@ -296,22 +296,22 @@ def _of(rule: Rule[Any], program: Program, at: Path, scope: Scope, allowed: Allo
             yield from (((match,), changed) for match, changed in _splits(program, at, scope))
         return
     if rule == BILINEAR_SUBSTITUTION and {BOUNDARY_RELAXING, VARIABLE_SUBSTITUTION} <= set(rules):
-        yield from in_groups(program, at, scope)
-    for match, changed in moves(rule, program, at, scope):
+        yield from grouped_filters(program, at, scope)
+    for match, changed in rule_moves(rule, program, at, scope):
         match match.params:
             case Wider(ranges):
                 wider = frozenset(x.name for x, _, _ in ranges)
                 if BOUNDARY_TIGHTENING in rules:
                     yield from _windowed(match, changed, at, wider)
                 if VARIABLE_SUBSTITUTION in rules:
-                    yield from substituted((match,), changed, at, wider, rules)
+                    yield from widened_substitutions((match,), changed, at, wider, rules)
             case Substitution():
-                for done, after in substitution((), match, scope, changed, rules):
+                for done, after in useful_substitutions((), match, scope, changed, rules):
                     yield done, after
                     if BOUNDARY_TIGHTENING in rules:
-                        yield from phases(done, after)
+                        yield from padded_phases(done, after)
             case Filter():
-                yield from nested((match,), changed, len(changed.equations) - len(program.equations))
+                yield from nested_filters((match,), changed, len(changed.equations) - len(program.equations))
             case Merging(access) if _summing(scope, access) not in (None, *allowed.given):
                 continue
             case _ if rule != BOUNDARY_RELAXING:
@@ -322,12 +322,12 @@ def _splits(program: Program, at: Path, scope: Scope) -> Iterable[Move]:
     """The splits of *scope*; the one that sums over all that moves along with a traversal outside comes first."""
     moving = {y for a in accesses(scope.body) for i in a.index if overlaps(i) for y in i.iterators}
     moving &= {y for y in scope.summations if y.extent > 1}
-    return sorted(moves(SUMMATION_SPLITTING, program, at, scope), key=lambda m: set(m[0].params.outer) != moving)
+    return sorted(rule_moves(SUMMATION_SPLITTING, program, at, scope), key=lambda m: set(m[0].params.outer) != moving)
 
 
 def _windowed(first: Match[Any], program: Program, at: Path, wider: frozenset[str]) -> Iterable[Moves]:
     """The widening *first* and a window that moves within every widened range."""
-    for match, changed in moves(BOUNDARY_TIGHTENING, program, at, program.scope_at(at)):
+    for match, changed in rule_moves(BOUNDARY_TIGHTENING, program, at, program.scope_at(at)):
         if wider <= {h.name for h, _, _ in match.params.window}:
             yield (first, match), changed
 
@@ -340,7 +340,7 @@ def _summing(scope: Scope, access: int) -> Scope | None:
 
 def _summed_up(program: Program, at: Path) -> bool:
     """Whether the scope at *at* is read by one that only sums it up."""
-    return len(at) > 1 and bool((reader := program.scope_at(at[:-1])).summations) and only_reads(reader)
+    return len(at) > 1 and bool((reader := program.scope_at(at[:-1])).summations) and is_rereading(reader)
 
 
-STRATEGIES: dict[str, Strategy] = {"best_first": choices, "paper": every_rule}
+STRATEGIES: dict[str, Strategy] = {"best_first": best_first_moves, "paper": paper_moves}

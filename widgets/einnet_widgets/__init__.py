@@ -35,11 +35,11 @@ __all__ = [
 
 def _register() -> None:
     """Let sessions be shown by their explorer in notebooks, and be written as pages."""
-    from einnet_explore.session.faces import register
+    from einnet_explore.session.faces import register_face
     from einnet_explore.session.quiz import Quiz
     from einnet_explore.session.session import Session
 
-    register(PageFace())
+    register_face(PageFace())
     try:
         from IPython import get_ipython
     except ImportError:

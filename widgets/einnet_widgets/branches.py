@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import show_path
 from einnet_explore.session.session import Session
-from einnet_explore.strategies.instantiation import nearest
+from einnet_explore.strategies.instantiation import nearest_distance
 from einnet_explore.viz.tables import format_parameters
 from einnet_widgets.look import Look, Shown, certified, formula, marks
 
@@ -46,7 +46,7 @@ def compared(session: Session, look: Look) -> Shown | None:
             **formula(program),
             "id": node,
             "marks": marks(paths, kind),
-            "distance": nearest(program, look.operators(session)),
+            "distance": nearest_distance(program, look.operators(session)),
             "seconds": program_seconds(program)[0],
         }
         for node, program, paths, kind in zip(

@@ -9,10 +9,10 @@ from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program, read_path, show_path
 from einnet_explore.rules import Match
 from einnet_explore.rules.base import places
-from einnet_explore.session.comparison import changed
+from einnet_explore.session.comparison import changed_paths
 from einnet_explore.session.session import Session
-from einnet_explore.strategies.candidate import verdict
-from einnet_explore.strategies.instantiation import nearest
+from einnet_explore.strategies.candidate import combined_verdict
+from einnet_explore.strategies.instantiation import nearest_distance
 from einnet_explore.viz.tables import format_parameters
 from einnet_widgets.look import Look, Reach, Shown, certified, formula, marks, named_scopes, settled
 
@@ -47,7 +47,7 @@ def expression(session: Session, look: Look) -> Shown:
         "at": settled(session, look),
         "paths": [show_path(path) for path, _ in named_scopes(program)],
         "names": {show_path(path): name for path, name in named_scopes(program)},
-        "distance": nearest(program, look.operators(session)),
+        "distance": nearest_distance(program, look.operators(session)),
         "seconds": program_seconds(program)[0],
         "certificate": proof(session),
         "marks": {},
@@ -55,10 +55,10 @@ def expression(session: Session, look: Look) -> Shown:
     }
     if steps:
         last = steps[-1]
-        shown["marks"] = marks(changed(last.before, last.after), "new")
+        shown["marks"] = marks(changed_paths(last.before, last.after), "new")
         shown["before"] = {
             **formula(last.before),
-            "marks": marks(changed(last.after, last.before), "old"),
+            "marks": marks(changed_paths(last.after, last.before), "old"),
             "rule": last.match.rule.name,
             "at": show_path(last.match.at),
         }
@@ -71,7 +71,7 @@ def proof(session: Session) -> Shown | None:
     way = session.way()[1:]
     if not way or any(node not in known for node in way):
         return None
-    kind = verdict(tuple(known[node] for node in way))
+    kind = combined_verdict(tuple(known[node] for node in way))
     worst = next(known[node] for node in way if known[node].kind == kind)
     return {"kind": kind, "says": f"{len(way)} step{'s' * (len(way) > 1)}; the weakest: {certified(worst)}"}
 
@@ -81,11 +81,11 @@ def rules(session: Session, look: Look) -> Shown:
     at = settled(session, look)
     program, targets = session.program, look.operators(session)
     matches = _matches(session, at, look.reach)
-    far, cost = nearest(program, targets), program_seconds(program)[0]
+    far, cost = nearest_distance(program, targets), program_seconds(program)[0]
     rows, spent = list[Shown](), 0
     for match in matches[:LISTED]:
         after = match.apply(program).after
-        now = nearest(after, targets)
+        now = nearest_distance(after, targets)
         row = {
             **match.to_json(),
             "says": format_parameters(match),
@@ -165,4 +165,4 @@ def _matches(session: Session, at: str, reach: Reach) -> tuple[Match[Any], ...]:
 
 
 def _previewed(before: Program, after: Program) -> Shown:
-    return {**formula(after), "marks": marks(changed(before, after), "new")}
+    return {**formula(after), "marks": marks(changed_paths(before, after), "new")}

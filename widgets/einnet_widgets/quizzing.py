@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from einnet_explore.ir import Program, show_path
-from einnet_explore.session.comparison import changed
+from einnet_explore.session.comparison import changed_paths
 from einnet_explore.session.quiz import Quiz
 from einnet_explore.syntax import latex, text
 from einnet_widgets.face import Face
@@ -72,7 +72,7 @@ class QuizView(Face):
         }
         if not quiz.over:
             asked = quiz.question()
-            marks = {show_path(path): "new" for path in changed(asked.before, asked.after)}
+            marks = {show_path(path): "new" for path in changed_paths(asked.before, asked.after)}
             shown |= {"before": _formula(asked.before), "after": {**_formula(asked.after), "marks": marks}}
         self.quiz = shown
 

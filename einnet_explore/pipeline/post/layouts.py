@@ -31,7 +31,7 @@ from einnet_explore.pipeline.post.steps import (
     merge_scopes,
 )
 from einnet_explore.rules import STORAGE_LAYOUT, Derivation, Refused
-from einnet_explore.rules.storage_layout import Stored, moved, stored
+from einnet_explore.rules.storage_layout import Stored, map_index, with_layout
 
 Price = Callable[[Equation], float]
 """The seconds of one run of an equation, as its ``via`` says."""
@@ -129,13 +129,13 @@ class LayoutProblem:
             if layout:
                 phi = self.phi(name, layout)
                 try:
-                    made = Equation(name, stored(equation_named(self.program, name).scope, phi)).tensor
+                    made = Equation(name, with_layout(equation_named(self.program, name).scope, phi)).tensor
                 except Refused:
                     return None
                 if name == e.name:
-                    scope = stored(scope, phi)
+                    scope = with_layout(scope, phi)
                 else:
-                    scope = map_reads(scope, name, lambda a, t=made, f=phi: Access(t, moved(f, a.index)))  # type: ignore[misc]
+                    scope = map_reads(scope, name, lambda a, t=made, f=phi: Access(t, map_index(f, a.index)))  # type: ignore[misc]
         return _alone(replace(e, scope=scope, via=None), e)
 
     def phi(self, name: str, layout: int) -> Bijection:
@@ -155,14 +155,14 @@ class LayoutProblem:
         back = self.phi(name, after)
         xs = equation_named(self.program, name).scope.traversals
         old = tuple(back.to_target[x] for x in xs)
-        index = moved(self.phi(name, before), old) if before else old
+        index = map_index(self.phi(name, before), old) if before else old
         copy = Equation(f"{name}__copy", Scope(back.target, (), Access(source, index)))
         made = generate_equation(Derivation(_program(copy)), copy.name)
         return 0.0 if isinstance(made, str) else self._seconds(made.end.equations[0])
 
     def _tensor(self, name: str, layout: int) -> Tensor:
         e = equation_named(self.program, name)
-        return Equation(name, stored(e.scope, self.phi(name, layout))).tensor if layout else e.tensor
+        return Equation(name, with_layout(e.scope, self.phi(name, layout))).tensor if layout else e.tensor
 
     def applied(
         self, derivation: Derivation, changed: Mapping[str, int], copies: Iterable[Transform], taken: list[Mode]
