@@ -108,7 +108,7 @@ def _started() -> subprocess.Popen[str] | None:
     here = os.getpid()
     if here in _children or here in _gone:
         return _children.get(here)
-    command = [sys.executable, str(Path(__file__).with_name("trial_child.py")), str(_runtime())]
+    command = [sys.executable, str(Path(__file__).with_name("sandbox_child.py")), str(_runtime())]
     try:
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
