@@ -47,9 +47,9 @@ def choose(scope: Scope = SCOPE, machine: Machine = MACHINE) -> RegisterTile | N
 def test_cuts_tell_tiles_apart() -> None:
     assert FORM is not None
     every = list(register_tiles(FORM, MACHINE))
-    assert len({tile.cut for tile in every}) == len(every) > 50
+    assert len({tile.parameters for tile in every}) == len(every) > 50
     for tile in every[::17]:
-        assert list(register_tiles(FORM, MACHINE, tile.cut)) == [tile]
+        assert list(register_tiles(FORM, MACHINE, tile.parameters)) == [tile]
 
 
 def test_a_choice_is_searched_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

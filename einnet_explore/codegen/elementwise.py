@@ -1,13 +1,10 @@
-r"""The element-wise kernel: packs in a grid-stride loop, and what is left over (OneFlow's ``ApplyGeneric``).
-
-How an element-wise kernel is launched: a pure function of length, types, addresses and device.
+r"""Element-wise kernels after OneFlow's ``ApplyGeneric``: packs in a grid-stride loop, a tail, pairs of halves.
 
 .. math::  pack = \min_T \min(8, 16 / |T|), \qquad
            blocks = \max(1, \min(\lceil packs / 256 \rceil,\ SMs \cdot threads / 256 \cdot 32))
 
+The launch is a pure function of length, types, addresses and device.
 Source: the OneFlow document, sections 1 and 2 (``kBlockSize``, ``kNumWaves``, ``kMaxPackBytes``, ``kMaxPackSize``).
-
-Element-wise kernels after OneFlow's template: packs, waves, pairs of halves, functors of any number of operands.
 """
 
 from __future__ import annotations
@@ -47,10 +44,10 @@ from einnet_explore.ir import Access, Apply, Scalar, Tensor
 from einnet_explore.support.errors import Refused
 
 BLOCK_REGISTERS, THREAD_REGISTERS = 64 * 1024, 255
-"""What a block may have at most, and a thread."""
+"""Registers of a block and of a thread, at most."""
 
 BLOCK_THREADS = 1 << (BLOCK_REGISTERS // THREAD_REGISTERS).bit_length() - 1
-"""Threads a block: as many as have registers even if each takes the most, rounded down to a power of two (256)."""
+"""Threads of a block: all have registers even if each takes the most, rounded down to a power of two (256)."""
 
 MAX_WAVES = 32
 MAX_PACK_BYTES = 128 // 8
@@ -59,7 +56,7 @@ MAX_PACK_SIZE = 8
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A device: its multiprocessors, and how many threads are resident on each at most."""
+    """A device: its multiprocessors, and the threads resident on each, at most."""
 
     multiprocessors: int
     threads: int = 2048
@@ -85,25 +82,25 @@ class ElementwiseLaunch:
 
 
 def pack_size(kinds: Iterable[Type]) -> int:
-    """Elements a pack: at most 8, and at most 128 bits of the widest of *kinds*."""
+    """Return the elements of a pack: at most 8, and at most 128 bits of the widest of *kinds*."""
     return min((min(MAX_PACK_SIZE, MAX_PACK_BYTES // k.size) for k in kinds), default=1)
 
 
 def block_count(packs: int, gpu: Gpu) -> int:
-    """Blocks for *packs* packs: at least one, no more than have work, no more than 32 waves."""
+    """Return the blocks for *packs* packs: at least one, at most one a block's packs, at most 32 waves."""
     return max(1, min(-(-packs // BLOCK_THREADS), gpu.most_blocks))
 
 
 def index_type(length: int, pack: int, count: int) -> Type:
-    """int32 where no position, nor the one a thread goes on to after its last, is beyond 2³¹-1; else int64."""
+    """Return int32 if no position, nor a thread's first one past the end, exceeds 2³¹-1; else int64."""
     return I32 if length + count * BLOCK_THREADS * pack < 1 << 31 else I64
 
 
 def plan_launch(length: int, kinds: Sequence[Type], addresses: Sequence[int], gpu: Gpu = A100) -> ElementwiseLaunch:
-    """The launch for *length* elements of each of *kinds*, one array each, at *addresses* (in bytes).
+    """Return the launch for *length* elements of each of *kinds*, one array each, at *addresses* (in bytes).
 
-    Where one of them is not a multiple of its pack's bytes all elements go one by one.  Raises Refused for a
-    negative length, for a device without a full block, and where there is not one address a type.
+    If an address is not a multiple of its pack's bytes, all elements are processed singly. Raises Refused for a
+    negative length, for a device without a full block, and unless there is one address for each type.
     """
     if length < 0 or len(kinds) != len(addresses) or gpu.most_blocks < 1:
         raise Refused(
@@ -123,9 +120,9 @@ OperandValues = Mapping[str, Expr]
 
 
 def functor_arguments(functor: Functor) -> tuple[Array, ...]:
-    """The arrays that a kernel of *functor* takes, in order: result, operands, scalars.
+    """Return the arrays that a kernel of *functor* takes, in order: result, operands, scalars.
 
-    The result may be one of the operands: each position is read before it is written, and by the same thread.
+    The result may be one of the operands: the same thread reads each position before it writes it.
     """
     return (
         Array(RESULT_NAME, functor.output, noalias=False),
@@ -135,10 +132,10 @@ def functor_arguments(functor: Functor) -> tuple[Array, ...]:
 
 
 def elementwise_kernel(functor: Functor, launch: ElementwiseLaunch) -> Kernel:
-    """The kernel of *functor* for a *launch*: its text depends on pack, index type and whether there is a tail.
+    """Return the GPU kernel of *functor*; its text depends on pack, index type and the presence of a tail.
 
-    Parameters: result, operands, scalars, then how many packs and how many single elements.  Halves are made in pairs
-    where the functor can and the pack is even.  Raises Refused for a pack below 1.
+    Parameters: result, operands, scalars, number of packs, number of single elements. Halves are computed in pairs if
+    the functor can and the pack is even. Raises Refused for a pack below 1.
     """
     pack, kind = launch.pack, launch.index
     if pack < 1:
@@ -167,9 +164,9 @@ def elementwise_kernel(functor: Functor, launch: ElementwiseLaunch) -> Kernel:
 
 
 def elementwise_host_kernel(functor: Functor) -> Kernel:
-    """The kernel of *functor* for a CPU: every block takes neighbouring elements, and compilers make the packs.
+    """Return the CPU kernel of *functor*: a block takes neighbouring elements, and compilers vectorise it.
 
-    Parameters: result, operands, scalars, then how many elements there are, and how many a block takes.
+    Parameters: result, operands, scalars, number of elements, elements of a block.
     """
     result, *rest = functor_arguments(functor)
     inputs = rest[: len(functor.operands)]
@@ -187,7 +184,7 @@ def elementwise_host_kernel(functor: Functor) -> Kernel:
 
 
 def aligned_kernel(functor: Functor, length: int) -> Kernel:
-    """The kernel for aligned arrays of *length* elements."""
+    """Return the kernel for aligned arrays of *length* elements."""
     return elementwise_kernel(functor, plan_launch(length, functor.kinds, [0] * len(functor.kinds)))
 
 
@@ -204,7 +201,7 @@ def _scalars(functor: Functor, arrays: Iterable[Array]) -> tuple[list[Statement]
 def _pack(
     functor: Functor, fixed: OperandValues, result: Array, inputs: Iterable[Array], at: Expr, pack: int
 ) -> Iterable[Statement]:
-    """Fetch a pack of each operand, compute, and put the result's pack."""
+    """Load a pack of each operand, compute, and store the result's pack."""
     own = {array: _own(array, pack) for array in inputs}
     for array, copy in own.items():
         yield LocalArray(copy)
@@ -227,7 +224,7 @@ def _own(array: Array, pack: int) -> Array:
 
 
 def _pairs(functor: Functor, fixed: OperandValues, made: Array, own: tuple[Array, ...], j: Var) -> Iterable[Statement]:
-    """Two elements at once: OneFlow's ``Apply2``."""
+    """Compute two elements at once: OneFlow's ``Apply2``."""
     match _single_half_operation(functor):
         case (op, a, b):
             names = [n for n, _ in functor.operands]
@@ -245,7 +242,7 @@ def _pairs(functor: Functor, fixed: OperandValues, made: Array, own: tuple[Array
 
 
 def _single_half_operation(functor: Functor) -> tuple[str, str, str] | None:
-    """(operation, operand, operand) where that is all, and all of it is half precision: one instruction does two."""
+    """Return (operation, operand, operand) if that is all, in half precision: one instruction computes two."""
     kinds = dict(functor.operands)
     match functor.body:
         case Apply(("+" | "-" | "*") as op, (Access(Tensor(a)), Access(Tensor(b)))):
@@ -259,7 +256,7 @@ def _value(functor: Functor, fixed: OperandValues, arrays: Iterable[Array], at: 
 
 
 def _computed(functor: Functor, values: OperandValues) -> Expr:
-    """The functor's body of *values*, as the result's type in memory takes it."""
+    """Return the functor's body of *values*, in the result's type."""
     kind = functor.computed
 
     def read(source: object, _: object) -> Expr:

@@ -1,6 +1,6 @@
-"""What is done with the elements at one position: scalar expressions, composed, and the type they are computed in.
+"""Element-wise expressions: composed scalar functions of the elements at one position, and their arithmetic type.
 
-Expressions that are element-wise: every read is at the position that is written, or at one fixed position.
+Every read is at the position that is written, or at one fixed position.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from einnet_explore.support.errors import Refused
 
 
 def operand_read(name: str) -> Access:
-    """The element of the operand *name*, in a functor's body."""
+    """Return the element of operand *name*, in a functor's body."""
     return Tensor(name, ())[()]
 
 
 @node
 class Functor(Node):
-    """``output = body``: *body* reads each of *operands*, and each of *scalars*, by ``operand(name)``.
+    """``output = body``: *body* reads each of *operands* and of *scalars* by ``operand_read(name)``.
 
-    An operand has an element at every position; a scalar has one for all, read once by each thread: what OneFlow's
-    factories make of their arguments.  Raises Refused where the body reads something else, compares indices, or
-    where the types have no common one.
+    An operand has an element at every position. A scalar has one for all positions, which each thread reads once, like
+    the arguments of OneFlow's functor factories. Raises Refused if the body has other reads or compares indices, and
+    for types without a common one.
     """
 
     body: Scalar
@@ -64,21 +64,21 @@ class Functor(Node):
 
     @property
     def kinds(self) -> tuple[Type, ...]:
-        """The types of the arrays that are walked along: the result's and the operands'."""
+        """The types of the arrays that have an element at every position: the result's and the operands'."""
         return (self.output, *(k for _, k in self.operands))
 
     @property
     def computed(self) -> Type:
-        """The type of the arithmetic: NumPy's common type of all, of at least 32 bits; half precision goes as single.
+        """The type of the arithmetic: NumPy's common type of all, of at least 32 bits; float32 for half precision.
 
-        Raises Refused for an integer result of floating operands, which would lose fractions unasked, and for
-        uint64 beside signed integers, which have no common integer type.
+        Raises Refused for an integer result of floating operands, which would lose fractions, and for uint64 with
+        signed integers, which have no common integer type.
         """
         return common_type(self.name, self.output, tuple(k for _, k in (*self.operands, *self.scalars)))
 
     @property
     def paired(self) -> bool:
-        """Whether two halves can be made at a time: the result is one, and the arithmetic single."""
+        """True if two halves can be computed at a time: a half-precision result of float32 arithmetic."""
         return self.output == F16 and self.computed == F32
 
 
@@ -94,7 +94,7 @@ class _Mix:
 
 
 def common_type(name: str, output: Type, given: tuple[Type, ...]) -> Type:
-    """The type in which *output* is computed of *given*; see ``Functor.computed``."""
+    """Return the type in which *output* is computed from *given*; see ``Functor.computed``."""
     mix = _Mix(name, output, given)
     if output.kind != "float" and any(k.kind == "float" for k in given):
         raise mix.refused("fractions would be lost; the result must be of a floating type")
@@ -109,10 +109,10 @@ def common_type(name: str, output: Type, given: tuple[Type, ...]) -> Type:
 
 
 def compose_functors(outer: Functor, at: Mapping[str, Functor]) -> Functor:
-    """*outer* with the operands named in *at* computed by other functors, in one go.
+    """Return *outer* with the operands in *at* computed by other functors.
 
-    Operands of one name are one operand.  Intermediate results keep the precision of the arithmetic: they are not
-    rounded to the inner functors' results.  Raises Refused where a name is no operand, or has two types.
+    Operands of one name are one operand. Intermediate results keep the precision of the arithmetic; they are not
+    rounded to the inner functors' types. Raises Refused for a name that is not an operand, or has two types.
     """
     names = {n for n, _ in outer.operands}
     if missing := sorted(set(at) - names):
@@ -143,10 +143,10 @@ def _without_indices(body: Scalar, name: str) -> None:
 def build_functor(
     scope: Scope, name: str = "elementwise", kind: Type = F32, kinds: Mapping[str, Type] | None = None
 ) -> Functor:
-    """*scope* as a functor over its elements in memory order, all of *kind* unless *kinds* says otherwise by name.
+    """Return *scope* as a functor over its elements in memory order, of type *kind* or, by name, of *kinds*.
 
-    Scopes that it reads are put in.  A tensor with a single element is a scalar.  Raises Refused, with the read or
-    the condition in question, where the expression is not element-wise, and for types without a common one.
+    Scopes that it reads are inlined.  A tensor with a single element is a scalar.  Raises Refused, with the read or the
+    condition in question, if the expression is not element-wise, and for types without a common one.
     """
     given = kinds or {}
     found: dict[str, bool] = {}
@@ -172,7 +172,7 @@ def build_functor(
 
 
 def _flat(scope: Scope, name: str) -> Scalar:
-    """The body of *scope* with the scopes that it reads put in."""
+    """Return the body of *scope* with the scopes that it reads inlined."""
     if scope.summations:
         sums = ", ".join(f"{s.name}:{s.lo}..{s.hi}" for s in scope.summations)
         raise Refused(f"{name} has {scope.reduce}[{sums}]: a reduction is not element-wise")
@@ -197,7 +197,7 @@ def _check_inside(access: Access, name: str) -> None:
 
 
 def _is_scalar_read(access: Access, scope: Scope, name: str) -> bool:
-    """False where *access* is at the position that is written, True where it is at the only one there is."""
+    """True if *access* reads the only element of its source, False if it reads the position that is written."""
     _check_inside(access, name)
     address = flat_address(access)
     here = flat_index((x - x.lo for x in scope.traversals), scope.shape)

@@ -1,19 +1,11 @@
-r"""Kernels for GPUs that move memory: every element of the result by one thread, neighbours by neighbouring threads.
+r"""Kernels for GPUs that move memory: one thread computes an element or a pack of the result.
 
 .. math::  Y[\vec x] = \bigoplus_{\vec y} f(T[\tau(\vec x, \vec y)]), \qquad |\vec y| \text{ small}
 
-Memory is fast where neighbouring threads touch neighbouring elements.  They go along the innermost dimension of the
-result (``straight``); a read whose neighbours lie along another dimension goes through a tile (``tiled``).
-
-What kernels that move memory are written of: arrays, places, and the value at one point.
-
-A thread for every pack of the result, along its innermost dimension: four elements at a time where that can be.
-
-Through shared memory: loaded along one dimension, written along the other.
-
-A tile is one element wider than it is long, so that its columns lie in different banks.
-
-Kernels for GPUs that move memory: each element of the result by one thread, straight or through shared memory.
+Neighbouring threads go along the innermost dimension of the result, so that they write neighbouring elements
+(``direct_copy``, four elements a thread where possible).  A read whose neighbours lie along another dimension goes
+through a tile in shared memory (``tiled_copy``), loaded along that dimension and written along the innermost one.
+Tiles are one element wider than they are long, so that columns lie in different banks.
 """
 
 from __future__ import annotations
@@ -63,14 +55,14 @@ COPY_THREADS = 256
 
 
 def depends_on_any(access: Access, along: Iterable[Iterator]) -> bool:
-    """Whether *access* reads something else as one of *along* goes on."""
+    """True if the position of *access* depends on one of *along*."""
     moving_ones = {x for i in access.index for x in i.iterators}
     return any(x in moving_ones for x in along)
 
 
 @dataclass(frozen=True)
 class CopyFrame:
-    """The kernel *name* of *scope* in numbers of *kind*; *body* is the scope's, with everything put in."""
+    """The kernel *name* of *scope* for elements of *kind*; *body* is the scope's, with nested scopes inlined."""
 
     scope: Scope
     body: Scalar
@@ -84,12 +76,12 @@ class CopyFrame:
 
     @property
     def inner(self) -> Iterator:
-        """The dimension that threads go along."""
+        """The dimension of neighbouring threads."""
         return self.axes[-1]
 
     @cached_property
     def reads(self) -> tuple[Access, ...]:
-        """Everything that is read, once."""
+        """All reads, each once."""
         return tuple(dict.fromkeys(accesses(self.body)))
 
     @cached_property
@@ -106,13 +98,13 @@ class CopyFrame:
 
     @cached_property
     def wide(self) -> Type:
-        """The type of places: 64 bits where 32 do not reach, the ends of the last block included."""
+        """The type of positions: 64 bits if 32 are too few, including the end of the last block."""
         far = max(self.result.size, *(a.size for a in self.memory.values()), 0) + 8 * COPY_THREADS
         spans = [max(map(abs, i.bounds)) for a in self.reads for i in (flat_address(a), *a.index)]
         return I32 if max(far, *spans, 0) < 1 << 31 else I64
 
     def kernel(self, body: tuple[Statement, ...], threads: int, blocks: int) -> Kernel:
-        """*body* in so many *blocks*; raises Refused where they are too many."""
+        """Return a kernel of so many *blocks*; raises Refused if they are too many."""
         if blocks >= 1 << 31:
             raise Refused(f"{self.name}: {blocks} blocks are more than a device takes")
         return Kernel(self.name, (*self.memory.values(), self.result), body, (threads, 1, 1), (blocks, 1, 1))
@@ -120,7 +112,7 @@ class CopyFrame:
     def digits(
         self, number: Expr, axes: Iterable[Iterator], pack: int = 1
     ) -> tuple[dict[Iterator, Expr], list[Statement]]:
-        """What iterators stand for where *number* counts the points of *axes*, in packs along the innermost one."""
+        """Split *number*, which counts the points of *axes* in packs along the innermost one, into iterator values."""
         at: dict[Iterator, Expr] = {x: Literal(x.lo, self.wide) for x in self.scope.traversals if x.extent == 1}
         out: list[Statement] = []
         todo = list(axes)
@@ -132,16 +124,16 @@ class CopyFrame:
         return at, out
 
     def index(self, access: Access, at: Mapping[Iterator, Expr]) -> Expr:
-        """The place in memory of *access*, which stays inside."""
+        """Return the position in memory of *access*, which stays inside its source."""
         return lowering.lower_index(flat_address(access), at, self.wide)
 
     def address(self, at: Mapping[Iterator, Expr]) -> Expr:
-        """The place of an element of the result."""
+        """Return the position of an element of the result."""
         index = tuple(x - x.lo for x in self.scope.traversals)
         return element_address(self.scope.shape, index, at, self.wide)
 
     def scalar(self, body: Scalar, at: Mapping[Iterator, Expr], held: Mapping[Access, Expr]) -> Expr:
-        """*body* where iterators stand for *at*; reads in *held* have been made."""
+        """Return *body* for iterators of the values *at*; reads in *held* are already loaded."""
         marks = {access: Tensor(f"#{n}", ()) for n, access in enumerate(held)}
         values = {marks[access].name: value for access, value in held.items()}
         marked = map_accesses(body, lambda access: marks[access][()] if access in marks else access)
@@ -160,7 +152,7 @@ class CopyFrame:
     def value(
         self, at: Mapping[Iterator, Expr], held: Mapping[Access, Expr], store: Callable[[Expr], Statement]
     ) -> tuple[Statement, ...]:
-        """The value at one point, summed up by this thread, given to *store*."""
+        """Return statements that compute the value at one point, with its sums, and *store* it."""
         if not self.scope.summations:
             return (store(self.scalar(self.body, at, held)),)
         total, reduce = Var("total", self.kind), self.scope.reduce
@@ -174,7 +166,7 @@ class CopyFrame:
 
 
 def direct_copy(frame: CopyFrame) -> Kernel:
-    """A thread for every pack, or for several elements a block apart, so that enough is on its way."""
+    """Return a kernel with a thread for a pack, or for several elements a block apart, to keep loads in flight."""
     size = PACK_BYTES // frame.kind.size
     packed = [a for a in frame.reads if _is_packable(frame, a, size)]
     pack = size if frame.inner.extent % size == 0 and (packed or not frame.reads) else 1
@@ -195,7 +187,7 @@ def direct_copy(frame: CopyFrame) -> Kernel:
 
 
 def _is_packable(frame: CopyFrame, access: Access, size: int) -> bool:
-    """Whether *size* neighbours of *access* are so many neighbours in memory, at a multiple of a pack."""
+    """True if *size* neighbours of *access* are neighbours in memory, at a multiple of a pack."""
     place = flat_address(access)
     if not place.affine or place.coefficient(frame.inner) != 1 or frame.inner.extent % size:
         return False
@@ -211,7 +203,7 @@ def _single_element(frame: CopyFrame, at: Mapping[Iterator, Expr], point: Expr) 
 
 
 def _pack(frame: CopyFrame, at: Mapping[Iterator, Expr], packed: Iterable[Access], point: Expr) -> Iterable[Statement]:
-    """A pack of the result: packs are fetched whole, other reads one by one."""
+    """Compute a pack of the result: packs are loaded whole, other reads element by element."""
     size, j = PACK_BYTES // frame.kind.size, Var("j")
     held: dict[Access, Expr] = {}
     for n, access in enumerate(a for a in packed if not depends_on_any(a, frame.scope.summations)):
@@ -227,16 +219,16 @@ def _pack(frame: CopyFrame, at: Mapping[Iterator, Expr], packed: Iterable[Access
 
 
 TILE_SIDE, TILE_ROWS = 32, 8
-"""A tile is so wide and long; so many rows of it are moved at a time (``SIDE * ROWS`` threads)."""
+"""A tile has so many columns and rows; so many rows are moved at a time (``TILE_SIDE * TILE_ROWS`` threads)."""
 
 MIN_TILE_EXTENT = 8
-"""A dimension that is shorter is not worth a tile."""
+"""Shorter dimensions are not tiled."""
 
 
 def tiled_reads(frame: CopyFrame) -> tuple[tuple[Access, ...], Iterator] | None:
-    """The reads that go through tiles, and the dimension, not the innermost, along which they lie in memory.
+    """Return the reads that go through tiles, and the dimension, not the innermost, along which they are contiguous.
 
-    None where there are none.
+    None if there are none.
     """
     if frame.scope.summations or frame.inner.extent < MIN_TILE_EXTENT:
         return None
@@ -253,7 +245,7 @@ def tiled_reads(frame: CopyFrame) -> tuple[tuple[Access, ...], Iterator] | None:
 
 
 def _address_step(access: Access, x: Iterator) -> int | None:
-    """Elements that one step of *x* moves the place of *access*; None where that is not always the same."""
+    """Return the elements by which one step of *x* moves *access*; None if that varies."""
     place = flat_address(access)
     if not place.affine:
         return None if x in place.iterators else 0
@@ -261,7 +253,7 @@ def _address_step(access: Access, x: Iterator) -> int | None:
 
 
 def tiled_copy(frame: CopyFrame, reads: tuple[Access, ...], down: Iterator) -> Kernel:
-    """A block moves a tile of each of *reads*: loaded along *down*, written along the innermost dimension."""
+    """Return a kernel that loads a tile of each of *reads* along *down* and writes along the innermost dimension."""
     across, wide = frame.inner, frame.wide
     rest = [x for x in frame.axes if x not in (across, down)]
     counts = {x: -(-x.extent // TILE_SIDE) for x in (across, down)}
@@ -308,24 +300,24 @@ def tiled_copy(frame: CopyFrame, reads: tuple[Access, ...], down: Iterator) -> K
 
 
 MAX_SUM_TERMS = 64
-"""Terms of a sum, at most: more are worth more than one thread."""
+"""Terms of a sum, at most: longer sums need more than one thread."""
 
 MAX_PRODUCT_TERMS = 16
-"""The same where several tensors are multiplied: those are worth tiles."""
+"""The same for products of several tensors, which are worth tiles."""
 
 
 @dataclass(frozen=True)
 class CopyKernel:
-    """The kernel of a scope: its parameters are the tensors called *inputs*, in order, then the result."""
+    """The kernel of a scope; its parameters are the tensors *inputs*, in order, then the result."""
 
     kernel: Kernel
     inputs: tuple[str, ...]
 
 
 def copy_kernel(scope: Scope, name: str = "moved", kind: Type = F32) -> CopyKernel:
-    """*scope* as a kernel that moves memory; scopes that it reads are put in.
+    """Return *scope* as a kernel that moves memory; scopes that it reads are inlined.
 
-    Raises Refused, with what was found, where sums are long, a sum is read, or a source is a table.
+    Raises Refused if sums are long, if a sum is read, or if a source is a table.
     """
     body = _inline_nested(scope)
     terms = prod(x.extent for x in scope.summations)
@@ -339,7 +331,7 @@ def copy_kernel(scope: Scope, name: str = "moved", kind: Type = F32) -> CopyKern
 
 
 def _inline_nested(scope: Scope) -> Scalar:
-    """The body of *scope*, with the scopes that it reads put in and its domain as a condition."""
+    """Return the body of *scope* with the scopes that it reads inlined and its domain as a condition."""
 
     def put(access: Access) -> Scalar:
         match access.source:

@@ -1,4 +1,4 @@
-"""Constants laid out as a tiled kernel reads them: one after the other, block by block."""
+"""Constants packed in the order in which a register-tiled kernel reads them, block by block."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class BlockLoop:
-    """A loop over *iterator* in *count* blocks of *size*, the last of which ends with the iterator's range."""
+    """A loop over *iterator* in *count* blocks of *size*; the last block ends with the iterator's range."""
 
     iterator: Iterator
     size: int
 
     @property
     def count(self) -> int:
-        """How many blocks."""
+        """Number of blocks."""
         return -(-self.iterator.extent // self.size)
 
     @property
     def starts(self) -> Array:
-        """Where each block starts: the last one overlaps the one before if the size does not divide the extent."""
+        """The start of each block: the last one overlaps its predecessor if the size does not divide the extent."""
         return np.minimum(np.arange(self.count) * self.size, max(0, self.iterator.extent - self.size))
 
 
@@ -50,7 +50,7 @@ class PackedRegion:
 
     @property
     def strides(self) -> Mapping[Iterator, int]:
-        """How far the next block of each iterator is."""
+        """Elements from one block of each iterator to the next."""
         found: dict[Iterator, int] = {}
         step = self.inside
         for b in reversed(self.loops):
@@ -60,7 +60,7 @@ class PackedRegion:
 
 
 def vector_offsets(tile: RegisterTile, last: Iterator) -> tuple[int, ...]:
-    """Where a tile's vectors start: the last one ends with the row if the tile is as wide as it."""
+    """Return the offsets of a tile's vectors: the last one ends with the row if the tile is as wide as the row."""
     whole = tile.lanes * tile.vectors >= last.extent
     return tuple(
         min(n * tile.lanes, max(0, last.extent - tile.lanes)) if whole else n * tile.lanes for n in range(tile.vectors)
@@ -70,7 +70,7 @@ def vector_offsets(tile: RegisterTile, last: Iterator) -> tuple[int, ...]:
 def packed_regions(
     form: SumOfProducts, tile: RegisterTile, steps: Sequence[Sequence[Tap]], loops: Sequence[BlockLoop]
 ) -> tuple[PackedRegion, ...]:
-    """One region a group of phases, one after the other."""
+    """Return consecutive regions, one for each group of phases."""
     other = form.moves(1 - tile.vector)
     mine = tuple(b for b in loops if b.iterator in other)
     lanes = tile.lanes * tile.vectors if form.traversals[-1] in other else 1
@@ -85,7 +85,7 @@ def packed_regions(
 def gather_positions(
     form: SumOfProducts, tile: RegisterTile, steps: Sequence[Sequence[Tap]], found: Sequence[PackedRegion]
 ) -> Array:
-    """For every element of the packed operand its position in the tensor, -1 where it is outside: zero."""
+    """Return the tensor's position of every element of the packed operand; -1 is a zero outside the tensor."""
     tensor = form.operands[1 - tile.vector]
     last = form.traversals[-1]
     parts: list[Array] = []

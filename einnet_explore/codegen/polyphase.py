@@ -1,16 +1,13 @@
-r"""Kernels for a CPU without conditions: every traversal is cut where a read begins or ends, and into its phases.
+r"""Polyphase kernels for a CPU: traversals are split into ranges and phases, so that no condition is left inside loops.
 
 .. math::
    x + c = P u + q \;\Rightarrow\; \lfloor (x + c) / P \rfloor = u, \quad (x + c) \bmod P = q,
    \qquad 0 \le q < P
 
-Phases are counted from where the windows are (`x + c`, not `x`), so that an overlap-add reads whole pieces of each
-window.  Between two cuts a read is inside or outside all the time; what is left there is sums of contiguous reads, in
-loops that compilers make vectors of.  Each element is gathered, so each read of the scope is one load.
-
-Traversals cut where reads begin and end, and into the phases of their divisions.
-
-.. math::  x + c = P u + q, \qquad 0 \le q < P
+Ranges end where reads enter or leave their tensors. Phases are counted from the windows (`x + c`, not `x`), so that an
+overlap-add reads whole pieces of each window. Inside a range a read is always inside or always outside its tensor; the
+sums of contiguous reads that remain are vectorised by compilers. Each element is gathered, so each read of the scope
+is one load.
 """
 
 from __future__ import annotations
@@ -67,7 +64,7 @@ from einnet_explore.ir import (
 from einnet_explore.support.errors import Refused
 
 MAX_POLYPHASE = 8
-"""More phases than this are not written out."""
+"""Phases that are written out, at most."""
 
 VECTOR_LANES = 16
 """Elements of the longest vector."""
@@ -75,7 +72,7 @@ VECTOR_LANES = 16
 
 @dataclass(frozen=True)
 class PolyphaseCut:
-    """A traversal as `x = period·u + q - shift`: *ranges* of `u` (the last one exclusive) between two cuts."""
+    """A traversal as `x = period·u + q - shift`; *ranges* of `u` between two cuts exclude their ends."""
 
     x: Iterator
     period: int
@@ -89,11 +86,11 @@ class PolyphaseCut:
 
     @property
     def extent(self) -> int:
-        """How many `u` there are."""
+        """Number of values of `u`."""
         return self.ranges[-1][1] - self.ranges[0][0]
 
     def phases(self, at: tuple[int, int]) -> Iterable[tuple[Iterator, Index]]:
-        """(u between two cuts, the value of the traversal) for every phase that lies in its range there."""
+        """Yield (u between two cuts, the value of the traversal) for every phase within its range."""
         u = Iterator(f"{self.x.name}'", *at)
         for q in range(self.period):
             value = as_index(u) * self.period + (q - self.shift)
@@ -102,10 +99,10 @@ class PolyphaseCut:
 
 
 def order_traversals(scope: Scope) -> tuple[tuple[Iterator, ...], tuple[Iterator, ...]]:
-    """The traversals with loops, outermost first, and those whose few values are written out inside of all.
+    """Return the traversals with loops, outermost first, and those whose few values are unrolled innermost.
 
-    Where neighbours of the result lie apart in what is read (every second one), and a traversal of as many values as
-    they are apart fills what lies between, that one goes inside: each line of memory is then read once.
+    If the result's neighbours are k elements apart in the source, and a traversal of k values fills the gaps, that
+    traversal goes innermost: each cache line is then read once.
     """
     reads = [flat for a in accesses(scope.body) if (flat := flat_address(a)).terms]
     *outer, last = scope.traversals
@@ -146,7 +143,7 @@ def cut_traversal(x: Iterator, body: Scalar) -> PolyphaseCut:
 
 
 def conditions_in(body: Scalar) -> Iterable[Compare]:
-    """The conditions in *body*."""
+    """Yield the conditions in *body*."""
     match body:
         case Compare():
             yield body
@@ -158,7 +155,7 @@ def conditions_in(body: Scalar) -> Iterable[Compare]:
 
 
 def _threshold(test: Compare, u: Iterator) -> int | None:
-    """Where *test* changes, as `u` grows, if it depends on nothing else."""
+    """Return the `u` at which the outcome of *test* changes, if it depends on nothing else."""
     rest = test.left - test.right
     k = rest.coefficient(u)
     if k == 0 or rest != as_index(u) * k + rest.const:
@@ -169,7 +166,7 @@ def _threshold(test: Compare, u: Iterator) -> int | None:
 
 
 def fold_decided(body: Scalar) -> Scalar:
-    """*body* without the conditions that always hold, or never do, over the ranges of its iterators."""
+    """Return *body* without the conditions that always or never hold over the ranges of its iterators."""
     match body:
         case Apply("where", (Compare() as test, yes, no)):
             known = _constant_outcome(test)
@@ -206,14 +203,14 @@ MAX_ADDRESSES = 1 << 62
 """More elements than any tensor has."""
 
 MAX_PIECE_READS = 400
-"""So many statements of a kernel at most."""
+"""Reads in all pieces of a kernel, at most."""
 
 
 def regions_kernel(scope: Scope, result: str) -> tuple[Kernel, int]:
-    """(the kernel that computes *scope* into *result*, its blocks): tensors, the result, ``FIRST``.
+    """Return (the kernel that computes *scope* into *result*, its blocks): tensors, the result, ``FIRST_BLOCK``.
 
-    Raises Refused for what reduces or reads scopes and tables, for phases that are not of one traversal, and where
-    there is nothing to cut or too much of it.
+    Raises Refused for reductions, reads of scopes and tables, phases of several traversals, and if there is nothing to
+    cut or too much.
     """
     if scope.summations or scope.domain or any(not isinstance(a.source, Tensor) for a in accesses(scope.body)):
         raise Refused("the scope reduces, or reads other scopes: expected reads of tensors only")
@@ -235,7 +232,7 @@ def regions_kernel(scope: Scope, result: str) -> tuple[Kernel, int]:
 
 
 def _guarded_read(access: Access) -> Scalar:
-    """A read with its conditions said."""
+    """Return a read with explicit conditions."""
     return guard(access.index, access.source.box, access, access.source.value)
 
 
@@ -251,11 +248,11 @@ class _Writer:
 
     @property
     def blocks(self) -> int:
-        """One for every `u` of the outermost traversal, or for all where there is none outside the innermost."""
+        """One for every `u` of the outermost traversal, or one if the innermost is the only one."""
         return self.cuts[0].extent if len(self.cuts) > 1 else 1
 
     def block(self, body: Scalar, block: Var) -> Iterable[Statement]:
-        """What the block does."""
+        """Yield the statements of a block."""
         if len(self.cuts) == 1:
             yield from self._loops(body, 0, {}, {})
             return
@@ -273,7 +270,7 @@ class _Writer:
     def _loops(
         self, body: Scalar, depth: int, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]
     ) -> list[Statement]:
-        """The loops from traversal number *depth* on; *where* are the values of those outside."""
+        """Return the loops from traversal number *depth* on; *where* holds the values of the outer ones."""
         if depth == len(self.cuts):
             values = product(*(range(x.lo, x.hi) for x in self.turned))
             each = (dict(zip(self.turned, map(as_index, v), strict=True)) for v in values)
@@ -299,7 +296,7 @@ class _Writer:
         at: Mapping[Iterator, Expr],
         where: Mapping[Iterator, Index],
     ) -> list[Statement]:
-        """What is inside of the loop over traversal number *depth* where that is *between* two cuts, at *u*."""
+        """Return the body of the loop over traversal number *depth* for `u` *between* two cuts."""
         x = self.cuts[depth].x
         phases = tuple(self.cuts[depth].phases(between))
         if self._short and depth + 2 == len(self.cuts):
@@ -312,7 +309,7 @@ class _Writer:
 
     @property
     def _short(self) -> bool:
-        """Whether the innermost traversal, in one piece, fills no vector."""
+        """True if the innermost traversal, in one piece, fills no vector."""
         last = self.cuts[-1]
         return not self.turned and last.period == len(last.ranges) == 1 and last.x.extent < VECTOR_LANES
 
@@ -324,7 +321,7 @@ class _Writer:
         at: Mapping[Iterator, Expr],
         where: Mapping[Iterator, Index],
     ) -> Iterable[Statement]:
-        """Short rows, one for each of the *phases* of *x*: those that continue one another, in all tensors, are one."""
+        """Yield short rows, one for each of the *phases* of *x*; rows consecutive in all tensors are joined."""
         last = self.cuts[-1].x
         todo = [(value, fold_decided(substitute(body, {x: value}))) for _, value in phases]
         while todo:
@@ -341,7 +338,7 @@ class _Writer:
     def _row(
         self, body: Scalar, width: int, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]
     ) -> Iterable[Statement]:
-        """*width* neighbours: one vector, though of more elements, where it may read so many and holds them."""
+        """Yield *width* neighbours as one vector, which may read and compute more elements than it stores."""
         last = self.cuts[-1].x
         lanes = next((n for n in sorted(TILE_SIDES) if n >= width), 0)
         v = Var(":v", I64)
@@ -364,7 +361,7 @@ class _Writer:
         yield Copy(self.result, element_address(self.scope.shape, index, at), row, Literal(0, I64), width)
 
     def _ahead(self, body: Scalar, at: Mapping[Iterator, Expr]) -> Iterable[Statement]:
-        """Short rows lie apart, so that nobody foresees them: what the next row of rows reads is fetched."""
+        """Prefetch the reads of the next row of rows: hardware does not predict short rows that lie apart."""
         if len(self.cuts) < 3:
             return
         rows = f"{self.cuts[-3].x.name}'"
@@ -386,11 +383,11 @@ class _Writer:
 
 
 def _with_addresses(body: Scalar) -> Scalar:
-    """*body* with places in memory for indices."""
+    """Return *body* with flat positions for indices."""
     return map_accesses(body, lambda a: Access(Tensor(tensor_name(a.source), (MAX_ADDRESSES,)), (flat_address(a),)))
 
 
 def _vector_ranges(lo: int, hi: int) -> tuple[tuple[int, int], ...]:
-    """The range in whole vectors: where it does not come out even the last one overlaps the one before."""
+    """Split the range into whole vectors: the last one overlaps its predecessor if needed."""
     rest = (hi - lo) % VECTOR_LANES
     return ((lo, hi),) if hi - lo <= VECTOR_LANES or not rest else ((lo, hi - rest), (hi - VECTOR_LANES, hi))

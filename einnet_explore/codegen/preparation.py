@@ -1,14 +1,12 @@
-r"""Scopes made cheap to run, by laws that keep every value; what is left maps one to one onto stages of a kernel.
+r"""Laws that make scopes cheap to run and keep every value; afterwards scopes map one to one onto stages of a kernel.
 
 * *windows*: in :math:`\sum_h f(h)\, T[e + k h]`, with `T` zero outside ``[lo, hi)``, only
-  :math:`\lceil (hi - lo) / |k| \rceil` values of `h` count; the sum runs over those (overlap-add);
-* small sums are written out term by term, so that their guards are decided at compile time;
-* nested scopes without summations are put into their readers;
-* what a domain guards is read through a scope of its own where a reduction would stand in the way.
-
-Neighbouring dimensions as one: :math:`A[c, h, w] \mapsto A[c, t]` where :math:`t = h W + w`.
-
-Longer rows fill vectors better, and what is left of a shape is what its kernel has to know.
+  :math:`\lceil (hi - lo) / |k| \rceil` values of `h` count; the sum is narrowed to those (overlap-add);
+* small sums are unrolled, so that their guards are decided at compile time;
+* nested scopes without summations are inlined;
+* where a domain would guard a reduction, the reduction becomes a scope of its own;
+* dimensions are collapsed: :math:`A[c, h, w] \mapsto A[c, t]` where :math:`t = h W + w`, since longer rows fill
+  vectors better.
 """
 
 from __future__ import annotations
@@ -44,14 +42,14 @@ from einnet_explore.ir import (
 )
 
 MAX_UNROLLED_READS = 64
-"""At most this many reads in a sum that is written out."""
+"""Reads of a sum that is unrolled, at most."""
 
 MAX_RECOMPUTATION = 2
-"""A nested body with some work in it is put into its reader if that evaluates it at most so many times as often."""
+"""A nested body that is not light is inlined if it is then evaluated at most so many times as often."""
 
 
 def prepare(scope: Scope) -> Scope:
-    """*scope* with windows, small sums and nested scopes resolved; equal in value, also at its padding's edge."""
+    """Resolve windows, small sums and nested scopes of *scope*; equal in value, also at the edge of its padding."""
     ready: dict[Scope, Scope] = {}
 
     def inner(access: Access) -> Access:
@@ -69,17 +67,17 @@ def prepare(scope: Scope) -> Scope:
 
 
 def expand_table(access: Access) -> Scalar:
-    """Return a read of a table as comparisons of its index with the entries' positions; other reads as they are."""
+    """Return a read of a table as comparisons of its index with the positions of entries; other reads unchanged."""
     return written(access.source, access.index) if isinstance(access.source, Table) else access
 
 
 def address_step(access: Access, x: Iterator) -> int:
-    """How far one step of *x* moves the element that is read: exact where the index is affine in *x*."""
+    """Return the elements by which one step of *x* moves the read: exact where the index is affine in *x*."""
     return sum(s * _index_slope(i, x) for s, i in zip(row_major(access.source.shape), access.index, strict=True))
 
 
 def evaluation_count(scope: Scope) -> int:
-    """How often the body is evaluated."""
+    """Return the number of evaluations of the body."""
     return prod(x.extent for x in (*scope.traversals, *scope.summations))
 
 
@@ -97,7 +95,7 @@ def _index_slope(index: Index, x: Iterator) -> int:
 
 
 def _narrow_windows(scope: Scope) -> Scope:
-    """Sums over windows: h := start(e) ± j for every summation that one zero-padded factor confines."""
+    """Substitute h := start(e) ± j for every summation that a zero-padded factor confines."""
     if scope.reduce != "sum":
         return scope
     confined: list[tuple[Index, tuple[int, int]]] = []
@@ -152,7 +150,7 @@ def _unroll_small_sums(scope: Scope) -> Scope:
 
 
 def _inner_reduction(scope: Scope) -> bool:
-    """Whether a summation runs along memory where the innermost traversal does not."""
+    """True if a summation runs along memory where the innermost traversal does not."""
     if not scope.traversals:
         return False
     last = scope.traversals[-1]
@@ -211,9 +209,9 @@ def _cheap(body: Scalar) -> bool:
 
 
 def collapse_dimensions(scope: Scope) -> Scope:
-    """*scope* with iterators merged that every access reads as neighbouring dimensions.
+    """Collapse the iterators of *scope* that every access reads as neighbouring dimensions.
 
-    Its tensors keep their elements in order and lose dimensions.  Scopes that read scopes are left as they are.
+    Its tensors keep the order of their elements and lose dimensions.  Scopes that read scopes are unchanged.
     """
     reads = tuple(accesses(scope.body))
     if scope.domain or any(isinstance(a.source, Scope) for a in reads):
@@ -227,7 +225,7 @@ def collapse_dimensions(scope: Scope) -> Scope:
 
 
 def _places(reads: tuple[Access, ...], x: Iterator, y: Iterator) -> Mapping[str, int] | None:
-    """Where each tensor has *x* and *y* as neighbours; None if anything else is done with them."""
+    """Return the dimension at which each tensor has *x* and *y* as neighbours; None if they are used otherwise."""
     if x.lo or y.lo:
         return None
     places: dict[str, int] = {}

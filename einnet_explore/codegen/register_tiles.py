@@ -1,16 +1,13 @@
-r"""Register tiles as values: how a contraction is cut up, and the products of one step.
+r"""Register tiles of a contraction: the candidates that fit registers and code size, their products, and their cost.
 
-The register tiles of a contraction: what fits registers and code size, and which of these costs least.
-
-What a register tile costs (as PlaidML chooses tile sizes, with a core's limits in place of a GPU's).
-
-A tile holds `rows` × `vectors` × `slots` × `together` sums in registers: rows and vectors move the vector operand,
-slots the one that is broadcast, phases stand side by side.  A step of the reduction costs
+A tile has `rows` × `vectors` × `slots` × `together` sums in registers: rows and vectors move the vector operand, slots
+the broadcast one, and several phases are computed together.  A step of the reduction costs
 
 .. math::  \max\left(\frac{F}{f}, \frac{L_v + L_s}{l}, \frac{F + L_v + L_s}{i}, \frac{F \cdot t}{S}\right)
 
-cycles for `F` multiply-adds, :math:`L_v` vector loads (twice where they cross a cache line), :math:`L_s` broadcasts,
-`S` sums, each `t` cycles after the last one; what has to come from the second-level cache comes on top.
+cycles for `F` multiply-adds, :math:`L_v` vector loads (two where they cross a cache line), :math:`L_s` broadcasts and
+`S` sums with a latency of `t` cycles; traffic from the second-level cache is added.  PlaidML chooses tile sizes for
+GPUs in the same way.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from einnet_explore.ir import Iterator
 
 @dataclass(frozen=True)
 class Tap:
-    """One product of a step: the *phase* it belongs to, the values of the unrolled iterators, the vector's offset."""
+    """One product of a step: its *phase*, the values of the unrolled iterators, the vector's offset."""
 
     phase: Phase
     known: Mapping[Iterator, int]
@@ -37,12 +34,12 @@ class Tap:
 
 @dataclass(frozen=True, slots=True)
 class TileParameters:
-    """What a search chooses of a tile, in numbers: which of the tiles of a form it is."""
+    """The numbers that identify one of the tiles of a contraction."""
 
     vector: int
     copied: bool
     unrolled: int
-    """How many summations, the shortest ones."""
+    """Number of unrolled summations, shortest first."""
     together: int
     rows: int
     lanes: int
@@ -52,12 +49,12 @@ class TileParameters:
 
 @dataclass(frozen=True)
 class RegisterTile:
-    """How a contraction is cut up; see the module."""
+    """A register tile of a contraction; see the module."""
 
     vector: int
     """The operand that is read in vectors, along the innermost traversal."""
     layout: OperandLayout
-    """Where it lies."""
+    """The layout of the vector operand."""
     lanes: int
     vectors: int
     row: Iterator | None
@@ -67,12 +64,12 @@ class RegisterTile:
     groups: tuple[tuple[Phase, ...], ...]
     unrolled: tuple[Iterator, ...]
     slots_outside: bool
-    """Whether the loop over slots is outside the one over rows and vectors."""
+    """True if the loop over slots is outside the one over rows and vectors."""
     cycles: float = 0
 
     @property
-    def cut(self) -> TileParameters:
-        """Which of the tiles of its form this is."""
+    def parameters(self) -> TileParameters:
+        """The parameters that identify this tile."""
         counts = (len(self.unrolled), len(self.groups[0]), self.rows, self.lanes, self.vectors, self.slots)
         return TileParameters(self.vector, self.layout.copied, *counts)
 
@@ -85,9 +82,9 @@ class RegisterTile:
 def list_taps(
     form: SumOfProducts, vector: int, layout: OperandLayout, phases: Iterable[Phase], unrolled: tuple[Iterator, ...]
 ) -> list[Tap]:
-    """The products of one step that are not zero anyway, those with one vector offset next to each other.
+    """Return the products of one step that are not known to be zero, ordered by vector offset.
 
-    Raises ValueError where an offset is not known at compile time, or iterators move phases differently.
+    Raises ValueError if an offset is not known at compile time, or if iterators move phases differently.
     """
     boxes = tuple(boxed_layout(form, n) for n in (0, 1))
     found: list[Tap] = []
@@ -110,23 +107,24 @@ def list_taps(
 
 
 def boxed_layout(form: SumOfProducts, operand: int) -> OperandLayout:
-    """The tensor of *operand* as it is, for asking what is outside it."""
+    """Return the tensor of *operand* itself, to test for reads outside it."""
     return OperandLayout(form.operands[operand], (), copied=False)
 
 
 LOOP_CYCLES, TILE_CYCLES = 0.5, 20
-"""Cycles that a step of a loop and a tile cost beside their arithmetic."""
+"""Cycles of overhead of a step of a loop and of a tile."""
 
 SPILL_PENALTY = 0.13
-"""How much longer a step takes for every register that is missing."""
+"""Relative cost of a step for every missing register."""
 
 ELEMENT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class VectorLoads:
-    """The vectors that one step reads in all rows: how many, how many times the first-level cache is asked for each,
-    how many one tap needs beside those that are kept for later ones, at most, and how many are kept."""
+    """Vectors that one step reads in all rows: their number, first-level cache accesses for each, the most that one tap
+    needs including those kept for later taps, and the most that are kept.
+    """
 
     count: int
     accesses: int
@@ -135,7 +133,7 @@ class VectorLoads:
 
 
 def count_loads(form: SumOfProducts, tile: RegisterTile, group: Sequence[Tap]) -> VectorLoads:
-    """What one step of *group* reads in vectors."""
+    """Count the vectors that one step of *group* reads."""
     along = _row_stride(form, tile)
     first: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -161,7 +159,7 @@ def with_cycles(
     steps: Sequence[Sequence[Tap]],
     found: Sequence[VectorLoads],
 ) -> RegisterTile:
-    """*tile* with its cycles, for the *steps* of its groups and what these load, and with its loops ordered."""
+    """Return *tile* with its estimated cycles, for the *steps* of its groups and their loads, and its loop order."""
     last = form.traversals[-1]
     blocked = {last: -(-last.extent // (tile.lanes * tile.vectors))}
     for x, n in ((tile.row, tile.rows), (tile.slot, tile.slots)):
@@ -177,12 +175,12 @@ def with_cycles(
         adds = len(group) * size
         loads = load.count * tile.vectors
         others = len(group) * tile.slots * (tile.vectors if both else 1)
-        # Beside the sums: a tap's vectors and one other value, or its other values and one vector, and what is kept.
+        # Operands in registers: a tap's vectors and one other value, or its other values, one vector and kept vectors.
         if tile.rows * tile.vectors <= tile.slots:
-            beside = load.live * tile.vectors + 1
+            operands = load.live * tile.vectors + 1
         else:
-            beside = load.kept * tile.vectors + 1 + tile.slots
-        spilled = max(0, size * phases + beside - machine.registers)
+            operands = load.kept * tile.vectors + 1 + tile.slots
+        spilled = max(0, size * phases + operands - machine.registers)
         cycle = max(
             adds / machine.fma_per_cycle,
             (loads * load.accesses + others) / machine.loads_per_cycle,
@@ -192,7 +190,7 @@ def with_cycles(
         cycles += (cycle + LOOP_CYCLES) * length + 3 * size * phases + TILE_CYCLES
         vector_bytes = max(vector_bytes, _touched_elements(form, tile, group[0].phase) * ELEMENT_BYTES if group else 0)
         slot_bytes += others * ELEMENT_BYTES * length * (tile.lanes if both else 1)
-    # One of the two loops is inside: its operand streams past the other one, which stays in the first cache if it fits.
+    # The inner loop's operand streams past the other one, which stays in the first-level cache if it fits.
     half = machine.l1 // 2
     traffic = {
         outside: (streamed if streamed > half else 0) + (kept if kept > half else 0)
@@ -202,7 +200,7 @@ def with_cycles(
     far = min(traffic.values()) / machine.l2_bytes
     total = count * (max(cycles, far) + min(cycles, far) / 4)
     if tile.layout.copied:
-        # Rows are copied in vectors where they are rows of the tensor, else one by one, from lines far apart.
+        # Rows of the tensor are copied in vectors; others element by element, from lines far apart.
         along = tile.layout.axes[-1]
         rows = along.dim == len(tile.layout.tensor.shape) - 1
         total += tile.layout.size * (1 / 4 if rows and along.modulus == 1 else 1 if rows else 3) + 200
@@ -210,7 +208,7 @@ def with_cycles(
 
 
 def _touched_elements(form: SumOfProducts, tile: RegisterTile, phase: Phase) -> int:
-    """Elements of the vector operand that one tile reads."""
+    """Return the elements of the vector operand that one tile reads."""
     spans = {tile.row: tile.rows, form.traversals[-1]: tile.lanes * tile.vectors} | {
         y: y.extent for y in form.summations
     }
@@ -227,19 +225,19 @@ def _row_stride(form: SumOfProducts, tile: RegisterTile) -> int:
 
 
 MAX_UNROLLED_PRODUCTS = 400
-"""At most so many multiply-adds of code: a compiler needs some 0.3 ms for each."""
+"""Multiply-adds of code, at most: a compiler needs some 0.3 ms for each."""
 
 SPARE_REGISTERS = 3
 """Registers for operands, at least."""
 
 
 def best_tile(form: SumOfProducts, machine: Machine) -> RegisterTile | None:
-    """The tile of fewest estimated cycles; None where the innermost traversal moves no operand along memory."""
+    """Return the tile of fewest estimated cycles, or None if the innermost traversal moves no operand along memory."""
     return min(register_tiles(form, machine), key=lambda tile: tile.cycles, default=None)
 
 
 def register_tiles(form: SumOfProducts, machine: Machine, only: TileParameters | None = None) -> Iterable[RegisterTile]:
-    """The tiles that fit registers and code size, with their cycles; of these *only* the one that is cut so."""
+    """Yield the tiles that fit registers and code size, with their cycles; *only* restricts them to one."""
     last = form.traversals[-1]
     for vector in _matching((0, 1), only, lambda cut: cut.vector):
         if last not in form.moves(vector):
@@ -262,7 +260,7 @@ def _with_layout(
     slot = max((x for x in form.traversals if x not in mine and x in other), key=lambda x: x.extent, default=None)
     widths = {machine.lanes} if last.extent >= machine.lanes else {1 << last.extent.bit_length() - 1}
     if layout.copied:
-        widths.add(machine.lanes)  # beyond the end of a row there are other rows, or spare elements
+        widths.add(machine.lanes)  # after the end of a row there are other rows, or spare elements
     by_extent = sorted(form.summations, key=lambda y: y.extent)
     phases, wide = sorted(form.reads), form.periods[-1]
     for count in _matching(range(len(by_extent) + 1), only, lambda cut: cut.unrolled):

@@ -1,12 +1,10 @@
-r"""Any sum of products of two tensors as what a tiled kernel needs to know of it.
+r"""A sum of products of two tensors, in the form that register-tiled kernels need.
 
 .. math::  Y[\vec x] = g\Big(\sum_{\vec y} A[\alpha(\vec x, \vec y)]\, B[\beta(\vec x, \vec y)]\Big)
 
-Everything is read from the index maps: which traversals move A alone, B alone or both; windows of strided transposed
-convolutions, which confine a summation; phases, after which quotients and remainders of a traversal repeat and inside
-which every index is affine; neighbouring traversals that are one.
-
-The sum of products inside a scope: what is summed, what is done with it, and windows made explicit.
+Everything is derived from the index maps: the traversals that move A alone, B alone or both; windows of strided
+transposed convolutions, which narrow a summation; phases, after which quotients and remainders of a traversal repeat
+and inside which every index is affine; neighbouring traversals, which are collapsed.
 """
 
 from __future__ import annotations
@@ -36,11 +34,11 @@ from einnet_explore.ir import (
 )
 
 SUM_RESULT = Tensor("", ())
-"""Stands in an epilogue for what the sum came to."""
+"""Placeholder of the sum's value in an epilogue."""
 
 
 def split_epilogue(scope: Scope) -> tuple[Scope, Scalar] | None:
-    """(the scope that sums, over the outer one's traversals; what is done with its result)."""
+    """Split *scope* into (the scope that sums, over the outer one's traversals; the epilogue on its result)."""
     if scope.domain or not scope.traversals:
         return None
     if scope.summations:
@@ -70,7 +68,7 @@ def split_epilogue(scope: Scope) -> tuple[Scope, Scalar] | None:
 
 
 def normalize_ranges(core: Scope, epilogue: Scalar) -> tuple[Scope, Scalar]:
-    """Every iterator counted from 0, and those of one value put in."""
+    """Count every iterator from 0; iterators of one value are substituted."""
     to = {x: Iterator(x.name, 0, x.extent) for x in (*core.traversals, *core.summations)}
     at: Mapping[Iterator, IndexLike] = {x: y + x.lo if x.extent > 1 else x.lo for x, y in to.items()}
     moved = replace(
@@ -84,7 +82,10 @@ def normalize_ranges(core: Scope, epilogue: Scalar) -> tuple[Scope, Scalar]:
 
 
 def product_operands(core: Scope) -> tuple[Access, Access] | None:
-    """The two reads whose product is summed; views are looked through where they are read inside their box."""
+    """Return the two reads whose product is summed, or None.
+
+    Views are looked through where they are read inside their boxes.
+    """
     found = [_read_through_views(a) for a in factors(core.body) if isinstance(a, Access)]
     if len(found) != 2 or len(factors(core.body)) != 2:
         return None
@@ -115,9 +116,9 @@ def _read_through_views(access: Access) -> Access | None:
 
 
 def narrow_windows(core: Scope) -> Scope | None:
-    """Sums over windows: h = start(x) ± j for every summation that one zero-padded operand confines.
+    """Substitute h = start(x) ± j for every summation that a zero-padded operand confines.
 
-    The other operand reads h itself, over its whole extent: where h leaves its range that reads zero.
+    The other operand reads all of h itself; outside the range of h it is zero.
     """
     reads = product_operands(core)
     if reads is None:
@@ -139,16 +140,16 @@ def narrow_windows(core: Scope) -> Scope | None:
 
 
 def _reads_whole_range(access: Access, h: Iterator) -> bool:
-    """Whether *access* reads *h* as it is, in one dimension, whose box is its range, and zero outside."""
+    """True if *access* reads *h* itself, in one dimension, whose box is the range of *h*, and zero outside."""
     inside = [(i, box) for i, box in _indices_and_box(access) if h in i.iterators]
     return len(inside) == 1 and inside[0] == (as_index(h), (h.lo, h.hi)) and access.source.value == 0
 
 
 MAX_PHASE_COMBINATIONS = 64
-"""More combinations of phases than this are refused: each has code of its own."""
+"""Combinations of phases, at most: each has code of its own."""
 
 MAX_ZERO_RATIO = 2
-"""So many times as many products are put up with, zeros among them, where a window cannot be made use of."""
+"""A sum over a whole range, zeros included, may have so many times as many products as one over its window."""
 
 Phase = tuple[int, ...]
 IndexTuple = tuple[Index, ...]
@@ -158,9 +159,9 @@ IndexTuple = tuple[Index, ...]
 class SumOfProducts:
     """A contraction: *traversals* and *summations* start at 0, and traversal ``x`` stands for ``period·x + phase``.
 
-    *reads* gives, for each combination of phases, the affine index of both *operands*; outside their boxes these are
-    zero.  *epilogue* is a scalar over *outside* (the traversals before they were taken apart) that reads ``RESULT``
-    where the sum is meant.
+    *reads* maps each combination of phases to the affine indices of both *operands*, which are zero outside their
+    boxes. *epilogue* is a scalar over *outside* (the traversals before they were split) that reads ``SUM_RESULT`` for
+    the sum.
     """
 
     traversals: tuple[Iterator, ...]
@@ -173,25 +174,25 @@ class SumOfProducts:
 
     @cached_property
     def strides(self) -> tuple[int, ...]:
-        """How far one step of each undivided traversal moves the result."""
+        """Elements of the result by which one step of each unsplit traversal moves."""
         shape = [x.extent * p for x, p in zip(self.traversals, self.periods, strict=True)]
         return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
 
     def moves(self, operand: int) -> frozenset[Iterator]:
-        """The iterators on which the reads of *operand* depend, in any phase."""
+        """Return the iterators on which the reads of *operand* depend, in any phase."""
         return frozenset(x for both in self.reads.values() for i in both[operand] for x in i.iterators)
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions, those with padding left out where a whole phase knows them."""
+        """Multiplications and additions, without those that a whole phase knows to be padding."""
         return 2 * prod(x.extent for x in (*self.traversals, *self.summations)) * len(self.reads)
 
 
 def match_sum_of_products(scope: Scope) -> SumOfProducts | None:
-    """*scope* as a contraction; None where it is none.
+    """Return *scope* as a contraction, or None.
 
-    It is one if it sums a product of two reads of tensors that are zero outside their boxes, with indices that are
-    affine inside every phase; scalar functions of the sum, of other tensors and of the traversals may follow.
+    It must sum a product of two reads of tensors that are zero outside their boxes, with indices that are affine inside
+    every phase; scalar functions of the sum, of other tensors and of the traversals may follow.
     """
     found = split_epilogue(scope)
     if found is None:
@@ -200,9 +201,9 @@ def match_sum_of_products(scope: Scope) -> SumOfProducts | None:
     narrow = narrow_windows(core)
     if narrow is None:
         return None
-    # Where phases do not come out even a few products with zeros are better than none at all.
-    spared = prod(y.extent for y in core.summations) / prod(y.extent for y in narrow.summations)
-    candidates = (narrow, core) if spared <= MAX_ZERO_RATIO else (narrow,)
+    # If phases do not divide the extents, a few products with zeros are better than no tiles.
+    ratio = prod(y.extent for y in core.summations) / prod(y.extent for y in narrow.summations)
+    candidates = (narrow, core) if ratio <= MAX_ZERO_RATIO else (narrow,)
     return next((f for c in candidates if (f := _build(*_collapse_traversals(c, epilogue))) is not None), None)
 
 
@@ -212,12 +213,12 @@ def _build(core: Scope, epilogue: Scalar) -> SumOfProducts | None:
 
 
 def affine_terms(index: Index) -> tuple[int, dict[Iterator, int]]:
-    """(constant, coefficients) of an affine index."""
+    """Return (constant, coefficients) of an affine index."""
     return index.const, {x: k for x, k in index.terms if isinstance(x, Iterator)}
 
 
 def _collapse_traversals(core: Scope, epilogue: Scalar) -> tuple[Scope, Scalar]:
-    """Neighbouring traversals that every read has as neighbouring dimensions, the inner one whole, as one."""
+    """Collapse neighbouring traversals that every read has as neighbouring dimensions, the inner one whole."""
     for x, y in zip(core.traversals, core.traversals[1:], strict=False):
         reads = (*accesses(core.body), *(a for a in accesses(epilogue) if a.source != SUM_RESULT))
         if {x, y} & {*compared(epilogue)} or not all(_reads_as_neighbours(a, x, y) for a in reads):

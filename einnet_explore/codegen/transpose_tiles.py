@@ -2,9 +2,9 @@ r"""Kernels for a CPU that write along another dimension than they read: tiles t
 
 .. math::  Y[\dots, u, \dots, v] = f(T[\dots, v, \dots, u], \dots)
 
-where `v` is innermost in the result and `u` runs along memory in the largest tensor that is read.  A tile is so many
-values of both as a vector holds: its rows are computed along `u`, and written along `v`.  Where a range does not come
-out even, its last tile overlaps the one before.
+`v` is innermost in the result and `u` runs along memory in the largest tensor that is read.  A tile has as many values
+of both as a vector has lanes: its rows are computed along `u` and written along `v`.  If a range is not a multiple of
+the tile, its last tile overlaps its predecessor.
 """
 
 from __future__ import annotations
@@ -46,21 +46,23 @@ from einnet_explore.ir import Access, Iterator, Scope, Table, Tensor, accesses, 
 from einnet_explore.support.errors import Refused
 
 SAME_PAGE_BYTES = 512
-"""Bytes from one row of the result to the next up to which its lines are written one by one, each in another row: so
-many rows share a page.  Beyond that rows are written from end to end."""
+"""Distance between rows of the result up to which lines are written one by one, each in another row of one page.
+
+Beyond it rows are written from end to end.
+"""
 
 STREAMED_LINES = 4
 """Neighbouring lines that are streamed together: fewer leave pages of memory half written when they are closed."""
 
 BLOCK_TILES, STREAMED_BLOCK_TILES = 64, 256
-"""Tiles of a block: enough for what it costs to begin one, and to end one that streams."""
+"""Tiles of a block, and of one that streams: enough to amortise its start and its end."""
 
 
 def transpose_kernel(scope: Scope, result: str, machine: Machine) -> tuple[Kernel, int]:
-    """(the kernel that computes *scope* into *result*, its blocks): tensors, the result, ``FIRST``.
+    """Return (the kernel that computes *scope* into *result*, its blocks): tensors, the result, ``FIRST_BLOCK``.
 
-    What is more than half of the last cache goes past it.  Raises Refused for what reduces, reads scopes or tables
-    or outside of a tensor, and where no tile fits or nothing is to be turned.
+    A result of more than half of the last cache bypasses it. Raises Refused for reductions, for reads of scopes and
+    tables or outside of a tensor, if no tile fits, and if there is nothing to transpose.
     """
     reads = tuple(accesses(scope.body))
     if scope.summations or scope.domain or not reads or any(not isinstance(a.source, Tensor) for a in reads):
@@ -107,12 +109,12 @@ class _Writer:
 
     @cached_property
     def step(self) -> int:
-        """From one row of the result to the next."""
+        """Elements from one row of the result to the next."""
         return dict(zip(self.scope.traversals, row_major(self.scope.shape), strict=True))[self.along]
 
     @cached_property
     def streamed(self) -> bool:
-        """Whether the result goes past the caches: it, and what is read, would not be found there again."""
+        """True if the result bypasses the caches, since it and its operands would be evicted anyway."""
         elements = prod(self.scope.shape) + sum(prod(t.shape) for t in tensors(self.scope))
         return 2 * elements * F32.size > self.machine.l3 and self.step % self.side == 0
 
@@ -123,16 +125,16 @@ class _Writer:
 
     @cached_property
     def bands(self) -> tuple[Iterator, Iterator]:
-        """(which of the two is cut into bands, along which a band runs)."""
+        """(the iterator that is cut into bands, the iterator along which a band runs)."""
         near = self.step * F32.size <= SAME_PAGE_BYTES
         return (self.last, self.along) if near else (self.along, self.last)
 
     def wide(self, x: Iterator) -> int:
-        """What a tile, or several of them, takes of *x*."""
+        """Return the elements of *x* in a tile, or in the tiles that are written together."""
         return self.across if x == self.last else self.side
 
     def kernel(self) -> tuple[Kernel, int]:
-        """The kernel, and how many blocks it has."""
+        """Return the kernel and its number of blocks."""
         band, run = self.bands
         steps = -(-run.extent // self.wide(run))
         each = max(1, (STREAMED_BLOCK_TILES if self.streamed else BLOCK_TILES) * self.side // self.across)
@@ -161,12 +163,12 @@ class _Writer:
         return Kernel("turned", (*self.memory.values(), self.out, first), tuple(body)), prod(counts.values())
 
     def _begin(self, x: Iterator, number: Expr) -> Expr:
-        """Where step *number* along *x* begins; the last one ends where *x* does."""
+        """Return the begin of step *number* along *x*; the last step ends where *x* does."""
         at = number * self.wide(x)
         return at if x.extent % self.wide(x) == 0 else minimum(at, x.extent - self.wide(x))
 
     def _tile(self, at: Mapping[Iterator, Expr], number: int) -> Iterable[Statement]:
-        """One tile: rows along what is read, transposed into the result; what comes next is fetched meanwhile."""
+        """Yield one tile: rows along the source, transposed into the result, and a prefetch of the next one."""
         side, run = self.side, self.bands[1]
         tile = Array(f":tile {number}", F32, side * side, "private", align=F32.size * side)
         i, j = Var(":i", I64), Var(":j", I64)
@@ -183,7 +185,7 @@ class _Writer:
         yield StoreTransposed(self.out, self._address(at), self.step, tile, side, self.streamed)
 
     def _row(self, tile: Array, at: Mapping[Iterator, Expr], i: Var, j: Var) -> Iterable[Statement]:
-        """Row *i* of the tile: moved as it is, or computed."""
+        """Yield row *i* of the tile: copied, or computed."""
         if self.scope.body == self.largest:
             yield Copy(
                 tile,

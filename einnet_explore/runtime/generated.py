@@ -45,7 +45,7 @@ def chosen_tile(scope: Scope, form: SumOfProducts, machine: Machine) -> Register
         return tile
     tile = best_tile(form, machine)
     if tile is not None:
-        _keep(path, json.dumps(astuple(tile.cut)))
+        _keep(path, json.dumps(astuple(tile.parameters)))
     return tile
 
 
