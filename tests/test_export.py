@@ -287,7 +287,7 @@ def test_a_program_of_weights_only_has_outputs() -> None:
 def test_what_cannot_be_written_is_said() -> None:
     x = Iterator("x", 0, 4)
     of = program(Scope((x,), (), Tensor("K", (4,), weight=True)[x,]))
-    with pytest.raises(Refused, match="input K: neither a value"):
+    with pytest.raises(Refused, match="input K: found neither a value"):
         to_onnx(of, {"Y": "Y"})
     with pytest.raises(Refused, match=r"constant K has shape \(3,\), expected \(4,\)"):
         to_onnx(of, {"Y": "Y"}, {"K": np.zeros(3)})

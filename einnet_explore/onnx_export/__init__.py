@@ -1,1 +1,1 @@
-"""ONNX out: programs as standard operators and local functions made of them."""
+"""ONNX export: programs as standard operators and local functions of standard operators."""

@@ -1,14 +1,14 @@
-r"""Work on rows as standard operators: chunks of rows against the columns that any of them sees.
+r"""Banded row computations (sliding-window attention) in standard ONNX operators, as products of chunks of rows.
 
-The `c` rows of a chunk see :math:`c + W - 1` columns, so a band is a batch of dense products; row `r` of a chunk uses
-`W` columns from `r` on.  They are cut out by reading the chunk's rows as if each were one element longer,
+The `c` rows of a chunk together read :math:`c + W - 1` columns, so a band is a batch of dense products; row `r` of a
+chunk uses `W` columns from `r` on.  They are extracted by reshaping the rows as if each had one more element,
 
 .. math::  r\,(c + W - 1) + (r + w) = r\,(c + W) + w,
 
-and put back the same way (Beltagy et al. 2020, "sliding chunks").  A window of its own for every row, which is how such
-a scope is written as it stands, takes `W` times the operand's memory; chunks of a quarter of a window take five times.
+and inserted the same way (Beltagy et al. 2020, "sliding chunks").  A direct lowering gathers a window for every row and
+needs `W` times the operand's memory; chunks of a quarter of a window need five times.
 
-Where every row sees every column a band is one dense product; a softmax-weighted sum is written with ``Softmax``.
+If every row reads every column, the band is one dense product; a softmax-weighted sum uses ``Softmax``.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from einnet_explore.ir import Access, Apply, Const, Iterator, Scalar, Scope, Ten
 from einnet_explore.onnx_export.node_builder import NodeBuilder
 
 Lower = Callable[[Scope, Mapping[str, str]], str]
-"""Writes a scope without bands, given the values of its tensors; the result has the scope's shape."""
+"""Function that lowers a scope without bands, given the values of its tensors."""
 
 
 def write_row_nest(nest: Nest, places: Mapping[str, str], body: NodeBuilder, lower: Lower) -> str:
-    """Write *nest* into *body*; the value has the shape of its scope."""
+    """Lower *nest* into *body* and return the name of its value."""
     return _Banded(nest, dict(places), body, lower).write()
 
 
 def write_online_softmax(online: Online, places: Mapping[str, str], body: NodeBuilder, lower: Lower) -> str:
-    """Write a softmax-weighted sum into *body*; the value has the shape of its scope."""
+    """Lower a softmax-weighted sum into *body* and return the name of its value."""
     return _Banded(online.nest, dict(places), body, lower, online if online.total is not None else None).write()
 
 
@@ -46,30 +46,30 @@ class _Banded:
     body: NodeBuilder
     lower: Lower
     weights: Online | None = None
-    """What is summed is weighted by a softmax of this."""
+    """The softmax that weights the sum, if any."""
 
     @property
     def rows(self) -> int:
-        """Rows of a chunk: a quarter of what each of them sees."""
+        """Rows of a chunk: a quarter of the columns of a row's window."""
         return min(self.nest.row.extent, max(1, self.nest.along.extent // 4))
 
     @property
     def chunks(self) -> int:
-        """Chunks of rows, the last one filled up."""
+        """Number of chunks of rows, the last one padded."""
         return -(-self.nest.row.extent // self.rows)
 
     @property
     def span(self) -> int:
-        """Columns that the rows of a chunk see."""
+        """Number of columns that the rows of a chunk read."""
         return self.rows + self.nest.along.extent - 1
 
     @property
     def batches(self) -> int:
-        """All of the batch, as one dimension."""
+        """Product of the batch extents."""
         return prod(x.extent for x in self.nest.batch)
 
     def write(self) -> str:
-        """All nodes in order, the result, and the product with a band if there is one."""
+        """Lower all nodes in order, the result, and the product with the band, if any."""
         nest = self.nest
         grid = (*nest.batch, nest.row, nest.along)
         for n, node in enumerate(nest.nodes):
@@ -89,9 +89,9 @@ class _Banded:
         if self.weights is None:
             rows, scale = self._scope(Scope(grid, (), nest.result)), nest.scale
         else:
-            # Divided by their sum already.
+            # Softmax has already divided by the sum of the exponentials.
             rows = self.body.emit("Softmax", self._scope(Scope(grid, (), self.weights.score)), axis=-1)
-            scale = mul(*(map_accesses(f, self._but_the_total) for f in factors(nest.scale) if f != self._divisor))
+            scale = mul(*(map_accesses(f, self._replace_total) for f in factors(nest.scale) if f != self._divisor))
         own = self._dense_product(nest.product, rows) if nest.dense else self._product(nest.product, rows)
         grid = (*grid[:-1], nest.product.n)
         self.places["#"] = own
@@ -100,17 +100,17 @@ class _Banded:
 
     @property
     def _divisor(self) -> Scalar:
-        """1 over the sum of the exponentials."""
+        """The reciprocal of the sum of the exponentials."""
         assert self.weights is not None and self.weights.total is not None
         return Apply("/", (Const(1), Tensor(name(self.weights.total), ())[()]))
 
-    def _but_the_total(self, access: Access) -> Scalar:
+    def _replace_total(self, access: Access) -> Scalar:
         assert self.weights is not None and self.weights.total is not None
         called = access.source.name if isinstance(access.source, Tensor) else ""
         return Const(1) if called == name(self.weights.total) else access
 
     def _dense_band(self, band: Band) -> str:
-        """(batch, row, along): every row against every column."""
+        """Return (batch, row, along): the product of every row with every column."""
         nest, depth = self.nest, prod(s.extent for s in band.sums)
         left = self._matrix(Scope((*nest.batch, nest.row, *band.sums), (), band.left), nest.row.extent, depth)
         body = substitute(band.right, {nest.column: nest.along})
@@ -119,12 +119,12 @@ class _Banded:
         return self.body.reshape(dense, [0], [*(x.extent for x in nest.batch), nest.row.extent, nest.along.extent])
 
     def _dense_product(self, product: Product, rows: str) -> str:
-        """(batch, row, n): the rows times the columns' rows of n."""
+        """Return (batch, row, n): the rows times the matrix (along, n)."""
         nest, n = self.nest, product.n.extent
-        held = self.body.reshape(rows, [0], [self.batches, nest.row.extent, nest.along.extent])
+        left = self.body.reshape(rows, [0], [self.batches, nest.row.extent, nest.along.extent])
         body = substitute(product.right, {nest.column: nest.along})
         right = self._matrix(Scope((*nest.batch, nest.along, product.n), (), body), nest.along.extent, n)
-        dense = self.body.emit("MatMul", held, right)
+        dense = self.body.emit("MatMul", left, right)
         return self.body.reshape(dense, [0], [*(x.extent for x in nest.batch), nest.row.extent, n])
 
     def _matrix(self, scope: Scope, rows: int, columns: int) -> str:
@@ -135,21 +135,21 @@ class _Banded:
         return self.body.transpose(value, [grid.index(x) for x in self.nest.scope.traversals])
 
     def _scope(self, scope: Scope) -> str:
-        """*scope*, whose reads of nodes are of whole tensors then."""
+        """Lower *scope*, with nodes of the nest read as tensors over batch and row."""
         over = (*self.nest.batch, self.nest.row)
 
-        def whole(access: Access) -> Scalar:
+        def read_full_tensor(access: Access) -> Scalar:
             match access.source:
                 case Tensor(called, shape) if called.startswith("#") and called != "#":
                     tensor = Tensor(called, (*(x.extent for x in over), *shape))
                     return tensor[(*over, *access.index)]
             return access
 
-        body = map_accesses(scope.body, whole)
+        body = map_accesses(scope.body, read_full_tensor)
         return self.lower(Scope(scope.traversals, scope.summations, body, scope.reduce), self.places)
 
     def _band(self, band: Band) -> str:
-        """(batch, row, along): the dense products of the chunks, of each row its part."""
+        """Return (batch, row, along): the products of the chunks, with each row's window extracted."""
         nest, body, depth = self.nest, self.body, prod(s.extent for s in band.sums)
         left = self._chunked_rows(self._scope(Scope((*nest.batch, nest.row, *band.sums), (), band.left)), depth)
         right = self._columns(Scope((*nest.batch, self._column, *band.sums), (), band.right), depth)
@@ -160,28 +160,28 @@ class _Banded:
         skewed = body.reshape(longer, [0], [*chunk, self.rows, self.span + 1])
         shape = (*chunk, self.rows, self.span + 1)
         cut = body.slice(skewed, shape, [*((0, 1, n) for n in shape[:-1]), (0, 1, nest.along.extent)])
-        return self._whole_rows(cut, nest.along.extent)
+        return self._unchunked_rows(cut, nest.along.extent)
 
     def _product(self, product: Product, rows: str) -> str:
-        """(batch, row, n): the rows of every chunk, laid out along its columns, times the columns' rows."""
+        """Return (batch, row, n): the rows of every chunk, shifted to their columns, times the matrix (column, n)."""
         nest, body = self.nest, self.body
         chunk = [self.batches, self.chunks]
-        held = self._chunked_rows(rows, nest.along.extent)
-        longer = body.pad(held, [(0, 0), (0, 0), (0, 0), (0, self.span + 1 - nest.along.extent)], 0)
+        chunks = self._chunked_rows(rows, nest.along.extent)
+        longer = body.pad(chunks, [(0, 0), (0, 0), (0, 0), (0, self.span + 1 - nest.along.extent)], 0)
         flat = body.reshape(longer, [0], [*chunk, self.rows * (self.span + 1)])
         shape = (*chunk, self.rows * (self.span + 1))
         cut = body.slice(flat, shape, [(0, 1, shape[0]), (0, 1, shape[1]), (0, 1, self.rows * self.span)])
         dense = body.reshape(cut, [0], [*chunk, self.rows, self.span])
         right = self._columns(Scope((*nest.batch, self._column, product.n), (), product.right), product.n.extent)
-        return self._whole_rows(body.emit("MatMul", dense, right), product.n.extent)
+        return self._unchunked_rows(body.emit("MatMul", dense, right), product.n.extent)
 
     @property
     def _column(self) -> Iterator:
-        """The columns that rows see."""
+        """Iterator over all columns that rows read."""
         return Iterator(self.nest.column.name, 0, self.nest.row.extent + self.nest.along.extent - 1)
 
     def _columns(self, scope: Scope, width: int) -> str:
-        """(batch, chunk, column, *width*): what each chunk sees of *scope*, a value for every column."""
+        """Return (batch, chunk, column, *width*): the columns of *scope* that each chunk reads."""
         body, column = self.body, self._column
         value = self._scope(Scope(scope.traversals, (), substitute(scope.body, {self.nest.column: column})))
         shape = [self.batches, column.extent, width]
@@ -192,14 +192,14 @@ class _Banded:
         return body.emit("Gather", value, body.constant(table), axis=1)
 
     def _chunked_rows(self, value: str, width: int) -> str:
-        """(batch, row, *width*) as (batch, chunk, row of it, *width*)."""
+        """Reshape (batch, row, *width*) to (batch, chunk, row in chunk, *width*)."""
         shape = [self.batches, self.nest.row.extent, width]
         more = self.chunks * self.rows - self.nest.row.extent
         padded = self.body.pad(self.body.reshape(value, [0], shape), [(0, 0), (0, more), (0, 0)], 0)
         return self.body.reshape(padded, [0], [self.batches, self.chunks, self.rows, width])
 
-    def _whole_rows(self, value: str, width: int) -> str:
-        """The inverse of ``_chunked_rows``, with the dimensions of the batch."""
+    def _unchunked_rows(self, value: str, width: int) -> str:
+        """Invert ``_chunked_rows``, and restore the batch dimensions."""
         nest, shape = self.nest, (self.batches, self.chunks * self.rows, width)
         flat = self.body.reshape(value, [0], shape)
         cut = self.body.slice(flat, shape, [(0, 1, self.batches), (0, 1, nest.row.extent), (0, 1, width)])

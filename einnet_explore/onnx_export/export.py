@@ -1,7 +1,7 @@
-"""A model with some of its nodes exchanged for programs: the optimised model as one ONNX file.
+"""Rewriting of ONNX models: replace groups of nodes by optimised programs.
 
-The operator set is 21 (IR 10).  An older model is brought there by ONNX's converter; where that cannot be done it keeps
-its own operator set, as all that is written here is legal from ``LEAST_OPSET`` on.  Later ones are kept.
+The result has operator set 21 (IR 10) or a newer one.  ONNX's converter converts older models; a model that it cannot
+convert keeps its operator set, which must be at least ``MIN_OPSET``.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from einnet_explore.support.errors import Refused
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """A convex group of *nodes* (by name, see ``model.nodes_of``) and the program that takes its place.
+    """A convex group of *nodes* (by name, see ``model.list_nodes``) and the program that replaces it.
 
-    *names* maps the program's inputs and outputs to value names of the model; weights may be left out of it and given
-    as *constants*, arrays by the program's input names, so that what only depends on them is evaluated beforehand.
+    *names* maps the program's inputs and outputs to value names of the model.  Weights may be omitted from it and
+    passed as *constants*, arrays by input name, so that equations that depend on them only are folded.
     """
 
     nodes: tuple[str, ...]
@@ -49,14 +49,14 @@ class Replacement:
 def rewrite_model(
     model: onnx.ModelProto, replacements: Iterable[Replacement], operators: Sequence[Operator] = OPERATORS
 ) -> onnx.ModelProto:
-    """*model* with each replacement's nodes taken out and its program put in; weights that nothing reads are dropped.
+    """Return *model* with the nodes of each replacement replaced by its program, and without unread weights.
 
-    The result passes ONNX's full check and uses standard operators only.  Raises Refused where a group's node is
-    unknown or taken twice, is not convex, or computes a value that is still needed and its program does not give; for
-    an operator set below ``LEAST_OPSET`` that cannot be converted; and where a program cannot be written.
+    The result passes ONNX's full check and uses standard operators only.  Raises Refused if a node of a group is
+    unknown or in two groups, if a group is not convex or computes a needed value that its program does not compute, if
+    an operator set below ``MIN_OPSET`` cannot be converted, and if a program cannot be expressed in ONNX.
     """
     groups = tuple(replacements)
-    out = _current(model)
+    out = _convert_opset(model)
     taken = _taken(list_nodes(out.graph), groups)
     prefix = _free_prefix(out)
     version = opset(out)
@@ -64,7 +64,7 @@ def rewrite_model(
     pieces = [(place[node.name], node.proto) for node in list_nodes(out.graph) if node.name not in taken]
     functions = {(f.domain, f.name): f for f in out.functions}
     weights = list(out.graph.initializer)
-    held: dict[bytes, str] = {}
+    names_by_digest: dict[bytes, str] = {}
     for n, group in enumerate(groups):
         dtype = _dtype(out, group)
         made = to_onnx(
@@ -77,7 +77,7 @@ def rewrite_model(
             operators=operators,
         )
         first = min(place[name] for name in group.nodes)
-        pieces.extend((first, node) for node in _shared(made, held, weights))
+        pieces.extend((first, node) for node in _share_weights(made, names_by_digest, weights))
         functions |= {(f.domain, f.name): f for f in made.functions}
     nodes = [node for _, node in sorted(pieces, key=lambda piece: piece[0])]
     _fill(out, nodes, weights, functions.values())
@@ -85,14 +85,16 @@ def rewrite_model(
     return out
 
 
-def _shared(made: ExportedNodes, held: dict[bytes, str], weights: list[onnx.TensorProto]) -> Sequence[onnx.NodeProto]:
-    """The nodes of *made*, which read equal arrays under one name; those not *held* yet are added to *weights*."""
+def _share_weights(
+    made: ExportedNodes, names_by_digest: dict[bytes, str], weights: list[onnx.TensorProto]
+) -> Sequence[onnx.NodeProto]:
+    """Return the nodes of *made* with equal weights shared; add new weights to *names_by_digest* and *weights*."""
     called: dict[str, str] = {}
     for tensor in made.initialisers:
         name = tensor.name
         bare = _copy(tensor)
         bare.name = ""
-        called[name] = held.setdefault(sha256(bare.SerializeToString(deterministic=True)).digest(), name)
+        called[name] = names_by_digest.setdefault(sha256(bare.SerializeToString(deterministic=True)).digest(), name)
         if called[name] == name:
             weights.append(tensor)
     for node in made.nodes:
@@ -101,8 +103,8 @@ def _shared(made: ExportedNodes, held: dict[bytes, str], weights: list[onnx.Tens
     return made.nodes
 
 
-def _current(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of *model* in operator set 21 where that can be had."""
+def _convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of *model* in operator set 21 if it can be converted."""
     version = opset(model)
     if version < EXPORT_OPSET:
         named = onnx.ModelProto()
@@ -139,7 +141,7 @@ def _taken(nodes: Sequence[ModelNode], groups: Sequence[Replacement]) -> set[str
 
 
 def _free_prefix(model: onnx.ModelProto) -> str:
-    """A prefix that no value of *model* has."""
+    """Return a prefix that no value of *model* starts with."""
     used = {name for node in model.graph.node for name in (*node.input, *node.output)}
     used |= {w.name for w in model.graph.initializer} | {v.name for v in model.graph.input}
     stem = "einnet"
@@ -149,7 +151,7 @@ def _free_prefix(model: onnx.ModelProto) -> str:
 
 
 def _dtype(model: onnx.ModelProto, group: Replacement) -> np.dtype[np.generic]:
-    """The floating type of the group's values; float32 where the model does not say."""
+    """Return the floating-point type of the group's values, float32 if the model declares none."""
     found: set[np.dtype[np.generic]] = set()
     wanted = set(group.names.values())
     for info in (*model.graph.input, *model.graph.output, *model.graph.value_info):
@@ -173,7 +175,7 @@ def _fill(
     weights: Sequence[onnx.TensorProto],
     functions: Iterable[onnx.FunctionProto],
 ) -> None:
-    """Give *model* these *nodes*, sorted and without those that nothing needs, and what they need of the rest."""
+    """Set *nodes* (sorted, without dead ones), the *weights* they read and *functions* on *model*."""
     graph = model.graph
     copies = [_copy(node) for node in nodes]
     del graph.node[:]
@@ -195,19 +197,21 @@ def _fill(
             needed.update(node.reads)
     _keep(graph.initializer, [w for w in graph.initializer if w.name in needed])
     _keep(graph.sparse_initializer, [w for w in graph.sparse_initializer if w.values.name in needed])
-    # A graph input that only gave a weight its type goes with the weight.
+    # A graph input that only declares the type of a weight is removed with the weight.
     _keep(graph.input, [v for v in graph.input if v.name in needed or v.name not in known])
     _keep(graph.node, [node.proto for node in reversed(alive)])
     made = {name for node in alive for name in node.results}
     _keep(graph.value_info, [v for v in graph.value_info if v.name in made])
-    held = tuple(functions)
-    _keep(model.functions, held)
-    if any(f.domain == FUNCTION_DOMAIN for f in held) and FUNCTION_DOMAIN not in {o.domain for o in model.opset_import}:
+    called = tuple(functions)
+    _keep(model.functions, called)
+    if any(f.domain == FUNCTION_DOMAIN for f in called) and FUNCTION_DOMAIN not in {
+        o.domain for o in model.opset_import
+    }:
         model.opset_import.append(helper.make_opsetid(FUNCTION_DOMAIN, 1))
 
 
 def _keep(field: Any, kept: Iterable[Any]) -> None:
-    """Leave only *kept* in a repeated *field* of a protocol buffer."""
+    """Replace the contents of a repeated *field* of a protocol buffer by *kept*."""
     copies = [_copy(item) for item in kept]
     del field[:]
     field.extend(copies)
@@ -227,7 +231,7 @@ def _check(model: onnx.ModelProto) -> None:
     try:
         onnx.shape_inference.infer_shapes(checked, check_type=True, strict_mode=True)
         for value in checked.graph.output:
-            # The checker insists on outputs' shapes, which nobody knows behind operators that are not ONNX's.
+            # The checker requires shapes of outputs, which are unknown after non-standard operators.
             value.type.tensor_type.shape.SetInParent()
         onnx.checker.check_model(checked)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:

@@ -1,12 +1,12 @@
-r"""Scopes as standard ONNX operators, structure by structure.
+r"""Lowering of scopes to standard ONNX operators.
 
 .. math::  \Big\{ \mathop{L}_{\vec x} \sum_{\vec y} f(T[\tau(\vec x, \vec y)]) \Big\}
 
-Values live over the iterators that occur in them only.  Sums are distributed over ``+`` and ``-``, products under a sum
-are contracted pairwise as ``MatMul``; small sums are written out by ``prepare`` and become chains of slices; whatever
-is left is gathered over its iterators and reduced.  Nested scopes are computed once.
+A value has dimensions only for the iterators that occur in it.  Sums are distributed over ``+`` and ``-``; products
+under a sum are contracted pairwise as ``MatMul``; ``prepare`` unrolls small sums into chains of slices; all other
+accesses are gathered over their iterators and reduced.  Nested scopes are computed once.
 
-Scopes with their iterators written in digits, x = d·a + b, where indices divide them: most quotients then go.
+Before that, an iterator that an index divides by d is split into x = d·a + b, which removes most quotients:
 
 .. math::  T[i / 4, i \bmod 4],\ i < 12 \;\mapsto\; T[a, b],\ a < 3,\ b < 4
 """
@@ -48,27 +48,29 @@ from einnet_explore.onnx_export.value_grid import GridValue, ValueGrid, emit_acc
 
 
 def split_divided_iterators(scope: Scope) -> Scope:
-    """*scope* without iterators of one value, and with iterators that are divided written in digits: x = d·a + b.
+    """Return *scope* without iterators of extent 1, and with divided iterators split into x = d·a + b.
 
-    The elements keep their order; the box is another one.  Afterwards indices are affine where they can be.
+    The order of elements stays, the shape changes.
     """
-    fixed: dict[Iterator, Index] = {x: as_index(x.lo) for x in _own(scope) if x.extent == 1}
+    fixed: dict[Iterator, Index] = {x: as_index(x.lo) for x in _iterators_of(scope) if x.extent == 1}
     to = dict.fromkeys(fixed, ())
-    scope = _exchanged(scope, fixed, to)
-    while (found := next(((x, d) for x in _own(scope) for d in _divisors(scope, x)), None)) is not None:
+    scope = _replace_iterators(scope, fixed, to)
+    while (found := next(((x, d) for x in _iterators_of(scope) for d in _divisors(scope, x)), None)) is not None:
         x, d = found
-        used = [y.name for y in _own(scope)]
+        used = [y.name for y in _iterators_of(scope)]
         a = Iterator(fresh(x.name, used), 0, x.extent // d)
         b = Iterator(fresh(x.name, [*used, a.name]), 0, d)
-        scope = _exchanged(scope, {x: a * d + b + x.lo}, {x: (a, b)})
+        scope = _replace_iterators(scope, {x: a * d + b + x.lo}, {x: (a, b)})
     return scope
 
 
-def _own(scope: Scope) -> tuple[Iterator, ...]:
+def _iterators_of(scope: Scope) -> tuple[Iterator, ...]:
     return (*scope.traversals, *scope.summations)
 
 
-def _exchanged(scope: Scope, to: Mapping[Iterator, Index], by: Mapping[Iterator, tuple[Iterator, ...]]) -> Scope:
+def _replace_iterators(
+    scope: Scope, to: Mapping[Iterator, Index], by: Mapping[Iterator, tuple[Iterator, ...]]
+) -> Scope:
     return replace(
         scope,
         traversals=tuple(y for x in scope.traversals for y in by.get(x, (x,))),
@@ -79,14 +81,14 @@ def _exchanged(scope: Scope, to: Mapping[Iterator, Index], by: Mapping[Iterator,
 
 
 def _divisors(scope: Scope, x: Iterator) -> list[int]:
-    """The divisors of the extent of *x* by which an index that it occurs in is divided, largest first."""
+    """Return the divisors of the extent of *x* by which indices with *x* are divided, largest first."""
     own = [*scalar_indices(scope.body), *(b.index for b in scope.domain)]
     found = {a.divisor for index in own for a in index.divisions if x in a.numerator.iterators}
     return sorted((d for d in found if d < x.extent and x.extent % d == 0), reverse=True)
 
 
 def scalar_indices(scalar: Scalar) -> Iterable[Index]:
-    """Every index of *scalar*, those of comparisons too, not those inside scopes that it reads."""
+    """Yield every index of *scalar*, comparisons included, nested scopes excluded."""
     match scalar:
         case Access(_, index):
             yield from index
@@ -104,13 +106,13 @@ _ONNX_FUNCTIONS = {f.name: f.onnx for f in SCALAR_FUNCTIONS.values() if f.onnx}
 
 
 def lower_scope(scope: Scope, places: Mapping[str, str], body: NodeBuilder) -> str:
-    """Write *scope* into *body*; *places* names the value of every tensor.  Returns the value of shape ``scope.shape``.
+    """Lower *scope* into *body* and return the name of its value; *places* names the value of every tensor.
 
-    Raises ValueError for a function that is none of ``FUNCTIONS`` and for a tensor without a place.
+    Raises ValueError for an unknown function and for a tensor without a value.
     """
 
-    def plain(scope: Scope, held: Mapping[str, str]) -> str:
-        return _Scopes(held, body, {}).instantiate(prepare(scope))
+    def plain(scope: Scope, values: Mapping[str, str]) -> str:
+        return _Scopes(values, body, {}).instantiate(prepare(scope))
 
     match row_work(scope):
         case Online() as weighted:
@@ -127,40 +129,42 @@ class _Scopes:
     done: dict[Scope, str]
 
     def instantiate(self, scope: Scope) -> str:
-        """The value of *scope* over its box."""
-        # Its padding is the reader's business: one result serves all.
+        """Return the value of *scope*."""
+        # Readers pad the result themselves, so scopes that differ in padding share it.
         bare = replace(scope, padding=())
         if bare not in self.done:
-            self.done[bare] = self._instantiated(bare)
+            self.done[bare] = self._lower(bare)
         return self.done[bare]
 
-    def _instantiated(self, scope: Scope) -> str:
+    def _lower(self, scope: Scope) -> str:
         body, shape = self.body, scope.shape
         if 0 in shape:
             return body.constant(np.zeros(shape), body.dtype)
-        plain = split_divided_iterators(scope)
+        split = split_divided_iterators(scope)
         values = _Values(
             self,
-            ValueGrid(body, (*plain.traversals, *plain.summations)),
-            plain.summations,
-            required_padding([plain.body]),
+            ValueGrid(body, (*split.traversals, *split.summations)),
+            split.summations,
+            required_padding([split.body]),
         )
-        if any(x.extent == 0 for x in plain.summations):
-            held = values.grid.constant(REDUCTIONS[plain.reduce])
-        elif plain.reduce == "sum":
-            held = values.summed(plain.body)
+        if any(x.extent == 0 for x in split.summations):
+            value = values.grid.constant(REDUCTIONS[split.reduce])
+        elif split.reduce == "sum":
+            value = values.sum(split.body)
         else:
-            held = values.reduced(plain.reduce, plain.body)
-        for bound in plain.domain:
-            held = values.bounded(bound, held, plain.value)
-        return values.result(held, plain.traversals, shape)
+            value = values.reduce(split.reduce, split.body)
+        for bound in split.domain:
+            value = values.mask_bound(bound, value, split.value)
+        return values.result(value, split.traversals, shape)
 
     def source(self, source: Tensor | Table | Scope) -> str:
-        """The value of what an access reads."""
+        """Return the value of an access's source."""
         match source:
             case Tensor(name):
                 if name not in self.places:
-                    raise ValueError(f"tensor {name} has no value, only {', '.join(self.places) or 'none'} have")
+                    raise ValueError(
+                        f"tensor {name} has no value; tensors with values: {', '.join(self.places) or 'none'}"
+                    )
                 return self.places[name]
             case Table(shape, entries):
                 return self.body.constant(np.array([float(x) for x in entries]).reshape(shape), self.body.dtype)
@@ -170,7 +174,7 @@ class _Scopes:
 
 @dataclass(frozen=True)
 class _Values:
-    """Values over *grid*: all iterators of one scope, the *summations* last."""
+    """Values over *grid*, whose iterators are those of one scope with its *summations* last."""
 
     scopes: _Scopes
     grid: ValueGrid
@@ -183,7 +187,7 @@ class _Values:
         return self.scopes.body
 
     def value(self, scalar: Scalar) -> GridValue:
-        """*scalar* over its own iterators."""
+        """Return the value of *scalar* over its iterators."""
         if scalar not in self.done:
             self.done[scalar] = self._value(scalar)
         return self.done[scalar]
@@ -204,21 +208,21 @@ class _Values:
                 return reduce(lambda a, b: self.grid.apply(_ONNX_FUNCTIONS[op], a, b), map(self.value, args))
             case Apply(op, args) if op in _ONNX_FUNCTIONS:
                 return self.grid.apply(_ONNX_FUNCTIONS[op], *map(self.value, args))
-        raise ValueError(f"{scalar!r} is no scalar function that ONNX has")
+        raise ValueError(f"{scalar!r} is not a scalar function of ONNX")
 
-    def summed(self, scalar: Scalar) -> GridValue:
-        """Σ over the summations: distributed over sums, contracted pairwise over products."""
+    def sum(self, scalar: Scalar) -> GridValue:
+        """Return Σ of *scalar* over the summations: distributed over sums, contracted pairwise in products."""
         match scalar:
             case Apply("+", args):
-                return reduce(lambda a, b: self.grid.apply("Add", a, b), map(self.summed, args))
+                return reduce(lambda a, b: self.grid.apply("Add", a, b), map(self.sum, args))
             case Apply("-", (a, b)):
-                return self.grid.apply("Sub", self.summed(a), self.summed(b))
+                return self.grid.apply("Sub", self.sum(a), self.sum(b))
             case Apply("neg", (a,)):
-                return self.grid.apply("Neg", self.summed(a))
+                return self.grid.apply("Neg", self.sum(a))
             case Apply("/", (a, Const() as b)):
-                return self.grid.apply("Div", self.summed(a), self.value(b))
+                return self.grid.apply("Div", self.sum(a), self.value(b))
             case Apply("where", (Compare() as test, a, b)) if not self._sums(test):
-                return self.grid.apply("Where", self.value(test), self.summed(a), self.summed(b))
+                return self.grid.apply("Where", self.value(test), self.sum(a), self.sum(b))
             case Apply("where", (Compare(), _, Const(0))) if factors := self._guarded(scalar):
                 return self._product(factors)
             case Apply("*", args):
@@ -229,9 +233,9 @@ class _Values:
         return any(x in self.summations for x in _iterators(test))
 
     def _guarded(self, scalar: Scalar) -> list[Scalar]:
-        """A product that is 0 unless tests hold as a product: each test guards its smallest factor, or is one itself.
+        """Return the factors of a product guarded by comparisons; each comparison guards the smallest factor it can.
 
-        Empty where that is not the same, since a factor may be infinite where a test fails, as padding may be.
+        Returns no factors if one may be infinite where a comparison fails, as padding may be: 0 · ∞ is not 0.
         """
         tests = []
         while True:
@@ -266,34 +270,36 @@ class _Values:
         out = self.grid.total("sum", out, self.summations)
         return out if missing == 1 else self.grid.apply("Mul", out, self.grid.constant(missing))
 
-    def reduced(self, monoid: str, scalar: Scalar) -> GridValue:
-        """The reduction over the summations by any monoid."""
-        held = self.value(scalar)
-        missing = prod(x.extent for x in self.summations if x not in held.over)
-        held = self.grid.total(monoid, held, self.summations)
-        return self.grid.apply("Pow", held, self.grid.constant(missing)) if monoid == "prod" and missing != 1 else held
+    def reduce(self, monoid: str, scalar: Scalar) -> GridValue:
+        """Return *scalar* reduced over the summations by *monoid*."""
+        value = self.value(scalar)
+        missing = prod(x.extent for x in self.summations if x not in value.over)
+        value = self.grid.total(monoid, value, self.summations)
+        return (
+            self.grid.apply("Pow", value, self.grid.constant(missing)) if monoid == "prod" and missing != 1 else value
+        )
 
-    def bounded(self, bound: Bound, held: GridValue, value: float) -> GridValue:
-        """*held* where *bound* holds, *value* elsewhere."""
+    def mask_bound(self, bound: Bound, value: GridValue, outside: float) -> GridValue:
+        """Return *value* where *bound* holds, *outside* elsewhere."""
         lo, hi = bound.index.bounds
         for op, edge, needed in ((">=", bound.lo, lo < bound.lo), ("<", bound.hi, hi >= bound.hi)):
             if needed:
                 test = emit_comparison(self.body, Compare(op, bound.index, as_index(edge)))
-                held = self.grid.apply("Where", test, held, self.grid.constant(value))
-        return held
+                value = self.grid.apply("Where", test, value, self.grid.constant(outside))
+        return value
 
-    def result(self, held: GridValue, traversals: tuple[Iterator, ...], shape: tuple[int, ...]) -> str:
-        """*held* in full, in the shape of the scope."""
-        own = [x.extent for x in traversals if x in held.over]
+    def result(self, value: GridValue, traversals: tuple[Iterator, ...], shape: tuple[int, ...]) -> str:
+        """Return *value* broadcast to *traversals* and reshaped to *shape*."""
+        own = [x.extent for x in traversals if x in value.over]
         full = [x.extent for x in traversals]
-        name = self.grid.aligned(held, traversals)
+        name = self.grid.aligned(value, traversals)
         if own != full:
             name = self.body.emit("Expand", name, self.body.constant(full))
         return self.body.reshape(name, full, shape)
 
 
 def _finite(scalar: Scalar) -> bool:
-    """Whether reads outside what is stored are finite; what is stored is taken to be."""
+    """Return whether all paddings are finite; stored elements are assumed finite."""
     return all(isfinite(access.source.value) for access in accesses(scalar))
 
 

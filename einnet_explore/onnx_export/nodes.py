@@ -1,7 +1,7 @@
 """Programs as ONNX: library operators are nodes, eOperators local functions of standard operators (opset 21, IR 10).
 
-Equations that depend on known weights only are evaluated here and become initialisers.  Whatever runs ONNX runs the
-result; nothing of this package is needed for it.
+Equations that depend on known weights only are evaluated and become initialisers.  Any ONNX runtime can run the result;
+it does not need this package.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ FUNCTION_DOMAIN = "einnet_explore"
 EXPORT_OPSET = 21
 IR_VERSION = 10
 MIN_OPSET = 13
-"""The first operator set in which everything that is written here is legal (axes of ``ReduceSum`` as an input)."""
+"""The first operator set in which all exported nodes are legal (axes of ``ReduceSum`` are an input)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedNodes:
-    """Nodes in order, the initialisers that they read, and the local functions that they call."""
+    """Ordered nodes, the initialisers that they read, and the local functions that they call."""
 
     nodes: tuple[onnx.NodeProto, ...]
     initialisers: tuple[onnx.TensorProto, ...]
@@ -41,9 +41,9 @@ class ExportedNodes:
 def function_of(
     scope: Scope, name: str = "", *, opset: int = EXPORT_OPSET, dtype: np.typing.DTypeLike = np.float32
 ) -> onnx.FunctionProto:
-    """*scope* as a local function of the tensors that it reads: ``tensors(scope)`` by name, each once, in that order.
+    """Return *scope* as a local function; its inputs are the distinct tensors that it reads, in order.
 
-    The name ends in a digest of the body: equal functions have equal names, others do not.
+    The name ends in a digest of the body, so that functions have equal names if and only if they are equal.
     """
     inputs = {tensor: f"X{n}" for n, tensor in enumerate(_read_by(scope))}
     body = NodeBuilder("v", np.dtype(dtype), opset)
@@ -66,11 +66,11 @@ def to_onnx(
     dtype: np.typing.DTypeLike = np.float32,
     operators: Sequence[Operator] = OPERATORS,
 ) -> ExportedNodes:
-    """*program* as nodes between the ONNX values that *names* gives for inputs and outputs, by tensor name.
+    """Return *program* as ONNX nodes; *names* maps its inputs and outputs to ONNX values.
 
-    A weight that *names* leaves out becomes an initialiser, if anything still reads it; *constants* are the arrays of
-    weights.  Every other value is called *prefix* and the equation's name.  Values have the shapes of their tensors.
-    Raises Refused where an input has neither a name nor an array, and where an equation cannot be written.
+    A weight without a name in *names* becomes an initialiser with its array in *constants*, if a node reads it.  Every
+    other value is named *prefix* + the equation's name.
+    Raises Refused for an input with neither a name nor an array, and for an equation that ONNX cannot express.
     """
     return _Export(program, names, constants or {}, prefix, opset, np.dtype(dtype), operators).run()
 
@@ -89,14 +89,14 @@ class _Export:
         program = self.program
         if missing := [o for o in program.outputs if o not in program.names()]:
             raise Refused(f"output {', '.join(missing)}: no equation and no input has this name")
-        places = {name: self.place(name) for name in program.names()}
+        places = {name: self.value_name(name) for name in program.names()}
         known = self._folded()
         made = {name for name in known if not self._exists(name)}
         nodes: list[onnx.NodeProto] = []
         functions: dict[str, onnx.FunctionProto] = {}
         stored = {name: places[name] for name in made}
         for output in (name for name in program.outputs if name in made):
-            # An output must be a node's: no weight may stand in its place.
+            # ONNX requires a node for every output: a folded output is copied by an identity.
             stored[output] = f"{places[output]}__folded"
             nodes.append(helper.make_node("Identity", [stored[output]], [places[output]]))
         for equation in program.equations:
@@ -105,7 +105,7 @@ class _Export:
         read = {name for node in nodes for name in node.input}
         for tensor in program.inputs:
             if places[tensor.name] in read and tensor.name not in made and tensor.name not in self.names:
-                raise Refused(f"input {tensor.name}: neither a value of the model nor an array is given for it")
+                raise Refused(f"input {tensor.name}: found neither a value of the model nor an array for it")
         weights = [
             numpy_helper.from_array(np.ascontiguousarray(known[name], self.dtype).reshape(known[name].shape), value)
             for name, value in stored.items()
@@ -113,14 +113,14 @@ class _Export:
         ]
         return ExportedNodes(tuple(nodes), tuple(weights), tuple(functions.values()))
 
-    def place(self, name: str) -> str:
+    def value_name(self, name: str) -> str:
         return self.names.get(name, self.prefix + name)
 
     def _exists(self, name: str) -> bool:
         return name in self.names and any(t.name == name for t in self.program.inputs)
 
     def _folded(self) -> dict[str, Array]:
-        """The arrays of given constants, and of everything that only depends on them, in double precision."""
+        """Return the arrays of the constants and of all equations that depend on them only, in double precision."""
         known = {t.name: np.asarray(self.constants[t.name]) for t in self.program.inputs if t.name in self.constants}
         for tensor in self.program.inputs:
             if tensor.name in known and known[tensor.name].shape != tensor.shape:
@@ -153,7 +153,7 @@ class _Export:
         ]
 
     def _call(self, equation: Equation) -> OnnxNode | None:
-        """How ONNX calls the library operator of *equation*; None where its canonical scope has to be written out."""
+        """Return the ONNX node of the library operator of *equation*, None if its scope must be lowered instead."""
         via = equation.via
         found = next((o for o in self.operators if via is not None and via.operator in o.names), None)
         if via is None or found is None or found.onnx is None:

@@ -1,16 +1,14 @@
-r"""Arithmetic of values over iterators in standard ONNX operators: broadcast, reduced, contracted as ``MatMul``.
+r"""ONNX values with one dimension for each iterator: arithmetic, indices, comparisons, and tensor accesses.
 
-Indices and conditions as values of an ONNX model: tables of one iterator, arithmetic where there are several.
+An index or comparison of one iterator is a constant table; one of several iterators is computed by integer arithmetic.
 
-Reads as ONNX nodes: an access over its iterators, in as few moves of data as its structure allows.
-
-The dimensions of the source are first made independent of one another:
+An access moves as little data as its structure allows.  First the dimensions of its source are made independent:
 
 * one dimension read at :math:`d\,a + b`, :math:`0 \le b < d`, becomes two, read at `a` and at `b`;
 * dimensions that share an iterator become one, read at the flat address (which often is a plain iterator again).
 
-Then a dimension read at :math:`k\,x + c` is a slice, any other index is gathered through a table over its own iterators
-only.  What lies outside comes from one ``Pad`` of the source; tables are clamped to the padding's first cell.
+Then a dimension read at :math:`k\,x + c` is sliced, and any other dimension is gathered by a table over its iterators.
+Out-of-range elements come from one ``Pad`` of the source; tables are clamped to its first padding element.
 """
 
 from __future__ import annotations
@@ -41,14 +39,14 @@ from einnet_explore.onnx_export.node_builder import NodeBuilder
 
 @dataclass(frozen=True, slots=True)
 class GridValue:
-    """A value with one dimension for each iterator of *over*, in this order."""
+    """An ONNX value with one dimension for each iterator of *over*, in this order."""
 
     name: str
     over: tuple[Iterator, ...]
 
 
 def tabulate_index(index: Index, over: Sequence[Iterator]) -> np.typing.NDArray[np.int64]:
-    """The values of *index* over a grid with an axis for each of *over*."""
+    """Return the values of *index* over a grid with an axis for each of *over*."""
 
     def at(x: Iterator) -> int:
         return np.arange(x.lo, x.hi).reshape([-1 if y == x else 1 for y in over])  # type: ignore[return-value]
@@ -58,7 +56,7 @@ def tabulate_index(index: Index, over: Sequence[Iterator]) -> np.typing.NDArray[
 
 
 def emit_index(body: NodeBuilder, index: Index, over: tuple[Iterator, ...]) -> str:
-    """An index of several iterators: tables of its atoms, added up where the model runs."""
+    """Return an index of several iterators as the sum of tables of its atoms."""
     parts = [Index(((atom, k),)) for atom, k in index.terms]
     parts[0] = parts[0] + index.const
     return emit_sum(body, [_atom(body, part, over) for part in parts])
@@ -75,7 +73,7 @@ def _atom(body: NodeBuilder, part: Index, over: tuple[Iterator, ...]) -> str:
             op = "Mod"
         case Iterator():
             raise AssertionError(f"{part!r} names one iterator only")
-    # ONNX divides towards zero: the numerator is lifted above it by a multiple of the divisor.
+    # ONNX rounds quotients towards zero, so a multiple of the divisor makes the numerator non-negative.
     lift = numerator.lift(d)
     name = body.emit(op, emit_index(body, numerator + lift * d, over), body.constant(d))
     name = body.emit("Mul", name, body.constant(k)) if k != 1 else name
@@ -84,64 +82,71 @@ def _atom(body: NodeBuilder, part: Index, over: tuple[Iterator, ...]) -> str:
 
 
 def emit_sum(body: NodeBuilder, names: list[str]) -> str:
-    """The sum of the values *names*."""
+    """Return the sum of the values *names*."""
     total = names[0]
     for name in names[1:]:
         total = body.emit("Add", total, name)
     return total
 
 
-_ONNX = {"<": "Less", "<=": "LessOrEqual", ">": "Greater", ">=": "GreaterOrEqual", "==": "Equal", "!=": "Equal"}
+_COMPARE_OPS = {
+    "<": "Less",
+    "<=": "LessOrEqual",
+    ">": "Greater",
+    ">=": "GreaterOrEqual",
+    "==": "Equal",
+    "!=": "Equal",
+}
 
 
 def emit_comparison(body: NodeBuilder, condition: Compare) -> GridValue:
-    """The truth of *condition* over its iterators."""
+    """Return *condition* over its iterators as booleans."""
     index = condition.left - condition.right
     over = index.iterators
     if len(over) <= 1:
         return GridValue(body.constant(COMPARISONS[condition.op](tabulate_index(index, over), 0), np.bool_), over)
-    name = body.emit(_ONNX[condition.op], emit_index(body, index, over), body.constant(0))
+    name = body.emit(_COMPARE_OPS[condition.op], emit_index(body, index, over), body.constant(0))
     return GridValue(body.emit("Not", name) if condition.op == "!=" else name, over)
 
 
 @dataclass(frozen=True)
 class ValueGrid:
-    """Values over some of *iterators*, written into *body*."""
+    """Arithmetic in *body* on values over subsets of *iterators*."""
 
     body: NodeBuilder
     iterators: tuple[Iterator, ...]
 
     def constant(self, value: float) -> GridValue:
-        """A number."""
+        """Return a constant."""
         return GridValue(self.body.number(value), ())
 
     def apply(self, op: str, *args: GridValue) -> GridValue:
-        """The elementwise operator *op*, broadcast; in the order of the largest argument, if that has all iterators."""
+        """Return the broadcast elementwise *op*, in the order of the largest argument if that has all iterators."""
         union = {x for a in args for x in a.over}
         widest = max(args, key=lambda a: prod(x.extent for x in a.over)).over
         over = widest if union <= set(widest) else tuple(x for x in self.iterators if x in union)
         return GridValue(self.body.emit(op, *(self.aligned(a, over) for a in args)), over)
 
-    def aligned(self, held: GridValue, over: Sequence[Iterator]) -> str:
-        """*held* with its dimensions where those of *over* are, counted from the last."""
-        name = self._turned(held, [x for x in over if x in held.over])
-        first = next((n for n, x in enumerate(over) if x in held.over), len(over))
-        shape = [x.extent if x in held.over else 1 for x in over[first:]]
-        return self.body.reshape(name, [x.extent for x in over if x in held.over], shape)
+    def aligned(self, value: GridValue, over: Sequence[Iterator]) -> str:
+        """Return *value* transposed and reshaped to broadcast against the dimensions *over*."""
+        name = self._transposed(value, [x for x in over if x in value.over])
+        first = next((n for n, x in enumerate(over) if x in value.over), len(over))
+        shape = [x.extent if x in value.over else 1 for x in over[first:]]
+        return self.body.reshape(name, [x.extent for x in over if x in value.over], shape)
 
-    def _turned(self, held: GridValue, over: Sequence[Iterator]) -> str:
-        return self.body.transpose(held.name, [held.over.index(x) for x in over])
+    def _transposed(self, value: GridValue, over: Sequence[Iterator]) -> str:
+        return self.body.transpose(value.name, [value.over.index(x) for x in over])
 
-    def total(self, monoid: str, held: GridValue, gone: Sequence[Iterator]) -> GridValue:
-        """*held* reduced over those of *gone* that it has."""
-        axes = [n for n, x in enumerate(held.over) if x in gone]
-        return GridValue(self.body.reduce(monoid, held.name, axes), tuple(x for x in held.over if x not in gone))
+    def total(self, monoid: str, value: GridValue, summed: Sequence[Iterator]) -> GridValue:
+        """Return *value* reduced over its iterators in *summed*."""
+        axes = [n for n, x in enumerate(value.over) if x in summed]
+        return GridValue(self.body.reduce(monoid, value.name, axes), tuple(x for x in value.over if x not in summed))
 
-    def contract(self, a: GridValue, b: GridValue, done: Sequence[Iterator]) -> GridValue:
-        """Σ over *done* of a·b: a batched matrix product where one has iterators of its own, else a product."""
-        a = self.total("sum", a, [x for x in done if x not in b.over])
-        b = self.total("sum", b, [x for x in done if x not in a.over])
-        inner = [x for x in a.over if x in done]
+    def contract(self, a: GridValue, b: GridValue, summed: Sequence[Iterator]) -> GridValue:
+        """Return Σ a·b over *summed*: a batched matrix product, or elementwise if all iterators are shared."""
+        a = self.total("sum", a, [x for x in summed if x not in b.over])
+        b = self.total("sum", b, [x for x in summed if x not in a.over])
+        inner = [x for x in a.over if x in summed]
         batch = [x for x in a.over if x in b.over and x not in inner]
         left = [x for x in a.over if x not in b.over]
         right = [x for x in b.over if x not in a.over]
@@ -152,9 +157,9 @@ class ValueGrid:
         shape = _sizes(*([batch] if batch else []), left, right)
         return GridValue(self.body.reshape(name, shape, [x.extent for x in over]), over)
 
-    def _matrix(self, held: GridValue, batch: list[Iterator], rows: list[Iterator], columns: list[Iterator]) -> str:
+    def _matrix(self, value: GridValue, batch: list[Iterator], rows: list[Iterator], columns: list[Iterator]) -> str:
         order = [*batch, *rows, *columns]
-        name = self._turned(held, order)
+        name = self._transposed(value, order)
         return self.body.reshape(name, [x.extent for x in order], _sizes(*([batch] if batch else []), rows, columns))
 
 
@@ -164,7 +169,7 @@ def _sizes(*groups: Sequence[Iterator]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Dim:
-    """A dimension of *extent* read at *index*; *clamped* where the index may leave it (the edges then are padding)."""
+    """A dimension of *extent* read at *index*; *clamped*: the index may exceed it, and its edges are padding."""
 
     extent: int
     index: Index
@@ -177,7 +182,7 @@ class _Dim:
 
     @property
     def run(self) -> tuple[Iterator | None, int, int] | None:
-        """(x, k, c) where the index is k·x + c."""
+        """(x, k, c) if the index is k·x + c, else None."""
         if self.table:
             return None
         match self.index:
@@ -189,14 +194,14 @@ class _Dim:
 
 
 def required_padding(bodies: Iterable[Scalar]) -> dict[Tensor | Table | Scope, Padding]:
-    """How far every source has to be padded so that all reads find what they need: one ``Pad`` serves them all."""
+    """Return the padding of every source that all accesses in *bodies* need, so that one ``Pad`` serves them all."""
     needed: dict[Tensor | Table | Scope, Padding] = {}
     for body in bodies:
         for access in accesses(body):
-            own = tuple(_need(i, box) for i, box in zip(access.index, access.source.box, strict=True))
+            own = tuple(_padding_of(i, box) for i, box in zip(access.index, access.source.box, strict=True))
             allowed = access.source.padding or ((0, 0),) * len(own)
             own = tuple(
-                # Guarded reads may name cells beyond the reach, never taken: one cell stands for them all.
+                # Guarded accesses may exceed the padding in branches that are not taken; one element stands for those.
                 (min(a, max(p, 1)), min(b, max(q, 1)))
                 for (a, b), (p, q) in zip(own, allowed, strict=True)
             )
@@ -205,7 +210,7 @@ def required_padding(bodies: Iterable[Scalar]) -> dict[Tensor | Table | Scope, P
     return needed
 
 
-def _need(index: Index, box: tuple[int, int]) -> tuple[int, int]:
+def _padding_of(index: Index, box: tuple[int, int]) -> tuple[int, int]:
     lo, hi = index.bounds
     before, after = max(0, box[0] - lo), max(0, hi + 1 - box[1])
     if _Dim(0, index).run is None:
@@ -214,7 +219,7 @@ def _need(index: Index, box: tuple[int, int]) -> tuple[int, int]:
 
 
 def emit_access(body: NodeBuilder, access: Access, source: str, pads: Padding) -> GridValue:
-    """*access* from the value *source* of shape ``access.source.shape``, padded by *pads* beforehand."""
+    """Return *access* of the value *source*, which is padded by *pads* first."""
     box, shape = access.source.box, access.source.shape
     name = body.pad(source, pads, access.source.value)
     dims = []
@@ -224,8 +229,8 @@ def emit_access(body: NodeBuilder, access: Access, source: str, pads: Padding) -
         dims.append(_Dim(extent, at, first < 0 or last >= extent))
     name, dims = _independent(body, name, dims)
     shape = tuple(d.extent for d in dims)
-    name, shape = _sliced(body, name, shape, dims, access.source.value)
-    return _gathered(body, name, shape, dims)
+    name, shape = _slice(body, name, shape, dims, access.source.value)
+    return _gather(body, name, shape, dims)
 
 
 def _independent(body: NodeBuilder, name: str, dims: list[_Dim]) -> tuple[str, list[_Dim]]:
@@ -240,12 +245,12 @@ def _independent(body: NodeBuilder, name: str, dims: list[_Dim]) -> tuple[str, l
     name = body.transpose(name, [d for g in groups for d in g])
     out: list[_Dim] = []
     for group in groups:
-        out.extend(_split(_merged(body, [dims[d] for d in group])))
+        out.extend(_split(_merge(body, [dims[d] for d in group])))
     return body.reshape(name, [shape[d] for g in groups for d in g], [d.extent for d in out]), out
 
 
-def _merged(body: NodeBuilder, dims: list[_Dim]) -> _Dim:
-    """One dimension in place of *dims*, which lie one after another."""
+def _merge(body: NodeBuilder, dims: list[_Dim]) -> _Dim:
+    """Merge consecutive dimensions into one."""
     if len(dims) == 1:
         return dims[0]
     extent = prod(d.extent for d in dims)
@@ -264,7 +269,7 @@ def _merged(body: NodeBuilder, dims: list[_Dim]) -> _Dim:
 
 
 def _split(dim: _Dim) -> list[_Dim]:
-    """*dim* as several dimensions that share no iterator, where its index has such digits."""
+    """Split *dim* into dimensions that share no iterator, as far as its index allows."""
     if dim.table or dim.clamped or dim.run is not None:
         return [dim]
     for d in sorted({abs(k) for _, k in dim.index.terms} - {1}, reverse=True):
@@ -274,10 +279,10 @@ def _split(dim: _Dim) -> list[_Dim]:
     return [dim]
 
 
-def _sliced(
+def _slice(
     body: NodeBuilder, name: str, shape: tuple[int, ...], dims: list[_Dim], value: float
 ) -> tuple[str, tuple[int, ...]]:
-    """All dimensions read at k·x + c cut to what is read; what a guarded read finds beyond the edge is *value*."""
+    """Slice all dimensions read at k·x + c; elements beyond the edge, read under a guard, are *value*."""
     runs: list[tuple[int, int, int]] = []
     pads: list[tuple[int, int]] = []
     for n, dim in zip(shape, dims, strict=True):
@@ -288,7 +293,7 @@ def _sliced(
         x, k, c = run
         lo, count = (x.lo, x.extent) if x else (0, 1)
         inside = [v for v in range(count) if 0 <= k * (lo + v) + c < n]
-        if not inside:  # never taken: any cell will do
+        if not inside:  # the access is never evaluated, so any element will do
             inside, c = [0], -k * lo
         first, last = inside[0], inside[-1]
         runs.append((k * (lo + first) + c, k if last > first else 1, last - first + 1))
@@ -299,8 +304,8 @@ def _sliced(
     )
 
 
-def _gathered(body: NodeBuilder, name: str, shape: tuple[int, ...], dims: list[_Dim]) -> GridValue:
-    """The other dimensions gathered through their tables; those without an iterator, of one element, go."""
+def _gather(body: NodeBuilder, name: str, shape: tuple[int, ...], dims: list[_Dim]) -> GridValue:
+    """Gather the other dimensions by their tables, and drop dimensions without an iterator."""
     order: list[Iterator | None] = []
     extents: list[int] = []
     for n, dim in reversed(list(enumerate(dims))):
@@ -318,7 +323,7 @@ def _gathered(body: NodeBuilder, name: str, shape: tuple[int, ...], dims: list[_
 
 
 def _table(body: NodeBuilder, dim: _Dim, over: tuple[Iterator, ...], stride: int) -> str:
-    """The addresses of *dim* over the iterators *over*, times *stride*, clamped to the dimension."""
+    """Return the indices of *dim* over the iterators *over*, clamped to the dimension, times *stride*."""
     if len(dim.index.iterators) <= 1:
         found = tabulate_index(dim.index, over)
         return body.constant((np.clip(found, 0, dim.extent - 1) if dim.clamped else found) * stride)
