@@ -64,10 +64,9 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
     """Write a CSV of (what, of what, value)."""
     from einnet_evaluation.models import write
     from einnet_explore.onnx_import.load import load_model
-    from einnet_explore.pipeline.finalists import find_variants
     from einnet_explore.pipeline.optimiser import Optimiser
-    from einnet_explore.pipeline.originals import anonymize
     from einnet_explore.pipeline.request import make_settings
+    from einnet_explore.pipeline.variants import find_variants
     from einnet_explore.runtime.implementation_choice import ProfileStore
     from einnet_explore.runtime.keys import key_of
 
@@ -87,13 +86,14 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
         for name in models:
             began_model = time.perf_counter()
             work = Optimiser(load_model(write(name)), make_settings("cpu", 1, 7), store=store)
+            work.prepare()
             keep("opening seconds", name, time.perf_counter() - began_model)
-            distinct = {anonymize(s.program).signature: (s, anonymize(s.program)) for s in work.subprograms}
+            distinct = {s.anonymous.signature: s for s in work.subprograms}
             keep("subprograms", name, len(work.subprograms))
             keep("distinct subprograms", name, len(distinct))
             contests = 0
-            for subprogram, anon in distinct.values():
-                contest, effort, _ = work.contests.prepared(subprogram, anon)
+            for subprogram in distinct.values():
+                task, effort, _ = work.tuner.prepare(subprogram)
                 if effort is None:
                     keep("negligible", name, 1)
                     continue
@@ -102,14 +102,14 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
                     continue
                 contests += 1
                 processor = time.process_time()
-                found = find_variants(anon.program, work.means.cost, 7, effort, states=STATES)
+                found = find_variants(task.program, task.context.cost, 7, effort, states=STATES)
                 keep("search seconds", name, time.process_time() - processor)
                 wall = time.perf_counter()
-                outcome = replace(contest, found=lambda found=found: found).hold(effort)  # type: ignore[misc]
+                trial = replace(task, variants=lambda _, found=found: found).run(effort)  # type: ignore[misc]
                 keep("contest seconds", name, time.perf_counter() - wall)
-                keep("kept", name, outcome.winner is not None)
+                keep("kept", name, trial.winner is not None)
         for n in range(40):
-            key = key_of(anon.program, n + 1)
+            key = key_of(task.program, n + 1)
             began_put = time.perf_counter()
             store.put(key, 1.0, "fleet")
             began_get = time.perf_counter()

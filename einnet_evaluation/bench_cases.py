@@ -21,10 +21,10 @@ from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.exported import library_forms, program_model
-from einnet_explore.pipeline.finalists import MAX_ESTIMATE_RATIO
-from einnet_explore.pipeline.implementations import Implementations
-from einnet_explore.pipeline.outcome import certify_trial
-from einnet_explore.pipeline.tuning_task import OriginalOpener, Settings, TuningTask
+from einnet_explore.pipeline.trial import certify_trial
+from einnet_explore.pipeline.tuning_context import Implementations, OriginalOpener, Settings
+from einnet_explore.pipeline.tuning_task import TuningTask
+from einnet_explore.pipeline.variants import MAX_ESTIMATE_RATIO
 from einnet_explore.runtime.epilogues import compile_measured
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.outputs import Arrays
@@ -53,9 +53,8 @@ def kept(
     belongs to how it is *written*.
     """
     store = ProfileStore()
-    means = Implementations(settings, store)
-    contest = TuningTask(program, opened, constants, means.engine, means.cost, settings, store, written=written)
-    part = certify_trial((), contest.hold(settings.seconds))
+    task = TuningTask(program, opened, constants, Implementations(settings, store).context(), operators=written)
+    part = certify_trial((), task.run(settings.seconds))
     if not part.kept or part.derivation is None:
         return None
     winner = part.derivation

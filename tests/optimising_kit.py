@@ -16,12 +16,13 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline import backward_elimination as sparing_module
 from einnet_explore.pipeline import export_selection as filed_module
+from einnet_explore.pipeline import forward_selection as forward_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuning_task as contest_module
-from einnet_explore.pipeline import whole_model as whole_module
+from einnet_explore.pipeline.assembly import PlanForm
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.tuning_task import Settings
+from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.runtime.outputs import AGREEMENT, largest_error
 
 FIELDS = {
@@ -34,6 +35,11 @@ SHORT = Settings(1, 3, 0.3, 2)
 PART_FIELDS = {
     "nodes", "kept", "seconds_before", "seconds_after", "operators", "eoperators", "certificate", "steps"
 }  # fmt: skip
+
+
+def plan_forms(*names: str) -> tuple[PlanForm, ...]:
+    """The forms with these names."""
+    return tuple(map(PlanForm, names))
 
 
 def transposed() -> onnx.ModelProto:
@@ -107,7 +113,7 @@ def agree(fast: Optimised, want: Mapping[str, Any], got: Mapping[str, Any]) -> N
 
 
 def kept_programs(fast: Optimised) -> list[Any]:
-    return [part.outcome.winner for part in fast.parts if part.kept and part.outcome.winner]
+    return [part.trial.winner for part in fast.parts if part.kept and part.trial.winner]
 
 
 def everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +123,8 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
     monkeypatch.setattr(result_module, "MIN_SPEEDUP", 0.0)
     monkeypatch.setattr(filed_module, "MIN_EXPORT_SPEEDUP", 0.0)
-    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined", "apart"), "onnxruntime": ("exported",)})
-    monkeypatch.setattr(whole_module, "MIN_PART_SPEEDUP", 0.0)
+    monkeypatch.setattr(
+        result_module, "FORMS", {"plan": plan_forms("joined", "apart"), "onnxruntime": plan_forms("exported")}
+    )
+    monkeypatch.setattr(forward_module, "MIN_PART_SPEEDUP", 0.0)
     monkeypatch.setattr(sparing_module, "MAX_LOSING_SPEEDUP", 0.0)

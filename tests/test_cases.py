@@ -114,7 +114,7 @@ def test_what_is_estimated_far_above_the_original_is_not_compiled(
     path = tmp_path / "tiny.ein"
     path.write_text(text(TINY))
     monkeypatch.setattr(tuning_task, "_time", lambda *_: 1e-9)
-    monkeypatch.setattr(tuning_task.TuningTask, "_entered", lambda *_: pytest.fail("it was compiled"))
+    monkeypatch.setattr(tuning_task.TuningTask, "_compile", lambda *_: pytest.fail("it was compiled"))
     made = prepare(Task(str(path), OURS, 1, max_depth=1, budget=0.1))
     assert made.said.startswith("Conv2d(") and made.said.endswith(" (0 steps: the original)")
 

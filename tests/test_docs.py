@@ -17,7 +17,7 @@ from einnet_evaluation import end_to_end, operator_cases, searches
 from einnet_explore.cli import main
 from einnet_explore.cli.arguments import command_parser
 from einnet_explore.pipeline.tuner import DEFAULT_BUDGET_SECONDS
-from einnet_explore.pipeline.tuning_task import Settings
+from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.strategies.options import Options
 from einnet_explore.syntax import TextError, parse, text
 from einnet_explore.syntax.literals import RESERVED

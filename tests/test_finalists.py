@@ -14,7 +14,10 @@ from einnet_explore.cost import CPU_DEFAULT, program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program, Table, accesses, scopes
 from einnet_explore.pipeline import remote_tuning
-from einnet_explore.pipeline.finalists import (
+from einnet_explore.pipeline.trial import Trial
+from einnet_explore.pipeline.tuning_context import Settings, TuningContext
+from einnet_explore.pipeline.tuning_task import TuningTask
+from einnet_explore.pipeline.variants import (
     MAX_ESTIMATE_RATIO,
     Variant,
     best_by_algorithm,
@@ -23,10 +26,9 @@ from einnet_explore.pipeline.finalists import (
     select_finalists,
     variants_by_algorithm,
 )
-from einnet_explore.pipeline.tuning_task import Settings, Trial, TuningTask
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.support.limits import ROOM
+from einnet_explore.support.limits import MemoryWatch
 
 START = Derivation(ee.parse("tensor x[3]\ny[i:3] = x[i]\noutput y"))
 
@@ -93,7 +95,7 @@ def held(
     before: float,
     won: float,
     other: float,
-    found: Callable[[], tuple[list[Variant], int]] | None = None,
+    found: Callable[[MemoryWatch], tuple[list[Variant], int]] | None = None,
 ) -> tuple[Trial, list[Program]]:
     """A contest with the times of a profile: of the original, of F(4x4, 3x3), of all else; and what was entered."""
     measured: list[Program] = []
@@ -107,10 +109,11 @@ def held(
 
     store = ProfileStore(cache / "p.sqlite")
     settings = Settings(states=BUDGET)
-    contest = TuningTask(program, lambda: (lambda: result, result), {}, engine, program_seconds, settings, store, found)
+    context = TuningContext(settings, store, program_seconds, engine)
+    contest = TuningTask(program, lambda: (lambda: result, result), {}, context, variants=found)
     for name in ("onnxruntime", "onnxruntime alone"):
         store.put(contest._key(name), before, "recorded")
-    return contest.hold(1.0), measured
+    return contest.run(1.0), measured
 
 
 def test_the_nested_algorithm_is_found_where_its_tile_does_not_divide(tmp_path: Path) -> None:
@@ -166,10 +169,9 @@ def test_a_candidate_that_does_not_fit_is_refused(error: Exception, tmp_path: Pa
 
     opened = lambda: (dict[str, Any], dict[str, Any]())  # noqa: E731
     store, settings = ProfileStore(tmp_path / "p.sqlite"), Settings(states=20)
-    contest = TuningTask(program, opened, {}, engine, program_seconds, settings, store)
+    contest = TuningTask(program, opened, {}, TuningContext(settings, store, program_seconds, engine))
     store.put(contest._key("onnxruntime alone"), 1.0, "said")
     store.put(contest._key("onnxruntime"), 1.0, "said")
-    wanting = ROOM.wanting
-    outcome = contest.hold(1.0)
+    outcome = contest.run(1.0)
     assert outcome.winner is None and f"a candidate does not fit: {type(error).__name__}: {error}" in outcome.why
-    assert ROOM.wanting > wanting
+    assert outcome.memory_short

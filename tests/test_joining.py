@@ -20,15 +20,16 @@ from einnet_explore.onnx_import.model import Model
 from einnet_explore.operators import OPERATORS
 from einnet_explore.pipeline import assembly
 from einnet_explore.pipeline.assembly import Assembler, WeightFolder
-from einnet_explore.pipeline.exported import export_model, onnxruntime_compiler, program_model
+from einnet_explore.pipeline.exported import compile_in_onnxruntime, export_model, program_model
 from einnet_explore.pipeline.history import TuningHistory
 from einnet_explore.pipeline.joining import Piece, join_adjacent, join_programs
-from einnet_explore.pipeline.outcome import trial_from_json, trial_to_json
-from einnet_explore.pipeline.partition import Subprogram, partition
+from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.post.layout_assignment import estimate_equation
 from einnet_explore.pipeline.submodels import random_inputs
-from einnet_explore.pipeline.tuning_task import Settings, Trial
+from einnet_explore.pipeline.subprogram import Subprogram
+from einnet_explore.pipeline.trial import Trial, trial_from_json, trial_to_json
+from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.rules import EOPERATOR_GENERATION, RULES, Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.strategies.instantiation import matching_rule
@@ -210,7 +211,7 @@ def test_what_is_only_tried_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> No
     proofs: list[Derivation] = []
     monkeypatch.setattr(assembly, "step_certificates", lambda derivation: proofs.append(derivation) or ())
     makes = assembler(model)
-    tried = makes.together(apart, proved=False)
+    tried = makes.together(apart, "skipped")
     assert not proofs and [part.certificate for part in tried] == ["none"]
     for _ in range(2):
         assert [part.piece for part in makes.together(apart)] == [part.piece for part in tried]
@@ -270,7 +271,7 @@ def test_programs_run_in_onnxruntime() -> None:
     (whole,) = join_adjacent(model, pieces(model))
     constants = {t.name: model.weights[whole.names[t.name]] for t in whole.program.inputs if t.weight}
     feeds = random_inputs(model, 0)
-    got = onnxruntime_compiler(1)(whole.program, constants)(feeds)
+    got = compile_in_onnxruntime(whole.program, constants, 1)(feeds)
     np.testing.assert_allclose(got["y"], build_plan(model, {}, 1).run(feeds)["y"], rtol=1e-5, atol=1e-5)
     onnx.checker.check_model(program_model(whole.program, constants), full_check=True)
 

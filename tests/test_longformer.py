@@ -21,8 +21,9 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Scope, program, tensors
 from einnet_explore.onnx_export.nodes import to_onnx
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.pipeline.partition import Subprogram, split_model
+from einnet_explore.pipeline.partition import split_model
 from einnet_explore.pipeline.row_subprograms import derive_by_rows
+from einnet_explore.pipeline.subprogram import Subprogram
 from einnet_explore.rules import ROW_GENERATION, Refused
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.runtime.tvm_cpu import emit, load

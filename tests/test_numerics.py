@@ -41,12 +41,12 @@ from einnet_explore.ir import (
 )
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline import error_report as badge_module
+from einnet_explore.pipeline import forward_selection as forward_module
 from einnet_explore.pipeline import optimiser as optimise_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuning_task as contest_module
-from einnet_explore.pipeline import whole_model as whole_module
+from einnet_explore.pipeline.assembly import PlanForm
 from einnet_explore.pipeline.error_report import ErrorReport, report_errors
-from einnet_explore.pipeline.finalists import Variant, find_variants
 from einnet_explore.pipeline.numerics import (
     APPROXIMATING,
     LEVELS,
@@ -56,10 +56,11 @@ from einnet_explore.pipeline.numerics import (
     rule_level,
 )
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.outcome import TunedSubprogram
 from einnet_explore.pipeline.request import make_settings as asked
 from einnet_explore.pipeline.row_subprograms import derive_by_rows
-from einnet_explore.pipeline.tuning_task import Settings, Trial
+from einnet_explore.pipeline.trial import Trial, TunedSubprogram
+from einnet_explore.pipeline.tuning_context import Settings
+from einnet_explore.pipeline.variants import Variant, find_variants
 from einnet_explore.rules import (
     ALL_RULES,
     BILINEAR_PRODUCT,
@@ -354,8 +355,8 @@ def test_the_report_of_a_kept_convolution(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(contest_module, "find_variants", fewest)
     monkeypatch.setattr(result_module, "MIN_SPEEDUP", 0.0)
     monkeypatch.setattr(result_module, "MIN_REMEMBERED_SPEEDUP", 0.0)
-    monkeypatch.setattr(result_module, "FORMS", {"onnxruntime": ("exported apart",)})
-    monkeypatch.setattr(whole_module, "MIN_PART_SPEEDUP", 0.0)
+    monkeypatch.setattr(result_module, "FORMS", {"onnxruntime": (PlanForm.EXPORTED_SEPARATE,)})
+    monkeypatch.setattr(forward_module, "MIN_PART_SPEEDUP", 0.0)
     rng = np.random.default_rng(0)
     weights = {"w": rng.standard_normal((16, 16, 3, 3)).astype(np.float32)}
     proto = build([node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])], {"x": [1, 16, 12, 12]}, ["y"], weights)
@@ -372,7 +373,7 @@ def test_the_report_of_a_kept_convolution(monkeypatch: pytest.MonkeyPatch) -> No
     assert 0 < said["error_after"] <= said["bound_after"] < 1e-2
     assert "numerics: approximate (bilinear substitution F(" in fast.summary()
     assert fast.rows()[1][-1] == str(fast.parts[0].numerics) and ">numerics</th>" in fast._repr_html_()
-    monkeypatch.setitem(Optimiser.result.__globals__, "badge", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setitem(Optimiser.result.__globals__, "report_errors", lambda *_: pytest.fail("measured again"))
     assert work.result().parts[0].numerics == fast.parts[0].numerics
     nothing = replace(fast, parts=tuple(replace(part, kept=False) for part in fast.parts))
     assert "numerics:" not in nothing.summary() and nothing.rows()[1][-1] == ""
@@ -393,11 +394,10 @@ def test_equal_layers_have_figures_of_their_own(monkeypatch: pytest.MonkeyPatch,
         weights = {name: rng.standard_normal((8, 8, 3, 3)).astype(np.float32) for name in ("w", "v")}
         held = load_model(build(nodes, {"x": [1, 8, 6, 6]}, ["y"], weights), {})
         work = Optimiser(held, Settings(1, 3, 0.5, 2), store=ProfileStore(tmp_path / "p.sqlite"))
-        work.done = list(work.anonymous())
-        assert len({anon.signature for _, anon in work.done}) == 1
-        outcomes = (Trial(2.0, 1.0, Derivation(anon.program), 0.0, 1, "") for _, anon in work.done)
-        parts = [TunedSubprogram((), outcome, True, "proved", "") for outcome in outcomes]
-        return [work._badged(n, part).measured for n, part in enumerate(parts)]
+        assert len({s.anonymous.signature for s in work.subprograms}) == 1
+        trials = {s.nodes: Trial(2.0, 1.0, Derivation(s.anonymous.program), 0.0, 1, "") for s in work.subprograms}
+        parts = [TunedSubprogram(nodes, trial, True, "proved", "") for nodes, trial in trials.items()]
+        return [work._with_errors(part).measured for part in parts]
 
     monkeypatch.setattr(optimise_module, "report_errors", measure)
     assert badges(0) == measured and len({found.after for found in measured}) == 2

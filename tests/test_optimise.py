@@ -22,19 +22,21 @@ from einnet_explore.cli import main
 from einnet_explore.cli import optimize as command
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline import backward_elimination as sparing_module
+from einnet_explore.pipeline import forward_selection as forward_module
+from einnet_explore.pipeline import plan_timing as whole_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuner as contests_module
 from einnet_explore.pipeline import tuning_task as contest_module
-from einnet_explore.pipeline import whole_model as whole_module
 from einnet_explore.pipeline.optimiser import Optimiser, optimize_model
-from einnet_explore.pipeline.outcome import TunedSubprogram, certify_trial
-from einnet_explore.pipeline.partition import Subprogram
 from einnet_explore.pipeline.plan import build_plan
+from einnet_explore.pipeline.plan_timing import discriminating_inputs
 from einnet_explore.pipeline.remote_tuning import PortableCost, answer_request
 from einnet_explore.pipeline.request import make_settings, parse_budget
+from einnet_explore.pipeline.subprogram import Subprogram
+from einnet_explore.pipeline.trial import Trial, TunedSubprogram, certify_trial
 from einnet_explore.pipeline.tuner import Tuner
-from einnet_explore.pipeline.tuning_task import Settings, Trial, TuningTask
-from einnet_explore.pipeline.whole_model import discriminating_inputs
+from einnet_explore.pipeline.tuning_context import Settings
+from einnet_explore.pipeline.tuning_task import TuningTask
 from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match, Step
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import Timing, compare, times_faster
@@ -47,6 +49,7 @@ from tests.optimising_kit import (
     kept_programs,
     model,
     nothing_remembered,
+    plan_forms,
     searched,
     sound,
     transposed,
@@ -73,8 +76,8 @@ def test_kept_whatever_the_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(contest_module, name, {"MAX_WINNER_RATIO": 1e9, "NEGLIGIBLE_SHARE": 0.0}[name])
     monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
     monkeypatch.setattr(result_module, "MIN_SPEEDUP", 0.0)
-    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined",)})
-    monkeypatch.setattr(whole_module, "MIN_PART_SPEEDUP", 0.0)
+    monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("joined")})
+    monkeypatch.setattr(forward_module, "MIN_PART_SPEEDUP", 0.0)
     monkeypatch.setattr(sparing_module, "MAX_LOSING_SPEEDUP", 0.0)
     fast = searched(model(transposed()))
     said = sound(fast, tmp_path)
@@ -101,7 +104,7 @@ def test_a_second_run_measures_nothing_again(monkeypatch: pytest.MonkeyPatch, tm
     assert [p.certificate for p in first.parts] == [p.certificate for p in second.parts]
     ends = [[p.derivation.end if p.derivation else None for p in w.parts] for w in (first, second)]
     assert ends[0] == ends[1]
-    times = [[(p.outcome.seconds_before, p.outcome.seconds_after) for p in w.parts] for w in (first, second)]
+    times = [[(p.trial.seconds_before, p.trial.seconds_after) for p in w.parts] for w in (first, second)]
     assert times[0] == times[1] and first.seconds == second.seconds
 
 
@@ -113,13 +116,13 @@ def test_a_second_run_begins_nothing_for_which_the_first_had_no_time(
     clock = iter(range(0, 10_000, 20))
     monkeypatch.setattr(contests_module, "perf_counter", lambda: float(next(clock)))
     contests: list[str] = []
-    hold = TuningTask.hold
+    run = TuningTask.run
 
     def held(self: TuningTask, seconds: float) -> Trial:
         contests.append(self.program.outputs[0])
-        return hold(self, seconds)
+        return run(self, seconds)
 
-    monkeypatch.setattr(TuningTask, "hold", held)
+    monkeypatch.setattr(TuningTask, "run", held)
 
     def runs(budget: float) -> list[TunedSubprogram]:
         store = ProfileStore(tmp_path / "profiles.sqlite")
@@ -129,12 +132,12 @@ def test_a_second_run_begins_nothing_for_which_the_first_had_no_time(
     first = runs(50.0)
     assert len(first) == len(contests) == 1
     second = runs(50.0)
-    assert len(contests) == 1 and [part.outcome.seconds_after for part in second] == [first[0].outcome.seconds_after]
+    assert len(contests) == 1 and [part.trial.seconds_after for part in second] == [first[0].trial.seconds_after]
     assert len(runs(400.0)) == len(contests) == 2
 
 
 def test_an_interrupted_search_keeps_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    contest = Tuner.outcome
+    contest = Tuner.run_task
     calls: list[int] = []
 
     def once(self: Tuner, *args: Any) -> Trial:
@@ -143,14 +146,14 @@ def test_an_interrupted_search_keeps_what_it_found(monkeypatch: pytest.MonkeyPat
         calls.append(1)
         return contest(self, *args)
 
-    monkeypatch.setattr(Tuner, "outcome", once)
+    monkeypatch.setattr(Tuner, "run_task", once)
     fast = optimize_model(model(transposed()), threads=1, states=40)
     assert fast.interrupted and fast.report()["interrupted"] is True and len(fast.parts) == 1
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, MemoryError, Fail])
 def test_a_mistake_in_one_search_costs_no_other(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-    contest = Tuner.outcome
+    contest = Tuner.run_task
     calls: list[int] = []
 
     def first_fails(self: Tuner, *args: Any) -> Trial:
@@ -159,7 +162,7 @@ def test_a_mistake_in_one_search_costs_no_other(kind: type[Exception], monkeypat
             raise kind("no such schedule")
         return contest(self, *args)
 
-    monkeypatch.setattr(Tuner, "outcome", first_fails)
+    monkeypatch.setattr(Tuner, "run_task", first_fails)
     with pytest.warns(RuntimeWarning, match="no such schedule"):
         fast = searched(model(transposed()))
     said = fast.report()["subprograms"]
@@ -210,7 +213,7 @@ def test_what_was_found_elsewhere_in_time_competes(interrupt: bool, monkeypatch:
     work = Optimiser(model(transposed()), replace(SHORT, states=30), budget=600.0, executor=Serial())
     parts = [step.part for step in work.run()]
     assert work.interrupted is interrupt and len(parts) == (1 if interrupt else 2)
-    assert all(part.outcome.states and not part.why.startswith("its search failed") for part in parts)
+    assert all(part.trial.states and not part.why.startswith("its search failed") for part in parts)
     assert 0 < seconds[0] <= contests_module.REMOTE_TIME_SHARE * 600
     assert work.result().interrupted is interrupt
 
@@ -222,7 +225,7 @@ def test_what_a_limit_of_memory_decided_is_not_remembered(monkeypatch: pytest.Mo
     with limits.limited(1):
         whys = [step.part.why for step in Optimiser(proto, SHORT, store=store).run()]
     assert all(why.startswith("the original needs") for why in whys)
-    assert all(step.part.outcome.winner for step in Optimiser(proto, SHORT, store=store).run())
+    assert all(step.part.trial.winner for step in Optimiser(proto, SHORT, store=store).run())
 
 
 def test_times_belong_to_the_operators_that_were_timed() -> None:
@@ -237,22 +240,22 @@ def test_times_belong_to_the_operators_that_were_timed() -> None:
     ]
     weights["k"] = np.array([8])
     work = Optimiser(model(build(nodes, {"x": [1, 8, 8]}, ["y"], weights)), SHORT)
-    by_node = {s.nodes: (s, anon) for s, anon in work.anonymous()}
+    by_node = {s.nodes: s for s in work.subprograms}
     first, einsum, last = (by_node[(name,)] for name in ("matmul_a", "einsum_c", "matmul_y"))
-    names = [work.contests.name(*each) for each in (first, einsum, last)]
+    names = [each.task_name(work.model) for each in (first, einsum, last)]
     assert names[0] == names[2] != names[1]
-    contests = [work.contests.prepared(*each)[0] for each in (first, einsum, last)]
+    tasks = [work.tuner.prepare(each)[0] for each in (first, einsum, last)]
     for timed in ("onnxruntime", "onnxruntime alone"):
-        keys = [contest._key(timed) for contest in contests]
+        keys = [task._key(timed) for task in tasks]
         assert keys[0] == keys[2] != keys[1]
-    assert len({contest._key("program", contest.program) for contest in contests}) == 1
+    assert len({task._key("program", task.program) for task in tasks}) == 1
 
 
 def test_what_takes_no_time_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contest_module, "NEGLIGIBLE_SHARE", 1e9)
     work = Optimiser(model(transposed()), Settings(1))
     parts = [step.part for step in work.run()]
-    assert [part.outcome.states for part in parts] == [0, 0]
+    assert [part.trial.states for part in parts] == [0, 0]
     assert all("no gain there could be seen" in part.why for part in parts)
 
 
@@ -345,7 +348,7 @@ def test_a_winner_with_a_false_step_is_not_kept() -> None:
 
 def test_the_command_writes_records_that_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything(monkeypatch)
-    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined",)})
+    monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("joined")})
     monkeypatch.setattr(command, "make_settings", lambda *_: SHORT)
     path, said, records = tmp_path / "m.onnx", tmp_path / "m.json", tmp_path / "records"
     onnx.save(transposed(), path)

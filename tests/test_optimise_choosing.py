@@ -1,7 +1,7 @@
 """What is kept of what was found: decided in the whole model, and again for the exported one."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,22 +14,24 @@ from einnet_evaluation.models import write
 from einnet_explore.codegen import versions
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline import baseline as against_module
+from einnet_explore.pipeline import forward_selection as forward_module
+from einnet_explore.pipeline import plan_timing as whole_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuning_task as contest_module
-from einnet_explore.pipeline import whole_model as whole_module
+from einnet_explore.pipeline.baseline import Baseline
 from einnet_explore.pipeline.baseline_process import time_with_original_process
 from einnet_explore.pipeline.export_selection import ExportSelection, select_for_export
+from einnet_explore.pipeline.forward_selection import ForwardSelection
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.outcome import TunedSubprogram, choose_joined_or_parts
 from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
 from einnet_explore.pipeline.submodels import random_inputs
-from einnet_explore.pipeline.tuning_task import Settings, Trial
-from einnet_explore.pipeline.whole_model import Chosen
+from einnet_explore.pipeline.trial import Trial, TunedSubprogram, choose_joined_or_parts
+from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import Timing
 from einnet_explore.support.errors import Refused
-from tests.optimising_kit import SHORT, everything, model, nothing_remembered, searched, sound, transposed
+from tests.optimising_kit import SHORT, everything, model, nothing_remembered, plan_forms, searched, sound, transposed
 
 forgetting = pytest.fixture(autouse=True)(nothing_remembered)
 
@@ -37,12 +39,12 @@ forgetting = pytest.fixture(autouse=True)(nothing_remembered)
 def test_what_does_not_pay_in_the_whole_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contest_module, "MAX_WINNER_RATIO", 1e9)
     monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
-    monkeypatch.setattr(whole_module, "MIN_PART_SPEEDUP", 1e9)
+    monkeypatch.setattr(forward_module, "MIN_PART_SPEEDUP", 1e9)
     fast = searched(model(transposed()))
     said = sound(fast, tmp_path)
     assert said["speedup"] == 1.0 and not any(part["kept"] for part in said["subprograms"])
     assert all("of its speed without" in part["why"] for part in said["subprograms"])
-    monkeypatch.setattr(whole_module, "MIN_PART_SPEEDUP", 0.0)
+    monkeypatch.setattr(forward_module, "MIN_PART_SPEEDUP", 0.0)
     monkeypatch.setattr(result_module, "MIN_SPEEDUP", 1e9)
     again = sound(searched(model(transposed())), tmp_path)
     assert again["speedup"] == 1.0 and all("of its speed" in part["why"] for part in again["subprograms"])
@@ -55,7 +57,7 @@ def test_what_disagrees_in_the_whole_is_given_back(tmp_path: Path, monkeypatch: 
     for _ in work.run():
         pass
     assert any(part.kept for part in work.parts)
-    monkeypatch.setattr(whole_module, "AGREEMENT", -1.0)
+    monkeypatch.setattr(forward_module, "AGREEMENT", -1.0)
     said = work.result().report()
     assert not any(part["kept"] for part in said["subprograms"])
     assert any("of its largest output" in part["why"] for part in said["subprograms"])
@@ -70,8 +72,8 @@ def test_a_plan_is_held_against_the_original_in_a_process_of_its_own(monkeypatch
     assert len(list(work.run())) == 2
     one, *others = (Timing(seconds, 0.0, 1, (seconds,)) for seconds in (1.0, 0.8, 1.25))
     monkeypatch.setattr(against_module, "time_against_original", lambda *_: {"before": one, "after": one})
-    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined",)})
-    monkeypatch.setattr(result_module, "forward_selection", lambda *_: Chosen([0, 1], work.original, {}))
+    monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("joined")})
+    monkeypatch.setattr(result_module, "forward_selection", lambda *_: ForwardSelection([0, 1], work.original, {}))
     for after in (*others, None):
         beside = after and {"before": one, "after": after}
         monkeypatch.setattr(against_module, "time_with_original_process", lambda *_, beside=beside, **__: beside)
@@ -114,7 +116,7 @@ def test_the_exported_model_is_what_counts_where_onnxruntime_runs_it(
 
 def test_the_report_says_how_fast_the_export_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything(monkeypatch)
-    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined", "exported")})
+    monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("joined", "exported")})
     said = sound(searched(model(transposed())), tmp_path)
     assert said["export"]["speedup"] > 0 and "beside the original" in said["export"]["why"]
 
@@ -132,7 +134,7 @@ def test_the_report_says_how_fast_the_export_is(tmp_path: Path, monkeypatch: pyt
 def again(first: Optimiser, **changed: object) -> Optimiser:
     """What optimises the model of *first* once more: its contests are over, with other settings where *changed*."""
     work = Optimiser(first.model, replace(first.settings, **changed), store=ProfileStore(first.store.path))
-    work.parts, work.done = [*first.parts], [*first.done]
+    work.parts = [*first.parts]
     return work
 
 
@@ -157,9 +159,9 @@ def test_a_second_result_is_the_first_and_says_where_it_gains_no_more(
     proved: list[bool] = []
     together = result_module.Assembler.together
 
-    def noted(self: Any, pieces: Any, proofs: bool = True) -> Any:
-        proved.append(proofs)
-        return together(self, pieces, proofs)
+    def noted(self: Any, pieces: Any, proof: Any = "required") -> Any:
+        proved.append(proof == "required")
+        return together(self, pieces, proof)
 
     monkeypatch.setattr(result_module.Assembler, "together", noted)
     before = first.result()
@@ -185,8 +187,12 @@ def test_a_form_that_only_seemed_the_fastest_does_not_cost_the_parts(
 ) -> None:
     everything(monkeypatch)
     monkeypatch.setattr(result_module, "MIN_SPEEDUP", 1.02)
-    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined", "exported")})
-    monkeypatch.setattr(result_module.Selector, "_ratios", lambda *_: ({"joined": 1.5, "exported": 9.0}, {}))
+    monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("joined", "exported")})
+    monkeypatch.setattr(
+        result_module.Selector,
+        "_form_speedups",
+        lambda *_: (dict(zip(plan_forms("joined", "exported"), (1.5, 9.0), strict=True)), {}),
+    )
     files: list[ExecutionPlan] = []
     export = result_module.Assembler.export
 
@@ -199,7 +205,7 @@ def test_a_form_that_only_seemed_the_fastest_does_not_cost_the_parts(
 
     monkeypatch.setattr(result_module.Assembler, "export", noted)
     monkeypatch.setattr(against_module, "time_against_original", timed)
-    monkeypatch.setattr(result_module, "select_for_export", lambda kept, ratios, *_: ExportSelection(1.0, f"{ratios}"))
+    monkeypatch.setattr(result_module, "select_for_export", lambda *given: ExportSelection(1.0, f"{given[3].speedup}"))
     first = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
     assert len(list(first.run())) == 2
     for version, gain in (("gains", 1.5), ("loses", 0.9)):
@@ -207,7 +213,7 @@ def test_a_form_that_only_seemed_the_fastest_does_not_cost_the_parts(
         found = again(first).result()
         assert files and [part.kept for part in found.parts] == [gain > 1, gain > 1]
         if gain > 1:
-            assert found.form == "joined" and found.exported.why == "{'exported': 0.5}"
+            assert found.form == "joined" and found.exported.why == "0.5"
             assert math.isclose(found.speedup, 1.5)
 
 
@@ -219,7 +225,7 @@ def test_what_was_selected_elsewhere_or_does_not_agree_is_selected_anew(
     first = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
     assert len(list(first.run())) == 2 and first.result().replacements
     calls: list[object] = []
-    found = Chosen([0], first.original, {1: "not now"})
+    found = ForwardSelection([0], first.original, {1: "not now"})
     monkeypatch.setattr(result_module, "forward_selection", lambda *_: calls.append(1) or found)
     monkeypatch.setattr(against_module, "time_with_original_process", lambda *_, **__: None)
     assert first.result().replacements and not calls
@@ -254,7 +260,7 @@ def test_nearly_winning_is_enough_beside_neighbours(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(contest_module, "MAX_WINNER_RATIO", 0.0)
     monkeypatch.setattr(contest_module, "MAX_CONTENDER_RATIO", 1e9)
     fast = searched(model(transposed()))
-    assert all(part.kept and part.outcome.winner is None for part in fast.parts)
+    assert all(part.kept and part.trial.winner is None for part in fast.parts)
 
 
 @pytest.mark.parametrize(
@@ -286,18 +292,13 @@ def test_the_file_holds_what_pays_in_onnxruntime(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(whole_module, "time_plans", paired)
 
-    def told(ratios: Mapping[str, float], *groups: tuple[int, ...]) -> ExportSelection:
-        gains = {0: 2.0, 1: 1.0}
-        return select_for_export(
-            (0, 1), ratios, "untried", groups, gains, plans[()], lambda n: plans[tuple(n)], {}, 1.0
-        )
+    def told(speedup: float | None, *groups: tuple[int, ...]) -> ExportSelection:
+        baseline = Baseline(None, plans[()], {}, 1.0)  # type: ignore[arg-type]
+        whole = ExportSelection(speedup, "untried", (0, 1))
+        return select_for_export(baseline, lambda n: plans[tuple(n)], groups, whole)
 
-    assert told({"exported": 1.2}, (0,), (1,)).parts == (0, 1)
-    assert told({"exported": 0.9}, (0,), (1,)) == ExportSelection(
-        4 / 3, "measured beside the original in ONNX Runtime", (1,)
-    )
+    assert told(1.2, (0,), (1,)).parts == (0, 1)
+    assert told(0.9, (0,), (1,)) == ExportSelection(4 / 3, "measured beside the original in ONNX Runtime", (1,))
     lost = "none of what is kept pays in ONNX Runtime alone"
-    assert told({}, (0,)) == ExportSelection(1.0, f"{lost} (untried): it is the original")
-    assert told({"exported": 0.9}, (0,)).why == (
-        f"{lost} (it runs at 0.90 of the original's speed there): it is the original"
-    )
+    assert told(None, (0,)) == ExportSelection(1.0, f"{lost} (untried): it is the original")
+    assert told(0.9, (0,)).why == (f"{lost} (it runs at 0.90 of the original's speed there): it is the original")

@@ -26,7 +26,6 @@ import einnet_explore as ee
 from einnet_explore.cli import main
 from einnet_explore.cost import CPU_DEFAULT, CostModel, program_seconds
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.pipeline.finalists import find_variants
 from einnet_explore.pipeline.history import TuningHistory
 from einnet_explore.pipeline.optimiser import optimize_model
 from einnet_explore.pipeline.remote_tuning import (
@@ -36,7 +35,9 @@ from einnet_explore.pipeline.remote_tuning import (
     search_on_executor,
     variants_of_reply,
 )
-from einnet_explore.pipeline.tuning_task import Settings, TuningTask, working_set_bytes
+from einnet_explore.pipeline.tuning_context import Settings, TuningContext
+from einnet_explore.pipeline.tuning_task import TuningTask, working_set_bytes
+from einnet_explore.pipeline.variants import find_variants
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.session.many_searches import run_search
 from einnet_explore.session.run import Run
@@ -52,7 +53,7 @@ from einnet_explore.support.executors import (
     has_device,
     settled,
 )
-from einnet_explore.support.limits import ROOM, limited
+from einnet_explore.support.limits import ROOM, MemoryWatch, limited
 
 CONV = ee.ops.conv2d(N=1, H=6, W=5, C=4, F=3, R=3, S=3)
 
@@ -178,7 +179,7 @@ def test_a_search_elsewhere_finds_what_it_finds_here(tmp_path: Path) -> None:
     here, states = find_variants(CONV, lambda p: ((c := model.program_cost(p)).seconds, c.how), 3, 1.0, states=40)
     assert [e.seconds for e in here] != [e.seconds for e in plain]
     answer = answer_request(CONV, PortableCost.of(CPU_DEFAULT, store, 1), settings, 1.0, float("inf"))
-    there, seen = variants_of_reply(CONV, answer)
+    there, seen = variants_of_reply(CONV, answer, MemoryWatch())
     assert seen == states == 40
     assert [(e.seconds, e.kind) for e in there] == [(e.seconds, e.kind) for e in here]
     chosen = [n for n, (*_, steps) in enumerate(answer.ranked) if steps is not None]
@@ -201,9 +202,9 @@ def test_a_search_elsewhere_has_the_limit_of_who_asks(monkeypatch: pytest.Monkey
         looks = itertools.count()
         monkeypatch.setattr(limits, "used", lambda: 600 * next(looks))
         answer = answer_request(CONV, rates, Settings(max_depth=3, states=400), 1.0, 1.0, 1000)
-        ROOM.reached, wanting = False, ROOM.wanting
-        variants_of_reply(CONV, answer)
-        assert answer.cut and answer.states < 400 and ROOM.reached and ROOM.wanting > wanting
+        ROOM.reached, memory = False, MemoryWatch()
+        variants_of_reply(CONV, answer, memory)
+        assert answer.cut and answer.states < 400 and ROOM.reached and memory.short
 
 
 def ee_key(equation: Any) -> Any:
@@ -256,16 +257,17 @@ def test_what_does_not_fit_is_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(limits, "used", lambda: 0)
     opened: Callable[[], Any] = lambda: pytest.fail("it was opened")  # noqa: E731
     store = ProfileStore(tmp_path / "p.sqlite")
-    contest = TuningTask(CONV, opened, {}, lambda *_: pytest.fail("run"), program_seconds, Settings(states=20), store)
+    context = TuningContext(Settings(states=20), store, program_seconds, lambda *_: pytest.fail("run"))
+    contest = TuningTask(CONV, opened, {}, context)
     store.put(contest._key("onnxruntime alone"), 1.0, "said")
     with limited(nbytes - 1):
-        outcome = contest.hold(1.0)
-    assert outcome.winner is None and outcome.states == 20
+        outcome = contest.run(1.0)
+    assert outcome.winner is None and outcome.states == 20 and outcome.memory_short
     assert re.fullmatch(r"the original needs .* KiB, 0 B of .* KiB of memory are taken", outcome.why)
     feeds: dict[str, Any] = {}
-    ran = replace(contest, opened=lambda: (lambda: feeds, feeds))
+    ran = replace(contest, opener=lambda: (lambda: feeds, feeds))
     with limited(nbytes):
-        outcome = ran.hold(1.0)
+        outcome = ran.run(1.0)
     assert outcome.winner is None and "a candidate needs" in outcome.why
 
 
@@ -358,7 +360,7 @@ def test_a_model_is_optimised_with_searches_and_contests_elsewhere(monkeypatch: 
     proto = build([*nodes, node("Conv", ["b", "w"], ["y"], pads=[1] * 4)], {"x": (1, 8, 9, 9)}, ["y"], weights)
     model = load_model(proto.SerializeToString())
     here = optimize_model(model, threads=1, states=30)
-    assert any(part.outcome.states == 30 for part in here.parts)
+    assert any(part.trial.states == 30 for part in here.parts)
     for resources, name in (({}, "answer_request"), ({"device": 1.0}, "tune_named_task")):
         monkeypatch.setattr(
             TuningHistory, "get", lambda self, what, *key: None
@@ -367,5 +369,5 @@ def test_a_model_is_optimised_with_searches_and_contests_elsewhere(monkeypatch: 
         work = optimize_model(model, threads=1, states=30, executor=there)
         assert has_device(there) == bool(resources)
         assert set(there.asked) == {(name, False, repr({"device": 1} if resources else None))}
-        assert [p.outcome.states for p in work.parts] == [p.outcome.states for p in here.parts]
+        assert [p.trial.states for p in work.parts] == [p.trial.states for p in here.parts]
         assert [p.nodes for p in work.parts] == [p.nodes for p in here.parts]

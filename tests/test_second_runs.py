@@ -11,8 +11,8 @@ import pytest
 
 from einnet_explore.pipeline import baseline as against_module
 from einnet_explore.pipeline import optimiser as optimise_module
+from einnet_explore.pipeline import plan_timing as whole_module
 from einnet_explore.pipeline import selection as result_module
-from einnet_explore.pipeline import whole_model as whole_module
 from einnet_explore.pipeline.backward_elimination import (
     CERTAIN_SPEEDUP,
     ELIMINATION_SECONDS,
@@ -20,18 +20,11 @@ from einnet_explore.pipeline.backward_elimination import (
     eliminate_unprofitable,
 )
 from einnet_explore.pipeline.baseline import Baseline
+from einnet_explore.pipeline.forward_selection import FORWARD_SELECTION_SECONDS, MAX_CONTENDERS, forward_selection
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.outcome import TunedSubprogram
 from einnet_explore.pipeline.plan import ExecutionPlan
-from einnet_explore.pipeline.tuning_task import Trial
-from einnet_explore.pipeline.whole_model import (
-    BRIEF_SECONDS,
-    CLEAR_SPEEDUP,
-    FORWARD_SELECTION_SECONDS,
-    MAX_CONTENDERS,
-    forward_selection,
-    is_clearly_faster,
-)
+from einnet_explore.pipeline.plan_timing import BRIEF_SECONDS, CLEAR_SPEEDUP, Effort, is_clearly_faster
+from einnet_explore.pipeline.trial import Trial, TunedSubprogram
 from einnet_explore.runtime import measurement
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import Timing, sampled
@@ -80,40 +73,40 @@ def against(original: Fake) -> Baseline:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "brief", "runs", "gain"),
+    ("before", "after", "effort", "runs", "gain"),
     [
-        (5.0, 0.3, True, 2, 5 / 0.3),  # one round leaves no doubt
-        (5.0, 4.5, True, 4, 5 / 4.5),  # more would take long: as many rounds as the first time
-        (5.0, 6.0, True, 4, 5 / 6),
-        (5.0, 0.3, False, 4, 5 / 0.3),
-        (0.8, 0.1, True, 5, 8.0),  # 3 seconds of rounds
-        (0.9, 0.5, True, 4, 1.8),  # three rounds that say the same
-        (0.9, 0.5, False, 6, 1.8),
-        (0.9, 0.89, True, 6, 0.9 / 0.89),  # or do not
-        (0.3, 0.2, True, 7, 1.5),
+        (5.0, 0.3, "brief", 2, 5 / 0.3),  # one round leaves no doubt
+        (5.0, 4.5, "brief", 4, 5 / 4.5),  # more would take long: as many rounds as the first time
+        (5.0, 6.0, "brief", 4, 5 / 6),
+        (5.0, 0.3, "full", 4, 5 / 0.3),
+        (0.8, 0.1, "brief", 5, 8.0),  # 3 seconds of rounds
+        (0.9, 0.5, "brief", 4, 1.8),  # three rounds that say the same
+        (0.9, 0.5, "full", 6, 1.8),
+        (0.9, 0.89, "brief", 6, 0.9 / 0.89),  # or do not
+        (0.3, 0.2, "brief", 7, 1.5),
     ],
 )
 def test_how_often_the_original_is_run(
-    clock: Clock, before: float, after: float, brief: bool, runs: int, gain: float
+    clock: Clock, before: float, after: float, effort: Effort, runs: int, gain: float
 ) -> None:
     original, plan = Fake(clock, before), Fake(clock, after)
-    held = against(original).held(lambda: plan, brief)  # type: ignore[arg-type, return-value]
+    held = against(original).measure(lambda: plan, effort)  # type: ignore[arg-type, return-value]
     assert held is not None and original.runs == plan.runs == runs
-    assert held.gain == pytest.approx(gain)  # the first runs, which take longer, count nowhere
+    assert held.speedup == pytest.approx(gain)  # the first runs, which take longer, count nowhere
     assert held.errors == (0.0, 0.0) and len(held.timings["before"].samples) == runs - 1
 
 
 def test_every_plan_is_held_against_one_run_of_the_original(clock: Clock) -> None:
     original = Fake(clock, 5.0)
     holding = against(original)
-    assert holding.held(lambda: Fake(clock, 1.0, 1.001)) is None  # type: ignore[arg-type, return-value]
+    assert holding.measure(lambda: Fake(clock, 1.0, 1.001)) is None  # type: ignore[arg-type, return-value]
     assert original.runs == 1 and holding.want["y"][0] == 1.0
 
     def impossible() -> ExecutionPlan:
         raise ValueError("cannot be made")
 
-    assert holding.held(impossible) is None and original.runs == 1
-    near = holding.held(lambda: Fake(clock, 1.0, 1.00001), True)  # type: ignore[arg-type, return-value]
+    assert holding.measure(impossible) is None and original.runs == 1
+    near = holding.measure(lambda: Fake(clock, 1.0, 1.00001), "brief")  # type: ignore[arg-type, return-value]
     assert near is not None and 0 < near.errors[1] < 1e-4 and original.runs == 2
 
 
@@ -149,7 +142,9 @@ def test_samples_end_where_they_are_enough(clock: Clock) -> None:
 
 def test_inputs_that_tell_are_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def optimiser() -> Optimiser:
-        return Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
+        work = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
+        work.prepare()
+        return work
 
     monkeypatch.setattr(optimise_module, "discriminating_seed", lambda *_: 5)
     first = optimiser()
@@ -187,8 +182,12 @@ def parts(*gains: float) -> dict[int, TunedSubprogram]:
 def left_out(plans: Plans, gains: Sequence[float], groups: Sequence[Sequence[int]] = ()) -> dict[int, str]:
     """What is left out of all parts, each a kind by itself unless *groups* says otherwise."""
     kinds = groups or [(n,) for n in range(len(gains))]
-    want = {"y": np.ones(3, np.float32)}
-    return eliminate_unprofitable(kinds, parts(*gains), plans, {}, want, 1.0, plans.clock)
+    return eliminate_unprofitable(baseline(), plans, kinds, parts(*gains), clock=plans.clock)
+
+
+def baseline(seconds: float = 1.0) -> Baseline:
+    """An original whose outputs are ones."""
+    return against(Fake(Clock(), seconds))
 
 
 @pytest.fixture
@@ -231,16 +230,17 @@ def test_what_is_not_tried() -> None:
         late.clock.now += ELIMINATION_SECONDS
         return make(late, kept)
 
-    assert set(eliminate_unprofitable([(0,), (1,), (2,)], parts(1.2, 1.2, 1.2), slowly, {}, {}, 1.0, late.clock)) == {0}
+    assert set(
+        eliminate_unprofitable(baseline(), slowly, [(0,), (1,), (2,)], parts(1.2, 1.2, 1.2), clock=late.clock)
+    ) == {0}
 
 
 def trials(once: float, winners: int, contenders: int) -> list[tuple[int, ...]]:
     """What is tried of a model that takes *once* seconds, of which each part brings a hundredth."""
     plans = Plans(lambda kept: once * (1 - len(kept) / 100), number=1.0)
     groups, near = [(n,) for n in range(winners)], [(winners + n,) for n in range(contenders)]
-    gains = {n: 1.0 / (1 + n) for n in range(winners + contenders)}
-    want = {"y": np.ones(3, np.float32)}
-    kept, _, refused, _ = forward_selection(groups, gains, plans([]), plans, {}, once, near, want, plans.clock)
+    original = against(plans([]))
+    kept, _, refused, _ = forward_selection(original, plans, groups, near, clock=plans.clock)
     assert kept == list(plans.made[-1]) and not refused
     return [tuple(set(more) - set(before)) for before, more in itertools.pairwise(plans.made)]
 
@@ -258,7 +258,7 @@ def test_a_plan_that_is_another_or_cannot_be_made_is_no_reason() -> None:
     wrong = Plans(lambda kept: 1.0 + len(kept), number=1.01)
     assert left_out(wrong, (1.2, 1.2)) == {} and len(wrong.made) == 3
     refused = Plans(lambda kept: 1.0 + len(kept))
-    assert eliminate_unprofitable([(0,), (99,)], {0: parts(1.2)[0], 99: parts(1.1)[0]}, refused, {}, {}, 1.0) == {
+    assert eliminate_unprofitable(baseline(), refused, [(0,), (99,)], {0: parts(1.2)[0], 99: parts(1.1)[0]}) == {
         99: "beside the others the whole model runs with it at 0.67 of its speed"
     }
     assert refused.made == [(0, 99), (0,)]
@@ -282,7 +282,7 @@ def test_a_part_that_does_not_pay_in_the_end_is_not_kept(tmp_path: Path, monkeyp
     work = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
     assert len(list(work.run())) == 2
     asked: list[object] = []
-    eliminate = lambda groups, *_: asked.append(groups) or {1: "it costs"}  # noqa: E731
+    eliminate = lambda _, plan_of, groups, *rest: asked.append(groups) or {1: "it costs"}  # noqa: E731
     monkeypatch.setattr(result_module, "eliminate_unprofitable", eliminate)
     fast = work.result()
     assert [part.kept for part in fast.parts] == [True, False] and fast.parts[1].why == "it costs"

@@ -19,22 +19,38 @@ from einnet_explore.cli import optimize as command
 from einnet_explore.onnx_export.export import rewrite_model
 from einnet_explore.pipeline import assembly as assembling_module
 from einnet_explore.pipeline import backward_elimination as attribution_module
+from einnet_explore.pipeline import forward_selection as forward_module
 from einnet_explore.pipeline import plan as plan_module
 from einnet_explore.pipeline import selection as result_module
-from einnet_explore.pipeline import whole_model as whole_module
 from einnet_explore.pipeline.backward_elimination import ELIMINATION_SECONDS
+from einnet_explore.pipeline.baseline import Baseline
 from einnet_explore.pipeline.export_selection import EXPORT_SELECTION_SECONDS as FILING
 from einnet_explore.pipeline.export_selection import ExportSelection
+from einnet_explore.pipeline.forward_selection import (
+    FORWARD_SELECTION_SECONDS,
+    UNTRIED,
+    ForwardSelection,
+    forward_selection,
+)
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
 from einnet_explore.pipeline.selection import MIN_SELECTION_SECONDS, Selector, selection_seconds
 from einnet_explore.pipeline.submodels import open_session, random_inputs, run_session
-from einnet_explore.pipeline.whole_model import FORWARD_SELECTION_SECONDS, UNTRIED, Chosen, forward_selection
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.onnx_fragment import Writer
 from einnet_explore.support.errors import BackendError, Refused
-from tests.optimising_kit import SHORT, agree, everything, model, nothing_remembered, runs, searched, transposed
+from tests.optimising_kit import (
+    SHORT,
+    agree,
+    everything,
+    model,
+    nothing_remembered,
+    plan_forms,
+    runs,
+    searched,
+    transposed,
+)
 
 forgetting = pytest.fixture(autouse=True)(nothing_remembered)
 
@@ -50,11 +66,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Optimiser:
 
 def result(work: Optimiser, budget: float | None = None) -> Selector:
     """What makes the result of *work*, whose subprograms stand in the order of the model."""
-    signatures = [anon.signature for _, anon in work.done]
-    return Selector(
-        work.model, work.digest, work.settings, work.original, work.feeds, work.seconds, work.assembler, work.memory,
-        work.parts, signatures, work.pieces, budget,
-    )  # fmt: skip
+    return replace(work.selector(), budget=budget)
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
@@ -69,7 +81,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 @pytest.mark.parametrize("error", [BackendError("equation Y: it crashed"), MemoryError("8 TiB")], ids=["crash", "room"])
 def test_what_makes_no_plan_is_not_kept(error: Exception, work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assembling_module, "compile_measured", raising(error))
-    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined", "apart", "exported")})
+    monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("joined", "apart", "exported")})
     fast = work.result()
     assert fast.form == "original" and fast.speedup == 1.0
     assert all(not part.kept and str(error) in part.why for part in fast.parts)
@@ -77,12 +89,12 @@ def test_what_makes_no_plan_is_not_kept(error: Exception, work: Optimiser, monke
 
 def test_what_is_not_folded_is_not_kept(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(work.assembler.folder), "fold", raising(BackendError("equation Y: it hangs")))
-    monkeypatch.setattr(result_module, "FORMS", {"plan": ("exported",)})
+    monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("exported")})
     assert all(not part.kept and "it hangs" in part.why for part in work.result().parts)
 
 
 def test_what_fails_at_run_time_is_not_kept(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_module, "FORMS", {"plan": ("apart",)})
+    monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("apart")})
     monkeypatch.setattr(assembling_module.ProgramCall, "write", lambda *_: None)
     compute = assembling_module.CompiledProgram.run
 
@@ -100,11 +112,11 @@ def test_what_fails_at_run_time_is_not_kept(work: Optimiser, monkeypatch: pytest
 
 def test_programs_are_let_go_with_the_last_plan_they_are_in(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
     assembler = work.assembler
-    plans = [assembler.plan(assembler.apart(work.pieces([n]))) for n in (0, 1)]
+    plans = [assembler.plan(assembler.separate(work.selector().pieces([n]))) for n in (0, 1)]
     assert len(assembler._runs) == 2
     with monkeypatch.context() as patched:
         patched.setattr(assembling_module, "compile_measured", lambda *_: pytest.fail("compiled again"))
-        plans.append(assembler.plan(assembler.apart(work.pieces([0, 1]))))
+        plans.append(assembler.plan(assembler.separate(work.selector().pieces([0, 1]))))
     del plans[:2]
     gc.collect()
     assert len(assembler._runs) == 2
@@ -114,10 +126,9 @@ def test_programs_are_let_go_with_the_last_plan_they_are_in(work: Optimiser, mon
 
 
 def test_pieces_stand_as_in_the_model_whatever_was_searched_first(work: Optimiser) -> None:
-    expected = [piece.nodes for piece in work.pieces([0, 1])]
-    for held in (work.done, work.parts):
-        held.reverse()
-    assert [piece.nodes for piece in work.pieces([0, 1])] == expected == [s.nodes for s in work.subprograms]
+    expected = [piece.nodes for piece in work.selector().pieces([0, 1])]
+    work.parts.reverse()
+    assert [piece.nodes for piece in work.selector().pieces([1, 0])] == expected == [s.nodes for s in work.subprograms]
 
 
 def test_what_kept_parts_bring_as_far_as_plans_without_them_are_made(
@@ -152,10 +163,12 @@ def test_a_budget_bounds_selecting(work: Optimiser, monkeypatch: pytest.MonkeyPa
     def noted(name: str, answer: object) -> Callable[..., Any]:
         return lambda *arguments: given.update({name: arguments[-1]}) or answer
 
-    monkeypatch.setattr(result_module, "forward_selection", noted("select", Chosen([0, 1], work.original, {})))
+    monkeypatch.setattr(
+        result_module, "forward_selection", noted("select", ForwardSelection([0, 1], work.original, {}))
+    )
     monkeypatch.setattr(result_module, "eliminate_unprofitable", noted("spared", {}))
     monkeypatch.setattr(result_module, "select_for_export", noted("filed", ExportSelection(1.0, "")))
-    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined", "exported")})
+    monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("joined", "exported")})
     result(work).optimised()
     assert given == {"select": FORWARD_SELECTION_SECONDS, "spared": ELIMINATION_SECONDS, "filed": FILING}
     monkeypatch.setattr(result_module.Selector, "_remembered", lambda _: None)
@@ -165,7 +178,7 @@ def test_a_budget_bounds_selecting(work: Optimiser, monkeypatch: pytest.MonkeyPa
 
 def test_what_was_selected_in_less_time_is_selected_again(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    chosen = Chosen([0], work.original, {})
+    chosen = ForwardSelection([0], work.original, {})
     monkeypatch.setattr(result_module, "forward_selection", lambda *_: calls.append(1) or chosen)
     for budget, selected in ((1.0, 1), (15.0, 1), (90.0, 2), (None, 3), (90.0, 3), (1.0, 3), (None, 3)):
         result(work, budget).optimised()
@@ -184,7 +197,7 @@ class Fake:
 
 
 def test_an_interrupt_ends_the_trials_with_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole_module, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
+    monkeypatch.setattr(forward_module, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
 
     def plan_of(kept: list[int]) -> Any:
         if 2 in kept:
@@ -193,36 +206,36 @@ def test_an_interrupt_ends_the_trials_with_what_is_kept(monkeypatch: pytest.Monk
             raise ValueError("refused")
         return Fake(10.0 - len(kept))
 
-    gains = {n: 4.0 - n for n in range(4)}
-    found = forward_selection([(n,) for n in range(4)], gains, Fake(10.0), plan_of, {}, 1.0)  # type: ignore[arg-type]
-    assert found.stopped and found.kept == [0] and found.plan.seconds == 9.0  # type: ignore[attr-defined]
+    baseline = Baseline(None, Fake(10.0), {}, 1.0)  # type: ignore[arg-type]
+    found = forward_selection(baseline, plan_of, [(n,) for n in range(4)])
+    assert found.interrupted and found.kept == [0] and found.plan.seconds == 9.0  # type: ignore[attr-defined]
     assert found.refused == {1: "refused", 2: UNTRIED, 3: UNTRIED}
 
 
-@pytest.mark.parametrize("where", ["select", "_in_form", "_made"])
+@pytest.mark.parametrize("where", ["select", "_fastest_form", "_final_form"])
 def test_an_interrupt_while_selecting_keeps_what_is_kept(
     where: str, work: Optimiser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined", "exported")})
+    monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("joined", "exported")})
     with monkeypatch.context() as patched:
         if where == "select":
-            chosen = Chosen([0], work.original, {1: UNTRIED}, True)
+            chosen = ForwardSelection([0], work.original, {1: UNTRIED}, True)
             patched.setattr(result_module, "forward_selection", lambda *_: chosen)
         else:
             patched.setattr(result_module.Selector, where, raising(KeyboardInterrupt()))
         making = result(work)
         fast = making.optimised()
-    assert making.stopped and fast.interrupted and fast.report()["interrupted"] is True
+    assert making.interrupted and fast.interrupted and fast.report()["interrupted"] is True
     assert [part.kept for part in fast.parts] == [True, where != "select"]
     assert fast.errors[1] <= 1e-4 and fast.exported.parts  # both were checked
     assert where != "select" or fast.parts[1].why == UNTRIED
     again = result(work)
-    assert [part.kept for part in again.optimised().parts] == [True, True] and not again.stopped
+    assert [part.kept for part in again.optimised().parts] == [True, True] and not again.interrupted
 
 
 def test_a_second_interrupt_ends_everything(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_module.Selector, "_in_form", raising(KeyboardInterrupt()))
-    monkeypatch.setattr(result_module.Selector, "_held", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(result_module.Selector, "_fastest_form", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(result_module.Selector, "_measure", raising(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         result(work).optimised()
 
@@ -230,7 +243,7 @@ def test_a_second_interrupt_ends_everything(work: Optimiser, monkeypatch: pytest
 def commanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """``optimize`` of a small model with every output."""
     everything(monkeypatch)
-    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined",)})
+    monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("joined")})
     monkeypatch.setattr(command, "make_settings", lambda *_: SHORT)
     onnx.save(transposed(), tmp_path / "m.onnx")
     outputs = {"-o": "o.onnx", "--html": "o.html", "--json": "o.json", "--certificates": "records"}
@@ -295,7 +308,7 @@ def test_a_model_that_the_converter_refuses(opset: int, tmp_path: Path, monkeypa
     with pytest.raises(Refused):
         rewrite_model(held.proto, ())
     everything(monkeypatch)
-    monkeypatch.setattr(result_module, "FORMS", {"plan": ("joined", "apart", "exported")})
+    monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("joined", "apart", "exported")})
     fast = searched(held)
     assert all(part.kept for part in fast.parts) and fast.exported.parts == ()
     fast.save(tmp_path / "o.onnx")
@@ -317,7 +330,7 @@ def test_programs_that_a_models_operator_set_cannot_hold_run_beside_it(
         return open_session(proto, *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(plan_module, "open_session", refuse)
-    plan = work.assembler.plan(work.assembler.apart(work.pieces([0, 1])))
+    plan = work.assembler.plan(work.assembler.separate(work.selector().pieces([0, 1])))
     assert refused and any(segment.replaced for segment in plan.segments)
     feeds = random_inputs(work.model, 1)
     np.testing.assert_allclose(plan.run(feeds)["y"], build_plan(work.model).run(feeds)["y"], atol=1e-3)

@@ -24,10 +24,10 @@ from einnet_explore.onnx_import.assembly import assemble
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.operator_table import NotUnderstood, express
-from einnet_explore.pipeline.finalists import find_variants, search_subprogram, select_finalists
-from einnet_explore.pipeline.originals import anonymize
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.post.fusing import fuse_eoperators
+from einnet_explore.pipeline.subprogram import anonymize
+from einnet_explore.pipeline.variants import find_variants, search_subprogram, select_finalists
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.cuda.plan import cuda_plan, fused_launch
 from einnet_explore.runtime.cuda.steps import CudaPlan

@@ -123,13 +123,14 @@ def _examined(
         shapes = {k: np.shape(v) for k, v in feeds.items() if isinstance(v, np.ndarray)}
         model = load_model(proto, {k: s for k, s in shapes.items() if _open(proto, k)})
         work = Optimiser(model, QUICK, store=Lots(folder / "none" / "profiles", number))
+        work.prepare()
     except (ModelError, Refused) as error:
         why = str(error).partition(": ")[2]
         outcome.counts["tests refused: " + _kind(why)] += 1
         outcome.counts["tests refused"] += 1
         return
     list(work.run())
-    pieces = work.pieces(n for n, part in enumerate(work.parts) if part.kept)
+    pieces = work.selector().pieces(n for n, part in enumerate(work.parts) if part.kept)
     if not pieces:
         outcome.counts["tests passed through"] += 1
         held = work.original.run(feeds)

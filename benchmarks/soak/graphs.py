@@ -37,7 +37,7 @@ from einnet_explore.onnx_import.shapes import replace_misjudged_nodes
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.submodels import random_inputs
-from einnet_explore.pipeline.tuning_task import Settings
+from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.keys import Key
 from einnet_explore.runtime.outputs import AGREEMENT, largest_error
@@ -113,15 +113,15 @@ def examine(drawn: Drawn, seed: int, n: int, folder: Path, outcome: Outcome, sho
     expressions(model, truth, outcome, shown)
     work = Optimiser(model, QUICK, store=Lots(folder / "none" / "profiles", seed))
     list(work.run())
-    outcome.counts.update(f"part {part.certificate}" for part in work.parts if part.outcome.winner)
+    outcome.counts.update(f"part {part.certificate}" for part in work.parts if part.trial.winner)
     for part in work.parts:
         if part.certificate == "false":
             outcome.found("certificate", "a derivation has a false step", part.nodes, shown)
-    pieces = work.pieces(n_ for n_, part in enumerate(work.parts) if part.kept)
+    pieces = work.selector().pieces(n_ for n_, part in enumerate(work.parts) if part.kept)
     outcome.counts["subprograms"] += len(work.parts)
     outcome.counts["subprograms replaced"] += len(pieces)
     if pieces:
-        assembled = work.assembler.apart(pieces) if seed % 3 == 0 else work.assembler.together(pieces)
+        assembled = work.assembler.separate(pieces) if seed % 3 == 0 else work.assembler.together(pieces)
         truth.compare("plan", work.assembler.plan(assembled).run(feeds), outcome, shown)
         exported(work, assembled, truth, n, outcome, shown)
     if n % MEASURED == 0:

@@ -16,9 +16,9 @@ from einnet_explore.cli.output import STDOUT, check_writable, format_table, prog
 from einnet_explore.cli.values import parse_shapes
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.outcome import step_certificates
 from einnet_explore.pipeline.request import make_settings, read_model
 from einnet_explore.pipeline.selection import selection_seconds
+from einnet_explore.pipeline.trial import step_certificates
 from einnet_explore.runtime.outputs import AGREEMENT
 from einnet_explore.session.records import save_record, to_record
 from einnet_explore.support.executors import Serial, executor
@@ -43,6 +43,7 @@ def run_optimize(arguments: argparse.Namespace) -> int:
     chosen = replace(chosen, states=arguments.limit_states)
     with limited(arguments.memory) as room, executor(arguments.jobs, arguments.cluster) as where:
         work = Optimiser(model, chosen, arguments.budget, executor=None if isinstance(where, Serial) else where)
+        work.prepare()
         fast = _result(work)
     if room.reached:
         say(f"searches stopped near {shown(arguments.memory)} of memory: their results so far are reported")
@@ -71,7 +72,7 @@ def _result(work: Optimiser) -> Optimised:
         with progress_bar(len(work.subprograms), "subprograms") as bar:
             for step in work.run():
                 bar.update()
-                bar.set_postfix(kept=sum(p.kept for p in work.parts), states=step.part.outcome.states)
+                bar.set_postfix(kept=sum(p.kept for p in work.parts), states=step.part.trial.states)
     except KeyboardInterrupt:
         work.interrupted = True
         say(f"interrupted: measuring what {counted(len(work.parts), 'subprogram')} gave")

@@ -1,16 +1,13 @@
-"""From derived subprograms to one plan: adjacent ones joined and post-optimised, weights folded, all compiled.
-
-One program of a plan.
-
-Work on weights alone, done once for the whole model: equal derivations of one array share their result.
-"""
+"""From derived subprograms to one plan: adjacent ones joined and post-optimised, weights folded, all compiled."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -22,12 +19,12 @@ from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.exported import exported_plan
 from einnet_explore.pipeline.history import TuningHistory
 from einnet_explore.pipeline.joining import Piece, join_adjacent
-from einnet_explore.pipeline.originals import anonymize
-from einnet_explore.pipeline.outcome import step_certificates
 from einnet_explore.pipeline.plan import ExecutionPlan, ProgramCall, build_plan
 from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.pipeline.post.layouts import Price, assign_layouts
-from einnet_explore.pipeline.tuning_task import Settings
+from einnet_explore.pipeline.subprogram import anonymize
+from einnet_explore.pipeline.trial import step_certificates
+from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.epilogues import compile_measured
 from einnet_explore.runtime.outputs import Array, Arrays
@@ -37,11 +34,34 @@ from einnet_explore.strategies.candidate import combined_verdict, replay, steps_
 from einnet_explore.support.errors import BackendError, Refused
 
 
+class PlanForm(StrEnum):
+    """The form of a plan: subprograms joined or separate, run by us or as an exported file by ONNX Runtime."""
+
+    JOINED = "joined"
+    SEPARATE = "apart"
+    EXPORTED = "exported"
+    EXPORTED_SEPARATE = "exported apart"
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether adjacent subprograms are joined."""
+        return self in (PlanForm.JOINED, PlanForm.EXPORTED)
+
+    @property
+    def is_exported(self) -> bool:
+        """Whether ONNX Runtime runs the exported file."""
+        return self in (PlanForm.EXPORTED, PlanForm.EXPORTED_SEPARATE)
+
+
+Proof: TypeAlias = Literal["required", "skipped"]
+"""Whether post-optimisation has to be proved; plans that are only measured on trial need no proof."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanProgram:
-    """A program of the plan: *piece*, what post-optimisation did to make it, and how well that is proved.
+    """A program of the plan: the *piece*, the post-optimisation that made it, and the *certificate* of that.
 
-    *certificate* is ``none`` where nothing was done.
+    *certificate* is ``none`` if nothing was done.
     """
 
     piece: Piece
@@ -49,7 +69,7 @@ class PlanProgram:
     certificate: str
 
     def to_json(self) -> dict[str, Any]:
-        """One entry of ``programs`` in the JSON of ``optimize``."""
+        """Return one entry of ``programs`` in the JSON of ``optimize``."""
         program = self.piece.program
         folded = weight_only(program)
         run = [e.via for e in program.equations if e.via and e.name not in folded]
@@ -64,19 +84,18 @@ class PlanProgram:
 
 @dataclass
 class WeightFolder:
-    """The folded weights of one model, by how they were made of which arrays."""
+    """Work on weights alone, done once for the whole model: equal derivations of one array share their result."""
 
     threads: int = 1
-    held: dict[tuple[str, tuple[int, ...]], Array] = field(default_factory=dict)
+    arrays: dict[tuple[str, tuple[int, ...]], Array] = field(default_factory=dict)
     shared: int = 0
-    """How many results were used again."""
+    """Results that were used again."""
     _sources: list[Arrays] = field(default_factory=list)
 
     def fold(self, program: Program, constants: Arrays) -> tuple[Program, Arrays]:
-        """*program* without its equations of weights only, and *constants* with what the others read of them.
+        """Evaluate the equations of *program* that read only weights; return the rest and its constants.
 
-        Views stay, since they take no memory; outputs stay, since somebody has to write them.  Raises BackendError
-        where one cannot be evaluated.
+        Views stay, since they take no memory, and so do outputs.  Raises BackendError if one cannot be evaluated.
         """
         known = weight_only(program)
         folded = {e.name: e for e in program.equations if e.name in known and e.name not in program.outputs}
@@ -96,21 +115,21 @@ class WeightFolder:
         )
 
     def _folded(self, program: Program, constants: Arrays) -> Array:
-        """The one output of *program*, a function of *constants*."""
+        """Evaluate the one output of *program*, a function of *constants*."""
         given = {t.name: constants[t.name] for t in program.inputs}
         key = anonymize(program).signature, tuple(map(id, given.values()))
-        if key in self.held:
+        if key in self.arrays:
             self.shared += 1
-            return self.held[key]
+            return self.arrays[key]
         made = compile_program(program, self.threads, constants=given).run({})
-        self._sources.append(given)  # an array that is let go might give its identity to another
+        self._sources.append(given)  # a freed array might pass its id on to another
         found = made[program.outputs[0]]
-        self.held[key] = np.ascontiguousarray(found).reshape(found.shape)  # rank 0 would become rank 1
-        return self.held[key]
+        self.arrays[key] = np.ascontiguousarray(found).reshape(found.shape)  # rank 0 would become rank 1
+        return self.arrays[key]
 
 
 def _closure(program: Program, name: str) -> Program:
-    """What of *program* the equation called *name* needs, with it as the only output."""
+    """Return the part of *program* that equation *name* needs, with it as the only output."""
     needed = {name}
     kept: list[Equation] = []
     for e in reversed(program.equations):
@@ -121,18 +140,18 @@ def _closure(program: Program, name: str) -> Program:
 
 
 def _in_order(inputs: Iterable[Tensor], equations: Iterable[Equation]) -> tuple[Tensor, ...]:
-    """The *inputs* that *equations* read, in the order in which they do: equal work has equal text."""
-    held = {t.name: t for t in inputs}
+    """Return the *inputs* that *equations* read, in the order of reading, so that equal work has equal text."""
+    known = {t.name: t for t in inputs}
     return tuple(
-        held[name] for name in dict.fromkeys(t.name for e in equations for t in tensors(e.scope)) if name in held
+        known[name] for name in dict.fromkeys(t.name for e in equations for t in tensors(e.scope)) if name in known
     )
 
 
 @dataclass
 class Assembler:
-    """Makes plans of *model* from pieces; what was made once is not made again.
+    """Assembles plans of *model* from derived programs; everything is derived, proved and compiled once.
 
-    Compiled programs, which have copies of their weights, are let go with the last plan that they are in.
+    Compiled programs, which hold copies of their weights, are freed with the last plan that they are in.
     """
 
     model: Model
@@ -141,36 +160,35 @@ class Assembler:
     exact: Price
     store: Store = field(default_factory=Store)
     memory: TuningHistory | None = None
-    folder: WeightFolder = field(init=False)
     _post: dict[Program, Derivation] = field(default_factory=dict)
     _proofs: dict[Program, str] = field(default_factory=dict)
     _runs: WeakValueDictionary[tuple[object, ...], CompiledProgram] = field(default_factory=WeakValueDictionary)
 
-    def __post_init__(self) -> None:
-        self.folder = WeightFolder(self.settings.threads)
+    @cached_property
+    def folder(self) -> WeightFolder:
+        """The folded weights of the model."""
+        return WeightFolder(self.settings.threads)
 
-    def together(self, pieces: Sequence[Piece], proved: bool = True) -> tuple[PlanProgram, ...]:
-        """*pieces* joined where they are adjacent and post-optimised; those that are not proved equal stay apart.
+    def assemble(self, pieces: Sequence[Piece], form: PlanForm, proof: Proof = "required") -> tuple[PlanProgram, ...]:
+        """Return *pieces* as programs of a plan in *form*."""
+        return self.together(pieces, proof) if form.is_joined else self.separate(pieces)
 
-        What is only to be measured need not be *proved*: many are tried, and of each one nearly all the time is that.
-        """
+    def together(self, pieces: Sequence[Piece], proof: Proof = "required") -> tuple[PlanProgram, ...]:
+        """Join adjacent *pieces* and post-optimise them; those that are proved false stay separate."""
         out: list[PlanProgram] = []
         for piece in join_adjacent(self.model, pieces):
             derivation = self._optimised(piece.program)
-            kind = self._verdict(piece.program) if proved else "none"
+            kind = self._verdict(piece.program) if proof == "required" else "none"
             if kind == "false":
-                out += [self._as_it_is(p) for p in pieces if set(p.nodes) <= set(piece.nodes)]
+                out += self.separate(p for p in pieces if set(p.nodes) <= set(piece.nodes))
             else:
                 out.append(PlanProgram(replace(piece, program=derivation.end), derivation, kind))
         return tuple(out)
 
-    def apart(self, pieces: Iterable[Piece]) -> tuple[PlanProgram, ...]:
-        """*pieces* as they are."""
-        return tuple(map(self._as_it_is, pieces))
-
     @staticmethod
-    def _as_it_is(piece: Piece) -> PlanProgram:
-        return PlanProgram(piece, Derivation(piece.program), "none")
+    def separate(pieces: Iterable[Piece]) -> tuple[PlanProgram, ...]:
+        """Return *pieces* as they are."""
+        return tuple(PlanProgram(piece, Derivation(piece.program), "none") for piece in pieces)
 
     def _optimised(self, program: Program) -> Derivation:
         if program not in self._post:
@@ -185,7 +203,7 @@ class Assembler:
         return found
 
     def _remembered(self, program: Program) -> Derivation | None:
-        """What an earlier run made of *program*, its steps applied again; None where none did, or they do not apply."""
+        """Replay the derivation of an earlier run from *program*; None if there is none or a step does not apply."""
         steps = None if self.memory is None else self.memory.get("post", *self._key(program))
         try:
             return None if steps is None else replay(program, steps)
@@ -201,7 +219,7 @@ class Assembler:
         return self._proofs[program]
 
     def replacements(self, parts: Iterable[PlanProgram]) -> tuple[Replacement, ...]:
-        """*parts* with the arrays of their weights, work on weights alone done: what a plan or an export takes."""
+        """Return *parts* with folded weights, as a plan or an export takes them."""
         out = []
         for part in parts:
             piece = part.piece
@@ -211,15 +229,21 @@ class Assembler:
             out.append(Replacement(piece.nodes, program, names, constants))
         return tuple(out)
 
-    def plan(self, parts: Iterable[PlanProgram]) -> ExecutionPlan:
-        """The plan with *parts* in it; raises Refused."""
-        with _planning():
+    def plan(self, parts: Iterable[PlanProgram], form: PlanForm = PlanForm.JOINED) -> ExecutionPlan:
+        """Return the plan with *parts*; in an exported *form*, the exported model in one session.
+
+        Raises Refused.
+        """
+        return self.export(parts) if form.is_exported else self._compiled_plan(parts)
+
+    def _compiled_plan(self, parts: Iterable[PlanProgram]) -> ExecutionPlan:
+        with _plan_errors():
             runs = {r.nodes: ProgramCall(self._compiled(r), r.names) for r in self.replacements(parts)}
             return build_plan(self.model, runs, self.settings.threads)
 
     def export(self, parts: Iterable[PlanProgram]) -> ExecutionPlan:
-        """The exported model with *parts* in it, in one session; raises Refused."""
-        with _planning():
+        """Return the exported model with *parts*, in one session; raises Refused."""
+        with _plan_errors():
             return exported_plan(self.model, self.replacements(parts), self.settings.threads)
 
     def _compiled(self, replacement: Replacement) -> CompiledProgram:
@@ -232,8 +256,8 @@ class Assembler:
 
 
 @contextmanager
-def _planning() -> Generator[None, None, None]:
-    """What is not compiled or finds no memory makes no plan: raises Refused then, as for what cannot be run."""
+def _plan_errors() -> Generator[None, None, None]:
+    """Raise Refused for a program that does not compile or finds no memory."""
     try:
         yield
     except BackendError as error:

@@ -1,4 +1,4 @@
-"""Plans held against the original of their model: its outputs, and its time, on this run."""
+"""The baseline: the original model, whose outputs and time every plan of this run is compared with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.baseline_process import time_with_original_process
 from einnet_explore.pipeline.plan import ExecutionPlan
-from einnet_explore.pipeline.whole_model import (
+from einnet_explore.pipeline.plan_timing import (
+    Effort,
     conservative_speedup,
     is_clearly_faster,
     measurement_rounds,
@@ -23,21 +24,21 @@ from einnet_explore.runtime.outputs import AGREEMENT, Arrays, differences
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPlan:
-    """A *plan* that was held against the original: the times of both, and its absolute and relative errors."""
+    """A *plan*, the times of it and of the baseline, and its largest absolute and relative errors."""
 
     plan: ExecutionPlan
     timings: Mapping[str, Timing]
     errors: tuple[float, float]
 
     @property
-    def gain(self) -> float:
-        """How many times faster than the original the plan is at least."""
+    def speedup(self) -> float:
+        """The conservative speedup over the baseline."""
         return conservative_speedup(self.timings)
 
 
 @dataclass
 class Baseline:
-    """The *original* of *model*, a run of which takes about so many *seconds*, on inputs that tell right from wrong."""
+    """The *original* plan of *model*, a run of which takes about *seconds*, on the discriminating inputs *feeds*."""
 
     model: Model
     original: ExecutionPlan
@@ -46,24 +47,21 @@ class Baseline:
 
     @property
     def want(self) -> Arrays:
-        """What the original gives: all plans are held against this one run of it."""
-        return self._first[0]
+        """The outputs of one run of the original, with which all plans are compared."""
+        return self._first_run[0]
 
     @cached_property
-    def _first(self) -> tuple[Arrays, float]:
-        """What the original gives, and the seconds that it took."""
+    def _first_run(self) -> tuple[Arrays, float]:
+        """The outputs of the original and the seconds of that run."""
         began = perf_counter()
         return self.original.run(self.feeds), perf_counter() - began
 
-    def held(self, made: Callable[[], ExecutionPlan], brief: bool = False) -> MeasuredPlan | None:
-        """The plan that is *made* beside the original; None where it cannot be (ValueError) or does not agree.
-
-        A *brief* measurement is enough for what an earlier run has chosen.
-        """
-        want, seconds = self._first
+    def measure(self, make_plan: Callable[[], ExecutionPlan], effort: Effort = "full") -> MeasuredPlan | None:
+        """Measure the plan that *make_plan* returns; None if it raises ValueError or the outputs do not agree."""
+        want, seconds = self._first_run
         warm = {"before": seconds}
         try:
-            plan = made()
+            plan = make_plan()
             began = perf_counter()
             got = want if plan is self.original else plan.run(self.feeds)
             warm["after"] = perf_counter() - began
@@ -72,24 +70,23 @@ class Baseline:
         errors = differences(want, got)
         if errors[1] > AGREEMENT:
             return None
-        return MeasuredPlan(plan, self._timings(plan, warm, brief), errors)
+        return MeasuredPlan(plan, self._time(plan, warm, effort), errors)
 
-    def itself(self) -> MeasuredPlan:
-        """The original, measured once and compared with itself."""
-        return MeasuredPlan(
-            self.original, time_against_original(self.original, self.original, self.feeds, self.seconds), (0.0, 0.0)
-        )
+    def measure_original(self) -> MeasuredPlan:
+        """Measure the original once and compare it with itself."""
+        timings = time_against_original(self.original, self.original, self.feeds, self.seconds)
+        return MeasuredPlan(self.original, timings, (0.0, 0.0))
 
-    def _timings(self, plan: ExecutionPlan, warm: Mapping[str, float], brief: bool) -> Mapping[str, Timing]:
-        """The original and *plan* in turns; with several threads each has a process of its own.
+    def _time(self, plan: ExecutionPlan, warm: Mapping[str, float], effort: Effort) -> Mapping[str, Timing]:
+        """Time the original and *plan* in turns; with several threads each has a process of its own.
 
-        Both were run just now and took *warm* seconds.  That says how often to run them, and is no measurement: the
-        first run of a session also asks for its memory.
+        Both were run just now and took *warm* seconds, which sets the number of rounds but is no measurement: the
+        first run of a session also allocates its memory.
         """
         if plan is not self.original and plan.threads > 1:
             rounds = measurement_rounds(self.seconds, 21)
-            ran, enough = {"after": warm["after"]}, is_clearly_faster if brief else never
-            apart = time_with_original_process(self.model.original, plan, self.feeds, rounds, warm=ran, enough=enough)
-            if apart is not None:
-                return apart
-        return time_against_original(self.original, plan, self.feeds, self.seconds, warm, brief)
+            ran, enough = {"after": warm["after"]}, is_clearly_faster if effort == "brief" else never
+            timings = time_with_original_process(self.model.original, plan, self.feeds, rounds, warm=ran, enough=enough)
+            if timings is not None:
+                return timings
+        return time_against_original(self.original, plan, self.feeds, self.seconds, warm, effort)

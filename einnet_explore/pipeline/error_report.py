@@ -1,14 +1,13 @@
-"""What a kept derivation does to the last digits: which rules, a bound, and the error against double precision.
+"""Rounding errors of a kept derivation: the rules that cause them, an error bound, and the error in fact.
 
-Both programs are evaluated in double precision on the inputs that their contest ran on, with a bound of what single
-precision may lose (``algebra/running_error.py``); what ONNX Runtime and the derived program's kernels gave is held
-against that.  All numbers are relative to the largest output.  Where the whole would take long a window of the outputs
-is evaluated, of the same elements of both.
+The original and the derived program are evaluated in double precision on the inputs of their trial, with a running
+error bound for single precision; the outputs of ONNX Runtime and of the derived program's kernels are compared with
+that.  All numbers are relative to the largest output.  Of large programs only a window of the outputs is evaluated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite, prod
 from typing import Any
@@ -21,25 +20,24 @@ from einnet_explore.equivalence.sampling import sliced
 from einnet_explore.interpreter.running_error import BoundedValue, running_error
 from einnet_explore.ir import Apply, Box, EOperatorKind, Program, Scalar, Scope, scopes
 from einnet_explore.pipeline.numerics import LEVELS, derivation_level, rule_level
-from einnet_explore.pipeline.tuning_task import OUT_OF_MEMORY, ProgramCompiler
+from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener, ProgramCompiler
 from einnet_explore.rules import Derivation, Match
 from einnet_explore.runtime.outputs import Arrays
 from einnet_explore.support.errors import BackendError
-from einnet_explore.support.limits import ROOM
 
 MAX_EVALUATED_WORK = 200_000_000
-"""Work of both programs together up to which they are evaluated: multiplications in sums, some tenths of a second."""
+"""Work of both programs up to which they are evaluated whole: multiplications in sums, some tenths of a second."""
 
 ELEMENT_WORK = 20
-"""The work of an element that is written, or that a function is taken of, in multiplications of a sum."""
+"""Work of an element that is written or is a function's argument, in multiplications of a sum."""
 
 MIN_BLOCK_COLUMNS = 16
-"""The fewest columns in a block of a softmax in one pass."""
+"""Fewest columns in a block of a softmax in one pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundingError:
-    """What single precision loses in one program, relative to the largest output: at most (None: no bound), and did."""
+    """Loss of single precision in one program, relative to the largest output: *bound* (None: none) and *error*."""
 
     bound: float | None
     error: float
@@ -47,10 +45,11 @@ class RoundingError:
 
 @dataclass(frozen=True, slots=True)
 class ErrorReport:
-    """What a derivation may do to the last digits (*level*), by which *rules*, and what it does.
+    """The numerics *level* of a derivation, the *rules* that cause it, and rounding errors.
 
-    *before* and *after* are the original and the derived program over *elements* output elements of *whole*; they are
-    None where nothing was evaluated, and then *why* says why not.
+    *before* and *after* are the errors of the original and the derived program over *elements* of *whole* output
+    elements; if nothing was evaluated they are None and *why* says why.  A report that is *memory_short* is not
+    remembered.
     """
 
     level: str
@@ -60,6 +59,7 @@ class ErrorReport:
     elements: int = 0
     whole: int = 0
     why: str = ""
+    memory_short: bool = False
 
     def __str__(self) -> str:
         kind = {"exact": "exact", "reassociate": "re-association only", "approximate": "approximate"}[self.level]
@@ -70,7 +70,7 @@ class ErrorReport:
         return f"{kind}{by}: error {self.after.error:.1e}, {bound}"
 
     def to_json(self) -> dict[str, Any]:
-        """``numerics`` of one entry of ``subprograms`` in the JSON of ``optimize``."""
+        """Return ``numerics`` of one entry of ``subprograms`` in the JSON of ``optimize``."""
         sides = {"before": self.before, "after": self.after}
         return {
             "level": self.level,
@@ -84,7 +84,7 @@ class ErrorReport:
 
     @staticmethod
     def from_json(found: Mapping[str, Any]) -> ErrorReport:
-        """The badge that ``to_json`` wrote."""
+        """Return the report that ``to_json`` wrote."""
         before, after = (
             None if found[f"error_{name}"] is None else RoundingError(found[f"bound_{name}"], found[f"error_{name}"])
             for name in ("before", "after")
@@ -94,32 +94,29 @@ class ErrorReport:
 
 
 def level_report(derivation: Derivation) -> ErrorReport:
-    """The level of *derivation* and the rules that make it so, with the algorithms that they bring in."""
+    """Report the level of *derivation* and the rules that cause it, with their algorithms; nothing is measured."""
     most = derivation_level(derivation)
     steps = (step.match for step in derivation.steps if rule_level(step.match.rule) == most != LEVELS[0])
-    return ErrorReport(most, tuple(dict.fromkeys(_told(match) for match in steps)))
+    return ErrorReport(most, tuple(dict.fromkeys(_rule_name(match) for match in steps)))
 
 
 def report_errors(
-    derivation: Derivation,
-    opened: Callable[[], tuple[Callable[[], Arrays], Arrays]],
-    constants: Arrays,
-    engine: ProgramCompiler,
+    derivation: Derivation, opener: OriginalOpener, constants: Arrays, compiler: ProgramCompiler
 ) -> ErrorReport:
-    """The badge of *derivation*, whose original is *opened* with the inputs that it runs on.
+    """Measure the rounding errors of *derivation* against its original.
 
-    Where the derived program does not run, or holds what no bound is known of, the badge says so.
+    If the derived program does not run, or a node has no error bound, the report says so.
     """
     plain = level_report(derivation)
     try:
-        original, feeds = opened()
-        want, got = original(), engine(derivation.end, constants)(feeds)
+        original, feeds = opener()
+        want, got = original(), compiler(derivation.end, constants)(feeds)
         return measure_errors(derivation, plain, {**feeds, **constants}, want, got)
     except (BackendError, LookupError, ValueError) as problem:
         return ErrorReport(plain.level, plain.rules, why=str(problem))
     except OUT_OF_MEMORY as problem:
-        ROOM.wanting += 1
-        return ErrorReport(plain.level, plain.rules, why=f"it does not fit: {type(problem).__name__}: {problem}")
+        why = f"it does not fit: {type(problem).__name__}: {problem}"
+        return ErrorReport(plain.level, plain.rules, why=why, memory_short=True)
 
 
 def measure_errors(
@@ -149,8 +146,8 @@ def measure_errors(
     return ErrorReport(plain.level, plain.rules, _worst(before), _worst(after), elements, whole)
 
 
-def _told(match: Match[Any]) -> str:
-    """A rule, with the algorithm that it brings in where it has one."""
+def _rule_name(match: Match[Any]) -> str:
+    """Name a rule, with its algorithm if it has one."""
     rule = match.rule.name.replace("_", " ")
     match match.params:
         case object(algorithm=Bilinear(name=name)):
@@ -159,7 +156,7 @@ def _told(match: Match[Any]) -> str:
 
 
 def _window(before: Scope, after: Scope, most: int) -> Box | None:
-    """The middle of the outputs that both evaluate within *most* work; None where one element is too much."""
+    """Return the middle of the outputs that both evaluate within *most* work; None if one element is too much."""
     box = list(before.box)
     while sum(evaluation_work(sliced(scope, tuple(box))) for scope in (before, after)) > most:
         if all(hi - lo <= 1 for lo, hi in box):
@@ -172,7 +169,7 @@ def _window(before: Scope, after: Scope, most: int) -> Box | None:
 
 
 def evaluation_work(scope: Scope) -> int:
-    """What evaluating *scope* and the scopes below it, each distinct one once, takes: see ``WORK``."""
+    """Return the work of evaluating *scope* and the scopes below it, each distinct one once."""
     total = 0
     for inner in dict.fromkeys(s for _, s in scopes(scope)):
         points, written = (
@@ -190,7 +187,7 @@ def _polynomial(body: Scalar) -> bool:
 
 
 def _rescalings(program: Program) -> int:
-    """How often the exponentials of a softmax in one pass are rescaled, at most."""
+    """Return how often the exponentials of a softmax in one pass are rescaled, at most."""
     passes = [e for e in program.equations if e.via and e.via.eoperator_kind is EOperatorKind.ONE_PASS]
     columns = [x.extent for e in passes for _, scope in scopes(e.scope) for x in scope.summations]
     return -(-max(columns, default=0) // MIN_BLOCK_COLUMNS)

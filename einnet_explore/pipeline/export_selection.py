@@ -1,47 +1,45 @@
-"""Which of the derivations that a plan keeps are in the file of standard operators, so that it is not slower either.
+"""Selection for export: the derivations in the file of standard operators, so that the file is not slower either.
 
-What gains in the plan may gain by kernels that ONNX Runtime does not have: written in its operators, an overlap-add
-is a ``Pad`` and a sum of many slices.  The file is a candidate like any other: all that is kept where that is faster
-than the original in ONNX Runtime, else the parts that are, else the original.
+A derivation may gain by kernels that ONNX Runtime does not have: in standard operators an overlap-add is a ``Pad`` and
+a sum of many slices.  The file holds all kept derivations if it is then faster than the original in ONNX Runtime, else
+those that are faster there, else none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 
-from einnet_explore.pipeline.plan import ExecutionPlan
-from einnet_explore.pipeline.whole_model import conservative_speedup, forward_selection, time_against_original
-from einnet_explore.runtime.outputs import Arrays
+from einnet_explore.pipeline.assembly import PlanForm
+from einnet_explore.pipeline.baseline import Baseline
+from einnet_explore.pipeline.forward_selection import PlanMaker, forward_selection
+from einnet_explore.pipeline.plan_timing import conservative_speedup, time_against_original
 from einnet_explore.support.wording import counted
 
-EXPORTED_FORM = "exported"
-"""The form of a plan (``result.FORMS``) that is the file."""
-
 EXPORT_SELECTION_SECONDS = 30.0
-"""Seconds of trying parts in the file, as ``whole.TRYING``: the plan is what most is gained by."""
+"""Seconds of forward selection in the file: most of the gain is in the plan."""
 
 MIN_EXPORT_SPEEDUP = 1.0
-"""How fast the file has to be in ONNX Runtime, by the same measure as all else: not slower than the original."""
+"""Speedup that the file needs in ONNX Runtime: it must not be slower than the original."""
 
 MEASURED_IN_ONNXRUNTIME = "measured beside the original in ONNX Runtime"
 
 
 @dataclass(frozen=True, slots=True)
 class ExportSelection:
-    """The file: how many times faster than the original ONNX Runtime runs it (None: it was not measured), and *why*.
+    """The file: its *speedup* in ONNX Runtime (None: not measured), and *why*.
 
-    *parts* are the numbers of the subprograms that are derived in it, in this *form*.
+    *parts* are the numbers of the derived subprograms in it, assembled in *form*.
     """
 
     speedup: float | None
     why: str
     parts: tuple[int, ...] = ()
-    form: str = EXPORTED_FORM
+    form: PlanForm = PlanForm.EXPORTED
 
     def lacks(self, kept: int) -> str:
-        """What to say of a file that is slower or lacks some of the *kept* derivations; else empty."""
+        """Say that the file is slower or lacks some of the *kept* derivations; empty if neither."""
         if self.speedup is None:
             return f"its speed in ONNX Runtime is not known ({self.why})"
         if len(self.parts) < kept:
@@ -55,38 +53,35 @@ class ExportSelection:
 
 
 ORIGINAL_EXPORT = ExportSelection(1.0, "nothing is kept: it is the original")
-"""What there is to say where nothing is kept."""
+"""The file if no derivation is kept."""
 
 UNMEASURED_EXPORT = ExportSelection(None, "it was not measured")
 
 
 def select_for_export(
-    kept: Sequence[int],
-    ratios: Mapping[str, float],
-    why: str,
+    baseline: Baseline,
+    plan_of: PlanMaker,
     groups: Sequence[Sequence[int]],
-    gains: Mapping[int, float],
-    original: ExecutionPlan,
-    plan_of: Callable[[list[int]], ExecutionPlan],
-    feeds: Arrays,
-    seconds: float,
-    want: Arrays | None = None,
+    whole: ExportSelection,
+    seconds: float = EXPORT_SELECTION_SECONDS,
     clock: Callable[[], float] = perf_counter,
-    trying: float = EXPORT_SELECTION_SECONDS,
 ) -> ExportSelection:
-    """The file for the parts *kept*.
+    """Select the derivations for the file; *plan_of* runs a file with some of them.
 
-    *ratios* says how many times faster than the original the forms are that were measured, *why* the file with all of
-    them was not.  Other arguments are those of ``select``; *plan_of* runs the file.  Raises KeyboardInterrupt.
+    *groups* are the kept derivations, most gain first; *whole* is the file with all of them, if it was measured.
+    Raises KeyboardInterrupt.
     """
-    everything = ratios.get(EXPORTED_FORM)
-    if everything is not None and everything >= MIN_EXPORT_SPEEDUP:
-        return ExportSelection(everything, MEASURED_IN_ONNXRUNTIME, tuple(kept))
-    found = forward_selection(groups, gains, original, plan_of, feeds, seconds, (), want, clock, trying)
-    if found.stopped:
+    if whole.speedup is not None and whole.speedup >= MIN_EXPORT_SPEEDUP:
+        return replace(whole, why=MEASURED_IN_ONNXRUNTIME)
+    found = forward_selection(baseline, plan_of, groups, (), seconds, clock)
+    if found.interrupted:
         raise KeyboardInterrupt
-    ratio = conservative_speedup(time_against_original(original, found.plan, feeds, seconds)) if found.kept else 0.0
-    if found.kept and ratio >= MIN_EXPORT_SPEEDUP:
-        return ExportSelection(ratio, MEASURED_IN_ONNXRUNTIME, tuple(found.kept))
-    lost = why if everything is None else f"it runs at {everything:.2f} of the original's speed there"
+    if found.kept:
+        timings = time_against_original(baseline.original, found.plan, baseline.feeds, baseline.seconds)
+        speedup = conservative_speedup(timings)
+        if speedup >= MIN_EXPORT_SPEEDUP:
+            return ExportSelection(speedup, MEASURED_IN_ONNXRUNTIME, tuple(found.kept))
+    lost = whole.why
+    if whole.speedup is not None:
+        lost = f"it runs at {whole.speedup:.2f} of the original's speed there"
     return ExportSelection(1.0, f"none of what is kept pays in ONNX Runtime alone ({lost}): it is the original")

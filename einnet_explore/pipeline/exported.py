@@ -1,4 +1,4 @@
-"""The exported model as a way to run: programs and whole models as standard ONNX operators in one session."""
+"""Programs and whole models in standard ONNX operators, each in one session of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from einnet_explore.onnx_import.model import Model
 from einnet_explore.onnx_import.shapes import restore_folded_nodes
 from einnet_explore.pipeline.plan import ExecutionPlan, Segment
 from einnet_explore.pipeline.submodels import open_session, run_session
-from einnet_explore.pipeline.tuning_task import ProgramCompiler
 from einnet_explore.runtime.outputs import Array, Arrays
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
@@ -23,13 +22,13 @@ from einnet_explore.strategies.options import Options
 from einnet_explore.support.errors import Refused
 
 MAX_LIBRARY_FORMS = 4
-"""How many ways to write a case as library operators are tried beside the way that it is written."""
+"""Forms in library operators that are tried in addition to the program as written."""
 
 
 def library_forms(program: Program) -> Iterable[Program]:
-    """*program* as it is written, then as library operators, cheapest first; nothing is derived.
+    """Yield *program* as written, then in library operators, cheapest first; nothing is derived.
 
-    One that says of every equation what runs it has no other form.
+    A program whose equations are all instantiated has no other form.
     """
     yield program
     if all(e.via for e in program.equations):
@@ -40,7 +39,7 @@ def library_forms(program: Program) -> Iterable[Program]:
 
 
 def program_model(program: Program, constants: Arrays) -> onnx.ModelProto:
-    """*program* as a model of its own: inputs and outputs by its names, weights held; raises Refused."""
+    """Return *program* as an ONNX model with its own input and output names and its weights; raises Refused."""
     names = {t.name: t.name for t in program.inputs if t.name not in constants}
     shapes = {e.name: e.scope.shape for e in program.equations if e.name in program.outputs}
     made = to_onnx(program, names | {name: name for name in shapes}, constants, "v__")
@@ -55,23 +54,15 @@ def program_model(program: Program, constants: Arrays) -> onnx.ModelProto:
     return helper.make_model(graph, functions=made.functions, opset_imports=imports, ir_version=IR_VERSION)
 
 
-def onnxruntime_compiler(threads: int) -> ProgramCompiler:
-    """Programs in ONNX Runtime, as a subprogram's original is run."""
-
-    def engine(program: Program, constants: Arrays) -> Callable[[Arrays], Arrays]:
-        session = open_session(program_model(program, constants), threads)
-        outputs = list(program.outputs)
-
-        def run(inputs: Arrays) -> Arrays:
-            return dict(zip(outputs, session.run(outputs, dict(inputs)), strict=True))
-
-        return run
-
-    return engine
+def compile_in_onnxruntime(program: Program, constants: Arrays, threads: int) -> Callable[[Arrays], Arrays]:
+    """Return *program* as a function that ONNX Runtime runs; raises Refused."""
+    session = open_session(program_model(program, constants), threads)
+    outputs = list(program.outputs)
+    return lambda inputs: dict(zip(outputs, session.run(outputs, dict(inputs)), strict=True))
 
 
 def export_model(model: Model, replacements: Iterable[Replacement]) -> onnx.ModelProto:
-    """*model* with *replacements* in standard operators; raises Refused, also for what no protocol buffer holds."""
+    """Return *model* with *replacements* in standard operators; raises Refused, also beyond 2 GiB."""
     made = rewrite_model(restore_folded_nodes(model), replacements)
     if made.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
         raise Refused(f"the model has {made.ByteSize()} bytes, expected at most {onnx.checker.MAXIMUM_PROTOBUF}")
@@ -79,12 +70,12 @@ def export_model(model: Model, replacements: Iterable[Replacement]) -> onnx.Mode
 
 
 def exported_plan(model: Model, replacements: Iterable[Replacement], threads: int) -> ExecutionPlan:
-    """The exported model in one session; raises Refused where it cannot be written or ONNX Runtime refuses it."""
+    """Return the exported model as a plan of one session; raises Refused."""
     return session_plan(model, export_model(model, replacements), threads)
 
 
 def session_plan(model: Model, proto: onnx.ModelProto, threads: int) -> ExecutionPlan:
-    """*proto*, which has the inputs and outputs of *model*, in one session."""
+    """Return *proto*, which has the inputs and outputs of *model*, as a plan of one session."""
     session = open_session(proto, threads)
     types = {v.name: v.dtype for v in model.inputs}
     feeds = tuple(v.name for v in session.get_inputs())

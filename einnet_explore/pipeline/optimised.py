@@ -24,11 +24,11 @@ from einnet_explore.pipeline.assembly import PlanProgram
 from einnet_explore.pipeline.backward_elimination import Attribution, LeaveOneOut
 from einnet_explore.pipeline.export_selection import UNMEASURED_EXPORT, ExportSelection
 from einnet_explore.pipeline.numerics import LEVELS
-from einnet_explore.pipeline.outcome import TunedSubprogram
 from einnet_explore.pipeline.partition import Skipped
 from einnet_explore.pipeline.plan import ExecutionPlan
+from einnet_explore.pipeline.plan_timing import conservative_speedup
 from einnet_explore.pipeline.submodels import random_inputs
-from einnet_explore.pipeline.whole_model import conservative_speedup
+from einnet_explore.pipeline.trial import TunedSubprogram
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.measurement import Timing, compare
 from einnet_explore.support.storage import write_atomically
@@ -133,7 +133,7 @@ class Optimised:
                 if perf_counter() > until:
                     continue
                 try:
-                    speedup = self.without.measured(group, self.plan, self.feeds, self.timings["after"].median)
+                    speedup = self.without.measure(group, self.plan, self.feeds, self.timings["after"].median)
                 except ValueError:
                     continue
             yield Attribution(tuple(self.parts[n].nodes for n in group), speedup)
@@ -169,9 +169,9 @@ class Optimised:
     def rows(self) -> list[list[str]]:
         """The before/after table: one row for every subprogram, slowest first."""
         rows = [["nodes", "before", "after", "ratio", "now", "certificate", "numerics"]]
-        for part in sorted(self.parts, key=lambda p: -p.outcome.seconds_before):
-            before = part.outcome.seconds_before
-            after = part.outcome.seconds_after if part.kept else before
+        for part in sorted(self.parts, key=lambda p: -p.trial.seconds_before):
+            before = part.trial.seconds_before
+            after = part.trial.seconds_after if part.kept else before
             said = part.to_json()
             rest = [counted(said["eoperators"], "eOperator")] if part.kept else []
             now = " + ".join([*(o["name"] for o in said["operators"]), *rest])

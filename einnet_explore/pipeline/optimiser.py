@@ -1,9 +1,9 @@
 """The main job: an ONNX model in, a verified program that is at least as fast out (EinNet §6.3, Algorithm 1).
 
-The model is split into subprograms; for each, the original competes with derived candidates by measurement on this
-device; the winners, joined and post-optimised, and what stays of the model (in as few ONNX Runtime sessions as
-possible) make one plan, which is measured and checked as a whole.  What does not pay in the whole program is taken
-back, so nothing gets slower.
+The model is partitioned into subprograms.  For each, derived variants are measured against the original on this device;
+the winners, joined and post-optimised, and the rest of the model (in as few ONNX Runtime sessions as possible) make one
+plan, which is measured and checked as a whole.  Winners that do not pay in the whole model are left out, so the result
+is never slower.
 """
 
 from __future__ import annotations
@@ -21,29 +21,27 @@ from einnet_explore.ir import Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.assembly import Assembler
+from einnet_explore.pipeline.baseline import Baseline
 from einnet_explore.pipeline.error_report import ErrorReport, report_errors
 from einnet_explore.pipeline.history import TuningHistory
-from einnet_explore.pipeline.implementations import Implementations
-from einnet_explore.pipeline.joining import Piece
 from einnet_explore.pipeline.optimised import Optimised
-from einnet_explore.pipeline.originals import AnonymousProgram, anonymize, content_digest, model_values, open_original
-from einnet_explore.pipeline.outcome import TunedSubprogram, certify_trial, choose_joined_or_parts, trial_to_json
-from einnet_explore.pipeline.partition import Split, Subprogram, partition
+from einnet_explore.pipeline.partition import Split, partition
 from einnet_explore.pipeline.plan import ExecutionPlan, build_plan, random_inputs
+from einnet_explore.pipeline.plan_timing import discriminating_seed
 from einnet_explore.pipeline.post.layout_assignment import estimate_equation, measured_price
 from einnet_explore.pipeline.request import NOTHING, make_settings, parse_budget, read_model
 from einnet_explore.pipeline.selection import Selector
+from einnet_explore.pipeline.subprogram import Subprogram, content_digest, open_original
+from einnet_explore.pipeline.trial import TunedSubprogram, certify_trial, choose_joined_or_parts, trial_to_json
 from einnet_explore.pipeline.tuner import Tuner
-from einnet_explore.pipeline.tuning_task import Settings
-from einnet_explore.pipeline.whole_model import discriminating_seed
+from einnet_explore.pipeline.tuning_context import Implementations, Settings
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import compare
-from einnet_explore.support.limits import ROOM
 
 
 @dataclass(frozen=True, slots=True)
 class TuningProgress:
-    """One subprogram is done: the *done*-th of *total*."""
+    """One subprogram has been tuned: the *done*-th of *total*."""
 
     done: int
     total: int
@@ -52,7 +50,12 @@ class TuningProgress:
 
 @dataclass
 class Optimiser:
-    """Optimising one model, part by part; ``run`` may be left at any time, ``result`` is what stands then."""
+    """Optimisation of one model, subprogram by subprogram.
+
+    ``run`` may be left at any time; ``result`` is the plan of the winners so far.  An *executor*
+    (``support.executors``) searches all subprograms before the first is measured; measurements are done here, or on a
+    cluster's devices.
+    """
 
     model: Model
     settings: Settings
@@ -61,138 +64,156 @@ class Optimiser:
     parts: list[TunedSubprogram] = field(default_factory=list)
     interrupted: bool = False
     executor: Any = None
-    """What searches subprograms elsewhere, all at once (``executors``); measured is here, or on a cluster's devices."""
+    _certified: dict[str, TunedSubprogram] = field(default_factory=dict, init=False)
 
-    def __post_init__(self) -> None:
-        self.split: Split = partition(self.model)
-        self.subprograms = tuple(s for joined in self.split.subprograms for s in (*joined.parts, joined))
-        self.done: list[tuple[Subprogram, AnonymousProgram]] = []
-        self.memory = TuningHistory(self.store)
-        self.means = Implementations(self.settings, self.store)
-        self.digest = self.model.digest()
-        self._judged: dict[str, TunedSubprogram] = {}
-        self.original: ExecutionPlan = build_plan(self.model, {}, self.settings.threads)
-        self.feeds = random_inputs(self.model, self._seed())
-        self.seconds = self._whole()
-        self.contests = Tuner(
-            self.model, self.digest, self.seconds, self.settings, self.means, self.memory, self.store, self.budget
-        )
-        self.original.rest()
+    @cached_property
+    def split(self) -> Split:
+        """The partition of the model."""
+        return partition(self.model)
 
-    def _seed(self) -> int:
-        """The seed of inputs that tell right from wrong; remembered, as it takes at least two runs of the model."""
-        known = self.memory.get("inputs", self.digest)
-        if known is None:
-            known = discriminating_seed(self.model, self.original)
-            self.memory.put(known, "inputs", self.digest)
-        return int(known)
+    @cached_property
+    def subprograms(self) -> tuple[Subprogram, ...]:
+        """The subprograms in the order of the model; a joined one comes after its parts."""
+        return tuple(s for joined in self.split.subprograms for s in (*joined.parts, joined))
 
-    def _whole(self) -> float:
-        """Seconds of the whole model; remembered, as a contest's effort depends on it and shall be the same again."""
-        known = self.memory.get("model", self.digest, self.settings.threads)
+    @cached_property
+    def history(self) -> TuningHistory:
+        """The documents of earlier runs."""
+        return TuningHistory(self.store)
+
+    @cached_property
+    def implementations(self) -> Implementations:
+        """The cost model and compiler of this machine."""
+        return Implementations(self.settings, self.store)
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the model."""
+        return self.model.digest()
+
+    @cached_property
+    def original(self) -> ExecutionPlan:
+        """The plan of the model as it was read."""
+        return build_plan(self.model, {}, self.settings.threads)
+
+    @cached_property
+    def feeds(self) -> dict[str, Any]:
+        """Inputs that tell right from wrong; the seed is remembered, since it takes two runs of the model or more."""
+        seed = self.history.get("inputs", self.digest)
+        if seed is None:
+            seed = discriminating_seed(self.model, self.original)
+            self.history.put(seed, "inputs", self.digest)
+        return random_inputs(self.model, int(seed))
+
+    @cached_property
+    def seconds(self) -> float:
+        """Seconds of one run of the model; remembered, so that tasks have the same effort in every run."""
+        known = self.history.get("model", self.digest, self.settings.threads)
         if known is None:
             known = compare({"it": lambda: self.original.run(self.feeds)}, rounds=5, min_seconds=0.05)["it"].low
-            self.memory.put(known, "model", self.digest, self.settings.threads)
+            self.history.put(known, "model", self.digest, self.settings.threads)
         return float(known)
 
-    def run(self) -> Iterable[TuningProgress]:
-        """Hold every subprogram's contest, the same one once, in the order of ``anonymous``.
-
-        Where there is an interrupt while others search, only what they had found competes.
-        """
-        self.contests.begin()
-        if self.executor is not None:
-            try:
-                self.contests.ahead(self.executor, self.anonymous(), tune_named_task)
-            except KeyboardInterrupt:
-                self.interrupted = self.contests.closed = True
-        for n, (subprogram, anon) in enumerate(self.anonymous(), 1):
-            outcome = self.contests.of(subprogram, anon)
-            if outcome is None:
-                continue
-            name = self.contests.name(subprogram, anon)
-            if name not in self._judged:
-                self._judged[name] = certify_trial(subprogram.nodes, outcome)
-            part = replace(self._judged[name], nodes=subprogram.nodes)
-            if subprogram.parts:
-                part, self.parts = choose_joined_or_parts(part, self.parts)
-            self.parts.append(part)
-            self.done.append((subprogram, anon))
-            yield TuningProgress(n, len(self.subprograms), part)
-
-    def anonymous(self) -> Iterable[tuple[Subprogram, AnonymousProgram]]:
-        """Every subprogram, with its program without names: joined ones after their parts.
-
-        Those come first that take longest by the estimate, equal ones together: wherever time runs out, it was spent
-        where there was most to gain.
-        """
-        named = [[(s, anonymize(s.program)) for s in (*whole.parts, whole)] for whole in self.split.subprograms]
-        seconds: defaultdict[str, float] = defaultdict(float)
-        for *_, (_, anon) in named:
-            seconds[anon.signature] += CostModel().program_cost(anon.program).seconds
-        largest_first = sorted(named, key=lambda group: -seconds[group[-1][1].signature])
-        return chain.from_iterable(largest_first)
-
-    def _badged(self, n: int, part: TunedSubprogram) -> TunedSubprogram:
-        """*part*, the *n*-th, with what its derivation does to the last digits, if it is in the plan."""
-        if not part.kept or part.derivation is None:
-            return part
-        subprogram, anon = self.done[n]
-        opened, constants = open_original(self.model, subprogram, anon, self.settings.threads)
-        # Equal layers have one derivation, but weights of their own, of which roundings and their bound depend.
-        key = (*self.contests.key(subprogram, anon), repr(part.derivation.end), content_digest(constants))
-        known = self.memory.get("numerics", *key)
-        if known is None:
-            wanting = ROOM.wanting
-            known = report_errors(part.derivation, opened, constants, self.means.engine).to_json()
-            if ROOM.wanting == wanting:
-                self.memory.put(known, "numerics", *key)
-        return replace(part, measured=ErrorReport.from_json(known))
+    @cached_property
+    def tuner(self) -> Tuner:
+        """The tuner of the subprograms."""
+        return Tuner(self.model, self.digest, self.seconds, self.implementations, self.history, self.budget)
 
     @cached_property
     def assembler(self) -> Assembler:
-        """What makes plans of the parts."""
-        rough = partial(estimate_equation, model=self.means.model)
+        """The assembler of plans."""
+        rough = partial(estimate_equation, model=self.implementations.model)
         exact = measured_price(self.store, self.settings.threads, rough)
-        return Assembler(self.model, self.settings, rough, exact, self.store, self.memory)
+        return Assembler(self.model, self.settings, rough, exact, self.store, self.history)
 
-    def pieces(self, kept: Iterable[int]) -> list[Piece]:
-        """The parts with these numbers, as they stand in the model, whose contests are held in another order."""
-        out = []
-        for n in sorted(kept, key=self._places().__getitem__):
-            (subprogram, anon), derivation = self.done[n], self.parts[n].derivation
-            assert derivation is not None
-            out.append(Piece(subprogram.nodes, derivation.end, model_values(self.model, subprogram, anon)))
-        return out
+    def prepare(self) -> None:
+        """Partition the model, open and measure it; ``run`` and ``result`` do so too if it was not done."""
+        _ = (self.split, self.tuner, self.feeds)
+        self.original.rest()
 
-    def _places(self) -> list[int]:
-        """Where each part stands in the model."""
-        place = {subprogram.nodes: n for n, subprogram in enumerate(self.subprograms)}
-        return [place[subprogram.nodes] for subprogram, _ in self.done]
+    def run(self) -> Iterable[TuningProgress]:
+        """Tune every subprogram, equal ones once, in the order of ``largest_first``.
+
+        After an interrupt of remote tuning only variants found by then are measured.
+        """
+        self.prepare()
+        self.tuner.start_clock()
+        if self.executor is not None:
+            try:
+                self.tuner.tune_ahead(self.executor, self.largest_first(), tune_named_task)
+            except KeyboardInterrupt:
+                self.interrupted = self.tuner.closed = True
+        for n, subprogram in enumerate(self.largest_first(), 1):
+            trial = self.tuner.trial_of(subprogram)
+            if trial is None:
+                continue
+            name = subprogram.task_name(self.model)
+            if name not in self._certified:
+                self._certified[name] = certify_trial(subprogram.nodes, trial)
+            part = replace(self._certified[name], nodes=subprogram.nodes)
+            if subprogram.parts:
+                part, self.parts = choose_joined_or_parts(part, self.parts)
+            self.parts.append(part)
+            yield TuningProgress(n, len(self.subprograms), part)
+
+    def largest_first(self) -> Iterable[Subprogram]:
+        """Yield every subprogram, joined ones after their parts: longest by estimate first, equal ones together.
+
+        When time runs out, it was spent on the largest possible gains.
+        """
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for whole in self.split.subprograms:
+            seconds[whole.anonymous.signature] += CostModel().program_cost(whole.anonymous.program).seconds
+        order = sorted(self.split.subprograms, key=lambda whole: -seconds[whole.anonymous.signature])
+        return chain.from_iterable((*whole.parts, whole) for whole in order)
 
     def result(self) -> Optimised:
-        """The plan of what won so far, measured and checked against ONNX Runtime on random inputs."""
-        order = sorted(range(len(self.done)), key=self._places().__getitem__)
-        self.done, self.parts = [self.done[n] for n in order], [self.parts[n] for n in order]
-        names = [self.contests.name(subprogram, anon) for subprogram, anon in self.done]
-        found = Selector(
-            self.model, self.digest, self.settings, self.original, self.feeds, self.seconds, self.assembler,
-            self.memory, self.parts, names, self.pieces, self.budget,
-        ).optimised()  # fmt: skip
+        """Return the plan of the winners so far, measured and checked against ONNX Runtime on random inputs."""
+        found = self.selector().optimised()
         self.original.rest()
         parts = list(found.parts)
         try:
             for n, part in enumerate(found.parts):
-                parts[n] = self._badged(n, part)
+                parts[n] = self._with_errors(part)
         except KeyboardInterrupt:
             self.interrupted = True
         return replace(
             found,
             parts=tuple(parts),
             skipped=self.split.skipped,
-            search_seconds=sum(outcome.search_seconds for outcome in self.contests.known.values()),
+            search_seconds=sum(trial.search_seconds for trial in self.tuner.trials.values()),
             interrupted=self.interrupted or found.interrupted,
         )
+
+    def selector(self) -> Selector:
+        """Return the selector of the trials so far, in the order of the model."""
+        place = {subprogram.nodes: n for n, subprogram in enumerate(self.subprograms)}
+        self.parts.sort(key=lambda part: place[part.nodes])
+        return Selector(
+            baseline=Baseline(self.model, self.original, self.feeds, self.seconds),
+            assembler=self.assembler,
+            history=self.history,
+            digest=self.digest,
+            parts=self.parts,
+            subprograms=[self.subprograms[place[part.nodes]] for part in self.parts],
+            budget=self.budget,
+        )
+
+    def _with_errors(self, part: TunedSubprogram) -> TunedSubprogram:
+        """Return *part* with the rounding errors of its derivation, if it is in the plan."""
+        if not part.kept or part.derivation is None:
+            return part
+        subprogram = next(s for s in self.subprograms if s.nodes == part.nodes)
+        opener, constants = open_original(self.model, subprogram, self.settings.threads)
+        # Equal layers share a derivation, but rounding errors and their bound depend on the layer's own weights.
+        key = (*self.tuner.history_key(subprogram), repr(part.derivation.end), content_digest(constants))
+        known = self.history.get("numerics", *key)
+        if known is not None:
+            return replace(part, measured=ErrorReport.from_json(known))
+        report = report_errors(part.derivation, opener, constants, self.implementations.compiler)
+        if not report.memory_short:
+            self.history.put(report.to_json(), "numerics", *key)
+        return replace(part, measured=report)
 
 
 def optimize_model(
@@ -210,15 +231,16 @@ def optimize_model(
 ) -> Optimised:
     """Optimise an ONNX model for this machine, or a program, whose weights are inputs then.
 
-    *shapes* fixes dynamic inputs.  No part's contest begins after *budget* seconds (``60`` or ``"60s"``), all runs of
-    the model counted, and selecting takes half as long at most.  With the *target_runtime* ``onnxruntime`` what pays
-    in ONNX Runtime on the exported file is kept, instead of what pays in our plan.  *numerics* bounds what rules may do
-    to the last digits (``graph/numerics.py``).  *states* bounds each search by its states and not by the clock;
-    *executor* (``executors``) runs the searches.  Interrupting keeps what was found so far.  Raises ModelError for a
-    model that cannot be read, ValueError for an unknown device or runtime.
+    *shapes* fixes dynamic inputs.  No subprogram is tuned after *budget* seconds (``60`` or ``"60s"``), all runs of the
+    model counted; final selection takes half as long at most.  The *target_runtime* ``onnxruntime`` keeps rewrites that
+    pay in ONNX Runtime on the exported file, in place of those that pay in our plan.  *numerics* bounds rounding
+    differences (``pipeline.numerics``).  *states* bounds each search by its states and not by the clock; *executor*
+    (``support.executors``) runs the searches.  Ctrl-C keeps what was found so far.  Raises ModelError for a model that
+    cannot be read, ValueError for an unknown device or runtime.
     """
-    chosen = replace(make_settings(device, threads, max_depth, target_runtime, numerics), states=states)
-    work = Optimiser(read_model(model, shapes), chosen, parse_budget(budget), executor=executor)
+    settings = replace(make_settings(device, threads, max_depth, target_runtime, numerics), states=states)
+    work = Optimiser(read_model(model, shapes), settings, parse_budget(budget), executor=executor)
+    work.prepare()
     try:
         for _ in work.run():
             pass
@@ -228,12 +250,12 @@ def optimize_model(
 
 
 def tune_named_task(model: bytes, settings: Settings, budget: float | None, name: str) -> dict[str, Any]:
-    """The outcome (``outcome.to_json``) of the contest of *model* that has this *name*, held where this runs."""
-    work = _work(model, settings, budget)
-    subprogram, anon = next((s, a) for s, a in work.anonymous() if work.contests.name(s, a) == name)
-    return trial_to_json(work.contests.outcome(subprogram, anon))
+    """Run the tuning task called *name* of *model* in this process; return the trial as JSON."""
+    work = _optimiser(model, settings, budget)
+    subprogram = next(s for s in work.largest_first() if s.task_name(work.model) == name)
+    return trial_to_json(work.tuner.run_task(subprogram))
 
 
 @lru_cache(maxsize=2)
-def _work(model: bytes, settings: Settings, budget: float | None) -> Optimiser:
+def _optimiser(model: bytes, settings: Settings, budget: float | None) -> Optimiser:
     return Optimiser(load_model(model), settings, budget)

@@ -1,17 +1,15 @@
-"""Splitting a model into subprograms (EinNet §6.3, Algorithm 1).
+"""Partition of a model into subprograms (EinNet §6.3, Algorithm 1).
 
-A subprogram begins with one contraction, so that non-linear activations always lie between two of them: an activation
-ends what derivation may look across.  Around its contraction it takes the cheap neighbours (bias, normalisation,
-residual addition, the activation itself and its gate), so that they can become one epilogue.  Runs of at least two
-cheap nodes that no contraction takes are subprograms of their own.  All else stays as it is.
+A subprogram begins with one contraction, so non-linear activations always lie between two subprograms: derivation does
+not look across an activation.  The contraction takes its cheap neighbours (bias, normalisation, residual addition, the
+activation and its gate), which can become one epilogue.  Runs of at least two cheap nodes that no contraction takes
+are subprograms of their own.  All other nodes stay as they are.
 
-Contractions beside one another may become one (``graph/beside.py``), so their subprograms are joined: siblings, which
-read one value in a way that sibling merging accepts, and what follows them in parallel with equal sizes and without an
-activation in between.  A joined subprogram knows its parts.
+Contractions that may merge (horizontal fusion, Fig. 3 and Fig. 15) are joined into one subprogram, which keeps its
+parts: siblings, which read one value in a way that sibling merging accepts, and their followers in parallel, with equal
+sizes and no activation in between.
 
-Every subprogram is convex, and all of them together are too: with each as one node, the graph is still acyclic.
-
-Contractions beside one another: groups are joined where these may become one (Fig. 3, Fig. 15).
+Every subprogram is convex, and so are all together: with each as one node the graph stays acyclic.
 """
 
 from __future__ import annotations
@@ -23,12 +21,13 @@ from math import prod
 
 import numpy as np
 
-from einnet_explore.ir import Equation, Program, tensors
+from einnet_explore.ir import Equation, tensors
 from einnet_explore.onnx_import.assembly import assemble
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.operator_table import NotUnderstood, express
 from einnet_explore.pipeline.node_groups import NodeGroups, work_kind
 from einnet_explore.pipeline.row_subprograms import join_rows
+from einnet_explore.pipeline.subprogram import Subprogram
 from einnet_explore.rules import SIBLING_MERGING
 from einnet_explore.rules.sibling_merging import Siblings
 
@@ -110,22 +109,6 @@ def _sizes(n: int, units: NodeGroups) -> tuple[list[int], ...]:
 
 def _equations(units: NodeGroups, group: int) -> tuple[Equation, ...]:
     return tuple(e for n in sorted(units.members[group]) for e in units.understood.get(n, ()))
-
-
-@dataclass(frozen=True, slots=True)
-class Subprogram:
-    """Nodes that other code may replace as one.
-
-    *inputs* and *outputs* are value names of the model, in the order of ``program.inputs`` (weights among them,
-    flagged) and ``program.outputs``; the program calls them by the model's identifiers.  *parts* are the subprograms
-    that were joined into it, in an order in which they can run; none where it is one from the start.
-    """
-
-    nodes: tuple[str, ...]
-    program: Program
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    parts: tuple[Subprogram, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
-"""Searches and contests of subprograms on other processes and machines: plain values there and back.
+"""Remote tuning: searches and whole tuning tasks of subprograms on other processes and machines.
 
-A search gives the same candidates wherever it runs, if its *states* are bounded and not its seconds: its cost travels
-with it, as the rates and times of the machine that asks.  Derivations travel as their steps and are applied again by
-who asked, so nothing has to be believed.
+A search bounded by *states* gives the same variants wherever it runs: its cost travels with it, as the rates and times
+of the machine that asks.  Derivations travel as steps and are applied again by the receiver, so nothing is trusted.
 """
 
 from __future__ import annotations
@@ -16,28 +15,37 @@ from einnet_explore.cost import CostModel
 from einnet_explore.cost.model import Device
 from einnet_explore.ir import Equation, Program, Table
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline.finalists import Variant, find_variants
-from einnet_explore.pipeline.implementations import Implementations
-from einnet_explore.pipeline.outcome import trial_from_json
-from einnet_explore.pipeline.tuning_task import Settings, Trial, requested_variants
+from einnet_explore.pipeline.trial import Trial, trial_from_json
+from einnet_explore.pipeline.tuning_context import Implementations, Settings
+from einnet_explore.pipeline.tuning_task import requested_variants
+from einnet_explore.pipeline.variants import Variant, find_variants
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.keys import Key, device, key_of, libraries
 from einnet_explore.strategies.candidate import replay, steps_to_json
 from einnet_explore.support.executors import clustered, has_device, settled, submitted
-from einnet_explore.support.limits import ROOM, limited
+from einnet_explore.support.limits import ROOM, MemoryWatch, limited
 
 Steps: TypeAlias = "list[dict[str, Any]]"
 
 TaskRunner: TypeAlias = "Callable[[bytes, Settings, float | None, str], dict[str, Any]]"
-"""Holds one contest of a serialized model on a device, by name: ``optimiser.contested``."""
+"""Runs one named tuning task of a serialized model on a device: ``optimiser.tune_named_task``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRequest:
+    """A *program* to be searched for *seconds*; variants estimated *below* so many seconds may be measured."""
+
+    program: Program
+    seconds: float
+    below: float
 
 
 @dataclass(frozen=True, slots=True)
 class SearchReply:
-    """What a search found: every candidate's seconds, kind, tables and, if a contest may ask for it, its steps.
+    """The variants of a search: seconds, kind, tables and, if a task may need the derivation, its steps.
 
-    So many *states* were seen; it was *cut* off where it had to stop for want of memory.
+    *states* were seen; the search was *cut* off if memory ran short.
     """
 
     ranked: list[tuple[float, Hashable, tuple[Table, ...], Steps | None]]
@@ -47,7 +55,7 @@ class SearchReply:
 
 @dataclass(frozen=True)
 class PortableCost:
-    """A cost that travels: a machine's rates, and the seconds that equations were *known* to take on it."""
+    """A cost model that travels: a machine's rates, and the seconds that equations are *known* to take on it."""
 
     rates: Device
     threads: int
@@ -57,7 +65,7 @@ class PortableCost:
 
     @staticmethod
     def of(rates: Device, store: ProfileStore, threads: int) -> PortableCost:
-        """Those of this machine, with the times that *store* holds."""
+        """Return the cost model of this machine, with the times in *store*."""
         return PortableCost(rates, threads, store.known(threads))
 
     def __call__(self, program: Program) -> tuple[float, str]:
@@ -68,91 +76,87 @@ class PortableCost:
         return self.known.get(replace(key_of(equation, self.threads), device=self.device, library=self.library))
 
 
-@dataclass(frozen=True, slots=True)
-class SearchRequest:
-    """A *program* to be searched for *seconds*; candidates estimated *below* so many may be worth measuring."""
-
-    program: Program
-    seconds: float
-    below: float
-
-
 def tune_on_executor(
     executor: Any,
-    asked: Mapping[str, SearchRequest],
+    requests: Mapping[str, SearchRequest],
     model: Model,
-    means: Implementations,
+    implementations: Implementations,
     budget: float | None,
     seconds: float,
-    contested: TaskRunner,
+    run_task: TaskRunner,
 ) -> Iterable[tuple[str, Trial | SearchReply]]:
-    """What *executor* makes of the programs that are *asked* for: *contested* where it has devices, else searches.
+    """Answer *requests*, by task name, on *executor*: trials by *run_task* if it has devices, else search replies.
 
-    They are told as they come; after *seconds* the others are cancelled.
+    Answers come in any order; after *seconds* the missing ones are cancelled.
     """
+    settings = implementations.settings
     if has_device(executor):
-        return tune_on_devices(executor, asked, model, means.settings, budget, seconds, contested)
-    cost = PortableCost.of(means.model.device, means.store, means.settings.threads)
-    return search_on_executor(executor, asked, cost, means.settings, seconds)
+        return tune_on_devices(
+            executor, requests, run_task, (model.original.SerializeToString(), settings, budget), seconds
+        )
+    cost = PortableCost.of(implementations.model.device, implementations.store, settings.threads)
+    return search_on_executor(executor, requests, cost, settings, seconds)
 
 
 def search_on_executor(
-    executor: Any, asked: Mapping[str, SearchRequest], cost: PortableCost, settings: Settings, seconds: float
+    executor: Any, requests: Mapping[str, SearchRequest], cost: PortableCost, settings: Settings, seconds: float
 ) -> Iterable[tuple[str, SearchReply]]:
-    """What *executor* finds for each program that is *asked* for; without those whose search fails there.
+    """Search each program on *executor*; searches that fail there are left out.
 
-    The limit of memory of this process is that of each of its processes, too.
+    The memory limit of this process holds for each of the executor's processes too.
     """
     limit = None if clustered(executor) else ROOM.limit
     futures = {
-        name: submitted(executor, answer_request, a.program, cost, settings, a.seconds, a.below, limit)
-        for name, a in asked.items()
+        name: submitted(executor, answer_request, r.program, cost, settings, r.seconds, r.below, limit)
+        for name, r in requests.items()
     }
     return settled(executor, futures, seconds)
 
 
 def tune_on_devices(
     executor: Any,
-    asked: Mapping[str, SearchRequest],
-    model: Model,
-    settings: Settings,
-    budget: float | None,
+    requests: Mapping[str, SearchRequest],
+    run_task: TaskRunner,
+    arguments: tuple[bytes, Settings, float | None],
     seconds: float,
-    contested: TaskRunner,
 ) -> Iterable[tuple[str, Trial]]:
-    """The outcomes of the contests of *model* that *executor*'s devices hold; without those that fail there."""
-    sent = model.original.SerializeToString()
-    futures = {name: submitted(executor, contested, sent, settings, budget, name, device=True) for name in asked}
-    for name, said in settled(executor, futures, seconds):
-        outcome = trial_from_json(said, asked[name].program)
-        if outcome is not None:
-            yield name, outcome
+    """Run the tuning tasks of *requests* on the devices of *executor*; tasks that fail there are left out.
+
+    *arguments* of *run_task* are the serialized model, settings and budget.
+    """
+    futures = {name: submitted(executor, run_task, *arguments, name, device=True) for name in requests}
+    for name, answer in settled(executor, futures, seconds):
+        trial = trial_from_json(answer, requests[name].program)
+        if trial is not None:
+            yield name, trial
 
 
 def answer_request(
     program: Program, cost: PortableCost, settings: Settings, seconds: float, below: float, limit: int | None = None
 ) -> SearchReply:
-    """What a search of *program* finds within the *limit* of memory; steps only of what its contest may ask for."""
-    wanting = ROOM.wanting
+    """Search *program* within the memory *limit*; the reply has the steps of variants that a task may need."""
+    memory = MemoryWatch()
     with limited(limit):
-        ranked, states = find_variants(program, cost, settings.max_depth, seconds, settings.numerics, settings.states)
-    wanted = {id(entry) for entry in requested_variants(ranked, settings, below)}
-    sent = [(e.seconds, e.kind, e.tables, steps_to_json(e.derivation()) if id(e) in wanted else None) for e in ranked]
-    return SearchReply(sent, states, ROOM.wanting > wanting)
+        ranked, states = find_variants(
+            program, cost, settings.max_depth, seconds, settings.numerics, settings.states, memory
+        )
+    needed = {id(variant) for variant in requested_variants(ranked, settings, below)}
+    sent = [(v.seconds, v.kind, v.tables, steps_to_json(v.derivation()) if id(v) in needed else None) for v in ranked]
+    return SearchReply(sent, states, memory.short)
 
 
-def variants_of_reply(program: Program, answer: SearchReply) -> tuple[list[Variant], int]:
-    """The entries that ``found`` told of *program*; the steps of one are applied when it is asked for."""
-    if answer.cut:
-        ROOM.stopped()
+def variants_of_reply(program: Program, reply: SearchReply, memory: MemoryWatch) -> tuple[list[Variant], int]:
+    """Return the variants of *program* in *reply*, and the states seen; steps are applied on demand."""
+    if reply.cut:
+        memory.stopped()
     ranked = [
-        Variant(seconds, kind, partial(_applied, program, steps), tables)
-        for seconds, kind, tables, steps in answer.ranked
+        Variant(seconds, kind, partial(_replayed, program, steps), tables)
+        for seconds, kind, tables, steps in reply.ranked
     ]
-    return ranked, answer.states
+    return ranked, reply.states
 
 
-def _applied(program: Program, steps: Steps | None) -> Derivation:
+def _replayed(program: Program, steps: Steps | None) -> Derivation:
     if steps is None:
         raise LookupError("a candidate that no contest asks for was left where it was found")
     return replay(program, steps)

@@ -12,7 +12,7 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.exported import library_forms, program_model
 from einnet_explore.pipeline.numerics import check_level
-from einnet_explore.pipeline.tuning_task import Settings
+from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.runtime.cuda import execution
 from einnet_explore.runtime.recorded_profile import PREFIX
 from einnet_explore.support.errors import BackendError

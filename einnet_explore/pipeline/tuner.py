@@ -1,21 +1,16 @@
-"""The contests of one model: each held once, here or elsewhere, within the time there is, and remembered."""
+"""The tuner of one model: each distinct tuning task is run once, within the time budget, and remembered."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter
 from typing import Any
 
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline.finalists import MAX_ESTIMATE_RATIO
 from einnet_explore.pipeline.history import TuningHistory
-from einnet_explore.pipeline.implementations import Implementations
-from einnet_explore.pipeline.originals import AnonymousProgram, open_original, operator_digest
-from einnet_explore.pipeline.outcome import trial_from_json, trial_to_json
-from einnet_explore.pipeline.partition import Subprogram
 from einnet_explore.pipeline.remote_tuning import (
     SearchReply,
     SearchRequest,
@@ -23,170 +18,175 @@ from einnet_explore.pipeline.remote_tuning import (
     tune_on_executor,
     variants_of_reply,
 )
-from einnet_explore.pipeline.tuning_task import OUT_OF_MEMORY, Settings, Trial, TuningTask
-from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.support.limits import ROOM, STARVED
+from einnet_explore.pipeline.subprogram import Subprogram, open_original, operator_digest
+from einnet_explore.pipeline.trial import Trial, trial_from_json, trial_to_json
+from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, Implementations, Settings
+from einnet_explore.pipeline.tuning_task import TuningTask
+from einnet_explore.pipeline.variants import MAX_ESTIMATE_RATIO
+from einnet_explore.support.limits import STARVED
 
 DEFAULT_BUDGET_SECONDS = 480.0
-"""Seconds after which no further contest is begun, where no budget is given: the largest have been held by then, and
-choosing among winners in the whole model takes some minutes, too."""
+"""Seconds after which no further task is begun, if no budget is given: the largest have been tuned by then, and the
+selection in the whole model takes some minutes, too."""
 
 REMOTE_TIME_SHARE = 0.5
-"""The part of that time which may pass while work is done elsewhere: what was found there competes in the rest."""
+"""Part of that time for remote tuning: what it finds is measured in the rest."""
 
 ISOLATED_ERRORS = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError, *OUT_OF_MEMORY)
-"""What may go wrong in one contest, and must not cost the user the others."""
+"""Exceptions that end one task and no other."""
 
 
 @dataclass
 class Tuner:
-    """The contests of *model*, one run of which takes so many *seconds*.
+    """The tuning tasks of *model*, whose digest is *digest* and a run of which takes *model_seconds*.
 
-    None is begun after *budget* seconds of them, those of earlier runs of the model counted: a second run takes what
-    the first one found, and only one with more time goes on.
+    No task is begun after *budget* seconds of tuning, those of earlier runs of the model counted: a second run takes
+    what the first one found, and only one with more time goes on.
     """
 
     model: Model
     digest: str
-    seconds: float
-    settings: Settings
-    means: Implementations
-    memory: TuningHistory
-    store: ProfileStore
+    model_seconds: float
+    implementations: Implementations
+    history: TuningHistory
     budget: float | None = None
     closed: bool = False
-    """Whether only what was found elsewhere still competes."""
-    known: dict[str, Trial] = field(default_factory=dict)
-    """What came of the contests, by ``name``."""
+    """Whether only variants that were found remotely are still measured."""
+    trials: dict[str, Trial] = field(default_factory=dict)
+    """The trials so far, by task name."""
+    _replies: dict[str, SearchReply] = field(default_factory=dict, init=False)
+    _began: float | None = field(default=None, init=False)
 
-    def __post_init__(self) -> None:
-        self._found: dict[str, SearchReply] = {}
-        self._began: float | None = None
-        self._before = float(self.memory.get("spent", *self._spending) or 0.0)
+    @cached_property
+    def _earlier_seconds(self) -> float:
+        """Seconds of tuning in earlier runs."""
+        return float(self.history.get("spent", *self._spending) or 0.0)
 
-    def begin(self) -> None:
-        """From now on time counts."""
+    def start_clock(self) -> None:
+        """Count time from now on."""
         self._began = perf_counter()
 
     @property
     def spent(self) -> float:
-        """Seconds of contests of this model, in earlier runs and this one."""
-        return self._before + (0.0 if self._began is None else perf_counter() - self._began)
+        """Seconds of tuning of this model, in earlier runs and this one."""
+        return self._earlier_seconds + (0.0 if self._began is None else perf_counter() - self._began)
 
     @property
     def left(self) -> float:
-        """Seconds within which contests may still begin."""
+        """Seconds within which tasks may still begin."""
         return max(0.0, (self.budget or DEFAULT_BUDGET_SECONDS) - self.spent)
 
-    def name(self, subprogram: Subprogram, anon: AnonymousProgram) -> str:
-        """What equal layers have in common: the program, and the operators that it is written with."""
-        return f"{anon.signature}\n{operator_digest(self.model, subprogram.nodes)}"
+    def history_key(self, subprogram: Subprogram) -> tuple[str, Settings]:
+        """Return the key by which the trial of *subprogram* is remembered."""
+        return subprogram.task_name(self.model), self._timeless_settings
 
-    def key(self, subprogram: Subprogram, anon: AnonymousProgram) -> tuple[str, Settings]:
-        """By what a contest of such a subprogram is remembered."""
-        return self.name(subprogram, anon), replace(self.settings, seconds=0.0)
+    @property
+    def _timeless_settings(self) -> Settings:
+        return replace(self.implementations.settings, seconds=0.0)
 
-    def ahead(
-        self, executor: Any, subprograms: Iterable[tuple[Subprogram, AnonymousProgram]], contested: TaskRunner
-    ) -> None:
-        """Search each of *subprograms* once on *executor*; where that has devices, contests are *contested* there.
+    def tune_ahead(self, executor: Any, subprograms: Iterable[Subprogram], run_task: TaskRunner) -> None:
+        """Search each distinct subprogram once on *executor*; if that has devices, *run_task* tunes it there.
 
-        All of it is done before any candidate is measured here.  What fails there, or is not done in its part of the
-        time, is done here again.
+        All of it is done before any variant is measured here.  Tasks that fail or are late there are done again here.
         """
         until = perf_counter() + REMOTE_TIME_SHARE * self.left
-        asked: dict[str, SearchRequest] = {}
-        for subprogram, anon in subprograms:
+        requests: dict[str, SearchRequest] = {}
+        for subprogram in subprograms:
             if perf_counter() > until:
                 break
-            name = self.name(subprogram, anon)
-            if name in asked or name in self.known:
+            name = subprogram.task_name(self.model)
+            if name in requests or name in self.trials:
                 continue
             try:
-                contest, effort, known = self.prepared(subprogram, anon)
+                task, effort, known = self.prepare(subprogram)
             except ISOLATED_ERRORS:
-                continue  # which is told of where its contest is held
+                continue  # ``trial_of`` meets the same error and warns
             if known is not None:
-                self.known[name] = known
+                self.trials[name] = known
             elif effort is not None:
-                asked[name] = SearchRequest(anon.program, effort, MAX_ESTIMATE_RATIO * contest.alone)
+                requests[name] = SearchRequest(task.program, effort, MAX_ESTIMATE_RATIO * task.original_seconds)
         left = max(0.0, until - perf_counter())
-        for name, answer in tune_on_executor(executor, asked, self.model, self.means, self.budget, left, contested):
+        answers = tune_on_executor(executor, requests, self.model, self.implementations, self.budget, left, run_task)
+        for name, answer in answers:
             match answer:
                 case Trial():
-                    self.known[name] = answer
+                    self.trials[name] = answer
                 case SearchReply():
-                    self._found[name] = answer
+                    self._replies[name] = answer
 
-    def of(self, subprogram: Subprogram, anon: AnonymousProgram) -> Trial | None:
-        """What comes of the contest of *subprogram*; None where there is no time for it and none is remembered."""
-        name = self.name(subprogram, anon)
-        if name not in self.known:
-            late = not self.left or (self.closed and name not in self._found)
-            outcome = self._guarded(subprogram, anon, late)
-            if outcome is None:
+    def trial_of(self, subprogram: Subprogram) -> Trial | None:
+        """Return the trial of *subprogram*; None if there is no time for it and none is remembered."""
+        name = subprogram.task_name(self.model)
+        if name not in self.trials:
+            trial = self._isolated_trial(subprogram)
+            if trial is None:
                 return None
-            self.known[name] = outcome
-        return self.known[name]
+            self.trials[name] = trial
+        return self.trials[name]
 
-    def _guarded(self, subprogram: Subprogram, anon: AnonymousProgram, late: bool) -> Trial | None:
-        """The outcome; a mistake of ours in one must not cost the user the others, and must not pass in silence."""
+    def _isolated_trial(self, subprogram: Subprogram) -> Trial | None:
+        """Return the trial; a failure warns and keeps the original, and costs no other subprogram."""
+        late = not self.left or (self.closed and subprogram.task_name(self.model) not in self._replies)
         try:
-            return self._remembered(subprogram, anon) if late else self.outcome(subprogram, anon)
+            return self._remembered_trial(subprogram) if late else self.run_task(subprogram)
         except ISOLATED_ERRORS as error:
             why = f"its search failed: {type(error).__name__}: {error}"
             warnings.warn(f"{', '.join(subprogram.nodes[:2])}: {why}", RuntimeWarning, stacklevel=2)
             return Trial(0.0, 0.0, None, 0.0, 0, why)
 
-    def _remembered(self, subprogram: Subprogram, anon: AnonymousProgram) -> Trial | None:
-        """What an earlier run came to; None where that had no time for it."""
-        if not self._contest(subprogram, anon).timed:
+    def _remembered_trial(self, subprogram: Subprogram) -> Trial | None:
+        """Return the trial of an earlier run; None if that had no time for it."""
+        if not self._task(subprogram).is_original_timed:
             return None
-        contest, effort, known = self.prepared(subprogram, anon)
-        return contest.negligible(self.seconds) if effort is None else known
+        task, effort, known = self.prepare(subprogram)
+        return task.negligible_trial(self.model_seconds) if effort is None else known
 
-    def outcome(self, subprogram: Subprogram, anon: AnonymousProgram) -> Trial:
-        """The contest of *subprogram*, or what an equal one came to that was given as much time.
+    def run_task(self, subprogram: Subprogram) -> Trial:
+        """Run the task of *subprogram*, or return the trial of an equal one that had as much time.
 
-        What a limit of memory decided is not remembered: with another one it would be another.
+        A trial that a memory limit decided is not remembered: another limit may decide otherwise.
         """
-        contest, effort, known = self.prepared(subprogram, anon)
+        task, effort, known = self.prepare(subprogram)
         if effort is None:
-            return contest.negligible(self.seconds)
+            return task.negligible_trial(self.model_seconds)
         if known is not None:
             return known
-        wanting = ROOM.wanting
-        outcome = contest.hold(effort)
-        if ROOM.wanting == wanting:
-            found = {"effort": effort, "outcome": trial_to_json(outcome)}
-            self.memory.put(found, "contest", *self.key(subprogram, anon))
-        self.memory.put(self.spent, "spent", *self._spending)
-        return outcome
+        trial = task.run(effort)
+        if not trial.memory_short:
+            found = {"effort": effort, "outcome": trial_to_json(trial)}
+            self.history.put(found, "contest", *self.history_key(subprogram))
+        self.history.put(self.spent, "spent", *self._spending)
+        return trial
 
-    def prepared(self, subprogram: Subprogram, anon: AnonymousProgram) -> tuple[TuningTask, float | None, Trial | None]:
-        """The contest of *subprogram*, its effort, and what is remembered of an equal one with at least half of it."""
-        contest = self._contest(subprogram, anon)
-        effort = contest.effort(self.seconds)
-        kept = None if effort is None else self.memory.get("contest", *self.key(subprogram, anon))
+    def prepare(self, subprogram: Subprogram) -> tuple[TuningTask, float | None, Trial | None]:
+        """Return the task of *subprogram*, its effort, and a remembered trial that had at least half of that effort."""
+        task = self._task(subprogram)
+        effort = task.search_effort(self.model_seconds)
+        kept = None if effort is None else self.history.get("contest", *self.history_key(subprogram))
         if effort is None or kept is None or kept["effort"] < effort / 2:
-            return contest, effort, None
-        return contest, effort, trial_from_json(kept["outcome"], anon.program)
+            return task, effort, None
+        return task, effort, trial_from_json(kept["outcome"], task.program)
 
-    def _contest(self, subprogram: Subprogram, anon: AnonymousProgram) -> TuningTask:
-        opened, constants = open_original(self.model, subprogram, anon, self.settings.threads)
-        answer = self._found.get(self.name(subprogram, anon))
-        there = None if answer is None else partial(variants_of_reply, anon.program, answer)
+    def _task(self, subprogram: Subprogram) -> TuningTask:
+        program = subprogram.anonymous.program
+        opener, constants = open_original(self.model, subprogram, self.implementations.settings.threads)
+        reply = self._replies.get(subprogram.task_name(self.model))
         return TuningTask(
-            anon.program, opened, constants, self.means.engine, self.means.cost, self._effort(), self.store, there,
-            operator_digest(self.model, subprogram.nodes),
-        )  # fmt: skip
+            program,
+            opener,
+            constants,
+            self.implementations.context(self._limited_settings()),
+            operators=operator_digest(self.model, subprogram.nodes),
+            variants=None if reply is None else partial(variants_of_reply, program, reply),
+        )
 
-    def _effort(self) -> Settings:
+    def _limited_settings(self) -> Settings:
+        settings = self.implementations.settings
         if self.budget is None:
-            return self.settings
+            return settings
         left = self.left / STARVED  # searches count the processor's time
-        return replace(self.settings, seconds=min(self.settings.seconds, max(0.2, left / 4)))
+        return replace(settings, seconds=min(settings.seconds, max(0.2, left / 4)))
 
     @property
     def _spending(self) -> tuple[str, Settings]:
-        return self.digest, replace(self.settings, seconds=0.0)
+        return self.digest, self._timeless_settings

@@ -32,7 +32,7 @@ from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Cost, Options
-from einnet_explore.support.limits import ROOM, Watch
+from einnet_explore.support.limits import MemoryWatch, Watch
 
 Calls: TypeAlias = "tuple[Instance, ...]"
 
@@ -56,6 +56,7 @@ class Limits:
     max_depth: int = 7
     rules: tuple[Rule[Any], ...] = RULES
     states: int | None = None
+    memory: MemoryWatch = field(default_factory=MemoryWatch, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class ExpressionSearches:
                 if isinstance(event, Found):
                     calls = _calls(event.state.program)
                     found[calls] = min(found.get(calls, (float("inf"), 0)), (event.seconds, event.state.id))
-                if ROOM.full() or (states is not None and len(search.states) >= states):
+                if self.limits.memory.full() or (states is not None and len(search.states) >= states):
                     break
                 if found and self.watch.seconds > until:
                     break

@@ -25,16 +25,11 @@ _STATM = Path("/proc/self/statm")
 
 @dataclass(slots=True)
 class Room:
-    """The *limit* in bytes (None: none), and whether it was *reached*: a search had to stop.
-
-    *wanting* counts how often memory was wanting, for a search or a measurement: what comes of that holds for this
-    limit only.
-    """
+    """The *limit* in bytes (None: none), and whether it was *reached*: a search had to stop."""
 
     limit: int | None = None
     looks: int = 0
     reached: bool = False
-    wanting: int = 0
 
     def full(self) -> bool:
         """Whether a search has to stop here; looks at the memory each ``EACH``-th time."""
@@ -43,24 +38,42 @@ class Room:
         self.looks += 1
         if self.looks % EACH or used() <= SEARCH * self.limit:
             return False
-        self.stopped()
-        return True
-
-    def stopped(self) -> None:
-        """A search had to stop: here, or elsewhere with this limit."""
         self.reached = True
-        self.wanting += 1
+        return True
 
     def lacks(self, nbytes: int, what: str) -> str | None:
         """Why *nbytes* more are too many, in words; None where they fit."""
         if self.limit is None or (now := used()) + nbytes <= self.limit:
             return None
-        self.wanting += 1
         return f"{what} needs {shown(nbytes)}, {shown(now)} of {shown(self.limit)} of memory are taken"
 
 
 ROOM = Room()
 """This process's: memory is one thing, whoever takes it."""
+
+
+@dataclass(slots=True)
+class MemoryWatch:
+    """Whether memory ran *short* in one task: its outcome holds for this process's limit only."""
+
+    short: bool = False
+
+    def full(self) -> bool:
+        """Whether a search has to stop here; looks at the memory each ``EACH``-th time."""
+        if ROOM.full():
+            self.short = True
+            return True
+        return False
+
+    def stopped(self) -> None:
+        """Note that a search elsewhere, with this limit, had to stop."""
+        self.short = ROOM.reached = True
+
+    def lacks(self, nbytes: int, what: str) -> str | None:
+        """Why *nbytes* more are too many, in words; None where they fit."""
+        why = ROOM.lacks(nbytes, what)
+        self.short = self.short or why is not None
+        return why
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from typing import Any
 
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.outcome import TunedSubprogram
 from einnet_explore.pipeline.request import make_settings, parse_budget, read_model
+from einnet_explore.pipeline.trial import TunedSubprogram
 from einnet_explore.viz.graph_figures import graph_figure
 from einnet_widgets.face import Face
 from einnet_widgets.look import Shown, library_calls
@@ -166,14 +166,14 @@ class OptimizeCell(Face):
 
 
 def _row(part: TunedSubprogram) -> Shown:
-    before = part.outcome.seconds_before
+    before = part.trial.seconds_before
     program = part.program
     now = library_calls(program) if part.kept and program is not None else f"original ({part.why})"
     return {
         "nodes": list(part.nodes),
         "kept": part.kept,
         "before": before,
-        "after": part.outcome.seconds_after if part.kept else before,
+        "after": part.trial.seconds_after if part.kept else before,
         "now": now,
         "certificate": part.certificate,
         "numerics": str(part.numerics or ""),
