@@ -1,1 +1,1 @@
-"""Kernels of chains: transforms, products and what follows them, block by block of a traversal that they share."""
+"""Fused tiling of chains: blocks of a shared traversal go through all stages while their data are in the cache."""

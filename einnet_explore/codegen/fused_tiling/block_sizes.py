@@ -1,10 +1,9 @@
-"""How a chain is cut: by the estimated cycles of its products, of what stands between stages, and of its weights.
+"""Block sizes of a chain, by estimated cycles of its products, of the data between stages, and of its weights.
 
-Parts of a chain, one after the other, each cut on its own: threads meet between them.
-
-A cut of the whole chain by what it gives last (the channels of a convolution) would do what comes before a product
-again for every block; a cut by its other traversals has every block read all weights of the product.  In two parts each
-is cut by what it shares: threads share what is transformed, then the columns of the product and what follows them.
+A cut of the whole chain along the result's columns (the channels of a convolution) would recompute the stages before a
+product for every block; a cut along the other traversals makes every block read all weights of the product.  In two
+parts, one after the other with a barrier between them, each part is cut by what its blocks share: first the transformed
+input, then the columns of the product and the stages after it.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from einnet_explore.support.errors import Refused
 
 @dataclass(frozen=True, slots=True)
 class ChainPart:
-    """A *chain* by blocks of *cuts*, whose result is kept as *memory*."""
+    """A *chain* in blocks of *cuts*, whose result is stored as *memory*."""
 
     chain: Chain
     cuts: tuple[Cut, ...] = ()
@@ -47,7 +46,7 @@ class ChainPart:
 
     @property
     def blocks(self) -> int:
-        """How many there are."""
+        """Number of blocks."""
         return prod(cut.blocks for cut in self.cuts)
 
     @property
@@ -57,9 +56,9 @@ class ChainPart:
 
 
 def split_chain(chain: Chain) -> Iterable[tuple[ChainPart, ChainPart]]:
-    """*chain* in two parts: what leads to the data of a product, and the product with all that follows it.
+    """Split *chain* in two parts: the stages that compute the input of a product, and the product with later stages.
 
-    The second one reads of the first its last stage alone, and only where that computes something.
+    The second part reads only the last stage of the first, which must compute something.
     """
     for n, stage in enumerate(chain.stages[:-1]):
         before, after = chain.stages[: n + 1], chain.stages[n + 1 :]
@@ -90,7 +89,7 @@ def _with_read(stage: Stage, name: str, kept: Tensor) -> Stage:
 
 
 MAX_REPEATED_WORK = 1.4
-"""Work of all stages together may grow by so much where neighbouring blocks need the same."""
+"""Factor by which neighbouring blocks may increase the work of all stages by computing the same elements."""
 
 BLOCK_PERIODS = (*range(1, 17), 24, 32, 48, 64, 128, 256)
 """Periods of a block."""
@@ -99,18 +98,18 @@ BLOCKS_PER_THREAD = (1, 2, 3, 4, 6, 8, 12, 16)
 """Blocks of each of several threads."""
 
 CACHE_SHARE = 0.75
-"""The part of the second-level cache that two neighbouring stages may fill."""
+"""Fraction of the second-level cache that two neighbouring stages may fill."""
 
 WAKE_CYCLES = 10_000.0
-"""Cycles until threads have begun a part and met again."""
+"""Cycles to wake threads for a part and to synchronise them."""
 
 L3_SLOWDOWN, MEMORY_SLOWDOWN = 2, 4
-"""How many times as long as from the second-level cache reading takes from the last one, and from memory."""
+"""Slowdown of reads from the last cache and from memory, relative to the second-level cache."""
 
 
 @lru_cache(256)
 def tileable_chain(scope: Scope, machine: Machine) -> Chain | None:
-    """*scope* as a chain with products in vectors in it and something before or after them; None where it is none."""
+    """Return *scope* as a chain with vector products and other stages around them, or None."""
     try:
         found = chain(scope)
     except Refused:
@@ -124,7 +123,7 @@ def tileable_chain(scope: Scope, machine: Machine) -> Chain | None:
 
 @lru_cache(256)
 def choose_parts(chain: Chain, threads: int, machine: Machine) -> tuple[ChainPart, ...]:
-    """*chain* in one part or in two, each by the cuts with the fewest cycles."""
+    """Return *chain* in one part or in two, each by the cuts with the fewest cycles."""
     ways: list[tuple[ChainPart, ...]] = [(ChainPart(chain),)]
     if threads > 1:
         ways += split_chain(chain)
@@ -134,9 +133,9 @@ def choose_parts(chain: Chain, threads: int, machine: Machine) -> tuple[ChainPar
 
 @lru_cache(256)
 def choose_cuts(chain: Chain, threads: int, machine: Machine) -> tuple[Cut, ...]:
-    """The cuts with the fewest cycles: traversals in their order, the last one that is cut in blocks of any size.
+    """Return the cuts with the fewest cycles: traversals in order, the last cut in blocks of any size.
 
-    With several threads what vectors of products run along may be cut before, in at most a block for each.
+    With several threads the vector dimension of products may be cut first, in at most one block a thread.
     """
     own = chain.cuts()
     fit = tuple(cut for cut in own if _keeps_vectors(chain, (cut,), machine))
@@ -146,7 +145,7 @@ def choose_cuts(chain: Chain, threads: int, machine: Machine) -> tuple[Cut, ...]
 
 
 def _column_cuts(chain: Chain, cut: Cut, threads: int, machine: Machine) -> Iterable[tuple[Cut, ...]]:
-    """Cuts of what *cut* cuts into at most *threads* blocks by which products stay products in vectors."""
+    """Yield cuts of the traversal of *cut* into at most *threads* blocks that keep products vectorised."""
     x, period = cut.traversal, machine.lanes
     while 2 * period <= x.extent and not _keeps_vectors(chain, (chain.cut(x, period, 1),), machine):
         period *= 2
@@ -158,7 +157,7 @@ def _column_cuts(chain: Chain, cut: Cut, threads: int, machine: Machine) -> Iter
 
 
 def _keeps_vectors(chain: Chain, cuts: tuple[Cut, ...], machine: Machine) -> bool:
-    """Whether every product is one in vectors for a block of *cuts*, too."""
+    """True if every product stays a vector product for a block of *cuts*."""
     regions = chain.regions(cuts)
     at = (block_stage(chain, s, regions, lambda tensor: tensor.name) for s in chain.stages if s.product)
     return all(match_product(stage, machine.lanes) for stage in at)
@@ -167,7 +166,7 @@ def _keeps_vectors(chain: Chain, cuts: tuple[Cut, ...], machine: Machine) -> boo
 def _candidate_cuts(
     chain: Chain, first: tuple[Cut, ...], own: tuple[Cut, ...], threads: int
 ) -> Iterable[tuple[Cut, ...]]:
-    """*first* and cuts of the traversals that *own* cuts, in their order."""
+    """Yield *first*, followed by cuts of the traversals that *own* cuts, in their order."""
     yield first
     whole = _computed_points(chain, ())
     outer = first
@@ -192,7 +191,7 @@ def _candidate_cuts(
 
 
 def _block_periods(periods: int, threads: int) -> Iterable[int]:
-    """Periods of a block: some, and those that give every thread as many blocks."""
+    """Return periods of a block: fixed ones, or those that give every thread equally many blocks."""
     sizes = BLOCK_PERIODS if threads == 1 else {-(-periods // (n * threads)) for n in BLOCKS_PER_THREAD}
     return sorted(n for n in sizes if n < periods)
 
@@ -218,7 +217,7 @@ def _chain_cycles(chain: Chain, cuts: tuple[Cut, ...], threads: int, machine: Ma
 
 
 def _stage_cycles(stage: BlockStage, rounds: int, machine: Machine) -> float:
-    """Cycles of one stage of so many blocks: a product's tiles, or reading its other factor; else its vectors."""
+    """Return the cycles of a stage for so many blocks: a product's tiles and loads, or the stage's vectors."""
     found = match_product(stage, machine.lanes)
     points = prod(x.extent for x in stage.traversals)
     if found is None:
@@ -238,7 +237,7 @@ def _stage_cycles(stage: BlockStage, rounds: int, machine: Machine) -> float:
 
 
 def _left_bytes(stage: BlockStage, product: StageProduct) -> int:
-    """Bytes of what other threads have made that the rows of *product* read."""
+    """Return the bytes of other threads' results that the rows of *product* read."""
     if not is_earlier_result(product.left):
         return 0
     moving = {x for i in product.left.index for x in i.iterators}

@@ -1,4 +1,4 @@
-"""The stages of a chain as one block sees them: iterators counted from its start, tensors as flat memory."""
+"""Stages of a chain in the coordinates of one block: iterators counted from its start, tensors as flat memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from einnet_explore.ir import Access, Index, Iterator, Scalar, Table, Tensor, ac
 
 @dataclass(frozen=True, slots=True)
 class LoopGuard:
-    """A loop's values for which something is computed: lo <= index < hi; elsewhere the stage holds its padding."""
+    """The loop values lo <= index < hi for which a stage is computed; elsewhere it is its padding."""
 
     index: Index
     lo: int
@@ -24,11 +24,10 @@ class LoopGuard:
 
 @dataclass(frozen=True)
 class BlockStage:
-    """A stage: for all *traversals* in *memory* at *place*, the sum of *body* over *sums*.
+    """A stage: for all *traversals*, *memory* at *place* is the sum of *body* over *sums*.
 
-    Every access of *body* that reads no table has one index, a place in the flat memory of what it reads.  Traversals
-    run over what is computed; *border* are boxes of places that hold *value* instead, *guards* say for which values of
-    a traversal anything is computed.
+    Every access of *body* except those to tables has one index, a position in flat memory. *border* are boxes of
+    positions with the padding *value*; *guards* restrict the values of a traversal for which the stage is computed.
     """
 
     memory: str
@@ -43,7 +42,7 @@ class BlockStage:
 
     @cached_property
     def reads(self) -> tuple[Access, ...]:
-        """What is read, each place once, without tables."""
+        """The reads without those of tables, each once."""
         return tuple(dict.fromkeys(a for a in accesses(self.body) if not isinstance(a.source, Table)))
 
     @property
@@ -57,7 +56,7 @@ RESULT_MEMORY = "#result"
 
 
 def block_stages(chain: Chain, cuts: tuple[Cut, ...], memory: Callable[[Tensor], str]) -> tuple[BlockStage, ...]:
-    """The stages of *chain* for one block of *cuts*; *memory* names the flat memory of a tensor."""
+    """Return the stages of *chain* for one block of *cuts*; *memory* names the flat memory of a tensor."""
     regions = chain.regions(cuts)
     return tuple(block_stage(chain, stage, regions, memory) for stage in chain.stages)
 
@@ -65,7 +64,7 @@ def block_stages(chain: Chain, cuts: tuple[Cut, ...], memory: Callable[[Tensor],
 def block_stage(
     chain: Chain, stage: Stage, regions: Mapping[str, Region], memory: Callable[[Tensor], str]
 ) -> BlockStage:
-    """*stage* of *chain* for one block, which needs *regions*."""
+    """Return *stage* of *chain* for one block, which needs *regions*."""
     scope, region = stage.scope, regions[stage.name]
     last = stage is chain.result
     own: list[Iterator] = []
@@ -123,7 +122,7 @@ def _flat_access(name: str, index: tuple[Index, ...], origin: tuple[Index, ...],
 
 
 def collapse_loops(stage: BlockStage) -> BlockStage:
-    """*stage* with neighbouring traversals made one where every place counts on from one to the next."""
+    """Collapse neighbouring traversals of *stage* whose positions are consecutive in every tensor."""
     n = 0
     while n + 1 < len(stage.traversals):
         outer, inner = stage.traversals[n : n + 2]

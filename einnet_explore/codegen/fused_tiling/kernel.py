@@ -1,11 +1,9 @@
-r"""Kernels of chains: every block of a shared traversal goes through all stages while what it needs is in the cache.
-
-Stages as vectors: small sums written out, what coefficients hang on side by side.
+r"""Kernels of chains in blocks; stages without products are vectors of unrolled sums.
 
 .. math::  y_p = \sum_i U[p, i]\, x_i \quad \text{for every } p
 
 is computed for a vector of neighbours at a time: the `x_i` are loaded once for all `p`, entries of `U` are immediates,
-and those that are 0 cost nothing.
+and zero entries cost nothing.
 """
 
 from __future__ import annotations
@@ -46,16 +44,16 @@ from einnet_explore.ir import (
 )
 
 MAX_CASES = 64
-"""At most so many cases are written out beside one another."""
+"""Cases of a vector that are unrolled, at most."""
 
 MAX_UNROLLED_TERMS = 64
-"""At most so many terms of a sum are written out."""
+"""Terms of a sum that are unrolled, at most."""
 
 
 def split_cases(stage: BlockStage) -> tuple[BlockStage, tuple[Iterator, ...]]:
-    """*stage* with every traversal whose value, or its remainder, is looked up in a table as a loop of its own.
+    """Split *stage* so that every traversal whose value, or remainder, indexes a table has a loop of its own.
 
-    Given with those loops: they are to be unrolled.
+    Return the stage and those loops, which must be unrolled.
     """
     cases: list[Iterator] = []
     for x, period in _table_periods(stage):
@@ -94,7 +92,7 @@ def _table_periods(stage: BlockStage) -> Iterable[tuple[Iterator, int]]:
 
 
 def unrolled_body(stage: BlockStage, case: Mapping[Iterator, int]) -> Scalar | None:
-    """The body where the unrolled iterators are *case*, its sums written out; None where there are too many terms."""
+    """Return the body for one *case* of the unrolled iterators with its sums unrolled; None for too many terms."""
     if prod(y.extent for y in stage.sums) > MAX_UNROLLED_TERMS:
         return None
     fixed: Mapping[Iterator, Index] = {x: as_index(n) for x, n in case.items()}
@@ -107,7 +105,7 @@ def unrolled_body(stage: BlockStage, case: Mapping[Iterator, int]) -> Scalar | N
 
 
 def simplify_products(body: Scalar) -> Scalar:
-    """*body* with products with 0 and 1 and conditions that are decided carried out."""
+    """Fold products with 0 and 1 in *body*."""
     match body:
         case Apply("*", args):
             args = tuple(map(simplify_products, args))
@@ -123,9 +121,9 @@ def simplify_products(body: Scalar) -> Scalar:
 
 
 def chain_function(parts: Sequence[ChainPart], inputs: Mapping[str, int], threads: int, machine: Machine) -> TvmObject:
-    """The PrimFunc that computes *parts* one after the other from *inputs*: flat arrays, their sizes by name.
+    """Return the PrimFunc that computes *parts* in order from *inputs*: flat arrays, their sizes by name.
 
-    Each of the *threads* has blocks of its own of every part.
+    Each of the *threads* computes its own blocks of every part.
     """
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("main")
@@ -143,7 +141,7 @@ def chain_function(parts: Sequence[ChainPart], inputs: Mapping[str, int], thread
 
 
 def _write_part(part: ChainPart, memory: Mapping[str, TvmObject], threads: int, machine: Machine) -> None:
-    """All blocks of *part*, which writes the result of *memory*."""
+    """Write all blocks of *part*, which computes the result in *memory*."""
     cuts, blocks = part.cuts, part.blocks
     stages = tuple(map(collapse_loops, block_stages(part.chain, cuts, lambda tensor: tensor.name)))
     with T.parallel(blocks) if threads > 1 and blocks > 1 else T.serial(blocks) as number:
@@ -171,7 +169,7 @@ def _write_stage(writer: BlockWriter, stage: BlockStage) -> None:
 
 
 def _write_padding(writer: BlockWriter, stage: BlockStage) -> None:
-    """What is read around the stage's box, and the whole box where a guard leaves some of it out."""
+    """Fill the border around the stage's box, and the whole box if a guard excludes some of it."""
     for box in stage.border:
         to = dict(zip(stage.traversals, box, strict=True))
         place = stage.place.substitute(lambda x, to=to: to.get(x, x))  # type: ignore[misc]
@@ -183,7 +181,7 @@ def _write_padding(writer: BlockWriter, stage: BlockStage) -> None:
 
 
 def _write_vectors(writer: BlockWriter, stage: BlockStage) -> None:
-    """Vectors along the last traversal, every case of the coefficients beside the others."""
+    """Write vectors along the last traversal, with all cases of the coefficients together."""
     stage, cases = split_cases(stage)
     last, lanes = stage.last, writer.machine.lanes
     outer = tuple(x for x in stage.traversals[:-1] if x not in cases)
@@ -202,7 +200,7 @@ def _write_vectors(writer: BlockWriter, stage: BlockStage) -> None:
 
 
 def lane_iterator(width: int) -> Iterator:
-    """Where in a vector of *width* an element is."""
+    """Return the iterator of the elements of a vector of *width*."""
     return Iterator("@lane", 0, width)
 
 
@@ -216,7 +214,7 @@ def _write_cases(
 
 
 def _vector_chunks(last: Iterator, lanes: int) -> list[tuple[int, int, int]]:
-    """(first, how many, width) of the vectors along *last*: whole ones, then what is left."""
+    """Return (first, count, width) of the vectors along *last*: whole vectors, then the rest."""
     whole, rest = divmod(last.extent, lanes)
     return [(first, n, width) for first, n, width in ((0, whole, lanes), (whole * lanes, 1, rest)) if n * width]
 

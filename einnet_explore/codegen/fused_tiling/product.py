@@ -1,4 +1,4 @@
-r"""A stage that sums products, in register tiles: rows of one factor against vectors of the other.
+r"""A stage that sums products, in register tiles: rows of one factor times vectors of the other.
 
 .. math::  M[b, \rho, k] = \sum_c X[b, \rho, c]\; L[b, k, c]
 """
@@ -21,12 +21,12 @@ from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.ir import Access, Index, Iterator, Scalar, Tensor, as_index, factors
 
 LOAD_COST = 1.2
-"""How much more a load costs than its issue: those that are not in the first-level cache."""
+"""Cost of a load relative to its issue, on average over first-level cache misses."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageProduct:
-    """*left* moves with *rows*, *right* with *columns* of which the last runs along memory, both with *batch*."""
+    """*left* moves with *rows*, *right* with *columns*, the last of which runs along memory, both with *batch*."""
 
     left: Access
     right: Access
@@ -36,12 +36,12 @@ class StageProduct:
 
     @property
     def count(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return prod(x.extent for x in self.rows)
 
 
 def match_product(stage: BlockStage, lanes: int) -> StageProduct | None:
-    """*stage* as a product whose vectors run along its last traversal; None where it is none."""
+    """Return *stage* as a product vectorised along its last traversal, or None."""
     parts = factors(stage.body)
     if len(parts) != 2 or not stage.sums or stage.guards or stage.last.extent % lanes or stage.last.lo:
         return None
@@ -67,16 +67,16 @@ def _is_tensor_read(factor: Scalar) -> bool:
 
 
 def _is_vector_aligned(index: Index, x: Iterator, lanes: int) -> bool:
-    """Whether *lanes* neighbours along *x*, from a multiple of that on, are neighbours at *index*."""
+    """True if aligned groups of *lanes* neighbours along *x* are neighbours at *index*."""
     chunk, lane = Iterator("@chunk", 0, x.extent // lanes), Iterator("@lane", 0, lanes)
     at = index.substitute(lambda y: as_index(chunk) * lanes + lane if y == x else y)
     return at.coefficient(lane) == 1 and lane not in (at - lane).iterators
 
 
 def choose_vector_tile(rows: int, vectors: int, depth: int, machine: Machine) -> VectorTile:
-    """The tile for so many rows and vectors, summed over *depth*, that takes the fewest cycles for all of them.
+    """Return the tile of fewest cycles for so many rows and vectors, summed over *depth*.
 
-    Where that is even: one that leaves no rows, holds more sums, loads less.
+    Ties prefer a tile that divides the rows, has more sums, and loads less.
     """
     fitting = (
         VectorTile(r, v, machine.lanes)
@@ -99,9 +99,9 @@ def choose_vector_tile(rows: int, vectors: int, depth: int, machine: Machine) ->
 
 
 def product_cycles(tile: VectorTile, rows: int, vectors: int, depth: int, machine: Machine) -> float:
-    """Cycles of one product of *rows* by *vectors*, for each of *depth*.
+    """Return the cycles of a product of *rows* by *vectors*, for each of *depth*.
 
-    Multiply-adds, loads, what the next sum waits for, and columns that come from the second-level cache for every tile.
+    They count multiply-adds, loads, the latency of sums, and columns that each tile reads from the second-level cache.
     """
     line = 4 * tile.width
     columns = line / machine.l2_bytes if depth * line > machine.l1 // 2 else 0
@@ -114,10 +114,10 @@ def product_cycles(tile: VectorTile, rows: int, vectors: int, depth: int, machin
 
 
 def write_product(writer: BlockWriter, stage: BlockStage, product: StageProduct) -> None:
-    """All tiles, the columns' outside the rows': what the columns read stays in the first-level cache.
+    """Write all tiles, with columns outside rows: the data of columns stay in the first-level cache.
 
-    What comes from beyond the caches is asked for a tile's columns ahead, a part by every tile of rows: the loads of
-    the first of these would otherwise wait for memory, and those of the others leave it idle.
+    Columns from beyond the caches are prefetched one tile of columns ahead, spread over the tiles of rows, so that
+    memory is busy all the time.
     """
     lanes = writer.machine.lanes
     tile = choose_vector_tile(product.count, stage.last.extent // lanes, sum_length(stage), writer.machine)
@@ -139,27 +139,27 @@ def write_product(writer: BlockWriter, stage: BlockStage, product: StageProduct)
 
 
 def sum_length(stage: BlockStage) -> int:
-    """How many products a sum of *stage* has."""
+    """Return the number of products in a sum of *stage*."""
     return prod(y.extent for y in stage.sums)
 
 
 def exceeds_cache(stage: BlockStage, product: StageProduct, machine: Machine) -> bool:
-    """Whether what the columns read is an input of more than half of the second-level cache."""
+    """True if the columns read an input of more than half of the second-level cache."""
     return not is_stage_result(product.right) and column_bytes(stage, product) > machine.l2 // 2
 
 
 def is_stage_result(access: Access) -> bool:
-    """Whether *access* reads what a stage gives, of this part or of the one before."""
+    """True if *access* reads the result of a stage, of this part or of the one before."""
     return _source_name(access).startswith("#") or is_earlier_result(access)
 
 
 def is_earlier_result(access: Access) -> bool:
-    """Whether *access* reads what the part before gives."""
+    """True if *access* reads the result of the part before."""
     return _source_name(access).startswith("@#")
 
 
 def column_bytes(stage: BlockStage, product: StageProduct) -> int:
-    """Bytes that the columns of *product* read in a block."""
+    """Return the bytes that the columns of *product* read in a block."""
     moving = {x for i in product.right.index for x in i.iterators}
     return 4 * prod(x.extent for x in (*stage.traversals, *stage.sums) if x in moving)
 
@@ -206,7 +206,7 @@ def _write_tile(
 
 
 def prefetch_line(buffer: TvmObject, at: TvmObject) -> TvmObject:
-    """Ask for the line of element *at* of *buffer*, to be read, in the second-level cache; beyond its end: nothing."""
+    """Prefetch the line of element *at* of *buffer* into the second-level cache; beyond its end this has no effect."""
     address = T.address_of(buffer[at])
     read, second, data = (tirx.const(n, "int32") for n in (0, 2, 1))
     return tirx.call_intrin("void", "tirx.prefetch", address, read, second, data)

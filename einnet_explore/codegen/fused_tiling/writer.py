@@ -1,7 +1,4 @@
-"""Loops and scalars of a block: what its stages are written with.
-
-A stage that reads along another traversal than it writes: tiles transposed in registers on the way.
-"""
+"""Loops and scalars of a block, and stages that read along another traversal than they write (transpose tiles)."""
 
 from __future__ import annotations
 
@@ -24,18 +21,18 @@ from einnet_explore.ir import Access, Const, Index, Iterator, Scalar, Scope, Tab
 
 @dataclass(frozen=True)
 class BlockWriter:
-    """What stages read and write: flat *memory* by name, on *machine*; *block* are the numbers of the block."""
+    """Flat *memory* by name, on *machine*; *block* holds the coordinates of the block."""
 
     memory: Mapping[str, TvmObject]
     machine: Machine
     block: Environment
 
     def at(self, index: Index, env: Environment) -> TvmObject:
-        """*index* where iterators stand for *env*, or for the block's numbers."""
+        """Return *index* for iterators of the values *env* or of the block's coordinates."""
         return tvm_index(index, {**self.block, **env})
 
     def value(self, body: Scalar, env: Environment, given: Mapping[Access, TvmObject] | None = None) -> TvmObject:
-        """*body* where iterators stand for *env*; *given* accesses stand for what they are given."""
+        """Return *body* for iterators of the values *env*; accesses in *given* are already loaded."""
         read: dict[str, TvmObject] = {}
 
         def put(access: Access) -> Access:
@@ -54,14 +51,14 @@ class BlockWriter:
         return tvm_expression(map_accesses(body, put), {**self.block, **env}, element, "float32")
 
     def holds(self, guard: LoopGuard, env: Environment) -> TvmObject:
-        """Whether *guard* lets its loop's value through."""
+        """Return the condition that *guard* admits its loop's value."""
         at = self.at(guard.index, env)
         return tirx.all(at >= guard.lo, at < guard.hi)
 
     def loops(
         self, over: Iterable[Iterator], guards: Mapping[Iterator, LoopGuard], inside: ExitStack
     ) -> dict[Iterator, TvmObject]:
-        """Loops over *over*, entered into *inside*, each around what its guard lets through."""
+        """Enter loops over *over* into *inside*, each with the condition of its guard."""
         env: dict[Iterator, TvmObject] = {}
         for x in over:
             if x.extent == 1:
@@ -75,7 +72,7 @@ class BlockWriter:
         return env
 
     def fill(self, memory: str, over: tuple[Iterator, ...], place: Index, value: float) -> None:
-        """*value* at every *place*, which counts on along the last of *over*."""
+        """Store *value* at every *place*, which is consecutive along the last of *over*."""
         *outer, last = over
         lanes = self.machine.lanes
         short = last.extent < lanes
@@ -94,9 +91,9 @@ class BlockWriter:
 
     @staticmethod
     def _one_loop(over: Sequence[Iterator], inside: ExitStack) -> dict[Iterator, TvmObject]:
-        """One loop over *over*, entered into *inside*.
+        """Enter one loop over all of *over* into *inside*.
 
-        Of several with a few elements in them LLVM writes every turn out, which takes it minutes.
+        LLVM unrolls nested loops of a few iterations, which takes minutes.
         """
         turns = prod(x.extent for x in over)
         left = inside.enter_context(T.serial(turns)) if turns > 1 else tirx.const(0, "int32")
@@ -108,7 +105,7 @@ class BlockWriter:
 
 
 def address_steps(body: Scalar | Index, x: Iterator) -> frozenset[int | None]:
-    """How far the places of *body* move with *x*: None where they do not move evenly."""
+    """Return the steps of the addresses of *body* along *x*; None stands for uneven steps."""
     if isinstance(body, Index):
         k = body.coefficient(x)
         return frozenset({None if x in (body - x * k).iterators else k})
@@ -133,7 +130,7 @@ class TileTranspose:
 
 
 def match_transpose(stage: BlockStage, lanes: int) -> TileTranspose | None:
-    """How *stage* turns what it reads; None where it does not, or where no tile fits."""
+    """Return the transposition of the reads of *stage*, or None if there is none or no tile fits."""
     last = stage.last
     if stage.sums or address_steps(stage.place, last) != {1} or last in stage.guards:
         return None
@@ -147,7 +144,7 @@ def match_transpose(stage: BlockStage, lanes: int) -> TileTranspose | None:
 
 
 def write_transposed(writer: BlockWriter, stage: BlockStage, turn: TileTranspose) -> None:
-    """Tile by tile; the last ones end with what is there, and overlap those before where they must."""
+    """Write tile by tile; the last tiles end with the range and overlap their predecessors if needed."""
     last, across, side = stage.last, turn.across, turn.side
     tiles = Iterator("@tiles", 0, -(-last.extent // side))
     vectors = Iterator("@vectors", 0, -(-across.extent // side))

@@ -1,1 +1,1 @@
-"""Kernels that work through rows: band products, what is done with their rows (a softmax), and products with bands."""
+"""Kernels that compute blocks of rows: band products, row reductions, and softmax-weighted sums in one pass."""

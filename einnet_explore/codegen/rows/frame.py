@@ -1,4 +1,4 @@
-"""What every kernel of rows has around it: buffers for its tensors, loops over the batch, scalars written out."""
+"""Frame of the kernels of rows: buffers of tensors, loops over the batch, scalars."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_BLOCK_ROWS = 64
 def rows_function(
     nest: Nest, inputs: Mapping[str, tuple[int, ...]], write: Callable[[Mapping[str, TvmObject], TvmObject], None]
 ) -> TvmObject:
-    """The PrimFunc of *nest* from *inputs* (shapes by name): ``write(buffers, result)`` writes its statements."""
+    """Return the PrimFunc of *nest* from *inputs* (shapes by name); ``write(buffers, result)`` writes its body."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("main")
         places = {
@@ -40,7 +40,7 @@ def rows_function(
 
 @dataclass
 class RowKernel:
-    """A kernel of *nest* between its tensors' buffers (*places*) and its *result*."""
+    """A kernel of *nest* that reads the buffers *places* and writes *result*."""
 
     nest: Nest
     places: Mapping[str, TvmObject]
@@ -59,15 +59,15 @@ class RowKernel:
         return prod(x.extent for x in self.nest.batch)
 
     def loop(self, extent: int, parallel: bool = True) -> AbstractContextManager[TvmObject]:
-        """A loop, in parallel where it may be and there are threads for it."""
+        """Return a loop, parallel if allowed and if there are several threads."""
         return T.parallel(extent) if parallel and self.threads > 1 else T.serial(extent)  # type: ignore[no-any-return]
 
     def over_batch(self, batch: TvmObject) -> dict[Iterator, TvmObject]:
-        """The iterators of the batch where it is counted as one."""
+        """Return the iterators of the batch for its flat index."""
         return mixed_radix_split(self.nest.batch, batch)
 
     def scalar(self, body: Scalar, env: Environment, nodes: Mapping[str, NodeReader] | None = None) -> TvmObject:
-        """*body* where iterators are *env* and nodes are read by *nodes*."""
+        """Return *body* for iterators of the values *env*; *nodes* read the values of nodes."""
 
         def read(source: Tensor | Table | Scope) -> NodeReader:
             match source:
@@ -81,7 +81,7 @@ class RowKernel:
 
 
 def mixed_radix_split(group: tuple[Iterator, ...], number: TvmObject) -> dict[Iterator, TvmObject]:
-    """The iterators of *group* where *number* counts their values in turn."""
+    """Return the values of the iterators of *group* for their flat index *number*."""
     out: dict[Iterator, TvmObject] = {}
     for x in reversed(group):
         out[x] = number % x.extent

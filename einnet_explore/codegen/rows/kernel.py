@@ -1,13 +1,10 @@
-r"""Kernels of nests: blocks of rows, whose band is a dense product cut to the band.
+r"""Kernels of row nests: a band is a dense product of a block of rows, restricted to the band.
 
 For rows :math:`m_0 \le m < m_0 + R` the columns `u = m + w` are :math:`R + W - 1` neighbours: ``left`` times ``right``
-is a dense product of ``R`` rows and so many columns, of which every row uses `W`, one further than the row above.  Rows
-are then worked on one by one, while they are in the cache, and laid out along `u` again for the product with a band.
-Operands are packed once, by columns: what computes them is evaluated there, and what lies outside them is 0.
-
-The operands over the columns, packed once: what computes them is evaluated there.
-
-One row of a block, pass by pass: a pass for every reduction that the next values wait for.
+is a dense product of ``R`` rows and so many columns, of which every row uses `W`, shifted by one from the row above.
+Rows are then computed one by one, in passes, a pass for every reduction on which later values depend, and laid out
+along `u` again for the product with a band. Operands over the columns are packed once: they are evaluated there, with
+zeros outside.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ from einnet_explore.ir import REDUCTIONS, Const, Scalar
 
 @dataclass
 class PackedBand:
-    """The right operand of a band, packed: tiles of columns, in each the summation, then the columns."""
+    """The right operand of a band, packed: tiles of columns, inside each the summation, then the columns."""
 
     kernel: RowKernel
     band: Band
@@ -56,12 +53,12 @@ class PackedBand:
 
     @property
     def depth(self) -> int:
-        """How many products are summed."""
+        """Number of products in a sum."""
         return prod(s.extent for s in self.band.sums)
 
     @property
     def tiles(self) -> int:
-        """Tiles that hold anything but 0."""
+        """Tiles with nonzero elements."""
         return max(1, self.last - self.first)
 
     def pack(self) -> None:
@@ -77,7 +74,7 @@ class PackedBand:
                     T.buffer_store(self.buffer, value, [(at * self.depth + k) * width + x])
 
     def at(self, batch: TvmObject, tile: TvmObject) -> TvmObject:
-        """Where the packed *tile* starts."""
+        """Return the start of the packed *tile*."""
         return (batch * self.tiles + tile - self.first) * (self.depth * self.tile.width)
 
 
@@ -97,11 +94,11 @@ class PackedFactor:
 
     @property
     def columns(self) -> int:
-        """Columns that hold anything but 0."""
+        """Columns with nonzero elements."""
         return max(1, self.product.support[1] - self.product.support[0])
 
     def pack(self) -> None:
-        """Evaluate the factor into its buffer; it is filled up to whole tiles with 0."""
+        """Evaluate the factor into its buffer, padded to whole tiles with zeros."""
         kernel, n = self.kernel, self.product.n
         self.buffer = T.alloc_buffer((kernel.batches * self.columns * self.width,))
         with kernel.loop(kernel.batches) as batch, T.serial(self.columns) as u:
@@ -116,7 +113,7 @@ class PackedFactor:
 
 @dataclass
 class RowWriter:
-    """One row: *skewed* says where its bands' values and its columns' start, *buffers* hold its other nodes."""
+    """One row: *skewed* holds the starts of its bands' and columns' values, *buffers* its other nodes."""
 
     kernel: RowKernel
     env: Environment
@@ -139,7 +136,7 @@ class RowWriter:
             self._along(lambda w, _: self._put(self.buffers[-1][w] * scales[r], w))
 
     def _last(self, held: TvmObject, at: TvmObject) -> Callable[[TvmObject, TvmObject, TvmObject], None]:
-        """What is done with the row's values, which are not scaled yet."""
+        """Return the use of the row's values before scaling."""
         if held is not None:
             return _store_from(held, at)
         return (lambda value, w, _: self._put(value, w)) if self._unscaled else _store_from(self.buffers[-1], 0)
@@ -193,7 +190,7 @@ class RowWriter:
         return lambda w: self.kernel.scalar(body, {**self.env, self.kernel.nest.along: w}, self.readers)
 
     def _along(self, step: Callable[[TvmObject, TvmObject], None]) -> None:
-        """Vectors of the row; the last one ends with the row, and starts inside the one before where it must."""
+        """Write vectors of the row; the last one ends with the row and overlaps its predecessor if needed."""
         extent, lanes = self.kernel.nest.along.extent, self._lanes
         with T.serial(extent // lanes) as c, T.vectorized(lanes) as x:
             step(c * lanes + x, (x, None))
@@ -240,7 +237,7 @@ def _accumulate_into(
 
 
 def _assign_passes(nest: Nest) -> dict[int, int]:
-    """The pass of every node that is no band: after those of the reductions that it reads."""
+    """Return the pass of every node except bands: after those of the reductions that it reads."""
     out: dict[int, int] = {}
     for n, node in enumerate(nest.nodes):
         match node:
@@ -250,20 +247,20 @@ def _assign_passes(nest: Nest) -> dict[int, int]:
 
 
 def _first_pass(nest: Nest, body: Scalar, passes: Mapping[int, int]) -> int:
-    """The first pass in which *body* can be computed."""
+    """Return the first pass in which *body* can be computed."""
     waits = ((passes[n], isinstance(nest.nodes[n], Reduced)) for n in reads(body) if n in passes)
     return max((turn + wait for turn, wait in waits), default=0)
 
 
 def nest_function(nest: Nest, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine) -> TvmObject:
-    """The PrimFunc that computes *nest* from *inputs* (shapes by name, in the order of its parameters)."""
+    """Return the PrimFunc that computes *nest* from *inputs* (shapes by name, in the order of its parameters)."""
     return frame.rows_function(
         nest, inputs, lambda places, result: _NestKernel(nest, places, result, threads, machine).write()
     )
 
 
 def block_rows(nest: Nest, machine: Machine) -> int:
-    """Rows of a block: what they need takes no more than half of the second-level cache, but whole tiles there are."""
+    """Return the rows of a block: at most half of the second-level cache, but whole tiles."""
     wide = sum(isinstance(n, Band) for n in nest.nodes) + bool(nest.product)
     rows, tile = (
         MAX_BLOCK_ROWS,
@@ -282,7 +279,7 @@ class _NestKernel(RowKernel):
         return block_rows(self.nest, self.machine)
 
     def write(self) -> None:
-        """All statements: operands packed, then every block of rows."""
+        """Pack the operands, then write every block of rows."""
         bands = {n: PackedBand(self, node) for n, node in enumerate(self.nest.nodes) if isinstance(node, Band)}
         columns = {n: self._column(node) for n, node in enumerate(self.nest.nodes) if isinstance(node, Column)}
         product = PackedFactor(self, self.nest.product) if self.nest.product else None
@@ -297,7 +294,7 @@ class _NestKernel(RowKernel):
             _RowBlock(self, bands, columns, product, batch, first).write()
 
     def _column(self, node: Column) -> TvmObject:
-        """What depends on the column alone, a value for each."""
+        """Evaluate a node that depends on the column alone."""
         extent = self.nest.column.extent
         buffer = T.alloc_buffer((self.batches * extent,))
         with self.loop(self.batches) as batch, T.serial(extent) as u:
@@ -318,7 +315,7 @@ class _RowBlock:
     first: TvmObject
 
     def write(self) -> None:
-        """Band products, row by row what is done with them, the product."""
+        """Write the band products, the rows, the last product."""
         kernel, nest = self.kernel, self.kernel.nest
         count = T.bind(tirx.min(kernel.rows, nest.row.extent - self.first))
         env = kernel.over_batch(self.batch)
@@ -343,7 +340,7 @@ class _RowBlock:
     def _band(
         self, columns: PackedBand, env: Environment, count: TvmObject
     ) -> tuple[TvmObject, Callable[..., TvmObject]]:
-        """(buffer, where a row's values start in it): the dense product of the block."""
+        """Return (buffer, start of a row's values in it) of the block's dense product."""
         kernel, tile, depth = self.kernel, columns.tile, columns.depth
         along = kernel.nest.along.extent
         left = T.alloc_buffer((kernel.rows * depth,))
@@ -383,7 +380,7 @@ class _RowBlock:
         env: Environment,
         count: TvmObject,
     ) -> None:
-        """The rows that are *held* times the columns' rows of n, scaled and written."""
+        """Multiply the rows in *held* by the columns' rows of n, scale and store them."""
         kernel, nest, tile, n = self.kernel, self.kernel.nest, factor.tile, factor.product.n
         lo, hi = factor.product.support
         begin = T.bind(tirx.max(self.first, lo))

@@ -1,15 +1,13 @@
-r"""One pass over the columns: softmax-weighted sums block by block, with memory for one block.
+r"""Softmax-weighted sums in one pass over the columns, block by block (T. Dao et al., FlashAttention, 2022).
 
-A block of `R` rows keeps, for each row, the triple :math:`(m, s, v)` of ``algebra/monoids.py``: the largest score so
+A block of `R` rows keeps for each row the triple :math:`(m, s, v)` of an online softmax: the largest score so
 far, the sum of the exponentials relative to it, and the weighted sum of the values.  For each block of `C` columns:
 
-1. scores: a dense product in registers, cut to the band where there is one, and their largest, :math:`m'`;
+1. scores: a dense product in registers, restricted to the band if there is one, and their maximum, :math:`m'`;
 2. :math:`c = e^{m - m'}`, :math:`p_w = e^{z_w - m'}`, :math:`s \leftarrow c\,s + \sum_w p_w`;
-3. :math:`v \leftarrow c\,v + p\,V`, a dense product whose sums begin where :math:`c\,v` stands.
+3. :math:`v \leftarrow c\,v + p\,V`, a dense product whose sums start from :math:`c\,v`.
 
-The operands over the columns are packed once for each element of the batch.  (T. Dao et al., FlashAttention, 2022.)
-
-Rows and columns in blocks, for one pass over the columns, and the operands over the columns, packed for it.
+The operands over the columns are packed once for each element of the batch.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ MAX_BLOCK_COLUMNS = 512
 
 
 def online_block(online: Online, machine: Machine) -> tuple[int, int]:
-    """(rows, columns) of a block: the values of its columns stay in the first cache, its scores in the second."""
+    """Return (rows, columns) of a block: values fit the first-level cache, scores the second-level one."""
     nest = online.nest
     assert nest.product is not None
     out = vector_tile(nest.product.n.extent, machine.lanes)
@@ -63,7 +61,7 @@ def online_block(online: Online, machine: Machine) -> tuple[int, int]:
 
 @dataclass
 class OnlineBlocks(RowKernel):
-    """A kernel of *online* whose blocks have *rows* and *columns*: *tile* is of scores, *out* of the result."""
+    """A kernel of *online* in blocks of *rows* and *columns*; *tile* is a tile of scores, *out* of the result."""
 
     online: Online
     rows: int = field(init=False)
@@ -84,7 +82,7 @@ class OnlineBlocks(RowKernel):
         self.groups = -(-nest.row.extent // self.rows)
 
     def packed(self, band: Band, env: Environment) -> TvmObject:
-        """The right operand of a band: tiles of columns, in each the summation, then the columns."""
+        """Pack the right operand of a band: tiles of columns, inside each the summation, then the columns."""
         depth, width = prod(s.extent for s in band.sums), self.tile.width
         tiles = self.blocks * self.columns // width
         buffer = T.alloc_buffer((tiles * depth * width,))
@@ -96,14 +94,14 @@ class OnlineBlocks(RowKernel):
         return buffer
 
     def column(self, column: Column, env: Environment) -> TvmObject:
-        """What depends on the column alone, a value for each."""
+        """Evaluate a node that depends on the column alone."""
         buffer = T.alloc_buffer((self.blocks * self.columns,))
         with T.serial(self.blocks * self.columns) as u:
             T.buffer_store(buffer, self._over_columns(column.right, env, u), [u])
         return buffer
 
     def values(self, env: Environment) -> TvmObject:
-        """The values, a row of n for every column, filled up to whole tiles and whole blocks with 0."""
+        """Pack the values: a row of n for every column, padded to whole tiles and blocks with zeros."""
         product = self.nest.product
         assert product is not None
         buffer = T.alloc_buffer((self.blocks * self.columns * self.width,))
@@ -118,7 +116,7 @@ class OnlineBlocks(RowKernel):
         return buffer
 
     def _over_columns(self, body: Scalar, env: Environment, u: TvmObject) -> TvmObject:
-        """*body* at column *u*; 0 beyond the columns that are there."""
+        """Return *body* at column *u*; 0 after the last column."""
         column = self.nest.column
         value = self.scalar(body, {**env, column: u})
         if self.blocks * self.columns <= column.extent:
@@ -127,11 +125,11 @@ class OnlineBlocks(RowKernel):
 
 
 LOWEST_SCORE = -3.4028234663852886e38
-"""Below every score but −∞, and finite: the difference of two of them is 0."""
+"""Lower than every score but −∞, and finite: the difference of two such is 0."""
 
 
 def online_function(online: Online, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine) -> TvmObject:
-    """The PrimFunc that computes *online* from *inputs* (shapes by name, in the order of its parameters)."""
+    """Return the PrimFunc that computes *online* from *inputs* (shapes by name, in the order of its parameters)."""
     return frame.rows_function(
         online.nest,
         inputs,
@@ -140,7 +138,7 @@ def online_function(online: Online, inputs: Mapping[str, tuple[int, ...]], threa
 
 
 def is_one_pass_faster(online: Online, machine: Machine) -> bool:
-    """Whether one pass is the way to do it: every row sees every column, or a window fits no cache."""
+    """True if one pass is faster: every row sees every column, or a window exceeds the second-level cache."""
     nest = online.nest
     return nest.dense or 4 * MAX_BLOCK_ROWS * nest.along.extent > machine.l2
 
@@ -148,7 +146,7 @@ def is_one_pass_faster(online: Online, machine: Machine) -> bool:
 @dataclass
 class _OnlineKernel(OnlineBlocks):
     def write(self) -> None:
-        """For each element of the batch: operands packed, then every block of rows."""
+        """For each element of the batch, pack the operands, then write every block of rows."""
         nest = self.nest
         inside = self.threads > 1 and self.groups >= 4 * self.threads
         with self.loop(self.batches, not inside) as batch:
@@ -162,7 +160,7 @@ class _OnlineKernel(OnlineBlocks):
 
 @dataclass
 class _OnlineBlock:
-    """One block of rows: its triples, and what the blocks of columns do to them."""
+    """One block of rows: its triples, updated by each block of columns."""
 
     kernel: _OnlineKernel
     env: Environment
@@ -172,7 +170,7 @@ class _OnlineBlock:
     first: TvmObject
 
     def write(self) -> None:
-        """The triples begin as the neutral element, meet every block of columns, and are written scaled."""
+        """Initialise the triples, update them by every block of columns, store the scaled sums."""
         kernel, nest = self.kernel, self.kernel.nest
         lanes = kernel.lanes
         self.left = {n: self._left(band) for n, band in enumerate(nest.nodes) if isinstance(band, Band)}
@@ -197,7 +195,7 @@ class _OnlineBlock:
         self._written()
 
     def _left(self, band: Band) -> TvmObject:
-        """The left operand: what lies beyond the last row is that row again, and read by nobody."""
+        """Pack the left operand; out-of-range rows clamp to the last row, and their results are discarded."""
         kernel, nest = self.kernel, self.kernel.nest
         depth = prod(s.extent for s in band.sums)
         buffer = T.alloc_buffer((kernel.rows * depth,))
@@ -209,7 +207,7 @@ class _OnlineBlock:
         return buffer
 
     def _meet(self, begin: TvmObject) -> None:
-        """The columns from *begin* on."""
+        """Update the triples by the columns from *begin* on."""
         kernel, lanes = self.kernel, self.kernel.lanes
         for n, node in enumerate(kernel.nest.nodes):
             if isinstance(node, Band):
@@ -241,7 +239,7 @@ class _OnlineBlock:
                 store_tile(tile, sums, out, lambda row, x: (rt * tile.rows + row) * kernel.columns + t * tile.width + x)
 
     def _largest(self, largest: TvmObject, r: TvmObject, begin: TvmObject) -> None:
-        """The scores of row *r* in their place, and the largest of these and of those before."""
+        """Store the scores of row *r* and the maximum of these and all before."""
         kernel, nest, lanes = self.kernel, self.kernel.nest, self.kernel.lanes
         row = T.bind(tirx.min(self.first + r, nest.row.extent - 1))
         start = T.bind(r * kernel.columns)
@@ -285,7 +283,7 @@ class _OnlineBlock:
         T.buffer_store(largest, tirx.max(self.most[r], found), [r])
 
     def _powers(self, r: TvmObject) -> None:
-        """The exponentials of row *r*, and their sum with those before."""
+        """Store the exponentials of row *r* and add them to their sum."""
         kernel, lanes = self.kernel, self.kernel.lanes
         start = T.bind(r * kernel.columns)
         sums = T.alloc_buffer((lanes,))
@@ -332,7 +330,7 @@ class _OnlineBlock:
 
 
 def _read_iterators(score: Scalar) -> frozenset[Iterator]:
-    """The iterators that *score* reads tensors by: nodes lie in buffers of whole blocks."""
+    """Return the iterators by which *score* reads tensors; nodes lie in buffers of whole blocks."""
     indices = (a.index for a in accesses(score) if isinstance(a.source, Tensor) and not a.source.name.startswith("#"))
     return frozenset(x for index in indices for i in index for x in i.iterators)
 

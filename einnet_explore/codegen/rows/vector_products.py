@@ -2,8 +2,8 @@ r"""Products in vector registers: a few rows times a few vectors, summed over on
 
 .. math::  C[r, x] \mathrel{+}= \sum_k a(r, k)\, b(k, x)
 
-The sums live in small buffers of default scope: TVM 0.27 puts those on the stack, where LLVM makes registers of them
-(buffers of local scope go to the heap, whatever their size).
+The sums are small buffers of default scope: TVM 0.27 allocates those on the stack, where LLVM promotes them to
+registers (buffers of local scope go to the heap, of any size).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tvm.tirx.script.builder import ir as T
 from einnet_explore.codegen.tvm import TvmObject
 
 SUM_REGISTERS = 16
-"""Registers for sums: more than a multiply-add takes cycles, twice over, and half of all."""
+"""Registers for sums: twice the latency of a multiply-add, and half of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +35,19 @@ class VectorTile:
 
 
 def vector_tile(columns: int, lanes: int) -> VectorTile:
-    """The tile for *columns* columns: as many vectors as there are, up to four, and rows for the other registers."""
+    """Return the tile for *columns* columns: up to four vectors, and rows for the other registers."""
     vectors = min(4, -(-columns // lanes))
     vectors = max(v for v in (1, 2, 4) if v <= vectors)
     return VectorTile(SUM_REGISTERS // vectors, vectors, lanes)
 
 
 def load_vector(buffer: TvmObject, at: TvmObject, lanes: int) -> TvmObject:
-    """Elements *at* … *at* + *lanes* - 1 of a buffer of one dimension."""
+    """Return elements *at* … *at* + *lanes* - 1 of a buffer of one dimension."""
     return buffer.vload([at], f"float32x{lanes}")
 
 
 def store_vector(buffer: TvmObject, value: TvmObject, at: TvmObject, lanes: int) -> None:
-    """Write a vector *at* … of a buffer of one dimension."""
+    """Store a vector from *at* on in a buffer of one dimension."""
     T.buffer_store(buffer, value, [tirx.Ramp(at, 1, lanes)])
 
 
@@ -58,8 +58,11 @@ def multiply_tile(
     right: Callable[[TvmObject, int], TvmObject],
     begin: Callable[[int, int], TvmObject] | None = None,
 ) -> list[TvmObject]:
-    """The sums of *tile*, a buffer a row: ``loop(body)`` runs body(k); *left* (row, k) is a scalar, *right* (k, column)
-    a vector.  They begin at 0, or at the vectors *begin* (row, column)."""
+    """Return the sums of *tile*, a buffer a row.
+
+    ``loop(body)`` runs body(k); *left* (row, k) is a scalar, *right* (k, column) a vector.  Sums start at 0, or at the
+    vectors *begin* (row, column).
+    """
     zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
     sums = [T.alloc_buffer((tile.width,), "float32") for _ in range(tile.rows)]
     starts = [v * tile.lanes for v in range(tile.vectors)]
@@ -78,7 +81,7 @@ def multiply_tile(
 
 
 def count_steps(extent: TvmObject, start: TvmObject | None = None) -> Callable[[Callable[[TvmObject], None]], None]:
-    """The loop of a product: *extent* steps, from *start* on."""
+    """Return the loop of a product: *extent* steps from *start* on."""
 
     def loop(body: Callable[[TvmObject], None]) -> None:
         with T.serial(extent) as k:
@@ -90,21 +93,21 @@ def count_steps(extent: TvmObject, start: TvmObject | None = None) -> Callable[[
 def store_tile(
     tile: VectorTile, sums: list[TvmObject], buffer: TvmObject, place: Callable[[int, int], TvmObject]
 ) -> None:
-    """Write the sums of *tile* into *buffer*, a vector at a time, at *place* (row, column)."""
+    """Store the sums of *tile* into *buffer*, a vector at a time, at *place* (row, column)."""
     for row, total in enumerate(sums):
         for x in range(0, tile.width, tile.lanes):
             store_vector(buffer, load_vector(total, x, tile.lanes), place(row, x), tile.lanes)
 
 
 def fill_buffer(buffer: TvmObject, value: float, extent: TvmObject, lanes: int, start: TvmObject | None = None) -> None:
-    """Write *value* into *extent* elements of *buffer*, whole vectors, from *start* on."""
+    """Store *value* into *extent* elements of *buffer* from *start* on, in whole vectors."""
     with T.serial(extent // lanes) as c:
         at = c * lanes if start is None else start + c * lanes
         store_vector(buffer, tirx.Broadcast(tirx.const(value, "float32"), lanes), at, lanes)
 
 
 def fold_vector(buffer: TvmObject, lanes: int, combine: Callable[[TvmObject, TvmObject], TvmObject]) -> TvmObject:
-    """The *lanes* elements of *buffer* combined, half by half; what it held is lost."""
+    """Return the *lanes* elements of *buffer* combined, half by half; the buffer is overwritten."""
     while lanes > 2:
         lanes //= 2
         store_vector(buffer, combine(load_vector(buffer, 0, lanes), load_vector(buffer, lanes, lanes)), 0, lanes)

@@ -1,15 +1,8 @@
-"""Contractions as register-tiled kernels, built as TVM statements: sums in registers, operands in vectors.
+"""Register-tiled contractions as TVM statements: sums in registers, operands in vectors.
 
 Every sum is a buffer of one vector on the stack, which LLVM keeps in a register (TVM 0.27 allocates a buffer of 1 KB
-and more, or one in the "local" scope, on the heap in every call).
-
-The loops over tiles, and the function around them.
-
-Padded copies of operands: rows moved in vectors, zeros around them.
-
-The multiply-adds of one step of a sum.
-
-What becomes of finished sums: the epilogue, and the stores; phases are woven into rows.
+and more, or one of "local" scope, on the heap in every call). A kernel copies operands into padded layouts, loops over
+tiles, sums the products of each, applies the epilogue, and interleaves the phases of a row in its stores.
 """
 
 from __future__ import annotations
@@ -40,7 +33,7 @@ from einnet_explore.ir import Access, Index, Iterator, Tensor, accesses
 
 
 def copy_operand(context: ContractionContext, layout: OperandLayout, source: TvmObject, target: TvmObject) -> TvmObject:
-    """What lies inside the tensor's box, put where the layout has it, and zeros around it."""
+    """Copy the elements inside the tensor's box into the layout, with zeros around them."""
     box, shape = layout.tensor.box, layout.tensor.shape
     *outer, last = zip(layout.axes, layout.strides, strict=True)
     axis, _ = last
@@ -81,7 +74,7 @@ def copy_operand(context: ContractionContext, layout: OperandLayout, source: Tvm
 
 
 def _fill_zeros(context: ContractionContext, target: TvmObject, at: TvmObject, begin: int, end: int) -> list[TvmObject]:
-    """Zeros from *begin* to *end*."""
+    """Store zeros from *begin* to *end*."""
     zero = tirx.const(0.0, "float32")
     return _vector_chunks(context, begin, end, lambda i: tirx.BufferStore(target, zero, [at + i]))
 
@@ -96,7 +89,7 @@ def _copy_elements(
     begin: int,
     end: int,
 ) -> list[TvmObject]:
-    """Elements *step* apart, one after the other."""
+    """Copy elements that are *step* apart to consecutive ones."""
     return _vector_chunks(
         context, begin, end, lambda i: tirx.BufferStore(target, tirx.BufferLoad(source, [origin + i * step]), [at + i])
     )
@@ -105,7 +98,7 @@ def _copy_elements(
 def _vector_chunks(
     context: ContractionContext, begin: int, end: int, store: Callable[[TvmObject], TvmObject]
 ) -> list[TvmObject]:
-    """``store(i)`` for every i, in vectors; the last one may overlap the one before."""
+    """Run ``store(i)`` for every i, in vectors; the last one may overlap its predecessor."""
     count, lanes = end - begin, context.plan.tile.lanes
     out: list[TvmObject] = []
     if count >= lanes:
@@ -123,7 +116,7 @@ def _vector_chunks(
 def multiply_add_step(
     context: ContractionContext, n: int, env: Environment, block: Environment, sums: Mapping[TvmObject, TvmObject]
 ) -> list[TvmObject]:
-    """The multiply-adds of one step of the sum."""
+    """Return the multiply-adds of one step of the sum."""
     tile = context.plan.tile
     out: list[TvmObject] = []
     positions = list(product(range(tile.rows), range(tile.vectors)))
@@ -155,7 +148,7 @@ def multiply_add_step(
 
 
 def _shared_position(context: ContractionContext, position: tuple[int, int]) -> tuple[int, int]:
-    """The first position that reads the same of the other operand."""
+    """Return the first position with the same element of the other operand."""
     return (0, position[1]) if context.last in context.plan.form.moves(1 - context.plan.tile.vector) else (0, 0)
 
 
@@ -171,7 +164,7 @@ def _accumulate(
 
 
 def _vector_operand(context: ContractionContext, tap: Tap, row: int, n: int, env: Environment) -> TvmObject:
-    """The vector that *tap* reads in *row*."""
+    """Return the vector that *tap* reads in *row*."""
     tile = context.plan.tile
     found = affine_address(tile.layout, context.plan.form.reads[tap.phase][tile.vector], tap.known)
     extra = vector_offsets(tile, context.last)[n]
@@ -189,7 +182,7 @@ def _other_operand(
     env: Environment,
     block: Environment,
 ) -> TvmObject:
-    """The other operand's value: a broadcast element, or a vector where it moves along too."""
+    """Return the other operand's value: a broadcast element, or a vector if it moves along the lanes too."""
     tile, layout = context.plan.tile, context.plan.other
     wide = context.last in context.plan.form.moves(1 - tile.vector)
     if layout is None:
@@ -209,7 +202,7 @@ def _other_operand(
 
 
 def affine_address(layout: OperandLayout, where: tuple[Index, ...], known: Mapping[Iterator, int]) -> FlatAddress:
-    """Where *layout* has *where*; the tile was chosen so that it is affine."""
+    """Return the position of *where* in *layout*; the choice of the tile guarantees that it is affine."""
     found = layout.address(where, known)
     assert found is not None
     return found
@@ -218,7 +211,7 @@ def affine_address(layout: OperandLayout, where: tuple[Index, ...], known: Mappi
 def write_sums(
     context: ContractionContext, env: Environment, sums: Mapping[TvmObject, TvmObject], phases: tuple[Phase, ...]
 ) -> list[TvmObject]:
-    """The epilogue of every sum, and the stores."""
+    """Return the epilogue of every sum, and the stores."""
     form, tile = context.plan.form, context.plan.tile
     wide = form.periods[-1]
     out: list[TvmObject] = []
@@ -251,7 +244,7 @@ def write_sums(
 def _epilogue_value(
     context: ContractionContext, part: TvmObject, lane: TvmObject, at: Sequence[TvmObject]
 ) -> TvmObject:
-    """The epilogue at one element."""
+    """Return the epilogue at one element."""
     form = context.plan.form
     if form.epilogue == SUM_RESULT[()]:
         return tirx.BufferLoad(part, [lane])
@@ -271,7 +264,7 @@ def _side_reader(context: ContractionContext, access: Access) -> TvmObject:
 def _interleaved(
     context: ContractionContext, parts: Sequence[TvmObject], lanes: int, position: TvmObject
 ) -> list[TvmObject]:
-    """The phases of a row side by side: woven in registers if there are 2, 4, 8 … of them."""
+    """Interleave the phases of a row: in registers if their number is a power of two."""
     wide = len(parts)
     out: list[TvmObject] = []
     values = [tirx.BufferLoad(part, [context.lanes(0)]) for part in parts]
@@ -306,11 +299,11 @@ def _tensor_source(access: Access) -> Tensor:
 
 
 TILES_PER_THREAD = 8
-"""So many tiles, at least, a thread."""
+"""Tiles of a thread, at least."""
 
 
 def contraction_function(plan: ContractionPlan) -> TvmObject:
-    """The PrimFunc of *plan*: vector operand, other operand (packed or not), the epilogue's tensors, result."""
+    """Return the PrimFunc of *plan*: vector operand, other operand (packed or not), the epilogue's tensors, result."""
     context = ContractionContext(plan)
     copies: list[TvmObject] = []
     for layout, source, target in zip((plan.tile.layout, plan.other), context.raw, context.operands, strict=True):
@@ -322,7 +315,7 @@ def contraction_function(plan: ContractionPlan) -> TvmObject:
 
 
 def _tile_loops(context: ContractionContext) -> TvmObject:
-    """The loops over tiles."""
+    """Return the loops over tiles."""
     loops = [b for b in context.plan.blocks if b.count > 1]
     variables = [context.variable("o") for _ in loops]
     block = dict(zip((b.iterator for b in loops), variables, strict=True))
@@ -358,7 +351,7 @@ def _tile_loops(context: ContractionContext) -> TvmObject:
 
 
 def _phase_group(context: ContractionContext, n: int, env: Environment, block: Environment) -> TvmObject:
-    """One tile of the phases of group *n*: clear, sum, write."""
+    """Return one tile of the phases of group *n*: clear, sum, store."""
     tile = context.plan.tile
     phases = dict.fromkeys(tap.phase for tap in context.plan.steps[n])
     phases |= dict.fromkeys(tile.groups[n])

@@ -1,7 +1,4 @@
-"""What a tiled kernel does, decided: loops, steps, packed constants.
-
-The buffers of one kernel, and names for what is put into it.
-"""
+"""Plan of a register-tiled contraction: loops, steps, packed constants, and the buffers of its kernel."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ MIN_PARALLEL_COPY_ELEMENTS = 1 << 16
 
 @dataclass(frozen=True)
 class ContractionPlan:
-    """A contraction, its tile, where the other operand lies (None: packed), and for how many threads."""
+    """A contraction, its tile, the layout of the other operand (None: packed), and the number of threads."""
 
     form: SumOfProducts
     tile: RegisterTile
@@ -39,16 +36,16 @@ class ContractionPlan:
 
     @property
     def shared(self) -> bool:
-        """Whether several threads run the kernel, or a part of it."""
+        """True if several threads run the kernel, or a part of it."""
         return self.threads > 1 and (self.tiles_shared or any(map(self.copy_shared, (self.tile.layout, self.other))))
 
     @property
     def tiles_shared(self) -> bool:
-        """Whether several threads compute the tiles."""
+        """True if several threads compute the tiles."""
         return self.threads > 1 and self.form.flops >= MIN_PARALLEL_FLOPS
 
     def copy_shared(self, layout: OperandLayout | None) -> bool:
-        """Whether several threads copy an operand into *layout*."""
+        """True if several threads copy an operand into *layout*."""
         return self.threads > 1 and layout is not None and layout.copied and layout.size >= MIN_PARALLEL_COPY_ELEMENTS
 
     @cached_property
@@ -82,18 +79,18 @@ class ContractionPlan:
 
     @cached_property
     def sides(self) -> tuple[Tensor, ...]:
-        """What the epilogue reads besides the sum."""
+        """The tensors that the epilogue reads."""
         reads = [a.source for a in accesses(self.form.epilogue) if a.source != SUM_RESULT]
         return tuple({t.name: t for t in reads if isinstance(t, Tensor)}.values())
 
     @property
     def packed(self) -> int:
-        """The elements of the packed operand: one, read by nobody, where all of it is multiplied with zeros."""
+        """The elements of the packed operand; one, never read, if all its products are zero."""
         return max(1, sum(r.size for r in self.regions))
 
 
 def plan_contraction(form: SumOfProducts, tile: RegisterTile, constant: bool, threads: int) -> ContractionPlan | None:
-    """How *tile* is run; *constant*: the operand that is not read in vectors never changes, and may be packed."""
+    """Return the plan of *tile*, or None; *constant*: the operand without vectors is constant, so it is packed."""
     if constant:
         return ContractionPlan(form, tile, None, threads)
     last = form.traversals[-1]
@@ -107,26 +104,26 @@ def plan_contraction(form: SumOfProducts, tile: RegisterTile, constant: bool, th
 
 @dataclass(frozen=True, eq=False)
 class ContractionContext:
-    """A kernel while it is put together."""
+    """Buffers and fresh names of a kernel under construction."""
 
     plan: ContractionPlan
     _next: Callable[[], int] = field(default_factory=lambda: count().__next__)
 
     @property
     def last(self) -> Iterator:
-        """The traversal that runs along the lanes."""
+        """The traversal along the lanes."""
         return self.plan.form.traversals[-1]
 
     @cached_property
     def raw(self) -> tuple[TvmObject, TvmObject]:
-        """The operands as they are given: the one that is read in vectors, the other one."""
+        """The operands as parameters: the one that is read in vectors, the other one."""
         plan = self.plan
         vector, other = (plan.form.operands[n].shape for n in (plan.tile.vector, 1 - plan.tile.vector))
         return flat_buffer(vector, "a"), flat_buffer((plan.packed,) if plan.other is None else other, "b")
 
     @cached_property
     def operands(self) -> tuple[TvmObject, TvmObject]:
-        """Where the sums read them: there, or in copies; vectors may reach beyond the last row of a copy."""
+        """The operands or their copies; vectors may extend past the last row of a copy."""
         spare = 2 * self.plan.tile.lanes
         first, second = (
             flat_buffer((layout.size + spare,), f"{raw.name}c") if layout is not None and layout.copied else raw
@@ -136,41 +133,41 @@ class ContractionContext:
 
     @cached_property
     def sides(self) -> Mapping[str, TvmObject]:
-        """What the epilogue reads, by name."""
+        """The buffers that the epilogue reads, by name."""
         return {t.name: flat_buffer(t.shape, f"t{n}") for n, t in enumerate(self.plan.sides)}
 
     @cached_property
     def result(self) -> TvmObject:
-        """What is written."""
+        """The result's buffer."""
         return flat_buffer(tuple(x.extent for x in self.plan.form.outside), "y")
 
     def variable(self, stem: str) -> TvmObject:
-        """A new integer."""
+        """Return a new integer."""
         return tirx.Var(f"{stem}{self._next()}", "int32")
 
     def accumulator(self) -> TvmObject:
-        """A new buffer of one vector."""
+        """Return a new buffer of one vector."""
         return flat_buffer((self.plan.tile.lanes,), f"c{self._next()}")
 
     def let(self, out: list[TvmObject], value: TvmObject, lanes: int | None = None) -> TvmObject:
-        """*value*, a vector, bound to a new name by a statement added to *out*."""
+        """Bind the vector *value* to a new name by a statement appended to *out*."""
         name = tirx.Var(f"v{self._next()}", f"float32x{lanes or self.plan.tile.lanes}")
         out.append(tirx.Bind(name, value))
         return name
 
     def lanes(self, start: TvmObject | int) -> TvmObject:
-        """The places of a vector from *start* on."""
+        """Return the positions of a vector from *start* on."""
         first = tirx.const(start, "int32") if isinstance(start, int) else start
         return tirx.Ramp(first, tirx.const(1, "int32"), self.plan.tile.lanes)
 
 
 def flat_buffer(shape: Sequence[int], name: str) -> TvmObject:
-    """A flat buffer of so many elements."""
+    """Return a flat buffer for *shape*."""
     return tirx.decl_buffer((max(1, prod(shape)),), "float32", name)
 
 
 def statement_sequence(statements: Sequence[TvmObject]) -> TvmObject:
-    """*statements* one after the other; TVM does not nest sequences."""
+    """Return *statements* in order; TVM does not nest sequences."""
     flat: list[TvmObject] = []
     for s in statements:
         flat += list(s.seq) if isinstance(s, tirx.SeqStmt) else [s]
@@ -183,17 +180,17 @@ def serial_loop(x: TvmObject, extent: int, body: TvmObject) -> TvmObject:
 
 
 def parallel_loop(x: TvmObject, extent: int, body: TvmObject) -> TvmObject:
-    """A loop whose steps threads share."""
+    """A loop whose iterations threads share."""
     return tirx.For(x, 0, extent, tirx.ForKind.PARALLEL, body)
 
 
 def vector_loop(x: TvmObject, extent: int, body: TvmObject) -> TvmObject:
-    """A loop that is one step of vectors."""
+    """A loop that is one vector."""
     return tirx.For(x, 0, extent, tirx.ForKind.VECTORIZED, body)
 
 
 def row_major_position(at: Sequence[TvmObject], shape: Sequence[int]) -> TvmObject:
-    """The position of *at* in an array of *shape*."""
+    """Return the position of *at* in an array of *shape*."""
     total: TvmObject = tirx.const(0, "int32")
     for d, i in enumerate(at):
         total = total + i * prod(shape[d + 1 :])
@@ -201,7 +198,7 @@ def row_major_position(at: Sequence[TvmObject], shape: Sequence[int]) -> TvmObje
 
 
 def flat_position(address: FlatAddress, env: Environment) -> TvmObject:
-    """*address* where iterators stand for *env*."""
+    """Return *address* for iterators of the values *env*."""
     total: TvmObject = tirx.const(0, "int32")
     for x, k in address[1].items():
         total = total + env[x] * k

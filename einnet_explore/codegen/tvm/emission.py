@@ -1,6 +1,6 @@
-"""Scopes as TVM tensor expressions: one stage a scope that ``prepare`` leaves, guards as ``if_then_else``.
+"""Scopes as TVM tensor expressions: a stage for each scope that ``prepare`` leaves, guards as ``if_then_else``.
 
-Scalar functions as TVM expressions that vectorise: the exponential and its kin by polynomials, not by calls.
+Scalar functions are vectorisable expressions: the exponential and its relatives are polynomials, not calls.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _TvmFunctions:
 
 
 def tvm_operator(op: str, args: tuple[TvmObject, ...], dtype: str) -> TvmObject:
-    """The expression of an ``Apply``; raises ValueError for a function that is none of ``FUNCTIONS``."""
+    """Return the expression of an ``Apply``; raises ValueError for an unknown function."""
     match op, args:
         case "+", _:
             return reduce(lambda a, b: a + b, args)
@@ -86,7 +86,7 @@ def tvm_operator(op: str, args: tuple[TvmObject, ...], dtype: str) -> TvmObject:
 
 
 def _zero_to_the(exponent: TvmObject, dtype: str) -> TvmObject:
-    """0 to the *exponent*, as gradients of kinks have it, without a call of pow: 1, 0 or ∞; NaN stays NaN."""
+    """Return 0 to the *exponent*, as in gradients of kinks, without a call of pow: 1, 0 or ∞; NaN stays NaN."""
     one, zero, far = (tirx.const(v, dtype) for v in (1, 0, inf))
 
     def of(x: TvmObject) -> TvmObject:
@@ -136,7 +136,7 @@ def _tanh(argument: TvmObject) -> TvmObject:
 
 
 def _let(value: TvmObject, body: Callable[[TvmObject], TvmObject], dtype: str = "float32") -> TvmObject:
-    """*body* of *value*, which is evaluated once."""
+    """Return *body* of *value*, which is evaluated once."""
     x = tirx.Var("x", dtype)
     return tirx.Let(x, value, body(x))
 
@@ -163,7 +163,7 @@ class LoweredStages:
 
 
 def lower_stages(scope: Scope, dtype: str) -> LoweredStages:
-    """The stages of a prepared *scope* over elements of *dtype*; inputs are named once, in order of appearance."""
+    """Return the stages of a prepared *scope* over elements of *dtype*; each input is listed once."""
     places: dict[str, TvmObject] = {}
     for tensor in tensors(scope):
         if tensor.name not in places:
@@ -175,13 +175,15 @@ def lower_stages(scope: Scope, dtype: str) -> LoweredStages:
 
 @dataclass(frozen=True)
 class StageBuilder:
+    """Builds the tensors of scopes; equal scopes are one stage."""
+
     places: Mapping[str, TvmObject]
     dtype: str
     done: dict[Scope, TvmObject]
     names: dict[Scope, str]
 
     def stage(self, scope: Scope) -> TvmObject:
-        """The tensor of *scope* over its box, shifted to start at 0."""
+        """Return the tensor of *scope* over its box, shifted to start at 0."""
         if scope not in self.done:
             name = self.names[scope] = f"S{len(self.names)}" if self.names else "Y"
             self.done[scope] = te.compute(
@@ -201,7 +203,7 @@ class StageBuilder:
         return _reducer(scope.reduce, self.dtype)(self.scalar(scope.body, env), axis=sums)
 
     def scalar(self, body: Scalar, env: Environment) -> TvmObject:
-        """The expression of *body* where iterators stand for *env*."""
+        """Return the expression of *body* for iterators of the values *env*."""
         return tvm_expression(body, env, self._read, self.dtype)
 
     def _read(self, source: Tensor | Table | Scope) -> Callable[..., TvmObject]:
@@ -215,7 +217,7 @@ class StageBuilder:
 
 
 def tvm_expression(body: Scalar, env: Environment, read: SourceReader, dtype: str) -> TvmObject:
-    """The expression of *body* where iterators stand for *env* and ``read(source)(*index)`` is an element."""
+    """Return the expression of *body* for iterators of the values *env*; ``read(source)(*index)`` is an element."""
     match body:
         case Const(value):
             return tvm_constant(value, dtype)
@@ -235,12 +237,12 @@ def tvm_expression(body: Scalar, env: Environment, read: SourceReader, dtype: st
 
 
 def tvm_index(index: Index, env: Environment) -> TvmObject:
-    """*index* where iterators stand for *env*."""
+    """Return *index* for iterators of the values *env*."""
     return _index(index, env)
 
 
 def tvm_constant(value: float, dtype: str) -> TvmObject:
-    """*value* as an immediate of *dtype*; infinities become the extreme integers."""
+    """Return *value* as an immediate of *dtype*; infinities become the extreme integers."""
     if dtype.startswith("int"):
         if abs(value) == inf:
             return tirx.max_value(dtype) if value > 0 else tirx.min_value(dtype)
@@ -265,10 +267,10 @@ def _compare(condition: Compare, env: Environment) -> TvmObject:
 
 
 def hide_condition(test: TvmObject) -> TvmObject:
-    """*test* so that TVM does not see that it is one.
+    """Return *test* in a form in which TVM does not recognise a condition.
 
-    In what ``Select`` takes where it holds, TVM 0.27 leaves out what keeps indices inside their tensor, as follows from
-    it; but both are evaluated.
+    In the value that ``Select`` takes if a condition holds, TVM 0.27 drops index clamps that follow from the condition;
+    but both values are evaluated.
     """
     return tirx.bitwise_and(test.astype("int32"), tirx.const(1, "int32")) != 0
 
@@ -283,9 +285,10 @@ def _comparison(condition: Compare, env: Environment) -> TvmObject:
 
 
 def _clamped_index(index: Index, box: tuple[int, int], env: Environment) -> TvmObject:
-    """The position of *index* in the stored range *box*, wherever it lies in it.
+    """Return the position of *index* in the stored range *box*.
 
-    Outside it is guarded, but TVM 0.27 fails (a division by zero inside it) on remainders that it finds to leave it.
+    Positions outside are guarded, but TVM 0.27 fails (a division by zero inside it) on remainders that it finds to
+    leave the range.
     """
     lo, hi = box
     if hi - lo == 1:
@@ -298,10 +301,10 @@ def _clamped_index(index: Index, box: tuple[int, int], env: Environment) -> TvmO
 
 
 def _index(index: Index, env: Environment) -> TvmObject:
-    """*index* by divisions that truncate, of what is lifted to where these round down.
+    """Return *index* by truncating divisions of numerators that are lifted to be nonnegative.
 
-    Flooring is not written as such because TVM 0.27 compiles A[i % 2, (i + 1) % 2] wrongly: it takes sums of floored
-    remainders that are not of one number for one number.
+    TVM 0.27 compiles floored divisions as in A[i % 2, (i + 1) % 2] wrongly: it takes sums of floored remainders of
+    different numbers for those of one number.
     """
     total: TvmObject = None
     for atom, k in index.terms:

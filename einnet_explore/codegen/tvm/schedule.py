@@ -2,19 +2,16 @@
 
 | template | body | schedule |
 |---|---|---|
-| rows | no reduction, innermost iterator runs along memory | phases unrolled, borders cut off, vectors |
+| rows | no reduction, innermost iterator runs along memory | phases unrolled, borders split off, vectors |
 | tile | no reduction, a read runs along memory in another iterator | tiles, vector reads |
-| turn | the same, where tiles fit | two stages: rows along that iterator, tiles transposed in registers |
-| combine | coefficients that hang on other iterators | these unrolled around each vector: it is loaded once for all |
+| turn | the same, where tiles fit | two stages: rows along that iterator, transpose tiles in registers |
+| combine | coefficients that depend on other iterators | these unrolled around each vector, which is loaded once |
 | outer | reduction, innermost iterator runs along memory | summations outside the vectorised row |
 | inner | reduction, a summation runs along memory | partial sums in lanes (rfactor) |
 | plain | anything else | as written |
 
-Inner loops are left to LLVM's vectoriser where it does as well: it deals with remainders.
-
-Tiles of a matrix transposed in vector registers, as a TVM tensor intrinsic.
-
-How: ``codegen.language.register_transpose``.
+Inner loops are left to LLVM's vectoriser where it does as well: it handles remainders. Transpose tiles are a TVM
+tensor intrinsic of ``codegen.language.register_transpose``.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ from einnet_explore.ir import Access, Iterator, Scope, accesses, as_index
 
 @lru_cache(256)
 def transpose_intrinsic(side: int, gap: int, between: int) -> str:
-    """The name of the intrinsic B[j, 0 × *gap*, i] = A[i, 0 × *between*, j] for tiles of *side*² float32 elements.
+    """Return the name of the intrinsic B[j, 0 × *gap*, i] = A[i, 0 × *between*, j] for tiles of *side*² float32.
 
     *side* is 4, 8 or 16.
     """
@@ -90,7 +87,7 @@ def _ranges(shape: tuple[int, ...]) -> str:
 
 
 def _transpose_statements(side: int, between: int) -> tuple[str, list[str]]:
-    """(statements, names of the transposed rows)."""
+    """Return (statements, names of the transposed rows)."""
     lines: list[str] = []
     numbers = count()
 
@@ -107,12 +104,12 @@ def _transpose_statements(side: int, between: int) -> tuple[str, list[str]]:
 
 MAX_ROW_ELEMENTS = 4 * MAX_LANES
 PARTS_PER_THREAD = 4
-"""So many parts of the work, at least, a thread."""
+"""Parts of the work of a thread, at least."""
 MIN_PARALLEL_ELEMENTS = 1 << 18
-"""A stage that moves fewer elements is not worth waking threads for: that takes as long as moving a megabyte."""
+"""A stage that moves fewer elements runs on one thread: waking threads takes as long as moving a megabyte."""
 
 SCALAR_SLOWDOWN = MAX_LANES // 4
-"""Times that a stage without vectors takes: fewer threads do not make up for it."""
+"""Slowdown of a stage without vectors; fewer threads do not make up for it."""
 
 
 def apply_template(template: str, schedule: Schedule, block: str, scope: Scope, threads: int) -> None:
@@ -176,13 +173,13 @@ def _rows(stage: _ScheduledStage) -> None:
 
 
 def _chunk_count(extent: int, threads: int) -> int:
-    """How many equal parts keep every thread busy; parts that are not equal cost a test an element."""
+    """Return the number of equal parts that keeps every thread busy; unequal parts cost a test for each element."""
     few, many = PARTS_PER_THREAD * threads, PARTS_PER_THREAD * PARTS_PER_THREAD * threads
     return next((n for n in range(few, many) if extent % n == 0), few)
 
 
 def _transpose(stage: _ScheduledStage) -> None:
-    """Tiles of the stage that the view reads are computed where they are needed, then transposed."""
+    """Compute tiles of the viewed stage where they are needed, then transpose them."""
     schedule, traversals = stage.schedule, stage.scope.traversals
     (read,) = accesses(stage.scope.body)
     n = next(n for n, y in enumerate(traversals) if y == read.index[-1].single)
@@ -216,7 +213,7 @@ def _transpose(stage: _ScheduledStage) -> None:
 
 
 def _dimensions_between(read: Access, along: Iterator, across: Iterator) -> int | None:
-    """Dimensions between the two that tiles span, where what *read* views is elements as they lie in memory."""
+    """Return the dimensions between the two that tiles span if *read* views contiguous elements, else None."""
     match read.source:
         case Scope(body=Access(source, index)) if index:
             if any(i.bounds[0] < lo or i.bounds[1] >= hi for i, (lo, hi) in zip(index, source.box, strict=True)):
@@ -247,7 +244,7 @@ def _tile(stage: _ScheduledStage) -> None:
 
 
 def _combine(stage: _ScheduledStage) -> None:
-    """Every case of a vector's coefficients side by side: what they combine is loaded once."""
+    """Compute every case of a vector's coefficients together, so that their operands are loaded once."""
     schedule, scope = stage.schedule, stage.scope
     cases = dict(case_traversals(scope))
     loops = stage.loops
