@@ -1,29 +1,29 @@
-"""What counts as one move: every legal match (``paper``), or a choice and the clean-ups after it (``best_first``).
+"""Search strategies: ``paper`` makes each legal match one move, ``best_first`` makes one choice and cleans up after it.
 
-``best_first`` leaves out matches that lead to no other library call than the rest (decision 0004):
+``best_first`` omits matches that lead to no other library call than the remaining ones (decision 0004):
 
-* tightening and the dropping of bounds are clean-ups; eOperators are generated when a state is finished;
-* a summation is widened only together with a substitution or a moving window that needs its new range;
-* a window is halved only together with a split that sums one half outside; other iterators are divided only where an
-  index then has a low digit;
-* iterators are joined to one only where a larger index contains the sum, since matching joins the others itself;
-* a scope that only sums up or re-indexes a nested scope is left alone, and what it sums up is not split again;
-* taps are taken in groups only for the bilinear algorithm that then does the fewest products;
-* a window that moves beyond its data comes with the substitution that makes each of its phases a filter, never alone;
-* a nested scope that sums is merged only if the start program has it, as given or tidied up: others were
-  made by a split or a substitution.
+* tightening and dropping bounds are clean-ups; eOperators are generated when a state is finished;
+* a summation is widened only together with a substitution or a moving window that needs the wider range;
+* a window is halved only together with a split that sums one half outside; other iterators are divided only if an index
+  then has a low digit;
+* iterators are joined only if a larger index contains the sum, since matching joins the others itself;
+* a scope that only sums up or re-indexes a nested scope is not rewritten, and the nested scope is not split again;
+* taps are grouped only for the bilinear algorithm that then computes the fewest products;
+* a window that moves beyond its data is chosen together with the substitution that makes each phase a filter;
+* a nested scope with a summation is merged only if the start program has it, as given or cleaned up: all others come
+  from a split or a substitution.
 
-Which substitutions are worth a choice, and what is chosen together with them.
-
-What is chosen together with a bilinear algorithm: groups of taps before it, further dimensions and phases after.
+A *tactic* extends a sequence of matches, and the program that they lead to, in every way that it knows.  ``each``,
+``then``, ``either`` and ``interleave`` combine tactics.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from itertools import product
-from typing import Any
+from functools import partial
+from itertools import chain, product
+from typing import Any, TypeAlias
 
 from einnet_explore.analysis.access_structure import Window, window_of, windows
 from einnet_explore.analysis.bilinear import correlation
@@ -51,18 +51,59 @@ from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
 from einnet_explore.rules.summation_splitting import Splitting
 from einnet_explore.rules.traversal_merging import Merging
 from einnet_explore.rules.variable_substitution import Substitution
-from einnet_explore.strategies.moves import Move, Moves, clean, local_moves, rule_moves
+from einnet_explore.strategies.moves import Moves, clean, local_moves, rule_moves
+
+Tactic: TypeAlias = "Callable[[Moves], Iterable[Moves]]"
+
+
+def each(rule: Rule[Any], at: Path, admits: Callable[[Match[Any]], bool] = lambda _: True) -> Tactic:
+    """Append each match of *rule* at *at* that *admits* accepts."""
+
+    def extend(done: Moves) -> Iterable[Moves]:
+        before, program = done
+        for match, changed in rule_moves(rule, program, at, program.scope_at(at)):
+            if admits(match):
+                yield (*before, match), changed
+
+    return extend
+
+
+def then(first: Tactic, second: Tactic) -> Tactic:
+    """Apply *second* to every result of *first*."""
+    return lambda done: (result for middle in first(done) for result in second(middle))
+
+
+def either(*tactics: Tactic) -> Tactic:
+    """All results of each tactic in turn."""
+    return lambda done: chain.from_iterable(tactic(done) for tactic in tactics)
+
+
+def unchanged(done: Moves) -> Iterable[Moves]:
+    """The tactic that adds nothing."""
+    yield done
+
+
+def interleave(streams: Iterable[Iterable[Moves]]) -> Iterable[Moves]:
+    """Yield one result of each stream in turn."""
+    waiting = [iter(stream) for stream in streams]
+    while waiting:
+        left = []
+        for stream in waiting:
+            if (first := next(stream, None)) is not None:
+                yield first
+                left.append(stream)
+        waiting = left
 
 
 def is_transform(scope: Scope) -> bool:
-    """Whether *scope* is a sum with a table's coefficients: it only awaits its kernel."""
+    """Whether *scope* is a sum with a table's coefficients, which is only instantiated."""
     return any(isinstance(a.source, Table) for a in accesses(scope.body)) and intensity(scope) < COMPUTE_BOUND
 
 
 def tap_groups(scope: Scope) -> Iterable[tuple[Iterator, Iterator, int]]:
-    """Every h and r of a filter with the size of the groups of taps that do the fewest products.
+    """Yield h and r of every filter with the size of tap groups that needs the fewest products.
 
-    Left out are filters of which no group does fewer than the filter itself, or than F(m, R) as it is proposed.
+    A filter is omitted unless its groups need fewer products than the filter itself and than F(m, R) as proposed.
     """
     for h in scope.traversals:
         for r in scope.summations:
@@ -75,91 +116,94 @@ def tap_groups(scope: Scope) -> Iterable[tuple[Iterator, Iterator, int]]:
 
 
 def filter_products(outputs: int, m: int, taps: int) -> int:
-    """How many products F(*m*, *taps*) does for so many *outputs*."""
+    """The number of products of F(*m*, *taps*) for *outputs* outputs."""
     return -(-outputs // m) * (m + taps - 1)
 
 
-def grouped_filters(program: Program, at: Path, scope: Scope) -> Iterable[Moves]:
-    """Taps in groups, widened to whole ones, and the filter that each group is; one transform serves all groups."""
+def grouped_filters(at: Path, done: Moves) -> Iterable[Moves]:
+    """Append a split of the taps into groups of equal size, and the filter of one group; all share one transform."""
+    before, program = done
+    scope = program.scope_at(at)
     for h, r, m in tap_groups(scope):
         used = {x.name for x in (*scope.traversals, *scope.summations)}
         low = fresh(r.name, used)
         high = fresh(r.name, used | {low})
-        done = Derivation(program)
+        made = Derivation(program)
         try:
             if short := -r.extent % m:
-                done = done.then(Match(BOUNDARY_RELAXING, at, Wider(((r, r.lo, r.hi + short),))))
-            summed = done.end.scope_at(at).summations
+                made = made.then(Match(BOUNDARY_RELAXING, at, Wider(((r, r.lo, r.hi + short),))))
+            summed = made.end.scope_at(at).summations
             (taps,) = (y for y in summed if y.name == r.name)
             digits = ((low, (taps - r.lo) % m), (high, (taps - r.lo) // m))
             phi = tuple(z for y in summed for z in (digits if y == taps else ((y.name, as_index(y)),)))
-            done = done.then(Match(VARIABLE_SUBSTITUTION, at, Substitution(phi)))
+            made = made.then(Match(VARIABLE_SUBSTITUTION, at, Substitution(phi)))
         except Refused:
             continue
-        (tap,) = (y for y in done.end.scope_at(at).summations if y.name == low)
+        (tap,) = (y for y in made.end.scope_at(at).summations if y.name == low)
         for there in (True, False):
             match = Match(BILINEAR_SUBSTITUTION, at, Filter(h, tap, correlation(m, m), there))
             try:
-                step = match.apply(done.end)
+                step = match.apply(made.end)
             except Refused:
                 continue
-            yield (*(s.match for s in done.steps), match), step.after
+            yield (*before, *(s.match for s in made.steps), match), step.after
 
 
-def nested_filters(before: tuple[Match[Any], ...], program: Program, added: int) -> Iterable[Moves]:
-    """The filter of one dimension, and before it those that do the same along further dimensions of its window.
+def nested_filters(base: Program) -> Tactic:
+    """Append filters with as many outputs along further dimensions of the window, longest sequences first.
 
-    The last of *before* *added* equations to *program*; the product of what it transformed is among them.
+    The last match made *base* the program at hand: its product is among the added equations.
     """
-    done = before[-1]
-    made = range(done.at[0], done.at[0] + added)
-    for n in (n for n in made if not is_transform(program.equations[n].scope)):
-        for match, changed in rule_moves(done.rule, program, (n,), program.equations[n].scope):
-            if match.params.algorithm.shape[0] == done.params.algorithm.shape[0]:
-                yield from nested_filters((*before, match), changed, len(changed.equations) - len(program.equations))
-    yield before, program
+
+    def extend(done: Moves) -> Iterable[Moves]:
+        matches, program = done
+        last = matches[-1]
+        outputs = last.params.algorithm.shape[0]
+        further = then(
+            either(*(
+                each(last.rule, (n,), lambda match: match.params.algorithm.shape[0] == outputs)
+                for n in range(last.at[0], last.at[0] + len(program.equations) - len(base.equations))
+                if not is_transform(program.equations[n].scope)
+            )),
+            nested_filters(program),
+        )  # fmt: skip
+        return either(further, unchanged)(done)
+
+    return extend
 
 
-def polyphase_filters(before: tuple[Match[Any], ...], program: Program) -> Iterable[Moves]:
-    """Filters that the residues of a strided window are: 2h + 2r' + r'' moves by 2, along h and r' alone by one."""
-    at = before[-1].at
+def polyphase_filters(done: Moves) -> Iterable[Moves]:
+    """Append filters of the phases of a strided window: 2h + 2r' + r'' moves by 2, along h and r' alone by one."""
+    matches, program = done
+    at = matches[-1].at
     scope = program.scope_at(at)
-    for match, changed in rule_moves(BILINEAR_SUBSTITUTION, program, at, scope):
+
+    def is_strided(match: Match[Any]) -> bool:
         window = window_of(scope, match.params.traversal, match.params.summation)
-        if isinstance(window, Window) and window.step > 1:
-            yield from nested_filters((*before, match), changed, len(changed.equations) - len(program.equations))
+        return isinstance(window, Window) and window.step > 1
+
+    return then(each(BILINEAR_SUBSTITUTION, at, is_strided), nested_filters(program))(done)
 
 
-def widened_substitutions(
-    before: tuple[Match[Any], ...], program: Program, at: Path, wider: frozenset[str], rules: Collection[Rule[Any]]
-) -> Iterable[Moves]:
-    """Each substitution that takes every widened iterator apart, after *before*."""
-    scope = program.scope_at(at)
-    for match, changed in rule_moves(VARIABLE_SUBSTITUTION, program, at, scope):
-        if wider <= {x.name for x in _divided(match.params)}:
-            yield from useful_substitutions(before, match, scope, changed, rules)
+def useful_substitution(scope: Scope, rules: Collection[Rule[Any]]) -> Tactic:
+    """Keep the substitution of *scope* that was made last if it is useful; halves of windows together with a split."""
+
+    def extend(done: Moves) -> Iterable[Moves]:
+        params: Substitution = done[0][-1].params
+        divided = _divided(params)
+        halved = divided & set(windows(scope))
+        if halved:
+            return _separated(done, scope, params, halved) if SUMMATION_SPLITTING in rules else ()
+        if is_mere_join(scope, params) or not _digits_serve(scope, params, divided):
+            return ()
+        return either(unchanged, polyphase_filters)(done) if BILINEAR_SUBSTITUTION in rules else unchanged(done)
+
+    return extend
 
 
-def useful_substitutions(
-    before: tuple[Match[Any], ...], match: Match[Any], scope: Scope, changed: Program, rules: Collection[Rule[Any]]
-) -> Iterable[Moves]:
-    """The substitution *match* of *scope*, if it serves anything; halves of windows together with a split."""
-    params: Substitution = match.params
-    divided = _divided(params)
-    halved = divided & set(windows(scope))
-    if halved:
-        if SUMMATION_SPLITTING in rules:
-            yield from _separated((*before, match), scope, params, changed, halved)
-    elif not is_mere_join(scope, params) and _digits_serve(scope, params, divided):
-        yield (*before, match), changed
-        if BILINEAR_SUBSTITUTION in rules:
-            yield from polyphase_filters((*before, match), changed)
-
-
-def _separated(
-    before: tuple[Match[Any], ...], scope: Scope, params: Substitution, program: Program, halved: set[Iterator]
-) -> Iterable[Moves]:
-    """Splits that sum one part of every halved window outside, the other inside."""
+def _separated(done: Moves, scope: Scope, params: Substitution, halved: set[Iterator]) -> Iterable[Moves]:
+    """Append splits that sum one part of every halved window outside, the other inside."""
+    before, program = done
     at = before[-1].at
     now = {y.name: y for y in program.scope_at(at).summations}
     # High digits first: a window whose high digit is summed outside is dense inside.
@@ -173,8 +217,9 @@ def _separated(
                 yield (*before, split), split.apply(program).after
 
 
-def padded_phases(before: tuple[Match[Any], ...], program: Program) -> Iterable[Moves]:
-    """The substitution that *before* ends with, and windows of its phases that read a padded copy of their data."""
+def padded_phases(done: Moves) -> Iterable[Moves]:
+    """Append the tightening by which the phases of the last substitution read a padded copy of their data."""
+    before, program = done
     last = before[-1]
     if last.rule != VARIABLE_SUBSTITUTION or not is_rereading(program.scope_at(last.at)):
         return
@@ -185,19 +230,19 @@ def padded_phases(before: tuple[Match[Any], ...], program: Program) -> Iterable[
 
 
 def is_mere_join(scope: Scope, params: Substitution) -> bool:
-    """Whether Φ joins iterators, as digits of one, whose sum is no part of a larger index."""
+    """Whether Φ joins iterators, as digits of one, although no larger index contains their sum."""
     joined = [set(i.iterators) for _, i in params.phi if len(i.terms) > 1 and i.affine and not overlaps(i)]
     indices = [set(i.iterators) for a in accesses(scope.body) for i in a.index]
     return any(not any(part < index for index in indices) for part in joined)
 
 
 def _divided(params: Substitution) -> set[Iterator]:
-    """The iterators that Φ replaces by digits of their own."""
+    """The iterators that Φ replaces by their digits."""
     return {x for _, i in params.phi if i.single is None and len(i.terms) == 1 and not i.affine for x in i.iterators}
 
 
 def _digits_serve(scope: Scope, params: Substitution, divided: set[Iterator]) -> bool:
-    """Whether every new low digit is one of some index, or its iterator is divided in an index already."""
+    """Whether every new low digit is a digit of some index, or an index divides its iterator already."""
     indices = [i for a in accesses(scope.body) for i in a.index]
     for x in divided:
         if any(x in as_index(atom).iterators for i in indices for atom, _ in i.terms if not isinstance(atom, Iterator)):
@@ -213,27 +258,27 @@ def _low(index: Index) -> bool:
 
 
 def _span(index: Index, x: Iterator, radix: int) -> int:
-    """How far the low digit of *index* reaches once *x* stands in it by its digits of this radix."""
+    """The range of the low digit of *index* when *x* is written by its digits of *radix*."""
     low = Index(tuple((a, k) for a, k in index.terms if k % radix and a != x))
     lo, hi = low.bounds
     return hi - lo + (radix - 1) * abs(index.coefficient(x))
 
 
 def is_rereading(scope: Scope) -> bool:
-    """Whether *scope* only sums up, or re-indexes, a nested scope."""
+    """Whether *scope* only sums up or re-indexes a nested scope."""
     return isinstance(scope.body, Access) and isinstance(scope.body.source, Scope)
 
 
 @dataclass(frozen=True, slots=True)
 class Restrictions:
-    """The rules that a search may use, the equations that it leaves alone, and the scopes nested in its start."""
+    """The rules of a search, the names of equations that stay *fixed*, and the scopes nested in its start (*given*)."""
 
     rules: tuple[Rule[Any], ...]
     fixed: frozenset[str] = frozenset()
     given: frozenset[Scope] = frozenset()
 
     def places(self, program: Program) -> Iterable[tuple[Path, Scope]]:
-        """Every scope that rules may act on; sums with a table's coefficients only await their kernels."""
+        """Yield the scopes that rules may rewrite; transforms are only instantiated."""
         return (
             (at, scope)
             for at, scope in places(program)
@@ -245,101 +290,101 @@ Strategy = Callable[[Program, Restrictions], Iterable[Moves]]
 
 
 def paper_moves(program: Program, allowed: Restrictions) -> Iterable[Moves]:
-    """Each legal match of each rule at each place, by itself."""
-    for at, scope in allowed.places(program):
-        for rule in allowed.rules:
-            for match, changed in rule_moves(rule, program, at, scope):
-                yield (match,), changed
+    """Yield each legal match of each rule at each place as one move."""
+    return either(*(each(rule, at) for at, _ in allowed.places(program) for rule in allowed.rules))(((), program))
 
 
 def best_first_moves(program: Program, allowed: Restrictions) -> Iterable[Moves]:
-    """Each choice, followed by the clean-ups."""
-    before, program = clean(program, rules=allowed.rules)
-    for matches, changed in _choices(program, allowed):
-        after, tidied = clean(changed, rules=allowed.rules)
-        yield (*before, *matches, *after), tidied
+    """Yield each choice between the clean-ups before and after it."""
+
+    def cleaned(done: Moves) -> Iterable[Moves]:
+        matches, tidy = clean(done[1], rules=allowed.rules)
+        yield (*done[0], *matches), tidy
+
+    return then(then(cleaned, partial(_choices, allowed)), cleaned)(((), program))
 
 
-def _choices(program: Program, allowed: Restrictions) -> Iterable[Moves]:
-    """The choices of every place and rule, in turn one of each: the first of each kind are the most promising.
+def _choices(allowed: Restrictions, done: Moves) -> Iterable[Moves]:
+    """Append the choices of every place and rule, interleaved: the first of each kind are the most promising.
 
     Splits that sum over every moving window outside come first, then substitutions (all skews, or all residues, at
-    once before each alone), then what widens a summation, then the rest.
+    once before each alone), then widenings of a summation, then the rest.
     """
-    places = tuple(allowed.places(program))
-    waiting = [iter(_of(rule, program, at, scope, allowed)) for rule in _ranked(allowed.rules) for at, scope in places]
-    while waiting:
-        left = []
-        for found in waiting:
-            if (first := next(found, None)) is not None:
-                yield first
-                left.append(found)
-        waiting = left
+    places = tuple(allowed.places(done[1]))
+    return interleave(_choices_of(rule, at, allowed)(done) for rule in _ranked(allowed.rules) for at, _ in places)
 
 
 def _ranked(rules: tuple[Rule[Any], ...]) -> list[Rule[Any]]:
-    """The rules that make choices, those first that take windows apart."""
+    """The rules that make choices, first those that divide windows."""
     first = (SUMMATION_SPLITTING, VARIABLE_SUBSTITUTION, BOUNDARY_RELAXING)
     rest = [rule for rule in rules if rule not in (*first, BOUNDARY_TIGHTENING, EOPERATOR_GENERATION)]
     return [rule for rule in first if rule in rules] + rest
 
 
-def _of(rule: Rule[Any], program: Program, at: Path, scope: Scope, allowed: Restrictions) -> Iterable[Moves]:
-    """The choices that start with *rule* at *at*, where *scope* stands."""
-    if rule in (SUMMATION_SPLITTING, VARIABLE_SUBSTITUTION, BOUNDARY_RELAXING) and is_rereading(scope):
-        return
-    rules = allowed.rules
-    if _summed_up(program, at):
-        rules = tuple(r for r in rules if r != SUMMATION_SPLITTING)
-    if rule == SUMMATION_SPLITTING:
-        if rule in rules:
-            yield from (((match,), changed) for match, changed in _splits(program, at, scope))
-        return
-    if rule == BILINEAR_SUBSTITUTION and {BOUNDARY_RELAXING, VARIABLE_SUBSTITUTION} <= set(rules):
-        yield from grouped_filters(program, at, scope)
-    for match, changed in rule_moves(rule, program, at, scope):
+def _choices_of(rule: Rule[Any], at: Path, allowed: Restrictions) -> Tactic:
+    """Append the choices that start with *rule* at *at*."""
+
+    def extend(done: Moves) -> Iterable[Moves]:
+        scope, rules = done[1].scope_at(at), allowed.rules
+        if rule in (SUMMATION_SPLITTING, VARIABLE_SUBSTITUTION, BOUNDARY_RELAXING) and is_rereading(scope):
+            return ()
+        if _summed_up(done[1], at):
+            rules = tuple(r for r in rules if r != SUMMATION_SPLITTING)
+        if rule == SUMMATION_SPLITTING:
+            return _splits(done, at, scope) if rule in rules else ()
+        grouped = rule == BILINEAR_SUBSTITUTION and {BOUNDARY_RELAXING, VARIABLE_SUBSTITUTION} <= set(rules)
+        found = then(each(rule, at), _completed(scope, rules, allowed.given, done[1]))
+        return either(partial(grouped_filters, at), found)(done) if grouped else found(done)
+
+    return extend
+
+
+def _completed(scope: Scope, rules: Collection[Rule[Any]], given: Collection[Scope], base: Program) -> Tactic:
+    """Append the matches that make the first match, at *scope* of *base*, a choice; nothing if it is useless."""
+
+    def extend(done: Moves) -> Iterable[Moves]:
+        match = done[0][-1]
         match match.params:
             case Wider(ranges):
                 wider = frozenset(x.name for x, _, _ in ranges)
-                if BOUNDARY_TIGHTENING in rules:
-                    yield from _windowed(match, changed, at, wider)
-                if VARIABLE_SUBSTITUTION in rules:
-                    yield from widened_substitutions((match,), changed, at, wider, rules)
+                return either(*_uses_of_wider(wider, match.at, done[1].scope_at(match.at), rules))(done)
             case Substitution():
-                for done, after in useful_substitutions((), match, scope, changed, rules):
-                    yield done, after
-                    if BOUNDARY_TIGHTENING in rules:
-                        yield from padded_phases(done, after)
+                useful = useful_substitution(scope, rules)
+                phased_too = then(useful, either(unchanged, padded_phases))
+                return (phased_too if BOUNDARY_TIGHTENING in rules else useful)(done)
             case Filter():
-                yield from nested_filters((match,), changed, len(changed.equations) - len(program.equations))
-            case Merging(access) if _summing(scope, access) not in (None, *allowed.given):
-                continue
-            case _ if rule != BOUNDARY_RELAXING:
-                yield (match,), changed
+                return nested_filters(base)(done)
+            case Merging(access) if _summing(scope, access) not in (None, *given):
+                return ()
+        return () if match.rule == BOUNDARY_RELAXING else unchanged(done)
+
+    return extend
 
 
-def _splits(program: Program, at: Path, scope: Scope) -> Iterable[Move]:
-    """The splits of *scope*; the one that sums over all that moves along with a traversal outside comes first."""
+def _uses_of_wider(wider: frozenset[str], at: Path, scope: Scope, rules: Collection[Rule[Any]]) -> Iterable[Tactic]:
+    """Yield a window that moves within every widened range, and a substitution that divides each of them."""
+    if BOUNDARY_TIGHTENING in rules:
+        yield each(BOUNDARY_TIGHTENING, at, lambda m: wider <= {h.name for h, _, _ in m.params.window})
+    if VARIABLE_SUBSTITUTION in rules:
+        divided = each(VARIABLE_SUBSTITUTION, at, lambda m: wider <= {x.name for x in _divided(m.params)})
+        yield then(divided, useful_substitution(scope, rules))
+
+
+def _splits(done: Moves, at: Path, scope: Scope) -> Iterable[Moves]:
+    """Append the splits of *scope*, first the one that sums outside over all that moves along with a traversal."""
     moving = {y for a in accesses(scope.body) for i in a.index if overlaps(i) for y in i.iterators}
     moving &= {y for y in scope.summations if y.extent > 1}
-    return sorted(rule_moves(SUMMATION_SPLITTING, program, at, scope), key=lambda m: set(m[0].params.outer) != moving)
-
-
-def _windowed(first: Match[Any], program: Program, at: Path, wider: frozenset[str]) -> Iterable[Moves]:
-    """The widening *first* and a window that moves within every widened range."""
-    for match, changed in rule_moves(BOUNDARY_TIGHTENING, program, at, program.scope_at(at)):
-        if wider <= {h.name for h, _, _ in match.params.window}:
-            yield (first, match), changed
+    yield from sorted(each(SUMMATION_SPLITTING, at)(done), key=lambda m: set(m[0][-1].params.outer) != moving)
 
 
 def _summing(scope: Scope, access: int) -> Scope | None:
-    """The scope that an access of *scope* reads, if it sums."""
+    """The scope that access number *access* of *scope* reads, if it has summations."""
     source = list(accesses(scope.body))[access].source
     return source if isinstance(source, Scope) and source.summations else None
 
 
 def _summed_up(program: Program, at: Path) -> bool:
-    """Whether the scope at *at* is read by one that only sums it up."""
+    """Whether the reader of the scope at *at* only sums it up."""
     return len(at) > 1 and bool((reader := program.scope_at(at[:-1])).summations) and is_rereading(reader)
 
 
