@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
+from einnet_explore.analysis.products import TensorContraction
 from einnet_explore.analysis.substitution import at
 from einnet_explore.ir import (
     Access,
@@ -31,7 +32,6 @@ from einnet_explore.ir import (
     Tensor,
     accesses,
     as_index,
-    factors,
     map_accesses,
 )
 from einnet_explore.support.errors import Refused
@@ -55,9 +55,11 @@ class Stage:
     @property
     def product(self) -> bool:
         """Whether it sums products of two tensors: where the work is."""
-        parts = factors(self.scope.body)
-        read = [p for p in parts if isinstance(p, Access) and isinstance(p.source, Tensor)]
-        return len(parts) == len(read) == 2 and bool(self.scope.summations)
+        try:
+            product = TensorContraction.of(self.scope)
+        except Refused:
+            return False
+        return isinstance(product.left.source, Tensor) and isinstance(product.right.source, Tensor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,65 @@ R. Pfeifer et al., 2014).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 from math import isfinite, prod
 from typing import TypeAlias
 
+from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.analysis.regions import always
 from einnet_explore.analysis.substitution import rename, substitute
 from einnet_explore.ir import Access, Apply, Bound, Const, Iterator, Scalar, Scope, accesses, factors
+from einnet_explore.support.errors import Refused
+
+
+@dataclass(frozen=True, slots=True)
+class TensorContraction:
+    r"""*scope* as :math:`Y[b, m, n] = \sum_k A[b, m, k] B[b, k, n]`: its iterators by the operands that they index.
+
+    *left* and *right* are the two reads.  Traversals that index neither are in none of the groups.
+    """
+
+    scope: Scope
+    left: Access
+    right: Access
+    batch: tuple[Iterator, ...]
+    m: tuple[Iterator, ...]
+    n: tuple[Iterator, ...]
+
+    @property
+    def k(self) -> tuple[Iterator, ...]:
+        """The summations."""
+        return self.scope.summations
+
+    @classmethod
+    def of(cls, scope: Scope) -> TensorContraction:
+        """Recognise a sum of products of two reads; raises Refused with the reduction, domain or factors found."""
+        if scope.reduce != "sum" or not scope.summations or scope.domain:
+            over = f"reduces by {scope.reduce} over {len(scope.summations)} iterators in {len(scope.domain)} bounds"
+            raise Refused(f"the scope {over}, expected a plain sum")
+        left, right = two_reads(scope.body)
+        in_left, in_right = iterators_of(left), iterators_of(right)
+        batch = tuple(x for x in scope.traversals if x in in_left and x in in_right)
+        m = tuple(x for x in scope.traversals if x in in_left and x not in in_right)
+        n = tuple(x for x in scope.traversals if x in in_right and x not in in_left)
+        return cls(scope, left, right, batch, m, n)
+
+
+def two_reads(body: Scalar) -> tuple[Access, Access]:
+    """Return the two reads that *body* multiplies; raises Refused if it is another product."""
+    match factors(body):
+        case (Access() as left, Access() as right):
+            return left, right
+    raise Refused(f"the body is no product of two reads: {body!r}")
+
+
+def split_factors(body: Scalar, moving: Collection[Iterator]) -> tuple[tuple[Scalar, ...], tuple[Scalar, ...]]:
+    """Split the factors of *body*: those that depend on one of *moving*, and the others."""
+    parts = [(f, not iterators_of(f).isdisjoint(moving)) for f in factors(body)]
+    return tuple(f for f, moves in parts if moves), tuple(f for f, moves in parts if not moves)
 
 
 def quotient_factors(body: Scalar) -> tuple[Scalar, ...]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from einnet_explore.analysis.indices import iterators_of
+from einnet_explore.analysis.products import split_factors
 from einnet_explore.analysis.row_nodes import (
     Band,
     Column,
@@ -131,9 +132,8 @@ def _product(scope: Scope, row: Iterator, *, dense: bool = False) -> Nest:
     (along,), n = scope.summations, scope.traversals[-1]
     batch = tuple(x for x in scope.traversals[:-1] if x != row)
     places = Places(row, along, _dense_column(along) if dense else _column(row, along), dense)
-    right = [f for f in factors(scope.body) if n in iterators_of(f)]
-    left = [f for f in factors(scope.body) if f not in right]
-    if not right or len(left) + len(right) != len(factors(scope.body)):
+    right, left = split_factors(scope.body, (n,))
+    if not right:
         raise Refused(f"no factor is {n.name}'s")
     moved = places.moved(mul(*map(flat, right)))
     rows = RowNodes(places)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from einnet_explore.analysis.indices import guard, iterators_of
+from einnet_explore.analysis.products import split_factors
 from einnet_explore.analysis.substitution import rename, substitute
 from einnet_explore.ir import (
     Access,
@@ -22,7 +23,6 @@ from einnet_explore.ir import (
     Tensor,
     accesses,
     as_index,
-    factors,
     map_accesses,
     mul,
 )
@@ -151,10 +151,9 @@ class RowNodes:
 
     def band(self, sums: tuple[Iterator, ...], body: Scalar) -> Scalar:
         """Σ over *sums* of *body* as a band; raises Refused where it is none."""
-        right = [f for f in factors(body) if self.places.along in iterators_of(f)]
-        left = [f for f in factors(body) if f not in right]
-        if len(left) + len(right) != len(factors(body)) or any(s.lo for s in sums):
-            raise Refused("a factor stands twice")
+        right, left = split_factors(body, (self.places.along,))
+        if started := [s for s in sums if s.lo]:
+            raise Refused(f"the summation {started[0].name} starts at {started[0].lo}, expected 0")
         moved = self.places.moved(mul(*map(flat, right)))
         return self._node(Band(sums, mul(*map(flat, left)), moved, support(moved, self.places.column)))
 

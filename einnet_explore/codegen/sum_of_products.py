@@ -16,6 +16,7 @@ from itertools import product
 from math import prod
 
 from einnet_explore.analysis.indices import compared, period
+from einnet_explore.analysis.products import two_reads
 from einnet_explore.analysis.substitution import fresh, substitute
 from einnet_explore.codegen.preparation import narrowest_window
 from einnet_explore.ir import (
@@ -29,9 +30,9 @@ from einnet_explore.ir import (
     Tensor,
     accesses,
     as_index,
-    factors,
     map_accesses,
 )
+from einnet_explore.support.errors import Refused
 
 SUM_RESULT = Tensor("", ())
 """Placeholder of the sum's value in an epilogue."""
@@ -86,10 +87,10 @@ def product_operands(core: Scope) -> tuple[Access, Access] | None:
 
     Views are looked through where they are read inside their boxes.
     """
-    found = [_read_through_views(a) for a in factors(core.body) if isinstance(a, Access)]
-    if len(found) != 2 or len(factors(core.body)) != 2:
+    try:
+        left, right = map(_read_through_views, two_reads(core.body))
+    except Refused:
         return None
-    left, right = found
     if left is None or right is None:
         return None
     for access in (left, right):

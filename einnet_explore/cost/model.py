@@ -21,10 +21,12 @@ from functools import lru_cache
 from math import prod
 
 from einnet_explore.analysis.equations import weight_only
+from einnet_explore.analysis.products import TensorContraction
 from einnet_explore.analysis.regions import collision
 from einnet_explore.cost.counted_work import ELEMENT_BYTES, row_utilisation, utilisation, work
-from einnet_explore.ir import VIEW, Access, Apply, Equation, Index, Iterator, Program, Scope, Tensor, tensors
+from einnet_explore.ir import VIEW, Access, Equation, Index, Iterator, Program, Scope, Tensor, tensors
 from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.support.errors import Refused
 
 MAX_POINTS = 1 << 20
 """Most points of one index that are gone through to see which lie inside."""
@@ -33,17 +35,13 @@ MAX_POINTS = 1 << 20
 @lru_cache(1 << 10)
 def minimum_products(scope: Scope) -> int:
     """How many products of two elements *scope* needs at least, however it is derived; 0 where that is not known."""
-    match scope:
-        case Scope(
-            summations=(_, *_),
-            body=Apply("*", (Access(Tensor() as a), Access(Tensor() as b)) as reads),
-            reduce="sum",
-            domain=(),
-        ) if a.value == 0 == b.value:
-            pass
-        case _:
-            return 0
-    read = [access for access in reads if isinstance(access, Access)]
+    try:
+        product = TensorContraction.of(scope)
+    except Refused:
+        return 0
+    read = [product.left, product.right]
+    if any(not isinstance(a.source, Tensor) or a.source.value != 0 for a in read):
+        return 0
     indices = [i for access in read for i in access.index]
     own = (*scope.traversals, *scope.summations)
     if not all(i.affine for i in indices):

@@ -33,7 +33,8 @@ from einnet_explore.analysis.access_structure import roles
 from einnet_explore.analysis.canonical_keys import numbering
 from einnet_explore.analysis.indices import by_name, iterators_of, listed
 from einnet_explore.analysis.legality import excess
-from einnet_explore.ir import Iterator, Scope, accesses, factors, mul
+from einnet_explore.analysis.products import split_factors
+from einnet_explore.ir import Iterator, Scope, accesses, mul
 from einnet_explore.rules.base import accepted, refusing, scope_rule
 from einnet_explore.support.errors import Refused
 
@@ -113,13 +114,12 @@ def rewrite(scope: Scope, params: Splitting) -> Scope:
 
 def _apart(scope: Scope, outer: tuple[Iterator, ...], rest: tuple[Iterator, ...]) -> Scope:
     check_apart(scope, rest)
-    inside = [f for f in factors(scope.body) if iterators_of(f) & set(rest)]
+    inside, outside = split_factors(scope.body, rest)
     used = frozenset[Iterator]().union(*map(iterators_of, inside))
     kept = tuple(x for x in (*outer, *scope.traversals) if x in used)
     inner = Scope(kept, rest, mul(*inside), scope.reduce)
     if scope.domain and (beyond := excess(inner)):
         raise Refused(f"apart, the inner scope would read beyond its sources without the domain: {beyond[0]!r}")
-    outside = (f for f in factors(scope.body) if not iterators_of(f) & set(rest))
     return replace(scope, summations=outer, body=mul(*outside, inner[kept]))
 
 
@@ -129,10 +129,10 @@ def check_apart(scope: Scope, rest: tuple[Iterator, ...]) -> None:
         raise Refused(f"apart is for sums, the scope reduces by {scope.reduce}")
     if not all(isfinite(a.source.value) for a in accesses(scope.body)):
         raise Refused("apart is for finite paddings: 0 times an infinite one is no number")
-    free = [f for f in factors(scope.body) if not iterators_of(f) & set(rest)]
+    moving, free = split_factors(scope.body, rest)
     if not any(iterators_of(f) for f in free):
         raise Refused(f"every factor reads an iterator of s2 = {listed(rest)}: none can stay outside")
-    if len(free) == len(factors(scope.body)):
+    if not moving:
         raise Refused(f"no factor reads s2 = {listed(rest)}")
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from einnet_explore.analysis.flattening import row_major, view_strides
+from einnet_explore.analysis.products import TensorContraction
 from einnet_explore.ir import Scope, Tensor, accesses, tensors
 from einnet_explore.runtime import generated, matrix_products, onnx_fragment, tvm_cpu
 from einnet_explore.runtime.arrays import bound
@@ -153,7 +154,7 @@ class TiledCall:
 class ProductCall:
     """A matrix product by NumPy's BLAS, on strided views."""
 
-    product: matrix_products.Contraction
+    product: TensorContraction
     engine = "matmul"
 
     @property

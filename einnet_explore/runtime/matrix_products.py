@@ -9,51 +9,37 @@ diagonals need no attributes: they are strides.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from einnet_explore.ir import Access, Apply, Iterator, Scope, Tensor
+from einnet_explore.analysis.indices import iterators_of
+from einnet_explore.analysis.products import TensorContraction
+from einnet_explore.ir import Access, Iterator, Scope, Tensor
+from einnet_explore.support.errors import Refused
 
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Contraction:
-    """The iterators of *scope* by where they occur; ``left`` and ``right`` are the two accesses."""
-
-    left: Access
-    right: Access
-    batch: tuple[Iterator, ...]
-    m: tuple[Iterator, ...]
-    n: tuple[Iterator, ...]
-    k: tuple[Iterator, ...]
-    scope: Scope
-
-
-def contraction(scope: Scope) -> Contraction | None:
+def contraction(scope: Scope) -> TensorContraction | None:
     """*scope* as a matrix product; None if it reads padding, has a domain, or is no product of two affine reads."""
-    match scope:
-        case Scope(traversals, summations, Apply("*", (Access(Tensor()) as a, Access(Tensor()) as b)), "sum", ()):
-            pass
-        case _:
-            return None
-    if not all(_inside(access) for access in (a, b)):
+    try:
+        product = TensorContraction.of(scope)
+    except Refused:
         return None
-    in_a, in_b = ({x for i in access.index for x in i.iterators} for access in (a, b))
-    if not all(x in in_a and x in in_b for x in summations) or not all(x in in_a | in_b for x in traversals):
+    reads = (product.left, product.right)
+    if not all(isinstance(access.source, Tensor) and _inside(access) for access in reads):
         return None
-    batch = tuple(x for x in traversals if x in in_a and x in in_b)
-    if not summations or len(batch) == len(traversals):
-        return None  # nothing to multiply: a kernel is better at elementwise work
-    m, n = (tuple(x for x in traversals if x not in inside) for inside in (in_b, in_a))
-    return Contraction(a, b, batch, m, n, summations, scope)
+    in_a, in_b = map(iterators_of, reads)
+    if not all(x in in_a and x in in_b for x in product.k) or not all(x in in_a | in_b for x in scope.traversals):
+        return None
+    # Without a traversal of one operand alone there is nothing to multiply: a kernel is better at elementwise work.
+    return product if product.m or product.n else None
 
 
-def matrices(product: Contraction, left: Array, right: Array, out: Array) -> tuple[Array, Array, Array] | None:
+def matrices(product: TensorContraction, left: Array, right: Array, out: Array) -> tuple[Array, Array, Array] | None:
     """Views (first, second, result) of which the last is the (batched) matrix product of the others.
 
     None where strides do not merge, or where the result's columns are not packed.  *left* and *right* hold the tensors
@@ -79,7 +65,7 @@ def matrices(product: Contraction, left: Array, right: Array, out: Array) -> tup
     return first, second, result
 
 
-def bind(product: Contraction, left: Array, right: Array, out: Array) -> Callable[[], object] | None:
+def bind(product: TensorContraction, left: Array, right: Array, out: Array) -> Callable[[], object] | None:
     """A call that writes the product of *left* and *right* to *out*; None as ``matrices`` gives it."""
     found = matrices(product, left, right, out)
     if found is None:
