@@ -13,11 +13,12 @@
 # %% [markdown]
 # # A tour of einnet_explore
 #
-# A tensor program is read as *expressions*: traversals $\mathbf{L}$ give the dimensions of a result, summations $\sum$ reduce, and
-# a *scope* $\{\dots\}$ is a result that others read. Rules rewrite expressions into equal ones. A search steers them towards
-# operators that a library runs fast; what is left becomes small generated kernels, *eOperators*.
+# einnet_explore writes a tensor program as *expressions*. A traversal $\mathbf{L}$ lists the dimensions of a result, a
+# summation $\sum$ reduces over an iterator, and a *scope* $\{\dots\}$ is an intermediate result that other expressions
+# read. Rules rewrite an expression into an equal one. A search applies rules until parts of the program match
+# operators that a library runs fast. The remaining parts become small generated kernels, called *eOperators*.
 #
-# Here it is done by hand, then by search, then for a whole model.
+# This tour applies the rules by hand, then by search, then to a whole model.
 
 # %%
 import einnet_explore as ee
@@ -25,7 +26,8 @@ import einnet_explore as ee
 # %% [markdown]
 # ## An expression
 #
-# A 3×3 convolution with padding 1, in the text form. `A` may be read one row and one column outside, where it is 0.
+# This is a 3×3 convolution with padding 1, in the text form. `pad` says that `A` may be read one row and one column
+# outside its shape; it is 0 there.
 
 # %%
 conv = ee.parse("""
@@ -39,14 +41,15 @@ session.formula()
 # %% [markdown]
 # ## What may be done here?
 #
-# A place is a path: `"0"` is the first equation's scope (`"Y"` is the same), `"0.1"` the scope that its second access reads.
-# `rules` lists the legal matches at a place.
+# A path names a scope. `"0"` (or `"Y"`) is the scope of the first equation; `"0.1"` is the scope that its second
+# access reads. `rules` lists the legal rule applications at a path.
 
 # %%
 session.rules(at="Y")
 
 # %% [markdown]
-# A rule is a law with a guard. Where a guard fails, it says which numbers failed.
+# Every rule has a law (an equation) and a guard (a condition). When a guard fails, the refusal names the numbers that
+# failed.
 
 # %%
 session.refusals(at="Y")
@@ -54,23 +57,24 @@ session.refusals(at="Y")
 # %% [markdown]
 # ## By hand: from a convolution to a matrix product
 #
-# No matrix product is in sight: every $h$ reads three rows of $A$. First split the summation. The inner scope sums over the channels only,
-# the outer one over the window $r, s$. What a step put in is coloured.
+# The expression is not yet a matrix product: every $h$ reads three rows of $A$. First split the summation. The inner
+# scope sums over the channels $c$; the outer scope sums over the window $r, s$. The formula colours everything that
+# the last step changed.
 
 # %%
 session.apply("summation_splitting", at="Y", outer=["r", "s"])
 session.formula()
 
 # %% [markdown]
-# **Your turn.** In the inner scope, $h$ and $r$ only occur together. Which substitution makes it a plain product over $c$? Guess before
-# you run the next cell.
+# **Your turn.** In the inner scope, $h$ and $r$ only occur together, as $h+r-1$. Find a substitution that turns the
+# scope into a plain product over $c$. Guess before you run the next cell.
 
 # %%
 session.rules(at="Y.0")
 
 # %% [markdown]
-# Substitute $t_1 = h+r-1$ and $t_2 = w+s-1$. The image of that map is no box: $t_1$ has eight values, but for each $r$ only six of them are
-# reached. So the new scope has a *domain*, the conditions behind the bar.
+# Substitute $t_1 = h+r-1$ and $t_2 = w+s-1$. The pairs $(t_1, r)$ do not fill a rectangle: $t_1$ has eight values, but
+# each $r$ reaches only six of them. The new scope therefore has a *domain*: the conditions after the bar.
 
 # %%
 session.apply(
@@ -79,12 +83,12 @@ session.apply(
 session.formula()
 
 # %% [markdown]
-# Three clean-ups are due, and `clean` finds them:
+# Three simplifications are now possible. `clean` finds them:
 #
-# - the scope in between only renames indices: it is **merged** away;
-# - nobody reads outside the domain: its conditions are **relaxed**;
-# - for $t_1 = -1$ and $t_1 = 6$ all of $A$ is padding, so the result is 0 there: the range is **tightened**, and those places become
-#   padding of the scope.
+# - The middle scope only renames indices: **merge** it into its reader.
+# - No expression reads outside the domain: **relax** the conditions.
+# - For $t_1 = -1$ and $t_1 = 6$, every element of $A$ that is read is padding, so the result is 0. **Tighten** the
+#   range; these positions become padding of the scope.
 
 # %%
 matches, _ = ee.clean(session.program)
@@ -93,15 +97,17 @@ for match in matches:
 session.formula()
 
 # %% [markdown]
-# Now the inner scope *is* a matrix product: $(r, s, f)$ are its rows, $(t_1, t_2)$ its columns. `operator_matching` recognises it, solves the
-# attributes, and puts views (they cost nothing) around the call. Of several legal matches, `operator="Matmul"` picks one.
+# Now the inner scope *is* a matrix product: $(r, s, f)$ are its rows and $(t_1, t_2)$ its columns. `operator_matching`
+# recognises it, solves for the operator's attributes, and adds views around the call (a view costs nothing). Several
+# matches are legal; `operator="Matmul"` selects one.
 
 # %%
 session.apply("operator_matching", at="Y.0", operator="Matmul")
 session.formula()
 
 # %% [markdown]
-# What is left adds nine shifted slices: little work for each element that it reads, so it may be *generated*. This is the OffsetReduce of the paper.
+# The remaining expression adds nine shifted slices. It does little arithmetic for each element that it reads, so a
+# kernel may be *generated* for it. The paper calls this kernel OffsetReduce.
 
 # %%
 session.apply("eoperator_generation", at="Y")
@@ -110,16 +116,18 @@ session.history(certificates=True)
 # %% [markdown]
 # ## Is it still the same?
 #
-# Every step has a certificate. The *term relations* of both sides (which products does each element of the result sum?) are compared as integer
-# maps: `proved` means equal for every input. A false step would name an element and the terms that differ.
+# Every step has a certificate. The checker computes the *term relation* of both sides, that is, the products that each
+# element of the result sums. It compares the two relations as integer maps. `proved` means equal for every input. For
+# a wrong step the certificate names one element and the terms that differ.
 
 # %%
 session.check()
 
 # %% [markdown]
-# ## Undo, and other ways
+# ## Undo, and other derivations
 #
-# What was undone stays as a branch. Go back to the split, and take another way from there: a batched product needs no substitution.
+# Undone steps remain as a branch of the tree. Return to the split and continue differently: a batched product needs no
+# substitution.
 
 # %%
 by_hand = session.here
@@ -130,15 +138,16 @@ session.redo()
 session.tree()
 
 # %% [markdown]
-# `script` is the way to where you stand, as code.
+# `script` prints the derivation of the current program as Python code.
 
 # %%
 session.goto(by_hand)
 print(session.script())
 
 # %% [markdown]
-# The same by clicking: choose a scope in the expression or walk there with the arrow keys, point at a rule to see what it would give, and
-# click to apply it. `u` and `r` undo and redo, `s` searches. (It needs a running kernel; without one there is the picture.)
+# The explorer does the same with the mouse or the keyboard. Select a scope in the expression by a click or with the
+# arrow keys. Point at a rule to see its result, and click to apply it. `u` and `r` undo and redo; `s` searches. (The
+# explorer needs a running kernel. Without a kernel you see a picture of it.)
 
 # %%
 import einnet_widgets
@@ -148,15 +157,15 @@ einnet_widgets.explorer(ee.explore(conv))
 # %% [markdown]
 # ## By search
 #
-# A search tries the rules by itself and takes what it finds to library operators. Each row is a whole program; the estimate comes from a model of
-# this machine's bandwidth and arithmetic.
+# A search applies the rules automatically and matches the results with library operators. Each row of the table is a
+# whole program. The estimated time comes from a model of this machine's memory bandwidth and arithmetic speed.
 
 # %%
 run = ee.search(conv, target="Matmul", max_depth=4, limit=10).start().wait()
 run
 
 # %% [markdown]
-# Did it find what we did by hand? A product of the same sizes, the operands perhaps in the other order:
+# Did the search find our derivation? Look for a matrix product of the same sizes; its operands may be swapped.
 
 
 # %%
@@ -168,18 +177,19 @@ found = next(c for c in run.candidates if products(c) == [[4, 30, 72]])
 ee.show(found)
 
 # %% [markdown]
-# And this is where it found it. A dot is a state, a square a candidate, a row one more choice.
+# The search tree shows the path to this candidate. A dot is a state, a square is a candidate, and each row is one more
+# choice.
 
 # %%
 run.tree(to=found)
 
 # %% [markdown]
-# `session.adopt(found.derivation)` would take its steps into the session, next to ours.
+# `session.adopt(found.derivation)` would add its steps to the session's tree as another branch.
 
 # %% [markdown]
 # ## Graphs, before and after
 #
-# eOperators are red with a thick border, library operators blue, and views, which cost nothing, have a dog-ear.
+# eOperators are red with a thick border. Library operators are blue. Views have a folded corner; they cost nothing.
 
 # %%
 ee.graph(conv, "before")
@@ -193,8 +203,10 @@ ee.graph(run.best.program, "after: the cheapest by estimate")
 # %% [markdown]
 # ## A whole model, in one cell
 #
-# The generator of InfoGAN upsamples noise to an image by transposed convolutions. `optimize` splits the model, derives candidates for each part, *measures* them
-# on this machine against the original, keeps only what is faster, and compares the result with ONNX Runtime's. Which parts win depends on the machine.
+# The generator of InfoGAN turns noise into an image by transposed convolutions. `optimize` partitions the model into
+# subgraphs and derives candidates for each. It *measures* the candidates and the original on this machine, and keeps
+# only the faster candidates. Then it compares the outputs with those of ONNX Runtime. The replaced subgraphs differ
+# from machine to machine.
 
 # %%
 ee.write_model("infogan", "infogan.onnx")
@@ -202,7 +214,7 @@ fast = ee.optimize("infogan.onnx", budget="15s", threads=1)
 fast
 
 # %% [markdown]
-# The result is a function, and an ONNX file of standard operators that any runtime executes.
+# The result is a Python function. `save` writes an ONNX file of standard operators, which any ONNX runtime executes.
 
 # %%
 fast.save("infogan_fast.onnx")
@@ -212,10 +224,14 @@ outputs = fast(**fast.random_inputs())
 # %% [markdown]
 # ## From here
 #
-# - [The rules, one by one](01_rules.py), with exercises; [a lesson](02_lesson.py) in which you guess them.
-# - [Searching like a researcher](03_researcher.py); [a model in one cell](04_one_click.py); [your own rule and operator](06_your_own.py).
-# - The paper's figures: [drawn](05_figures.py), and found: [one convolution](10_one_convolution.py), [several expressions](11_merging.py), [after the search](12_post_optimisation.py).
-# - Further: [tiles](20_flattening_and_tiles.py), [element-wise kernels](21_elementwise.py), [reductions](22_fused_reductions.py), [gradients](30_gradients_and_cse.py),
-#   [all sizes at once](31_for_all_sizes.py), [fewer multiplications](40_fewer_multiplications.py).
+# - [The rules, one by one](01_rules.py), with exercises; [a lesson](02_lesson.py) in which you guess the rules.
+# - [Searching like a researcher](03_researcher.py); [a model in one cell](04_one_click.py); [your own rule and
+#   operator](06_your_own.py).
+# - The paper's figures, [drawn](05_figures.py). The paper's derivations: [one convolution](10_one_convolution.py),
+#   [several expressions](11_merging.py), [post-optimisation](12_post_optimisation.py).
+# - More: [tiles](20_flattening_and_tiles.py), [element-wise kernels](21_elementwise.py),
+#   [reductions](22_fused_reductions.py), [gradients](30_gradients_and_cse.py), [all sizes at
+#   once](31_for_all_sizes.py), [fewer multiplications](40_fewer_multiplications.py).
 #
-# They are scripts beside this notebook. To run one, right-click it in the file browser: *Open With*, *Notebook*.
+# These notebooks are Python scripts in the same folder. To run one, right-click it in the file browser and choose
+# *Open With*, *Notebook*.

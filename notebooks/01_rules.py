@@ -13,10 +13,11 @@
 # %% [markdown]
 # # The rules, one by one
 #
-# A rule is an equation between expressions that is read from left to right. Each has a page here: its **law** in its own words, a step that is
-# **legal** with its certificate, a request that is **refused** with the numbers that failed, and an **exercise**. The answers are at the end, computed.
+# A rule is an equation between two expressions, applied from left to right. Each rule has a page with four parts: its
+# **law**, a **legal** step with its certificate, a **refused** request with the numbers that failed, and an
+# **exercise**. The answers at the end are computed.
 #
-# Nothing on these pages says what a rule *should* do: the words come from the rules, the steps are done, the refusals are theirs.
+# The text of each law comes from the rule itself. Every step is executed, and every refusal is the rule's own message.
 
 # %%
 import matplotlib.pyplot as plt
@@ -31,13 +32,13 @@ paged = []
 
 
 def page(name):
-    """What the rule says of itself."""
+    """The rule's own documentation: its law, its guard and its words."""
     paged.append(rules.rule(name))
     return ee.rule_page(paged[-1])
 
 
 def legal(program, name, at="0", **params):
-    """One step, with its certificate and both programs."""
+    """Apply one step; show both programs and the certificate."""
     session = ee.explore(program, rules=rules.ALL_RULES)
     session.apply(name, at=at, **params)
     certificate = session.check()
@@ -47,7 +48,7 @@ def legal(program, name, at="0", **params):
 
 
 def refused(program, name, at="0", **params):
-    """Ask for something that must not be done."""
+    """Request an illegal step and print the refusal."""
     try:
         ee.explore(program, rules=rules.ALL_RULES).apply(name, at=at, **params)
     except ee.Refused as why:
@@ -59,7 +60,8 @@ def refused(program, name, at="0", **params):
 # %% [markdown]
 # # Rules on one expression
 #
-# Most pages look at this one: a convolution along one dimension, with $c$ channels, three taps $r$ and a row of padding on either side.
+# Most pages use this example: a convolution along one dimension, with $c$ channels, three taps $r$ and one row of
+# padding on either side.
 
 # %%
 line = ee.parse("""
@@ -76,19 +78,21 @@ ee.show(line)
 page("summation_splitting")
 
 # %% [markdown]
-# The taps are summed outside, the channels inside. What is inside is a result of its own, one for each $r$, $h$ and $f$:
+# The outer scope sums over the taps, the inner scope over the channels. The inner scope is an intermediate result with
+# one element for each $r$, $h$ and $f$:
 
 # %%
 split = legal(line, "summation_splitting", outer=["r"])
 
 # %% [markdown]
-# Both groups must have an iterator, or nothing is split:
+# Each of the two groups needs at least one iterator. Otherwise the split is refused:
 
 # %%
 refused(line, "summation_splitting", outer=["r", "c"])
 
 # %% [markdown]
-# **Exercise 1.** In how many ways can a sum over three iterators be split, if nothing is pulled apart? And over six?
+# **Exercise 1.** In how many ways can a sum over three iterators be split if every subset is allowed? And a sum over
+# six iterators?
 
 # %% [markdown]
 # ## 2. Variable substitution
@@ -97,8 +101,8 @@ refused(line, "summation_splitting", outer=["r", "c"])
 page("variable_substitution")
 
 # %% [markdown]
-# In the inner scope $h$ and $r$ only occur as $h+r-1$. Let $t$ be that. It goes from $-1$ to $6$, but not every $t$ belongs to every $r$: the pairs that are
-# reached are no box, and the new scope has a domain.
+# In the inner scope, $h$ and $r$ only occur as $h+r-1$. Call this sum $t$. It ranges from $-1$ to $6$, but not every
+# $t$ is reached from every $r$. The reached pairs $(t, r)$ do not fill a rectangle, so the new scope has a domain.
 
 # %%
 phi = {"r": "r", "f": "f", "t": "h+r-1"}
@@ -117,13 +121,14 @@ axes.set_title(repr(bound), fontsize=9)
 plt.show()
 
 # %% [markdown]
-# A substitution must have an inverse. With $t$ alone, $r$ is lost:
+# A substitution must have an inverse. $t$ alone does not determine $r$, so this substitution is refused:
 
 # %%
 refused(split, "variable_substitution", at="0.0", phi={"f": "f", "t": "h+r-1"})
 
 # %% [markdown]
-# **Exercise 2.** $h$ and $f$ together may become one iterator $i = 5h + f$. Is $i = 4h + f$ legal as well? And $i = 6h + f$?
+# **Exercise 2.** $h$ and $f$ can be joined into one iterator $i = 5h + f$. Is $i = 4h + f$ legal as well? And $i = 6h
+# + f$?
 
 # %% [markdown]
 # ## 3. Traversal merging
@@ -132,13 +137,14 @@ refused(split, "variable_substitution", at="0.0", phi={"f": "f", "t": "h+r-1"})
 page("traversal_merging")
 
 # %% [markdown]
-# The substitution left a scope that only renames indices. It is merged away:
+# The substitution left a scope that only renames indices. Merging removes it:
 
 # %%
 merged = legal(substituted, "traversal_merging", access=0)
 
 # %% [markdown]
-# What is read must lie in the inner scope's box. Here $h+1$ goes one beyond it, into the padding:
+# Every index that is read must lie in the range of the inner scope. Here $h+1$ reads one element beyond it, in the
+# padding:
 
 # %%
 beyond = ee.parse("""
@@ -148,7 +154,7 @@ Y[h:2] = {[z:2] A[z, 0]} pad [2] [h+1]
 refused(beyond, "traversal_merging")
 
 # %% [markdown]
-# **Exercise 3.** Merge the scope that the split of page 1 made. What comes out?
+# **Exercise 3.** Merge the scope that the split of page 1 created. Predict the result.
 
 # %% [markdown]
 # ## 4. Boundary relaxing
@@ -157,25 +163,26 @@ refused(beyond, "traversal_merging")
 page("boundary_relaxing")
 
 # %% [markdown]
-# Nobody reads the result outside its domain, so the bound may go. More is computed, nothing else changes:
+# No expression reads the result outside its domain, so the condition may be dropped. The program then computes more
+# elements; its result is unchanged:
 
 # %%
 relaxed = legal(merged, "boundary_relaxing", access=0, bounds=[0])
 
 # %% [markdown]
-# A window may be wider than it is, where the weights are zero. Three taps become four:
+# A window may be widened where the weights are zero. Three taps become four:
 
 # %%
 wide = legal(line, "boundary_relaxing", ranges={"r": [0, 4]})
 
 # %% [markdown]
-# But not the result itself: somebody outside knows its shape.
+# The range of the result itself cannot be widened, since its shape is visible outside:
 
 # %%
 refused(line, "boundary_relaxing", ranges={"h": [0, 7]})
 
 # %% [markdown]
-# **Exercise 4.** With four taps the window has two halves of two. Which substitution of $r$ shows them?
+# **Exercise 4.** A window of four taps has two halves of two taps. Find a substitution of $r$ that separates them.
 
 # %% [markdown]
 # ## 5. Boundary tightening
@@ -184,19 +191,21 @@ refused(line, "boundary_relaxing", ranges={"h": [0, 7]})
 page("boundary_tightening")
 
 # %% [markdown]
-# At $t = -1$ and $t = 6$ all of $A$ is padding, so the inner result is zero there. The range shrinks, and these places become padding of the scope:
+# At $t = -1$ and $t = 6$ every element of $A$ that is read is padding, so the inner result is zero. The range shrinks,
+# and these positions become padding of the scope:
 
 # %%
 tight = legal(relaxed, "boundary_tightening", at="0.0")
 
 # %% [markdown]
-# One step more, and something would be lost:
+# Shrinking the range by one more would remove an element that is not zero:
 
 # %%
 refused(relaxed, "boundary_tightening", at="0.0", ranges={"t": [0, 5]})
 
 # %% [markdown]
-# **Exercise 5.** Tightening takes back the four taps of page 4. What does it do to a sum over $r \in [-2, 5)$ of a filter with three taps?
+# **Exercise 5.** Tightening undoes the widening to four taps on page 4. Predict its effect on a sum over $r \in [-2,
+# 5)$ of a filter with three taps.
 
 # %% [markdown]
 # ## 6. eOperator generation
@@ -205,7 +214,7 @@ refused(relaxed, "boundary_tightening", at="0.0", ranges={"t": [0, 5]})
 page("eoperator_generation")
 
 # %% [markdown]
-# Adding three shifted slices is little work for each element that is read: one kernel, generated.
+# Adding three shifted slices does little arithmetic for each element that is read. One generated kernel does it:
 
 # %%
 slices = ee.parse("""
@@ -215,7 +224,7 @@ Y[h:6, f:5] = sum[r:3] T[r, h+r-1, f]
 kernel = legal(slices, "eoperator_generation")
 
 # %% [markdown]
-# A convolution is not: it would be slow as a loop of ours, and a library does it well.
+# A convolution does too much arithmetic for a generated kernel; a library is faster. The rule refuses it:
 
 # %%
 refused(line, "eoperator_generation")
@@ -226,7 +235,7 @@ refused(line, "eoperator_generation")
 # %% [markdown]
 # # Rules between expressions
 #
-# Here a program has several equations; the graphs show who reads whom.
+# In this part, a program has several equations. The graphs show the data flow between them.
 #
 # ## 7. Expression splitting
 
@@ -253,7 +262,8 @@ ee.graph(parts, "two independent products, and their sum")
 refused(one, "expression_splitting", iterator="m", cuts=[6])
 
 # %% [markdown]
-# **Exercise 7.** Cut the summation $k$ in the middle. What puts the halves together, and what if the reduction is a maximum?
+# **Exercise 7.** Cut the summation over $k$ in the middle. Which operation combines the two halves? And which one if
+# the reduction is a maximum?
 
 # %% [markdown]
 # ## 8. Sibling merging
@@ -262,7 +272,8 @@ refused(one, "expression_splitting", iterator="m", cuts=[6])
 page("sibling_merging")
 
 # %% [markdown]
-# Three products read the same $X$, as in every attention layer. One product with the weights side by side does it:
+# Three products read the same $X$, as in every attention layer. Concatenate the weights, and one product replaces all
+# three:
 
 # %%
 qkv = ee.parse("""
@@ -281,7 +292,8 @@ fused = legal(qkv, "sibling_merging", others=["K", "V"], tensor="X")
 ee.graph(fused, "one product for three")
 
 # %% [markdown]
-# They must read it *alike*. Every second row is something else:
+# All expressions must read the shared tensor with the *same* indices. An expression that reads every second row is
+# refused:
 
 # %%
 strided = ee.parse("""
@@ -319,7 +331,7 @@ batch = legal(pair, "batch_merging", others=["Q"])
 ee.graph(batch, "stacked: a batched product")
 
 # %% [markdown]
-# The expressions must be the same but for the tensors, sizes included:
+# The expressions must be identical except for the tensors that they read. This includes their sizes:
 
 # %%
 unlike = ee.parse("""
@@ -333,7 +345,7 @@ output P, Q
 refused(unlike, "batch_merging", others=["Q"])
 
 # %% [markdown]
-# **Exercise 9.** Those two share $A$. Which rule does merge them, if $Z$ has six rows, too?
+# **Exercise 9.** $P$ and $Q$ share $A$. If $Z$ also had six rows, which rule would merge them?
 
 # %% [markdown]
 # ## 10. Expression fusion
@@ -350,19 +362,20 @@ R[h:6, f:5] = relu(Y[h, f])
 together = legal(activated, "expression_fusion", at="R", tensor="Y")
 
 # %% [markdown]
-# An intermediate that others need stays:
+# An intermediate result with other readers is kept, so fusing it is refused:
 
 # %%
 needed = ee.parse(ee.text(activated) + "output R, Y\n")
 refused(needed, "expression_fusion", at="R", tensor="Y")
 
 # %% [markdown]
-# **Exercise 10.** Is the fused expression one kernel? Is it still, if $Y$ is the convolution `line`?
+# **Exercise 10.** Is the fused expression one kernel? Is it still one kernel if $Y$ is the convolution `line`?
 
 # %% [markdown]
 # # A rule that changes the products
 #
-# All rules so far do the multiplications that the expression has. This one does others, and fewer; its steps are equal in exact arithmetic, and rounded otherwise.
+# All rules so far preserve the multiplications of an expression. Bilinear substitution replaces them by other, fewer
+# multiplications. Its steps are equal in exact arithmetic, but their floating-point results are rounded differently.
 #
 # ## 11. Bilinear substitution
 
@@ -376,7 +389,7 @@ fewer = legal(line, "bilinear_substitution", traversal="h", summation="r", outpu
 ee.graph(fewer, "transformed data, transformed taps, one product between them")
 
 # %% [markdown]
-# With a stride, a tile's outputs share no data in the way that the algorithm needs:
+# With a stride of 2, the outputs of one tile do not share data in the way that the algorithm needs:
 
 # %%
 skipping = ee.parse("""
@@ -387,12 +400,13 @@ Y[h:6, f:5] = sum[c:4, r:3] A[2*h+r, c] * K[r, f, c]
 refused(skipping, "bilinear_substitution", traversal="h", summation="r", outputs=2)
 
 # %% [markdown]
-# **Exercise 11.** How many products does an output take with tiles of 2, 4 and 6, and how many without?
+# **Exercise 11.** How many products does each output need with tiles of 2, 4 and 6 outputs? And without tiles?
 
 # %% [markdown]
-# # The others
+# # The other rules
 #
-# Every rule that search knows has had its page. The rest are applied to whole programs after a search, or where somebody asks for them; `ee.rule_page` shows any of them.
+# The pages above cover every rule that search uses by default. The other rules are applied to whole programs after a
+# search, or only on request. `ee.rule_page` shows each of them; here are their first lines.
 
 # %%
 assert set(paged) == {*rules.RULES, *rules.INTER_RULES, *rules.FEWER_PRODUCTS}
@@ -402,8 +416,9 @@ for rule in (*rules.IDENTITIES, *rules.POST_RULES):
 # %% [markdown]
 # # Answers
 #
-# **1.** Every proper, non-empty subset may stand outside: $2^3 - 2 = 6$. Six iterators would give 62: those that occur in the same reads are kept together
-# then, and it is three roles again.
+# **1.** Every proper, non-empty subset may be the outer group: $2^3 - 2 = 6$ ways. Six iterators would give 62. To
+# limit this number, iterators that occur in the same reads then stay together; here they form three groups, so there
+# are 6 ways again.
 
 # %%
 for read, sums in (
@@ -416,28 +431,30 @@ for read, sums in (
     print(len(plain), "ways:", [m.to_json()["params"]["outer"] for m in plain])
 
 # %% [markdown]
-# **2.** With 4 two pairs become the same $i$; with 6 some $i$ are reached by none, which is legal over traversals: a domain leaves them out.
+# **2.** With $4h + f$, two different pairs give the same $i$, so the substitution has no inverse. With $6h + f$, some
+# values of $i$ are never reached. This is legal for traversals: a domain excludes these values.
 
 # %%
 refused(split, "variable_substitution", at="0.0", phi={"r": "r", "i": "4*h+f"})
 gaps = legal(split, "variable_substitution", at="0.0", phi={"r": "r", "i": "6*h+f"})
 
 # %% [markdown]
-# **3.** The convolution: merging is splitting, read from right to left.
+# **3.** The result is the original convolution: merging is the inverse of splitting.
 
 # %%
 back = legal(split, "traversal_merging")
 assert ee.program_key(back) == ee.program_key(line)
 
 # %% [markdown]
-# **4.** $r = 2a + b$ with $a = \lfloor r/2 \rfloor$ and $b = r \bmod 2$. Over three taps it is refused, since the image is no box.
+# **4.** $r = 2a + b$ with $a = \lfloor r/2 \rfloor$ and $b = r \bmod 2$. With three taps this substitution is refused,
+# since the pairs $(a, b)$ do not fill a rectangle.
 
 # %%
 halves = legal(wide, "variable_substitution", phi={"a": "r//2", "b": "r%2"})
 refused(line, "variable_substitution", phi={"a": "r//2", "b": "r%2"})
 
 # %% [markdown]
-# **5.** It shrinks to the three taps that are there. Formulas leave ranges out, the text form says them:
+# **5.** The range shrinks to the three existing taps. Formulas omit the ranges, so the text form is printed:
 
 # %%
 long = ee.parse("""
@@ -449,7 +466,7 @@ short = legal(long, "boundary_tightening")
 print(ee.text(short))
 
 # %% [markdown]
-# **6.** The work for each element read and written grows with the channels:
+# **6.** The arithmetic for each element that is read or written grows with the number of channels:
 
 # %%
 for channels in range(1, 6):
@@ -462,7 +479,7 @@ for channels in range(1, 6):
     print(channels, f"{intensity(program.scope_at((0,))):.2f} FLOP/element", "legal" if matches else "refused")
 
 # %% [markdown]
-# **7.** The monoid of the reduction: $+$ for a sum, the larger one for a maximum.
+# **7.** The operation of the reduction combines them: $+$ for a sum, $\max$ for a maximum.
 
 # %%
 for reduce in ("sum", "max"):
@@ -472,7 +489,7 @@ for reduce in ("sum", "max"):
     print(ee.certify(program, cut), end="\n\n")
 
 # %% [markdown]
-# **8.** Yes: the single tap becomes three, two of which are zero.
+# **8.** Yes. The single tap is extended to three taps, two of which are zero.
 
 # %%
 windows = ee.parse("""
@@ -486,7 +503,8 @@ output Y, Z
 both = legal(windows, "sibling_merging", others=["Z"], tensor="A")
 
 # %% [markdown]
-# **9.** Sibling merging, with $A$ as what is shared: the rows stand below each other. (Batch merging does it as well, and stacks only $X$ and $Z$.)
+# **9.** Sibling merging, with $A$ as the shared tensor: it concatenates the rows. (Batch merging is possible as well;
+# it stacks $X$ and $Z$ only.)
 
 # %%
 same = ee.parse("""
@@ -501,7 +519,8 @@ rows = legal(same, "sibling_merging", others=["Q"], tensor="A")
 stacked = legal(same, "batch_merging", others=["Q"])
 
 # %% [markdown]
-# **10.** The sum of slices and its ReLU are one kernel (the paper's Figure 3). With the convolution inside they are not.
+# **10.** The sum of slices and its ReLU are one kernel (the paper's Figure 3). With the convolution inside, the fused
+# expression is refused.
 
 # %%
 program = legal(together, "eoperator_generation", at="R")

@@ -13,10 +13,12 @@
 # %% [markdown]
 # # A lesson: from a convolution to one matrix product
 #
-# **Goal.** A 3×3 convolution becomes *one large matrix product* and a kernel that adds nine shifted slices of it, which the paper calls OffsetReduce. You will
-# find the seven steps yourself: each is shown without its name, and you guess which rule it was. A wrong guess is answered with the reason; hints cost nothing.
+# **Goal.** Rewrite a 3×3 convolution as *one large matrix product* and a kernel that adds nine shifted slices of it.
+# The paper calls this kernel OffsetReduce. The derivation has seven steps. The quiz shows each step without the name
+# of its rule, and you guess the rule. The reply to a wrong guess explains why it is wrong. Hints are free.
 #
-# **What you need.** The [tour](00_tour.py) for the notation. [The rules, one by one](01_rules.py), to look them up.
+# **Prerequisites.** The [tour](00_tour.py) explains the notation. [The rules, one by one](01_rules.py) is the
+# reference.
 
 # %%
 import numpy as np
@@ -33,8 +35,9 @@ ee.show(conv)
 # %% [markdown]
 # ## Where it shall lead, in numbers
 #
-# Before any rule: is the goal true at all? Multiply *every pixel* with *every weight*, without looking at windows. That is one matrix product, of
-# $6 \cdot 5$ pixels by $3 \cdot 3 \cdot 8$ columns, over the channels. Then add up what belongs together: for the tap $(r, s)$ the slice that is shifted by it.
+# First test the goal with numbers. Multiply *every pixel* by *every weight*, ignoring the windows. This is one matrix
+# product of $6 \cdot 5$ pixels by $3 \cdot 3 \cdot 8$ columns, summed over the channels. Then, for each tap $(r, s)$,
+# take the slice shifted by $(r, s)$, and add the nine slices.
 
 # %%
 rng = np.random.default_rng(0)
@@ -48,12 +51,14 @@ assert (found == wanted[0]).all()
 print("the same in all", found.size, "elements, for these numbers")
 
 # %% [markdown]
-# "For these numbers" is no proof, and nobody should have to be as clever as those four lines. The rules do it in steps that are each plainly right.
+# Equality for these numbers is not a proof, and those four lines were not easy to find. The rules reach the same
+# result in small steps, and each step is easy to check.
 #
-# ## A way, and its end
+# ## A derivation, and its end
 #
-# A search knows none of this. It gets the rules and the operators of a library, and among what it finds is a way to a single product of just these sizes. Only its end is
-# shown here. (That it is *one* way out of many: look at the number of candidates.)
+# A search does not know this trick. Its input is the set of rules and the operators of a library. One of the programs
+# that it finds uses a single matrix product of exactly these sizes. The next cell shows only this final program. (The
+# search finds many programs; see the number of candidates.)
 
 # %%
 run = ee.search(conv, target="Matmul", max_depth=2, limit=20).start().wait()
@@ -65,24 +70,24 @@ def sizes(candidate):
 
 way = min((c for c in run.candidates if sizes(c) == [[4, 30, 72]]), key=lambda c: len(c.derivation.steps)).derivation
 print(len(run.candidates), "candidates; this one has", len(way.steps), "steps")
-ee.graph(way.end, "the end of the way")
+ee.graph(way.end, "the final program of the derivation")
 
 # %% [markdown]
 # ## Guess the rule
 #
-# `question` shows what was there and what became of it, with what is new in colour. `guess` takes the name of a rule. `hint` says a little more each time.
-# It has buttons, too: with a running kernel, take all seven steps here, and read on to compare. (Without one there is the picture of the first question.)
+# `question` shows the expression before and after a step, and colours the new parts. `guess` takes the name of a rule.
+# Each call of `hint` reveals a little more. The quiz also has buttons: with a running kernel, answer all seven steps
+# here, then read on and compare. (Without a kernel you see a picture of the first question.)
 
 # %%
 import einnet_widgets
 
-goal = (
-    "A 3×3 convolution shall become one matrix product, 30 × 4 by 4 × 72, and a kernel that adds nine shifted slices."
-)
+goal = "Rewrite a 3×3 convolution as one matrix product, 30 × 4 by 4 × 72, and a kernel that adds nine shifted slices."
 einnet_widgets.QuizView(ee.Quiz(way), goal)
 
 # %% [markdown]
-# Below, the same in code, with the guesses of somebody who learns. **Write your own guess down before you run the cell below a question.**
+# The cells below do the same in code, with some wrong guesses that a learner might make. **Write down your own guess
+# before you run the cell below a question.**
 #
 # ### Step 1
 
@@ -91,40 +96,41 @@ quiz = ee.Quiz(way)
 quiz.question()
 
 # %% [markdown]
-# One sum became two. A first guess: something was substituted?
+# One sum became two. Try a first guess: a variable substitution.
 
 # %%
 quiz.guess("variable_substitution")
 
 # %% [markdown]
-# The answer is what the rule itself says of this scope. Two hints:
+# The reply is the refusal of that rule at this scope. Ask for two hints:
 
 # %%
 print(quiz.hint())
 print(quiz.hint())
 
 # %% [markdown]
-# As many summations as before, one scope more, and *more* points to compute: a step need not be a gain by itself.
+# The number of summations is unchanged, there is one more scope, and there are *more* elements to compute. A single
+# step need not make the program faster.
 
 # %%
 quiz.guess("summation_splitting")
 
 # %% [markdown]
 # ### Step 2
-# Now look at the inner scope only: $h$ and $r$ occur in one place, as $h + r - 1$.
+# Look at the inner scope only: $h$ and $r$ occur in one place, as $h + r - 1$.
 
 # %%
 quiz.question()
 
 # %% [markdown]
-# The new scope has conditions behind its bar. Not every pair $(t_1, r)$ comes from some $h$.
+# The new scope has conditions after its bar, because not every pair $(t_1, r)$ comes from some $h$.
 
 # %%
 quiz.guess("variable_substitution")
 
 # %% [markdown]
 # ### Step 3
-# What went away?
+# Look for a part that disappeared.
 
 # %%
 quiz.question()
@@ -133,7 +139,7 @@ quiz.question()
 quiz.guess("boundary_tightening")
 
 # %% [markdown]
-# No iterator's range changed. But there were three scopes, and now there are two:
+# No iterator's range changed, but three scopes became two:
 
 # %%
 print(quiz.hint())
@@ -144,8 +150,8 @@ quiz.guess("traversal_merging")
 
 # %% [markdown]
 # ### Step 4
-# The conditions behind the bar are gone. Merging does *apply* here, yet it is not what was done, and the answer says what it would have made: the convolution that we
-# came from.
+# The conditions after the bar are gone. Merging would be legal here, but it was not the rule of this step. The reply
+# shows the result of merging: the original convolution.
 
 # %%
 quiz.question()
@@ -158,7 +164,7 @@ quiz.guess("boundary_relaxing")
 
 # %% [markdown]
 # ### Step 5
-# Relaxing made more to compute. Some of it is always zero:
+# Relaxing added elements to compute. Some of them are always zero:
 
 # %%
 quiz.question()
@@ -168,8 +174,9 @@ quiz.guess("boundary_tightening")
 
 # %% [markdown]
 # ### Step 6
-# This is what all of it was for. Before you look: a scope is a matrix product if its iterators fall in the right groups. Which of $r, s, f, t_1, t_2, c$ occur in the first operand,
-# which in the second, which in the result?
+# This is the step that all others prepared. A scope is a matrix product if its iterators fall into the right groups.
+# Before you look, sort $r, s, f, t_1, t_2, c$: which of them occur in the first operand, in the second operand, in the
+# result?
 
 # %%
 session = ee.explore(way.start)
@@ -178,8 +185,9 @@ session.goto(5)
 session.table("Matmul", at="Y.0")
 
 # %% [markdown]
-# Every group of the operator has its iterators, and none is left over. Where there are two or three for one, the table counts a mismatch for each that is too many; matching joins
-# them to one longer dimension, which is a view and costs nothing.
+# Every group of the operator has its iterators, and no iterator is left over. Where a group has two or three iterators
+# instead of one, the table counts a mismatch for each extra one. Matching joins them into one longer dimension. This
+# is a view and costs nothing.
 
 # %%
 quiz.question()
@@ -189,7 +197,8 @@ quiz.guess("operator_matching")
 
 # %% [markdown]
 # ### Step 7
-# One equation has nothing behind $\triangleright$ yet, so nobody runs it: the one that adds the nine slices.
+# One equation has no operator after $\triangleright$ yet, so it has no implementation: the one that adds the nine
+# slices.
 
 # %%
 quiz.question()
@@ -202,9 +211,9 @@ assert quiz.over
 quiz.score()
 
 # %% [markdown]
-# ## What you have found
+# ## The whole derivation
 #
-# The seven steps below one another, then each with its proof:
+# The next cells show the seven steps, then each step with its certificate:
 
 # %%
 ee.show(way)
@@ -219,7 +228,8 @@ session.check()
 # %% [markdown]
 # ## A mistake, on purpose
 #
-# What if the last kernel took the slices mirrored, $h - r + 1$ instead of $h + r - 1$? All sizes fit, and for weights that are symmetric even the numbers do:
+# Suppose the last kernel mirrored the slices: $h - r + 1$ instead of $h + r - 1$. All sizes still fit. With symmetric
+# weights, even the numbers agree:
 
 # %%
 right = ee.text(way.end)
@@ -230,7 +240,8 @@ same = ee.evaluate(wrong, {"A": A, "K": symmetric})["Y"] == ee.evaluate(conv, {"
 print(f"{same.mean():.0%} of the elements agree, with symmetric weights")
 
 # %% [markdown]
-# A test with such weights finds nothing. A certificate is not about weights: it names an element and a product that it lacks.
+# A test with such weights does not find the mistake. A certificate does not depend on the weights: it names an element
+# of the result and a product that is missing there.
 
 # %%
 ee.certify(conv, wrong)
@@ -238,8 +249,8 @@ ee.certify(conv, wrong)
 # %% [markdown]
 # ## Now you
 #
-# The same by clicking: start at the convolution, and walk to the product. Choose a scope, point at a rule, see what it would make. (It needs a running kernel; without one there is the
-# picture.)
+# Repeat the derivation with the explorer: start at the convolution and derive the product. Select a scope, point at a
+# rule, and see its result. (The explorer needs a running kernel. Without a kernel you see a picture of it.)
 
 # %%
 einnet_widgets.explorer(ee.explore(conv))
@@ -247,11 +258,13 @@ einnet_widgets.explorer(ee.explore(conv))
 # %% [markdown]
 # **Exercises.**
 #
-# 1. Another way: split off the channels instead of the window. Is what is left inside a matrix product as well? (`session.table`)
-# 2. A quiz on a way that you have never seen: take any candidate of `run`, and `ee.Quiz(candidate.derivation)`.
-# 3. With a stride of 2, which products are found after one choice?
+# 1. Start differently: split off the channels instead of the window. Is the inner scope a matrix product as well? (Use
+#    `session.table`.)
+# 2. Take a quiz on a derivation that you have not seen: choose any candidate of `run`, and call
+#    `ee.Quiz(candidate.derivation)`.
+# 3. With a stride of 2, which products does the search find after one choice?
 #
-# The second and the third, begun:
+# The next cells start exercises 2 and 3:
 
 # %%
 other = ee.Quiz(max(run.candidates, key=lambda c: len(c.derivation.steps)).derivation)

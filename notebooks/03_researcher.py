@@ -13,8 +13,9 @@
 # %% [markdown]
 # # Searching like a researcher
 #
-# A search is an experiment: watch it, stop it, ask it why, send it elsewhere, take a part away and see what is lost. Here the object is a transposed
-# convolution with stride 2, the layer that InfoGAN and DCGAN are made of.
+# A search is an experiment. This notebook watches a search, pauses it, asks it for its reasons, starts it from another
+# state, and measures the effect of each of its parts by ablation. The example is a transposed convolution with stride
+# 2, the main layer of InfoGAN and DCGAN.
 
 # %%
 import matplotlib.pyplot as plt
@@ -30,8 +31,9 @@ session.formula()
 # %% [markdown]
 # ## Live, with a pause
 #
-# A search yields events as they happen: a state reached, a move pruned, a candidate found. Leaving the loop is a pause; nothing is lost. (`run.start()` runs it in a thread
-# instead, and `run.stop()` ends it; the explorer's buttons call just these.)
+# A search yields events as they happen: a state was reached, a move was pruned, a candidate was found. Leaving the
+# loop pauses the search without losing anything. (`run.start()` runs the search in a thread, and `run.stop()` stops
+# it. The buttons of the explorer call these methods.)
 
 # %%
 run = session.search("Matmul", max_depth=2)
@@ -42,7 +44,7 @@ for event in run:
 run
 
 # %% [markdown]
-# Taken up again, it goes on where it was:
+# A second loop resumes the search at the same point:
 
 # %%
 before = len(run.search.states)
@@ -55,7 +57,8 @@ run
 run.tree()
 
 # %% [markdown]
-# The cheapest is several times cheaper than the product that fits at once. That one multiplies with a large matrix of weights, most of which are zero:
+# The best candidate is several times cheaper than the candidate that matches in a single step. That one multiplies by
+# a large weight matrix, and most of its elements are zero:
 
 # %%
 direct = next(c for c in run.candidates if len(c.derivation.steps) == 1)
@@ -67,9 +70,10 @@ print(run.best)
 print(f"{direct.seconds / run.best.seconds:.1f} times, by estimate")
 
 # %% [markdown]
-# ## Two of them side by side
+# ## Two candidates, compared
 #
-# `keep` puts what was found into the session's tree without going there: a bookmark. `compare` holds any two nodes against each other.
+# `keep` adds a candidate to the session's tree as a bookmark, without moving there. `compare` shows the differences of
+# any two nodes.
 
 # %%
 session.compare(session.keep(direct), session.keep(run.best))
@@ -77,7 +81,8 @@ session.compare(session.keep(direct), session.keep(run.best))
 # %% [markdown]
 # ## Why?
 #
-# Why did the search not go on at some state? Either its moves led to programs that were known (the *twin* is named), or it ended before.
+# Why did the search stop at some state? Either all its moves led to known programs (`why_pruned` names the *twin*), or
+# the search ended earlier.
 
 # %%
 asked = next(s.id for s in run.search.states if any("the same" in why for why in run.why_pruned(s.id)))
@@ -85,14 +90,16 @@ for why in run.why_pruned(asked):
     print(f"state {asked}:", why)
 
 # %% [markdown]
-# Why does an operator not match at a state? The iterator table counts what is in the way, and the rule says it in words.
+# Why does an operator not match at a state? The iterator mapping table counts the mismatches, and the refusal of the
+# rule explains them.
 
 # %%
 print(run.why_refused("Conv2d"))
 session.table("Conv2d")
 
 # %% [markdown]
-# And why did it not go *my* way? Do something by hand, then ask. Here a bound is widened for no purpose:
+# Why did the search not find *my* derivation? Apply some steps by hand, then ask. This step widens a bound for no
+# purpose:
 
 # %%
 session.goto(0)
@@ -102,7 +109,8 @@ print(run.why_not(session.derivation))
 # %% [markdown]
 # ## Steering
 #
-# A search can start anywhere. Go to a state of the first one, and send a second from there, to another operator:
+# A search can start at any state. Go to a state of the first search, and start a second search there, towards other
+# operators:
 
 # %%
 from_here = next(s for s in run.search.states if s.depth == 1 and s.phase == "explorative")
@@ -117,7 +125,8 @@ for _ in elsewhere:
 elsewhere
 
 # %% [markdown]
-# No convolution so near, but the best product of before, from here on by itself. What was found starts from where we stood, so it fits into the same tree:
+# There is no convolution within one choice of this state, but the second search finds the same best product as the
+# first. The new candidates start at the current node, so they belong to the same tree:
 
 # %%
 session.goto(elsewhere.best)
@@ -127,10 +136,10 @@ session.check()
 session.tree()
 
 # %% [markdown]
-# ## Ablation: what is each part good for?
+# ## Ablation: the effect of each part
 #
-# The same search, each time without one rule, or without one part of the strategy. *Best* is the estimate of the cheapest candidate; *first best* says how many states were looked at before
-# that one was found.
+# Repeat the same search without one rule, or without one part of the strategy. *Best* is the estimated time of the
+# cheapest candidate. *First best* is the number of states that the search visited before it found that candidate.
 
 
 # %%
@@ -144,7 +153,7 @@ def experiment(**options):
 ablations = {"everything": {}}
 ablations |= {f"no {rule.name}": {"rules": tuple(r for r in RULES if r != rule)} for rule in RULES[:5]}
 ablations |= {
-    "no looking ahead": {"ahead": 0},
+    "no look-ahead": {"ahead": 0},
     "no fingerprints": {"fingerprint": False},
     "no converging derivation": {"converging": False},
     "paper's strategy": {"strategy": "paper"},
@@ -167,15 +176,18 @@ figure.tight_layout()
 plt.show()
 
 # %% [markdown]
-# What this says, and it may be checked in the table:
+# Conclusions, which you can check in the table:
 #
-# - *Substitution carries everything.* Without it only the product with the zeros is left: it alone makes a scope that is dense.
-# - *Splitting and dropping bounds find something better than what else there is.* Without either the search still finds the phases of the result beside one another, as a batch of products, since a
-#   substitution by residues comes with the windows that it needs; with both it finds the one large product.
-# - *Tightening is worth a factor, merging a little.* The same derivation ends in a product that also computes what is always zero, or in one scope more. Our strategy applies the three
-#   as clean-ups after each choice; a rule that is forbidden is not applied there either.
-# - *Converging derivation finds the candidates*: with none, no state at this depth is an operator by itself.
-# - *Looking ahead finds no other candidate, but finds the best one sooner.* *Fingerprints* save states.
+# - *Variable substitution is essential.* Without it, only the product with the zeros is found. No other rule makes a
+#   scope dense.
+# - *Splitting and boundary relaxing improve the best candidate.* Without one of them, the search still finds a
+#   polyphase form: the phases of the result as a batch of products, because a substitution by residues brings the
+#   windows that it needs. With both, it finds one large product.
+# - *Tightening saves a large factor, merging a small one.* Without them, the same derivation ends in a product that
+#   also computes elements that are always zero, or in one scope more. The default strategy applies merging, relaxing
+#   and tightening as simplifications after each choice. A rule that is left out is left out there too.
+# - *Converging derivation finds the candidates.* Without it, no state at this depth matches an operator.
+# - *Look-ahead finds no other candidates, but it finds the best one earlier.* *Fingerprints* save states.
 
 # %%
 whole = results["everything"]
@@ -190,21 +202,22 @@ for rule in ("traversal_merging", "boundary_tightening"):
     used = {m.rule.name for s in results[f"no {rule}"].search.states for m in s.matches}
     assert rule not in used
 assert not results["no converging derivation"].candidates
-assert results["no looking ahead"].best.seconds == whole.best.seconds
-assert results["no looking ahead"].best.state > whole.best.state
+assert results["no look-ahead"].best.seconds == whole.best.seconds
+assert results["no look-ahead"].best.state > whole.best.state
 assert len(results["no fingerprints"].search.states) > len(whole.search.states)
 
 # %% [markdown]
-# How deep does the paper's strategy have to go for it? The steps of the best candidate, counted one by one:
+# How deep must the paper's strategy search for this candidate? Count the steps of the best candidate one by one:
 
 # %%
 print([step.match.rule.name for step in whole.best.derivation.steps])
 print(results["paper's strategy"].why_not(whole.best.derivation))
 
 # %% [markdown]
-# ## Kept for the paper
+# ## Saved for the paper
 #
-# A run is a value: saved with all of its states, it is loaded, shown, asked and gone on with elsewhere.
+# A run can be saved with all its states. After loading it, possibly on another machine, you can show it, query it and
+# continue it.
 
 # %%
 run.save("upsample.einx")
@@ -213,14 +226,16 @@ assert again.best.seconds == run.best.seconds
 ee.show(again.best)
 
 # %% [markdown]
-# And where the session stands is code, whoever took the steps:
+# `script` prints the derivation of the current program as code. It makes no difference whether you or a search chose
+# the steps:
 
 # %%
 session.goto(again.best)
 print(session.script())
 
 # %% [markdown]
-# The same desk with buttons: search, stop, the tree that grows, click a state to go there. (It needs a running kernel; without one there is the picture.)
+# The explorer offers the same with buttons: search, stop, a tree that grows, and a click on a state goes there. (It
+# needs a running kernel. Without a kernel you see a picture of it.)
 
 # %%
 import einnet_widgets
@@ -230,6 +245,8 @@ einnet_widgets.explorer(ee.explore(upsample))
 # %% [markdown]
 # **Exercises.**
 #
-# 1. Is looking ahead still worth it at `max_depth=3`? Use `experiment`.
-# 2. Leave out `boundary_relaxing` at `max_depth=3` for a 5×5 convolution towards `Conv2d`. Which candidates are lost? (`run.candidates`, their sizes.)
-# 3. Forbid the best candidate's first split, by making your own rule from `SUMMATION_SPLITTING` with another `propose` ([06](06_your_own.py) shows how). What is second best?
+# 1. Is look-ahead still worth its time at `max_depth=3`? Use `experiment`.
+# 2. Leave out `boundary_relaxing` at `max_depth=3` for a 5×5 convolution towards `Conv2d`. Which candidates are lost?
+#    (Compare the sizes in `run.candidates`.)
+# 3. Forbid the best candidate's first split: make your own rule from `SUMMATION_SPLITTING` with another `propose`
+#    ([06](06_your_own.py) shows how). Which candidate is now the best?

@@ -13,10 +13,11 @@
 # %% [markdown]
 # # A model, optimised in one cell
 #
-# You have an ONNX file and want it faster, on this machine, with the same results. That is one call. What comes back says what was done, why it is the same, what it brought, and what it
-# did not touch.
+# You have an ONNX model and want it faster on this machine, with the same results. One call does this. Its report
+# lists the rewrites, the evidence that they are correct, the speedup of each, and the unchanged parts.
 #
-# The model here is the generator of InfoGAN, which makes an image of noise by transposed convolutions. Any ONNX file will do.
+# The example is the generator of InfoGAN, which turns noise into an image by transposed convolutions. Any ONNX file
+# works.
 
 # %%
 import matplotlib.pyplot as plt
@@ -31,13 +32,16 @@ fast = ee.optimize("model.onnx", budget="15s", threads=1)
 fast
 
 # %% [markdown]
-# The budget is how long contests of parts begin, the largest part first; choosing what pays in the whole takes its own time after that. Fifteen seconds are little: without
-# `budget` it is eight minutes, and what a run finds the next one begins with. (`einnet_widgets.OptimizeCell("model.onnx")` is the same with a progress bar, a cancel button and
-# a download.) A part is replaced only if it is *measured* to be faster than the original here; on another machine other parts may win, or none.
+# No new subgraph is tuned after `budget` seconds; the largest subgraph is tuned first. The final selection takes extra
+# time. Fifteen seconds are short: the default is eight minutes. Tuning results are cached, so the next run starts with
+# them. (`einnet_widgets.OptimizeCell("model.onnx")` does the same with a progress bar, a cancel button and a download
+# link.) A subgraph is replaced only if the replacement is *measured* to be faster than the original on this machine.
+# On another machine, other subgraphs may be replaced, or none.
 #
-# ## What was done
+# ## Result for each subgraph
 #
-# Every part that was looked at before the budget was spent: the replaced ones with what runs now, the others with the reason.
+# The next cell lists every subgraph that was tuned within the budget: for a replaced subgraph the new implementation,
+# for the others the reason.
 
 # %%
 report = fast.report()
@@ -50,7 +54,7 @@ print(f"{fast.speedup:.2f} times as fast; largest error {fast.errors[1]:.1e} of 
 # %% [markdown]
 # ## Why is it the same?
 #
-# Each replaced part comes with its derivation, and each step with a certificate:
+# Each replaced subgraph has a derivation, and each step of the derivation has a certificate:
 
 # %%
 derivations = fast.derivations()
@@ -68,7 +72,8 @@ for title, before, after in fast.graphs():
 # %% [markdown]
 # ## Is it really faster?
 #
-# `benchmark` measures both again, in turns, so that a change of the machine's mood hits both. Half of the measurements lie within ±, which is the bar.
+# `benchmark` measures both models again. It alternates between them, so that changes of the machine's load affect both
+# equally. Half of the measurements lie within ±, which the chart shows as error bars.
 
 # %%
 timings = fast.benchmark(repeat=10)
@@ -85,17 +90,18 @@ figure.tight_layout()
 plt.show()
 
 # %% [markdown]
-# Which part brought how much? Each is left out in turn:
+# How much does each replaced subgraph contribute? `attribution` leaves out one at a time:
 
 # %%
 for part in fast.attribution():
     print(f"{part.speedup:.2f} times by", "; ".join(", ".join(nodes) for nodes in part.nodes))
 
 # %% [markdown]
-# ## Take it away
+# ## Export
 #
-# `save` writes an ONNX file of standard operators, which any runtime executes. In it is what also pays without our kernels; where nothing does, it is the model as it was, and the last line says
-# so. ONNX Runtime on its own, on the new file and on the old one:
+# `save` writes an ONNX file of standard operators, which any ONNX runtime executes. It keeps only the rewrites that
+# are also faster in plain ONNX Runtime; if there are none, the file is your original model. The next cell compares
+# both files in ONNX Runtime; its last line reports the speedup, or why there is none.
 
 # %%
 fast.save("fast.onnx")
@@ -112,7 +118,7 @@ kept = sum(part["kept"] for part in report["subprograms"])
 print("the file:", fast.exported.lacks(kept) or f"{fast.exported.speedup:.2f} times as fast in ONNX Runtime alone")
 
 # %% [markdown]
-# The result is a function, too:
+# The result is also a Python function:
 
 # %%
 outputs = fast(**inputs)
@@ -121,7 +127,8 @@ outputs = fast(**inputs)
 # %% [markdown]
 # **Exercises.**
 #
-# 1. `threads=2`: do the same parts win?
-# 2. `numerics="exact"` forbids everything that rounds otherwise. What is left?
-# 3. `target_runtime="onnxruntime"` keeps what pays in the exported file instead. Compare `fast.exported`.
-# 4. Take a model of your own; `shapes={"x": (1, 3, 320, 320)}` fixes the inputs that it leaves open.
+# 1. Use `threads=2`. Are the same subgraphs replaced?
+# 2. `numerics="exact"` forbids every rewrite that changes rounding. Which replacements remain?
+# 3. `target_runtime="onnxruntime"` selects the rewrites that are faster in the exported file instead. Compare
+#    `fast.exported`.
+# 4. Optimise your own model. `shapes={"x": (1, 3, 320, 320)}` fixes input sizes that the model leaves open.

@@ -13,16 +13,18 @@
 # %% [markdown]
 # # Your own rule, your own operator
 #
-# Nothing in the engine is registered. A rule is a value, an operator is a value; whoever has one hands it to a session or a search, next to the library's. Neither is
-# trusted: each step is certified by the same checker, which knows no rules at all.
+# The engine has no registry. Rules and operators are values: pass your own to a session or a search, in the same list
+# as the library's. Neither is trusted. The same checker certifies every step, and it knows no rules at all.
 #
 # ## A rule in twenty lines
 #
-# A non-decreasing function of a maximum is the maximum of the function: $\max_s \varphi(f) = \varphi(\max_s f)$. From left to right it applies $\varphi$ once instead of
-# once for each $s$, and it leaves a plain maximum, which a library may know. No rule of ours says so.
+# The maximum commutes with a non-decreasing function: $\max_s \varphi(f) = \varphi(\max_s f)$. Applied from left to
+# right, the rule evaluates $\varphi$ once instead of once for each $s$. It leaves a plain maximum, which may match a
+# library operator. The library has no such rule.
 #
-# A rule needs a name, a law for readers, a **rewrite** that refuses what is illegal, and a **propose** that says where it is worth trying. (`encode` and `decode` give its parameters
-# their JSON form; this one has none.)
+# A rule consists of a name, a law for readers, a **rewrite** function that refuses illegal input, and a **propose**
+# function that lists where to try it. (`encode` and `decode` convert its parameters to and from JSON; this rule has no
+# parameters.)
 
 # %%
 from dataclasses import replace
@@ -43,7 +45,7 @@ def rewrite(scope, params=None, functions=GROWING):
     match scope:
         case Scope(reduce="max", summations=(_, *_), domain=(), body=Apply(function, (inside,))):
             if function not in functions:
-                raise ee.Refused(f"{function} is none of {', '.join(functions)}: it may fall where its argument grows")
+                raise ee.Refused(f"{function} is none of {', '.join(functions)}, so it may be decreasing")
             largest = replace(scope, body=inside, padding=(), value=0)
             outside = Apply(function, (largest[scope.traversals],))
             return replace(scope, summations=(), reduce="sum", body=outside)
@@ -63,7 +65,7 @@ MAX_OUTSIDE = ee.scope_rule("max_outside", LAW, propose, rewrite, lambda params:
 ee.rule_page(MAX_OUTSIDE)
 
 # %% [markdown]
-# That is all. A session that is given it offers it, applies it, undoes it, and writes it into its history:
+# The rule is complete. Pass it to a session, and the session can list, apply, undo and record it:
 
 # %%
 pooled = ee.parse("""
@@ -78,9 +80,11 @@ session.formula()
 session.check()
 
 # %% [markdown]
-# *Exact*, not *proved*: that ReLU grows is no axiom of the checker, so it evaluated both sides on random integers at every element of the result.
+# The certificate is *exact*, not *proved*. The checker has no axiom that ReLU is non-decreasing, so it evaluated both
+# sides on random integers at every element of the result.
 #
-# A session is saved and loaded like any other, as long as the reader has the rule. Its record can be *checked* by somebody who has not (`einnet-explore check`):
+# A session with your rule is saved and loaded like any other, provided that the reader has the rule. A reader without
+# the rule can still *check* the record (`einnet-explore check`):
 
 # %%
 session.save("mine.json")
@@ -88,13 +92,14 @@ print(ee.Session.load("mine.json", rules=(MAX_OUTSIDE,)))
 print("the record holds:", check_file("mine.json").ok)
 
 # %% [markdown]
-# It prints itself as Python, too. Your rule is imported from where it was defined: here that is this notebook, elsewhere it would be your module.
+# The session prints itself as Python, too. The code imports your rule from its module: here this notebook, in your
+# project your own module.
 
 # %%
 print(session.script())
 
 # %% [markdown]
-# And where the rule does not apply, its refusal is in our words:
+# If the rule does not apply, the session shows the message that we wrote in `rewrite`:
 
 # %%
 ee.explore(ee.ops.matmul(4, 5, 6), rules=(MAX_OUTSIDE,)).refusals(at="Y")
@@ -102,7 +107,8 @@ ee.explore(ee.ops.matmul(4, 5, 6), rules=(MAX_OUTSIDE,)).refusals(at="Y")
 # %% [markdown]
 # ## In a search
 #
-# Without our rule the maximum of a ReLU matches no operator, and a kernel has to be generated for all of it. With the rule, MaxPool is found:
+# Without our rule, the maximum of a ReLU matches no operator, so a kernel must be generated for all of it. With the
+# rule, the search finds MaxPool:
 
 # %%
 ee.search(pooled, max_depth=2).start().wait()
@@ -118,7 +124,8 @@ ee.show(found)
 # %% [markdown]
 # ## What if my rule is wrong?
 #
-# Someone adds `neg` to the list, which *falls*. The rule then rewrites what it must not. The certificate does not ask what the rule thought:
+# Suppose somebody adds `neg` to the list, although it is *decreasing*. The rule then makes an illegal rewrite. The
+# certificate does not depend on the rule, and it finds the error:
 
 # %%
 falling = ee.parse(ee.text(pooled).replace("relu(", "-("))
@@ -128,7 +135,7 @@ assert not certificate.ok
 certificate
 
 # %% [markdown]
-# The list as it is refuses it:
+# With the original list, the rule refuses this expression:
 
 # %%
 ee.explore(falling, rules=(MAX_OUTSIDE,)).refusals(at="Y")
@@ -136,8 +143,9 @@ ee.explore(falling, rules=(MAX_OUTSIDE,)).refusals(at="Y")
 # %% [markdown]
 # ## An operator in one line
 #
-# An operator is a name and its canonical expression. Iterators and attributes are what you write: `sh*h + dh*r - ph : H` is a dimension of extent `H`, read with a stride, a dilation and a
-# padding that matching has to solve. Here is a depthwise convolution, one filter for each channel:
+# An operator is a name and a canonical expression. The expression declares iterators and attributes: `sh*h + dh*r - ph
+# : H` reads a dimension of extent `H` with a stride, a dilation and a padding, and matching solves for these three
+# attributes. This is a depthwise convolution, with one filter for each channel:
 
 # %%
 DEPTHWISE = ee.Operator(
@@ -146,7 +154,8 @@ DEPTHWISE = ee.Operator(
 )
 
 # %% [markdown]
-# From the expression alone come its iterator table, the distance of any scope to it, and the equations for its attributes:
+# The package derives the iterator mapping table, the expression distance of any scope, and the equations for the
+# attributes from this expression:
 
 # %%
 mobile = ee.ops.depthwise_conv2d(N=1, H=8, W=8, C=4, R=3, S=3, stride=2, padding=1)
@@ -158,7 +167,8 @@ run = ee.search(mobile, target="DepthwiseConv2d", operators=operators, max_depth
 run
 
 # %% [markdown]
-# Stride 2, padding 1 and no dilation were solved from the indices, and the call is proved to mean what the expression says:
+# Matching solved the index equations for stride 2, padding 1 and dilation 1. The certificate proves that the call
+# computes the original expression:
 
 # %%
 found = next(c for c in run.candidates if c.operators)
@@ -169,7 +179,8 @@ ee.certify(mobile, found.program)
 # %% [markdown]
 # ## And it runs
 #
-# An operator that no library is told to run is generated from its canonical expression. Give it `onnx=` (as those in `operators/library.py` have it), and ONNX Runtime is measured against that.
+# Without `onnx=`, a kernel is generated from the canonical expression. With `onnx=` (see `operators/library.py` for
+# examples), ONNX Runtime's implementation is measured as well, and the faster one is used.
 
 # %%
 rng = np.random.default_rng(0)
@@ -177,11 +188,13 @@ A, K = (rng.integers(-9, 9, tensor.shape) for tensor in found.program.inputs)
 compiled = compile_program(found.program, threads=1)
 result = compiled.run({"A": A.astype(np.float32), "K": K.astype(np.float32)})["Y"]
 assert (result == ee.evaluate(mobile, {"A": A, "K": K})["Y"]).all()
-print("T1 is run by", compiled.engines["T1"], "and right in all", result.size, "elements")
+print(f"T1: {compiled.engines['T1']}; all {result.size} elements are correct")
 
 # %% [markdown]
 # **Exercises.**
 #
-# 1. The mirror image of our rule: $\min_s \varphi(f) = \varphi(\min_s f)$. Change one word, and see what the certificate says.
-# 2. A function that falls turns a maximum into a minimum: $\max_s -f = -\min_s f$. Write that rule.
-# 3. Write `MatVec` as an operator (`"y[m] = sum[k] A[m, k] * x[k]"`), and search a 3×3 convolution with one output channel towards it.
+# 1. Write the mirror image of our rule: $\min_s \varphi(f) = \varphi(\min_s f)$. Change one word, and read the
+#    certificate.
+# 2. A decreasing function turns a maximum into a minimum: $\max_s -f = -\min_s f$. Write that rule.
+# 3. Define `MatVec` as an operator (`"y[m] = sum[k] A[m, k] * x[k]"`), and search for it in a 3×3 convolution with one
+#    output channel.
