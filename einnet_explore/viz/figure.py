@@ -1,4 +1,4 @@
-"""What notebooks show as a picture, and papers take as a file: SVG, PDF, PNG or TikZ."""
+"""Figures: SVG for notebooks, and SVG, PDF, PNG or TikZ files for papers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.util
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from einnet_explore.viz.pictures import Picture
 _FAMILY = re.compile(r"font-family=(['\"])(.*?)\1")
 
 PIXELS_PER_UNIT = {"px": 1.0, "pt": 96 / 72.27, "bp": 96 / 72, "mm": 96 / 25.4, "cm": 96 / 2.54, "in": 96.0}
-"""A unit of length in pixels; pt is TeX's."""
+"""Pixels in each unit of length; pt is TeX's point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A picture as SVG, in words, and as shapes where it was made of such; notebooks show it, ``save`` writes it."""
+    """A picture as SVG, as text, and as shapes if it consists of shapes; notebooks display it, ``save`` writes it."""
 
     svg: str
     says: str = "(figure)"
@@ -39,28 +39,28 @@ class Figure:
         return self.says
 
     def pdf(self) -> bytes:
-        """The picture as PDF, its text as text, in a font that goes with it; raises Refused without the library."""
+        """Return the picture as PDF with selectable text and an embedded font; raise Refused without the library."""
         converter = _converter()
-        points = _sized(self.svg, _width(self.svg) / PIXELS_PER_UNIT["bp"])  # the library takes pixels for points
-        made: bytes = converter.svg_to_pdf(_embedded(points))
+        points = _scale_svg(self.svg, _width(self.svg) / PIXELS_PER_UNIT["bp"])  # the library takes pixels as points
+        made: bytes = converter.svg_to_pdf(_with_standard_fonts(points))
         return made
 
     def png(self, scale: float = 2.0) -> bytes:
-        """The picture in pixels, *scale* to one of the SVG's; raises Refused without the library."""
-        made: bytes = _converter().svg_to_png(_embedded(self.svg), scale=scale)
+        """Return the picture as PNG with *scale* pixels for each pixel of the SVG; raise Refused without the library."""
+        made: bytes = _converter().svg_to_png(_with_standard_fonts(self.svg), scale=scale)
         return made
 
     def tikz(self) -> str:
-        """The picture as a ``tikzpicture``; raises Refused for one that was not made of shapes."""
+        """Return the picture as a ``tikzpicture``; raise Refused for a picture that does not consist of shapes."""
         if self.picture is None:
             raise Refused("this figure has no TikZ form: its SVG was drawn by a library; save it as PDF")
         return self.picture.tikz()
 
     def save(self, path: str | PathLike[str], width: str | None = None) -> None:
-        """Write the picture, whole or not at all, as what *path* ends with: .svg, .pdf, .png, .tex or .tikz.
+        """Write the picture atomically in the format of the suffix of *path*: .svg, .pdf, .png, .tex or .tikz.
 
-        *width*, as ``"3.3in"``, scales it (TikZ pictures are scaled where they are used).  Raises Refused for
-        another ending, for no length, and where a form cannot be had.
+        *width*, such as ``"3.3in"``, scales the SVG (TikZ pictures are scaled in the document).  Raises Refused for
+        another suffix, an invalid width, and a format that is not available.
         """
         kinds: Mapping[str, Callable[[Figure], bytes | str]] = {
             ".svg": lambda figure: figure.svg,
@@ -75,18 +75,18 @@ class Figure:
         write_atomically(path, kinds[kind](self if width is None else self.scaled(width)))
 
     def scaled(self, width: str) -> Figure:
-        """The same picture as wide as *width* says; raises Refused where that is no length above 0."""
-        return replace(self, svg=_sized(self.svg, _pixels(width)))
+        """Return the picture scaled to *width*; raise Refused unless that is a positive length."""
+        return replace(self, svg=_scale_svg(self.svg, _pixels(width)))
 
 
 def _width(svg: str) -> float:
-    """The width of *svg* in pixels; its points are CSS's."""
+    """Return the width of *svg* in pixels; its points are CSS points."""
     found = re.search(r"\bwidth=(['\"])([0-9.]+)(px|pt|)\1", svg.split(">", 1)[0])
     return float(found[2]) * (PIXELS_PER_UNIT["bp"] if found[3] == "pt" else 1) if found else 0.0
 
 
-def _sized(svg: str, wide: float) -> str:
-    """*svg* made *wide* pixels wide."""
+def _scale_svg(svg: str, wide: float) -> str:
+    """Return *svg* scaled to *wide* pixels."""
     head, rest = svg.split(">", 1)
     box = re.search(r"viewBox=(['\"])([^'\"]*)\1", head)
     if box is None:
@@ -110,18 +110,18 @@ def _pixels(width: str) -> float:
 
 
 def figure_from_picture(picture: Picture, says: str) -> Figure:
-    """A figure of shapes."""
+    """Return the figure of a picture made of shapes."""
     return Figure(picture.svg(), says, picture)
 
 
-def _embedded(svg: str) -> str:
-    """*svg* with text in the one font that is always at hand, so that pictures look the same on every machine."""
+def _with_standard_fonts(svg: str) -> str:
+    """Return *svg* with its fonts replaced by Matplotlib's, so that files are equal on every machine."""
     return _FAMILY.sub(lambda found: f"font-family='DejaVu Sans{' Mono' if 'monospace' in found[2] else ''}'", svg)
 
 
-@cache
+@lru_cache(1)
 def _converter() -> Any:
-    """The library that converts SVG, with Matplotlib's fonts."""
+    """Return the library that converts SVG, with Matplotlib's fonts registered."""
     if importlib.util.find_spec("vl_convert") is None or importlib.util.find_spec("matplotlib") is None:
         raise Refused("PDF and PNG need vl-convert-python and matplotlib: pip install 'einnet-explore[notebook]'")
     import matplotlib as mpl

@@ -1,14 +1,8 @@
-"""Figures as SVG: computation graphs and trees.
+"""Figures of computation graphs and search trees, and the search graph as JSON.
 
-Graphs are laid out by Graphviz where its ``dot`` is installed, and by a small layered layout of our own elsewhere and
-where they are large.
-
-A layered layout of our own, for machines without Graphviz (Sugiyama, Tagawa and Toda 1981, in its simplest form).
-
-Layers by longest path; edges over several layers get a bend in each; a layer is ordered by the mean place of its
-neighbours; places are pulled towards neighbours as far as the order allows.
-
-A search as a directed graph in plain JSON: what the tree view draws, and what any other tool may read.
+Graphviz lays out graphs if its ``dot`` is installed and the graph is small; otherwise a built-in layered layout does
+(Sugiyama, Tagawa and Toda 1981, simplified): layers by longest path; an edge across several layers bends in each; a
+layer is ordered by the mean position of its neighbours; positions move towards neighbours as far as the order allows.
 """
 
 from __future__ import annotations
@@ -47,7 +41,7 @@ _ORDERING_SWEEPS = 8
 
 @dataclass
 class _Layout:
-    """Cells of layers (nodes, and bends of long edges) with their widths, heights and places."""
+    """Cells of layers (nodes, and bends of long edges) with their widths, heights and positions."""
 
     layers: list[list[str]]
     wide: dict[str, float]
@@ -59,7 +53,7 @@ class _Layout:
 
 
 def layout_graph(drawn: Graph, title: str = "") -> Picture:
-    """*drawn* from top to bottom."""
+    """Lay out *drawn* from top to bottom."""
     nodes = {node.name: node for node in drawn.nodes}
     layout, bends = _layers(nodes, drawn.edges)
     _order(layout)
@@ -77,12 +71,12 @@ def layout_graph(drawn: Graph, title: str = "") -> Picture:
 
 
 def _layers(nodes: Mapping[str, GraphNode], edges: Sequence[tuple[str, str, str]]) -> tuple[_Layout, list[list[str]]]:
-    """Cells by layers, and for every edge the bends that it goes through."""
+    """Return the cells by layer, and the bends of every edge."""
     rank = dict.fromkeys(nodes, 0)
-    for _ in nodes:  # longest paths: graphs of programs have no cycles, so this settles
+    for _ in nodes:  # longest paths: graphs of programs are acyclic, so this converges
         for a, b, _label in edges:
             rank[b] = max(rank[b], rank[a] + 1)
-    for name, node in nodes.items():  # what is only read stands just above its first reader
+    for name, node in nodes.items():  # an input is just above its first reader
         readers = [rank[b] for a, b, _label in edges if a == name]
         if node.kind in ("input", "weight") and readers:
             rank[name] = min(readers) - 1
@@ -130,19 +124,19 @@ def _place(layout: _Layout) -> None:
         neighbours = layout.above if down else layout.below
         for layer in layout.layers if down else reversed(layout.layers):
             wanted = [mean([layout.x[m] for m in neighbours.get(c, [c])]) for c in layer]
-            for cell, x in zip(layer, _apart(wanted, [layout.wide[c] for c in layer]), strict=True):
+            for cell, x in zip(layer, _separate(wanted, [layout.wide[c] for c in layer]), strict=True):
                 layout.x[cell] = x
 
 
-def _apart(wanted: Sequence[float], wide: Sequence[float]) -> Iterable[float]:
-    """Places in this order that do not overlap, near *wanted*: between those pushed right and those pushed left."""
+def _separate(wanted: Sequence[float], wide: Sequence[float]) -> Iterable[float]:
+    """Return non-overlapping positions near *wanted*: the mean of pushing all cells right and pushing all left."""
     from_left, from_right = list(wanted), list(wanted)
     for n in range(1, len(wanted)):
-        room = (wide[n - 1] + wide[n]) / 2 + _GAP_PIXELS
-        from_left[n] = max(wanted[n], from_left[n - 1] + room)
+        spacing = (wide[n - 1] + wide[n]) / 2 + _GAP_PIXELS
+        from_left[n] = max(wanted[n], from_left[n - 1] + spacing)
     for n in range(len(wanted) - 2, -1, -1):
-        room = (wide[n] + wide[n + 1]) / 2 + _GAP_PIXELS
-        from_right[n] = min(wanted[n], from_right[n + 1] - room)
+        spacing = (wide[n] + wide[n + 1]) / 2 + _GAP_PIXELS
+        from_right[n] = min(wanted[n], from_right[n + 1] - spacing)
     return [(a + b) / 2 for a, b in zip(from_left, from_right, strict=True)]
 
 
@@ -179,20 +173,20 @@ def _node(layout: _Layout, node: GraphNode) -> ShapeGroup:
 
 
 MAX_GRAPHVIZ_NODES = 60
-"""Nodes up to which Graphviz is asked: beyond, with tensors that many nodes read, it may take minutes."""
+"""Graphviz may take minutes for larger graphs in which many nodes read one tensor."""
 
 _PATH_COLOUR, _STATE_COLOUR, _CANDIDATE_COLOUR = "#c0392b", "#2e6da4", "#e0a526"
 _TREE_PIXELS, _TREE_ROW_PIXELS = 840.0, 60.0
-"""Of a tree: JupyterLab shows pictures as they are, and beside its files a page of 1280 pixels has 860 for them."""
+"""Size of a tree; JupyterLab has 860 pixels for pictures next to its file browser on a screen of 1280."""
 
 
 def graph_figure(program: Program, title: str = "") -> Figure:
-    """The computation graph of *program*."""
+    """Return the figure of the computation graph of *program*."""
     return draw_graph(graph(program), title)
 
 
 def draw_graph(drawn: Graph, title: str = "") -> Figure:
-    """A graph of nodes and edges."""
+    """Return the figure of a graph, by Graphviz or the built-in layout."""
     own = layout_graph(drawn, title)
     if len(drawn.nodes) > MAX_GRAPHVIZ_NODES:
         return figure_from_picture(own, _says(drawn, title))
@@ -208,7 +202,7 @@ def _graphviz(source: str) -> str:
 
 
 def _says(drawn: Graph, title: str) -> str:
-    """The graph in words, for those who do not see the picture."""
+    """Describe the graph as text, for readers who do not see the picture."""
     lines = [title or "computation graph"]
     for node in drawn.nodes:
         reads = ", ".join(f"{a} {label}" for a, b, label in drawn.edges if b == node.name)
@@ -219,7 +213,7 @@ def _says(drawn: Graph, title: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A node of a tree: *parent* is -1 at the root; *label* is drawn on the way to the chosen node, *tip* pops up."""
+    """A node of a tree: *parent* is -1 at the root; *label* is drawn on the chosen path; *tip* is the tooltip."""
 
     id: int
     parent: int
@@ -229,9 +223,9 @@ class TreeNode:
 
 
 def tree_figure(states: Sequence[State], to: int | None = None, limit: int = 240) -> Figure:
-    """The search tree: a row a depth, the way *to* a state drawn thick; squares are candidates.
+    """Return the figure of the search tree with a row for each depth; the path *to* a state is thick.
 
-    About *limit* states are drawn, the first ones and those on the way; the caption says how many there are.
+    Squares are candidates.  The first *limit* states and those on the path are drawn; the caption has the total.
     """
     path: set[int] = set()
     here = to or 0
@@ -257,7 +251,7 @@ def tree_figure(states: Sequence[State], to: int | None = None, limit: int = 240
 
 
 def draw_tree(nodes: Sequence[TreeNode], chosen: int | None, caption: str) -> Figure:
-    """*nodes* (parents before children) from top to bottom; the way to *chosen* is thick, red and labelled."""
+    """Draw a tree of *nodes* (parents before children); the path to *chosen* is thick, red and labelled."""
     below: dict[int, list[TreeNode]] = {}
     known = {node.id: node for node in nodes}
     depth: dict[int, int] = {}
@@ -275,12 +269,15 @@ def draw_tree(nodes: Sequence[TreeNode], chosen: int | None, caption: str) -> Fi
     height = 56 + _TREE_ROW_PIXELS * max(depth.values(), default=0)
     at = {node.id: (x[node.id], 22 + _TREE_ROW_PIXELS * depth[node.id]) for node in nodes}
     shapes: list[Shape] = []
-    for on in (False, True):  # the chosen way lies above the rest
+    for on in (False, True):  # the chosen path is drawn last, on top
         look = ShapeStyle(stroke=_PATH_COLOUR, thick=2.5) if on else ShapeStyle(stroke="#bbbbbb", thick=0.8)
         for node in nodes:
             if node.parent >= 0 and (node.id in path) == on:
                 shapes.append(Curve((at[node.parent], at[node.id]), look))
-        shapes += [_dot(at[node.id], node, radius + on, on) for node in nodes if (node.id in path) == on]
+        for node in nodes:
+            if (node.id in path) == on:
+                colour = _PATH_COLOUR if on else _CANDIDATE_COLOUR if node.candidate else _STATE_COLOUR
+                shapes.append(_dot(at[node.id], node, radius + on, colour))
     rows: dict[float, list[float]] = {}
     for across, down in at.values():
         rows.setdefault(down, []).append(across)
@@ -290,7 +287,7 @@ def draw_tree(nodes: Sequence[TreeNode], chosen: int | None, caption: str) -> Fi
 
 
 def _spread(nodes: Sequence[TreeNode], below: dict[int, list[TreeNode]]) -> dict[int, float]:
-    """Leaves side by side in the order of a walk, parents above the middle of their children."""
+    """Place leaves side by side in depth-first order, and parents above the middle of their children."""
     slot: dict[int, float] = {}
     stack = [(node, False) for node in reversed(below.get(-1, []))]
     free = 0
@@ -308,16 +305,16 @@ def _spread(nodes: Sequence[TreeNode], below: dict[int, list[TreeNode]]) -> dict
     return {node.id: 30 + (_TREE_PIXELS - 60) * slot[node.id] / max(1, free) for node in nodes}
 
 
-def _dot(at: Point, node: TreeNode, radius: float, on: bool) -> Shape:
+def _dot(at: Point, node: TreeNode, radius: float, colour: str) -> Shape:
     x, y = at
-    look = ShapeStyle(_PATH_COLOUR if on else _CANDIDATE_COLOUR if node.candidate else _STATE_COLOUR)
+    look = ShapeStyle(colour)
     if node.candidate:
         return Rectangle(x - radius, y - radius, 2 * radius, 2 * radius, look, node.tip)
     return Ellipse(x, y, radius, radius, look, node.tip)
 
 
 def _label(at: Point, label: str, radius: float, row: Sequence[float]) -> Shape:
-    """Beside its node, or above its *row* where it would hide another node of that."""
+    """Return the label next to its node, or above its *row* if it would hide another node."""
     wide = radius + 6 + text_width(label, 12)
     right = at[0] + wide < _TREE_PIXELS
     x, anchor = (at[0] + radius + 6, "start") if right else (at[0] - radius - 6, "end")
@@ -327,12 +324,12 @@ def _label(at: Point, label: str, radius: float, row: Sequence[float]) -> Shape:
 
 
 def search_graph(states: Sequence[State], pruned: Iterable[Pruned] = (), costs: dict[int, float] | None = None) -> Any:
-    """``{"nodes": […], "edges": […]}``: states, the moves between them, and merges.
+    """Return the search as ``{"nodes": […], "edges": […]}``: states, the moves between them, and merges.
 
     A node has ``id``, ``depth``, ``phase`` (``start``, ``explorative``, ``converging``), ``distance`` and ``seconds``
-    (estimated, of candidates); an edge ``from``, ``to``, ``kind`` and its ``steps`` (rule and place).  An edge of kind
-    ``move`` leads to a state's first discovery, so these alone are a tree; one of kind ``merge`` leads to the state
-    that a pruned move would have reached again.  Equal merges are one edge with ``times``.
+    (estimated, of candidates); an edge ``from``, ``to``, ``kind`` and its ``steps`` (rule and place).  Edges of kind
+    ``move`` lead to the first discovery of a state and form a tree; an edge of kind ``merge`` leads to the state that
+    a pruned move would have reached again.  Equal merges are one edge with ``times``.
     """
     known = costs or {}
     nodes = [

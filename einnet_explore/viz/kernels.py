@@ -1,11 +1,4 @@
-"""The kernels of a program's equations, as text: what ``show --kernel`` prints.
-
-A fused program in words: its stages, what its sizes need, what it is expected to gain; and its kernels as text.
-
-The stages of a fused kernel as a picture: what each reads, holds, reduces and writes, and where threads wait.
-
-The search for a tile size as a picture: scores over the tile's products, what was rejected by its reason.
-"""
+"""Generated kernels for readers: kernel texts, the stages of a fused kernel, and the search for a tile size."""
 
 from __future__ import annotations
 
@@ -36,12 +29,12 @@ from einnet_explore.syntax.printer import scalar as said
 from einnet_explore.viz.figure import Figure
 
 KernelGenerator: TypeAlias = "Callable[[Equation, Type, str], Kernel]"
-"""The kernel of an equation over elements of a type in a dialect; raises Refused where it makes none."""
+"""Function that generates the kernel of an equation for an element type and dialect; raises Refused."""
 
 
 @dataclass(frozen=True)
 class KernelText:
-    """The kernel of the equation *name* in one dialect, and where there is none, *why* not."""
+    """Kernel text of the equation *name* in one dialect, or the reason *why* there is none."""
 
     name: str
     text: str
@@ -49,7 +42,7 @@ class KernelText:
 
 
 def elementwise_kernel(equation: Equation, kind: Type, dialect: str) -> Kernel:
-    """An element-wise equation: packs in a grid-stride loop; neighbouring elements a block in C, for CPUs."""
+    """Generate an elementwise kernel: vector packs in a grid-stride loop; in C, contiguous elements for each block."""
     made = build_functor(equation.scope, equation.name, kind)
     return (
         elementwise.elementwise_host_kernel(made)
@@ -59,7 +52,7 @@ def elementwise_kernel(equation: Equation, kind: Type, dialect: str) -> Kernel:
 
 
 def tiled_kernel(equation: Equation, kind: Type, dialect: str) -> Kernel:
-    """A contraction in tiles of the size that the best-first search finds; for a core's caches in C."""
+    """Generate a tiled contraction; the best-first search chooses the tile, in C for the caches of a core."""
     hardware = cpu_hardware(this_machine()) if dialect == "c" else Hardware()
     try:
         return tile_contraction(equation.scope, hardware, kind=kind, name=equation.name).kernel
@@ -70,7 +63,7 @@ def tiled_kernel(equation: Equation, kind: Type, dialect: str) -> Kernel:
 
 
 def staged_kernel(equation: Equation, kind: Type, dialect: str) -> Kernel:
-    """Anything else, nested reductions too: stages at every point of a grid; sizes and strides are arguments in C."""
+    """Generate a staged kernel for any other equation, nested reductions included; in C its sizes are arguments."""
     inputs = tuple(dict.fromkeys(tensors(equation.scope)))
     shapes = {t.name: t.shape for t in inputs}
     try:
@@ -110,11 +103,11 @@ def _text(equation: Equation, kind: Type, dialect: str, makers: tuple[KernelGene
 
 
 def stage_graph(fused: FusedKernel) -> Graph:
-    """The graph of *fused*: memory, per stage its heads and nests, and an edge for everything that is read.
+    """Return the graph of *fused*: memory, the heads and nests of each stage, and an edge for every access.
 
-    Kinds are those of ``syntax.computation_graph``: inputs and outputs in memory, a nest that reduces as a library
-    operator, one that does not as an eOperator, values of a whole point of the grid as an expression; temporaries are
-    views.
+    Node kinds are those of ``syntax.computation_graph``: ``input`` for memory of inputs and outputs, ``library`` for
+    nests with a reduction, ``eOperator`` for other nests, ``expression`` for values of a grid point, ``view`` for
+    temporaries.
     """
     nodes = [GraphNode(t.name, "input", f"{t.name}\n{'×'.join(map(str, t.shape))}") for t in fused.inputs]
     edges: dict[tuple[str, str, str], None] = {}
@@ -128,7 +121,7 @@ def stage_graph(fused: FusedKernel) -> Graph:
             kind = "library" if any(s.reduce is not None for s in nest.steps) else "eOperator"
             parts.append((name, kind, _loops(nest), nest.steps))
         for name, kind, loops, steps in parts:
-            lines = [name, *([loops] if loops else []), *(_said(fused, s) for s in steps)]
+            lines = [name, *([loops] if loops else []), *(_step_text(fused, s) for s in steps)]
             nodes.append(GraphNode(name, kind, "\n".join(lines)))
             own = {s.name for s in steps}
             for step in steps:
@@ -146,7 +139,7 @@ def stage_graph(fused: FusedKernel) -> Graph:
 def _memory(
     fused: FusedKernel, step: FusedStep, name: str, nodes: list[GraphNode], edges: dict[tuple[str, str, str], None]
 ) -> str:
-    """The node of the memory that *step* writes; its edge from *name*."""
+    """Add the node of the memory that *step* writes and the edge from *name*; return the node's name."""
     space = fused.spaces[step.name]
     where = {"output": "output", "temporary": "temporary"}[space.kind]
     if space.beside is not None:
@@ -169,12 +162,12 @@ def _names(axes: Iterable[Iterator]) -> str:
     return " ".join(f"{x.name}:{x.extent}" for x in axes)
 
 
-def _said(fused: FusedKernel, step: FusedStep) -> str:
-    return f"{step.name} {'=' if step.reduce is None else step.reduce + '='} {said(_plain(fused, step.body))}"
+def _step_text(fused: FusedKernel, step: FusedStep) -> str:
+    return f"{step.name} {'=' if step.reduce is None else step.reduce + '='} {said(_inlined(fused, step.body))}"
 
 
-def _plain(fused: FusedKernel, body: Scalar) -> Scalar:
-    """*body* with its constants as numbers."""
+def _inlined(fused: FusedKernel, body: Scalar) -> Scalar:
+    """Return *body* with its constant arguments replaced by numbers."""
     numbers = {constant_argument(n): value for n, value in enumerate(fused.constants)}
 
     def number(access: Access) -> Scalar:
@@ -185,18 +178,20 @@ def _plain(fused: FusedKernel, body: Scalar) -> Scalar:
 
 
 def stage_summary(fused: FusedKernel) -> str:
-    """The plan in words: the grid, then a line a value."""
+    """Describe the plan: the grid, then a line for each value."""
     lines = [f"grid: {_names(fused.grid) or 'one point'}; waits: {fused.barriers}; slots: {fused.slots}"]
     for n, stage in enumerate(fused.stages):
         lines.append(f"stage {n}" + (" (memory is seen by all afterwards)" if stage.barrier else ""))
-        lines += [f"  {_said(fused, s)}" for s in stage.heads]
+        lines += [f"  {_step_text(fused, s)}" for s in stage.heads]
         for nest in stage.nests:
             lines.append(f"  {_loops(nest) or 'once'}:")
-            lines += [f"    {_said(fused, s)}{' -> ' + _kept(fused, s) if s.stores else ''}" for s in nest.steps]
+            lines += [
+                f"    {_step_text(fused, s)}{' -> ' + _memory_of(fused, s) if s.stores else ''}" for s in nest.steps
+            ]
     return "\n".join(lines)
 
 
-def _kept(fused: FusedKernel, step: FusedStep) -> str:
+def _memory_of(fused: FusedKernel, step: FusedStep) -> str:
     space = fused.spaces[step.name]
     if space.beside is not None:
         return f"memory of {space.beside}"
@@ -204,7 +199,7 @@ def _kept(fused: FusedKernel, step: FusedStep) -> str:
 
 
 def contiguous_plan(fused: FusedKernel) -> FusedLayout:
-    """*fused* for contiguous arrays of the sizes that it was analysed with."""
+    """Return *fused* for contiguous arrays of the sizes it was analysed with."""
     shapes = {t.name: t.shape for t in fused.program.inputs}
     outputs = {o.name: o.scope.shape for o in fused.operations if o.output}
     whole = {t.name: t.shape for t in fused.inputs} | outputs
@@ -213,7 +208,7 @@ def contiguous_plan(fused: FusedKernel) -> FusedLayout:
 
 
 def stages_text(fused: FusedKernel) -> str:
-    """The plan, the recorded equalities, the axes that are left for contiguous arrays, and both estimates."""
+    """Describe the plan, its size equalities, the axes for contiguous arrays, and the estimates for CPU and GPU."""
     flat = contiguous_plan(fused)
     axes = " ".join(f"{x.name}:{flat.extents[x]}" for x in flat.order)
     lines = [stage_summary(fused), f"equalities: {', '.join(fused.sizes.equalities) or 'none'}"]
@@ -223,7 +218,7 @@ def stages_text(fused: FusedKernel) -> str:
 
 
 def fused_text(fused: FusedKernel, dialect: str, dtype: str = "float32") -> str:
-    """The kernel for contiguous arrays in *dialect*: of blocks for ``cuda`` and ``opencl``, of points for ``c``.
+    """Return the kernel for contiguous arrays in *dialect*: by blocks for ``cuda`` and ``opencl``, by points for ``c``.
 
     Raises Refused for an unknown dialect or dtype.
     """
@@ -232,16 +227,16 @@ def fused_text(fused: FusedKernel, dialect: str, dtype: str = "float32") -> str:
 
 
 _REJECTION_MARKERS = {"over memory": ("v", "#c0392b"), "over regs": ("x", "#8e5ea2")}
-"""The marker and the colour of each."""
+"""Marker and colour of each reason."""
 
 _REJECTED_SCORE = -0.06
-"""Where rejected sizes are drawn: they have no score."""
+"""Vertical position of rejected sizes, which have no score."""
 
 
 def tile_figure(search: TileSearch, title: str = "") -> Figure:
-    """Every visited size: its products across (how much a group computes from one load), its score up.
+    """Plot the score of every visited tile size over its products (how much a group computes from one load).
 
-    Raises ValueError where Matplotlib is missing.
+    Raises ValueError without Matplotlib.
     """
     try:
         import matplotlib as mpl

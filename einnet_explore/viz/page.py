@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a derivation: its programs as text and LaTeX, its certificates, its graphs."""
+"""Self-contained HTML pages: programs as text and LaTeX, certificates, graphs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ svg { max-width: 100%; height: auto; background: white; }
 
 
 def html_page(title: str, parts: Sequence[str]) -> str:
-    """An HTML page without scripts and without any reference to elsewhere."""
+    """Return an HTML page without scripts and external references."""
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         f"<meta name='viewport' content='width=device-width'><title>{escape(title)}</title>"
@@ -44,25 +44,25 @@ def html_page(title: str, parts: Sequence[str]) -> str:
 
 
 def derivation_page(derivation: Derivation, title: str) -> str:
-    """Every program of *derivation* with the rule, its parameters and the certificate of each step."""
+    """Return the page of *derivation*: every program, with the rule, parameters and certificate of its step."""
     graphs = [_figure(derivation.start, "before" if derivation.steps else "")]
     if derivation.steps:
         graphs.append(_figure(derivation.end, "after"))
     parts = [f"<div class='pair'>{''.join(graphs)}</div>", "<h2>Start</h2>", _program(derivation.start)]
     for n, step in enumerate(derivation.steps, 1):
-        said = step.match.to_json()
+        match = step.match.to_json()
         kind = certify(step.before, step.after).kind
         parts += [
-            f"<h2>{n}. {escape(said['rule'].replace('_', ' '))} at {escape(show_path(step.match.at))}</h2>",
-            f"<p>{_params(said['params'])} <b class='{kind}'>{kind}</b></p>",
+            f"<h2>{n}. {escape(match['rule'].replace('_', ' '))} at {escape(show_path(step.match.at))}</h2>",
+            f"<p>{_params(match['params'])} <b class='{kind}'>{kind}</b></p>",
             _program(step.after, step.before),
         ]
     return html_page(title, parts)
 
 
 def _figure(program: Program, caption: str) -> str:
-    said = f"<figcaption>{caption}</figcaption>" if caption else ""
-    return f"<figure>{said}{graph_figure(program).svg}</figure>"
+    captioned = f"<figcaption>{caption}</figcaption>" if caption else ""
+    return f"<figure>{captioned}{graph_figure(program).svg}</figure>"
 
 
 def _params(params: Mapping[str, Any]) -> str:
@@ -80,7 +80,7 @@ def _value(value: Any) -> str:
 
 
 def _program(program: Program, before: Program | None = None) -> str:
-    """*program* as text, what is new since *before* marked; LaTeX folded away."""
+    """Return *program* as text with lines that are not in *before* highlighted, and as collapsed LaTeX."""
     known = set(text(before).splitlines()) if before else set()
     lines = [
         f"<span class='{'old' if line in known else 'new' if before else ''}'>{escape(line)}</span>"

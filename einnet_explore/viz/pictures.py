@@ -1,8 +1,6 @@
-"""Pictures as values: a few kinds of shapes, printed as SVG or as TikZ.
+"""Pictures as values: shapes, printed as SVG or as TikZ.
 
-Lengths are SVG's pixels, y grows downwards; in TikZ a pixel is 0.75 bp, as CSS has it, so both have one size.
-
-The few things that all our SVG pictures share.
+Lengths are SVG pixels, and y grows downwards.  In TikZ a pixel is 0.75 bp, as in CSS, so both have the same size.
 """
 
 from __future__ import annotations
@@ -22,22 +20,22 @@ FONT = "font-family='Helvetica, Arial, sans-serif'"
 
 
 def replace_illegal_characters(text: str) -> str:
-    """*text* without what XML has no way to write: names in files may have any control character."""
+    """Replace characters that XML cannot represent, such as control characters in names."""
     return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def escape_xml(text: str) -> str:
-    """*text* as XML holds it."""
+    """Escape *text* for XML."""
     return escape(replace_illegal_characters(text))
 
 
 def text_width(text: str, size: float) -> float:
-    """About how wide *text* is in a sans-serif font of *size* pixels."""
+    """Estimate the width of *text* in a sans-serif font of *size* pixels."""
     return 0.58 * size * len(text)
 
 
 def _svg_head(width: float, height: float) -> str:
-    """The beginning of a picture on white, with an arrow head to use; it shrinks where it is shown narrower."""
+    """Return the start of an SVG document with a white background and an arrow head; it shrinks with its container."""
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{width:.0f}' height='{height:.0f}' "
         f"viewBox='0 0 {width:.0f} {height:.0f}' style='max-width:100%;height:auto'>"
@@ -52,7 +50,7 @@ Point: TypeAlias = "tuple[float, float]"
 
 @dataclass(frozen=True, slots=True)
 class ShapeStyle:
-    """Fill (none: only the outline), outline and its thickness."""
+    """Fill colour, outline colour and outline thickness; ``none`` is no fill or no outline."""
 
     fill: str = "none"
     stroke: str = "none"
@@ -85,7 +83,7 @@ class Ellipse:
 
 @dataclass(frozen=True, slots=True)
 class Polyline:
-    """Straight lines from point to point, closed if they have a fill."""
+    """Straight lines between points, closed if filled."""
 
     points: tuple[Point, ...]
     look: ShapeStyle
@@ -93,7 +91,7 @@ class Polyline:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A smooth line from point to point that leaves and arrives vertically."""
+    """A smooth curve through points with vertical ends."""
 
     points: tuple[Point, ...]
     look: ShapeStyle
@@ -102,7 +100,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class TextLine:
-    """A line of text at its base line; *anchor*: start, middle or end; *halo*: as thick as it is, in white."""
+    """A line of text at its base line; *anchor* is start, middle or end; *halo* is the width of its white outline."""
 
     x: float
     y: float
@@ -114,7 +112,7 @@ class TextLine:
 
 @dataclass(frozen=True, slots=True)
 class ShapeGroup:
-    """What belongs together, with a name that pops up."""
+    """Shapes of one item, with its tooltip *title*."""
 
     kind: str
     title: str
@@ -126,18 +124,18 @@ Shape: TypeAlias = "Rectangle | Ellipse | Polyline | Curve | TextLine | ShapeGro
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Shapes in the order in which they are drawn."""
+    """Shapes in drawing order."""
 
     wide: float
     high: float
     shapes: tuple[Shape, ...]
 
     def svg(self) -> str:
-        """The picture as an SVG document."""
+        """Return the picture as an SVG document."""
         return "".join([_svg_head(self.wide, self.high), *map(_svg, self.shapes), "</svg>"])
 
     def tikz(self) -> str:
-        """The picture as a ``tikzpicture``; it needs the package ``tikz`` alone."""
+        """Return the picture as a ``tikzpicture``, which needs only the package ``tikz``."""
         lines = (line for shape in self.shapes for line in _tikz(shape))
         head = r"\begin{tikzpicture}[x=0.75bp, y=-0.75bp, every node/.style={inner sep=0pt, font=\sffamily}]"
         return "\n".join([head, *(f"  {line}" for line in lines), r"\end{tikzpicture}"]) + "\n"
@@ -146,18 +144,18 @@ class Picture:
 def _svg(shape: Shape) -> str:
     match shape:
         case Rectangle(x, y, wide, high, look, tip):
-            return _closed(f"rect x='{x:.1f}' y='{y:.1f}' width='{wide:.1f}' height='{high:.1f}'", "rect", look, tip)
+            return _element(f"rect x='{x:.1f}' y='{y:.1f}' width='{wide:.1f}' height='{high:.1f}'", "rect", look, tip)
         case Ellipse(x, y, rx, ry, look, tip) if rx == ry:
-            return _closed(f"circle cx='{x:.1f}' cy='{y:.1f}' r='{rx:.1f}'", "circle", look, tip)
+            return _element(f"circle cx='{x:.1f}' cy='{y:.1f}' r='{rx:.1f}'", "circle", look, tip)
         case Ellipse(x, y, rx, ry, look, tip):
-            return _closed(f"ellipse cx='{x:.1f}' cy='{y:.1f}' rx='{rx:.1f}' ry='{ry:.1f}'", "ellipse", look, tip)
+            return _element(f"ellipse cx='{x:.1f}' cy='{y:.1f}' rx='{rx:.1f}' ry='{ry:.1f}'", "ellipse", look, tip)
         case Polyline(points, look):
-            way = " L".join(f"{x:.1f},{y:.1f}" for x, y in points)
-            return _closed(f"path d='M{way}{'' if look.fill == 'none' else ' z'}'", "path", look, "")
+            line = " L".join(f"{x:.1f},{y:.1f}" for x, y in points)
+            return _element(f"path d='M{line}{'' if look.fill == 'none' else ' z'}'", "path", look, "")
         case Curve(points, look, arrow):
-            way = "".join(f" C{' '.join(f'{x:.1f},{y:.1f}' for x, y in bend)}" for bend in _bends(points))
+            curve = "".join(f" C{' '.join(f'{x:.1f},{y:.1f}' for x, y in bend)}" for bend in _bends(points))
             head = " marker-end='url(#arrow)'" if arrow else ""
-            return f"<path d='M{points[0][0]:.1f},{points[0][1]:.1f}{way}' {_looks(look)}{head}/>"
+            return f"<path d='M{points[0][0]:.1f},{points[0][1]:.1f}{curve}' {_svg_style(look)}{head}/>"
         case TextLine(x, y, text, size, anchor, halo):
             white = f" stroke='white' stroke-width='{halo:g}' paint-order='stroke'" if halo else ""
             at = f"x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}' font-size='{size:g}'"
@@ -167,18 +165,18 @@ def _svg(shape: Shape) -> str:
             return f"<g class='{escape_xml(kind)}'><title>{escape_xml(title)}</title>{inside}</g>"
 
 
-def _closed(inside: str, tag: str, look: ShapeStyle, tip: str) -> str:
+def _element(inside: str, tag: str, look: ShapeStyle, tip: str) -> str:
     end = f"><title>{escape_xml(tip)}</title></{tag}>" if tip else "/>"
-    return f"<{inside} {_looks(look)}{end}"
+    return f"<{inside} {_svg_style(look)}{end}"
 
 
-def _looks(look: ShapeStyle) -> str:
+def _svg_style(look: ShapeStyle) -> str:
     line = "" if look.stroke == "none" else f" stroke='{look.stroke}' stroke-width='{look.thick:g}'"
     return f"fill='{look.fill}'{line}"
 
 
 def _bends(points: tuple[Point, ...]) -> Iterable[tuple[Point, Point, Point]]:
-    """Cubic curves: two control points half way, and the end, for every two points."""
+    """Yield a cubic curve (two control points at half height, and the end) for each pair of points."""
     for (ax, ay), (bx, by) in pairwise(points):
         middle = (ay + by) / 2
         yield (ax, middle), (bx, middle), (bx, by)
@@ -191,8 +189,8 @@ def _tikz(shape: Shape) -> Iterable[str]:
         case Ellipse(x, y, rx, ry, look, _):
             yield rf"\path{_style(look)} ({x:.1f},{y:.1f}) ellipse [x radius={rx:.1f}, y radius={ry:.1f}];"
         case Polyline(points, look):
-            way = " -- ".join(f"({x:.1f},{y:.1f})" for x, y in points)
-            yield rf"\path{_style(look)} {way}{'' if look.fill == 'none' else ' -- cycle'};"
+            line = " -- ".join(f"({x:.1f},{y:.1f})" for x, y in points)
+            yield rf"\path{_style(look)} {line}{'' if look.fill == 'none' else ' -- cycle'};"
         case Curve(points, look, arrow):
             start = f"({points[0][0]:.1f},{points[0][1]:.1f})"
             bends = (
@@ -219,7 +217,7 @@ def _style(look: ShapeStyle, more: str = "") -> str:
 
 
 def _colour(name: str) -> str:
-    """A named colour, or ``#rrggbb`` by its numbers."""
+    """Return a TikZ colour for a colour name or ``#rrggbb``."""
     if not name.startswith("#"):
         return name
     red, green, blue = (int(name[n : n + 2], 16) for n in (1, 3, 5))

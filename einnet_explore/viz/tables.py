@@ -1,7 +1,4 @@
-"""Tables as a notebook shows them: of matches, of the steps of a derivation, of candidates; and their cells.
-
-A table of results: as CSV with seven significant digits, as Markdown with those that a reader wants.
-"""
+"""Tables: text tables that notebooks display, and result tables that are written as CSV and Markdown."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from einnet_explore.syntax.notation import words
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """Rows of text under a head, and a line below them."""
+    """A head, rows of text, and a caption below them."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -42,7 +39,7 @@ class TextTable:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
 
     def to_latex(self) -> str:
-        """A ``tabular`` with the rules of the package ``booktabs``."""
+        """Return a ``tabular`` for the package ``booktabs``."""
         lines = (" & ".join(map(words, row)) + r" \\" for row in (self.head, *self.rows))
         head, *rows = lines
         return "\n".join(
@@ -55,12 +52,12 @@ class TextTable:
 
 
 class Matches(tuple[Match[Any], ...]):
-    """Matches that a notebook shows as a table."""
+    """Matches, displayed as a table."""
 
     __slots__ = ()
 
     def table(self) -> TextTable:
-        """One row a match: its number here, the rule, the place, the parameters."""
+        """Return a table with the number, rule, path and parameters of each match."""
         return TextTable(
             ("", "rule", "at", "parameters"),
             tuple((str(n), m.rule.name, show_path(m.at), format_parameters(m)) for n, m in enumerate(self)),
@@ -75,7 +72,7 @@ class Matches(tuple[Match[Any], ...]):
 
 
 def format_parameters(match: Match[Any]) -> str:
-    """A match's parameters on one line."""
+    """Format the parameters of *match* on one line."""
     params = match.to_json()["params"]
     match params:
         case {"operator": str(operator), "attributes": dict(attributes)}:
@@ -83,7 +80,7 @@ def format_parameters(match: Match[Any]) -> str:
         case {"phi": dict(phi)}:
             new = [f"{name} = {index}" for name, index in phi.items() if name != index]
             return ", ".join(new) or "order " + ", ".join(phi)
-    # Not the comma that stands between what one parameter holds: ``iterator = h; cuts = 2, 4``.
+    # Commas separate the values of one parameter, as in ``iterator = h; cuts = 2, 4``.
     return "; ".join(f"{k} = {_value(v)}" for k, v in params.items())
 
 
@@ -100,7 +97,7 @@ def _value(value: object) -> str:
 
 
 def step_table(derivation: Derivation, certificates: Sequence[str] = ()) -> TextTable:
-    """One row a step: what was done where, and its *certificates* where they are given."""
+    """Return a table with the rule, path, parameters and, if given, certificate of each step."""
     rows = [("0", "start", "", "")] + [
         (str(n), step.match.rule.name, show_path(step.match.at), format_parameters(step.match))
         for n, step in enumerate(derivation.steps, 1)
@@ -114,7 +111,7 @@ def step_table(derivation: Derivation, certificates: Sequence[str] = ()) -> Text
 
 
 def candidate_table(found: Iterable[tuple[Candidate, str]], caption: str) -> TextTable:
-    """One row a candidate, with its certificate beside it."""
+    """Return a table of candidates with their certificates."""
     rows = tuple(
         (
             str(c.state),
@@ -130,7 +127,7 @@ def candidate_table(found: Iterable[tuple[Candidate, str]], caption: str) -> Tex
 
 
 def format_operator(name: str, attributes: dict[str, Any]) -> str:
-    """``Matmul(m=49, n=4608, k=512)``: attributes that are 0 or 1 are left out, as most of them say nothing."""
+    """Format a library call as ``Matmul(m=49, n=4608, k=512)``; attributes that are 0 or 1 are omitted."""
     sizes = ", ".join(f"{k}={v}" for k, v in attributes.items() if v not in (0, 1))
     return f"{name}({sizes})" if name not in (EOPERATOR, VIEW) else name
 
@@ -140,7 +137,7 @@ Cell: TypeAlias = "str | bool | int | float | None"
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """Rows of values under a head; *name* is the file's, *note* says how to read them."""
+    """A head, rows of values, and an explanatory *note*; *name* is the name of its files."""
 
     name: str
     title: str
@@ -149,30 +146,34 @@ class ResultTable:
     note: str = ""
 
     def column(self, name: str) -> tuple[Cell, ...]:
-        """The values of one column."""
+        """Return the values of a column."""
         n = self.head.index(name)
         return tuple(row[n] for row in self.rows)
 
     def csv(self) -> str:
-        """RFC 4180, with a line feed at the ends of lines; what there is no value for is empty."""
+        """Return the table as CSV (RFC 4180 with line feeds, seven significant digits); missing values are empty."""
         written = io.StringIO()
         table = csv.writer(written, lineterminator="\n")
         table.writerow(self.head)
-        table.writerows([["" if c is None else _plain(c) for c in row] for row in self.rows])
+        table.writerows([["" if c is None else _csv_cell(c) for c in row] for row in self.rows])
         return written.getvalue()
 
     def markdown(self) -> str:
-        """A heading, the table and the note."""
+        """Return a heading, the table with three significant digits, and the note."""
         heads = [name.replace("_", " ") for name in self.head]
         left = [any(isinstance(c, str) for c in column) for column in zip(*self.rows, strict=True)] or [True] * len(
             heads
         )
-        rows = [heads, [":--" if text else "--:" for text in left], *([_shown(c) for c in row] for row in self.rows)]
+        rows = [
+            heads,
+            [":--" if text else "--:" for text in left],
+            *([_cell_text(c) for c in row] for row in self.rows),
+        ]
         body = "\n".join(f"| {' | '.join(row)} |" for row in rows)
         return f"## {self.title}\n\n{body}\n" + (f"\n{self.note}\n" if self.note else "")
 
 
-def _plain(cell: Cell) -> str:
+def _csv_cell(cell: Cell) -> str:
     match cell:
         case bool():
             return str(cell).lower()
@@ -182,7 +183,7 @@ def _plain(cell: Cell) -> str:
             return str(cell)
 
 
-def _shown(cell: Cell) -> str:
+def _cell_text(cell: Cell) -> str:
     match cell:
         case None:
             return ""

@@ -1,11 +1,7 @@
-"""How expressions and derivations show themselves in a notebook: in LaTeX, with an SVG and a text beside it.
+"""Notebook display of expressions, derivations and rules: LaTeX with an SVG and a text fallback.
 
-Everything here is a function of a value; nothing holds state.  A notebook that is read without a kernel, or where
-nothing typesets LaTeX, still has the SVG and the text.
-
-Formulas as SVG without TeX: by Matplotlib's mathtext where it is installed, else the text form as it stands.
-
-What a rule says of itself, as a page of a notebook.
+The SVG is drawn by Matplotlib's mathtext if it is installed, otherwise it shows the text form; it is displayed where no
+kernel runs or LaTeX is not typeset.
 """
 
 from __future__ import annotations
@@ -36,11 +32,11 @@ _FONT_POINTS = 12
 
 
 def formula_figure(lines: Sequence[str], fallback: str) -> Figure:
-    """*lines* in mathtext below one another; *fallback* as plain text where they cannot be drawn."""
+    """Draw *lines* in mathtext; draw *fallback* as plain text if that fails."""
     if importlib.util.find_spec("matplotlib") is not None:
         try:
             return Figure(_mathtext(lines))
-        except (RuntimeError, ValueError):  # mathtext does not know something that a name holds
+        except (RuntimeError, ValueError):  # a name contains a character that mathtext does not support
             pass
     return text_figure(fallback)
 
@@ -60,7 +56,7 @@ def _mathtext(lines: Sequence[str]) -> str:
 
 
 def text_figure(text: str) -> Figure:
-    """*text* as it stands."""
+    """Draw *text* in a monospace font."""
     lines = text.rstrip("\n").split("\n")
     wide, high = 7.3 * max(map(len, lines)) + 16, 17 * len(lines) + 12
     font = "font-size='12' font-family='monospace' xml:space='preserve'"
@@ -72,27 +68,27 @@ def text_figure(text: str) -> Figure:
 
 
 ALIGN_ENVIRONMENTS = ("align", "align*", "aligned", "flalign", "flalign*")
-"""Environments of ``amsmath`` in which a derivation may stand."""
+"""Environments of ``amsmath`` for derivations."""
 
 _CHANGED_COLOUR = "teal"
-"""What the last step put in: dark enough on white, light enough on black."""
+"""Colour of new sub-terms, readable on white and on black."""
 
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """An expression as a notebook shows it; *title* stands in front of it."""
+    """Display of an expression, preceded by *title*."""
 
     program: Program | Scope
     title: str = ""
     marks: tuple[Path, ...] = ()
 
     def latex(self) -> str:
-        """The LaTeX, without dollar signs; marked sub-terms are coloured."""
+        """Return LaTeX without dollar signs; marked sub-terms are coloured."""
         shown = latex(self.program, marks=dict.fromkeys(self.marks, _CHANGED_COLOUR))
         return rf"{self.title}\quad {shown}" if self.title else shown
 
     def figure(self) -> Figure:
-        """The formula as a picture, without TeX."""
+        """Return the formula as a picture."""
         lines = mathtext_lines(
             latex(self.program, dialect="mathtext", marks=dict.fromkeys(self.marks, _CHANGED_COLOUR))
         )
@@ -115,13 +111,13 @@ class Formula:
 
 
 def mathtext_lines(shown: str) -> list[str]:
-    """Lines for Matplotlib, which spaces no operators."""
+    """Split *shown* into lines with explicit operator spacing, which Matplotlib does not add."""
     return shown.replace(r"{\mathbf{L}} ", r"{\mathbf{L}}\ ").split("\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """A derivation as a notebook shows it: every program that a step led to, with its reason."""
+    """Display of a derivation: the program after every step, with the rule and path of the step."""
 
     derivation: Derivation
 
@@ -130,27 +126,27 @@ class Steps:
         return [f"{step.match.rule.name} at {show_path(step.match.at)}" for step in self.derivation.steps]
 
     def latex(self) -> str:
-        """An ``align*`` block."""
+        """Return an ``align*`` block."""
         return align([self.derivation.start, *(step.after for step in self.derivation.steps)], self._reasons)
 
     def to_latex(self, environment: str = "align*") -> str:
-        """The steps in an *environment* of ``amsmath``, one of ``ENVIRONMENTS``; raises ValueError for another."""
+        """Return the steps in an *environment* of ``ALIGN_ENVIRONMENTS``; raise ValueError for another."""
         if environment not in ALIGN_ENVIRONMENTS:
             raise ValueError(f"environment {environment!r}: expected one of {', '.join(ALIGN_ENVIRONMENTS)}")
         return self.latex().replace("{align*}", f"{{{environment}}}")
 
     def graph(self) -> Figure:
-        """The program that the last step led to, as a computation graph."""
+        """Return the computation graph of the last program."""
         return graph_figure(self.derivation.end)
 
     def figure(self) -> Figure:
-        """The steps below one another as a picture, without TeX: what a step made or changed, after its reason."""
+        """Return the steps as a picture: the equations that each step added or changed, after its rule and path."""
         lines = [rf"E_{{0}}:\ \ {line}" for line in mathtext_lines(latex(self.derivation.start, dialect="mathtext"))]
         for n, (step, reason) in enumerate(zip(self.derivation.steps, self._reasons, strict=True), 1):
-            told = "".join(notation.escaped(c) for c in reason).replace(" ", r"\ ")
+            words = "".join(notation.escaped(c) for c in reason).replace(" ", r"\ ")
             known = set(step.before.equations)
             new = tuple(e for e in step.after.equations if e not in known)
-            lines.append(rf"\Rightarrow\ \mathrm{{{told}}}:")
+            lines.append(rf"\Rightarrow\ \mathrm{{{words}}}:")
             lines += [
                 rf"E_{{{n}}}:\ \ {line}"
                 for line in mathtext_lines(
@@ -177,10 +173,10 @@ def show(it: Program | Scope | Candidate) -> Formula: ...
 @overload
 def show(it: _Displayable) -> _Displayable: ...
 def show(it: object) -> object:
-    """Return *it* as a notebook shows it: an expression in LaTeX, or all the steps of a derivation.
+    """Return the notebook display of *it*: an expression in LaTeX, or all steps of a derivation.
 
-    A scope has no name, and is given none: it stands there as it would inside an expression.  A value that shows
-    itself, such as a session or a run, is returned as it is.  Raises TypeError for a value that cannot be shown.
+    A scope is displayed without a name.  A value with its own notebook display, such as a session or a run, is returned
+    unchanged.  Raises TypeError for any other value.
     """
     match it:
         case Derivation():
@@ -193,7 +189,7 @@ def show(it: object) -> object:
         return it
     raise TypeError(
         f"cannot show {reprlib.repr(it)} of type {type(it).__name__}: expected a Program, Scope, Candidate, "
-        "Derivation, Session or Run, or another value that shows itself in a notebook"
+        "Derivation, Session or Run, or another value with a notebook display"
     )
 
 
@@ -204,21 +200,21 @@ _CODE = re.compile(r"``([^`]*)``")
 
 @dataclass(frozen=True, slots=True)
 class RulePage:
-    """The law of *rule* and the words of the module that it stands in, as Markdown."""
+    """Display of a rule: its law and the docstring of its module, as Markdown."""
 
     rule: Rule[Any]
 
     @property
     def words(self) -> str:
-        """The docstring of the rule's module; empty for a rule that is no module of the library's."""
+        """The docstring of the rule's module; empty for a rule that has no module in ``einnet_explore.rules``."""
         module = f"{rules.__name__}.{self.rule.name}"
         found = import_module(module) if self.rule.name.isidentifier() and find_spec(module) is not None else None
         return cleandoc(found.__doc__ or "") if found is not None else ""
 
     def markdown(self) -> str:
-        """The words as Markdown, with formulae between dollar signs; where they give no law, the rule's."""
-        told = _CODE.sub(r"`\1`", _ROLE.sub(r"$\1$", _MATH.sub(_display, self.words)))
-        heading, _, rest = told.partition("\n")
+        """Return the docstring as Markdown with formulas between dollar signs, preceded by the law if it has none."""
+        converted = _CODE.sub(r"`\1`", _ROLE.sub(r"$\1$", _MATH.sub(_display, self.words)))
+        heading, _, rest = converted.partition("\n")
         law = "" if _MATH.search(self.words) else f"$$\n{self.rule.law}\n$$\n\n"
         return f"**{heading or self.rule.name}**\n\n{law}{rest.lstrip()}"
 
@@ -234,5 +230,5 @@ def _display(found: re.Match[str]) -> str:
 
 
 def rule_page(rule: Rule[Any]) -> RulePage:
-    """What *rule* says of itself."""
+    """Return the display of *rule*: its law and its documentation."""
     return RulePage(rule)
