@@ -46,7 +46,7 @@ class Figure:
         return made
 
     def png(self, scale: float = 2.0) -> bytes:
-        """Return the picture as PNG with *scale* pixels for each pixel of the SVG; raise Refused without the library."""
+        """Return the picture as PNG, *scale* pixels for each pixel of the SVG; raise Refused without the library."""
         made: bytes = _converter().svg_to_png(_with_standard_fonts(self.svg), scale=scale)
         return made
 
