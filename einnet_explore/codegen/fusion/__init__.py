@@ -1,7 +1,7 @@
-"""Fused reductions: a whole program of element-wise work and reductions as one kernel.
+"""Fused reductions: a program of element-wise operations and reductions as one kernel.
 
 Source: D. Nishino and Z. Xu, "CuPy kernel fusion, extended" (2019): operations in order, abstract sizes with recorded
-equalities, store-to-load forwarding, few synchronisations, shared temporaries, dimensions squashed at call time.
+equalities, store-to-load forwarding, few synchronisations, shared temporaries, dimensions collapsed at call time.
 """
 
 from einnet_explore.codegen.fusion.operations import FusedOperation, program_operations

@@ -1,9 +1,8 @@
-"""A fused kernel for a CPU: a block is a point of the grid, or a row of them where they lie side by side.
+"""Fused kernels for a CPU: a block is a point of the grid, or a row of points that are neighbours in memory.
 
-Everything that belongs to a point is done before the next, so that what one stage reads the next finds in a cache.
-Rows are summed up in vectors of the arithmetic's own type, and rows together in double precision.
-
-Points side by side on a CPU: one a lane of a vector, over all that is summed; what is kept of them lies in rows.
+A point is completed before the next one begins, so that a stage finds the results of earlier ones in a cache.  Rows are
+summed in vectors of the arithmetic's own type, and the rows' sums in double precision.  Of a row of points each vector
+lane computes one; their values are arrays with an element a point.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ from einnet_explore.codegen.memory_access import FIRST_BLOCK
 from einnet_explore.ir import Iterator, accesses
 
 ROW_POINTS = 256
-"""Points of the grid, or traversals, that go side by side."""
+"""Points of the grid, or traversal values, that are computed together."""
 
 
 @dataclass(frozen=True)
 class PointRow:
-    """Values of *axis* from *begin* on, *number* of them, that go side by side."""
+    """*number* values of *axis* from *begin* on, computed together."""
 
     axis: Iterator
     begin: Expr
@@ -56,7 +55,7 @@ class PointRow:
         at_lane: Callable[[EmissionState, Expr], EmissionState],
         body: Callable[[EmissionState, Expr], list[Statement]],
     ) -> Statement:
-        """*body* for each lane."""
+        """Return a loop of *body* over lanes."""
         lane = writer.var("lane")
         here = at_lane(frame.standing(self.axis, self.begin + lane), lane)
         return For(lane, Literal(0, I64), self.number, Literal(1, I64), tuple(body(here, lane)), simd=True)
@@ -64,12 +63,12 @@ class PointRow:
 
 @dataclass(frozen=True)
 class LaneWriter(LoopWriter):
-    """Writes nests for rows of points; *rows* holds, by name, what a row of points has made so far."""
+    """Writes nests for rows of points; *rows* holds, by name, the values of a row of points."""
 
     rows: dict[str, Array] = field(default_factory=dict)
 
     def row_nest(self, frame: EmissionState, nest: FusedNest, row: PointRow) -> list[Statement]:
-        """*nest* for a row of points of the grid."""
+        """Write *nest* for a row of points of the grid."""
 
         def at_lane(f: EmissionState, lane: Expr) -> EmissionState:
             return replace(f.holding({n: array[lane] for n, array in self.rows.items()}), base=self._lane(lane))
@@ -96,7 +95,7 @@ class LaneWriter(LoopWriter):
         keep: tuple[str, ...],
         at_lane: Callable[[EmissionState, Expr], EmissionState],
     ) -> list[Statement]:
-        """Reductions of *nest*, one a lane of *row*; those in *keep* go to rows."""
+        """Write the reductions of *nest*, one in each lane of *row*; values in *keep* are stored in rows."""
         reduced = [s for s in nest.steps if s.reduce is not None]
         totals = {
             s.name: Array(f":total {s.name} {self._next()}", frame.total(s, True)[0], ROW_POINTS, "private", align=64)
@@ -133,7 +132,7 @@ class LaneWriter(LoopWriter):
         return dict.fromkeys(range(self.flat.fused.slots), lane)
 
     def head_row(self, frame: EmissionState, stage: FusedStage, n: int, row: PointRow) -> list[Statement]:
-        """The heads of *stage* for a row of points; what is read outside of this loop goes to rows."""
+        """Write the heads of *stage* for a row of points; values that later loops read are stored in rows."""
         if not stage.heads:
             return []
         after = [s for nest in stage.nests for s in nest.steps]
@@ -158,13 +157,13 @@ class LaneWriter(LoopWriter):
 
 
 CHUNK_ELEMENTS = 4096
-"""Elements that are summed up in single precision, at most."""
+"""Elements that are summed in single precision, at most."""
 
 
 def cpu_kernel(flat: FusedLayout, kind: Type) -> Kernel:
-    """The kernel of *flat*: inputs, outputs, slots, ``FIRST``, sizes and strides, constants; see ``Frame``.
+    """Return the kernel of *flat*: inputs, outputs, slots, ``FIRST_BLOCK``, sizes and strides, constants.
 
-    It is launched over as many blocks as there are points (rows of them), counted from *first*.
+    Its launch has as many blocks as points (or rows of points), counted from the first block.
     """
     frame = EmissionState(flat, kind, I64)
     first = Var(FIRST_BLOCK, I64)
@@ -177,7 +176,7 @@ def cpu_kernel(flat: FusedLayout, kind: Type) -> Kernel:
 
 
 def cpu_blocks(flat: FusedLayout) -> int:
-    """How many blocks the kernel of *flat* has."""
+    """Return the number of blocks of the kernel of *flat*."""
     if flat.lanes is None:
         return flat.points
     n = flat.extents[flat.lanes]
@@ -187,7 +186,7 @@ def cpu_blocks(flat: FusedLayout) -> int:
 @dataclass(frozen=True)
 class _CpuWriter(LaneWriter):
     def kernel(self, frame: EmissionState, first: Var) -> Iterable[Statement]:
-        """The point of the grid, then its stages."""
+        """Yield the coordinates of the grid point, then its stages."""
         lanes = self.flat.lanes
         point = self.var("point")
         yield Declare(point, cast(I64, LaunchIndex("block")) + first)
@@ -219,7 +218,7 @@ class _CpuWriter(LaneWriter):
                     yield from self.row_nest(frame, nest, row)
 
     def _nest(self, frame: EmissionState, nest: FusedNest) -> tuple[EmissionState, list[Statement]]:
-        """The loops of *nest*; gives a frame that holds what it reduced to one value."""
+        """Return the loops of *nest*, and a state that holds the values that it reduces to scalars."""
         loops = tuple(x for x in self.flat.order if x in nest.axes)
         reduced = [s for s in nest.steps if s.reduce is not None]
         if not reduced:
@@ -246,7 +245,7 @@ class _CpuWriter(LaneWriter):
     def _summed(
         self, frame: EmissionState, nest: FusedNest, sums: tuple[Iterator, ...], reduced: list[FusedStep]
     ) -> tuple[list[Statement], dict[str, Var]]:
-        """Rows summed up in vectors, and their sums together."""
+        """Sum rows in vectors, then their sums."""
         totals, parts = ({s.name: self.var(f"{what} {s.name}", k) for s in reduced for k in [frame.total(s, wide)[0]]}
                          for what, wide in (("total", True), ("part", False)))  # fmt: skip
         out: list[Statement] = [Declare(totals[s.name], frame.total(s, True)[1]) for s in reduced]
@@ -281,7 +280,7 @@ class _CpuWriter(LaneWriter):
         return Var(":chunk", I64)
 
     def _blocks(self, frame: EmissionState, nest: FusedNest, lane: Iterator) -> list[Statement]:
-        """*nest*, whose innermost axis is kept: so many results side by side, over all summations."""
+        """Write *nest*, whose innermost axis is kept: so many results together, over all summations."""
         begin, number = self.var("begin"), self.var("count")
         row = PointRow(lane, begin, number)
         body: list[Statement] = [Declare(number, minimum(frame.extent(lane) - begin, ROW_POINTS))]

@@ -1,7 +1,4 @@
-"""A fused kernel while it is written: what its arguments are, where values lie, what iterators stand for.
-
-What fused kernels for CPUs and for GPUs are both written of: variables, values at one point, loops over axes.
-"""
+"""State of a fused kernel under construction, for CPUs and GPUs: arguments, positions of values, iterators, loops."""
 
 from __future__ import annotations
 
@@ -37,10 +34,10 @@ from einnet_explore.ir import REDUCTIONS, Bound, Compare, Iterator, Scalar, Scop
 
 @dataclass(frozen=True)
 class EmissionState:
-    """*flat* in arithmetic of *kind* with indices of *wide*, at a place in its text.
+    """*flat* in arithmetic of *kind* with indices of *wide*, at a point of its text.
 
-    *at* is what iterators stand for here, *values* which variable or element holds a value here.  Element i of a
-    temporary is element ``i·spread + base`` of its slot.
+    *at* maps iterators to their values here; *values* maps names to the variables or elements that hold them here.
+    Element i of a temporary is element ``i·spread + base`` of its slot.
     """
 
     flat: FusedLayout
@@ -61,7 +58,7 @@ class EmissionState:
 
     @property
     def numbers(self) -> tuple[Var, ...]:
-        """The numbers that are arguments: sizes, strides other than 1, constants."""
+        """The scalar arguments: sizes, strides other than 1, constants."""
         sizes = (Var(size_name(x), self.wide) for x in self.flat.order if not self._known(x))
         strides = (
             Var(step_name(name, d), self.wide)
@@ -77,21 +74,21 @@ class EmissionState:
         return self.flat.fused.sizes.axes[x].fixed
 
     def extent(self, x: Iterator) -> Expr:
-        """How many values *x* takes; 1 where another axis stands for it."""
+        """Return the extent of *x*; 1 if it was collapsed into another axis."""
         if x not in self.flat.order:
             return Literal(1, self.wide)
         return Literal(self.flat.extents[x], self.wide) if self._known(x) else Var(size_name(x), self.wide)
 
     def standing(self, x: Iterator, place: Expr) -> EmissionState:
-        """Here, *x* is the one at *place*, counted from 0."""
+        """Return the state with *x* at *place*, counted from 0."""
         return replace(self, at={**self.at, x: add_offset(place, x.lo)})
 
     def holding(self, values: Mapping[str, Expr]) -> EmissionState:
-        """Here, *values* are held as said."""
+        """Return the state with further *values*."""
         return replace(self, values={**self.values, **values})
 
     def scalar(self, body: Scalar) -> Expr:
-        """*body*, here."""
+        """Return *body* at this point."""
         return lowering.lower_scalar(body, self._places, self._read, self.kind, self.wide)
 
     @cached_property
@@ -114,7 +111,7 @@ class EmissionState:
         return tuple(map(constant_argument, range(len(self.flat.fused.constants))))
 
     def element(self, name: str, where: tuple[Expr, ...]) -> tuple[Array, Expr]:
-        """The array that holds *name*, and the place in it of the element at *where*, counted from 0."""
+        """Return (array, position) of the element of *name* at *where*, counted from 0."""
         fused = self.flat.fused
         memory, dims = fused.memory(name)
         place: Expr = Literal(0, self.wide)
@@ -138,31 +135,31 @@ class EmissionState:
         return step
 
     def guarded(self, step: FusedStep, value: Expr) -> Expr:
-        """*value* where the domain of *step* holds, its constant elsewhere."""
+        """Return *value* if the domain of *step* holds, else its constant."""
         tests = [t for b in step.domain for t in _bound_tests(b)]
         test = conjunction(*(lowering.lower_comparison(t, self._places, self.wide) for t in tests))
         return value if test is None else select(test, value, literal(step.value, self.kind))
 
     def store(self, step: FusedStep, value: Expr) -> Store:
-        """*value* as the element of *step*, here."""
+        """Return a store of *value* as the element of *step* at this point."""
         axes = self.flat.fused.known[step.name].scope.traversals
         where = tuple(add_offset(self._places[x], -x.lo) for x in axes)
         array, place = self.element(step.name, where)
         return Store(array, place, value)
 
     def total(self, step: FusedStep, wide: bool) -> tuple[Type, Expr]:
-        """(the type in which *step* is summed up, its neutral element); sums are *wide* where that is cheap."""
+        """Return (the type of the sum of *step*, its neutral element); *wide* sums have double precision."""
         assert step.reduce is not None
         kind = F64 if wide and step.reduce in ("sum", "prod") else self.kind
         return kind, literal(REDUCTIONS[step.reduce], kind)
 
     def finished(self, step: FusedStep, total: Expr) -> Expr:
-        """The value of *step* when all is summed up."""
+        """Return the value of *step* for its complete sum."""
         return self.guarded(step, cast(self.kind, total))
 
 
 def join_values(step: FusedStep, total: Expr, value: Expr) -> Expr:
-    """*value* joined with *total*."""
+    """Return *value* joined with *total*."""
     assert step.reduce is not None
     return lowering.lower_join(step.reduce, total, value)
 
@@ -180,13 +177,13 @@ LoopBody = Callable[[EmissionState], Iterable[Statement]]
 
 @dataclass(frozen=True)
 class LoopWriter:
-    """Writes the statements of *flat*; no two of its variables have one name."""
+    """Writes the statements of *flat*; variables have unique names."""
 
     flat: FusedLayout
     _next: Callable[[], int] = field(default_factory=lambda: count().__next__, kw_only=True)
 
     def var(self, stem: str, kind: Type = I64) -> Var:
-        """A new variable."""
+        """Return a new variable."""
         return Var(f":{stem} {self._next()}", kind)
 
     def values(
@@ -195,7 +192,7 @@ class LoopWriter:
         steps: Iterable[FusedStep],
         kept: Callable[[Statement], Statement] = lambda store: store,
     ) -> tuple[EmissionState, list[Statement]]:
-        """Element-wise values, here, as variables, and in memory where they are to be *kept*."""
+        """Return element-wise values at this point as variables; *kept* transforms their stores to memory."""
         out: list[Statement] = []
         for step in steps:
             var = self.var(step.name, frame.kind)
@@ -208,7 +205,7 @@ class LoopWriter:
     def steps(
         self, frame: EmissionState, nest: FusedNest, join_to: Callable[[FusedStep, Expr], Statement]
     ) -> list[Statement]:
-        """All steps of *nest* at one point; what is reduced goes to *join_to*."""
+        """Return all steps of *nest* at one point; *join_to* joins the values of reductions."""
         out: list[Statement] = []
         for step in nest.steps:
             if step.reduce is None:
@@ -221,7 +218,7 @@ class LoopWriter:
     def loops(
         self, frame: EmissionState, axes: Iterable[Iterator], body: LoopBody, simd: bool = False
     ) -> list[Statement]:
-        """*body* in loops over *axes*, as they are ordered, the last one innermost and, if asked for, in vectors."""
+        """Return *body* in loops over *axes* in their order; *simd* vectorises the innermost one."""
         among = frozenset(axes)
         left = [x for x in self.flat.order if x in among]
         if not left:

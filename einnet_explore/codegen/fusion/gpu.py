@@ -1,8 +1,8 @@
-"""A fused kernel for a GPU: a block is a point of the grid; where points lie side by side, a thread is one.
+"""Fused kernels for a GPU: a block is a point of the grid; a thread is one if points are neighbours in memory.
 
-In a block, threads share the points of a nest one by one, so that most of what one stage stores the same thread loads
-in a later one.  All reductions of a stage are joined in one tree of shared memory; trees of stages in turn use two sets
-of arrays, so that none waits for the readers of the one before.
+In a block, threads share the points of a nest cyclically, so that a thread mostly loads its own stores of earlier
+stages.  All reductions of a stage are joined in one tree in shared memory; successive stages alternate between two sets
+of arrays, so that none waits for the readers of the previous one.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from einnet_explore.codegen.language import (
 from einnet_explore.ir import Iterator
 
 FUSED_THREADS = 256
-"""Of a block; a power of two."""
+"""Threads of a block; a power of two."""
 
 _THREAD = LaunchIndex("thread")
 
 
 def gpu_kernel(flat: FusedLayout, kind: Type, threads: int = FUSED_THREADS) -> Kernel:
-    """The kernel of *flat*: inputs, outputs, slots, sizes of slots, sizes and strides, constants; see ``Frame``.
+    """Return the kernel of *flat*: inputs, outputs, slots, sizes of slots, sizes and strides, constants.
 
-    Raises ValueError for a number of threads that is no power of two: halves are joined.
+    Raises ValueError for a number of threads that is not a power of two, since the tree joins halves.
     """
     if threads < 1 or threads & (threads - 1):
         raise ValueError(f"{threads} threads a block, expected a power of two")
@@ -62,12 +62,12 @@ def gpu_kernel(flat: FusedLayout, kind: Type, threads: int = FUSED_THREADS) -> K
 
 
 def gpu_blocks(flat: FusedLayout, threads: int = FUSED_THREADS) -> int:
-    """How many blocks the kernel of *flat* has."""
+    """Return the number of blocks of the kernel of *flat*."""
     return flat.points if flat.lanes is None else -(-flat.points // threads)
 
 
 def address_type(flat: FusedLayout) -> Type:
-    """The integers that hold every address: 32 bits where that is enough."""
+    """Return the integer type of addresses: 32 bits if they suffice."""
     far = max((sum(abs(k) * n for k, n in _address_spans(flat, name)) for name in flat.strides), default=0)
     most = max(far, *(n * max(1, flat.points) for n in slot_sizes(flat)), *flat.extents.values(), flat.points, 1)
     return I32 if most + 2 * FUSED_THREADS < 1 << 31 else I64
@@ -89,7 +89,7 @@ class _GpuWriter(LoopWriter):
     threads: int
 
     def together(self, frame: EmissionState, slots: tuple[Var, ...]) -> Iterable[Statement]:
-        """A block a point."""
+        """Yield the kernel with a block for each point."""
         stages = self.flat.fused.stages
         widest = max(
             sum(s.reduce is not None for n in stage.nests if not n.traversals for s in n.steps) for stage in stages
@@ -110,7 +110,7 @@ class _GpuWriter(LoopWriter):
             yield from made
 
     def alone(self, frame: EmissionState, slots: tuple[Var, ...]) -> Iterable[Statement]:
-        """A thread a point: nobody waits for anybody."""
+        """Yield the kernel with a thread for each point, without barriers."""
         point = self.var("point", frame.wide)
         block, thread = cast(frame.wide, LaunchIndex("block")), cast(frame.wide, _THREAD)
         yield Declare(point, block * self.threads + thread)
@@ -131,7 +131,7 @@ class _GpuWriter(LoopWriter):
     def _placed(
         self, frame: EmissionState, axes: tuple[Iterator, ...], flat: Expr
     ) -> tuple[EmissionState, list[Statement]]:
-        """*axes* as the digits of *flat*."""
+        """Split *flat* into the values of *axes*."""
         out: list[Statement] = []
         rest = flat
         for x in reversed(axes):
@@ -169,7 +169,7 @@ class _GpuWriter(LoopWriter):
         return frame, out
 
     def _tree(self, joined: list[tuple[FusedStep, Var]], trees: tuple[Array, ...]) -> Iterable[Statement]:
-        """Every thread's parts joined, all reductions at once: half of the threads add the other half's, and again."""
+        """Join the parts of all threads, for all reductions at once, in a tree of halves."""
         pairs = [(step, var, tree) for (step, var), tree in zip(joined, trees, strict=False)]
         yield from (Store(tree, _THREAD, var) for _, var, tree in pairs)
         yield Barrier()
@@ -184,7 +184,7 @@ class _GpuWriter(LoopWriter):
         return [(s, self.var(f"part {s.name}", frame.kind)) for s in nest.steps if s.reduce is not None]
 
     def _shared(self, frame: EmissionState, axes: tuple[Iterator, ...], body: LoopBody) -> list[Statement]:
-        """*body* at all points of *axes*, shared among the threads of a block."""
+        """Write *body* for all points of *axes*, shared among the threads of a block."""
         left = tuple(x for x in self.flat.order if x in axes)
         total: Expr = Literal(1, frame.wide)
         for x in left:
@@ -195,7 +195,7 @@ class _GpuWriter(LoopWriter):
         return [For(flat, start, total, step, (*made, *body(here)))]
 
     def _point(self, frame: EmissionState, nest: FusedNest) -> list[Statement]:
-        """*nest* at one point of its traversals, by one thread."""
+        """Write *nest* at one point of its traversals, by one thread."""
         if all(s.reduce is None for s in nest.steps):
             return self.values(frame, nest.steps)[1]
         return self._reduced(frame, nest)[1]
@@ -213,13 +213,13 @@ class _GpuWriter(LoopWriter):
         return frame.holding(values), out
 
     def _serial(self, frame: EmissionState, nest: FusedNest) -> tuple[EmissionState, list[Statement]]:
-        """*nest* by one thread."""
+        """Write *nest* by one thread."""
         if not nest.traversals:
             return self._reduced(frame, nest)
         return frame, self.loops(frame, nest.traversals, lambda f: self._point(f, nest))
 
 
 def _joiner(parts: Iterable[tuple[FusedStep, Var]]) -> Callable[[FusedStep, Expr], Statement]:
-    """What joins a value to the part of its step."""
+    """Return a function that joins a value to the part of its step."""
     own = {step.name: part for step, part in parts}
     return lambda step, value: Assign(own[step.name], join_values(step, own[step.name], value))

@@ -1,9 +1,9 @@
-r"""What a call makes of a fused kernel: strides in elements, the order of loops, and neighbouring dimensions as one.
+r"""Call-time layout of a fused kernel: strides in elements, the order of loops, and collapsed dimensions.
 
 .. math::  \mathrm{address} = \sum_a x_a\, k_{a,T}, \qquad
            k_{a,T} = n_b\, k_{b,T} \text{ for all } T \;\Rightarrow\; (a, b) \mapsto \text{one axis of } n_a n_b
 
-Only what is left of this is in the text of a kernel; extents and strides are its arguments, except strides of 1.
+The text of a kernel depends on the remaining axes only; extents and strides are arguments, except strides of 1.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ Strides = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class FusedLayout:
-    """*fused* with sizes and strides: *order* holds the axes that are left, the innermost last.
+    """*fused* with sizes and strides: *order* holds the remaining axes, the innermost last.
 
-    An axis that was merged away counts as 0; the one that stands for both runs over the product.
+    A collapsed axis counts as 0; the axis that stands for both runs over the product.
     """
 
     fused: FusedKernel
     shapes: Shapes
     sizes: Mapping[Iterator, int]
-    """What each axis takes by itself."""
+    """The extent of each axis by itself."""
     extents: Mapping[Iterator, int]
     strides: Strides
     order: tuple[Iterator, ...]
 
     @property
     def lanes(self) -> Iterator | None:
-        """The axis of the grid that runs along memory, if one does: its points then go side by side."""
+        """The axis of the grid that runs along memory, or None; its points are computed together."""
         last = self.order[-1] if self.order else None
         return last if last in self.fused.grid else None
 
     @property
     def grid(self) -> tuple[Iterator, ...]:
-        """The axes of the grid that are left."""
+        """The remaining axes of the grid."""
         return tuple(x for x in self.order if x in self.fused.grid)
 
     @property
@@ -55,7 +55,7 @@ class FusedLayout:
 
     @cached_property
     def numbers(self) -> Mapping[str, float]:
-        """The numbers that a kernel takes, by the names that it gives them: sizes, strides, constants, slots' sizes."""
+        """The scalar arguments of a kernel by name: sizes, strides, constants, slots' sizes."""
         sizes = {size_name(x): n for x, n in self.extents.items()}
         steps = {step_name(t, d): k for t, own in self.strides.items() for d, k in enumerate(own)}
         constants = {constant_argument(n).name: value for n, value in enumerate(self.fused.constants)}
@@ -63,31 +63,31 @@ class FusedLayout:
 
     @cached_property
     def signature(self) -> tuple[object, ...]:
-        """What of the call the text of a kernel for CPUs depends on."""
+        """The properties of a call on which the text of a CPU kernel depends."""
         memory = [n for n in self.strides if self.fused.spaces[n].slot is None]
         units = tuple((name, d) for name in memory for d, k in enumerate(self.strides[name]) if k == 1)
         return self.order, units
 
 
 def size_name(x: Iterator) -> str:
-    """What a kernel calls the size of *x*."""
+    """Return the name of the size of *x* in a kernel."""
     return f":n {x.name}"
 
 
 def step_name(tensor: str, d: int) -> str:
-    """What a kernel calls the step of *tensor* along dimension *d*."""
+    """Return the name of the stride of *tensor* along dimension *d* in a kernel."""
     return f":{tensor} step {d}"
 
 
 def slot_name(n: int) -> str:
-    """What a kernel calls slot *n*."""
+    """Return the name of slot *n* in a kernel."""
     return f":slot {n}"
 
 
 def lay_out(fused: FusedKernel, shapes: Shapes, strides: Strides, squash: bool = True) -> FusedLayout:
-    """*fused* for inputs of *shapes* and tensors (inputs and outputs) of *strides*, in elements.
+    """Return *fused* for inputs of *shapes* and tensors (inputs and outputs) of *strides*, in elements.
 
-    Without *squash* every axis stays as it is, and no strides are needed.
+    Without *squash* no axes are collapsed, and no strides are needed.
     """
     sizes = {x: fused.sizes.extent(x, shapes) for x in fused.sizes.axes}
     if not squash:
@@ -102,7 +102,7 @@ def lay_out(fused: FusedKernel, shapes: Shapes, strides: Strides, squash: bool =
 
 
 def slot_sizes(flat: FusedLayout) -> tuple[int, ...]:
-    """How many elements of each slot belong to one point of the grid: what its largest temporary needs."""
+    """Return the elements of each slot for one point of the grid: the largest of its temporaries."""
     fused = flat.fused
     sizes = [1] * fused.slots
     for space in fused.spaces.values():
@@ -115,7 +115,7 @@ _MemoryUse = tuple[str, tuple["Iterator | None", ...]]
 
 
 def _memory_uses(fused: FusedKernel) -> tuple[_MemoryUse, ...]:
-    """(memory, the axis that is each of its indices or None) for every access to memory and every store."""
+    """Return (memory, the axis of each index or None) for every access to memory and every store."""
     out: dict[_MemoryUse, None] = {}
     for stage in fused.stages:
         for step in stage.steps:
@@ -131,7 +131,7 @@ def _memory_uses(fused: FusedKernel) -> tuple[_MemoryUse, ...]:
 
 
 def _order_axes(fused: FusedKernel, extents: Mapping[Iterator, int], strides: Strides) -> tuple[Iterator, ...]:
-    """Every axis, the largest steps in the largest tensor outside, the smallest inside."""
+    """Return all axes, those with the largest steps in the largest tensor outermost."""
     steps: dict[Iterator, tuple[int, int]] = {}
     for memory, axes in _memory_uses(fused):
         if fused.spaces[memory].slot is None:
@@ -152,7 +152,7 @@ def _order_axes(fused: FusedKernel, extents: Mapping[Iterator, int], strides: St
 def _collapse_axes(
     fused: FusedKernel, extents: Mapping[Iterator, int], strides: Strides, order: tuple[Iterator, ...]
 ) -> tuple[Mapping[Iterator, int], Strides, tuple[Iterator, ...]]:
-    """Axes that go together everywhere, as one: neighbours that do, again and again."""
+    """Collapse neighbouring axes that are neighbours in every tensor, repeatedly."""
     left, sizes = list(order), dict(extents)
     uses = _memory_uses(fused)
     n = 0
@@ -169,7 +169,7 @@ def _collapse_axes(
 
 
 def _have_same_loops(fused: FusedKernel, a: Iterator, b: Iterator) -> bool:
-    """Whether both are free, and loops of the same kind in every nest."""
+    """True if both are free, and loops of the same kind in every nest."""
     if fused.sizes.axes[a].fixed or fused.sizes.axes[b].fixed or (a in fused.grid) != (b in fused.grid):
         return False
     parts = (part for stage in fused.stages for n in stage.nests for part in (n.traversals, n.summations))
@@ -179,7 +179,7 @@ def _have_same_loops(fused: FusedKernel, a: Iterator, b: Iterator) -> bool:
 def _are_neighbours(
     use: _MemoryUse, extents: Mapping[Iterator, int], strides: Strides, a: Iterator, b: Iterator
 ) -> bool:
-    """Whether *use* goes over *a* and *b* as over one axis, or over neither."""
+    """True if *use* has *a* and *b* as one axis, or neither of them."""
     memory, axes = use
     if 1 in (extents[a], extents[b]):
         return True

@@ -1,9 +1,9 @@
-r"""A program as operations in order: one value each, nested scopes first, all over common axes.
+r"""A program as a sequence of operations, one value each, nested scopes first, over common axes.
 
 .. math::  Y = \sum_{\vec y} f(\{\ldots\}[\tau]) \;\mapsto\; t = \{\ldots\};\; Y = \sum_{\vec y} f(t[\tau])
 
-Iterators that read the same dimension of the same tensor, whole, are one *axis* and get one name, so that a value is
-read at the point where it was made exactly if its indices are its own axes.
+Iterators that read all of the same dimension of the same tensor are one *axis* and get one name, so that a value is
+read at the point where it was computed exactly if its indices are its own axes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from einnet_explore.support.errors import Refused
 
 @dataclass(frozen=True)
 class FusedOperation:
-    """One value and how it is made: element-wise, or by one reduction; *scope* reads tensors only."""
+    """One value: element-wise, or one reduction; *scope* reads tensors only."""
 
     name: str
     scope: Scope
@@ -42,12 +42,12 @@ class FusedOperation:
 
     @property
     def reduces(self) -> bool:
-        """Whether anything is summed up (or multiplied, or compared)."""
+        """True for a reduction."""
         return bool(self.scope.summations) or self.scope.reduce != "sum"
 
     @property
     def tensor(self) -> Tensor:
-        """What later operations read."""
+        """The tensor that later operations read."""
         return Equation(self.name, self.scope).tensor
 
     @property
@@ -57,15 +57,15 @@ class FusedOperation:
 
     @property
     def reads(self) -> tuple[Access, ...]:
-        """What it reads, each read once."""
+        """Its reads, each once."""
         return tuple(dict.fromkeys(accesses(self.scope.body)))
 
 
 def program_operations(program: Program) -> tuple[FusedOperation, ...]:
-    """The operations of *program*, in an order in which each reads inputs and earlier ones only.
+    """Return the operations of *program*; each reads inputs and earlier operations only.
 
-    Equal nested scopes are one operation; what no output needs is left out.  Raises Refused for a table, which is
-    no memory that a kernel reads.
+    Equal nested scopes are one operation; values that no output needs are dropped. Raises Refused for a table, which
+    is not in memory.
     """
     made: dict[Scope, Tensor] = {}
     found: list[FusedOperation] = []
@@ -124,7 +124,7 @@ class _AxisClasses:
 
 
 def _align_axes(found: tuple[FusedOperation, ...]) -> tuple[FusedOperation, ...]:
-    """The same operations over common axes, named ``i0``, ``i1``, … in order of appearance."""
+    """Return the same operations over common axes, named ``i0``, ``i1``, … in order of appearance."""
     classes = _AxisClasses({}, {})
     known = {o.name for o in found}
     for n, operation in enumerate(found):
@@ -151,13 +151,13 @@ def _align_axes(found: tuple[FusedOperation, ...]) -> tuple[FusedOperation, ...]
 
 
 def read_name(access: Access) -> str:
-    """The tensor that *access* reads; steps and operations read tensors only."""
+    """Return the tensor that *access* reads; steps and operations read tensors only."""
     assert isinstance(access.source, Tensor)
     return access.source.name
 
 
 def whole_dimensions(access: Access) -> Mapping[int, Iterator]:
-    """The dimensions that *access* reads from end to end by one iterator as it is."""
+    """Return the dimensions that *access* reads from end to end by one iterator."""
     out = {}
     for d, (index, (lo, hi)) in enumerate(zip(access.index, access.source.box, strict=True)):
         x = index.single
@@ -167,7 +167,7 @@ def whole_dimensions(access: Access) -> Mapping[int, Iterator]:
 
 
 def operation_cost(body: Scalar) -> int:
-    """What *body* costs at one point, in additions."""
+    """Return the cost of *body* at one point, in additions."""
     match body:
         case Apply(op, args):
             each = SCALAR_FUNCTIONS[op].additions if op in SCALAR_FUNCTIONS else 1
@@ -177,7 +177,7 @@ def operation_cost(body: Scalar) -> int:
 
 
 def composite_iterators(operation: FusedOperation) -> Collection[Iterator]:
-    """The iterators of *operation* that occur otherwise than as a whole dimension's only index."""
+    """Return the iterators of *operation* with a use other than as the only index of a whole dimension."""
     scope = operation.scope
     out = {x for bound in scope.domain for x in bound.index.iterators}
     for access in operation.reads:

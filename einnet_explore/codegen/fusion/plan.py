@@ -1,7 +1,4 @@
-"""The fused kernel as a value: grid, stages, and where every value lies.
-
-Which stage every value is made in, what of it is kept, and what is computed where it is read.
-"""
+"""The fused kernel as a value: its grid, the stage of each value, stored values, and their memory."""
 
 from __future__ import annotations
 
@@ -31,12 +28,12 @@ from einnet_explore.ir import (
 from einnet_explore.support.errors import Refused
 
 STORE_COST = 8
-"""What storing a value and loading it again costs, in additions: what costs more is not repeated."""
+"""Cost of storing and reloading a value, in additions; more expensive values are not recomputed."""
 
 
 @dataclass
 class _NestDraft:
-    """A nest while it is filled."""
+    """A nest under construction."""
 
     traversals: tuple[Iterator, ...]
     summations: tuple[Iterator, ...]
@@ -45,7 +42,7 @@ class _NestDraft:
 
 @dataclass
 class _StagePlacement:
-    """Which stage every value is made in, and what of it is kept."""
+    """The stage of each value, and the values that are stored."""
 
     found: tuple[FusedOperation, ...]
     grid: frozenset[Iterator]
@@ -57,15 +54,15 @@ class _StagePlacement:
         self.by_name = {o.name: o for o in self.found}
 
     def inner(self, operation: FusedOperation) -> tuple[Iterator, ...]:
-        """The axes of a value inside its grid point."""
+        """Return the axes of a value inside its grid point."""
         return tuple(x for x in operation.scope.traversals if x not in self.grid)
 
     def scalar(self, operation: FusedOperation) -> bool:
-        """Whether it is one value a grid point, made of such values."""
+        """True for one value a grid point, computed from such values."""
         return not self.inner(operation) and not operation.reduces
 
     def place(self) -> None:
-        """The first stage in which each value can be made."""
+        """Assign the first possible stage to each value."""
         for operation in self.found:
             self.made[operation.name] = max((self._waits(a, operation) for a in operation.reads), default=0)
 
@@ -86,13 +83,13 @@ class _StagePlacement:
         return same and reads_own_point(access, operation)
 
     def may_float(self, operation: FusedOperation) -> bool:
-        """Whether every reader may compute the value itself."""
+        """True if every reader may compute the value itself."""
         if operation.output or operation.reduces or self.scalar(operation):
             return False
         return all(_is_inside(a) for o in self.found for a in o.reads if read_name(a) == operation.name)
 
     def worth_floating(self, operation: FusedOperation) -> bool:
-        """Whether computing it where it is read costs no more than storing it."""
+        """True if recomputing the value in its readers costs no more than storing it."""
         reads = [(a, o) for o in self.found for a in o.reads if read_name(a) == operation.name]
         once = all(reads_own_point(a, operation) for a, _ in reads)
         places = {(self._stage(o), self._over(o)) for _, o in reads}
@@ -101,7 +98,7 @@ class _StagePlacement:
         return (once and not apart and len(places) == 1) or full * max(1, len(places) - 1, len(reads) - 1) <= STORE_COST
 
     def _stage(self, operation: FusedOperation) -> int:
-        """The stage in which a value is first needed."""
+        """Return the first stage that needs the value."""
         if operation.name not in self.floating:
             return self.made[operation.name]
         needing = [self._stage(o) for o in self.found if any(read_name(a) == operation.name for a in o.reads)]
@@ -117,7 +114,7 @@ class _StagePlacement:
         return operation_cost(operation.scope.body) + sum(map(self._full_weight, below))
 
     def stages(self) -> tuple[FusedStage, ...]:
-        """The stages, filled."""
+        """Return the stages with their nests."""
         kept = [o for o in self.found if o.name not in self.floating]
         return tuple(self._stage_of(n, kept) for n in range(1 + max(self.made[o.name] for o in kept)))
 
@@ -155,7 +152,7 @@ class _StagePlacement:
         draft.steps[operation.name] = step
 
     def _forwarded(self, body: Scalar, draft: _NestDraft, stage: int) -> Scalar:
-        """*body* with what is computed at the point where it is read instead of being loaded."""
+        """Return *body* with values computed where they are read instead of loaded."""
 
         def swap(access: Access) -> Scalar:
             operation = self.by_name.get(read_name(access))
@@ -178,7 +175,7 @@ def _is_inside(access: Access) -> bool:
 
 
 def inline_operation(access: Access, operation: FusedOperation) -> Scalar:
-    """What *access* reads, computed there: the body at its indices, the constant where the domain does not hold."""
+    """Return the value that *access* reads, computed in place: the body, or the constant outside the domain."""
     scope = operation.scope
     to = dict(zip(scope.traversals, access.index, strict=True))
     body = substitute(scope.body, to)
@@ -190,7 +187,7 @@ def inline_operation(access: Access, operation: FusedOperation) -> Scalar:
 
 
 def place_stages(found: tuple[FusedOperation, ...], grid: tuple[Iterator, ...]) -> tuple[FusedStage, ...]:
-    """The stages of the operations *found* at every point of *grid*."""
+    """Return the stages of the operations *found* at every point of *grid*."""
     first = _StagePlacement(found, frozenset(grid))
     able = frozenset(o.name for o in found if first.may_float(o))
     first.floating = able
@@ -201,7 +198,7 @@ def place_stages(found: tuple[FusedOperation, ...], grid: tuple[Iterator, ...]) 
 
 
 def _with_barriers(made: tuple[FusedStage, ...], known: Mapping[str, FusedOperation]) -> tuple[FusedStage, ...]:
-    """The stages with a barrier after those whose memory another thread reads later."""
+    """Add a barrier after each stage whose stores another thread reads later."""
     out = []
     for n, stage in enumerate(made):
         later = [(nest, s) for after in made[n + 1 :] for nest in after.nests for s in nest.steps]
@@ -224,10 +221,10 @@ def _with_barriers(made: tuple[FusedStage, ...], known: Mapping[str, FusedOperat
 
 @dataclass(frozen=True)
 class ValueSpace:
-    """Where a value lies: an ``input``, an ``output``, a ``register`` or a ``temporary``.
+    """The memory of a value: an ``input``, an ``output``, a ``register`` or a ``temporary``.
 
-    A temporary lies in *slot*, together with others that live at other times, or in the memory of the output *beside*,
-    which is written only when and where the temporary is read for the last time.  *live* is its first and last stage.
+    A temporary lies in *slot*, shared with others of disjoint lifetimes, or in the memory of the output *beside*, which
+    is written only when and where the temporary is read for the last time. *live* is its first and last stage.
     """
 
     name: str
@@ -240,9 +237,9 @@ class ValueSpace:
 
 @dataclass(frozen=True)
 class FusedKernel:
-    """A program as one kernel: at every point of *grid*, *stages* one after the other.
+    """A program as one kernel: at every point of *grid*, *stages* in order.
 
-    Numbers that may follow the sizes (the 784 of a mean over 28×28) are *constants*, arguments of the kernel.
+    Numbers that may follow from the sizes (the 784 of a mean over 28×28) are *constants*, arguments of the kernel.
     """
 
     program: Program
@@ -265,7 +262,7 @@ class FusedKernel:
         return {o.name: o for o in self.operations}
 
     def memory(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """(where the value *name* lies, which of its dimensions are the dimensions there, in order)."""
+        """Return (the memory of *name*, the dimensions of the value that are the memory's dimensions, in order)."""
         space = self.spaces.get(name)
         if space is None or space.kind != "temporary":
             rank = len(self.known[name].scope.traversals) if name in self.known else len(self._shapes[name])
@@ -280,17 +277,17 @@ class FusedKernel:
 
     @property
     def slots(self) -> int:
-        """How many pieces of memory hold all temporaries."""
+        """Number of memory slots for all temporaries."""
         return 1 + max((s.slot for s in self.spaces.values() if s.slot is not None), default=-1)
 
     @property
     def barriers(self) -> int:
-        """How often threads wait: once after a stage that reduces or whose memory others read."""
+        """Number of barriers: one after a stage that reduces or whose memory others read."""
         return sum(s.barrier or any(n.summations for n in s.nests) for s in self.stages)
 
 
 def fuse_program(program: Program) -> FusedKernel:
-    """*program* as one kernel.
+    """Return *program* as one kernel.
 
     Raises Refused for a program without equations or outputs, or one that reads a table.
     """
@@ -308,7 +305,7 @@ def fuse_program(program: Program) -> FusedKernel:
 
 
 def _with_constants(stage: FusedStage, numbers: tuple[float, ...]) -> FusedStage:
-    """*stage* with *numbers* read as arguments of the kernel."""
+    """Return *stage* with *numbers* read as arguments of the kernel."""
 
     def named(body: Scalar) -> Scalar:
         match body:
@@ -324,7 +321,7 @@ def _with_constants(stage: FusedStage, numbers: tuple[float, ...]) -> FusedStage
 
 
 def constant_argument(n: int) -> Tensor:
-    """What stands for constant *n* in a step; names that begin with a colon are the kernel's own."""
+    """Return the tensor that stands for constant *n* in a step; names that begin with a colon are the kernel's own."""
     return Tensor(f":constant {n}", ())
 
 
@@ -385,5 +382,5 @@ def _reads_operation(body: Scalar, operation: FusedOperation) -> bool:
 
 
 def check_served(fused: FusedKernel, shapes: Shapes) -> None:
-    """Raise Refused, with the numbers, where *fused* does not serve inputs of *shapes*."""
+    """Raise Refused, with the numbers, if *fused* does not serve inputs of *shapes*."""
     check_sizes(fused.program.inputs, fused.operations, fused.sizes, shapes)

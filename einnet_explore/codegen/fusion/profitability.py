@@ -1,9 +1,9 @@
-r"""Whether one kernel is faster than one an operation: an estimate, since a fused kernel may have a tiny grid.
+r"""Cost model of fusion: one kernel against one an operation, since a fused kernel may have a tiny grid.
 
 .. math::  t_{fused} = l + \frac{b_0}{B\,u} + \frac{b_{again}}{B'\,u} + w\,s, \qquad
            t_{apart} = \sum_o \left( l + \frac{b_o}{B} \right), \qquad u = \min(1, blocks / units)
 
-What a point of the grid reads again comes from a cache where that of all points at work fits.  Kernels of single
+Repeated reads of a grid point come from a cache if the data of all active points fit there.  Kernels of single
 reductions can share one sum among all units; a fused one has a block a point.
 """
 
@@ -23,8 +23,11 @@ from einnet_explore.ir import Iterator, accesses
 
 @dataclass(frozen=True)
 class FusionTarget:
-    """*units* that run a block each, bytes a second from *memory* and from the *cache* (of *cache_bytes*, all units'
-    together), and seconds for a *launch* and for a *wait* of a block's threads for one another."""
+    """A device with *units* that run a block each.
+
+    Bytes a second from *memory* and from the *cache* (*cache_bytes* in all); seconds for a *launch* and for a *wait* of
+    a block's threads at a barrier.
+    """
 
     name: str
     units: int
@@ -38,12 +41,12 @@ class FusionTarget:
 A100_TARGET = FusionTarget("A100", 108, 1.5e12, 4.5e12, 40 << 20, 4e-6, 1e-6)
 H100_TARGET = FusionTarget("H100", 132, 3.0e12, 7.0e12, 50 << 20, 4e-6, 1e-6)
 CPU_CORE_TARGET = FusionTarget("a CPU core", 1, 2.0e10, 8.0e10, 1 << 20, 2e-6, 0.0)
-"""Round numbers of data sheets; what decides in the end is a measurement."""
+"""Round numbers from data sheets; the final decision is measured."""
 
 
 @dataclass(frozen=True)
 class FusionEstimate:
-    """Seconds of the fused kernel and of the operations apart, how many blocks the fused one has, on which target."""
+    """Seconds of the fused kernel and of separate ones, and the blocks of the fused one, on *target*."""
 
     fused: float
     apart: float
@@ -52,7 +55,7 @@ class FusionEstimate:
 
     @property
     def pays(self) -> bool:
-        """Whether the fused kernel is expected to be faster."""
+        """True if the fused kernel is expected to be faster."""
         return self.fused < self.apart
 
     def __str__(self) -> str:
@@ -64,7 +67,7 @@ class FusionEstimate:
 
 
 def estimate_fusion(flat: FusedLayout, target: FusionTarget, itemsize: int = 4) -> FusionEstimate:
-    """Both estimates for *flat* on *target*, for elements of *itemsize* bytes."""
+    """Return both estimates for *flat* on *target*, for elements of *itemsize* bytes."""
     fused = flat.fused
     blocks = gpu_blocks(flat, FUSED_THREADS) if target.units > 1 else flat.points
     used = min(1.0, blocks / target.units) or 1.0
@@ -77,7 +80,7 @@ def estimate_fusion(flat: FusedLayout, target: FusionTarget, itemsize: int = 4) 
 
 
 def _memory_traffic(fused: FusedKernel, sizes: Mapping[Iterator, int]) -> tuple[int, int]:
-    """Elements that memory gives and takes at least once, and those that later nests read again."""
+    """Return (elements read and written at least once, elements that later nests read again)."""
     largest: dict[str, int] = {}
     again = 0
     for stage in fused.stages:
@@ -89,7 +92,7 @@ def _memory_traffic(fused: FusedKernel, sizes: Mapping[Iterator, int]) -> tuple[
 
 
 def _touched_elements(fused: FusedKernel, sizes: Mapping[Iterator, int], steps: Iterable[FusedStep]) -> dict[str, int]:
-    """Elements of every memory that *steps* read or write, each once."""
+    """Return the elements of each memory that *steps* read or write, each once."""
     out: dict[str, int] = {}
     for step in steps:
         uses = [(read_name(a), {x for i in a.index for x in i.iterators}) for a in accesses(step.body)]

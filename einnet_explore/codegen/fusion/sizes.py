@@ -1,7 +1,7 @@
-r"""Abstract sizes: which dimensions are equal because the program makes sense only so, and which are what they are.
+"""Abstract sizes: dimensions that the program requires to be equal, and sizes that it fixes.
 
-``X`` of sizes (x0, x1, x2) beside ``B`` of sizes (y0, y1), read as ``X[i, j, k] + B[j, k]``, records
-:math:`y_0 = x_1` and :math:`y_1 = x_2`.  A kernel serves all sizes that meet what was recorded.
+``X`` of sizes (x0, x1, x2) and ``B`` of sizes (y0, y1), read as ``X[i, j, k] + B[j, k]``, record :math:`y_0 = x_1` and
+:math:`y_1 = x_2`.  A kernel serves all sizes that satisfy the recorded equalities.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from einnet_explore.ir import Access, Apply, Compare, Const, Equation, Iterator,
 from einnet_explore.support.errors import Refused
 
 MAX_FACTORS = 4
-"""Sizes, at most, whose product a constant is taken for."""
+"""Sizes in a product that a constant may stand for, at most."""
 
 CONSTANT_TOLERANCE = 1e-6
-"""How far a constant may be from what it is taken for: decimal fractions are written with a few digits."""
+"""Relative tolerance of such constants: decimal fractions are written with a few digits."""
 
 Dim = tuple[str, int]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -34,9 +34,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class AbstractSize:
-    """One abstract size: the *dims* (tensor, dimension) that have it, its *value* when the program was analysed.
+    """One abstract size: its *dims* (tensor, dimension), and its *value* when the program was analysed.
 
-    *fixed*: the program says the number itself (a window, an offset, a range that is no whole dimension).
+    *fixed*: the program states the number (a window, an offset, a range that is not a whole dimension).
     """
 
     dims: tuple[Dim, ...]
@@ -45,7 +45,7 @@ class AbstractSize:
 
     @property
     def symbol(self) -> str:
-        """``x0`` for the first dimension of X; the number where it is fixed."""
+        """``X.0`` for the first dimension of X; the number if it is fixed."""
         return str(self.value) if self.fixed or not self.dims else f"{self.dims[0][0]}.{self.dims[0][1]}"
 
 
@@ -58,7 +58,7 @@ class AbstractSizes:
 
     @property
     def equalities(self) -> tuple[str, ...]:
-        """What must hold for a kernel to be used again, as text."""
+        """The conditions for reusing a kernel, as text."""
         out = []
         for size in self.sizes:
             names = [f"{t}.{d}" for t, d in size.dims]
@@ -69,7 +69,7 @@ class AbstractSizes:
         return tuple(out)
 
     def extent(self, x: Iterator, shapes: Shapes) -> int:
-        """How many values *x* takes for inputs of *shapes*."""
+        """Return the extent of *x* for inputs of *shapes*."""
         size = self.axes[x]
         if size.fixed or not size.dims:
             return size.value
@@ -77,7 +77,7 @@ class AbstractSizes:
         return shapes[name][d]
 
     def broken(self, shapes: Shapes) -> tuple[str, ...]:
-        """The equalities that *shapes* do not meet, each with the numbers."""
+        """Return the equalities that *shapes* violate, with the numbers."""
         out = []
         for size in self.sizes:
             found = {f"{t}.{d}": shapes[t][d] for t, d in size.dims}
@@ -89,7 +89,7 @@ class AbstractSizes:
 
 
 def abstract_sizes(inputs: Iterable[Tensor], found: tuple[FusedOperation, ...]) -> AbstractSizes:
-    """The abstract sizes of the operations *found* over *inputs*."""
+    """Return the abstract sizes of the operations *found* over *inputs*."""
     parent: dict[object, object] = {}
     fixed: set[object] = set()
 
@@ -134,10 +134,10 @@ def abstract_sizes(inputs: Iterable[Tensor], found: tuple[FusedOperation, ...]) 
 def check_sizes(
     inputs: Iterable[Tensor], found: tuple[FusedOperation, ...], sizes: AbstractSizes, shapes: Shapes
 ) -> None:
-    """Raise Refused, with the numbers, where what was analysed does not serve *shapes*.
+    """Raise Refused, with the numbers, if the analysis does not hold for *shapes*.
 
-    That is where a rank changes, where a recorded equality is broken, and where a constant may follow from sizes that
-    change (the 784 of a mean over 28×28, or one over it): whether it does is not known.
+    That is the case if a rank changes, if a recorded equality is violated, and if a constant may follow from sizes that
+    change (the 784 of a mean over 28×28, or its inverse), since that is undecided.
     """
     for tensor in inputs:
         if len(shapes.get(tensor.name, ())) != len(tensor.shape):
@@ -157,9 +157,9 @@ def check_sizes(
 
 
 def resize_program(program: Program, shapes: Shapes) -> Program:
-    """*program* for inputs of other *shapes*: the same operations, with every size that follows from them.
+    """Return *program* for inputs of other *shapes*: the same operations, with every size that follows from them.
 
-    Raises Refused as ``check`` does.
+    Raises Refused as ``check_sizes`` does.
     """
     found = program_operations(program)
     sizes = abstract_sizes(program.inputs, found)
@@ -181,7 +181,7 @@ def _with_shapes(tensors: Mapping[str, Tensor]) -> Callable[[Access], Scalar]:
 
 
 def _possible_counts(number: float, sizes: AbstractSizes) -> Iterable[tuple[AbstractSize, ...]]:
-    """The sizes from whose product *number* may follow: as a count, one less, a square root, or one over these."""
+    """Yield the sizes whose product may be *number*, one more than it, its square, or an inverse of these."""
     if number in (0, 1, -1) or not isfinite(number):
         return
     free = [s for s in sizes.sizes if not s.fixed]
@@ -194,13 +194,13 @@ def _possible_counts(number: float, sizes: AbstractSizes) -> Iterable[tuple[Abst
 
 
 def size_constants(found: tuple[FusedOperation, ...], sizes: AbstractSizes) -> tuple[float, ...]:
-    """The constants that may follow sizes which are not fixed, each once."""
+    """Return the constants that may follow from sizes that are not fixed, each once."""
     used = dict.fromkeys(n for o in found for n in body_constants(o.scope.body))
     return tuple(n for n in used if any(True for _ in _possible_counts(n, sizes)))
 
 
 def body_constants(body: Scalar) -> Iterable[float]:
-    """The numbers in *body*, left to right."""
+    """Yield the numbers in *body*, left to right."""
     match body:
         case Const(value):
             yield value

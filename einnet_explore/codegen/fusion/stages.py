@@ -1,8 +1,8 @@
-r"""Stages: operations placed where nothing is missing and as few threads as possible wait, forwarded to their readers.
+"""Stages of fused operations: as few barriers as possible, and values forwarded to their readers.
 
-A point of the *grid* computes everything that belongs to it; inside, a reduction ends a stage: what reads its result
-waits for all of it.  What is element-wise is computed where it is read (``tmp[tid] = a; b = tmp[tid]`` becomes
-``b = a``), unless that would repeat more work than storing and loading it costs.
+A point of the *grid* computes everything that belongs to it; inside, a reduction ends a stage, since its readers need
+the complete result.  Element-wise values are computed where they are read (``tmp[tid] = a; b = tmp[tid]`` becomes
+``b = a``), unless recomputation costs more than storing and loading.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from einnet_explore.ir import Access, Bound, Iterator, Scalar
 class FusedStep:
     """One value: at every point of its nest, or reduced by *reduce* over the nest's summations.
 
-    Where *domain* does not hold it is *value*.  *stores*: it goes to memory; else it is a variable.
+    Outside *domain* it is *value*.  *stores*: it is stored to memory; otherwise it is a variable.
     """
 
     name: str
@@ -45,13 +45,13 @@ class FusedNest:
 
     @property
     def flat(self) -> bool:
-        """Whether threads share the points one by one."""
+        """True if threads share the points of a single group of loops."""
         return not (self.traversals and self.summations)
 
 
 @dataclass(frozen=True)
 class FusedStage:
-    """Values of the whole grid point (*heads*), then *nests*; *barrier*: memory must be seen by all afterwards."""
+    """Values of the whole grid point (*heads*), then *nests*; *barrier*: all threads must see the memory afterwards."""
 
     heads: tuple[FusedStep, ...]
     nests: tuple[FusedNest, ...]
@@ -64,10 +64,9 @@ class FusedStage:
 
 
 def grid_axes(found: tuple[FusedOperation, ...]) -> tuple[Iterator, ...]:
-    """The axes along which nothing is summed up and no value is read at another place: points that need no one else.
+    """Return the axes without reductions and without reads at other positions: their points are independent.
 
-    An element-wise operation that lacks an axis is repeated along it, where all that is repeated costs less than the
-    outputs do.
+    An element-wise operation that lacks an axis is repeated along it if all repetitions cost less than the outputs.
     """
     made = {o.name: o for o in found}
     total = sum(operation_cost(o.scope.body) * prod(o.scope.shape) + prod(o.scope.shape) for o in found if o.output)
@@ -89,7 +88,7 @@ def grid_axes(found: tuple[FusedOperation, ...]) -> tuple[Iterator, ...]:
 
 
 def _reads_elsewhere(access: Access, made: Mapping[str, FusedOperation], axis: Iterator) -> bool:
-    """Whether *access* reads a value at another place along *axis* than its own."""
+    """True if *access* reads a value at another position along *axis* than its own."""
     operation = made.get(read_name(access))
     if operation is None or axis not in operation.scope.traversals:
         return False
@@ -97,5 +96,5 @@ def _reads_elsewhere(access: Access, made: Mapping[str, FusedOperation], axis: I
 
 
 def reads_own_point(access: Access, operation: FusedOperation) -> bool:
-    """Whether *access* reads the value of *operation* at the point where it is made."""
+    """True if *access* reads the value of *operation* at the point where it is computed."""
     return all(i.single == x for i, x in zip(access.index, operation.scope.traversals, strict=True))

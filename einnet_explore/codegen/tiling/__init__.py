@@ -1,4 +1,4 @@
-"""Contractions cut into tiles for devices with shared memory or caches: PlaidML's way from a table to a kernel."""
+"""Tiled contractions for devices with shared memory or caches, after PlaidML: from a flattened table to a kernel."""
 
 from einnet_explore.codegen.tiling.contraction import TiledContraction, as_contraction
 from einnet_explore.codegen.tiling.cost import (

@@ -1,8 +1,8 @@
-r"""A scope as what a tiled kernel sums up, and what it does with every sum before it is written.
+r"""A scope as a contraction with an epilogue, for tiled kernels.
 
 .. math::  Y[\vec x] = g\Big(\vec x, \bigoplus_{\vec y} f(T[\tau(\vec x, \vec y)])\Big)
 
-ReLU, bias and residual stand in g: post-operations, fused into the kernel.
+ReLU, bias and residual are in g: post-operations, fused into the kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, Tens
 
 @dataclass(frozen=True)
 class TiledContraction:
-    """*core* reduces, over iterators that start at 0; *epilogue* reads ``RESULT`` where its value is meant."""
+    """*core* reduces, over iterators that start at 0; *epilogue* reads ``SUM_RESULT`` for its value."""
 
     core: Scope
     epilogue: Scalar
@@ -29,14 +29,14 @@ class TiledContraction:
         return flattened(self.core)
 
     def problem(self, element: int = 4) -> TilingProblem:
-        """What the cost of tiles depends on: a product and a sum at every point, and PlaidML's post-operations."""
+        """Return the input of the cost model: a product and a sum at every point, and PlaidML's post-operations."""
         return TilingProblem(self.table, 2 + operation_count(self.epilogue), element)
 
 
 def as_contraction(scope: Scope) -> TiledContraction:
-    """*scope* as a contraction.
+    """Return *scope* as a contraction.
 
-    Raises ValueError where it has a domain, or reads anything but tensors at addresses of degree one.
+    Raises ValueError if it has a domain, or reads anything but tensors at addresses of degree one.
     """
     if scope.domain or not scope.traversals:
         raise ValueError(f"a scope with {len(scope.domain)} bounds and {len(scope.traversals)} traversals is not tiled")
@@ -52,7 +52,7 @@ def as_contraction(scope: Scope) -> TiledContraction:
 
 
 def operation_count(body: Scalar) -> int:
-    """The operations of a scalar: a ReLU is two, as it is in Tile, a comparison and a choice."""
+    """Return the operations of a scalar: a ReLU counts two, as in Tile, a comparison and a choice."""
     match body:
         case Apply(op, args):
             own = len(args) - 1 if op in ("+", "*") else 2 if op == "relu" else 1

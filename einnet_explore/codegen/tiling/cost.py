@@ -1,4 +1,4 @@
-r"""What a tile size costs: PlaidML's fields, computed from the flattened table alone.
+r"""Cost model and search of tile sizes: PlaidML's fields, computed from the flattened table alone.
 
 .. math::
    \mathit{flops/byte} = \frac{to}{wg\,(il \cdot mr + mw)}, \qquad
@@ -6,10 +6,6 @@ r"""What a tile size costs: PlaidML's fields, computed from the flattened table 
                     \min\!\Big(1, \frac{tu}{threads}\Big)
 
 Source: PlaidML's automatic kernel generation (tile sizes), whose log ``TileCost.log`` prints.
-
-A device as the numbers that a tile's cost depends on.
-
-Looking for a tile size: best-first as PlaidML does, or every size there is.
 """
 
 from __future__ import annotations
@@ -27,14 +23,14 @@ from einnet_explore.codegen.tiling.shared_layout import local_layout, merge_iter
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What one work group has, and what it takes to be busy; the defaults are those of PlaidML's document.
+    """Resources of one work group and of the device; the defaults are those of PlaidML's document.
 
-    *width*: bytes of one memory transaction.  *memory*: bytes that a group keeps of its inputs, *registers*: bytes of
-    its sums.  *goal*: FLOPs a byte from which memory is no longer what is waited for.  *groups*: as many make the whole
-    device busy.  *managed*: the program itself puts inputs into *memory*; else it is a cache that holds lines.
-    *square*: threads are spread over the result so that each holds a block that is as square as can be: the nearer to a
-    square, the fewer elements are read for every product.  *stages*: tiles of inputs that are kept at a time, each of
-    at most *memory* bytes: with two, the next one comes while the one before is used, past the registers.
+    *width*: bytes of one memory transaction. *memory*: bytes for a group's inputs, *registers*: bytes for its sums.
+    *goal*: FLOPs a byte from which memory is no longer the bottleneck. *groups*: groups that fill the device.
+    *managed*: the program itself loads inputs into *memory*; otherwise it is a cache of lines. *square*: threads are
+    spread over the result so that each holds a nearly square block, which minimises the elements read for each
+    product. *stages*: tiles of inputs that are kept at a time, each of at most *memory* bytes: with two, the next one
+    is copied asynchronously while the previous one is used.
     """
 
     threads: int = 256
@@ -58,9 +54,9 @@ class Hardware:
 
 
 def cpu_hardware(machine: Machine, cores: int = 1) -> Hardware:
-    """A CPU as such a device: a group is a core, its sums are in vector registers, its inputs in the L1 cache.
+    """Return a CPU as such a device: a group is a core, its sums are in vector registers, its inputs in the L1 cache.
 
-    Two operations a lane and multiply-add against what the second-level cache delivers are the goal.
+    The goal compares two operations a lane and multiply-add with the bandwidth of the second-level cache.
     """
     return Hardware(
         threads=1,
@@ -80,7 +76,7 @@ TileSizes = tuple[int, ...]
 class TilingProblem:
     """A flattened contraction, the operations at each of its points, and the bytes of an element.
 
-    *operations* are two for a multiply-add, and those that follow the sum: PlaidML counts them with every product.
+    *operations* counts two for a multiply-add, and those after the sum: PlaidML counts them with every product.
     """
 
     table: Flattened
@@ -111,7 +107,7 @@ class TileCost:
     wg: int
     """Work groups: tiles along the result."""
     il: int
-    """Inner loops: tiles of inputs that a group loads, one after another."""
+    """Inner loops: tiles of inputs that a group loads in sequence."""
     sm: int
     """Bytes of inputs that are kept at a time."""
     out: int
@@ -121,7 +117,7 @@ class TileCost:
     mw: int
     """Bytes written in the end."""
     op: int
-    """Threads that have something to compute."""
+    """Threads with work."""
     rp: int
     """Doublings of the threads that share a result and roll it up."""
     tu: int
@@ -129,34 +125,34 @@ class TileCost:
 
     @property
     def rejected(self) -> str:
-        """Why this size cannot be; empty if it can."""
+        """The reason why this size is impossible; empty if it is possible."""
         if self.sm > self.hardware.memory:
             return "over memory"
         return "over regs" if self.out > self.hardware.registers else ""
 
     @property
     def flops_per_byte(self) -> float:
-        """Operations a byte that is moved."""
+        """Operations for each byte moved."""
         return self.to / (self.wg * (self.il * self.mr + self.mw))
 
     @property
     def occupancy(self) -> int:
-        """Groups that count: more than the device has room for at a time are no use."""
+        """Groups that count: at most as many as fill the device."""
         return min(self.wg, self.hardware.groups)
 
     @property
     def ratios(self) -> tuple[float, float, float]:
-        """How near to the goal: FLOPs a byte, groups, threads; each at most 1."""
+        """Progress to the goal: FLOPs a byte, groups, threads; each at most 1."""
         h = self.hardware
         return min(self.flops_per_byte, h.goal) / h.goal, self.occupancy / h.groups, min(self.tu, h.threads) / h.threads
 
     @cached_property
     def score(self) -> float:
-        """The product of the ratios; -1 for a size that cannot be."""
+        """The product of the ratios; -1 for an impossible size."""
         return -1.0 if self.rejected else prod(self.ratios)
 
     def log(self) -> str:
-        """What PlaidML prints while it looks for a size."""
+        """Return PlaidML's log of the search for a size."""
         fields = {"to": self.to, "wg": self.wg, "il": self.il, "sm": self.sm, "or": self.out, "mr": self.mr}
         fields |= {"mw": self.mw, "op": self.op, "rp": self.rp, "tu": self.tu}
         said = " ".join(f"{k}={v}" for k, v in fields.items())
@@ -170,9 +166,9 @@ class TileCost:
 
 
 def tile_cost(problem: TilingProblem, tile: Sequence[int], hardware: Hardware) -> TileCost:
-    """The cost of *tile*, one size for every row of the table.
+    """Return the cost of *tile*, one size for every row of the table.
 
-    Raises ValueError where a size is below 1 or beyond the range of its row.
+    Raises ValueError if a size is below 1 or exceeds the range of its row.
     """
     table = problem.table
     if len(tile) != len(table.rows) or not all(1 <= t <= n for t, n in zip(tile, table.ranges, strict=True)):
@@ -199,7 +195,7 @@ def tile_cost(problem: TilingProblem, tile: Sequence[int], hardware: Hardware) -
 
 
 def _column_tile(table: Flattened, column: int, tile: Sequence[int]) -> TileSizes:
-    """*tile* where it moves *column*, 1 elsewhere: what the column's share of the cost depends on."""
+    """Return *tile* for the rows that move *column*, 1 elsewhere: the column's cost depends on those only."""
     moving = table.moving[column]
     return tuple(t if n in moving else 1 for n, t in enumerate(tile))
 
@@ -227,22 +223,22 @@ def _thread_counts(problem: TilingProblem, results: TileSizes, threads: int, squ
 
 @dataclass(frozen=True)
 class TileSearch:
-    """Every size that was *visited*, in that order, rejected ones too, and the one that was *chosen*."""
+    """All *visited* sizes in order, rejected ones included, and the *chosen* one."""
 
     visited: tuple[TileCost, ...]
     chosen: TileCost
 
     @property
     def ties(self) -> int:
-        """How many of the visited are as good as the chosen one."""
+        """The number of visited sizes with the chosen one's score."""
         return sum(c.score == self.chosen.score for c in self.visited)
 
 
 def search_best_first(problem: TilingProblem, hardware: Hardware) -> TileSearch:
-    """From 1 in every direction, the best size so far is doubled in each; equal scores: the larger size in order.
+    """Start from 1 in every direction and double the best size so far in each; ties prefer the larger size.
 
-    It ends where the size that is up next is as good as any, and every doubling of it has been looked at.  The last
-    visited of the best sizes is chosen.  Raises ValueError where not even single elements fit.
+    The search ends when the next size has the best score and all its doublings have been visited. The last visited of
+    the best sizes is chosen. Raises ValueError if not even single elements fit.
     """
     first = _smallest_tile(problem, hardware)
     seen, visited = {first.tile}, [first]
@@ -264,10 +260,10 @@ def search_best_first(problem: TilingProblem, hardware: Hardware) -> TileSearch:
 
 
 def search_exhaustively(problem: TilingProblem, hardware: Hardware) -> TileSearch:
-    """Every size that doublings come to; rejected ones are not doubled, as nothing larger fits either.
+    """Visit every size reached by doubling; rejected ones are not doubled, since no larger size fits either.
 
-    Of equal scores the one with most FLOPs a byte is chosen, then with fewest bytes of inputs kept, then the first in
-    order.  Raises ValueError where not even single elements fit.
+    Ties prefer more FLOPs a byte, then fewer bytes of inputs, then the lexicographically smaller size. Raises
+    ValueError if not even single elements fit.
     """
     first = _smallest_tile(problem, hardware)
     found, todo = {first.tile: first}, [first]

@@ -1,11 +1,9 @@
 """The tiled kernel: clear, { load, sync, accumulate, sync }, roll up, post-operations, write.
 
 A block computes one tile of the result.  Its threads load the tiles of the inputs together, then each of them adds to
-sums of its own.  Threads that share a result hold partial sums, which are rolled up in shared memory.  A device whose
-memory is a cache gets no loads of tiles: its threads read where the elements are.
+sums of its own.  Threads that share a result hold partial sums, which are rolled up in shared memory.  On a device with
+a cache instead of shared memory threads read elements in place.
 Source: PlaidML's automatic kernel generation (threading, code generation).
-
-The statements of a tiled kernel.
 """
 
 from __future__ import annotations
@@ -50,18 +48,18 @@ from einnet_explore.ir import REDUCTIONS, Access, Scalar, Scope, Table, Tensor, 
 from einnet_explore.ir.program import Program
 
 MAX_UNROLLED_SUMS = 64
-"""Loops over at most so many sums are unrolled: then the sums are registers."""
+"""Loops over at most so many sums are unrolled, so that the sums are registers."""
 
 RowTests: TypeAlias = "tuple[tuple[int, Expr], ...]"
-"""Conditions, each with the row of the table that it is about."""
+"""Conditions, each with its row of the table."""
 
 
 @dataclass(frozen=True)
 class TiledKernelWriter(TileLoader):
-    """Puts the kernel together."""
+    """Assembles the kernel."""
 
     def kernel(self, name: str) -> Kernel:
-        """The kernel *name*."""
+        """Return the kernel *name*."""
         shared = [LocalArray(self.tile(i)) for i in self.inputs] if self.cost.hardware.managed else []
         if self.threads.lanes > 1:
             shared.append(LocalArray(self._rolled))
@@ -76,7 +74,7 @@ class TiledKernelWriter(TileLoader):
         return Kernel(name, params, tuple(body), (self.threads.threads, 1, 1), (grid, 1, 1))
 
     def _in_sequence(self) -> list[Statement]:
-        """The inputs' tiles, then what they add to the sums, for every tile along the summations."""
+        """Return the loads of tiles, then their products, for every tile along the summations."""
         staged = self.cost.hardware.managed
         sync = [Barrier()] if staged and self.threads.threads > 1 else []
         body: list[Statement] = []
@@ -91,7 +89,7 @@ class TiledKernelWriter(TileLoader):
         return body
 
     def _overlapped(self, row: int) -> list[Statement]:
-        """Two tiles of every input in turns: one barrier for each, which also frees the one before."""
+        """Return loops with two alternating tiles of every input: one barrier a tile also frees the previous one."""
         base, step, end = self.base[row], self.cost.tile[row], self.rows[row].extent
         assert isinstance(base, Var)
         zero = Literal(0, I32)
@@ -118,7 +116,7 @@ class TiledKernelWriter(TileLoader):
         return lower_join(self.contraction.core.reduce, a, b)
 
     def _places(self) -> Iterable[Statement]:
-        """This block's tile and this thread's place in it, the smallest steps of the result first."""
+        """Yield this block's tile and this thread's position in it, the smallest steps of the result first."""
         rest: Expr = LaunchIndex("block")
         for n in self.threads.order:
             if self.output(n) and isinstance(base := self.base[n], Var):
@@ -131,9 +129,9 @@ class TiledKernelWriter(TileLoader):
                 rest = binary_operation("/", rest, self.threads.counts[n])
 
     def _every_sum(self, *body: Statement, tests: RowTests = (), unroll: bool = True) -> tuple[Statement, ...]:
-        """*body* for every sum of this thread where *tests* hold, each as far outside as it can be asked.
+        """Return *body* for every sum of this thread for which *tests* hold, each tested as far outside as possible.
 
-        One thread alone has vectors of sums instead of neighbours.
+        A single thread has vectors of sums.
         """
         for n in reversed(self.loops):
             short = unroll and self.sums.size <= MAX_UNROLLED_SUMS
@@ -164,19 +162,19 @@ class TiledKernelWriter(TileLoader):
         return body
 
     def _in_tile(self) -> Iterable[tuple[int, Expr]]:
-        """By row, whether a sum lies in the tile: threads go in powers of two."""
+        """Yield, by row, the condition that a sum lies in the tile: threads are spread in powers of two."""
         for n, t in enumerate(self.cost.tile):
             if self.output(n) and self.steps[n] * self.threads.counts[n] > t:
                 yield n, self.within[n].lt(t)
 
     def _in_result(self) -> Iterable[tuple[int, Expr]]:
-        """By row, whether a sum lies in the result: the last tiles stick out."""
+        """Yield, by row, the condition that a sum lies in the result: the last tiles may exceed it."""
         for n, t in enumerate(self.cost.tile):
             if self.output(n) and self.rows[n].extent % t:
                 yield n, self.at[n].lt(self.rows[n].extent)
 
     def _marked(self) -> Scalar:
-        """The body where every read stands for an element of a tile, under the conditions that loads cannot decide."""
+        """Return the body with reads replaced by elements of tiles, under the conditions that loads cannot test."""
         inputs = {i.access: n for n, i in enumerate(self.inputs)}
 
         def mark(access: Access) -> Scalar:
@@ -196,7 +194,7 @@ class TiledKernelWriter(TileLoader):
         return i.element(self.source(i.access), i.address(self.at, self.wide), self.kind)
 
     def _roll_up(self) -> tuple[Statement, ...]:
-        """Partial sums, one of every thread at a time, added in halves; those of the first lane are whole then."""
+        """Add partial sums, one of every thread at a time, in halves; then those of the first lane are complete."""
         outputs, lanes = self.threads.outputs, self.threads.lanes
         rolled = self._rolled
         own = rolled[THREAD_INDEX]
@@ -235,7 +233,7 @@ def _guarded(tests: Iterable[Expr], body: tuple[Statement, ...]) -> tuple[Statem
 
 @dataclass(frozen=True)
 class TiledKernel:
-    """A contraction cut into tiles, and its kernel: its parameters are *inputs*, in order, then the result."""
+    """A tiled contraction and its kernel, whose parameters are *inputs*, in order, then the result."""
 
     contraction: TiledContraction
     cost: TileCost
@@ -250,11 +248,11 @@ def tile_contraction(
     kind: Type = F32,
     name: str = "tiled",
 ) -> TiledKernel:
-    """*scope*, or the one equation of a program, as a kernel on elements of *kind*.
+    """Return *scope*, or the only equation of a program, as a tiled kernel on elements of *kind*.
 
-    *tile* holds a size for every row of the flattened table; without it the best-first search chooses.
-    Raises ValueError for what is no contraction of tensors, and for a tile that is not within the ranges or does not
-    fit; Refused for constants and functions that *kind* does not have.
+    *tile* holds a size for every row of the flattened table; by default the best-first search chooses. Raises
+    ValueError if it is not a contraction of tensors, and for a tile that exceeds the ranges or does not fit; Refused
+    for constants and functions that *kind* lacks.
     """
     hardware = hardware or Hardware()
     if isinstance(scope, Program):

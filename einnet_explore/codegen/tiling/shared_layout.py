@@ -1,14 +1,13 @@
-r"""How a tile's inputs lie in shared memory: iterators that move together as one, strides odd against bank conflicts.
+r"""Layout of a tile's inputs in shared memory, and of a group's threads over the tile.
 
-Two iterators of one tensor merge where the larger step is a multiple of the smaller one and lands inside what that one
-covers, or right behind it:
+Two iterators of one tensor merge if the larger step is a multiple of the smaller one and lands inside the range of the
+smaller one, or right after it:
 
 .. math::  c_2 = q\, c_1,\ q \le t_1 \;\Rightarrow\; \text{one of range } t_1 + q\,(t_2 - 1) \text{ and step } c_1
 
-The merged ones get strides of their own, odd ranges first, then large before small; a running stride that is even is
-bumped to the next odd number.  Source: PlaidML's automatic kernel generation (memory layout).
-
-How the threads of a group share the iterators of a tile: in powers of two, neighbours in memory first.
+Merged iterators get strides of their own, odd ranges first, then large before small; an even running stride is rounded
+up to an odd one, against bank conflicts.  Threads are spread in powers of two, along neighbours in memory first.
+Source: PlaidML's automatic kernel generation (memory layout).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from einnet_explore.analysis.flattening import Column, Flattened
 
 @dataclass(frozen=True, slots=True)
 class GroupedIterator:
-    """The iterator of table row *row* inside a group: one step of it is *step* positions, backwards if negative."""
+    """The iterator of table row *row* in a group: one step of it is *step* positions, backwards if negative."""
 
     row: int
     step: int
@@ -41,14 +40,14 @@ class IteratorGroup:
 
 @dataclass(frozen=True, slots=True)
 class LocalLayout:
-    """The groups of a tensor's tile, merged ones first; *size* elements of shared memory, bumps included."""
+    """The groups of a tensor's tile, merged ones first; *size* elements of shared memory, padding included."""
 
     groups: tuple[IteratorGroup, ...]
     size: int
 
     @property
     def elements(self) -> int:
-        """How many elements are loaded."""
+        """The number of elements that are loaded."""
         return prod(g.extent for g in self.groups)
 
     def __repr__(self) -> str:
@@ -59,7 +58,7 @@ class LocalLayout:
 
 
 def merge_iterators(table: Flattened, column: Column, tile: Sequence[int]) -> tuple[IteratorGroup, ...]:
-    """The groups of *column* in a tile, by step; their local strides are still 0."""
+    """Return the groups of *column* in a tile, by step; their local strides are still 0."""
     steps = sorted((abs(c), n) for n, c in enumerate(column.coefficients) if c and tile[n] > 1)
     out: list[IteratorGroup] = []
     for step, n in steps:
@@ -79,7 +78,7 @@ def merge_iterators(table: Flattened, column: Column, tile: Sequence[int]) -> tu
 
 
 def local_layout(table: Flattened, column: Column, tile: Sequence[int]) -> LocalLayout:
-    """How the elements that a tile reads of *column* lie in shared memory."""
+    """Return the layout in shared memory of the elements that a tile reads of *column*."""
     size, placed = 1, list[IteratorGroup]()
     for group in sorted(merge_iterators(table, column, tile), key=lambda g: (g.extent % 2 == 0, -g.extent)):
         stride = size | 1
@@ -89,7 +88,7 @@ def local_layout(table: Flattened, column: Column, tile: Sequence[int]) -> Local
 
 
 def transaction_count(groups: Sequence[IteratorGroup], width: int, element: int) -> int:
-    """Transactions of *width* bytes that reading or writing *groups* takes: neighbours come together."""
+    """Return the transactions of *width* bytes to read or write *groups*: neighbours share one."""
     if not groups:
         return 1
     first, *rest = sorted(groups, key=lambda g: g.stride)
@@ -99,7 +98,7 @@ def transaction_count(groups: Sequence[IteratorGroup], width: int, element: int)
 
 @dataclass(frozen=True, slots=True)
 class ThreadLayout:
-    """Threads along every row of the table; *order* is that in which a thread's number is taken apart, fastest first.
+    """Threads along every row of the table; a thread's number is a mixed-radix number of *order*, fastest first.
 
     Threads along summations hold partial sums of the same results, which are rolled up at the end.
     """
@@ -111,7 +110,7 @@ class ThreadLayout:
 
     @property
     def threads(self) -> int:
-        """All threads that work."""
+        """All active threads."""
         return prod(self.counts)
 
     @property
@@ -120,18 +119,18 @@ class ThreadLayout:
         return self.threads // self.outputs
 
     def steps(self, tile: Sequence[int]) -> tuple[int, ...]:
-        """How many values of each row a thread goes through."""
+        """Return the values of each row for one thread."""
         return tuple(-(-t // n) for t, n in zip(tile, self.counts, strict=True))
 
 
 COALESCED_THREADS = 16
-"""Neighbouring threads along the result's smallest step, at least: what they write is whole transactions."""
+"""Neighbouring threads along the result's smallest step, at least: they write whole transactions."""
 
 
 def thread_layout(table: Flattened, tile: Sequence[int], threads: int, square: bool = False) -> ThreadLayout:
-    """*threads* spread over *tile*: over the result by step, as long as it lasts, then over the summations.
+    """Spread *threads* over *tile*: over the result by step, then over the summations.
 
-    *square*: over the result by what is left of it, after ``ROW`` of them along the smallest step.
+    *square*: over the largest remaining extents of the result, after ``COALESCED_THREADS`` along the smallest step.
     """
     counts = [1] * len(tile)
     order = sorted(range(len(tile)), key=lambda n: (not table.rows[n].output, abs(table.output.coefficients[n]), n))
@@ -149,7 +148,7 @@ def thread_layout(table: Flattened, tile: Sequence[int], threads: int, square: b
 
 
 def _spread_square(counts: list[int], results: Sequence[int], tile: Sequence[int], left: int) -> int:
-    """Threads along *results*: a row first, then always where a thread still has most."""
+    """Spread threads along *results*: a row first, then always the row with the most values a thread."""
     first = results[0]
     while counts[first] < min(COALESCED_THREADS, tile[first]) and left > 1:
         counts[first] *= 2

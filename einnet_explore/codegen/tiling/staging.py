@@ -1,8 +1,6 @@
-"""One input's way through a tiled kernel: from memory to the block's shared tile, and from there to the sums.
+"""Inputs of a tiled kernel: from memory to the block's tile in shared memory, and from there to the sums.
 
-What the statements of a tiled kernel speak of: rows, arrays, and where a block and a thread stand.
-
-How a tiled kernel's inputs come into shared memory: tile after tile, or the next one while one is used.
+Tiles are loaded one after the other, or the next one while the previous one is used.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ Exprs = Sequence[Expr]
 
 
 def affine_expression(coefficients: Sequence[int], values: Exprs, const: int, wide: Type) -> Expr:
-    """const + Σ coefficient · value, in *wide*."""
+    """Return const + Σ coefficient · value, in *wide*."""
     total: Expr = Literal(0, wide)
     for k, value in zip(coefficients, values, strict=True):
         if k:
@@ -63,10 +61,10 @@ def affine_expression(coefficients: Sequence[int], values: Exprs, const: int, wi
 
 @dataclass(frozen=True)
 class TileInput:
-    """The read *access*, its *column* of the table, and the tile it is cut by; *rows* are the table's iterators.
+    """The read *access*, its *column* of the table, and its tile; *rows* are the table's iterators.
 
-    What is read is decided at the loads where it can be: a dimension's index has to go by whole groups of the layout,
-    else elements at one address may lie inside its source for one product and outside for another.
+    Bounds are tested at the loads where possible: the index of a dimension must move by whole groups of the layout,
+    since otherwise elements at one address may be inside their source for one product and outside for another.
     """
 
     access: Access
@@ -77,12 +75,12 @@ class TileInput:
 
     @cached_property
     def layout(self) -> LocalLayout:
-        """How the tile lies in shared memory."""
+        """The layout of the tile in shared memory."""
         return local_layout(self.table, self.column, self.tile)
 
     @cached_property
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """The least and the largest index of each dimension, over whole tiles, those that stick out too."""
+        """The least and the largest index of each dimension, over whole tiles, even outside the result."""
         out = []
         for index in self.access.index:
             least = most = index.const
@@ -100,17 +98,17 @@ class TileInput:
 
     @cached_property
     def late(self) -> tuple[int, ...]:
-        """The dimensions whose condition has to be asked for every product."""
+        """The dimensions whose condition must be tested for every product."""
         return tuple(d for d in self.leaving if self._by_groups(self.access.index[d]) is None)
 
     def along(self, index: Index) -> tuple[int, ...]:
-        """The coefficient of every row in *index*."""
+        """Return the coefficient of every row in *index*."""
         return tuple(index.coefficient(x) for x in self.rows)
 
     def _by_groups(self, index: Index) -> tuple[int, ...] | None:
-        """How far one position of every group moves *index*; None where its members disagree.
+        """Return the steps by which positions of the groups move *index*, or None if the members of a group disagree.
 
-        Nor may it move with an iterator that leaves the address alone, as `h` does in ``B[c+h, -h]`` of width 1.
+        Nor may it move with an iterator that does not move the address, like `h` in ``B[c+h, -h]`` of width 1.
         """
         along, out = self.along(index), list[int]()
         grouped = {m.row for group in self.layout.groups for m in group.members}
@@ -124,7 +122,7 @@ class TileInput:
         return tuple(out)
 
     def position(self, group: IteratorGroup, within: Exprs) -> Expr:
-        """Where in *group* the tile's point *within* lies."""
+        """Return the position in *group* of the tile's point *within*."""
         steps = [m.step for m in group.members]
         return affine_expression(steps, [within[m.row] for m in group.members], self._shift(group), within[0].type)
 
@@ -132,17 +130,17 @@ class TileInput:
         return sum(-m.step * (self.tile[m.row] - 1) for m in group.members if m.step < 0)
 
     def local(self, within: Exprs) -> Expr:
-        """Where in shared memory the tile's point *within* lies."""
+        """Return the position in shared memory of the tile's point *within*."""
         groups = self.layout.groups
         places = [self.position(g, within) for g in groups]
         return affine_expression([g.local for g in groups], places, 0, within[0].type)
 
     def address(self, at: Exprs, wide: Type) -> Expr:
-        """Where in memory the point *at* of the iteration space lies."""
+        """Return the position in memory of the point *at* of the iteration space."""
         return affine_expression(self.column.coefficients, at, self.column.offset, wide)
 
     def loaded(self, number: Expr, base: Exprs, memory: Array, kind: Type, wide: Type) -> tuple[Expr, Expr]:
-        """(place in shared memory, value) of the element *number* of the tile at *base*: neighbours in memory first."""
+        """Return (position in shared memory, value) of element *number* of the tile at *base*, in memory order."""
         groups, rest = self.layout.groups, number
         places: dict[IteratorGroup, Expr] = {}
         for group in sorted(groups, key=lambda g: g.stride):
@@ -170,7 +168,7 @@ class TileInput:
         return local, value if test is None else select(test, value, beyond)
 
     def element(self, memory: Array, address: Expr, kind: Type) -> Expr:
-        """The element at *address*; what is never inside, whatever the iterators are, is what lies outside."""
+        """Return the element at *address*; an address that is always outside gives the padding."""
         known = integer_constant(address)
         if known is not None and not 0 <= known < memory.size:
             return literal(self.access.source.value, kind)
@@ -179,7 +177,7 @@ class TileInput:
 
 @dataclass(frozen=True)
 class TileFrame:
-    """What *contraction* is in tiles of *cost*, for elements of *kind*: what its statements are about."""
+    """*contraction* in tiles of *cost*, for elements of *kind*: the names and positions in its statements."""
 
     contraction: TiledContraction
     cost: TileCost
@@ -223,7 +221,7 @@ class TileFrame:
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
-        """Sums along every row that a thread holds."""
+        """Sums of a thread along every row."""
         steps = self.threads.steps(self.cost.tile)
         return tuple(s if r.output else 1 for s, r in zip(steps, self.contraction.table.rows, strict=True))
 
@@ -234,7 +232,7 @@ class TileFrame:
 
     @cached_property
     def wide(self) -> Type:
-        """The type of addresses: 64 bits where 32 do not reach."""
+        """The type of addresses: 64 bits if 32 are too few."""
         ends = [n * t for n, t in zip(self.counts, self.cost.tile, strict=True)]
         columns = self.contraction.table.columns
         far = max(sum(abs(k) * n for k, n in zip(c.coefficients, ends, strict=True)) + abs(c.offset) for c in columns)
@@ -248,19 +246,19 @@ class TileFrame:
 
     @cached_property
     def base(self) -> tuple[Expr, ...]:
-        """Where the tile begins: variables of the block, loops over the summations."""
+        """The begin of the tile: variables of the block, loops over the summations."""
         return tuple(Var(self.name(n, "base")) if c > 1 else Literal(0, I32) for n, c in enumerate(self.counts))
 
     @cached_property
     def place(self) -> tuple[Expr, ...]:
-        """Where in the tile this thread begins."""
+        """The begin of this thread in the tile."""
         return tuple(
             Var(self.name(n, "thread")) if c > 1 else Literal(0, I32) for n, c in enumerate(self.threads.counts)
         )
 
     @cached_property
     def within(self) -> tuple[Expr, ...]:
-        """Where in the tile a product lies: what loops over the sums and over the summations go through."""
+        """The position of a product in the tile."""
         out: list[Expr] = []
         for n, t in enumerate(self.cost.tile):
             if self.output(n):
@@ -281,12 +279,12 @@ class TileFrame:
 
     @cached_property
     def loops(self) -> tuple[int, ...]:
-        """The rows along which a thread holds several sums, outermost first: neighbours in memory inside."""
+        """The rows along which a thread holds several sums, outermost first: neighbours in memory innermost."""
         return tuple(n for n in reversed(self.threads.order) if self.steps[n] > 1)
 
     @cached_property
     def sum_at(self) -> Expr:
-        """The place of a sum among those of the thread."""
+        """The position of a sum among those of the thread."""
         held = [Var(self.name(n, "step")) for n in self.loops]
         strides = [prod(self.steps[n] for n in self.loops[k + 1 :]) for k in range(len(held))]
         return affine_expression(strides, held, 0, I32)
@@ -297,11 +295,11 @@ THREAD_INDEX = LaunchIndex("thread")
 
 @dataclass(frozen=True)
 class TileLoader(TileFrame):
-    """The tiles of the inputs: their arrays, and what puts them there."""
+    """The tiles of the inputs: their arrays, and their loads."""
 
     @cached_property
     def turning(self) -> int | None:
-        """The one row along which tiles of inputs come in turns, where the next one is to come while one is used."""
+        """The row whose tiles alternate between two halves of an array, to overlap loads with arithmetic, or None."""
         hardware = self.cost.hardware
         if not hardware.managed or hardware.stages < 2 or self.kind.size not in (4, 8) or self.threads.threads == 1:
             return None
@@ -309,18 +307,21 @@ class TileLoader(TileFrame):
         return rows[0] if len(rows) == 1 else None
 
     def tile(self, i: TileInput) -> Array:
-        """The array of the tile of *i*, or of two of them in turns."""
+        """Return the array of the tile of *i*, or of two alternating ones."""
         size = i.layout.size if self.turning is None else 2 * i.layout.size
         return Array(f"{i.column.name}_tile", self.kind, size, "shared")
 
     def half(self, i: TileInput) -> Expr:
-        """Where in its array the tile that is used now begins."""
+        """Return the begin of the current tile in its array."""
         if self.turning is None:
             return Literal(0, I32)
         return self.base[self.turning] // self.cost.tile[self.turning] % 2 * i.layout.size
 
     def load(self, i: TileInput, later: Mapping[int, Expr] | None = None, half: Expr | None = None) -> Statement:
-        """The tile of *i*, into the *half* of its array if it has two; where rows in *later* are instead of here."""
+        """Return the load of the tile of *i*, into a *half* of its array if it has two.
+
+        *later* replaces rows of the base.
+        """
         number = Var(f"{i.column.name}_element")
         base = [(later or {}).get(n, b) for n, b in enumerate(self.base)]
         place, value = i.loaded(number, base, self.source(i.access), self.kind, self.wide)
@@ -332,13 +333,13 @@ class TileLoader(TileFrame):
         return For(number, start, end, step, _async_copy(self.tile(i), place + half * i.layout.size, value))
 
     def source(self, access: Access) -> Array:
-        """The array in memory that *access* reads."""
+        """Return the array in memory that *access* reads."""
         assert isinstance(access.source, Tensor)
         return self.memory[access.source.name]
 
 
 def _async_copy(tile: Array, place: Expr, value: Expr) -> tuple[Statement, ...]:
-    """*value* put at *place*: an element of memory past the registers, a constant, or one where a condition holds."""
+    """Store *value* at *place*: an element of memory asynchronously, a constant, or a choice between these."""
     match value:
         case Load(array, index) if array.space == "global" and array.kind == tile.kind:
             return (Copy(tile, place, array, index, 1, asynchronous=True),)
