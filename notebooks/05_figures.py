@@ -13,17 +13,18 @@
 # %% [markdown]
 # # Figures for papers and slides
 #
-# Each figure of the EinNet paper that an engine can draw, drawn by this one: nothing is copied, all of it is found or computed here. Each has a function of its own; take
-# it, change the sizes, save what it gives:
+# This notebook reproduces those figures of the EinNet paper that show programs, derivations or searches. Nothing is
+# copied: every figure is found by search or computed here. Each figure has its own function. Copy the function, change
+# the sizes, and save the result:
 #
-# | what | as |
+# | result | how to save it |
 # |---|---|
 # | any figure | `figure.save("fig.svg")`, `.pdf`, `.png`; `width="3.3in"` fits it to a column |
 # | graphs and trees | `figure.save("fig.tikz")` or `figure.tikz()`: TikZ, in the fonts of the paper |
 # | expressions, derivations | `ee.show(it).latex()`: `amsmath` |
 # | tables | `table.to_latex()`: `booktabs` |
 #
-# Searches have no random choices, so the same figure comes out each time.
+# Searches are deterministic, so every run draws the same figures.
 
 # %%
 from pathlib import Path
@@ -57,12 +58,12 @@ def the(run, operator, **sizes):
 OFFSET_REDUCE = the(MATMULS, "Matmul", m=196, n=288, k=32)
 
 # %% [markdown]
-# ## Fig. 3: Conv3×3 beside Conv1×1, merged into one product
+# ## Fig. 3: Conv3×3 and Conv1×1, merged into one product
 
 
 # %%
 def merged():
-    """Before, and the program with both convolutions in one Matmul, the OffsetReduce fused with the ReLU."""
+    """Return graphs of the original, and of the program with one Matmul and OffsetReduce fused with ReLU."""
     start = ee.parse("""
     tensor A[1, 24, 9, 8] pad [0, 0, 1, 1]
     tensor K[16, 24, 3, 3] weight
@@ -86,7 +87,7 @@ fig3
 # %% [markdown]
 # ## Fig. 4: an expression with a scope
 #
-# $A \times B \times C$: the braces are a scope, the intermediate product, which is computed once.
+# $A \times B \times C$. The braces enclose a scope: the intermediate product, which is computed once.
 
 
 # %%
@@ -128,8 +129,8 @@ fig6
 # %% [markdown]
 # ## Fig. 7: the space of programs around one convolution
 #
-# The search as a tree; the way to Fig. 5 is thick. The squares are programs that run: im2col, grouped convolutions and smaller windows are among them
-# (notebook 10 shows them one by one).
+# This is the search tree; the thick line is the derivation of Fig. 5. The squares are executable programs, including
+# im2col, grouped convolutions and smaller windows (notebook 10 shows each of them).
 
 # %%
 fig7 = MATMULS.tree(to=OFFSET_REDUCE)
@@ -138,8 +139,9 @@ fig7
 # %% [markdown]
 # ## Fig. 8: matching an operator
 #
-# Any strides will do, as long as the library has an attribute for them. $Y$'s second operand has its batch in the middle here; the attributes of the library call
-# are solved from the coefficients of the flattened tensors.
+# An expression may read its tensors with any strides for which the library has an attribute. Here the second operand
+# of $Y$ has its batch in the middle. Matching solves for the attributes of the library call from the coefficients of
+# the flattened tensors.
 
 
 # %%
@@ -157,7 +159,7 @@ fig8 = matched()
 fig8
 
 # %% [markdown]
-# The iterator mapping table beside it (Table 2):
+# The iterator mapping table (Table 2):
 
 # %%
 table2 = mapping_table(CONV, (0,), MATMUL)
@@ -166,8 +168,10 @@ table2
 # %% [markdown]
 # ## Fig. 10: distance guides the search
 #
-# How many iterators of the nearest scope do not fit a Matmul's table, step by step along the derivation of Fig. 5. The first two steps are choices, which may go
-# any way; then come clean-ups: while conditions are left, no scope has the operator's form. Several iterators for one dimension of the operator count as a mismatch each; matching joins them.
+# The table shows the expression distance after each step of Fig. 5: the number of iterators in the nearest scope that
+# do not fit the mapping table of Matmul. The first two steps are choices, and the distance may grow or shrink.
+# Simplifications follow; while a scope has conditions, it has no distance to the operator. If several iterators
+# correspond to one dimension of the operator, each extra one counts as a mismatch; matching joins them.
 
 
 # %%
@@ -197,7 +201,7 @@ fig10
 # %% [markdown]
 # ## Fig. 11: post-optimisation of a generator's layer
 #
-# eOperators that follow one another are fused; the transform of the weights runs at compile time.
+# Consecutive eOperators are fused; the transform of the weights runs at compile time.
 
 
 # %%
@@ -277,9 +281,9 @@ fig15_before, fig15 = separable()
 fig15
 
 # %% [markdown]
-# ## Into the paper
+# ## Export for a paper
 #
-# Everything in one folder: pictures in the width of a column, and what TeX takes as it is.
+# Save everything in one folder: figures with the width of a column, and files that TeX can include directly.
 
 # %%
 out = Path("figures")

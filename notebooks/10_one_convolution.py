@@ -13,8 +13,9 @@
 # %% [markdown]
 # # What one convolution can become
 #
-# EinNet's Figures 6 and 7: a single convolution is the start of a whole space of programs. Nothing here is written down beforehand:
-# a search gets the definition of the convolution, the rules and the library's operators, and each program below is one that it found.
+# EinNet's Figures 6 and 7 show many programs that are equal to one convolution. This notebook finds them again.
+# Nothing is prepared in advance: the input of the search is the definition of the convolution, the rules, and the
+# operators of the library.
 
 # %%
 import einnet_explore as ee
@@ -31,7 +32,8 @@ run
 
 
 # %% [markdown]
-# The table shows the cheapest by estimate. They are of many kinds; `the` finds the cheapest of a kind, by what is called and with which sizes.
+# The table shows the cheapest candidates by estimated time. They use different operators. The function `the` selects
+# the cheapest candidate that calls a given operator with given sizes.
 
 
 # %%
@@ -48,8 +50,9 @@ def the(operator, **sizes):
 # %% [markdown]
 # ## Matmul and OffsetReduce (Figure 7 e)
 #
-# The nine taps become nine times as many output channels of one product over the channels; an eOperator adds what belongs together. Every multiplication of the
-# convolution is still there, but the library sees a large matrix product.
+# The nine taps become additional output channels: one matrix product over the channels has nine times as many columns.
+# An eOperator then adds nine shifted slices. The number of multiplications is unchanged, but the library now runs one
+# large matrix product.
 
 # %%
 offset_reduce = the("Matmul", m=196, n=288, k=32)
@@ -64,20 +67,21 @@ ee.certify(conv, offset_reduce.program)
 # %% [markdown]
 # ## im2col (Figure 7 i)
 #
-# The other way round: an eOperator gathers the window of each pixel, and the product sums over window and channels at once.
+# This is the opposite order. An eOperator first gathers the window of each pixel; then one product sums over the
+# window and the channels together.
 
 # %%
 im2col = the("Matmul", m=196, n=32, k=288)
 ee.graph(im2col.program, "im2col + Matmul")
 
 # %% [markdown]
-# Both are matrix products with equally many multiplications. Which one is faster depends on what has to be moved: nine times the output there, nine times
-# the input here.
+# Both matrix products do the same number of multiplications. Their speed depends on the data that they move: the first
+# writes nine times the output, the second reads nine times the input.
 
 # %% [markdown]
 # ## A 1×3 convolution with three times the channels (n, p)
 #
-# Half a split: one dimension of the window stays a convolution, the other becomes channels.
+# Only one dimension of the window becomes channels; the other remains a convolution.
 
 # %%
 row = the("Conv2d", f=96, s=3, r=1)
@@ -86,7 +90,7 @@ ee.graph(row.program, "a 1×3 convolution, 3 times as many channels")
 # %% [markdown]
 # ## A grouped convolution (k)
 #
-# Each channel is a group of its own, with its own 32 filters; an eOperator adds the 32 results.
+# Each input channel becomes a group with its own 32 filters. An eOperator adds the 32 results.
 
 # %%
 grouped = the("Conv2d", g=32, r=3, s=3, f=32)
@@ -95,7 +99,8 @@ ee.graph(grouped.program, "a grouped convolution")
 # %% [markdown]
 # ## Smaller windows, more channels
 #
-# The window is widened from 3 to 4 with zeros (*boundary relaxing*), then cut in two. What is found is dense: 2×2 windows and four times the channels.
+# The window is widened from 3 to 4 by zeros (*boundary relaxing*), then cut into two halves. The result is a dense
+# convolution with 2×2 windows and four times as many channels.
 
 # %%
 smaller = the("Conv2d", r=2, s=2, f=128, dh=1, dw=1)
@@ -104,8 +109,9 @@ ee.graph(smaller.program, "a 2×2 convolution, 4 times as many channels")
 # %% [markdown]
 # ## Figure 6: a 5×5 convolution as a 3×3 one
 #
-# The same rules at another size. Five is no multiple of three, six is: relax the window to 6×6, split each dimension into two halves of three, and let the halves become
-# output channels. Search finds it from the definition.
+# The same rules apply at another size. Five is not a multiple of three, but six is. Relax the window to 6×6, split
+# each dimension into two halves of three, and turn the halves into output channels. The search finds this derivation
+# from the definition alone.
 
 # %%
 five = ee.ops.conv2d(N=16, H=224, W=224, C=32, F=1, R=5, S=5, layout="NCHW")
@@ -120,20 +126,21 @@ ee.show(three)
 ee.graph(three.program, "after: Conv3×3, four output channels, and an eOperator that adds the four")
 
 # %% [markdown]
-# Each step has a certificate, also those that make the program larger:
+# Each step has a certificate, including the steps that make the program larger:
 
 # %%
 for step, certificate in zip(three.derivation.steps, ee.check(three.derivation), strict=True):
     print(f"{step.match.rule.name:22} {certificate}")
 
 # %% [markdown]
-# ## Where they lie
+# ## The search tree
 #
-# The search as a tree: a row is one more choice. The way to the Conv3×3 is thick.
+# Each row of the tree is one more choice. The thick line is the derivation of the 3×3 convolution.
 
 # %%
 run.tree(to=three)
 
 # %% [markdown]
-# **Exercise.** Widen another window: `ee.ops.conv2d(N=1, H=28, W=28, C=16, F=8, R=7, S=7)`. Which smaller convolutions are found, and why is none of them 3×3?
-# (`run.why_refused("Conv2d")` says what stands in the way at a state.)
+# **Exercise.** Widen another window: `ee.ops.conv2d(N=1, H=28, W=28, C=16, F=8, R=7, S=7)`. Find the smaller
+# convolutions among the candidates. Why is none of them 3×3? (`run.why_refused("Conv2d")` names the mismatches at a
+# state.)

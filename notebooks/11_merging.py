@@ -13,13 +13,13 @@
 # %% [markdown]
 # # Several expressions as one
 #
-# The rules of the tour rewrite *one* expression. Three more work *between* expressions (EinNet §4.2):
+# The rules of the tour rewrite *one* expression. Three more rules work *between* expressions (EinNet §4.2):
 #
-# - **sibling merging**: products with one shared operand become one product with the other operands side by side;
-# - **batch merging**: the same expression of other tensors becomes one expression with a batch in front;
-# - **expression splitting**: the way back.
+# - **Sibling merging** turns products with a shared operand into one product; it concatenates the other operands.
+# - **Batch merging** turns copies of one expression over different tensors into one expression with a batch dimension.
+# - **Expression splitting** is the inverse of both.
 #
-# Here they are by hand, and then a search finds Fig. 3 and Fig. 15 of the paper with them.
+# This notebook first applies them by hand. Then a search uses them to find Fig. 3 and Fig. 15 of the paper.
 
 # %%
 import einnet_explore as ee
@@ -29,7 +29,8 @@ from einnet_explore.strategies.closure import Limits, candidates
 # %% [markdown]
 # ## By hand: queries, keys and values
 #
-# An attention layer multiplies one input by three matrices of weights. `V`'s matrix is stored transposed here, to make it harder.
+# An attention layer multiplies one input by three weight matrices. To make the example harder, the matrix of `V` is
+# stored transposed.
 
 # %%
 attention = ee.parse("""
@@ -46,14 +47,16 @@ session = ee.explore(attention)
 session.rules(at="Q")
 
 # %% [markdown]
-# Sibling merging matches iterators, not names: it has seen that `j` is `k`, and that `V` reads its weights the other way round.
+# Sibling merging matches iterators by their role, not by their name. It finds that `j` corresponds to `k`, and that
+# `V` reads its weights transposed.
 
 # %%
 session.apply("sibling_merging", at="Q", others=["K", "V"], tensor="X")
 session
 
 # %% [markdown]
-# Each of the three is a part of `M1` now. `K1` only depends on weights, so it is evaluated at compile time. In the graph:
+# Each of the three results is now a part of `M1`. `K1` depends only on weights, so it is evaluated at compile time.
+# The graphs before and after:
 
 # %%
 ee.graph(attention, "before")
@@ -65,13 +68,14 @@ ee.graph(session.program, "after")
 session.check()
 
 # %% [markdown]
-# **The way back.** The readers of `M1`, and the parts of `K1`, suggest where to cut. (The program that comes out is an equal one, not the same.)
+# **The inverse.** The readers of `M1` and the parts of `K1` suggest where to split. (The result of splitting is equal
+# to the original program, but not identical.)
 
 # %%
 session.rules(at="M1")
 
 # %% [markdown]
-# **Refusals name what differs.** Of these two, one reads every second row.
+# **Refusals name the difference.** One of these two expressions reads every second row.
 
 # %%
 other = ee.explore(
@@ -88,7 +92,7 @@ print(other.why_refused("batch_merging", at="Q"))
 # %% [markdown]
 # ## Fig. 3: a 3×3 and a 1×1 convolution of one image
 #
-# As ResNet and Inception have them. The 3×3 convolution is followed by a ReLU.
+# ResNet and Inception contain this pattern. A ReLU follows the 3×3 convolution.
 
 # %%
 fig3 = ee.parse("""
@@ -103,7 +107,8 @@ output R, Z
 ee.graph(fig3, "before")
 
 # %% [markdown]
-# One step makes them one convolution: the 1×1 kernel is a 3×3 kernel with eight zeros. That is legal, and seldom worth it.
+# One step merges them into one convolution: the 1×1 kernel is extended to a 3×3 kernel with eight zeros. This is
+# legal, but rarely faster.
 
 # %%
 session = ee.explore(fig3)
@@ -111,9 +116,10 @@ session.apply("sibling_merging", at="Y", others=["Z"], tensor="A")
 session
 
 # %% [markdown]
-# The paper does something better: the 3×3 convolution becomes a matrix product first, and *then* the two are siblings. Algorithm 1 finds it: it forms the
-# closure of the program under the rules between expressions, searches each expression of each member, and lets the same rules meet the results. Here are the
-# kinds of programs it finds, cheapest first by estimate.
+# The paper has a better derivation: the 3×3 convolution first becomes a matrix product, and *then* the two are
+# siblings. Algorithm 1 finds it in three stages. It computes the closure of the program under the rules between
+# expressions, searches each expression of each program in the closure, and applies the rules between expressions to
+# the results. The next cell prints the cheapest candidate of each kind, sorted by estimated time.
 
 # %%
 found = sorted(candidates(fig3, ee.program_seconds, Limits(seconds=20, max_depth=2)), key=lambda c: c.seconds)
@@ -133,7 +139,8 @@ for candidate in sorted(kinds.values(), key=lambda c: c.seconds)[:12]:
     print(f"{candidate.seconds * 1e6:8.1f} µs  {', '.join(between(candidate)) or '-':18} {calls(candidate)}")
 
 # %% [markdown]
-# Nine times 16 channels and 32 more: one product of 176 rows. Its derivation, with a proof for each step:
+# One product of 176 rows combines nine times 16 channels and 32 more. This is its derivation, with a certificate for
+# each step:
 
 # %%
 product = next(
@@ -147,7 +154,8 @@ session.history(certificates=True)
 session.check()
 
 # %% [markdown]
-# What is left around the product are eOperators. Fused to the end, the OffsetReduce and the ReLU are one kernel, as in the figure.
+# The other equations are eOperators. After fusion, the OffsetReduce and the ReLU are one kernel, as in the paper's
+# figure.
 
 # %%
 session.adopt(fuse_eoperators(session.derivation))
@@ -156,7 +164,8 @@ ee.graph(session.program, "after")
 # %% [markdown]
 # ## Fig. 15: separable convolutions
 #
-# GCN has a large window at a small price: a column of $k$ then a row of $k$, the same the other way round, and the sum of both.
+# GCN computes a large window cheaply: a column of $k$ followed by a row of $k$, the same in the opposite order, and
+# the sum of both.
 
 # %%
 fig15 = ee.parse("""
@@ -174,8 +183,9 @@ Y[n:1, f:9, h:8, w:7] = Q[n, f, h, w] + S[n, f, h, w]
 ee.graph(fig15, "before")
 
 # %% [markdown]
-# The first two read one image, the last two do not. So the first two should become one product with the weights side by side, the last two a
-# batch of two products. Nobody tells the search.
+# The first two convolutions read the same image; the last two read different tensors. So the first two should become
+# one product with concatenated weights, and the last two a batch of two products. The search finds both without a
+# hint.
 
 # %%
 found = sorted(candidates(fig15, ee.program_seconds, Limits(seconds=20, max_depth=2)), key=lambda c: c.seconds)

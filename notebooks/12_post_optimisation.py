@@ -11,10 +11,11 @@
 # ---
 
 # %% [markdown]
-# # After the search
+# # Post-optimisation
 #
-# A derivation that pays leaves things behind: kernels that only move data, transforms of weights, layouts that one operator makes and the next undoes.
-# EinNet cleans them up afterwards (§6.3, Figures 11 and 14). Here each clean-up is a rule like any other, so it has a proof as well.
+# A derivation can leave overhead in the program: kernels that only move data, transforms of weights, and layout
+# changes that the next operator reverses. EinNet removes them after the search (§6.3, Figures 11 and 14). Here each of
+# these optimisations is a rule, so it has a certificate too.
 
 # %%
 import einnet_explore as ee
@@ -36,8 +37,8 @@ def kernels(program):
 # %% [markdown]
 # ## Fig. 11: the end of a generator
 #
-# Two transposed convolutions with stride 2 make an image of 16×16 from one of 4×4; ReLU and tanh follow them. The second one's weights are stored output channel
-# first, as those of a convolution are.
+# Two transposed convolutions with stride 2 turn a 4×4 image into a 16×16 image. ReLU and tanh follow them. The weights
+# of the second one are stored with the output channel first, as in a convolution.
 
 # %%
 generator = ee.parse("""
@@ -53,7 +54,7 @@ output T
 ee.graph(generator, "before")
 
 # %% [markdown]
-# Search turns both into matrix products. Of the programs that it finds, this is the cheapest with two:
+# The search turns both into matrix products. This is the cheapest candidate with two products:
 
 # %%
 found = sorted(candidates(generator, ee.program_seconds, Limits(seconds=20, max_depth=2)), key=lambda c: c.seconds)
@@ -61,11 +62,13 @@ products = next(c for c in found if calls(c).count("Matmul") == 2)
 ee.graph(products.program, "as searched")
 
 # %% [markdown]
-# Every eOperator is a kernel, and each reads what the one before has written to memory. Two things can be saved:
+# Every eOperator is a kernel, and it reads the previous kernel's result from memory. Two optimisations reduce this
+# cost:
 #
-# 1. **Consecutive eOperators fuse** (the dashed boxes of the paper's figure): expression fusion puts the one's expression into the other's.
-# 2. **What depends on weights alone is evaluated at compile time**: the layout of $L$ changes once, not at each call. (Views cost nothing at all:
-#    they read the same memory by other strides.)
+# 1. **Fuse consecutive eOperators** (the dashed boxes of the paper's figure). Expression fusion substitutes one
+#    expression into the other.
+# 2. **Evaluate at compile time everything that depends only on weights.** The layout of $L$ is changed once, not at
+#    each call. (Views cost nothing: they read the same memory with other strides.)
 
 # %%
 after = fuse_eoperators(products.derivation)
@@ -78,8 +81,8 @@ session.adopt(after)
 session.history(certificates=True)
 
 # %% [markdown]
-# The overlap-add of the first transposed convolution and its ReLU are one expression now, $R$: four values of the product meet in each pixel, and what they come to
-# is never written before ReLU.
+# The overlap-add of the first transposed convolution and its ReLU are now one expression, $R$. Each pixel is a sum of
+# four elements of the product, and the sum is not written to memory before ReLU.
 
 # %%
 ee.show(program(next(e.scope for e in after.end.equations if e.name == "R"), "R"))
@@ -90,8 +93,8 @@ session.check()
 # %% [markdown]
 # ## Fig. 14: attention to every second neighbour
 #
-# In LongFormer's attention each row sees a *band* of $2W+1$ rows around it, here 9. With dilation 2 it is every second one. As a program: scores $S$, softmax over the band, a weighted
-# sum of $V$.
+# In LongFormer's attention, each row reads a *band* of $2W+1$ neighbouring rows, here 9. With dilation 2, the band
+# contains every second row. The program computes scores $S$, a softmax over the band, and a weighted sum of $V$.
 
 # %%
 attention = ee.parse("""
@@ -109,9 +112,10 @@ output Y
 ee.graph(attention, "before: both bands are dilated")
 
 # %% [markdown]
-# A dilated band jumps through memory. The even rows see only even rows, the odd ones only odd rows: in a layout where they lie apart, the band is dense. It is not enough
-# to reorder the rows, though: at the border between the even and the odd ones a window would look across. The search finds the form that is right, with the residue
-# as another *batch*, so that each class has its own border of zeros.
+# A dilated band reads memory with gaps. Even rows read only even rows, and odd rows only odd rows. If the layout
+# separates the two classes, the band is dense. Reordering the rows is not sufficient: at the border between the even
+# and the odd rows, a window would include rows of the other class. The search finds a correct form: the residue
+# becomes a *batch* dimension, so that each class has its own zero padding.
 
 # %%
 found = sorted(candidates(attention, ee.program_seconds, Limits(seconds=25, max_depth=3)), key=lambda c: c.seconds)
@@ -122,14 +126,15 @@ print(calls(dense))
 ee.graph(dense.program, "as searched: two dense bands")
 
 # %% [markdown]
-# The price: a transform before each product and its inverse behind. Between them stands the softmax, which treats each row by itself and does not care where it lies.
-# So a layout is chosen for *all* tensors together (an assignment problem, solved by `scipy`'s `milp`), and the transforms in the middle cancel.
+# The cost is a layout transform before each product and its inverse after it. The softmax between the products works
+# on each row separately, so it can run in any order of the rows. Layouts are therefore assigned to *all* tensors
+# together (an integer program, solved by `scipy`'s `milp`), and the transforms in the middle cancel.
 
 # %%
 after = fuse_eoperators(assign_layouts(fuse_eoperators(dense.derivation), estimate_equation))
 moves = [e.name for e in after.end.equations if e.via and dict(e.via.attributes).get("kind") == "layout"]
-print("transforms that are left:", ", ".join(moves))
-ee.graph(after.end, "after: the inverse pair has gone")
+print("remaining transforms:", ", ".join(moves))
+ee.graph(after.end, "after: the inverse pair is removed")
 
 # %%
 session = ee.explore(attention)
@@ -140,7 +145,7 @@ session.history(certificates=True)
 session.check()
 
 # %% [markdown]
-# Of this program the band, the softmax and the sum can also be one kernel over rows, which never writes the scores to memory: that is what `optimize` runs
-# ([decision 0010](../docs/decisions/0010-rows.md)).
+# The band, the softmax and the sum of this program can also be one kernel over rows, which never writes the scores to
+# memory. `optimize` runs that kernel ([decision 0010](../docs/decisions/0010-rows.md)).
 #
 # **Exercise.** Give $V$ another dilation than $K$. Which transforms can still cancel?
