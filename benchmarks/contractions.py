@@ -93,7 +93,7 @@ def main(argv: Sequence[str] = ()) -> None:
         constants = {t.name: arrays[t.name] for t in tensors(equation.scope) if t.weight}
         out = aligned_empty(equation.scope.shape)
         ways = {}
-        for way in library_calls.engines(equation, arrays, out, {}, OPERATORS, threads, False, constants):
+        for way in library_calls.implementations_of(equation, arrays, out, {}, OPERATORS, threads, False, constants):
             ways[way.engine] = way
             if way.engine in {"tiled", "tvm"}:
                 break

@@ -49,7 +49,7 @@ def triad(count: int, threads: int) -> Callable[[], object]:
 def in_c(made: Functor, arrays: Sequence[np.ndarray], threads: int) -> Callable[[], object]:
     """The kernel in C, bound to result and operands."""
     n = arrays[0].size
-    loaded = c_kernels.load(elementwise_host_kernel(made))
+    loaded = c_kernels.load_c_kernel(elementwise_host_kernel(made))
     return loaded.bind(*arrays, n, -(-n // threads), grid=(threads, 1, 1), threads=threads)  # type: ignore[no-any-return]
 
 

@@ -22,7 +22,7 @@ from einnet_explore.ir import Const, Iterator, Program, Scope, Tensor, accesses,
 from einnet_explore.operators import expressions as ops
 from einnet_explore.rules import ROW_GENERATION, VARIABLE_SUBSTITUTION, Derivation
 from einnet_explore.runtime.arrays import aligned, aligned_empty
-from einnet_explore.runtime.execution import set_threads
+from einnet_explore.runtime.execution import set_blas_threads
 from einnet_explore.runtime.implementations import NativeCall
 from einnet_explore.runtime.measurement import compare, times_faster
 from einnet_explore.runtime.native import NativeSource
@@ -180,7 +180,7 @@ def banded(threads: int, seconds: float) -> None:
     def by_numpy() -> object:
         return np.matmul(windows, first[..., None])[..., 0]
 
-    set_threads(threads)
+    set_blas_threads(threads)
     calls: dict[str, Callable[[], object]] = {"numpy": by_numpy}
     for name, made in {"as it is": program, "residues as a batch": residues(program)}.items():
         context = compile_program(made, threads).contexts.context()

@@ -68,7 +68,7 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
     from einnet_explore.pipeline.request import make_settings
     from einnet_explore.pipeline.variants import find_variants
     from einnet_explore.runtime.implementation_choice import ProfileStore
-    from einnet_explore.runtime.keys import key_of
+    from einnet_explore.runtime.keys import profile_key
 
     rows: list[tuple[str, str, float]] = []
 
@@ -109,7 +109,7 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
                 keep("contest seconds", name, time.perf_counter() - wall)
                 keep("kept", name, trial.winner is not None)
         for n in range(40):
-            key = key_of(task.program, n + 1)
+            key = profile_key(task.program, n + 1)
             began_put = time.perf_counter()
             store.put(key, 1.0, "fleet")
             began_get = time.perf_counter()

@@ -26,7 +26,7 @@ from einnet_explore.ir import Program
 from einnet_explore.pipeline.row_subprograms import derive_in_one_kernel
 from einnet_explore.runtime import fused
 from einnet_explore.runtime.arrays import aligned, aligned_empty
-from einnet_explore.runtime.execution import set_threads
+from einnet_explore.runtime.execution import set_blas_threads
 from einnet_explore.runtime.fused import FusedProgram
 from einnet_explore.runtime.implementations import NativeCall
 from einnet_explore.runtime.measurement import Timing, compare, times_faster
@@ -175,7 +175,7 @@ def main(argv: Sequence[str] = ()) -> None:
     parser.add_argument("--case", default="", help="only cases whose name has this in it")
     parser.add_argument("--processor", action="store_true", help="processor time: one thread on a busy machine")
     arguments = parser.parse_args(argv)
-    set_threads(arguments.threads)
+    set_blas_threads(arguments.threads)
     try:
         import torch
 

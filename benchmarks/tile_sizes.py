@@ -63,7 +63,7 @@ def main() -> None:
         made = {label: tile_contraction(whole, core, tile) for label, tile in sizes.items()}
         inputs = [aligned(rng.standard_normal(t.shape).astype(np.float32)) for t in made["best-first"].inputs]
         out = aligned_empty(whole.equations[0].scope.shape, "float32")
-        calls = {label: c_kernels.load(k.kernel).bind(*inputs, out) for label, k in made.items()}
+        calls = {label: c_kernels.load_c_kernel(k.kernel).bind(*inputs, out) for label, k in made.items()}
         timings = compare(calls, rounds=rounds, min_seconds=0.02)
         best = timings["best-first"]
         flops = 2 * problem.products

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from einnet_explore.runtime.keys import device, libraries
+from einnet_explore.runtime.keys import device_name, library_versions
 from einnet_explore.support.storage import write_atomically
 
 E = TypeVar("E")
@@ -68,7 +68,7 @@ class Kept:
 
     @property
     def _origin(self) -> Any:
-        return json.loads(json.dumps({**self.options, "processor": device(), "libraries": libraries()}))
+        return json.loads(json.dumps({**self.options, "processor": device_name(), "libraries": library_versions()}))
 
 
 @dataclass(slots=True)

@@ -26,8 +26,8 @@ from einnet_explore.checker import RecordError, check_file, check_record
 from einnet_explore.equivalence.assumptions import ROUNDED as FOLDED
 from einnet_explore.equivalence.certificate import known_as
 from einnet_explore.runtime import compiled
-from einnet_explore.runtime.keys import Key
-from einnet_explore.runtime.profile_store import Store
+from einnet_explore.runtime.keys import ProfileKey
+from einnet_explore.runtime.profile_store import TimeStore
 from einnet_explore.syntax import TextError, parse
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -362,27 +362,27 @@ def test_names_move_no_cursor(tmp_path: Path, capsys: Any) -> None:
 
 @pytest.mark.parametrize("value", ["'never'", "-1.0", "9e999", "x'00ff'", "'nan'", "0"])
 def test_times_that_are_none(value: str, tmp_path: Path) -> None:
-    key = Key("Matmul", "m=1", "[2, 3]", "float32", 1, "a processor", "libraries")
-    store = Store(tmp_path / "p.sqlite")
+    key = ProfileKey("Matmul", "m=1", "[2, 3]", "float32", 1, "a processor", "libraries")
+    store = TimeStore(tmp_path / "p.sqlite")
     store.put(key, 1.0, "measured")
     with closing(sqlite3.connect(tmp_path / "p.sqlite")) as connection, connection:
         connection.execute(f"UPDATE engine_profile SET seconds = {value}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert Store(tmp_path / "p.sqlite").get(key) is None
+        assert TimeStore(tmp_path / "p.sqlite").get(key) is None
 
 
 def test_flipped_bytes_of_the_store_cost_times_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
-    key = Key("Matmul", "m=1", "[2, 3]", "float32", 1, "a processor", "libraries")
-    Store(path).put(key, 1.0, "measured")
+    key = ProfileKey("Matmul", "m=1", "[2, 3]", "float32", 1, "a processor", "libraries")
+    TimeStore(path).put(key, 1.0, "measured")
     good = path.read_bytes()
     at = good.rfind(b"Matmul")
     for n in range(-40, min(120, len(good) - at)):
         path.write_bytes(good[: at + n] + bytes([good[at + n] ^ 0xE6]) + good[at + n + 1 :])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = Store(path).get(key)
+            found = TimeStore(path).get(key)
         assert found is None or 0 < found.seconds < float("inf")
 
 
@@ -393,14 +393,14 @@ def test_a_library_that_others_may_write_is_not_loaded(
 ) -> None:
     monkeypatch.setenv("EINNET_EXPLORE_CACHE", str(tmp_path))
     path = compiled.c_library("int one(void) { return 1; }")
-    assert path is not None and compiled._whole(path)
+    assert path is not None and compiled._is_intact(path)
     held = path if open_ == "the file" else path.parent
     held.chmod(held.stat().st_mode | stat.S_IWOTH)
-    assert not compiled._whole(path) and compiled.stored(path.stem) is None
+    assert not compiled._is_intact(path) and compiled.load_stored(path.stem) is None
     held.chmod(0o755)
-    assert compiled._whole(path)
+    assert compiled._is_intact(path)
     monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
-    assert path.stat().st_uid == 0 or not compiled._whole(path)
+    assert path.stat().st_uid == 0 or not compiled._is_intact(path)
 
 
 def test_what_the_cache_holds_is_written_by_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,7 +410,7 @@ def test_what_the_cache_holds_is_written_by_nobody_else(tmp_path: Path, monkeypa
         path = compiled.c_library("int two(void) { return 2; }")
     finally:
         os.umask(mask)
-    assert path is None or compiled._whole(path)
+    assert path is None or compiled._is_intact(path)
 
 
 FAMILY = "\ntensor A[H, W]\nY[h:H, w:W] = A[h, w]\n"

@@ -16,7 +16,7 @@ from einnet_explore.ir import Program, Scope, program, tensors
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import aligned_empty
 from einnet_explore.runtime.program import compile_program
-from einnet_explore.runtime.tvm_cpu import compile_scope, emit, load
+from einnet_explore.runtime.tvm_cpu import compile_scope, load_tvm_kernel, tvm_source
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 from tests.strategies import inputs_for, programs, scopes_
@@ -33,7 +33,7 @@ def arrays_of(scope: Scope, seed: int = 0) -> dict[str, np.ndarray]:
 
 def check(scope: Scope, rank: int = 0, threads: int = 1) -> None:
     arrays = arrays_of(scope)
-    kernel = load(emit(scope, threads=threads, rank=rank))
+    kernel = load_tvm_kernel(tvm_source(scope, threads=threads, rank=rank))
     result = kernel(*(arrays[name] for name in kernel.source.inputs))
     expected = evaluate(scope, arrays, np.float64)
     np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-5 * max(1.0, np.abs(expected).max()))
@@ -100,28 +100,28 @@ def test_kernels_of_every_template(name: str, rank: int) -> None:
 
 
 def test_every_template_occurs() -> None:
-    used = {emit(scope_of(text)).template for text in CASES.values()}
+    used = {tvm_source(scope_of(text)).template for text in CASES.values()}
     assert used == {"rows", "tile", "turn", "outer", "inner", "nest"}
 
 
 def test_the_first_schedule_of_every_case_compiles() -> None:
     for text in CASES.values():
         for threads in (1, 2):
-            source = emit(scope_of(text), threads=threads)
-            assert compiled.build(source.function, source.key, threads)
+            source = tvm_source(scope_of(text), threads=threads)
+            assert compiled.build_tvm(source.function, source.key, threads)
 
 
 def test_few_threads_do_not_share_interleaved_phases() -> None:
     phases = scope_of("tensor A[64, 2, 32, 60]\nY[c:64, h:32, w:120] = A[c, w % 2, h, w // 2]")
-    assert "T.parallel(" not in emit(phases, threads=4).text
-    assert "T.parallel(" in emit(phases, threads=5).text
+    assert "T.parallel(" not in tvm_source(phases, threads=4).text
+    assert "T.parallel(" in tvm_source(phases, threads=5).text
     check(phases, threads=5)
 
 
 def test_transposed_tiles_stay_in_registers() -> None:
-    assert ": T.let[T.float32x16] = T.Shuffle(" in emit(scope_of(CASES["transpose"])).text
-    assert "sblock_alloc_buffer" not in emit(scope_of(CASES["transpose past a dimension"])).text
-    assert "T.vectorized(16)" in emit(scope_of(CASES["small tiles of a wide row"])).text
+    assert ": T.let[T.float32x16] = T.Shuffle(" in tvm_source(scope_of(CASES["transpose"])).text
+    assert "sblock_alloc_buffer" not in tvm_source(scope_of(CASES["transpose past a dimension"])).text
+    assert "T.vectorized(16)" in tvm_source(scope_of(CASES["small tiles of a wide row"])).text
 
 
 @pytest.mark.parametrize(
@@ -138,15 +138,15 @@ def test_transposed_tiles_stay_in_registers() -> None:
 )
 def test_two_threads_compute_the_same(text: str) -> None:
     check(scope_of(text), threads=2)
-    assert "T.parallel(" in emit(scope_of(text), threads=2).text
-    assert "T.parallel(" not in emit(scope_of(text)).text
+    assert "T.parallel(" in tvm_source(scope_of(text), threads=2).text
+    assert "T.parallel(" not in tvm_source(scope_of(text)).text
 
 
 @given(scopes_(), st.integers(0, 2))
 @settings(max_examples=25)  # each compiles a kernel
 def test_integer_kernels_are_exact(scope: Scope, rank: int) -> None:
     inputs = inputs_for(scope)
-    kernel = load(emit(scope, "int64", rank=rank))
+    kernel = load_tvm_kernel(tvm_source(scope, "int64", rank=rank))
     expected = evaluate(scope, inputs, np.float64)
     result = kernel(*(inputs[name] for name in kernel.source.inputs))
     finite = np.isfinite(expected)
@@ -159,7 +159,7 @@ def test_programs_agree_with_evaluation(drawn: Program) -> None:
     inputs = inputs_for(drawn)
     weights = {t.name: inputs[t.name] for t in drawn.inputs if t.weight}
     compiled = compile_program(drawn, constants=weights)
-    found = compiled.run({name: a for name, a in inputs.items() if name not in weights})
+    found = compiled.run_in_sandbox({name: a for name, a in inputs.items() if name not in weights})
     expected = evaluate(drawn, inputs, np.float64)
     for name in drawn.outputs:
         np.testing.assert_allclose(found[name], expected[name].astype(np.float64), rtol=1e-5)
@@ -167,7 +167,7 @@ def test_programs_agree_with_evaluation(drawn: Program) -> None:
 
 def test_squashing_merges_what_nothing_looks_between() -> None:
     def shapes(text: str) -> list[tuple[int, ...]]:
-        source = emit(scope_of(text))
+        source = tvm_source(scope_of(text))
         return [*source.shapes]
 
     assert shapes("tensor A[4, 6, 7]\nY[c:4, h:6, w:7] = A[c, h, w]") == [(168,), (168,)]
@@ -197,9 +197,11 @@ def test_functions_are_accurate_to_single_precision() -> None:
         for function, expected in known.items():
             scope = scope_of(f"tensor A[{x.size}]\nY[i:{x.size}] = {function}(A[i])")
             usual = ~np.isnan(expected) & ((np.abs(expected) > 1e-37) | (expected == 0))
-            found = load(emit(scope))(x)
+            found = load_tvm_kernel(tvm_source(scope))(x)
             np.testing.assert_allclose(found[usual], expected.astype(np.float32)[usual], rtol=4e-7, atol=1e-37)
-    assert np.isnan(load(emit(scope_of("tensor A[1]\nY[i:1] = exp(A[i])")))(np.array([np.nan], np.float32)))[0]
+    assert np.isnan(
+        load_tvm_kernel(tvm_source(scope_of("tensor A[1]\nY[i:1] = exp(A[i])")))(np.array([np.nan], np.float32))
+    )[0]
 
 
 def test_windows_leave_no_long_sum() -> None:
@@ -227,7 +229,7 @@ def test_a_kernel_does_not_tie_its_process_to_a_core() -> None:
 def test_misaligned_and_strided_arrays_are_taken() -> None:
     scope = scope_of("tensor A[33]\nY[i:33] = A[i] * 2")
     raw = np.arange(100, dtype=np.float32)
-    kernel = load(emit(scope))
+    kernel = load_tvm_kernel(tvm_source(scope))
     for given_array in (raw[1:34], raw[:66:2], raw[:33].astype(np.float64)):
         np.testing.assert_array_equal(kernel(given_array), given_array * 2)
     longer = aligned_empty((34,))
@@ -236,7 +238,7 @@ def test_misaligned_and_strided_arrays_are_taken() -> None:
 
 
 def test_binding_refuses_other_shapes() -> None:
-    kernel = load(emit(scope_of("tensor A[4]\nY[i:4] = A[i]")))
+    kernel = load_tvm_kernel(tvm_source(scope_of("tensor A[4]\nY[i:4] = A[i]")))
     with pytest.raises(BackendError, match=r"float32\[5\], expected float32\[4\]"):
         kernel.bind([aligned_empty((5,))], aligned_empty((4,)))
     with pytest.raises(BackendError, match="0 arrays for the 1 inputs A"):
@@ -246,18 +248,18 @@ def test_binding_refuses_other_shapes() -> None:
 def test_bad_requests_are_refused() -> None:
     scope = scope_of("tensor A[4]\nY[i:4] = A[i]")
     with pytest.raises(BackendError, match="dtype float16"):
-        emit(scope, "float16")
+        tvm_source(scope, "float16")
     with pytest.raises(BackendError, match="threads 0"):
-        emit(scope, threads=0)
+        tvm_source(scope, threads=0)
     with pytest.raises(BackendError, match="dtype float64"):
         compile_program(program(scope), dtype=np.float64)
     with pytest.raises(BackendError, match=r"constant A has shape \[5\], expected \[4\]"):
         compile_program(program(scope), constants={"A": np.ones(5)})
     compiled = compile_program(program(scope))
     with pytest.raises(BackendError, match="input A is missing"):
-        compiled.run({})
+        compiled.run_in_sandbox({})
     with pytest.raises(BackendError, match=r"input A has shape \[3\], expected \[4\]"):
-        compiled.run({"A": np.ones(3)})
+        compiled.run_in_sandbox({"A": np.ones(3)})
     drawn = program(scope)
     with pytest.raises(BackendError, match="equation Y reads A"):
         compile_program(replace(drawn, inputs=()))

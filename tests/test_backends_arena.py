@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einnet_explore.runtime.execution import ALIGNMENT, Buffer, arrange
+from einnet_explore.runtime.execution import ALIGNMENT, Buffer, plan_arena
 
 
 @st.composite
@@ -14,7 +14,7 @@ def buffers(draw: st.DrawFn) -> Buffer:
 
 @given(st.dictionaries(st.text(max_size=3), buffers(), max_size=16))
 def test_live_buffers_never_overlap(given: dict[str, Buffer]) -> None:
-    arena = arrange(given)
+    arena = plan_arena(given)
     assert all(offset % ALIGNMENT == 0 for offset in arena.offsets.values())
     for name, one in given.items():
         begin, end = arena.offsets[name], arena.offsets[name] + one.size
@@ -27,7 +27,7 @@ def test_live_buffers_never_overlap(given: dict[str, Buffer]) -> None:
 
 @given(st.dictionaries(st.text(max_size=3), buffers(), max_size=16))
 def test_between_what_is_live_at_once_and_no_reuse(given: dict[str, Buffer]) -> None:
-    arena = arrange(given)
+    arena = plan_arena(given)
     rounded = {n: -(-b.size // ALIGNMENT) * ALIGNMENT for n, b in given.items()}
     at_once = [sum(rounded[n] for n, b in given.items() if b.first <= step <= b.last) for step in range(15)]
     assert max(at_once) <= arena.size <= arena.separate == sum(rounded.values())
@@ -35,13 +35,13 @@ def test_between_what_is_live_at_once_and_no_reuse(given: dict[str, Buffer]) -> 
 
 def test_a_chain_needs_its_two_largest_neighbours() -> None:
     chain = {str(n): Buffer(size, n, n + 1) for n, size in enumerate((640, 64, 640, 128, 320))}
-    assert arrange(chain).size == 640 + 128
-    assert arrange(chain).separate == 1792
+    assert plan_arena(chain).size == 640 + 128
+    assert plan_arena(chain).separate == 1792
 
 
 def test_a_gap_is_filled_by_what_fits_it_best() -> None:
     """Two gaps, of 128 and of 64, between buffers that last: what needs 64 takes the smaller one."""
     lasting = {"a": Buffer(640, 0, 9), "b": Buffer(576, 0, 2), "c": Buffer(512, 0, 9), "d": Buffer(448, 0, 1)}
     small = {"e": Buffer(64, 3, 9)}
-    arena = arrange({**lasting, **small})
-    assert arena.size == arrange(lasting).size
+    arena = plan_arena({**lasting, **small})
+    assert arena.size == plan_arena(lasting).size

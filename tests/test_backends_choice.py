@@ -13,8 +13,8 @@ from einnet_explore.ir import Equation, program, tensors
 from einnet_explore.operators import OPERATORS
 from einnet_explore.runtime import implementation_choice
 from einnet_explore.runtime.arrays import aligned_empty
-from einnet_explore.runtime.keys import key_of
-from einnet_explore.runtime.profile_store import Store
+from einnet_explore.runtime.keys import profile_key
+from einnet_explore.runtime.profile_store import TimeStore
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.errors import BackendError, NoKernel
 from einnet_explore.syntax import parse
@@ -53,35 +53,37 @@ def arrays() -> dict[str, np.ndarray]:
     return found
 
 
-def choose(ways: list[Fake], store: Store, given: dict[str, np.ndarray] | None = None) -> Fake:
-    return implementation_choice.fastest(EQUATION, ways, given or arrays(), aligned_empty((4, 4)), {"B"}, 1, store)
+def choose(ways: list[Fake], store: TimeStore, given: dict[str, np.ndarray] | None = None) -> Fake:
+    return implementation_choice.fastest_implementation(
+        EQUATION, ways, given or arrays(), aligned_empty((4, 4)), {"B"}, 1, store
+    )
 
 
 def test_the_fastest_is_taken_and_remembered(tmp_path: Path) -> None:
-    store = Store(tmp_path / "profiles.sqlite")
+    store = TimeStore(tmp_path / "profiles.sqlite")
     ways = [Fake("slow", 0.004), Fake("quick", 0.001)]
     assert choose(ways, store) is ways[1]
     again = [Fake("slow", 0.004), Fake("quick", 0.001)]
-    assert choose(again, Store(tmp_path / "profiles.sqlite")) is again[1]
+    assert choose(again, TimeStore(tmp_path / "profiles.sqlite")) is again[1]
     assert not again[0].bound and not again[1].bound
-    known = store.get(replace(key_of(EQUATION), engine="quick"))
+    known = store.get(replace(profile_key(EQUATION), engine="quick"))
     assert known is not None
     assert 0.001 <= known.seconds < 0.004
 
 
 def test_the_first_is_taken_unless_another_is_clearly_faster(tmp_path: Path) -> None:
-    store = Store(tmp_path / "profiles.sqlite")
-    key = key_of(EQUATION)
+    store = TimeStore(tmp_path / "profiles.sqlite")
+    key = profile_key(EQUATION)
     for engine, seconds in (("first", 1.0), ("hardly", 0.99), ("no", 1.2)):
         store.put(replace(key, engine=engine), seconds, "measured")
     ways = [Fake("first"), Fake("hardly"), Fake("no")]
     assert choose(ways, store) is ways[0]
-    store.put(replace(key, engine="hardly"), 1 / implementation_choice.MARGIN - 0.01, "measured")
+    store.put(replace(key, engine="hardly"), 1 / implementation_choice.MIN_SPEEDUP - 0.01, "measured")
     assert choose(ways, store) is ways[1]
 
 
 def test_an_engine_that_refuses_is_passed_over(tmp_path: Path) -> None:
-    store = Store(tmp_path / "profiles.sqlite")
+    store = TimeStore(tmp_path / "profiles.sqlite")
     ways = [Fake("broken", refuses=True), Fake("works")]
     assert choose(ways, store) is ways[1]
     with pytest.raises(BackendError, match="broken refuses; other refuses"):
@@ -98,10 +100,12 @@ def test_another_version_of_the_c_kernel_is_compared_again(tmp_path: Path, monke
             return lambda: out.fill(0)
 
     store, times = (
-        Store(tmp_path / "profiles.sqlite"),
+        TimeStore(tmp_path / "profiles.sqlite"),
         {"tvm": 0.002, "best": 0.002, implementation_choice.SECOND: 0.0002},
     )
-    monkeypatch.setattr(implementation_choice, "compared", lambda calls, _: {name: times[name] for name in calls})
+    monkeypatch.setattr(
+        implementation_choice, "time_implementations", lambda calls, _: {name: times[name] for name in calls}
+    )
 
     def choices() -> list[tuple[str, list[bool]]]:
         """What is taken, and which ways were run for it, twice."""
@@ -125,13 +129,13 @@ def test_what_no_c_kernel_is_written_for_is_asked_once(tmp_path: Path, monkeypat
             self.bound.append("bound")
             raise self.error("no kernel")
 
-    def asked(error: type[BackendError], store: Store) -> bool:
+    def asked(error: type[BackendError], store: TimeStore) -> bool:
         ways = [Fake("tvm"), Refusing(implementation_choice.SECOND, error=error)]
         assert choose(ways, store) is ways[0]
         return bool(ways[1].bound)
 
-    monkeypatch.setattr(implementation_choice, "compared", lambda calls, _: dict.fromkeys(calls, 0.002))
-    store, other = Store(tmp_path / "profiles.sqlite"), Store(tmp_path / "other.sqlite")
+    monkeypatch.setattr(implementation_choice, "time_implementations", lambda calls, _: dict.fromkeys(calls, 0.002))
+    store, other = TimeStore(tmp_path / "profiles.sqlite"), TimeStore(tmp_path / "other.sqlite")
     assert [asked(NoKernel, store) for _ in range(2)] == [True, False]
     assert store.lookup()(EQUATION) == 0.002
     assert [asked(BackendError, other) for _ in range(2)] == [True, True]  # a compiler may be there next time
@@ -140,10 +144,10 @@ def test_what_no_c_kernel_is_written_for_is_asked_once(tmp_path: Path, monkeypat
 
 
 def test_a_single_way_is_not_measured(tmp_path: Path) -> None:
-    store = Store(tmp_path / "profiles.sqlite")
+    store = TimeStore(tmp_path / "profiles.sqlite")
     only = Fake("only")
     assert choose([only], store) is only
-    assert store.get(replace(key_of(EQUATION), engine="only")) is None
+    assert store.get(replace(profile_key(EQUATION), engine="only")) is None
 
 
 def test_what_comes_after_a_tiled_kernel_is_not_even_made(tmp_path: Path) -> None:
@@ -152,12 +156,12 @@ def test_what_comes_after_a_tiled_kernel_is_not_even_made(tmp_path: Path) -> Non
         yield Fake("tiled", 0.001)
         raise AssertionError("a plain kernel was made")
 
-    assert choose(ways(), Store(tmp_path / "profiles.sqlite")).engine == "tiled"  # type: ignore[arg-type]
+    assert choose(ways(), TimeStore(tmp_path / "profiles.sqlite")).engine == "tiled"  # type: ignore[arg-type]
 
 
 def test_constants_are_left_alone_and_the_rest_is_filled(tmp_path: Path) -> None:
     given = arrays()
-    choose([Fake("one"), Fake("two")], Store(tmp_path / "profiles.sqlite"), given)
+    choose([Fake("one"), Fake("two")], TimeStore(tmp_path / "profiles.sqlite"), given)
     assert not np.any(given["B"])
     assert np.all(given["A"])
 
@@ -166,25 +170,30 @@ def test_constant_operands_make_another_key() -> None:
     unknown = Equation(
         "Y", parse("tensor A[4, 4]\ntensor B[4, 4]\nY[m:4, n:4] = sum[k:4] A[m, k] * B[k, n]").equations[-1].scope
     )
-    assert key_of(EQUATION) == key_of(unknown, constant={"B"}) != key_of(unknown) != key_of(unknown, constant={"A"})
+    assert (
+        profile_key(EQUATION)
+        == profile_key(unknown, constant={"B"})
+        != profile_key(unknown)
+        != profile_key(unknown, constant={"A"})
+    )
 
 
 def test_the_cost_model_knows_the_best_engine(tmp_path: Path) -> None:
-    store = Store(tmp_path / "profiles.sqlite")
+    store = TimeStore(tmp_path / "profiles.sqlite")
     assert store.lookup()(EQUATION) is None
     for engine, seconds in (("a", 0.5), ("b", 0.25)):
-        store.put(replace(key_of(EQUATION), engine=engine), seconds, "measured")
+        store.put(replace(profile_key(EQUATION), engine=engine), seconds, "measured")
     assert store.lookup()(EQUATION) == 0.25
     assert store.lookup(2)(EQUATION) is None
-    store.put(key_of(EQUATION), 0.3, "measured")  # the equation as it is run goes before its engines alone
+    store.put(profile_key(EQUATION), 0.3, "measured")  # the equation as it is run goes before its engines alone
     assert store.lookup()(EQUATION) == 0.3
 
 
 def test_a_store_in_memory_knows_too(tmp_path: Path) -> None:
     (tmp_path / "profiles.sqlite").write_bytes(b"no database" * 100)
-    store = Store(tmp_path / "profiles.sqlite")
+    store = TimeStore(tmp_path / "profiles.sqlite")
     with pytest.warns(RuntimeWarning, match="kept in memory"):
-        store.put(replace(key_of(EQUATION), engine="a"), 0.5, "measured")
+        store.put(replace(profile_key(EQUATION), engine="a"), 0.5, "measured")
     assert store.lookup()(EQUATION) == 0.5
 
 
@@ -198,10 +207,10 @@ def test_programs_agree_whatever_engine_is_chosen(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     given = {t.name: rng.integers(-3, 4, t.shape).astype(np.float32) for t in made.inputs}
     constants = {"K": given.pop("K")}
-    store = Store(tmp_path / "profiles.sqlite")
+    store = TimeStore(tmp_path / "profiles.sqlite")
     results = []
     for engine in ("onnxruntime", "tiled"):
-        key = key_of(made.equations[0], constant=constants)
+        key = profile_key(made.equations[0], constant=constants)
         for other in ("onnxruntime", "tiled", "tvm"):
             store.put(replace(key, engine=other), 1.0 if other == engine else 2.0, "measured")
         compiled = compile_program(made, constants=constants, choose=implementation_choice.chooser(1, store))

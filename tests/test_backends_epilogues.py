@@ -12,9 +12,9 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Tensor
 from einnet_explore.operators import OPERATORS
 from einnet_explore.runtime import implementation_choice
-from einnet_explore.runtime.epilogues import APART, compile_measured, fused, pairs
-from einnet_explore.runtime.keys import key_of
-from einnet_explore.runtime.profile_store import Store
+from einnet_explore.runtime.epilogues import UNFUSED_PAIR, compile_measured, fused, pairs
+from einnet_explore.runtime.keys import profile_key
+from einnet_explore.runtime.profile_store import TimeStore
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.syntax import parse
 
@@ -60,11 +60,11 @@ def test_both_ways_agree(name: str, tmp_path: Path) -> None:
     inputs, constants = numbers(program)
     expected = compile_program(program, constants=constants).run(inputs)["Y"]
     (pair,) = pairs(program)
-    key = key_of(pair.both, constant=constants)
-    store = Store(tmp_path / "profiles.sqlite")
+    key = profile_key(pair.both, constant=constants)
+    store = TimeStore(tmp_path / "profiles.sqlite")
     for together, names in ((1.0, {"Y"}), (3.0, {"T", "Y"})):
         store.put(replace(key, engine="tiled"), together, "measured")
-        store.put(replace(key, engine=APART), 2.0, "measured")
+        store.put(replace(key, engine=UNFUSED_PAIR), 2.0, "measured")
         compiled = compile_measured(program, 1, constants, store)
         assert set(compiled.engines) == names
         np.testing.assert_allclose(compiled.run(inputs)["Y"], expected, rtol=2e-6, atol=2e-6)
@@ -101,14 +101,14 @@ def test_epilogues_of_derived_programs_are_fused(operator: str, tmp_path: Path) 
     arrays = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in start.inputs}
     inputs, constants = {"A": arrays["A"]}, {name: arrays[name] for name in "Bb"}
     expected = evaluate(start, arrays, np.float64, outputs_only=True)["Y"]
-    store = Store(tmp_path / "profiles.sqlite")
+    store = TimeStore(tmp_path / "profiles.sqlite")
     fused_calls = set()
     for candidate in run.candidates:
         for pair in pairs(candidate.program):
             assert pair.first.via is not None and pair.second.via == Instance(EOPERATOR, (("kind", "elementwise"),))
             fused_calls.add(pair.first.via.operator)
-            key = key_of(pair.both, constant=known_at_compile_time(candidate.program))
-            for engine, seconds in (("tiled", 1e-9), ("tvm", 1.0), ("c", 1.0), (APART, 1.0)):
+            key = profile_key(pair.both, constant=known_at_compile_time(candidate.program))
+            for engine, seconds in (("tiled", 1e-9), ("tvm", 1.0), ("c", 1.0), (UNFUSED_PAIR, 1.0)):
                 store.put(replace(key, engine=engine), seconds, "measured")
             compiled = compile_measured(candidate.program, 1, constants, store)
             assert compiled.engines["Y"] == "tiled" and pair.first.name not in compiled.engines
@@ -129,17 +129,17 @@ def test_a_contraction_of_a_transposed_view_stays_apart(read: str, count: int) -
 
 def test_it_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = case(REST["bias and relu"])
-    store = Store(tmp_path / "profiles.sqlite")
+    store = TimeStore(tmp_path / "profiles.sqlite")
     _, constants = numbers(program)
     first = fused(program, constants, 1, store)
     (pair,) = pairs(program)
-    for engine in ("tiled", APART):
-        assert store.get(replace(key_of(pair.both, constant=constants), engine=engine)) is not None
+    for engine in ("tiled", UNFUSED_PAIR):
+        assert store.get(replace(profile_key(pair.both, constant=constants), engine=engine)) is not None
 
     def never(*_: object) -> dict[str, float]:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(implementation_choice, "compared", never)
+    monkeypatch.setattr(implementation_choice, "time_implementations", never)
     assert fused(program, constants, 1, store) == first
 
 
@@ -148,19 +148,19 @@ def test_no_kernel_is_compiled_for_both_where_the_contraction_alone_is_slower(
 ) -> None:
     program = case(REST["bias and relu"])
     _, constants = numbers(program)
-    store = Store(tmp_path / "profiles.sqlite")
+    store = TimeStore(tmp_path / "profiles.sqlite")
     (pair,) = pairs(program)
     for equation in (pair.first, pair.second):
         for engine, seconds in (("onnxruntime", 1.0), ("matmul", 1.0), ("tvm", 1.0), ("c", 1.0), ("tiled", 3.0)):
-            store.put(replace(key_of(equation, constant=constants), engine=engine), seconds, "measured")
+            store.put(replace(profile_key(equation, constant=constants), engine=engine), seconds, "measured")
 
     def never(*_: object) -> dict[str, float]:
         raise AssertionError("measured")
 
-    monkeypatch.setattr(implementation_choice, "compared", never)
+    monkeypatch.setattr(implementation_choice, "time_implementations", never)
     assert fused(program, constants, 1, store) == program
 
 
 def test_constants_are_not_fused() -> None:
     program = case(REST["bias and relu"])
-    assert fused(program, {"X", "K", "b"}, 1, Store(Path("unused"))) == program
+    assert fused(program, {"X", "K", "b"}, 1, TimeStore(Path("unused"))) == program

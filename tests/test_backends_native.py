@@ -33,9 +33,9 @@ from einnet_explore.runtime import compiled, implementation_choice, native, onnx
 from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.elementwise import Elementwise
 from einnet_explore.runtime.implementations import NativeCall
-from einnet_explore.runtime.keys import key_of
+from einnet_explore.runtime.keys import profile_key
 from einnet_explore.runtime.native import NativeSource
-from einnet_explore.runtime.profile_store import Store
+from einnet_explore.runtime.profile_store import TimeStore
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
@@ -155,7 +155,7 @@ def test_kernels_in_c(program: Program, threads: int, monkeypatch: pytest.Monkey
 
 @needs_cc
 def test_what_is_no_kernel_or_does_not_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "VECTORS", "this is no C\n")
+    monkeypatch.setattr(native, "VECTOR_MATH_DECLARATIONS", "this is no C\n")
     with pytest.raises(BackendError, match="error"):
         _ = NativeSource(scope_of("tensor A[33]\nY[i:33] = A[i] + 41")).function
     monkeypatch.setattr(compiled, "_linker", lambda: None)
@@ -255,40 +255,40 @@ class Fake:
 LARGE = Equation("Y", scope_of("tensor A[512, 512]\nY[i:512, j:512] = A[j, i] + 1"), Instance(EOPERATOR))
 
 
-def held(ways: list[Fake], store: Store, monkeypatch: pytest.MonkeyPatch, times: Mapping[str, float]) -> Fake:
+def held(ways: list[Fake], store: TimeStore, monkeypatch: pytest.MonkeyPatch, times: Mapping[str, float]) -> Fake:
     """The winner where calls take *times*."""
 
     def compared(calls: Mapping[str, Callable[[], object]], _: int) -> dict[str, float]:
         return {name: times[name] for name in calls}
 
-    monkeypatch.setattr(implementation_choice, "compared", compared)
-    return implementation_choice.fastest(
+    monkeypatch.setattr(implementation_choice, "time_implementations", compared)
+    return implementation_choice.fastest_implementation(
         LARGE, ways, {"A": aligned_empty((512, 512))}, aligned_empty((512, 512)), (), 1, store
     )
 
 
 def test_c_wins_where_it_is_faster_and_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(tmp_path / "profiles.sqlite")
+    store = TimeStore(tmp_path / "profiles.sqlite")
     ways = [Fake("tvm"), Fake("c")]
     times = {"tvm": 1e-3, "best": 2e-3, "c": 1e-3}
     assert held(ways, store, monkeypatch, times) is ways[1]
-    found = store.get(replace(key_of(LARGE), engine="c"))
+    found = store.get(replace(profile_key(LARGE), engine="c"))
     assert found is not None and found.seconds == pytest.approx(0.5e-3)  # by the ratio of one comparison
     monkeypatch.setattr(Fake, "bind", lambda *_: pytest.fail("bound again"))
     assert held(ways, store, monkeypatch, {}) is ways[1]
 
 
 def test_c_is_not_even_compiled_where_there_is_nothing_to_gain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bound = 2 * 4 * 512 * 512 / implementation_choice.FASTEST
+    bound = 2 * 4 * 512 * 512 / implementation_choice.MAX_BYTES_PER_SECOND
     ways = [Fake("tvm"), Fake("c", refuses=True)]
-    store = Store(tmp_path / "profiles.sqlite")
+    store = TimeStore(tmp_path / "profiles.sqlite")
     assert held(ways, store, monkeypatch, {"tvm": 1.2 * bound}) is ways[0]
-    assert store.get(replace(key_of(LARGE), engine="tvm")) is not None
-    assert held(ways, Store(tmp_path / "other.sqlite"), monkeypatch, {"tvm": 9 * bound}) is ways[0]  # refused
+    assert store.get(replace(profile_key(LARGE), engine="tvm")) is not None
+    assert held(ways, TimeStore(tmp_path / "other.sqlite"), monkeypatch, {"tvm": 9 * bound}) is ways[0]  # refused
 
 
 def test_c_that_differs_is_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(tmp_path / "profiles.sqlite")
+    store = TimeStore(tmp_path / "profiles.sqlite")
     ways = [Fake("tvm"), Fake("c", 1.1)]
     with pytest.warns(RuntimeWarning, match=r"differs by 1.0e-01 where values are up to 1.0e\+00"):
         assert held(ways, store, monkeypatch, {"tvm": 1e-3}) is ways[0]
@@ -299,12 +299,12 @@ def test_c_that_differs_is_never_used(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("threads", [1, 2])
 def test_what_is_chosen_runs_in_a_plan(threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With two threads as a node of a session, which lends it its own."""
-    monkeypatch.setattr(implementation_choice, "fastest", lambda _, ways, *__: list(ways)[-1])
+    monkeypatch.setattr(implementation_choice, "fastest_implementation", lambda _, ways, *__: list(ways)[-1])
     monkeypatch.setattr(native, "MIN_PARALLEL_ELEMENTS", 1)
     program = known.batch_norm(4, 3, 5, 6)
     found = derive_in_one_kernel(program)
     assert found is not None
-    chosen = implementation_choice.chooser(threads, Store(tmp_path / "profiles.sqlite"))
+    chosen = implementation_choice.chooser(threads, TimeStore(tmp_path / "profiles.sqlite"))
     made = compile_program(found.end, threads, choose=chosen)
     assert set(made.engines.values()) == {"c"}
     arrays = {t.name: np.random.default_rng(0).standard_normal(t.shape).astype(np.float32) for t in program.inputs}

@@ -36,7 +36,7 @@ needs_c = pytest.mark.skipif(compiled.c_library("int one(void) { return 1; }") i
 
 LOADERS = [
     pytest.param(opencl.load, marks=needs_opencl, id="opencl"),
-    pytest.param(c_kernels.load, marks=needs_c, id="c"),
+    pytest.param(c_kernels.load_c_kernel, marks=needs_c, id="c"),
 ]
 Loader = Callable[[Kernel], Any]
 
@@ -131,7 +131,7 @@ def test_arguments_that_do_not_fit(load: Loader, arguments: Any, grid: Any, says
 def test_an_array_that_is_too_small() -> None:
     sized = Kernel("sized", (Array("x", F32, 10),), ())
     with pytest.raises(BackendError, match="x has 9 elements, expected 10"):
-        c_kernels.load(sized)(np.zeros(9, np.float32))
+        c_kernels.load_c_kernel(sized)(np.zeros(9, np.float32))
 
 
 @pytest.mark.parametrize("load", LOADERS)
@@ -143,11 +143,11 @@ def test_a_kernel_is_compiled_once(load: Loader) -> None:
 @needs_c
 def test_c_kernels_are_kept_and_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel("kept", (X, Y, N), (Store(Y, literal(0), X[0] * 21.0),))
-    c_kernels.load(kernel)
+    c_kernels.load_c_kernel(kernel)
     c_kernels._loaded.cache_clear()
     monkeypatch.setattr(compiled, "_compile", None)  # nothing is compiled again
     x, y = np.full(1, 2, np.float32), np.zeros(1, np.float32)
-    bound = c_kernels.load(kernel).bind(x, y, 0)
+    bound = c_kernels.load_c_kernel(kernel).bind(x, y, 0)
     bound()
     assert y[0] == 42
     x[0] = 1
@@ -161,20 +161,20 @@ def test_blocks_are_shared_among_threads(threads: int) -> None:
     block = LaunchIndex("block") + LaunchIndex("block", 1) * 5 + LaunchIndex("block", 2) * 15
     kernel = Kernel("blocks", (Y,), (Store(Y, block, cast(F32, block)),))
     y = np.zeros(30, np.float32)
-    c_kernels.load(kernel)(y, grid=(5, 3, 2), threads=threads)
+    c_kernels.load_c_kernel(kernel)(y, grid=(5, 3, 2), threads=threads)
     assert list(y) == list(range(30))
 
 
 @needs_c
 def test_what_the_c_compiler_says() -> None:
     with pytest.raises(BackendError, match=r"kernel double is not compiled: .*no-such-flag"):
-        c_kernels.load(DOUBLE, ("-no-such-flag",))
+        c_kernels.load_c_kernel(DOUBLE, ("-no-such-flag",))
 
 
 def test_no_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_linker", lambda: None)
     with pytest.raises(BackendError, match="it needs cc, gcc or clang"):
-        c_kernels.load(Kernel("lonely", (Y,), ()))
+        c_kernels.load_c_kernel(Kernel("lonely", (Y,), ()))
 
 
 @needs_opencl

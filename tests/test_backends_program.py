@@ -134,7 +134,7 @@ def test_matrix_products_by_strides(name: str) -> None:
 )
 def test_other_scopes_are_no_matrix_products(text: str) -> None:
     program = parse(text)
-    assert matrix_products.contraction(program.equations[0].scope) is None
+    assert matrix_products.matrix_product(program.equations[0].scope) is None
     assert check(program).engines["Y"] == "tvm"
 
 
@@ -248,4 +248,4 @@ def test_views_of_inputs_may_be_outputs() -> None:
 
 
 def test_blas_threads_can_be_set() -> None:
-    assert execution.set_threads(1) in (True, False)
+    assert execution.set_blas_threads(1) in (True, False)

@@ -17,13 +17,13 @@ from einnet_explore.codegen.identity import scope_identity
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
 from einnet_explore.runtime.device_rates import stream_bandwidth
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.keys import Key, device, key_of, libraries
+from einnet_explore.runtime.keys import ProfileKey, device_name, library_versions, profile_key
 from einnet_explore.runtime.measurement import compare, ratios
-from einnet_explore.runtime.tvm_cpu import emit, load
+from einnet_explore.runtime.tvm_cpu import load_tvm_kernel, tvm_source
 from einnet_explore.support.storage import FORGOTTEN, write_aside
 from einnet_explore.syntax import parse
 
-KEY = Key("Matmul", "m=1", "[1, 2]", "float32", 1, "cpu", "numpy 2")
+KEY = ProfileKey("Matmul", "m=1", "[1, 2]", "float32", 1, "cpu", "numpy 2")
 
 
 @pytest.fixture(autouse=True)
@@ -43,23 +43,23 @@ def test_identity_ignores_names_only() -> None:
 
 
 def test_kernels_are_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = emit(parse("tensor A[9]\nY[i:9] = A[i] * 3").equations[0].scope)
+    source = tvm_source(parse("tensor A[9]\nY[i:9] = A[i] * 3").equations[0].scope)
     x = np.arange(9, dtype=np.float32)
-    np.testing.assert_array_equal(load(source)(x), 3 * x)
+    np.testing.assert_array_equal(load_tvm_kernel(source)(x), 3 * x)
     assert len(list((own_cache / "kernels").iterdir())) == 1
 
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("compiled again")
 
     monkeypatch.setattr("tvm.compile", fail)
-    np.testing.assert_array_equal(load(source)(x), 3 * x)
+    np.testing.assert_array_equal(load_tvm_kernel(source)(x), 3 * x)
 
 
 @pytest.mark.parametrize("keep", [0, 13, 4096, -1])
 def test_damaged_kernels_are_built_again(own_cache: Path, keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made = parse("tensor A[9]\nY[i:9] = A[i] * 3").equations[0].scope
     x = np.arange(9, dtype=np.float32)
-    load(emit(made))
+    load_tvm_kernel(tvm_source(made))
     (stored,) = (own_cache / "kernels").iterdir()
     whole = stored.read_bytes()
     # The loader knows a library by its path: the damaged one lies in another directory.
@@ -67,22 +67,22 @@ def test_damaged_kernels_are_built_again(own_cache: Path, keep: int, monkeypatch
     damaged = own_cache / "other" / "kernels" / stored.name
     damaged.parent.mkdir(parents=True)
     damaged.write_bytes(whole[:keep])
-    np.testing.assert_array_equal(load(emit(made))(x), 3 * x)
+    np.testing.assert_array_equal(load_tvm_kernel(tvm_source(made))(x), 3 * x)
     assert damaged.stat().st_size == len(whole)
 
 
 def test_kernels_run_where_no_cache_can_be_written(own_cache: Path) -> None:
     own_cache.write_text("a file where a directory is expected")
-    source = emit(parse("tensor A[9]\nY[i:9] = A[i] * 5").equations[0].scope)
-    np.testing.assert_array_equal(load(source)(np.ones(9, np.float32)), np.full(9, 5))
+    source = tvm_source(parse("tensor A[9]\nY[i:9] = A[i] * 5").equations[0].scope)
+    np.testing.assert_array_equal(load_tvm_kernel(source)(np.ones(9, np.float32)), np.full(9, 5))
 
 
 def test_kernels_are_kept_without_a_linker(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("einnet_explore.runtime.compiled._linker", lambda: None)
-    source = emit(parse("tensor A[9]\nY[i:9] = tanh(A[i]) * 3").equations[0].scope)
-    first = load(source)(np.ones(9, np.float32))
+    source = tvm_source(parse("tensor A[9]\nY[i:9] = tanh(A[i]) * 3").equations[0].scope)
+    first = load_tvm_kernel(source)(np.ones(9, np.float32))
     assert [p.suffix for p in (own_cache / "kernels").iterdir()] == [".ll"]
-    np.testing.assert_array_equal(load(source)(np.ones(9, np.float32)), first)
+    np.testing.assert_array_equal(load_tvm_kernel(source)(np.ones(9, np.float32)), first)
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_damaged_store_goes_on_in_memory(own_cache: Path, damage: str) -> None
 def test_what_is_known_stays_known_where_nothing_can_be_written(own_cache: Path) -> None:
     """A cache that others made may be mounted for reading only: its times are not to be measured again."""
     store = ProfileStore()
-    old, new = replace(KEY, device=device(), library=libraries()), replace(KEY, attributes="new")
+    old, new = replace(KEY, device=device_name(), library=library_versions()), replace(KEY, attributes="new")
     store.put(old, 2.0, "measured")
     with sqlite3.connect(own_cache / "profiles.sqlite") as file:
         file.execute("CREATE TRIGGER t BEFORE INSERT ON engine_profile BEGIN SELECT RAISE(ABORT, 'read-only'); END")
@@ -203,7 +203,7 @@ def test_equations_and_programs_are_measured_once(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("einnet_explore.runtime.implementation_choice.compare", fail)
     assert (store.measured(equation), store.measured(made)) == (first, whole)
-    assert key_of(equation) != key_of(made.equations[0]) != key_of(equation, 2)
+    assert profile_key(equation) != profile_key(made.equations[0]) != profile_key(equation, 2)
     view = parse("tensor A[6]\nY[i:2, j:3] = A[3*i+j]").equations[0]
     assert store.measured(replace(view, via=Instance(VIEW))).seconds < 1e-6
 
@@ -227,8 +227,8 @@ def test_bandwidth_is_a_plausible_number() -> None:
 
 def test_times_of_c_kernels_hold_for_what_wrote_them(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
     made = parse("tensor A[8, 16]\ntensor B[8, 16]\nY[m:8, n:16] = A[m, n] * B[m, n]")
-    key = key_of(made.equations[0])
-    ours = [replace(key, engine=engine) for engine in ("c", "apart", "")] + [key_of(made)]
+    key = profile_key(made.equations[0])
+    ours = [replace(key, engine=engine) for engine in ("c", "apart", "")] + [profile_key(made)]
     called = replace(KEY, device=key.device, engine="onnxruntime")
     others = [replace(key, engine="tvm"), replace(key, engine="c", device="another"), called]
     store = ProfileStore()
@@ -257,9 +257,9 @@ def test_times_of_templates_hold_for_their_version(monkeypatch: pytest.MonkeyPat
     generated = replace(library, equations=(replace(library.equations[0], via=Instance(EOPERATOR)),))
     store = ProfileStore()
 
-    def keys(made: Program) -> dict[str, Key]:
+    def keys(made: Program) -> dict[str, ProfileKey]:
         engines = ("tiled", "tiled by one thread", "tvm", "onnxruntime", "matmul", "")
-        return {n: replace(key_of(made.equations[0]), engine=n) for n in engines} | {"program": key_of(made)}
+        return {n: replace(profile_key(made.equations[0]), engine=n) for n in engines} | {"program": profile_key(made)}
 
     def lost(what: str, made: Program) -> set[str]:
         """Which of its times another version of *what* loses."""

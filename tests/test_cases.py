@@ -15,7 +15,7 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.operators import expressions as ops
 from einnet_explore.pipeline import tuning_task
 from einnet_explore.pipeline.exported import program_model
-from einnet_explore.runtime.keys import Key
+from einnet_explore.runtime.keys import ProfileKey
 from einnet_explore.runtime.outputs import Arrays
 from einnet_explore.syntax import text
 
@@ -91,7 +91,7 @@ def test_what_is_kept_is_the_fastest(
     path.write_text(text(TINY))
     ran: list[str] = []
 
-    def times(_: object, keys: dict[str, Key], calls: dict[str, Callable[[], Arrays]]) -> dict[str, float]:
+    def times(_: object, keys: dict[str, ProfileKey], calls: dict[str, Callable[[], Arrays]]) -> dict[str, float]:
         ran.extend(keys)
         outputs = [call() for call in calls.values()]
         assert {made["Y"].shape for made in outputs} == {(1, 2, 6, 6)}

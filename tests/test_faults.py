@@ -82,13 +82,13 @@ def test_a_bad_kernel_is_refused_once_and_for_all(kind: str, cache: Path, monkey
     body, said = BAD_KERNELS[kind]
     monkeypatch.setattr(compiled, "_save", linked(body))
     if kind == "hangs":
-        monkeypatch.setattr(trial, "LONGEST", 1.0)
+        monkeypatch.setattr(trial, "MAX_RUN_SECONDS", 1.0)
     with pytest.raises(BackendError, match=said):
         compile_scope(SCOPE)
     (note,) = (cache / "kernels").glob("refused-*.txt")
     assert said in note.read_text()
     assert not list((cache / "kernels").glob("*.so"))
-    monkeypatch.setattr(trial, "_asked", lambda _: pytest.fail("it was run again"))
+    monkeypatch.setattr(trial, "_ask", lambda _: pytest.fail("it was run again"))
     with pytest.raises(BackendError, match=said):
         compile_scope(SCOPE)
 
@@ -105,7 +105,7 @@ def test_a_good_kernel_runs_after_a_bad_one(cache: Path, monkeypatch: pytest.Mon
 
 def test_without_another_process_kernels_are_taken_as_they_are(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "_children", {})
-    monkeypatch.setattr(trial, "_gone", set())
+    monkeypatch.setattr(trial, "_unavailable", set())
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     a = np.ones((4, 8), np.float32)
     assert compile_scope(SCOPE)(a).sum() == 64
@@ -153,7 +153,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert done.stderr.splitlines()[-1] == f"error: {out}: File too large"
     assert out.read_text() == "what was there before"
-    assert not [p for p in (tmp_path / "cache").rglob("*.so") if not compiled._whole(p)]
+    assert not [p for p in (tmp_path / "cache").rglob("*.so") if not compiled._is_intact(p)]
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from einnet_explore.cli import main
 # Internal names, here only.
 from einnet_explore.rules import FEWER_PRODUCTS, IDENTITIES, INTER_RULES, POST_RULES
 from einnet_explore.runtime import measurement
-from einnet_explore.runtime.profile_store import Profile, Store
+from einnet_explore.runtime.profile_store import StoredTime, TimeStore
 
 GOLDENS = Path(__file__).with_name("goldens")
 PROSE = frozenset(("why", "says", "detail", "law"))
@@ -478,14 +478,14 @@ def by_lot(folder: str, commands: Mapping[str, str]) -> None:
         times = {name: 1e-4 if name == first else seconds(LOT, kind, drawn[kind], name) for name in samplers}
         return {name: measurement.Timing(t, 0.0, rounds, (t,) * rounds) for name, t in times.items()}
 
-    known = Store.get
+    known = TimeStore.get
 
-    def get(self: Store, key: Any) -> Any:
+    def get(self: TimeStore, key: Any) -> Any:
         if not key.engine or key.operator.startswith(("program", "onnxruntime")):
             return known(self, key)
-        return Profile(1e-6 if key.engine == "onnxruntime" else 2e-6, "by lot")
+        return StoredTime(1e-6 if key.engine == "onnxruntime" else 2e-6, "by lot")
 
-    measurement.sampled, Store.get = sampled, get  # type: ignore[method-assign]
+    measurement.sampled, TimeStore.get = sampled, get  # type: ignore[method-assign]
     os.chdir(folder)
     for name, proto in models().items():
         onnx.save(proto, f"{name}.onnx")

@@ -70,7 +70,7 @@ def computed(plan: Any, feeds: dict[str, Any], kernels: Any) -> dict[str, Any]:
         match step:
             case Launch():
                 given = [buffers[a] if isinstance(a, str) else np.dtype(a[1]).type(a[0]) for a in step.arguments]
-                c_kernels.load(kernels[step.entry, step.text])(*given, grid=step.grid)
+                c_kernels.load_c_kernel(kernels[step.entry, step.text])(*given, grid=step.grid)
             case Product(out, left, right):
                 np.matmul(shown(left), shown(right), out=shown(out))
             case _:

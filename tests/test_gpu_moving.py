@@ -50,7 +50,7 @@ def run(program: Program, made: CopyKernel, load: Any, kind: Any = np.float32) -
 def test_what_is_moved_is_right(name: str) -> None:
     program = parse(CASES[name])
     made = copy_kernel(program.equations[0].scope)
-    want, got = run(program, made, c_kernels.load)
+    want, got = run(program, made, c_kernels.load_c_kernel)
     np.testing.assert_allclose(got, want, rtol=1e-6)  # quarters are exact in float32
     if nvrtc.version() is not None:
         for architecture in nvrtc.ARCHITECTURES:
@@ -97,7 +97,7 @@ def test_any_order_is_right(text: str) -> None:
     program = parse(text)
     made = copy_kernel(program.equations[0].scope)
     used = [t for t in program.inputs if t.name in made.inputs]
-    want, got = run(Program(tuple(used), program.equations, program.outputs), made, c_kernels.load)
+    want, got = run(Program(tuple(used), program.equations, program.outputs), made, c_kernels.load_c_kernel)
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 

@@ -48,7 +48,7 @@ CHECKED = ("-O1", "-fsanitize=bounds", "-fsanitize-undefined-trap-on-error")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_tiles_in_turns_are_right(name: str) -> None:
     made = tile_contraction(parse(PROGRAMS[name]), SMALL)
-    want, got = run(made, PROGRAMS[name], lambda kernel: c_kernels.load(kernel, CHECKED))
+    want, got = run(made, PROGRAMS[name], lambda kernel: c_kernels.load_c_kernel(kernel, CHECKED))
     assert (got == want).all()
     text = emit(made.kernel, "cuda")
     assert "copy_async<4>" in text and text.count("__syncthreads();") <= 1 + 2 * (made.kernel.threads.bit_length())
@@ -107,7 +107,7 @@ def test_what_is_not_copied_so() -> None:
     )  # fmt: skip
     kernel = Kernel("k", (source, out), body)
     given, got = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
-    c_kernels.load(kernel)(given, got)
+    c_kernels.load_c_kernel(kernel)(given, got)
     assert got[0] == 4 and "copy_async<16>(t, a + 4)" in emit(kernel, "cuda")
     with pytest.raises(ValueError, match="3 stages, expected 1 or 2"):
         Hardware(stages=3)

@@ -39,7 +39,7 @@ from einnet_explore.runtime.cuda import device as cuda_device
 from einnet_explore.runtime.cuda import execution, nvrtc
 from einnet_explore.runtime.cuda import plan as cuda_plan
 from einnet_explore.runtime.cuda.steps import Convolution, CudaPlan, Launch, Product, View, from_json
-from einnet_explore.runtime.profile_store import Store
+from einnet_explore.runtime.profile_store import TimeStore
 from einnet_explore.runtime.recorded_profile import RATES, record_rates, recorded, recorded_key
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
@@ -94,7 +94,7 @@ def test_a_profile_changes_what_is_ranked_first(conv: Path, tmp_path: Path) -> N
     other = next(c for c in usual if operators_of(c) not in (first, []))
     path = tmp_path / "other.sqlite"
     record_rates(path, "CUDA Synthetic", "driver 1", RATED)
-    store = Store(path)
+    store = TimeStore(path)
     # A device that is slow at what was first here and quick at another way.
     for candidate, seconds in ((usual[0], 1.0), (other, 1e-9)):
         for equation in candidate.operators:
@@ -113,7 +113,7 @@ def test_a_profile_changes_what_is_ranked_first(conv: Path, tmp_path: Path) -> N
 def test_derive_takes_a_profile(conv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "slow.sqlite"
     record_rates(path, "CUDA Synthetic", "driver 1", {**RATED, "call_seconds": 2.0})
-    Store(path).lookup()(parse("tensor A[4]\nY[i:4] = A[i] + 1").equations[0])  # makes the table of times
+    TimeStore(path).lookup()(parse("tensor A[4]\nY[i:4] = A[i] + 1").equations[0])  # makes the table of times
     best = []
     for device in ("cpu", f"profile:{path}"):
         assert main(["derive", str(conv), "--max-depth", "1", "--json", "-", "--device", device]) == 0
@@ -126,13 +126,13 @@ def test_derive_takes_a_profile(conv: Path, tmp_path: Path, capsys: pytest.Captu
 def test_rates_make_the_roofline(tmp_path: Path) -> None:
     path = tmp_path / "r.sqlite"
     record_rates(path, "CUDA Synthetic", "driver 1", RATED)
-    Store(path).known(1)
+    TimeStore(path).known(1)
     program = parse("tensor A[4096, 4096]\nY[i:4096, j:4096] = A[j, i]")
     seconds, how = device_cost(f"profile:{path}")(program)
     assert (seconds, how) == (pytest.approx(3e-6 + 2 * 4 * 4096**2 / 2e12), "bytes")
     assert seconds < program_seconds(program)[0]
     # A CPU's recording without rates has the usual ones.
-    Store(path).put(recorded_key(program.equations[0], "Linux x86", "numpy 2"), 4e-3, "made up")
+    TimeStore(path).put(recorded_key(program.equations[0], "Linux x86", "numpy 2"), 4e-3, "made up")
     assert device_cost(f"profile:{path}#Linux")(program) == (4e-3, "measured")
     other = parse("tensor A[4096, 2048]\nY[i:2048, j:4096] = A[j, i]")
     assert device_cost(f"profile:{path}#Linux")(other) == program_seconds(other)
@@ -148,8 +148,8 @@ def test_several_recordings_are_told_apart(tmp_path: Path) -> None:
         ("Linux", "x", 1, 3.0),
         ("Linux", "x", 2, 4.0),
     ):
-        Store(path).put(recorded_key(equation, device, library, threads), seconds, "made up")
-        Store(path).put(recorded_key(equation, device, library, threads, "tvm"), seconds / 2, "made up")
+        TimeStore(path).put(recorded_key(equation, device, library, threads), seconds, "made up")
+        TimeStore(path).put(recorded_key(equation, device, library, threads, "tvm"), seconds / 2, "made up")
     found = {name: recorded(f"{path}#{name}", n) for name, n in (("h100", None), ("A100", None), ("Linux", 2))}
     # The time of the engine that was chosen there counts, not the least.
     assert {k: r.lookup()(equation) for k, r in found.items()} == {"h100": 1.0, "A100": 2.0, "Linux": 4.0}
@@ -170,9 +170,9 @@ def test_profiles_that_do_not_serve(conv: Path, tmp_path: Path, capsys: pytest.C
     broken.write_bytes(b"no database" * 100)
     with closing(sqlite3.connect(foreign)) as connection:
         connection.execute("CREATE TABLE songs (name TEXT)")
-    Store(empty).known(1)
+    TimeStore(empty).known(1)
     record_rates(wrong, "CUDA X", "y", RATED)
-    Store(wrong).known(1)
+    TimeStore(wrong).known(1)
     with closing(sqlite3.connect(wrong)) as connection, connection:
         connection.execute("UPDATE device_rates SET rates = ?", (json.dumps({**RATED, "peak_flops": -1}),))
     said = {
@@ -191,7 +191,7 @@ def test_profiles_that_do_not_serve(conv: Path, tmp_path: Path, capsys: pytest.C
     assert "expected cpu or profile:" in capsys.readouterr().err
     with pytest.raises(ValueError, match="memory_bandwidth = missing"):
         record_rates(tmp_path / "n.sqlite", "d", "l", {"peak_flops": 1.0})
-    Store(wrong).put(recorded_key(load_text(conv).equations[0], "CUDA X", "y"), 1.0, "made up")
+    TimeStore(wrong).put(recorded_key(load_text(conv).equations[0], "CUDA X", "y"), 1.0, "made up")
     with closing(sqlite3.connect(wrong)) as connection, connection:
         connection.execute("DELETE FROM device_rates")
         connection.execute("UPDATE engine_profile SET seconds = -1.0")
@@ -221,7 +221,7 @@ def on_cpu(plan: CudaPlan, feeds: dict[str, Any], kernels: dict[Any, language.Ke
         match step:
             case Launch():
                 given = [buffers[a] if isinstance(a, str) else np.dtype(a[1]).type(a[0]) for a in step.arguments]
-                c_kernels.load(kernels[step.entry, step.text])(*given, grid=step.grid)
+                c_kernels.load_c_kernel(kernels[step.entry, step.text])(*given, grid=step.grid)
             case Product(out, left, right):
                 np.matmul(shown(buffers, left), shown(buffers, right), out=shown(buffers, out))
             case Convolution():

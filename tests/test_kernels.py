@@ -16,7 +16,7 @@ from einnet_explore.codegen.tvm.contraction_plan import plan_contraction
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Index, Iterator, Scope, tensors
 from einnet_explore.runtime.arrays import aligned_empty
-from einnet_explore.runtime.generated import contraction
+from einnet_explore.runtime.generated import tiled_contraction
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 
@@ -155,7 +155,7 @@ def arrays_of(scope: Scope) -> dict[str, np.ndarray]:
 def test_kernels_are_exact(name: str) -> None:
     scope = scope_of(CASES[name])
     arrays = arrays_of(scope)
-    made = contraction(scope, {t.name for t in tensors(scope) if t.weight})
+    made = tiled_contraction(scope, {t.name for t in tensors(scope) if t.weight})
     assert made is not None
     out = aligned_empty(scope.shape)
     out[...] = np.nan
@@ -168,7 +168,7 @@ def test_kernels_of_several_threads_are_exact(name: str) -> None:
     text = CASES[name]
     scope = scope_of(text)
     arrays = arrays_of(scope)
-    made = contraction(scope, {t.name for t in tensors(scope) if t.weight}, threads=2)
+    made = tiled_contraction(scope, {t.name for t in tensors(scope) if t.weight}, threads=2)
     assert made is not None
     out = aligned_empty(scope.shape)
     made.bind(arrays, out)()
@@ -180,7 +180,7 @@ def test_work_is_shared_by_threads() -> None:
         tensor X[1, 16, 64, 64] pad [0, 0, 1, 1]
         tensor K[16, 16, 3, 3] weight
         Y[n:1, f:16, h:64, w:64] = sum[c:16, r:3, s:3] X[n, c, h+r-1, w+s-1] * K[f, c, r, s]"""
-    one, two = (contraction(scope_of(big), {"K"}, threads) for threads in (1, 2))
+    one, two = (tiled_contraction(scope_of(big), {"K"}, threads) for threads in (1, 2))
     assert one is not None and two is not None
     assert "T.parallel(" not in one.text
     assert two.text.count("T.parallel(") == 2  # the copy and the tiles
@@ -191,12 +191,12 @@ def test_work_is_shared_by_threads() -> None:
 def test_what_is_no_contraction(name: str) -> None:
     scope = scope_of(REFUSED[name])
     assert match_sum_of_products(scope) is None
-    assert contraction(scope) is None
+    assert tiled_contraction(scope) is None
 
 
 def test_arrays_that_do_not_fit() -> None:
     scope = scope_of(CASES["product"])
-    made = contraction(scope)
+    made = tiled_contraction(scope)
     assert made is not None
     arrays = arrays_of(scope)
     with pytest.raises(BackendError, match=r"the result is float32\[9, 21\], expected float32\[9, 20\]"):
@@ -218,7 +218,7 @@ def test_a_sum_that_only_reads_outside_is_zero(constant: str) -> None:
         .equations[0]
         .scope
     )
-    made = contraction(scope, [constant])
+    made = tiled_contraction(scope, [constant])
     assert made is not None
     arrays, out = {t.name: aligned_empty(t.shape) for t in tensors(scope)}, aligned_empty(scope.shape)
     for array in (*arrays.values(), out):
@@ -229,14 +229,14 @@ def test_a_sum_that_only_reads_outside_is_zero(constant: str) -> None:
 
 def test_an_empty_result_needs_no_kernel() -> None:
     scope = scope_of(CASES["product"])
-    assert contraction(replace(scope, traversals=(Iterator("m", 0, 0), scope.traversals[1]))) is None
+    assert tiled_contraction(replace(scope, traversals=(Iterator("m", 0, 0), scope.traversals[1]))) is None
 
 
 def test_a_dilated_band_has_no_tile() -> None:
     """Neighbouring lanes are three rows apart, and which ones depends on a traversal that moves both operands."""
     scope = scope_of(CASES["band"].replace("m+w-2", "m+3*w-6").replace("pad [0, 2, 0]", "pad [0, 6, 0]"))
     assert match_sum_of_products(scope) is not None
-    assert contraction(scope) is None
+    assert tiled_contraction(scope) is None
 
 
 def test_a_plane_is_one_row() -> None:

@@ -390,7 +390,7 @@ def test_tables_and_empty_programs_are_refused() -> None:
 
 @needs_cc
 def test_a_compiler_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "VECTORS", "#error no such thing\n")
+    monkeypatch.setattr(fused, "VECTOR_MATH_DECLARATIONS", "#error no such thing\n")
     monkeypatch.setattr(fused, "_function", fused._function.__wrapped__)
     with pytest.raises(BackendError, match=r"not compiled: .*no such thing"):
         FusedProgram(softmax(4, 9))({"X": np.zeros((4, 9), np.float32)})

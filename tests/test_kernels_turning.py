@@ -43,7 +43,7 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Equation, Program, Scope, tensors
 from einnet_explore.runtime import compiled, native
 from einnet_explore.runtime.arrays import aligned, aligned_empty
-from einnet_explore.runtime.c_kernels import load
+from einnet_explore.runtime.c_kernels import load_c_kernel
 from einnet_explore.runtime.implementations import NativeCall
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.program import compile_program
@@ -200,7 +200,7 @@ def test_squares_in_c(kind: Type, side: int, streamed: bool) -> None:
         Copy(tile, ZERO, a, LaunchIndex("block") * side * side, side * side),
         StoreTransposed(y, at, 3 * side, tile, side, streamed),
     )
-    run = load(Kernel("square", (a, y), body, grid=(3, 1, 1)))
+    run = load_c_kernel(Kernel("square", (a, y), body, grid=(3, 1, 1)))
     given_ = np.arange(3 * side * side).astype(kind.dtype)
     for shift in (0, 1):  # lines, and what is no line
         out = aligned_empty((8 * side * side,)).view(np.uint8).view(kind.dtype)[shift : shift + 3 * side * side]

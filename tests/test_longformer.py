@@ -26,7 +26,7 @@ from einnet_explore.pipeline.row_subprograms import derive_by_rows
 from einnet_explore.pipeline.subprogram import Subprogram
 from einnet_explore.rules import ROW_GENERATION, Refused
 from einnet_explore.runtime.program import compile_program
-from einnet_explore.runtime.tvm_cpu import emit, load
+from einnet_explore.runtime.tvm_cpu import load_tvm_kernel, tvm_source
 from einnet_explore.syntax import parse
 
 ATTENTION = """
@@ -67,9 +67,9 @@ def only(program: Program) -> Scope:
 
 def computed(scope: Scope, arrays: Mapping[str, np.ndarray], threads: int = 1) -> np.ndarray:
     """What the kernel of rows makes of *arrays*; simpler schedules, which would take over unseen, are not asked."""
-    source = emit(scope, threads=threads)
+    source = tvm_source(scope, threads=threads)
     assert source.template == "nest" and ("parallel" in source.text) == (threads > 1)
-    kernel = load(source)
+    kernel = load_tvm_kernel(source)
     return kernel(*(arrays[t] for t in kernel.source.inputs))
 
 

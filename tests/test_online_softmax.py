@@ -22,7 +22,7 @@ from einnet_explore.pipeline.row_subprograms import derive_by_rows
 from einnet_explore.rules import ONE_PASS_GENERATION
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.program import compile_program
-from einnet_explore.runtime.tvm_cpu import Kernel, emit
+from einnet_explore.runtime.tvm_cpu import TvmKernel, tvm_source
 from einnet_explore.syntax import parse
 from tests.rules_kit import refuses
 from tests.test_longformer import attention as banded
@@ -69,11 +69,11 @@ def agree(scope: Scope, threads: int = 1, machine: Machine | None = None) -> Non
     """The one-pass kernel itself, built without the simpler schedules that would stand in for it."""
     rng = np.random.default_rng(0)
     arrays = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in tensors(scope)}
-    source = emit(scope, threads=threads)
+    source = tvm_source(scope, threads=threads)
     inputs = dict(zip(source.inputs, source.shapes, strict=False))
     made = online_function(fits(scope), inputs, threads, machine or this_machine())
     assert ("parallel" in str(made.script())) == (threads > 1)
-    kernel = Kernel(source, compiled.build(made, f"{source.key}-{machine}"[:200].replace("/", "_"), threads))
+    kernel = TvmKernel(source, compiled.build_tvm(made, f"{source.key}-{machine}"[:200].replace("/", "_"), threads))
     got = kernel(*(arrays[name] for name in source.inputs))
     want = evaluate(scope, arrays, np.float64)
     assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
@@ -221,9 +221,9 @@ def test_scores_far_apart_and_rows_of_one() -> None:
     }
     arrays["V"][:, -1] = 5
     given = {name: a.astype(np.float32) for name, a in arrays.items()}
-    source = emit(scope)
+    source = tvm_source(scope)
     assert source.template == "online"
-    kernel = Kernel(source, compiled.build(source.function, f"far-{source.key}", 1))
+    kernel = TvmKernel(source, compiled.build_tvm(source.function, f"far-{source.key}", 1))
     got = kernel(*(given[name] for name in source.inputs))
     np.testing.assert_allclose(got, evaluate(scope, given, np.float64), rtol=2e-5)
 

@@ -11,8 +11,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
 from einnet_explore.runtime import compiled, implementation_choice, onnx_fragment, tvm_cpu
-from einnet_explore.runtime.keys import key_of
-from einnet_explore.runtime.profile_store import Store
+from einnet_explore.runtime.keys import profile_key
+from einnet_explore.runtime.profile_store import TimeStore
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
@@ -37,10 +37,10 @@ MOVES = called("tensor A[300, 200]\nY[i:200, j:300] = A[j, i] + 1", Y=Instance(E
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TimeStore:
     """A store of its own, beside kernels of its own."""
     monkeypatch.setenv("EINNET_EXPLORE_CACHE", str(tmp_path / "cache"))
-    return Store(tmp_path / "profiles.sqlite")
+    return TimeStore(tmp_path / "profiles.sqlite")
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def no_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tvm.compile", refuse)
 
 
-def engine(program: Program, store: Store, threads: int = 1) -> str:
+def engine(program: Program, store: TimeStore, threads: int = 1) -> str:
     """What is chosen for the last equation of *program*, and gives what it should."""
     made = compile_program(program, threads, choose=implementation_choice.chooser(threads, store))
     rng = np.random.default_rng(0)
@@ -62,20 +62,20 @@ def engine(program: Program, store: Store, threads: int = 1) -> str:
 
 
 @pytest.mark.usefixtures("no_tvm")
-def test_where_tvm_refuses_the_librarys_operator_is_taken(store: Store) -> None:
+def test_where_tvm_refuses_the_librarys_operator_is_taken(store: TimeStore) -> None:
     assert engine(PRODUCTS["packed"], store) == "onnxruntime"
-    assert store.get(replace(key_of(PRODUCTS["packed"].equations[-1]), engine="tvm")) is None
+    assert store.get(replace(profile_key(PRODUCTS["packed"].equations[-1]), engine="tvm")) is None
 
 
 @needs_cc
 @pytest.mark.usefixtures("no_tvm")
 @pytest.mark.parametrize("threads", [1, 2])
-def test_where_tvm_refuses_the_kernel_in_c_is_taken(store: Store, threads: int) -> None:
+def test_where_tvm_refuses_the_kernel_in_c_is_taken(store: TimeStore, threads: int) -> None:
     assert engine(MOVES, store, threads) == "c"
 
 
 @pytest.mark.usefixtures("no_tvm")
-def test_where_every_engine_refuses_each_says_why(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_every_engine_refuses_each_says_why(store: TimeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_linker", lambda: None)
     with pytest.raises(BackendError, match=r"equation Y: .*no such intrinsic; no C compiler was found"):
         compile_program(MOVES, choose=implementation_choice.chooser(1, store))
@@ -84,10 +84,10 @@ def test_where_every_engine_refuses_each_says_why(store: Store, monkeypatch: pyt
 @needs_cc
 @pytest.mark.parametrize(("best", "taken"), [("tvm", "c"), ("c", "tvm")])
 def test_what_was_the_fastest_may_be_refused_now(
-    best: str, taken: str, store: Store, monkeypatch: pytest.MonkeyPatch
+    best: str, taken: str, store: TimeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("tvm", "c"):
-        store.put(replace(key_of(MOVES.equations[-1]), engine=name), 1e-3 if name == best else 2e-3, "measured")
+        store.put(replace(profile_key(MOVES.equations[-1]), engine=name), 1e-3 if name == best else 2e-3, "measured")
 
     def refuse(*_: object) -> None:
         raise BackendError("it is refused")
@@ -96,24 +96,28 @@ def test_what_was_the_fastest_may_be_refused_now(
     assert engine(MOVES, store) == taken
 
 
-def test_no_kernel_is_made_whose_time_is_known_to_be_long(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_kernel_is_made_whose_time_is_known_to_be_long(store: TimeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     equation = PRODUCTS["packed"].equations[-1]
     for name, seconds in (("onnxruntime", 1e-6), ("matmul", 1.0), ("tiled", 1.0), ("tvm", 1.0)):
-        store.put(replace(key_of(equation), engine=name), seconds, "measured")
-    monkeypatch.setattr(tvm_cpu, "load", lambda _: pytest.fail("compiled"))
+        store.put(replace(profile_key(equation), engine=name), seconds, "measured")
+    monkeypatch.setattr(tvm_cpu, "load_tvm_kernel", lambda _: pytest.fail("compiled"))
     assert engine(PRODUCTS["packed"], store) == "onnxruntime"
 
 
-def test_operands_that_are_not_packed_have_times_of_their_own(store: Store) -> None:
+def test_operands_that_are_not_packed_have_times_of_their_own(store: TimeStore) -> None:
     """A product behind a transposition gathers, which a product of the same shape does not."""
     packed, strided = (PRODUCTS[name].equations[-1] for name in ("packed", "strided"))
-    assert key_of(packed) == key_of(strided) == key_of(strided, strided={})
-    by_strides = key_of(strided, strided={"T": (4, 24)})
-    assert by_strides not in (key_of(packed), key_of(packed, strided={"B": (4, 24)}), key_of(packed, constant={"A"}))
+    assert profile_key(packed) == profile_key(strided) == profile_key(strided, strided={})
+    by_strides = profile_key(strided, strided={"T": (4, 24)})
+    assert by_strides not in (
+        profile_key(packed),
+        profile_key(packed, strided={"B": (4, 24)}),
+        profile_key(packed, constant={"A"}),
+    )
 
     def stored(**strides: tuple[int, ...]) -> set[str]:
         engines = ("onnxruntime", "tvm", "tiled")
-        return {name for name in engines if store.get(replace(key_of(strided, strided=strides), engine=name))}
+        return {name for name in engines if store.get(replace(profile_key(strided, strided=strides), engine=name))}
 
     engine(PRODUCTS["strided"], store)
     assert stored() == set()
@@ -122,9 +126,9 @@ def test_operands_that_are_not_packed_have_times_of_their_own(store: Store) -> N
     assert stored() >= {"onnxruntime"}
 
 
-def test_what_is_chosen_for_strides_is_found_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_chosen_for_strides_is_found_again(store: TimeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = engine(PRODUCTS["strided"], store)
-    monkeypatch.setattr(implementation_choice, "compared", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(implementation_choice, "time_implementations", lambda *_: pytest.fail("measured again"))
     assert engine(PRODUCTS["strided"], store) == taken
 
 

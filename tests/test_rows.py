@@ -34,7 +34,7 @@ def test_long_windows_leave_whole_tiles_of_rows(n: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(tvm_cpu, "this_machine", lambda: machine)
     rng = np.random.default_rng(0)
     p, v = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((20, 300), (319, n)))
-    out = tvm_cpu.load(tvm_cpu.emit(scope))(p, v)
+    out = tvm_cpu.load_tvm_kernel(tvm_cpu.tvm_source(scope))(p, v)
     np.testing.assert_array_equal(out, np.stack([p[m] @ v[m : m + 300] for m in range(20)]))
 
 

@@ -208,9 +208,9 @@ def test_a_search_elsewhere_has_the_limit_of_who_asks(monkeypatch: pytest.Monkey
 
 
 def ee_key(equation: Any) -> Any:
-    from einnet_explore.runtime.keys import key_of
+    from einnet_explore.runtime.keys import profile_key
 
-    return key_of(equation)
+    return profile_key(equation)
 
 
 def test_sizes_in_words() -> None:

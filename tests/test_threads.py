@@ -11,10 +11,16 @@ from einnet_explore.codegen import versions
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Scope, tensors
 from einnet_explore.runtime import generated, implementation_choice, library_calls
 from einnet_explore.runtime.arrays import aligned_empty
-from einnet_explore.runtime.implementations import Alone, NativeCall, TiledCall, Way, by_one_thread
-from einnet_explore.runtime.keys import ALONE, key_of
+from einnet_explore.runtime.implementations import (
+    Implementation,
+    NativeCall,
+    SingleThreaded,
+    TiledCall,
+    single_threaded_variant,
+)
+from einnet_explore.runtime.keys import ONE_THREAD_SUFFIX, profile_key
 from einnet_explore.runtime.native import ENGINE, NativeSource
-from einnet_explore.runtime.profile_store import Store
+from einnet_explore.runtime.profile_store import TimeStore
 from einnet_explore.support.errors import NoKernel
 from einnet_explore.syntax import parse
 
@@ -32,44 +38,44 @@ def arrays_of(scope: Scope) -> dict[str, np.ndarray]:
     return found
 
 
-def ways_of(equation: Equation, threads: int = 2) -> list[Way]:
+def ways_of(equation: Equation, threads: int = 2) -> list[Implementation]:
     given = arrays_of(equation.scope)
-    return list(library_calls.engines(equation, given, aligned_empty(equation.scope.shape), {}, (), threads))
+    return list(library_calls.implementations_of(equation, given, aligned_empty(equation.scope.shape), {}, (), threads))
 
 
-def result(way: Way, scope: Scope) -> np.ndarray:
+def result(way: Implementation, scope: Scope) -> np.ndarray:
     out = aligned_empty(scope.shape)
     out[...] = np.nan
     way.bind(arrays_of(scope), out)()
     return out
 
 
-def chosen(store: Store) -> Way:
+def chosen(store: TimeStore) -> Implementation:
     given = arrays_of(MOVES)
-    return implementation_choice.fastest(
+    return implementation_choice.fastest_implementation(
         EQUATION, ways_of(EQUATION), given, aligned_empty(MOVES.shape), set(), 2, store
     )
 
 
 def test_every_shared_kernel_has_one_for_one_thread() -> None:
-    made = generated.contraction(PRODUCT.equations[-1].scope, (), 2)
+    made = generated.tiled_contraction(PRODUCT.equations[-1].scope, (), 2)
     assert made is not None
     for way, scope in (
         *((way, MOVES) for way in ways_of(EQUATION)),
         (TiledCall(made, {}), PRODUCT.equations[-1].scope),
     ):
-        alone = by_one_thread(way)
-        assert alone is not None and alone.engine == way.engine + ALONE and alone.reads == way.reads
-        assert by_one_thread(alone) is None and by_one_thread(alone.way) is None
+        alone = single_threaded_variant(way)
+        assert alone is not None and alone.engine == way.engine + ONE_THREAD_SUFFIX and alone.reads == way.reads
+        assert single_threaded_variant(alone) is None and single_threaded_variant(alone.way) is None
         np.testing.assert_allclose(result(alone, scope), result(way, scope), rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_not_shared_has_no_other() -> None:
     few = replace(EQUATION, scope=FEW)
-    assert len(ways_of(few)) == 2 and all(by_one_thread(way) is None for way in ways_of(few))
-    assert all(by_one_thread(way) is None for way in ways_of(EQUATION, 1))
-    small = generated.contraction(PRODUCT.equations[-1].scope, (), 1)
-    assert small is not None and by_one_thread(TiledCall(small, {})) is None
+    assert len(ways_of(few)) == 2 and all(single_threaded_variant(way) is None for way in ways_of(few))
+    assert all(single_threaded_variant(way) is None for way in ways_of(EQUATION, 1))
+    small = generated.tiled_contraction(PRODUCT.equations[-1].scope, (), 1)
+    assert small is not None and single_threaded_variant(TiledCall(small, {})) is None
 
 
 def test_one_thread_is_taken_where_it_is_faster_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,36 +86,41 @@ def test_one_thread_is_taken_where_it_is_faster_and_remembered(tmp_path: Path, m
         calls.append(tuple(given))
         return {name: seconds[name] for name in given}
 
-    monkeypatch.setattr(implementation_choice, "compared", compared)
+    monkeypatch.setattr(implementation_choice, "time_implementations", compared)
     monkeypatch.setattr(implementation_choice, "session_overhead", lambda: 0.0)
-    for name, other, taken in (("loses", 2e-4, "tvm"), ("wins", 5e-5, "tvm" + ALONE)):
-        store = Store(tmp_path / f"{name}.sqlite")
+    for name, other, taken in (("loses", 2e-4, "tvm"), ("wins", 5e-5, "tvm" + ONE_THREAD_SUFFIX)):
+        store = TimeStore(tmp_path / f"{name}.sqlite")
         # The C kernel's time is known: what is compared with the best is the kernel by one thread.
-        store.put(replace(key_of(EQUATION, 2), engine=ENGINE), 2e-4, "measured")
+        store.put(replace(profile_key(EQUATION, 2), engine=ENGINE), 2e-4, "measured")
         seconds[ENGINE] = other
         first = chosen(store)
         assert first.engine == taken and calls == [("tvm",), ("best", ENGINE)]
-        known = store.get(replace(key_of(EQUATION, 2), engine="tvm" + ALONE))
+        known = store.get(replace(profile_key(EQUATION, 2), engine="tvm" + ONE_THREAD_SUFFIX))
         assert known is not None and known.seconds == pytest.approx(other)
-        assert chosen(Store(tmp_path / f"{name}.sqlite")).engine == taken and len(calls) == 2
+        assert chosen(TimeStore(tmp_path / f"{name}.sqlite")).engine == taken and len(calls) == 2
         calls.clear()
     match first:
-        case Alone(way):
+        case SingleThreaded(way):
             assert way.engine == "tvm"
         case _:
             pytest.fail(f"{first} is for several threads")
 
 
 def test_what_takes_long_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(tmp_path / "profiles.sqlite")
+    store = TimeStore(tmp_path / "profiles.sqlite")
     for engine in ("tvm", ENGINE):
-        store.put(replace(key_of(EQUATION, 2), engine=engine), implementation_choice.SHORT, "measured")
-    monkeypatch.setattr(implementation_choice, "compared", lambda *_: pytest.fail("compared"))
+        store.put(
+            replace(profile_key(EQUATION, 2), engine=engine), implementation_choice.SHORT_KERNEL_SECONDS, "measured"
+        )
+    monkeypatch.setattr(implementation_choice, "time_implementations", lambda *_: pytest.fail("compared"))
     assert chosen(store).engine == "tvm"
 
 
 def test_a_c_kernel_by_one_thread_is_of_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, key = Store(tmp_path / "profiles.sqlite"), replace(key_of(EQUATION, 2), engine=ENGINE + ALONE)
+    store, key = (
+        TimeStore(tmp_path / "profiles.sqlite"),
+        replace(profile_key(EQUATION, 2), engine=ENGINE + ONE_THREAD_SUFFIX),
+    )
     store.put(key, 1e-4, "measured")
     assert store.get(key) is not None
     monkeypatch.setattr(versions, "C_KERNEL_VERSION", "another")
@@ -117,13 +128,13 @@ def test_a_c_kernel_by_one_thread_is_of_its_version(tmp_path: Path, monkeypatch:
 
 
 def test_what_no_kernel_is_written_for_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(tmp_path / "profiles.sqlite")
+    store = TimeStore(tmp_path / "profiles.sqlite")
     for engine in ("tvm", ENGINE):
-        store.put(replace(key_of(EQUATION, 2), engine=engine), 1e-4 if engine == "tvm" else 1.0, "measured")
+        store.put(replace(profile_key(EQUATION, 2), engine=engine), 1e-4 if engine == "tvm" else 1.0, "measured")
 
-    def refuse(way: Way) -> None:
+    def refuse(way: Implementation) -> None:
         raise NoKernel("no kernel by one thread")
 
-    monkeypatch.setattr(implementation_choice, "by_one_thread", refuse)
+    monkeypatch.setattr(implementation_choice, "single_threaded_variant", refuse)
     assert chosen(store).engine == "tvm"
     assert isinstance(ways_of(EQUATION)[-1], NativeCall) and NativeSource(MOVES, 2).shared

@@ -14,7 +14,7 @@ from einnet_explore.codegen.register_tiles import RegisterTile, best_tile, regis
 from einnet_explore.codegen.sum_of_products import SumOfProducts, match_sum_of_products
 from einnet_explore.ir import Scope
 from einnet_explore.runtime import generated
-from einnet_explore.runtime.generated import chosen_tile
+from einnet_explore.runtime.generated import choose_tile
 from einnet_explore.syntax import parse
 
 MACHINE = Machine()
@@ -41,7 +41,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def choose(scope: Scope = SCOPE, machine: Machine = MACHINE) -> RegisterTile | None:
     found = match_sum_of_products(scope)
     assert found is not None
-    return chosen_tile(scope, found, machine)
+    return choose_tile(scope, found, machine)
 
 
 def test_cuts_tell_tiles_apart() -> None:

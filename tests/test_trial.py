@@ -57,9 +57,9 @@ def notes(cache: Path) -> list[Path]:
 def test_an_interrupt_is_the_parent_s_to_answer(cache: Path, during: Callable[[str], None]) -> None:
     """Ctrl-C in a terminal, or a notebook's stop button, goes to all processes."""
     during(f"raise({int(signal.SIGINT)});")
-    child = trial._started()
+    child = trial._child()
     assert NativeSource(scope(41)).function is not None
-    assert not notes(cache) and child is not None and trial._started() is child
+    assert not notes(cache) and child is not None and trial._child() is child
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -77,9 +77,9 @@ def test_no_memory_for_a_first_run_is_no_fault_of_the_kernel(cache: Path) -> Non
     assert computes(43)
     (file,) = (cache / "kernels").glob("*.so")
     with pytest.raises(BackendError, match="there is no memory for the arrays of its first run"):
-        trial.run(file, [((1 << 50,), "float32")])
+        trial.run_in_sandbox(file, [((1 << 50,), "float32")])
     assert not notes(cache)
-    trial.run(file, [((43,), "float32")] * 2)
+    trial.run_in_sandbox(file, [((43,), "float32")] * 2)
 
 
 def test_an_interrupt_while_the_process_starts_leaves_no_answer_for_another_kernel(
@@ -111,11 +111,11 @@ def test_a_fork_has_a_lock_of_its_own() -> None:
 
 def test_kernels_are_kept_by_what_the_processor_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """A virtual machine may hide instructions that others with a CPU of that name, and this cache, have."""
-    platform, target = compiled.platform.__wrapped__, compiled._target.__wrapped__
+    platform, target = compiled.compilation_target.__wrapped__, compiled._target.__wrapped__
     seen = []
     for flags in ("sse2 avx2 fma avx512f hypervisor", "sse2 avx2 fma avx512f", "sse2 avx2 fma"):
         monkeypatch.setattr(compiled, "cpu_flags", lambda flags=flags: frozenset(flags.split()))
-        monkeypatch.setattr(compiled, "platform", platform)
+        monkeypatch.setattr(compiled, "compilation_target", platform)
         seen.append((NativeSource(scope(45)).key, "-avx512f" in str(target(1)), "-avx2" in str(target(1))))
     assert seen[0] == seen[1] and seen[1][0] != seen[2][0]
     assert [lacks for _, *lacks in seen] == [[False, False], [False, False], [True, False]]

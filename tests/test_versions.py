@@ -29,9 +29,9 @@ from einnet_explore.ir import Program, Scope, tensors
 from einnet_explore.pipeline.history import TuningHistory
 from einnet_explore.pipeline.row_subprograms import derive_in_one_kernel
 from einnet_explore.runtime import tvm_cpu
-from einnet_explore.runtime.generated import chosen_tile, contraction
+from einnet_explore.runtime.generated import choose_tile, tiled_contraction
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.keys import key_of
+from einnet_explore.runtime.keys import profile_key
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.session.many_searches import run_search
 from einnet_explore.syntax import parse
@@ -78,7 +78,7 @@ def cases() -> dict[str, dict[str, Emit]]:
     tiles = {name: partial(_last, parse(text)) for name, text in CONTRACTIONS.items()}
     return {
         "C_KERNEL_VERSION": _both((scopes | fused).items(), lambda scope, n: NativeSource(scope, n).text),
-        "SCHEDULE_VERSION": _both((scopes | whole).items(), lambda scope, n: tvm_cpu.emit(scope, threads=n).text),
+        "SCHEDULE_VERSION": _both((scopes | whole).items(), lambda scope, n: tvm_cpu.tvm_source(scope, threads=n).text),
         "TILED_KERNEL_VERSION": _both(list(tiles.items())[:4], _tiled),
         "TILE_CHOICE_VERSION": {name: partial(_tile, scope) for name, scope in tiles.items()},
         "SEARCH_VERSION": {name: partial(_search, program) for name, program in SEARCHED.items()},
@@ -103,7 +103,7 @@ def _in_one(program: Program) -> Scope:
 
 
 def _tiled(scope: Scope, threads: int) -> str:
-    made = contraction(scope, {t.name for t in tensors(scope) if t.weight}, threads)
+    made = tiled_contraction(scope, {t.name for t in tensors(scope) if t.weight}, threads)
     assert made is not None
     return made.text
 
@@ -187,17 +187,17 @@ def test_no_key_reads_a_source_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setenv("EINNET_EXPLORE_CACHE", str(tmp_path))
     scope, made = _last(SCOPES["element-wise"]), _last(parse(CONTRACTIONS["grouped"]))
-    contracted, found = contraction(made), match_sum_of_products(made)
+    contracted, found = tiled_contraction(made), match_sum_of_products(made)
     assert contracted is not None and found is not None
     sys.addaudithook(seen)
     try:
-        assert NativeSource(scope).key and tvm_cpu.emit(scope).key and contracted.key
-        store, key = ProfileStore(), key_of(SCOPES["element-wise"].equations[0])
+        assert NativeSource(scope).key and tvm_cpu.tvm_source(scope).key and contracted.key
+        store, key = ProfileStore(), profile_key(SCOPES["element-wise"].equations[0])
         store.put(key, 1.0, "measured")
         assert store.get(key) is not None
         TuningHistory(store).put(1, "contest", "a")
         assert TuningHistory(store).get("contest", "a") == 1
-        assert chosen_tile(made, found, machine.Machine()) is not None
+        assert choose_tile(made, found, machine.Machine()) is not None
     finally:
         watching.clear()  # a hook cannot be removed
     assert opened == []

@@ -12,7 +12,7 @@ import onnx
 import einnet_explore as ee
 import einnet_widgets
 from einnet_explore.runtime.cuda import execution
-from einnet_explore.runtime.profile_store import Store
+from einnet_explore.runtime.profile_store import TimeStore
 from einnet_explore.runtime.recorded_profile import record_rates, recorded_key
 from einnet_explore.session.run import Run
 from einnet_widgets import monitor
@@ -172,7 +172,7 @@ def test_devices_are_those_that_are_there(tmp_path: Path, monkeypatch: pytest.Mo
         assert said in face.notice["text"]
     rates = {"peak_flops": 1e13, "memory_bandwidth": 1e12, "cache_bandwidth": 3e12, "cache_bytes": 1e6}
     record_rates(recording, "far away", "lib 1", rates | {"call_seconds": 1e-6})
-    store = Store(recording)
+    store = TimeStore(recording)
     product = next(e for e in session.program.equations if e.via and e.via.operator == "Matmul")
     store.put(recorded_key(product, "far away", "lib 1"), 0.5, "measured")
     face.receive({"do": "bench", "keys": ["node 7"], "rounds": 3, "device": f"profile:{recording}"})

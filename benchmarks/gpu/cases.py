@@ -17,7 +17,7 @@ from einnet_explore.cost.counted_work import work
 from einnet_explore.ir import VIEW, Equation, Program, tensors
 from einnet_explore.runtime.cuda.plan import cuda_plan, fused_launch, kernel_launch
 from einnet_explore.runtime.cuda.steps import CudaPlan, Launch
-from einnet_explore.runtime.keys import key_of
+from einnet_explore.runtime.keys import profile_key
 from einnet_explore.runtime.unfused import apart
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
@@ -185,7 +185,7 @@ def profiled(programs: Iterable[Program]) -> Mapping[str, dict[str, Any]]:
         for equation in program.equations:
             if equation.via is None or equation.via.operator == VIEW:
                 continue
-            key = key_of(equation)
+            key = profile_key(equation)
             inputs = tuple(dict.fromkeys(tensors(equation.scope)))
             plan = cuda_plan(
                 Program(inputs, (Equation(equation.name, equation.scope, equation.via),), (equation.name,))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from einnet_explore.runtime.keys import Key
-from einnet_explore.runtime.profile_store import Store
+from einnet_explore.runtime.keys import ProfileKey
+from einnet_explore.runtime.profile_store import TimeStore
 from einnet_explore.runtime.recorded_profile import record_rates
 
 
@@ -19,10 +19,10 @@ def convert(results: Path, out: Path) -> str:
         raise ValueError(f"{results}: found no complete results ({error!r})") from None
     name = f"CUDA {device['name']}"
     library = f"driver {device['driver']} runtime {device['runtime']} {device['libraries']}"
-    store = Store(out)
+    store = TimeStore(out)
     record_rates(out, name, library, rates)
     times = {key: one for key, one in found.items() if "seconds" in one}
     for one in times.values():
         operator, attributes, shapes, dtype = one["key"]
-        store.put(Key(operator, attributes, shapes, dtype, 1, name, library), one["seconds"], "events")
+        store.put(ProfileKey(operator, attributes, shapes, dtype, 1, name, library), one["seconds"], "events")
     return f"{out}: {len(times)} times of {name} ({library})"

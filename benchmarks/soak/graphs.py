@@ -39,9 +39,9 @@ from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.submodels import random_inputs
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.keys import Key
+from einnet_explore.runtime.keys import ProfileKey
 from einnet_explore.runtime.outputs import AGREEMENT, largest_error
-from einnet_explore.runtime.profile_store import Profile
+from einnet_explore.runtime.profile_store import StoredTime
 
 Arrays = Mapping[str, Any]
 
@@ -58,13 +58,13 @@ class Lots(ProfileStore):
         super().__init__(path)
         self.seed = seed
 
-    def get(self, key: Key) -> Profile:
+    def get(self, key: ProfileKey) -> StoredTime:
         """A time between a microsecond and a millisecond."""
         anywhere = replace(key, device="", library="")
         lot = int.from_bytes(sha256(f"{self.seed} {anywhere}".encode()).digest()[:4], "big") / 2**32
-        return Profile(10 ** (3 * lot - 6), "drawn by lot")
+        return StoredTime(10 ** (3 * lot - 6), "drawn by lot")
 
-    def put(self, key: Key, seconds: float, how: str) -> None:
+    def put(self, key: ProfileKey, seconds: float, how: str) -> None:
         """Nothing is kept."""
 
 

@@ -37,7 +37,7 @@ from einnet_explore.checker import check_file
 from einnet_explore.cli import main
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.keys import Key
+from einnet_explore.runtime.keys import ProfileKey
 from einnet_explore.runtime.outputs import largest_error
 from einnet_explore.session import records
 
@@ -192,9 +192,9 @@ def timeless(value: Any) -> Any:
     return value
 
 
-def key(n: int) -> Key:
+def key(n: int) -> ProfileKey:
     """A key of the store."""
-    return Key("Matmul", f"m={n}", "[2, 3]", "float32", 1, "a processor", "libraries")
+    return ProfileKey("Matmul", f"m={n}", "[2, 3]", "float32", 1, "a processor", "libraries")
 
 
 def store(rng: random.Random, folder: Path, outcome: Outcome) -> None:
@@ -299,7 +299,7 @@ def whole(folder: Path, outcome: Outcome) -> None:
     kernels = [path for path in (folder / "cache" / "kernels").glob("*") if path.suffix in (".so", ".ll")]
     outcome.counts["kernels found whole"] += len(kernels)
     for path in kernels:
-        if not compiled._whole(path):
+        if not compiled._is_intact(path):
             outcome.found("half a kernel", path.name)
 
 

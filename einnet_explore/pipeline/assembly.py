@@ -28,7 +28,7 @@ from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.epilogues import compile_measured
 from einnet_explore.runtime.outputs import Array, Arrays
-from einnet_explore.runtime.profile_store import Store
+from einnet_explore.runtime.profile_store import TimeStore
 from einnet_explore.runtime.program import CompiledProgram, compile_program
 from einnet_explore.strategies.candidate import combined_verdict, replay, steps_to_json
 from einnet_explore.support.errors import BackendError, Refused
@@ -158,7 +158,7 @@ class Assembler:
     settings: Settings
     rough: Price
     exact: Price
-    store: Store = field(default_factory=Store)
+    store: TimeStore = field(default_factory=TimeStore)
     memory: TuningHistory | None = None
     _post: dict[Program, Derivation] = field(default_factory=dict)
     _proofs: dict[Program, str] = field(default_factory=dict)

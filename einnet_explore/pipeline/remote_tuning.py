@@ -21,7 +21,7 @@ from einnet_explore.pipeline.tuning_task import requested_variants
 from einnet_explore.pipeline.variants import Variant, find_variants
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.keys import Key, device, key_of, libraries
+from einnet_explore.runtime.keys import ProfileKey, device_name, library_versions, profile_key
 from einnet_explore.strategies.candidate import replay, steps_to_json
 from einnet_explore.support.executors import clustered, has_device, settled, submitted
 from einnet_explore.support.limits import ROOM, MemoryWatch, limited
@@ -59,9 +59,9 @@ class PortableCost:
 
     rates: Device
     threads: int
-    known: Mapping[Key, float] = field(repr=False)
-    device: str = field(default_factory=device)
-    library: str = field(default_factory=libraries)
+    known: Mapping[ProfileKey, float] = field(repr=False)
+    device: str = field(default_factory=device_name)
+    library: str = field(default_factory=library_versions)
 
     @staticmethod
     def of(rates: Device, store: ProfileStore, threads: int) -> PortableCost:
@@ -73,7 +73,7 @@ class PortableCost:
         return found.seconds, found.how
 
     def _find(self, equation: Equation) -> float | None:
-        return self.known.get(replace(key_of(equation, self.threads), device=self.device, library=self.library))
+        return self.known.get(replace(profile_key(equation, self.threads), device=self.device, library=self.library))
 
 
 def tune_on_executor(

@@ -25,7 +25,7 @@ from einnet_explore.pipeline.variants import (
 )
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.keys import Key, key_of
+from einnet_explore.runtime.keys import ProfileKey, profile_key
 from einnet_explore.runtime.measurement import after, compare, pause, times_faster
 from einnet_explore.runtime.outputs import AGREEMENT, Arrays, largest_error
 from einnet_explore.strategies.closure import compute_bound
@@ -179,9 +179,9 @@ class TuningTask:
                 found.runners[str(n)] = _runner(run, feeds)
         return found
 
-    def _key(self, operator: str, program: Program | None = None) -> Key:
+    def _key(self, operator: str, program: Program | None = None) -> ProfileKey:
         settings = self.context.settings
-        key = replace(key_of(program or self.program, settings.threads), operator=operator)
+        key = replace(profile_key(program or self.program, settings.threads), operator=operator)
         if program is None:  # no kernel of ours is in it
             key = replace(key, attributes=f"{key.attributes} {self.operators}".strip(), engine="onnxruntime")
         if settings.runtime == "plan":
@@ -210,7 +210,7 @@ def blocked_forms(groups: Iterable[Iterable[Variant]]) -> tuple[Derivation, ...]
     return tuple(made for group in forms if (made := next(filter(None, group), None)) is not None)
 
 
-def _time(store: ProfileStore, key: Key, opened: Callable[[], Callable[[], object]]) -> float:
+def _time(store: ProfileStore, key: ProfileKey, opened: Callable[[], Callable[[], object]]) -> float:
     known = store.get(key)
     if known:
         return known.seconds
@@ -219,7 +219,9 @@ def _time(store: ProfileStore, key: Key, opened: Callable[[], Callable[[], objec
     return measured
 
 
-def _times(store: ProfileStore, keys: Mapping[str, Key], calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+def _times(
+    store: ProfileStore, keys: Mapping[str, ProfileKey], calls: Mapping[str, Callable[[], object]]
+) -> dict[str, float]:
     """Return the time of each call: as stored if all are, else all measured in turns and stored."""
     known = {name: profile.seconds for name, key in keys.items() if (profile := store.get(key))}
     if len(known) == len(keys):

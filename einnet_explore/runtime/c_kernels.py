@@ -20,37 +20,39 @@ from einnet_explore.support.errors import BackendError
 
 Grid = tuple[int, int, int]
 
-_MOST_BLOCKS = (1 << 31) - 1
-_MOST_BLOCKS_ACROSS = (1 << 16) - 1
+_MAX_BLOCKS = (1 << 31) - 1
+_MAX_BLOCKS_ACROSS = (1 << 16) - 1
 
 
-def checked(kernel: Kernel, given: Sequence[Any], grid: Grid | None) -> tuple[list[Any], Grid]:
+def checked_arguments(kernel: Kernel, given: Sequence[Any], grid: Grid | None) -> tuple[list[Any], Grid]:
     """*given* as arrays and typed scalars in the order of the kernel's parameters, and the grid.
 
     Raises BackendError, with what was found and what is expected, for a wrong number of arguments, an array of another
     dtype, not contiguous, too small or read-only, a scalar beyond its type, and an impossible grid.
     """
     if len(given) != len(kernel.params):
-        raise _refused(kernel, f"{len(given)} arguments, expected {len(kernel.params)}")
+        raise _error(kernel, f"{len(given)} arguments, expected {len(kernel.params)}")
     blocks = kernel.grid if grid is None else grid
-    most = (_MOST_BLOCKS, _MOST_BLOCKS_ACROSS, _MOST_BLOCKS_ACROSS)
+    most = (_MAX_BLOCKS, _MAX_BLOCKS_ACROSS, _MAX_BLOCKS_ACROSS)
     if len(blocks) != 3 or not all(1 <= n <= m for n, m in zip(blocks, most, strict=True)):
-        raise _refused(kernel, f"a grid of {blocks}, expected three numbers from 1, at most {most}")
+        raise _error(kernel, f"a grid of {blocks}, expected three numbers from 1, at most {most}")
     pairs = zip(kernel.params, given, strict=True)
-    return [_array(kernel, p, g) if isinstance(p, Array) else _scalar_argument(kernel, p, g) for p, g in pairs], blocks
+    return [
+        _array_argument(kernel, p, g) if isinstance(p, Array) else _scalar_argument(kernel, p, g) for p, g in pairs
+    ], blocks
 
 
-def _array(kernel: Kernel, p: Array, given: Any) -> npt.NDArray[Any]:
+def _array_argument(kernel: Kernel, p: Array, given: Any) -> npt.NDArray[Any]:
     if not isinstance(given, np.ndarray):
-        raise _refused(kernel, f"{p.name} is a {type(given).__name__}, expected an array of {p.kind!r}")
+        raise _error(kernel, f"{p.name} is a {type(given).__name__}, expected an array of {p.kind!r}")
     if given.dtype != p.kind.dtype:
-        raise _refused(kernel, f"{p.name} holds {given.dtype}, expected {p.kind!r}")
+        raise _error(kernel, f"{p.name} holds {given.dtype}, expected {p.kind!r}")
     if not given.flags.c_contiguous:
-        raise _refused(kernel, f"{p.name} has strides {given.strides}, expected a contiguous array")
+        raise _error(kernel, f"{p.name} has strides {given.strides}, expected a contiguous array")
     if given.size < p.size:
-        raise _refused(kernel, f"{p.name} has {given.size} elements, expected {p.size}")
+        raise _error(kernel, f"{p.name} has {given.size} elements, expected {p.size}")
     if not p.const and not given.flags.writeable:
-        raise _refused(kernel, f"{p.name} is written to, and the array is read-only")
+        raise _error(kernel, f"{p.name} is written to, and the array is read-only")
     return given
 
 
@@ -59,16 +61,16 @@ def _scalar_argument(kernel: Kernel, p: Var, given: Any) -> Any:
         value = given.item() if isinstance(given, np.generic) else given
         return p.kind.dtype.type(Literal(value, p.kind).value)
     except (TypeError, ValueError, OverflowError):
-        raise _refused(kernel, f"{p.name} is {given!r}, expected a number of type {p.kind!r}") from None
+        raise _error(kernel, f"{p.name} is {given!r}, expected a number of type {p.kind!r}") from None
 
 
-def _refused(kernel: Kernel, what: str) -> BackendError:
+def _error(kernel: Kernel, what: str) -> BackendError:
     return BackendError(f"kernel {kernel.name}: {what}")
 
 
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
+C_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 
-VECTORS = """\
+VECTOR_MATH_DECLARATIONS = """\
 #include <math.h>
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #if __GLIBC__ > 2 || __GLIBC_MINOR__ >= 35
@@ -94,7 +96,7 @@ class CKernel:
 
         Raises BackendError for arguments that do not fit, see ``launch.checked``.
         """
-        arguments, blocks = checked(self.kernel, given, grid)
+        arguments, blocks = checked_arguments(self.kernel, given, grid)
         passed = [
             a.ctypes.data if isinstance(p, Array) else a.item()
             for p, a in zip(self.kernel.params, arguments, strict=True)
@@ -103,7 +105,7 @@ class CKernel:
 
     def bind(self, *given: Any, grid: Grid | None = None, threads: int = 1) -> Any:
         """A function without arguments that runs on *given*, checked once; it keeps the arrays alive."""
-        arguments, blocks = checked(self.kernel, given, grid)
+        arguments, blocks = checked_arguments(self.kernel, given, grid)
         passed = tuple(
             ctypes.c_void_p(a.ctypes.data) if isinstance(p, Array) else _scalar(p.type)(a.item())
             for p, a in zip(self.kernel.params, arguments, strict=True)
@@ -118,7 +120,7 @@ class CKernel:
         return bound
 
 
-def load(kernel: Kernel, flags: tuple[str, ...] = FLAGS) -> CKernel:
+def load_c_kernel(kernel: Kernel, flags: tuple[str, ...] = C_FLAGS) -> CKernel:
     """*kernel* compiled for this machine; the same kernel is compiled once, and kept across processes.
 
     Raises BackendError where there is no C compiler, or where it does not compile the text, with its words.
@@ -128,12 +130,14 @@ def load(kernel: Kernel, flags: tuple[str, ...] = FLAGS) -> CKernel:
 
 @lru_cache(maxsize=512)
 def _loaded(kernel: Kernel, flags: tuple[str, ...]) -> CKernel:
-    text = VECTORS + emit(kernel, "c")
+    text = VECTOR_MATH_DECLARATIONS + emit(kernel, "c")
     # A compiler without OpenMP makes a kernel that runs on one thread.
     alone = tuple(f for f in flags if f != "-fopenmp")
     file = compiled.c_library(text, *flags) or compiled.c_library(text, *alone)
     if file is None:
-        said = compiled.c_complaint(text, *alone) or "it needs cc, gcc or clang, and a cache directory to write to"
+        said = (
+            compiled.c_compiler_errors(text, *alone) or "it needs cc, gcc or clang, and a cache directory to write to"
+        )
         raise BackendError(f"kernel {kernel.name} is not compiled: {said}")
     library = ctypes.CDLL(str(file))
     function = library[entry_name(kernel)]

@@ -31,22 +31,22 @@ from einnet_explore.codegen.machine import cpu_flags
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory, write_aside
 
-LONGEST = 60.0
+MAX_RUN_SECONDS = 60.0
 """Seconds after which a kernel's first run counts as hanging."""
 
-STARTING = 120.0
+MAX_START_SECONDS = 120.0
 """Seconds that the process may take to start."""
 
-ENDED = frozenset(-s for s in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT))
+EXTERNAL_EXIT_CODES = frozenset(-s for s in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT))
 """How a process ends that somebody ends, the system for want of memory or the user: no fault of a kernel."""
 
 _lock = threading.Lock()
 _children: dict[int, subprocess.Popen[str]] = {}
 """By the process that they belong to: a fork has none of its parent's."""
-_gone: set[int] = set()
+_unavailable: set[int] = set()
 
 
-def run(file: Path, arrays: Sequence[tuple[tuple[int, ...], str]]) -> None:
+def run_in_sandbox(file: Path, arrays: Sequence[tuple[tuple[int, ...], str]]) -> None:
     """Let the kernel in *file* run once on arrays of these shapes and dtypes.
 
     Raises BackendError where it crashes, hangs or writes beyond them, now or when it was tried before.
@@ -55,7 +55,7 @@ def run(file: Path, arrays: Sequence[tuple[tuple[int, ...], str]]) -> None:
     if note.exists():
         raise BackendError(f"the kernel is not run: {note.read_text().strip()}")
     with _lock:
-        wrong, lasting = _asked({"file": str(file), "arrays": [list(each) for each in arrays]})
+        wrong, lasting = _ask({"file": str(file), "arrays": [list(each) for each in arrays]})
     if wrong and lasting:
         write_aside(note, lambda new: _write(new, wrong))
     if wrong:
@@ -66,9 +66,9 @@ def _write(path: Path, wrong: str) -> None:
     path.write_text(f"{wrong}\n")
 
 
-def _asked(question: dict[str, object]) -> tuple[str, bool]:
+def _ask(question: dict[str, object]) -> tuple[str, bool]:
     """(what is wrong with the kernel, or nothing; whether it will be wrong the next time, too)."""
-    child = _started()
+    child = _child()
     if child is None or child.stdin is None:
         return "", False
     try:
@@ -77,14 +77,14 @@ def _asked(question: dict[str, object]) -> tuple[str, bool]:
     except OSError:
         _end(child)
         return "", False  # it was gone before: nothing is known of this kernel
-    answer = _answer(child, LONGEST)
+    answer = _answer(child, MAX_RUN_SECONDS)
     if answer is not None:
         return answer
     code = child.poll()
     _end(child)
     if code is None:
-        return f"its first run, in a process of its own, had not ended after {LONGEST:.0f} seconds", True
-    return f"its first run ended its process with {code}", code not in ENDED
+        return f"its first run, in a process of its own, had not ended after {MAX_RUN_SECONDS:.0f} seconds", True
+    return f"its first run ended its process with {code}", code not in EXTERNAL_EXIT_CODES
 
 
 def _answer(child: subprocess.Popen[str], seconds: float) -> tuple[str, bool] | None:
@@ -104,9 +104,9 @@ def _answer(child: subprocess.Popen[str], seconds: float) -> tuple[str, bool] | 
     return str(said["wrong"]), bool(said["lasting"])
 
 
-def _started() -> subprocess.Popen[str] | None:
+def _child() -> subprocess.Popen[str] | None:
     here = os.getpid()
-    if here in _children or here in _gone:
+    if here in _children or here in _unavailable:
         return _children.get(here)
     command = [sys.executable, str(Path(__file__).with_name("sandbox_child.py")), str(_runtime())]
     try:
@@ -114,12 +114,12 @@ def _started() -> subprocess.Popen[str] | None:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
     except OSError:
-        _gone.add(here)
+        _unavailable.add(here)
         return None
     _children[here] = child
-    if _answer(child, STARTING) is None:
+    if _answer(child, MAX_START_SECONDS) is None:
         _end(child)
-        _gone.add(here)
+        _unavailable.add(here)
         return None
     return child
 
@@ -140,28 +140,42 @@ def _runtime() -> Path:
     return Path(tvm.__file__).parent / "lib" / "libtvm_runtime.so"
 
 
-def _renew() -> None:
+def _renew_lock() -> None:
     """In a fork, which has one thread of its parent's: another may have held the lock."""
     global _lock  # noqa: PLW0603 - it is the process's
     _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_renew)
+os.register_at_fork(after_in_child=_renew_lock)
 
 
-VECTORS = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "abm", "popcnt", "movbe", "gfni", "xop", "amx", "sve")
+VECTOR_FLAG_PREFIXES = (
+    "sse",
+    "ssse",
+    "avx",
+    "fma",
+    "f16c",
+    "bmi",
+    "abm",
+    "popcnt",
+    "movbe",
+    "gfni",
+    "xop",
+    "amx",
+    "sve",
+)
 """How flags of a processor begin that compilers choose instructions by."""
 
 # Else a pool of one thread ties the whole process to the first core, and all such processes of a machine to the same.
 os.environ.setdefault("TVM_BIND_THREADS", "0")
 
 
-def stored(key: str) -> Any:
+def load_stored(key: str) -> Any:
     """The function kept under *key*; None where there is none, or a damaged one."""
-    return _read(_path(key))
+    return _load(_path(key))
 
 
-def build(function: Any, key: str, threads: int) -> Any:
+def build_tvm(function: Any, key: str, threads: int) -> Any:
     """Compile a PrimFunc, keep it under *key* where the disk allows it, and give the callable function.
 
     It has run once in another process when it is kept; raises BackendError where it crashed or hung there.
@@ -169,7 +183,7 @@ def build(function: Any, key: str, threads: int) -> Any:
     module = tvm.compile(tvm.IRModule({"main": function}), target=_target(threads)).mod
     path = _path(key)
     arrays = [(tuple(map(int, buffer.shape)), str(buffer.dtype)) for buffer in function.params]
-    if write_aside(path, lambda new: _tried(module, new, arrays)) and (kept := _read(path)) is not None:
+    if write_aside(path, lambda new: _save_and_try(module, new, arrays)) and (kept := _load(path)) is not None:
         return kept
     return module["main"]
 
@@ -191,11 +205,11 @@ def build_c(source: str, key: str, arrays: Sequence[tuple[tuple[int, ...], str]]
         except OSError as error:
             wrong = str(error).strip()
             raise
-        run(new, arrays)
+        run_in_sandbox(new, arrays)
 
     if not write_aside(path, make):
         raise BackendError(f"no kernel is kept as {path}: {wrong or 'it cannot be written'}")
-    if (kept := _read(path)) is None:
+    if (kept := _load(path)) is None:
         raise BackendError(f"the kernel kept as {path} cannot be loaded, or others may write there")
     return kept
 
@@ -214,9 +228,9 @@ def _target(threads: int) -> Any:
 
 
 @cache
-def platform() -> tuple[str, str, str]:
+def compilation_target() -> tuple[str, str, str]:
     """(TVM's version, the host's CPU as LLVM calls it, the vector instructions that it has): what code is made for."""
-    has = sorted(flag for flag in cpu_flags() if flag.startswith(VECTORS))
+    has = sorted(flag for flag in cpu_flags() if flag.startswith(VECTOR_FLAG_PREFIXES))
     return tvm.__version__, str(tvm.target.codegen.llvm_get_system_cpu()), " ".join(has)
 
 
@@ -235,7 +249,7 @@ def _first_line(command: str) -> str:
 def kernel_file(key: str) -> Path | None:
     """The shared library of the function kept under *key*; None where there is none."""
     path = _path(key)
-    return path if path.suffix == ".so" and path.exists() and _own(path) else None
+    return path if path.suffix == ".so" and path.exists() and _is_owned(path) else None
 
 
 def c_library(source: str, *flags: str) -> Path | None:
@@ -245,14 +259,14 @@ def c_library(source: str, *flags: str) -> Path | None:
     """
     if _linker() is None:
         return None
-    own = "\0".join((source, *flags, *platform()[1:])) if flags else source
+    own = "\0".join((source, *flags, *compilation_target()[1:])) if flags else source
     path = cache_directory() / "kernels" / f"c-{hashlib.sha256(own.encode()).hexdigest()[:40]}.so"
-    if _whole(path):
+    if _is_intact(path):
         return path
-    return path if write_aside(path, lambda new: _compile(source, new, *flags)) and _whole(path) else None
+    return path if write_aside(path, lambda new: _compile(source, new, *flags)) and _is_intact(path) else None
 
 
-def c_complaint(source: str, *flags: str) -> str:
+def c_compiler_errors(source: str, *flags: str) -> str:
     """What the C compiler says of *source*: empty where it compiles it, or where there is no compiler."""
     if _linker() is None:
         return ""
@@ -266,7 +280,7 @@ def c_complaint(source: str, *flags: str) -> str:
 
 def cpu_name() -> str:
     """The host's CPU as LLVM calls it."""
-    return platform()[1]
+    return compilation_target()[1]
 
 
 @cache
@@ -287,20 +301,20 @@ def use_threads(threads: int) -> None:
         _pool = threads
 
 
-def _tried(module: Any, path: Path, arrays: Sequence[tuple[tuple[int, ...], str]]) -> None:
+def _save_and_try(module: Any, path: Path, arrays: Sequence[tuple[tuple[int, ...], str]]) -> None:
     _save(module, path)
     if path.suffix == ".so":
-        run(path, arrays)
+        run_in_sandbox(path, arrays)
 
 
-ROOM = 4 << 20
+MIN_FREE_BYTES = 4 << 20
 """Bytes that must be free for a kernel: where the disk is full LLVM ends the process instead of saying so."""
 
 
 def _save(module: Any, path: Path) -> None:
     reserve = path.with_suffix(".room")
     with reserve.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, ROOM)
+        os.posix_fallocate(file.fileno(), 0, MIN_FREE_BYTES)
     reserve.unlink()
     if path.suffix == ".ll":
         module.write_to_file(str(path), "ll")
@@ -334,10 +348,10 @@ def _seal(content: bytes) -> bytes:
     return b"\n; sha256 " + hashlib.sha256(content).hexdigest().encode()
 
 
-def _whole(path: Path) -> bool:
+def _is_intact(path: Path) -> bool:
     """Whether *path* is there and as it was written, where nobody else can have written it: it is going to be run."""
     try:
-        if not _own(path):
+        if not _is_owned(path):
             return False
         content = path.read_bytes()
     except OSError:
@@ -346,7 +360,7 @@ def _whole(path: Path) -> bool:
     return content[-length:] == _seal(content[:-length])
 
 
-def _own(path: Path) -> bool:
+def _is_owned(path: Path) -> bool:
     """Whether *path* and its folder belong to this user, or to root, and nobody else may write there."""
     for held in (path.stat(), path.parent.stat()):
         ours = held.st_gid == os.getegid() or not held.st_mode & stat.S_IWGRP
@@ -355,9 +369,9 @@ def _own(path: Path) -> bool:
     return True
 
 
-def _read(path: Path) -> Any:
+def _load(path: Path) -> Any:
     """The function in *path*; None where there is none, or a damaged one."""
-    if not _whole(path):
+    if not _is_intact(path):
         return None
     try:
         return tvm.runtime.load_module(str(path))["main"]

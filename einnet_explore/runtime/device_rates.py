@@ -32,7 +32,7 @@ def peak_flops(threads: int = 1) -> float:
     m, n, k = Iterator("m", 0, rows), Iterator("n", 0, columns), Iterator("k", 0, depth)
     scope = Scope((m, n), (k,), mul(Tensor("A", (rows, depth))[m, k], Tensor("B", (depth, columns))[k, n]))
     arrays = {name: aligned(np.ones(s, np.float32)) for name, s in (("A", (rows, depth)), ("B", (depth, columns)))}
-    made = generated.contraction(scope, {"A"}, 1)
+    made = generated.tiled_contraction(scope, {"A"}, 1)
     assert made is not None
     call = made.bind(arrays, aligned_empty((rows, columns)))
     samples = compare({"product": call}, rounds=15, min_seconds=0.02)["product"].samples

@@ -62,14 +62,14 @@ class Elementwise:
         if self.engine == "c":
             parts = max(1, min(threads, result.size // _PARTS))
             share = -(-result.size // parts)
-            c_kernels.load(_host(f))(result, *operands, result.size, share, grid=(parts, 1, 1), threads=parts)
+            c_kernels.load_c_kernel(_host(f))(result, *operands, result.size, share, grid=(parts, 1, 1), threads=parts)
             return
         addresses = [a.ctypes.data for a in (result, *operands[: len(f.operands)])]
         launch = plan_launch(result.size, f.kinds, addresses, self.gpu)
         # What the text depends on, and no more: one kernel serves all lengths.
         made = _device(f, replace(launch, packs=0, tail=min(launch.tail, 1), blocks=1))
         grid = (launch.blocks, 1, 1)
-        run: Any = opencl.load(made) if self.engine == "opencl" else c_kernels.load(made)
+        run: Any = opencl.load(made) if self.engine == "opencl" else c_kernels.load_c_kernel(made)
         run(result, *operands, launch.packs, launch.tail, grid=grid)
 
 

@@ -41,9 +41,9 @@ from einnet_explore.ir import (
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.runtime import generated, implementation_choice, library_calls
 from einnet_explore.runtime.arrays import aligned_empty
-from einnet_explore.runtime.implementations import TiledCall, Way, in_session
-from einnet_explore.runtime.keys import APART, key_of
-from einnet_explore.runtime.profile_store import Store
+from einnet_explore.runtime.implementations import Implementation, TiledCall, bind_in_session
+from einnet_explore.runtime.keys import UNFUSED_PAIR, profile_key
+from einnet_explore.runtime.profile_store import TimeStore
 from einnet_explore.runtime.program import CompiledProgram, compile_program
 from einnet_explore.support.errors import BackendError
 
@@ -64,7 +64,7 @@ def compile_measured(
     program: Program,
     threads: int,
     constants: Mapping[str, npt.ArrayLike],
-    store: Store,
+    store: TimeStore,
     operators: Sequence[Operator] = OPERATORS,
 ) -> CompiledProgram:
     """*program* with every engine chosen by measured time, and epilogues fused where that is faster by measurement."""
@@ -75,7 +75,11 @@ def compile_measured(
 
 
 def fused(
-    program: Program, constants: Collection[str], threads: int, store: Store, operators: Sequence[Operator] = OPERATORS
+    program: Program,
+    constants: Collection[str],
+    threads: int,
+    store: TimeStore,
+    operators: Sequence[Operator] = OPERATORS,
 ) -> Program:
     """*program* with those of its ``pairs`` as one equation that are faster so; their times are kept in *store*."""
     known = _fixed(program, constants)
@@ -147,7 +151,7 @@ def _both(program: Program, first: Equation, second: Equation) -> Equation | Non
     body = substitute(first.scope.body, to)
     inner = replace(first.scope, traversals=scope.traversals, summations=tuple(sums), body=body, padding=())
     made = replace(scope, body=map_accesses(scope.body, lambda a: inner[scope.traversals] if a == read else a))
-    return None if generated.contraction(made) is None else Equation(second.name, made, Instance(EOPERATOR))
+    return None if generated.tiled_contraction(made) is None else Equation(second.name, made, Instance(EOPERATOR))
 
 
 def _each_once(read: Access, scope: Scope) -> bool:
@@ -167,9 +171,9 @@ def _fixed(program: Program, constants: Collection[str]) -> set[str]:
     return known
 
 
-def _pays(pair: Pair, constant: Collection[str], threads: int, store: Store, operators: Sequence[Operator]) -> bool:
-    key = key_of(pair.both, threads, constant)
-    stored = [store.get(replace(key, engine=engine)) for engine in ("tiled", APART)]
+def _pays(pair: Pair, constant: Collection[str], threads: int, store: TimeStore, operators: Sequence[Operator]) -> bool:
+    key = profile_key(pair.both, threads, constant)
+    stored = [store.get(replace(key, engine=engine)) for engine in ("tiled", UNFUSED_PAIR)]
     if any(known is None for known in stored):
         try:
             times = _times(pair, constant, threads, store, operators)
@@ -177,13 +181,13 @@ def _pays(pair: Pair, constant: Collection[str], threads: int, store: Store, ope
             return False
         for engine, seconds in times.items():
             store.put(replace(key, engine=engine), seconds, "measured")
-        return times["tiled"] < times[APART]
+        return times["tiled"] < times[UNFUSED_PAIR]
     one, apart = (known.seconds for known in stored if known is not None)
     return one < apart
 
 
 def _times(
-    pair: Pair, constant: Collection[str], threads: int, store: Store, operators: Sequence[Operator]
+    pair: Pair, constant: Collection[str], threads: int, store: TimeStore, operators: Sequence[Operator]
 ) -> dict[str, float]:
     """Seconds of the kernel for both, and of the two with the best engine each."""
     rng = np.random.default_rng(0)
@@ -196,15 +200,15 @@ def _times(
     calls: list[Callable[[], object]] = []
     seconds: list[float] = []
     for e, target in ((pair.first, arrays[pair.first.name]), (pair.second, out)):
-        ways = library_calls.engines(e, arrays, target, {}, operators, threads, False, constants)
-        way = implementation_choice.fastest(e, ways, arrays, target, constants, threads, store)
+        ways = library_calls.implementations_of(e, arrays, target, {}, operators, threads, False, constants)
+        way = implementation_choice.fastest_implementation(e, ways, arrays, target, constants, threads, store)
         calls.append(_call(way, arrays, target, constants, threads))
         seconds.append(_known_seconds(store, e, threads, constant, way.engine))
     first, second = calls
     alone = _known_seconds(store, pair.first, threads, constant, "tiled")
     if all(seconds) and alone > sum(seconds):  # slower even without the epilogue: not compiled
-        return {"tiled": alone, APART: sum(seconds)}
-    made = generated.contraction(pair.both.scope, constants, threads)
+        return {"tiled": alone, UNFUSED_PAIR: sum(seconds)}
+    made = generated.tiled_contraction(pair.both.scope, constants, threads)
     if made is None:
         raise BackendError(f"{pair.both.name} is no contraction")
 
@@ -213,21 +217,23 @@ def _times(
         second()
 
     one = _call(TiledCall(made, constants), arrays, out, constants, threads)
-    times = implementation_choice.compared({"tiled": one, APART: apart}, threads)
+    times = implementation_choice.time_implementations({"tiled": one, UNFUSED_PAIR: apart}, threads)
     if threads > 1:  # two sessions where a plan has one
-        times[APART] = max(times[APART] - implementation_choice.session_overhead(), times[APART] / 8)
+        times[UNFUSED_PAIR] = max(
+            times[UNFUSED_PAIR] - implementation_choice.session_overhead(), times[UNFUSED_PAIR] / 8
+        )
     return times
 
 
-def _known_seconds(store: Store, e: Equation, threads: int, constant: Collection[str], engine: str) -> float:
+def _known_seconds(store: TimeStore, e: Equation, threads: int, constant: Collection[str], engine: str) -> float:
     """Return the stored time of *e* by *engine*; 0 where there is none."""
-    known = store.get(replace(key_of(e, threads, constant), engine=engine))
+    known = store.get(replace(profile_key(e, threads, constant), engine=engine))
     return known.seconds if known is not None else 0.0
 
 
 def _call(
-    way: Way, arrays: Mapping[str, Array], out: Array, constants: Mapping[str, Array], threads: int
+    way: Implementation, arrays: Mapping[str, Array], out: Array, constants: Mapping[str, Array], threads: int
 ) -> Callable[[], object]:
     """*way* with threads of a session, as a plan has it, where there are several."""
-    call = in_session(way, arrays, out, constants, threads) if threads > 1 else None
+    call = bind_in_session(way, arrays, out, constants, threads) if threads > 1 else None
     return call or way.bind(arrays, out)

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einnet_explore.runtime.arrays import ALIGNMENT, aligned_empty
-from einnet_explore.runtime.implementations import ViewCall, Way
+from einnet_explore.runtime.implementations import Implementation, ViewCall
 from einnet_explore.support.errors import BackendError
 
 
@@ -48,7 +48,7 @@ class Arena:
     separate: int
 
 
-def arrange(buffers: Mapping[str, Buffer]) -> Arena:
+def plan_arena(buffers: Mapping[str, Buffer]) -> Arena:
     """The arena of *buffers*: those that meet do not overlap, and each begins at a multiple of ``ALIGNMENT``."""
     room = {name: -(-b.size // ALIGNMENT) * ALIGNMENT for name, b in buffers.items()}
     offsets: dict[str, int] = {}
@@ -68,9 +68,9 @@ def arrange(buffers: Mapping[str, Buffer]) -> Arena:
 _SETTERS = ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads", "openblas_set_num_threads")
 
 
-def set_threads(threads: int) -> bool:
+def set_blas_threads(threads: int) -> bool:
     """Let NumPy's OpenBLAS use *threads* threads; False where NumPy was built with another library."""
-    setter = _setter()
+    setter = _blas_thread_setter()
     if setter is None:
         return False
     setter(threads)
@@ -78,7 +78,7 @@ def set_threads(threads: int) -> bool:
 
 
 @cache
-def _setter() -> Any:
+def _blas_thread_setter() -> Any:
     # NumPy's wheels bring OpenBLAS along; it is loaded already, so this opens no second copy.
     root = Path(np.__file__).parent
     for folder in (root.parent / "numpy.libs", root / ".dylibs"):
@@ -97,16 +97,16 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class ExecutionStep:
     """The tensor *name*, of *shape*, and the *way* it is made."""
 
     name: str
     shape: tuple[int, ...]
-    way: Way
+    way: Implementation
 
 
 @dataclass(frozen=True, eq=False)
-class Context:
+class ExecutionContext:
     """Arrays, and what computes the outputs from what the inputs hold now; used by one thread at a time."""
 
     inputs: Mapping[str, Array]
@@ -120,22 +120,22 @@ class Context:
 
 
 @dataclass(frozen=True, eq=False)
-class Contexts:
+class ContextPool:
     """The *steps* of a program as contexts, one for each thread that runs it at the moment.
 
     Kernels, sessions and *constants* are shared.  *inputs* are shapes by name.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[ExecutionStep, ...]
     inputs: Mapping[str, tuple[int, ...]]
     constants: Mapping[str, Array]
     outputs: tuple[str, ...]
     threads: int
     arena: Arena = field(init=False)
-    free: list[Context] = field(default_factory=list, init=False)
+    free: list[ExecutionContext] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "arena", arrange(self._buffers()))
+        object.__setattr__(self, "arena", plan_arena(self._buffers()))
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs for *inputs*, in a context that nobody else uses."""
@@ -151,7 +151,7 @@ class Contexts:
         finally:
             self.free.append(context)
 
-    def context(self) -> Context:
+    def context(self) -> ExecutionContext:
         """A new context, whose inputs hold zeros; raises BackendError, naming the equation, where an engine refuses."""
         memory = aligned_empty((self.arena.size,), np.uint8)
         inputs = {name: aligned_empty(shape) for name, shape in self.inputs.items()}
@@ -160,7 +160,7 @@ class Contexts:
         arrays = {**inputs, **self.constants}
         calls: list[Callable[[], object]] = []
         if any(step.way.engine == "matmul" for step in self.steps):
-            calls.append(lambda: set_threads(self.threads))
+            calls.append(lambda: set_blas_threads(self.threads))
         for step in self.steps:
             match step.way:
                 case ViewCall() as way:
@@ -175,7 +175,7 @@ class Contexts:
                         calls.append(way.bind(arrays, arrays[step.name]))
                     except Exception as error:  # every engine has classes of its own for its failures
                         raise BackendError(f"equation {step.name}: {type(error).__name__}: {error}") from error
-        return Context(inputs, {name: arrays[name] for name in self.outputs}, calls)
+        return ExecutionContext(inputs, {name: arrays[name] for name in self.outputs}, calls)
 
     def _buffers(self) -> dict[str, Buffer]:
         """What is live when: a view keeps what it shows alive, outputs live to the end; inputs lie elsewhere."""

@@ -27,8 +27,8 @@ from einnet_explore.codegen.language import I64, Kernel, Var, emit, entry_name, 
 from einnet_explore.codegen.language import Array as KernelArray
 from einnet_explore.codegen.memory_access import FIRST_BLOCK
 from einnet_explore.ir import Program
-from einnet_explore.runtime.c_kernels import VECTORS
-from einnet_explore.runtime.compiled import c_complaint, c_library
+from einnet_explore.runtime.c_kernels import VECTOR_MATH_DECLARATIONS
+from einnet_explore.runtime.compiled import c_compiler_errors, c_library
 from einnet_explore.support.errors import BackendError, Refused
 
 Array = npt.NDArray[Any]
@@ -126,10 +126,10 @@ def code(flat: FusedLayout, dtype: npt.DTypeLike) -> Code:
 @lru_cache(256)
 def _function(text: str, name: str) -> Any:
     """The compiled function of *text*, from memory, from the cache directory, or new."""
-    source = VECTORS + text
+    source = VECTOR_MATH_DECLARATIONS + text
     path = c_library(source, *FLAGS)
     if path is None:
-        said = (c_complaint(source, *FLAGS).strip().splitlines() or ["there is no C compiler"])[0]
+        said = (c_compiler_errors(source, *FLAGS).strip().splitlines() or ["there is no C compiler"])[0]
         raise BackendError(f"the fused kernel was not compiled: {said}")
     found = getattr(ctypes.CDLL(str(path)), name)
     found.restype = None

@@ -33,30 +33,30 @@ from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory, write_aside
 
 
-def chosen_tile(scope: Scope, form: SumOfProducts, machine: Machine) -> RegisterTile | None:
+def choose_tile(scope: Scope, form: SumOfProducts, machine: Machine) -> RegisterTile | None:
     """``best_tile`` of *form*, which *scope* is, by what is kept for that expression, *machine* and version.
 
     What cannot be read, or is no tile of this form, is chosen anew; a disk that cannot be written costs the search.
     """
     key = "\n".join((scope_identity(scope), repr(astuple(machine)), str(versions.TILE_CHOICE_VERSION)))
     path = cache_directory() / "tiles" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
-    kept = _read(path)
+    kept = _read_parameters(path)
     if kept is not None and (tile := next(iter(register_tiles(form, machine, kept)), None)) is not None:
         return tile
     tile = best_tile(form, machine)
     if tile is not None:
-        _keep(path, json.dumps(astuple(tile.parameters)))
+        _write(path, json.dumps(astuple(tile.parameters)))
     return tile
 
 
-def _keep(path: Path, text: str) -> None:
+def _write(path: Path, text: str) -> None:
     def write(new: Path) -> None:
         new.write_text(text)
 
     write_aside(path, write)
 
 
-def _read(path: Path) -> TileParameters | None:
+def _read_parameters(path: Path) -> TileParameters | None:
     try:
         numbers = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -71,15 +71,15 @@ def _read(path: Path) -> TileParameters | None:
 
 Array = npt.NDArray[Any]
 
-LARGEST = 1 << 28
+MAX_ELEMENTS = 1 << 28
 """Elements of an array: positions are 32-bit numbers, in a padded copy and while they are computed too."""
 
-WORTHWHILE = 12
+MIN_FLOPS_PER_CYCLE = 12
 """Operations a cycle (of up to 64) from which on a contraction is bound by arithmetic rather than by memory."""
 
 
 @dataclass(frozen=True)
-class Contraction:
+class TiledContraction:
     """A contraction that a tiled kernel can run: its *scope* and how it is cut up."""
 
     scope: Scope
@@ -93,7 +93,7 @@ class Contraction:
     @property
     def worthwhile(self) -> bool:
         """Whether it is expected to be bound by arithmetic: other kernels are not a match for it then."""
-        return self.plan.form.flops >= WORTHWHILE * self.cycles
+        return self.plan.form.flops >= MIN_FLOPS_PER_CYCLE * self.cycles
 
     @property
     def text(self) -> str:
@@ -107,18 +107,18 @@ class Contraction:
         tile = self.plan.tile
         cut = (tile.vector, tile.layout.copied, tile.lanes, tile.vectors, tile.rows, tile.slots, tile.slots_outside)
         code = (len(tile.groups), len(tile.unrolled), packed, self.plan.threads, versions.TILED_KERNEL_VERSION)
-        parts = (scope_identity(self.scope), *cut, *code, *compiled.platform())
+        parts = (scope_identity(self.scope), *cut, *code, *compiled.compilation_target())
         return "c" + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:39]
 
     @cached_property
     def function(self) -> Any:
         """The compiled function, from the cache directory where it is there; raises BackendError where TVM refuses."""
         compiled.use_threads(self.plan.threads)
-        known = compiled.stored(self.key)
+        known = compiled.load_stored(self.key)
         if known is not None:
             return known
         try:
-            return compiled.build(contraction_function(self.plan), self.key, self.plan.threads)
+            return compiled.build_tvm(contraction_function(self.plan), self.key, self.plan.threads)
         except Exception as error:
             last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             raise BackendError(f"TVM refuses the tiled kernel of {self.scope!r}: {last}") from error
@@ -174,26 +174,26 @@ class Contraction:
         return lambda: function(*held)
 
 
-def contraction(scope: Scope, constant: Collection[str] = (), threads: int = 1) -> Contraction | None:
+def tiled_contraction(scope: Scope, constant: Collection[str] = (), threads: int = 1) -> TiledContraction | None:
     """*scope* as a tiled kernel over float32; None where it is no contraction or no tile fits.
 
     Tensors named in *constant* never change.
     """
-    chosen = _chosen(scope, this_machine())
+    chosen = _choose(scope, this_machine())
     if chosen is None:
         return None
     found, tile = chosen
     made = plan_contraction(found, tile, found.operands[1 - tile.vector].name in constant, threads)
-    return None if made is None else Contraction(scope, made)
+    return None if made is None else TiledContraction(scope, made)
 
 
 @lru_cache(1 << 12)  # every candidate and every plan asks again, and a choice takes up to 40 ms
-def _chosen(scope: Scope, machine: Machine) -> tuple[SumOfProducts, RegisterTile] | None:
+def _choose(scope: Scope, machine: Machine) -> tuple[SumOfProducts, RegisterTile] | None:
     """*scope* as a contraction, and its tile."""
     found = match_sum_of_products(scope)
     if found is None or any(x.extent == 0 for x in (*found.traversals, *found.summations)):
         return None
-    if max(map(prod, (scope.shape, *(t.shape for t in tensors(scope))))) > LARGEST:
+    if max(map(prod, (scope.shape, *(t.shape for t in tensors(scope))))) > MAX_ELEMENTS:
         return None
-    tile = chosen_tile(scope, found, machine)
+    tile = choose_tile(scope, found, machine)
     return None if tile is None else (found, tile)

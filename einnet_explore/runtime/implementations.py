@@ -17,16 +17,16 @@ from einnet_explore.analysis.products import TensorContraction
 from einnet_explore.ir import Scope, Tensor, accesses, tensors
 from einnet_explore.runtime import generated, matrix_products, onnx_fragment, tvm_cpu
 from einnet_explore.runtime.arrays import bound
-from einnet_explore.runtime.keys import ALONE
+from einnet_explore.runtime.keys import ONE_THREAD_SUFFIX
 from einnet_explore.runtime.native import ENGINE, NativeSource
 from einnet_explore.runtime.onnx_fragment import Writer, session
 
 Array = npt.NDArray[Any]
 Call = Callable[[], object]
-W = TypeVar("W", bound="Way")
+W = TypeVar("W", bound="Implementation")
 
 
-class Way(Protocol):
+class Implementation(Protocol):
     """A way to run an equation, made ready once: sessions, kernels and packed weights belong to it."""
 
     @property
@@ -45,14 +45,14 @@ class Way(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Alone:
+class SingleThreaded:
     """*way*, whose kernel one thread runs though there are several: waking them costs more than they save."""
 
-    way: Way
+    way: Implementation
 
     @property
     def engine(self) -> str:
-        return self.way.engine + ALONE
+        return self.way.engine + ONE_THREAD_SUFFIX
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ class KernelCall:
         return tuple(dict.fromkeys(t.name for t in tensors(self.scope)))
 
     @cached_property
-    def kernel(self) -> tvm_cpu.Kernel:
+    def kernel(self) -> tvm_cpu.TvmKernel:
         """The compiled kernel; raises BackendError where TVM refuses."""
         return tvm_cpu.compile_scope(self.scope, "float32", self.threads, self.tune)
 
@@ -123,7 +123,7 @@ class NativeCall:
 class TiledCall:
     """A contraction by a kernel made for it; an operand in *constants* is packed once."""
 
-    made: generated.Contraction
+    made: generated.TiledContraction
     constants: Mapping[str, Array] = field(repr=False)
     engine = "tiled"
 
@@ -164,7 +164,7 @@ class ProductCall:
 
     def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
         left, right = (arrays[name] for name in self.reads)
-        call = matrix_products.bind(self.product, left, right, out)
+        call = matrix_products.bind_matrix_product(self.product, left, right, out)
         assert call is not None, "bound to arrays with other strides than it was chosen for"
         return call
 
@@ -211,7 +211,7 @@ class ViewCall:
         return KernelCall(self.inlined, self.threads)
 
 
-def load(way: W) -> W:
+def load_implementation(way: W) -> W:
     """*way*, whose kernel is compiled, or loaded, now; raises BackendError where its engine refuses."""
     match way:
         case KernelCall():
@@ -220,28 +220,28 @@ def load(way: W) -> W:
             _ = made.function
         case NativeCall(source):
             _ = source.function
-        case Alone(inner):
-            load(inner)
+        case SingleThreaded(inner):
+            load_implementation(inner)
     return way
 
 
-def by_one_thread(way: Way) -> Alone | None:
+def single_threaded_variant(way: Implementation) -> SingleThreaded | None:
     """*way* with a kernel for one thread; None where its kernel is one, or is no kernel of ours.
 
     Raises BackendError where the kernel of *way* cannot be compiled.
     """
     match way:
         case KernelCall(scope) if way.kernel.source.shared:
-            return Alone(KernelCall(scope))
+            return SingleThreaded(KernelCall(scope))
         case TiledCall(made, constants) if made.plan.shared:
-            return Alone(TiledCall(replace(made, plan=replace(made.plan, threads=1)), constants))
+            return SingleThreaded(TiledCall(replace(made, plan=replace(made.plan, threads=1)), constants))
         case NativeCall(source) if source.shared:
-            return Alone(NativeCall(replace(source, threads=1)))
+            return SingleThreaded(NativeCall(replace(source, threads=1)))
     return None
 
 
-def in_session(
-    way: Way, arrays: Mapping[str, Array], out: Array, constants: Collection[str], threads: int
+def bind_in_session(
+    way: Implementation, arrays: Mapping[str, Array], out: Array, constants: Collection[str], threads: int
 ) -> Call | None:
     """A call that runs *way* as a session of its own, with the session's threads, as a plan would run it.
 

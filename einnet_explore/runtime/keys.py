@@ -14,15 +14,15 @@ from einnet_explore.codegen.identity import scope_identity
 from einnet_explore.ir import EOPERATOR, Equation, Program, tensors
 from einnet_explore.runtime.compiled import cpu_name
 
-APART = "apart"
+UNFUSED_PAIR = "apart"
 """The engine under which the time of two equations is stored, one after the other with the best engine each."""
 
-ALONE = " by one thread"
+ONE_THREAD_SUFFIX = " by one thread"
 """What follows an engine's name where its kernel is for one thread though there are several."""
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ProfileKey:
     """What a measured time belongs to; *engine* is what ran it, empty for the one that was chosen."""
 
     operator: str
@@ -35,12 +35,12 @@ class Key:
     engine: str = ""
 
 
-def key_of(
+def profile_key(
     what: Equation | Program,
     threads: int = 1,
     constant: Collection[str] = (),
     strided: Mapping[str, tuple[int, ...]] | None = None,
-) -> Key:
+) -> ProfileKey:
     """The key of an equation or of a whole program on this device.
 
     Operands of an equation that never change, weights and those named in *constant*, make another key: engines pack
@@ -63,17 +63,19 @@ def key_of(
             digest = _digest(_program_text(what))
     if EOPERATOR in f"{operator} {attributes}":
         attributes += f" kernels {versions.SCHEDULE_VERSION}"
-    return Key(operator, f"{attributes} {digest}".strip(), shapes, "float32", threads, device(), libraries())
+    return ProfileKey(
+        operator, f"{attributes} {digest}".strip(), shapes, "float32", threads, device_name(), library_versions()
+    )
 
 
 @cache
-def device() -> str:
+def device_name() -> str:
     """The name of this machine's processor."""
     return f"{platform.system()} {platform.machine()} {cpu_name()}"
 
 
 @cache
-def libraries() -> str:
+def library_versions() -> str:
     """The versions of what runs operators."""
     return " ".join(f"{name} {package_version(name)}" for name in ("apache-tvm", "onnxruntime", "numpy"))
 

@@ -22,7 +22,15 @@ from einnet_explore.ir import VIEW, Equation, Scope, Tensor, accesses, map_tenso
 from einnet_explore.operators import OnnxNode, Operator
 from einnet_explore.runtime import generated, matrix_products, onnx_fragment
 from einnet_explore.runtime.arrays import ALIGNMENT
-from einnet_explore.runtime.implementations import KernelCall, NativeCall, ProductCall, TiledCall, ViewCall, Way, load
+from einnet_explore.runtime.implementations import (
+    Implementation,
+    KernelCall,
+    NativeCall,
+    ProductCall,
+    TiledCall,
+    ViewCall,
+    load_implementation,
+)
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.onnx_fragment import Shape, Writer, session
 
@@ -30,7 +38,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class NodeCall:
+class LibraryCall:
     """*node* on the tensors *reads*, of *shapes*, giving a tensor of *shape*; *fixed* are those that never change."""
 
     node: OnnxNode
@@ -87,7 +95,7 @@ class NodeCall:
     @cached_property
     def _session(self) -> onnxruntime.InferenceSession:
         numbered = dict(zip(dict.fromkeys(self.reads), (f"t{n}" for n in range(len(self.reads))), strict=False))
-        same = NodeCall(self.node, tuple(numbered[n] for n in self.reads), self.shapes, self.shape, self.threads)
+        same = LibraryCall(self.node, tuple(numbered[n] for n in self.reads), self.shapes, self.shape, self.threads)
         fixed = {numbered[name]: array for name, array in self.fixed.items()}
         if fixed:
             return _alone(same, fixed)
@@ -102,10 +110,10 @@ def _values(number: int) -> tuple[str, ...]:
 def _shared(
     node: OnnxNode, reads: tuple[str, ...], shapes: tuple[Shape, ...], shape: Shape, threads: int
 ) -> onnxruntime.InferenceSession:
-    return _alone(NodeCall(node, reads, shapes, shape, threads), {})
+    return _alone(LibraryCall(node, reads, shapes, shape, threads), {})
 
 
-def _alone(call: NodeCall, fixed: Mapping[str, Array]) -> onnxruntime.InferenceSession:
+def _alone(call: LibraryCall, fixed: Mapping[str, Array]) -> onnxruntime.InferenceSession:
     fed = tuple(name for name in dict.fromkeys(call.reads) if name not in fixed)
     shapes = {**dict(zip(call.reads, call.shapes, strict=True)), "y": call.shape}
     writer = Writer({**dict(zip(fed, _values(len(fed)), strict=True)), "y": "y"}, shapes, fixed)
@@ -113,26 +121,32 @@ def _alone(call: NodeCall, fixed: Mapping[str, Array]) -> onnxruntime.InferenceS
     return session(writer.model(fed, ["y"]), call.threads, spinning=False)
 
 
-Choose: TypeAlias = "Callable[[Equation, Iterable[Way], Mapping[str, Array], Array, Collection[str]], Way]"
+ImplementationChooser: TypeAlias = (
+    "Callable[[Equation, Iterable[Implementation], Mapping[str, Array], Array, Collection[str]], Implementation]"
+)
 """What takes one of the ways to run an equation: given arrays like those that it reads, like its result, and the names
 of those that never change."""
 
 
-def first(
-    equation: Equation, ways: Iterable[Way], arrays: Mapping[str, Array], out: Array, constants: Collection[str]
-) -> Way:
+def first_implementation(
+    equation: Equation,
+    ways: Iterable[Implementation],
+    arrays: Mapping[str, Array],
+    out: Array,
+    constants: Collection[str],
+) -> Implementation:
     """The way to take where nothing is measured; raises BackendError where its engine refuses."""
-    return load(next(iter(ways)))
+    return load_implementation(next(iter(ways)))
 
 
-def view(equation: Equation, views: Mapping[str, Scope], threads: int) -> ViewCall | None:
+def view_call(equation: Equation, views: Mapping[str, Scope], threads: int) -> ViewCall | None:
     """*equation* as a view; None where it is none."""
     if equation.via is None or equation.via.operator != VIEW or view_strides(equation.scope) is None:
         return None
-    return ViewCall(equation.scope, through_views(equation.scope, views), threads)
+    return ViewCall(equation.scope, inline_views(equation.scope, views), threads)
 
 
-def engines(
+def implementations_of(
     equation: Equation,
     arrays: Mapping[str, Array],
     out: Array,
@@ -141,7 +155,7 @@ def engines(
     threads: int = 1,
     tune: bool = False,
     constants: Mapping[str, Array] | None = None,
-) -> Iterable[Way]:
+) -> Iterable[Implementation]:
     """The ways to run *equation*, the one to take where nothing is measured first; each is made when it is asked for.
 
     None is compiled here: what an engine refuses it refuses when the way is loaded, and the others are still to be had.
@@ -153,18 +167,18 @@ def engines(
         node = _node(equation, arrays, operators, threads, constants or {})
         if node is not None:
             yield node
-        product = matrix_products.contraction(equation.scope)
+        product = matrix_products.matrix_product(equation.scope)
         # BLAS would keep the program from being one session.
         if product is not None and out.size and (node is None or not onnx_fragment.available()):
             call = ProductCall(product)
             left, right = (arrays[name] for name in call.reads)
-            if matrix_products.bind(product, left, right, out) is not None:
+            if matrix_products.bind_matrix_product(product, left, right, out) is not None:
                 yield call
-    seen = through_views(equation.scope, views)
+    seen = inline_views(equation.scope, views)
     kernel_first = outperforms_tiles(kernel_kind(seen, this_machine()))
     if kernel_first:
         yield KernelCall(seen, threads, tune)
-    made = generated.contraction(equation.scope, constants or {}, threads)
+    made = generated.tiled_contraction(equation.scope, constants or {}, threads)
     tiled = (
         None if made is None or not all(map(_packed, map(arrays.get, made.reads))) else TiledCall(made, constants or {})
     )
@@ -178,7 +192,7 @@ def engines(
         yield NativeCall(NativeSource(seen, threads))
 
 
-def through_views(scope: Scope, views: Mapping[str, Scope]) -> Scope:
+def inline_views(scope: Scope, views: Mapping[str, Scope]) -> Scope:
     """*scope* with reads of views replaced by reads of what they show: a kernel follows strides by itself."""
 
     return map_tensors(scope, lambda tensor: views.get(tensor.name, tensor))
@@ -195,7 +209,7 @@ def _node(
     operators: Sequence[Operator],
     threads: int,
     constants: Mapping[str, Array],
-) -> NodeCall | None:
+) -> LibraryCall | None:
     via, shape = equation.via, equation.scope.shape
     operator = next((o for o in operators if via is not None and via.operator in o.names), None)
     if via is None or operator is None or operator.onnx is None or not prod(shape):
@@ -208,4 +222,4 @@ def _node(
     fixed = {name: constants[name] for name in reads if name in constants}
     if len(fixed) == len(set(reads)):
         fixed = {}  # it is run once
-    return NodeCall(node, reads, tuple(arrays[name].shape for name in reads), shape, threads, fixed)
+    return LibraryCall(node, reads, tuple(arrays[name].shape for name in reads), shape, threads, fixed)

@@ -23,7 +23,7 @@ from einnet_explore.support.errors import Refused
 Array = npt.NDArray[Any]
 
 
-def contraction(scope: Scope) -> TensorContraction | None:
+def matrix_product(scope: Scope) -> TensorContraction | None:
     """*scope* as a matrix product; None if it reads padding, has a domain, or is no product of two affine reads."""
     try:
         product = TensorContraction.of(scope)
@@ -47,15 +47,15 @@ def matrices(product: TensorContraction, left: Array, right: Array, out: Array) 
     """
     a, b = _strides(product.left, left), _strides(product.right, right)
     y = dict(zip(product.scope.traversals, out.strides, strict=True))
-    m_outer, m = _merged(product.m, (a, y))
-    n_outer, n = _merged(product.n, (b, y))
-    k_outer, k = _merged(tuple(sorted(product.k, key=lambda x: -abs(a[x]))), (a, b))
+    m_outer, m = _merge_strides(product.m, (a, y))
+    n_outer, n = _merge_strides(product.n, (b, y))
+    k_outer, k = _merge_strides(tuple(sorted(product.k, key=lambda x: -abs(a[x]))), (a, b))
     if k_outer:
         return None
     batch = (*product.batch, *m_outer, *n_outer)
     views = []
     for array, access, at, rows, columns in ((left, product.left, a, m, k), (right, product.right, b, k, n)):
-        views.append(_view(_first(array, access), at, batch, rows, columns))
+        views.append(_view(_from_start(array, access), at, batch, rows, columns))
     result = _view(out, y, batch, m, n)
     if abs(result.strides[-2]) < abs(result.strides[-1]) and result.shape[-1] > 1:
         views, result = [v.swapaxes(-1, -2) for v in reversed(views)], result.swapaxes(-1, -2)
@@ -65,13 +65,15 @@ def matrices(product: TensorContraction, left: Array, right: Array, out: Array) 
     return first, second, result
 
 
-def bind(product: TensorContraction, left: Array, right: Array, out: Array) -> Callable[[], object] | None:
+def bind_matrix_product(
+    product: TensorContraction, left: Array, right: Array, out: Array
+) -> Callable[[], object] | None:
     """A call that writes the product of *left* and *right* to *out*; None as ``matrices`` gives it."""
     found = matrices(product, left, right, out)
     if found is None:
         return None
     *views, result = found
-    packed = [v if _takes(v) else np.empty(v.shape, v.dtype) for v in views]
+    packed = [v if _is_blas_layout(v) else np.empty(v.shape, v.dtype) for v in views]
     copies = [(p, v) for p, v in zip(packed, views, strict=True) if p is not v]
     first, second = packed
     if not copies:
@@ -101,7 +103,7 @@ def _strides(access: Access, array: Array) -> dict[Iterator, int]:
     return out
 
 
-def _first(array: Array, access: Access) -> Array:
+def _from_start(array: Array, access: Access) -> Array:
     """*array* from the element on that is read where every iterator is at its start."""
     start = tuple(i.evaluate(lambda x: x.lo) - lo for i, (lo, _) in zip(access.index, access.source.box, strict=True))
     # The ellipsis makes it a view also where there are no dimensions.
@@ -109,7 +111,7 @@ def _first(array: Array, access: Access) -> Array:
     return array[where] if array.size else array
 
 
-def _merged(
+def _merge_strides(
     group: tuple[Iterator, ...], tensors: tuple[dict[Iterator, int], ...]
 ) -> tuple[tuple[Iterator, ...], tuple[Iterator, ...]]:
     """(outer, inner): the longest end of *group* that is one stride in every tensor, and what comes before it."""
@@ -142,7 +144,7 @@ def _view(
     return as_strided(array, tuple(shape), tuple(steps))
 
 
-def _takes(view: Array) -> bool:
+def _is_blas_layout(view: Array) -> bool:
     """Whether BLAS takes the matrices of *view* as they are: one dimension packed, the other no shorter."""
     (rows, columns), (by_row, by_column) = view.shape[-2:], view.strides[-2:]
     return (by_column == view.itemsize and by_row >= view.itemsize * columns) or (

@@ -31,7 +31,7 @@ from einnet_explore.codegen.transpose_tiles import transpose_kernel
 from einnet_explore.codegen.tvm.schedule import MIN_PARALLEL_ELEMENTS
 from einnet_explore.ir import Equation, Program, Scope, as_index, scopes, tensors
 from einnet_explore.runtime import compiled
-from einnet_explore.runtime.c_kernels import VECTORS
+from einnet_explore.runtime.c_kernels import VECTOR_MATH_DECLARATIONS
 from einnet_explore.support.errors import BackendError, NoKernel, Refused
 
 FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden")
@@ -71,7 +71,7 @@ class NativeSource:
             # A copy of the function, inlined or for its arguments, loses what GCC knows of its vectors.
             text = emit(made.kernel, "c").replace(f"void {name}(", f"APART void {name}(", 1)
             at = {**{name: n for n, name in enumerate(self.inputs)}, made.result: len(self.inputs)}
-            return "\n".join((VECTORS, _APART, text, *_around(made, at, self.threads)))
+            return "\n".join((VECTOR_MATH_DECLARATIONS, _APART, text, *_around(made, at, self.threads)))
         except Refused as error:
             raise NoKernel(f"no kernel in C: {error}") from error
 
@@ -84,7 +84,7 @@ class NativeSource:
     def key(self) -> str:
         """The key of the compiled kernel; without the text, which takes 10 ms and more to emit."""
         own = (self.threads, MIN_PARALLEL_ELEMENTS, versions.C_KERNEL_VERSION, this_machine(), *FLAGS)
-        parts = (scope_identity(self.scope), *own, *compiled.platform(), compiled.c_compiler())
+        parts = (scope_identity(self.scope), *own, *compiled.compilation_target(), compiled.c_compiler())
         return "n" + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:39]
 
     @cached_property
@@ -94,7 +94,7 @@ class NativeSource:
         Raises BackendError where there is no C compiler, or it refuses the text, and where the first run fails.
         """
         compiled.use_threads(self.threads)
-        known = compiled.stored(self.key)
+        known = compiled.load_stored(self.key)
         if known is not None:
             return known
         return compiled.build_c(self.text, self.key, [(shape, self.dtype) for shape in self.shapes], FLAGS)

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from einnet_explore.codegen.language import Array, Kernel, emit, entry_name
-from einnet_explore.runtime.c_kernels import Grid, checked
+from einnet_explore.runtime.c_kernels import Grid, checked_arguments
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory
 
@@ -101,7 +101,7 @@ class OpenCLKernel:
         Raises BackendError for arguments that do not fit, see ``launch.checked``, and where the device fails.
         """
         cl = _package()
-        arguments, blocks = checked(self.kernel, given, grid)
+        arguments, blocks = checked_arguments(self.kernel, given, grid)
         try:
             # A compiled kernel holds its arguments from when they are set until it is enqueued.
             with _one_at_a_time:

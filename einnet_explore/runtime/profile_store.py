@@ -14,13 +14,20 @@ from typing import TypeVar
 
 from einnet_explore.codegen import versions
 from einnet_explore.ir import EOPERATOR, Equation
-from einnet_explore.runtime.keys import ALONE, APART, Key, device, key_of, libraries
+from einnet_explore.runtime.keys import (
+    ONE_THREAD_SUFFIX,
+    UNFUSED_PAIR,
+    ProfileKey,
+    device_name,
+    library_versions,
+    profile_key,
+)
 from einnet_explore.runtime.native import ENGINE
 from einnet_explore.support.storage import cache_directory
 
 T = TypeVar("T")
 
-_BY = ", kernels "
+_VERSIONS_SEPARATOR = ", kernels "
 """Between how a time was taken and the versions of what writes kernels that it holds for."""
 
 _TABLE = """CREATE TABLE IF NOT EXISTS engine_profile (
@@ -34,14 +41,14 @@ _WHERE = " AND ".join(
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class StoredTime:
     """A measured time in seconds, and how it was taken."""
 
     seconds: float
     how: str
 
 
-class Store:
+class TimeStore:
     """Times by key, in *path* (default: ``profiles.sqlite`` in the cache directory).
 
     Every put is one transaction, so a killed process leaves the file whole.  A file that is damaged or cannot be
@@ -50,29 +57,29 @@ class Store:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or cache_directory() / "profiles.sqlite"
-        self._memory: dict[Key, Profile] | None = None
+        self._memory: dict[ProfileKey, StoredTime] | None = None
 
-    def get(self, key: Key) -> Profile | None:
+    def get(self, key: ProfileKey) -> StoredTime | None:
         """The time stored for *key*; None where there is none, or one of kernels that are written otherwise now."""
         if self._memory is not None:
             return self._memory.get(key)
 
-        def read(connection: sqlite3.Connection) -> Profile | None:
+        def read(connection: sqlite3.Connection) -> StoredTime | None:
             row = connection.execute(f"SELECT seconds, how FROM engine_profile WHERE {_WHERE}", astuple(key)).fetchone()
-            how = _how(key, str(row[1])) if row else None
-            return None if how is None or not 0 < float(row[0]) < inf else Profile(float(row[0]), how)
+            how = _measured_how(key, str(row[1])) if row else None
+            return None if how is None or not 0 < float(row[0]) < inf else StoredTime(float(row[0]), how)
 
         return self._do(read, lambda memory: memory.get(key))
 
-    def put(self, key: Key, seconds: float, how: str) -> None:
+    def put(self, key: ProfileKey, seconds: float, how: str) -> None:
         """Store a time; it replaces the one that was there.  Raises ValueError for a time that is not positive."""
         if not seconds > 0:
             raise ValueError(f"a time of {seconds} seconds cannot be stored: expected a positive number")
-        profile = Profile(seconds, how)
+        profile = StoredTime(seconds, how)
         if self._memory is not None:
             self._memory[key] = profile
             return
-        row = (*astuple(key), seconds, how + _by(key), time.time())
+        row = (*astuple(key), seconds, how + _kernel_versions(key), time.time())
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute(f"INSERT OR REPLACE INTO engine_profile VALUES ({', '.join('?' * len(row))})", row)
@@ -84,25 +91,25 @@ class Store:
 
         It measures nothing, and knows what is stored when it is first asked: a search asks it many thousand times.
         """
-        known: dict[Key, float] | None = None
+        known: dict[ProfileKey, float] | None = None
 
         def find(equation: Equation) -> float | None:
             nonlocal known
             if known is None:
                 known = self.known(threads)
-            return known.get(key_of(equation, threads))
+            return known.get(profile_key(equation, threads))
 
         return find
 
-    def known(self, threads: int = 1) -> dict[Key, float]:
+    def known(self, threads: int = 1) -> dict[ProfileKey, float]:
         """What is stored now: each key's least seconds by any engine; a time of the one that was chosen goes first."""
 
-        def least(found: Mapping[Key, Profile]) -> dict[Key, float]:
+        def least(found: Mapping[ProfileKey, StoredTime]) -> dict[ProfileKey, float]:
             return _least((key, profile.seconds) for key, profile in found.items() if key.threads == threads)
 
         return least(self._memory) if self._memory is not None else self._do(lambda file: least(_times(file)), least)
 
-    def _do(self, act: Callable[[sqlite3.Connection], T], instead: Callable[[dict[Key, Profile]], T]) -> T:
+    def _do(self, act: Callable[[sqlite3.Connection], T], instead: Callable[[dict[ProfileKey, StoredTime]], T]) -> T:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # A connection of its own for every act: forks and threads share none.
@@ -114,7 +121,7 @@ class Store:
             self._memory = self._left()
             return instead(self._memory)
 
-    def _left(self) -> dict[Key, Profile]:
+    def _left(self) -> dict[ProfileKey, StoredTime]:
         """What can be read where nothing can be written: a cache may have been made by others."""
         try:
             with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)) as file:
@@ -123,25 +130,26 @@ class Store:
             return {}
 
 
-def _times(file: sqlite3.Connection) -> dict[Key, Profile]:
+def _times(file: sqlite3.Connection) -> dict[ProfileKey, StoredTime]:
     """The times of this device and these libraries, without those of kernels that are written otherwise now."""
-    names = ", ".join(f.name for f in fields(Key))
+    names = ", ".join(f.name for f in fields(ProfileKey))
     rows = file.execute(
-        f"SELECT {names}, seconds, how FROM engine_profile WHERE device = ? AND library = ?", (device(), libraries())
+        f"SELECT {names}, seconds, how FROM engine_profile WHERE device = ? AND library = ?",
+        (device_name(), library_versions()),
     )
-    found: dict[Key, Profile] = {}
+    found: dict[ProfileKey, StoredTime] = {}
     for *key, seconds, said in rows:
-        how = _how(own := Key(*key), str(said))
+        how = _measured_how(own := ProfileKey(*key), str(said))
         if how is not None and 0 < float(seconds) < inf:
-            found[own] = Profile(float(seconds), how)
+            found[own] = StoredTime(float(seconds), how)
     return found
 
 
-def _by(key: Key) -> str:
+def _kernel_versions(key: ProfileKey) -> str:
     """What a time says of the kernels that may be in it: one by itself, a chosen one, or those of a program."""
-    if key.device != device():
+    if key.device != device_name():
         return ""
-    engine, chosen = key.engine.removesuffix(ALONE), key.engine in ("", APART)
+    engine, chosen = key.engine.removesuffix(ONE_THREAD_SUFFIX), key.engine in ("", UNFUSED_PAIR)
     generates = EOPERATOR in f"{key.operator} {key.attributes}"
     by = []
     if engine == "tiled" or chosen:
@@ -150,18 +158,18 @@ def _by(key: Key) -> str:
         by.append(f"in TVM by {versions.SCHEDULE_VERSION}")
     if engine == ENGINE or (chosen and generates):
         by.append(f"in C by {versions.C_KERNEL_VERSION}")
-    return _BY + ", ".join(by) if by else ""
+    return _VERSIONS_SEPARATOR + ", ".join(by) if by else ""
 
 
-def _how(key: Key, said: str) -> str | None:
+def _measured_how(key: ProfileKey, said: str) -> str | None:
     """How the time of *key* was taken, by what its row *said*; None where its kernels were written otherwise."""
-    how, *_ = said.partition(_BY)
-    return how if said == how + _by(key) else None
+    how, *_ = said.partition(_VERSIONS_SEPARATOR)
+    return how if said == how + _kernel_versions(key) else None
 
 
-def _least(times: Iterable[tuple[Key, float]]) -> dict[Key, float]:
-    found: dict[Key, float] = {}
-    chosen: dict[Key, float] = {}
+def _least(times: Iterable[tuple[ProfileKey, float]]) -> dict[ProfileKey, float]:
+    found: dict[ProfileKey, float] = {}
+    chosen: dict[ProfileKey, float] = {}
     for key, seconds in times:
         target = found if key.engine else chosen
         own = replace(key, engine="")

@@ -17,8 +17,8 @@ from einnet_explore.ir import Equation, Program, Scope, tensors
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.runtime import execution, library_calls
 from einnet_explore.runtime.arrays import aligned_empty
-from einnet_explore.runtime.execution import Context, Contexts, Step
-from einnet_explore.runtime.implementations import ViewCall, Way
+from einnet_explore.runtime.execution import ContextPool, ExecutionContext, ExecutionStep
+from einnet_explore.runtime.implementations import Implementation, ViewCall
 from einnet_explore.runtime.onnx_fragment import Writer, session
 from einnet_explore.support.errors import BackendError
 
@@ -46,7 +46,7 @@ class CompiledProgram:
     threads: int
     engines: Mapping[str, str]
     """What runs each equation: ``view``, ``onnxruntime``, ``matmul``, ``tiled``, ``tvm``, ``c`` or ``constant``."""
-    contexts: Contexts = field(repr=False)
+    contexts: ContextPool = field(repr=False)
 
     def run(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
         """The outputs for *inputs*.
@@ -132,7 +132,7 @@ class CompiledProgram:
 
     @cached_property
     @_memory("the arrays of the program")
-    def _own(self) -> Context:
+    def _own(self) -> ExecutionContext:
         held = self._session
         if held is None:
             return self.contexts.context()
@@ -145,7 +145,7 @@ class CompiledProgram:
             binding.bind_input(name, "cpu", 0, np.float32, list(array.shape), array.ctypes.data)
         for name, array in outputs.items():
             binding.bind_output(name, "cpu", 0, np.float32, list(array.shape), array.ctypes.data)
-        return Context(inputs, outputs, (lambda: held.run_with_iobinding(binding),))
+        return ExecutionContext(inputs, outputs, (lambda: held.run_with_iobinding(binding),))
 
 
 def compile_program(
@@ -155,7 +155,7 @@ def compile_program(
     constants: Mapping[str, npt.ArrayLike] | None = None,
     operators: Sequence[Operator] = OPERATORS,
     tune: bool = False,
-    choose: library_calls.Choose = library_calls.first,
+    choose: library_calls.ImplementationChooser = library_calls.first_implementation,
 ) -> CompiledProgram:
     """Compile *program* for this CPU.
 
@@ -173,8 +173,8 @@ def compile_program(
     arrays = fixed | {name: _array(f"input {name}", shape) for name, shape in inputs.items()}
     views: dict[str, Scope] = {}
     names: dict[str, str] = {}
-    steps: list[Step] = []
-    execution.set_threads(threads)
+    steps: list[ExecutionStep] = []
+    execution.set_blas_threads(threads)
     for n, equation in enumerate(program.equations):
         out = _array(f"equation {equation.name}", equation.scope.shape)
         moved = turned_for(equation, *program.equations[n + 1 :])
@@ -182,7 +182,7 @@ def compile_program(
         names[equation.name] = way.engine
         match way:
             case ViewCall():
-                views[equation.name] = library_calls.through_views(equation.scope, views)
+                views[equation.name] = library_calls.inline_views(equation.scope, views)
                 shown = way.view(arrays)
                 assert shown is not None
                 out = shown
@@ -196,8 +196,8 @@ def compile_program(
                 _first_run(equation, way, arrays, out)
             fixed[equation.name], names[equation.name] = out, "constant"
         else:
-            steps.append(Step(equation.name, equation.scope.shape, way))
-    return CompiledProgram(program, threads, names, Contexts(tuple(steps), inputs, fixed, program.outputs, threads))
+            steps.append(ExecutionStep(equation.name, equation.scope.shape, way))
+    return CompiledProgram(program, threads, names, ContextPool(tuple(steps), inputs, fixed, program.outputs, threads))
 
 
 def _array(what: str, shape: tuple[int, ...]) -> Array:
@@ -223,17 +223,17 @@ def _way(
     threads: int,
     tune: bool,
     constants: Mapping[str, Array],
-    choose: library_calls.Choose,
+    choose: library_calls.ImplementationChooser,
     moved: bool,
-) -> Way:
+) -> Implementation:
     missing = [t.name for t in tensors(equation.scope) if t.name not in arrays]
     if missing:
         raise BackendError(f"equation {equation.name} reads {', '.join(missing)}, which nothing before it defines")
     try:
-        shown = None if moved else library_calls.view(equation, views, threads)
+        shown = None if moved else library_calls.view_call(equation, views, threads)
         if shown is not None and shown.view(arrays) is not None:
             return shown
-        ways = library_calls.engines(equation, arrays, out, views, operators, threads, tune, constants)
+        ways = library_calls.implementations_of(equation, arrays, out, views, operators, threads, tune, constants)
         return choose(equation, ways, arrays, out, constants)
     except BackendError as error:
         raise BackendError(f"equation {equation.name}: {error}") from error
@@ -242,7 +242,7 @@ def _way(
         raise BackendError(f"equation {equation.name} ({via}): {type(error).__name__}: {error}") from error
 
 
-def _first_run(equation: Equation, way: Way, arrays: Mapping[str, Array], out: Array) -> None:
+def _first_run(equation: Equation, way: Implementation, arrays: Mapping[str, Array], out: Array) -> None:
     try:
         way.bind(arrays, out)()
     except Exception as error:

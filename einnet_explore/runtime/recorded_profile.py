@@ -11,7 +11,7 @@ from pathlib import Path
 from time import time
 
 from einnet_explore.ir import Equation
-from einnet_explore.runtime.keys import Key, key_of
+from einnet_explore.runtime.keys import ProfileKey, profile_key
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.wording import counted
 
@@ -40,12 +40,12 @@ class Recorded:
 
     def lookup(self) -> Callable[[Equation], float | None]:
         """For cost models: the recorded seconds of an equation there, or None."""
-        return lambda equation: self.times.get(_place(key_of(equation, self.threads)))
+        return lambda equation: self.times.get(_place(profile_key(equation, self.threads)))
 
 
-def recorded_key(equation: Equation, device: str, library: str, threads: int = 1, engine: str = "") -> Key:
+def recorded_key(equation: Equation, device: str, library: str, threads: int = 1, engine: str = "") -> ProfileKey:
     """The key under which *equation*'s time on another *device* is stored."""
-    return replace(key_of(equation, threads), device=device, library=library, engine=engine)
+    return replace(profile_key(equation, threads), device=device, library=library, engine=engine)
 
 
 def record_rates(path: Path, device: str, library: str, rates: Mapping[str, float], threads: int = 1) -> None:
@@ -137,5 +137,5 @@ def _least(path: Path, rows: list[tuple[str, ...]]) -> dict[tuple[str, str, str,
     return any_engine | chosen
 
 
-def _place(key: Key) -> tuple[str, str, str, str]:
+def _place(key: ProfileKey) -> tuple[str, str, str, str]:
     return key.operator, key.attributes, key.shapes, key.dtype

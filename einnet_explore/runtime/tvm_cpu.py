@@ -36,7 +36,7 @@ LAST_RANK = 3
 
 
 @dataclass(frozen=True)
-class Source:
+class TvmSource:
     """An eOperator ready to compile: *scope* over *dtype* elements, one template a stage from *rank* downwards.
 
     ``rank`` 0 is the schedule expected to be fastest; the last one leaves the stages as written.
@@ -138,24 +138,24 @@ class Source:
     def key(self) -> str:
         """What a compiled kernel is remembered by."""
         own = (self.dtype, self.threads, self.rank, versions.SCHEDULE_VERSION, this_machine())
-        parts = (scope_identity(self.scope), *own, *compiled.platform())
+        parts = (scope_identity(self.scope), *own, *compiled.compilation_target())
         return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:40]
 
 
-def emit(scope: Scope, dtype: str = "float32", threads: int = 1, rank: int = 0) -> Source:
+def tvm_source(scope: Scope, dtype: str = "float32", threads: int = 1, rank: int = 0) -> TvmSource:
     """The source of the kernel ``Y[x…] = scope``; raises BackendError for a dtype that kernels do not have."""
     if dtype not in DTYPES:
         raise BackendError(f"dtype {dtype}: expected one of {', '.join(DTYPES)}")
     if threads < 1:
         raise BackendError(f"threads {threads}: expected at least 1")
-    return Source(scope, dtype, threads, rank)
+    return TvmSource(scope, dtype, threads, rank)
 
 
 @dataclass(frozen=True)
-class Kernel:
+class TvmKernel:
     """A compiled eOperator."""
 
-    source: Source
+    source: TvmSource
     function: Any = field(repr=False)
 
     def __call__(self, *arrays: Array, out: Array | None = None) -> Array:
@@ -175,33 +175,33 @@ class Kernel:
         return bound(self.source, self.function, inputs, out)
 
 
-def load(source: Source) -> Kernel:
+def load_tvm_kernel(source: TvmSource) -> TvmKernel:
     """Compile *source*, or take it from the cache directory; raises BackendError where TVM refuses."""
     compiled.use_threads(source.threads)
-    known = compiled.stored(source.key)
+    known = compiled.load_stored(source.key)
     if known is not None:
-        return Kernel(source, known)
+        return TvmKernel(source, known)
     # What TVM's own checks reject after scheduling (or in compiling) is tried with simpler schedules.
     for rank in range(source.rank, LAST_RANK + 1):
         try:
             function = replace(source, rank=rank).function
-            return Kernel(source, compiled.build(function, source.key, source.threads))
+            return TvmKernel(source, compiled.build_tvm(function, source.key, source.threads))
         except Exception as error:
             if rank == LAST_RANK:
                 raise BackendError(f"TVM refuses {source.scope!r}: {_last_line(error)}") from error
     raise BackendError(f"rank {source.rank}: expected at most {LAST_RANK}")
 
 
-def compile_scope(scope: Scope, dtype: str = "float32", threads: int = 1, tune: bool = False) -> Kernel:
+def compile_scope(scope: Scope, dtype: str = "float32", threads: int = 1, tune: bool = False) -> TvmKernel:
     """``load(emit(scope))``; with *tune* the best of the applicable schedules by measurement."""
-    first = load(emit(scope, dtype, threads))
+    first = load_tvm_kernel(tvm_source(scope, dtype, threads))
     if not tune:
         return first
     seen = {first.source.text: first}
     for rank in range(1, 3):
-        source = emit(scope, dtype, threads, rank)
+        source = tvm_source(scope, dtype, threads, rank)
         if source.text not in seen:
-            seen[source.text] = load(source)
+            seen[source.text] = load_tvm_kernel(source)
     if len(seen) == 1:
         return first
     arrays = [aligned(np.ones(t.shape), dtype) for t in {t.name: t for t in tensors(scope)}.values()]

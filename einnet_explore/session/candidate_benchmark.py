@@ -48,12 +48,12 @@ ALWAYS = (Choice("cpu", "this CPU"), Choice(PREFIX, f"a recorded profile ({PREFI
 def devices() -> tuple[Choice, ...]:
     """What there is to measure on: this CPU, a GPU (or why there is none), and profiles recorded elsewhere."""
     from einnet_explore.runtime.cuda import execution
-    from einnet_explore.runtime.keys import device
+    from einnet_explore.runtime.keys import device_name
 
     lacking = ", ".join(execution.missing())
     gpu = "a CUDA GPU" if lacking else f"this GPU: {execution.device().name}"
     return (
-        Choice("cpu", f"this CPU: {device()}"),
+        Choice("cpu", f"this CPU: {device_name()}"),
         Choice("cuda", gpu, lacking),
         ALWAYS[-1],
     )
@@ -103,7 +103,7 @@ def bench(
 
 
 def _on_cpu(programs: Mapping[str, Program], rounds: int, threads: int, seed: int) -> Iterable[Benched]:
-    from einnet_explore.runtime.keys import device, libraries
+    from einnet_explore.runtime.keys import device_name, library_versions
     from einnet_explore.runtime.measurement import compare
     from einnet_explore.runtime.outputs import largest_error
 
@@ -114,7 +114,9 @@ def _on_cpu(programs: Mapping[str, Program], rounds: int, threads: int, seed: in
     failures: dict[str, str] = {}
     roofs: dict[str, Roof] = {}
     want: dict[str, Any] = {}
-    known = Benched(programs, threads, errors=errors, failures=failures, device=device(), library=libraries())
+    known = Benched(
+        programs, threads, errors=errors, failures=failures, device=device_name(), library=library_versions()
+    )
     for n, (name, program) in enumerate(programs.items(), 1):
         yield replace(known, errors=dict(errors), stage=f"compiling {name}, {n} of {len(programs)}")
         try:
